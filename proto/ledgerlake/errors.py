@@ -1,0 +1,143 @@
+"""The one error tree: whose fault it is, whether to try again, whether data was lost.
+
+    LedgerlakeError
+    ├── UsageError               the caller's words: an option, a configuration key        exit 2
+    ├── SetupError               this machine: no Java, no broker, a path not writable     exit 2
+    ├── TransportError           the network or a broker that is not there; retryable      exit 3
+    │   └── DeadlineError        an answer did not come in time
+    ├── ProtocolError            the peer sent bytes that break the protocol               exit 3
+    │   ├── FrameTooLargeError   a length over the limit; framing is lost
+    │   └── MalformedFrameError  a frame or command that does not parse
+    ├── BrokerError              the broker understood and said no; ``code`` is its word   exit 3
+    │   ├── TopicNotFoundError   never created by us
+    │   └── ConsumerBusyError    somebody else holds the exclusive subscription
+    ├── CorruptEntryError        one entry's bytes; it becomes a row in ``rejects``
+    ├── OffsetError              a checkpoint or offset that this version cannot read      exit 2
+    └── TableError               the table is not what the contract says, or not reachable exit 3
+
+Each error is one sentence: what, where, what to do. ``retryable`` says whether the same call may succeed later,
+``lost`` whether data is gone: "no", "unknown" or "yes". All of them survive pickling, since they cross between
+Spark's processes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+Lost = Literal["no", "unknown", "yes"]
+
+
+class LedgerlakeError(Exception):
+    """Base of the tree; never raised itself."""
+
+    retryable: ClassVar[bool] = False
+    lost: ClassVar[Lost] = "no"
+    exit_code: ClassVar[int] = 3
+
+    def __init__(self, message: str, **attributes: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.attributes = attributes
+        self.__dict__.update(attributes)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.attributes)
+
+
+def _rebuild(cls: type[LedgerlakeError], message: str, attributes: dict[str, Any]) -> LedgerlakeError:
+    return cls(message, **attributes)
+
+
+class UsageError(LedgerlakeError):
+    """An option or a configuration key is wrong; nothing was started."""
+
+    exit_code = 2
+
+
+class SetupError(LedgerlakeError):
+    """This machine lacks something that we need; the message says what to install or change."""
+
+    exit_code = 2
+
+
+class TransportError(LedgerlakeError):
+    """The broker cannot be reached or went away; the same call may succeed later."""
+
+    retryable = True
+
+
+class DeadlineError(TransportError):
+    """The peer is there but did not answer before the deadline."""
+
+
+class ProtocolError(LedgerlakeError):
+    """The peer broke the protocol. A fresh connection may do better, so it is worth a bounded retry."""
+
+    retryable = True
+
+
+class FrameTooLargeError(ProtocolError):
+    """A frame's length passes the limit; where the next frame starts is unknown."""
+
+
+class MalformedFrameError(ProtocolError):
+    """A frame or the command inside does not parse."""
+
+
+class BrokerError(LedgerlakeError):
+    """The broker answered with an error; ``code`` is the protocol's name for it."""
+
+    code: str = "UnknownError"
+
+    @property
+    def may_retry(self) -> bool:
+        """Whether this answer is worth a retry with a fresh lookup."""
+        return self.code in RETRYABLE_CODES
+
+
+class TopicNotFoundError(BrokerError):
+    """The topic does not exist. We never create one."""
+
+    code = "TopicNotFound"
+
+
+class ConsumerBusyError(BrokerError):
+    """An exclusive subscription is held by somebody else."""
+
+    code = "ConsumerBusy"
+
+
+class CorruptEntryError(LedgerlakeError):
+    """One stored entry cannot become messages; ``reason`` is the word that goes into ``rejects``."""
+
+    reason: str = "malformed_entry"
+
+
+class OffsetError(LedgerlakeError):
+    """An offset or checkpoint of a version or shape that this release cannot read."""
+
+    exit_code = 2
+
+
+class TableError(LedgerlakeError):
+    """The Delta table cannot be used: another schema, not reachable, not writable."""
+
+
+# ServiceNotReady asks for a fresh lookup by the protocol's own comment; the others pass with time.
+RETRYABLE_CODES = frozenset(
+    {
+        "UnknownError",
+        "MetadataError",
+        "PersistenceError",
+        "ServiceNotReady",
+        "TooManyRequests",
+        "ConsumerNotFound",
+    }
+)
+
+
+def is_retryable(error: BaseException) -> bool:
+    """Whether the call that raised ``error`` may succeed when tried again."""
+    if isinstance(error, BrokerError):
+        return error.may_retry
+    return isinstance(error, LedgerlakeError) and error.retryable

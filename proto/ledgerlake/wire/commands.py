@@ -1,0 +1,142 @@
+"""Commands as bytes: each function returns one frame, ready to send.
+
+Field numbers and defaults are the protocol's. Where its default would change the broker, the safe value is sent:
+no topic is created by a metadata lookup or a subscription.
+"""
+
+from __future__ import annotations
+
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire.framing import encode_frame
+
+# v18 is the first whose clients are sent broker entry metadata; v21 is what the newest releases speak.
+PROTOCOL_VERSION = 21
+
+_Type = pb.BaseCommand
+
+
+def encode(command: pb.BaseCommand, payload: bytes = b"") -> bytes:
+    return encode_frame(command.SerializeToString(), payload)
+
+
+def connect(
+    client_version: str, auth_method: str = "none", auth_data: bytes | None = None, proxy_to_broker_url: str | None = None
+) -> bytes:
+    """CONNECT, asking for broker entry metadata and able to answer auth challenges."""
+    flags = pb.FeatureFlags(
+        supports_auth_refresh=True,
+        supports_broker_entry_metadata=True,
+        supports_get_partitioned_metadata_without_auto_creation=True,
+    )
+    body = pb.CommandConnect(
+        client_version=client_version,
+        auth_method_name=auth_method,
+        auth_data=auth_data,
+        protocol_version=PROTOCOL_VERSION,
+        proxy_to_broker_url=proxy_to_broker_url,
+        feature_flags=flags,
+    )
+    return encode(pb.BaseCommand(type=_Type.CONNECT, connect=body))
+
+
+def connected(server_version: str, max_message_size: int | None = None) -> bytes:
+    body = pb.CommandConnected(
+        server_version=server_version,
+        protocol_version=PROTOCOL_VERSION,
+        max_message_size=max_message_size,
+        feature_flags=pb.FeatureFlags(supports_get_partitioned_metadata_without_auto_creation=True),
+    )
+    return encode(pb.BaseCommand(type=_Type.CONNECTED, connected=body))
+
+
+def partition_metadata(topic: str, request_id: int) -> bytes:
+    body = pb.CommandPartitionedTopicMetadata(topic=topic, request_id=request_id, metadata_auto_creation_enabled=False)
+    return encode(pb.BaseCommand(type=_Type.PARTITIONED_METADATA, partition_metadata=body))
+
+
+def lookup(topic: str, request_id: int, authoritative: bool = False) -> bytes:
+    body = pb.CommandLookupTopic(topic=topic, request_id=request_id, authoritative=authoritative)
+    return encode(pb.BaseCommand(type=_Type.LOOKUP, lookup_topic=body))
+
+
+def subscribe_reader(topic: str, subscription: str, consumer_id: int, request_id: int, start: pb.MessageIdData) -> bytes:
+    """A non-durable exclusive subscription; the broker delivers from the entry before ``start``, exclusive of it."""
+    body = pb.CommandSubscribe(
+        topic=topic,
+        subscription=subscription,
+        sub_type=pb.CommandSubscribe.Exclusive,
+        consumer_id=consumer_id,
+        request_id=request_id,
+        durable=False,
+        start_message_id=start,
+        force_topic_creation=False,
+    )
+    return encode(pb.BaseCommand(type=_Type.SUBSCRIBE, subscribe=body))
+
+
+def subscribe_durable(topic: str, subscription: str, consumer_id: int, request_id: int, from_earliest: bool) -> bytes:
+    """A durable exclusive subscription; a new one begins at the topic's first or after its last message."""
+    initial = pb.CommandSubscribe.Earliest if from_earliest else pb.CommandSubscribe.Latest
+    body = pb.CommandSubscribe(
+        topic=topic,
+        subscription=subscription,
+        sub_type=pb.CommandSubscribe.Exclusive,
+        consumer_id=consumer_id,
+        request_id=request_id,
+        durable=True,
+        initial_position=initial,
+        force_topic_creation=False,
+    )
+    return encode(pb.BaseCommand(type=_Type.SUBSCRIBE, subscribe=body))
+
+
+def flow(consumer_id: int, message_permits: int) -> bytes:
+    body = pb.CommandFlow(consumer_id=consumer_id, message_permits=message_permits)
+    return encode(pb.BaseCommand(type=_Type.FLOW, flow=body))
+
+
+def acknowledge_cumulative(consumer_id: int, request_id: int, message_id: pb.MessageIdData) -> bytes:
+    body = pb.CommandAck(
+        consumer_id=consumer_id, ack_type=pb.CommandAck.Cumulative, message_id=[message_id], request_id=request_id
+    )
+    return encode(pb.BaseCommand(type=_Type.ACK, ack=body))
+
+
+def unsubscribe(consumer_id: int, request_id: int) -> bytes:
+    body = pb.CommandUnsubscribe(consumer_id=consumer_id, request_id=request_id)
+    return encode(pb.BaseCommand(type=_Type.UNSUBSCRIBE, unsubscribe=body))
+
+
+def close_consumer(consumer_id: int, request_id: int) -> bytes:
+    body = pb.CommandCloseConsumer(consumer_id=consumer_id, request_id=request_id)
+    return encode(pb.BaseCommand(type=_Type.CLOSE_CONSUMER, close_consumer=body))
+
+
+def get_last_message_id(consumer_id: int, request_id: int) -> bytes:
+    body = pb.CommandGetLastMessageId(consumer_id=consumer_id, request_id=request_id)
+    return encode(pb.BaseCommand(type=_Type.GET_LAST_MESSAGE_ID, get_last_message_id=body))
+
+
+def ping() -> bytes:
+    return encode(pb.BaseCommand(type=_Type.PING, ping=pb.CommandPing()))
+
+
+def pong() -> bytes:
+    return encode(pb.BaseCommand(type=_Type.PONG, pong=pb.CommandPong()))
+
+
+def message(consumer_id: int, ledger_id: int, entry_id: int, entry: bytes) -> bytes:
+    """MESSAGE, as a broker sends it: the stored entry follows the command untouched."""
+    body = pb.CommandMessage(
+        consumer_id=consumer_id, message_id=pb.MessageIdData(ledger_id=ledger_id, entry_id=entry_id)
+    )
+    return encode(pb.BaseCommand(type=_Type.MESSAGE, message=body), entry)
+
+
+def success(request_id: int) -> bytes:
+    return encode(pb.BaseCommand(type=_Type.SUCCESS, success=pb.CommandSuccess(request_id=request_id)))
+
+
+def error(request_id: int, code: pb.ServerError, text: str) -> bytes:
+    body = pb.CommandError(request_id=request_id, error=code, message=text)
+    return encode(pb.BaseCommand(type=_Type.ERROR, error=body))

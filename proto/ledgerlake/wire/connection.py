@@ -1,0 +1,194 @@
+"""One connection without its socket: bytes in, events out, bytes to send back.
+
+The seam is three calls: ``receive_data(bytes)``, ``next_event()``, ``data_to_send()``. The same class serves both
+roles, so that a test's broker is this code in the server role.
+
+    client  IDLE --connect sent--> CONNECTING --CONNECTED--> READY --error or close--> CLOSED
+    server  IDLE --CONNECT-------> CONNECTING --connected sent--> READY
+
+Rules kept here:
+  - Before READY only the handshake is legal (the server's ERROR and a challenge belong to it).
+  - PING is answered at once and is no event. Commands of a type that we do not know are tolerated and skipped.
+  - A ProtocolError ends the connection: nothing after it is interpreted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from google.protobuf.message import DecodeError, Message
+
+from ledgerlake.errors import LedgerlakeError, MalformedFrameError, ProtocolError
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire import commands, limits
+from ledgerlake.wire.framing import Frame, FrameBuffer
+
+_T = pb.BaseCommand
+
+
+class Role(Enum):
+    """Which end of the connection we are."""
+
+    CLIENT = "client"
+    SERVER = "server"
+
+
+class State(Enum):
+    """Where the handshake stands."""
+
+    IDLE = "idle"
+    CONNECTING = "connecting"
+    READY = "ready"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class EntryReceived:
+    """A MESSAGE with its entry. ``frame`` is the whole frame as it came; the entry is ``frame[entry_start:]``."""
+
+    consumer_id: int
+    ledger_id: int
+    entry_id: int
+    frame: bytes
+    entry_start: int
+
+    @property
+    def entry(self) -> memoryview:
+        return memoryview(self.frame)[self.entry_start :]
+
+
+Event = EntryReceived | Message
+
+# Which commands may arrive, by our role and state. Everything else that we know by name is the peer's mistake.
+_ACCEPTED: dict[tuple[Role, State], frozenset[int]] = {
+    (Role.CLIENT, State.CONNECTING): frozenset({_T.CONNECTED, _T.ERROR, _T.AUTH_CHALLENGE, _T.PING, _T.PONG}),
+    (Role.CLIENT, State.READY): frozenset(
+        {
+            _T.MESSAGE,
+            _T.SUCCESS,
+            _T.ERROR,
+            _T.CLOSE_CONSUMER,
+            _T.PING,
+            _T.PONG,
+            _T.PARTITIONED_METADATA_RESPONSE,
+            _T.LOOKUP_RESPONSE,
+            _T.REACHED_END_OF_TOPIC,
+            _T.GET_LAST_MESSAGE_ID_RESPONSE,
+            _T.AUTH_CHALLENGE,
+            _T.ACK_RESPONSE,
+        }
+    ),
+    (Role.SERVER, State.IDLE): frozenset({_T.CONNECT}),
+    (Role.SERVER, State.READY): frozenset(
+        {
+            _T.SUBSCRIBE,
+            _T.ACK,
+            _T.FLOW,
+            _T.UNSUBSCRIBE,
+            _T.CLOSE_CONSUMER,
+            _T.PING,
+            _T.PONG,
+            _T.PARTITIONED_METADATA,
+            _T.LOOKUP,
+            _T.GET_LAST_MESSAGE_ID,
+        }
+    ),
+}
+
+
+class Connection:
+    """The protocol's state for one byte stream."""
+
+    def __init__(self, role: Role) -> None:
+        self.role = role
+        self.state = State.IDLE
+        self._frames = FrameBuffer()
+        self._outgoing = bytearray()
+
+    def send(self, frame: bytes) -> None:
+        """Queue one encoded command (see ``commands``) for ``data_to_send``."""
+        if self.state is State.IDLE and self.role is Role.CLIENT:
+            self.state = State.CONNECTING
+        elif self.state is State.CONNECTING and self.role is Role.SERVER:
+            self.state = State.READY
+        self._outgoing += frame
+
+    def data_to_send(self) -> bytes:
+        """What waits to be written to the peer; the caller owns it afterwards."""
+        data = bytes(self._outgoing)
+        self._outgoing.clear()
+        return data
+
+    def receive_data(self, data: bytes | memoryview) -> None:
+        self._frames.feed(data)
+
+    def next_event(self) -> Event | None:
+        """The next event, or None when more bytes are needed.
+
+        Raises:
+            ProtocolError: the peer broke the protocol; the connection is CLOSED.
+        """
+        try:
+            while (frame := self._frames.next()) is not None:
+                event = self._interpret(frame)
+                if event is not None:
+                    return event
+            return None
+        except ProtocolError:
+            self.state = State.CLOSED
+            raise
+
+    def _interpret(self, frame: Frame) -> Event | None:
+        if frame.command_end - 8 > limits.MAX_COMMAND_BYTES:
+            raise MalformedFrameError(f"a command of {frame.command_end - 8} bytes is over the limit")
+        try:
+            command = pb.BaseCommand.FromString(frame.command)
+        except DecodeError as error:
+            raise MalformedFrameError(f"a command does not parse: {error}") from None
+        kind = command.type
+        if kind == _T.MESSAGE and self.state is State.READY and self.role is Role.CLIENT:
+            return _entry_event(command, frame)
+        if not command.HasField("type"):
+            return None
+        self._check_accepted(kind)
+        return self._advance(command)
+
+    def _check_accepted(self, kind: int) -> None:
+        if kind not in _ACCEPTED.get((self.role, self.state), frozenset()):
+            name = pb.BaseCommand.Type.Name(kind)  # type: ignore[arg-type]
+            raise MalformedFrameError(f"the peer sent {name} to a {self.role.value} that is {self.state.value}")
+
+    def _advance(self, command: pb.BaseCommand) -> Event | None:
+        field = _FIELD_OF_TYPE[command.type]
+        if not command.HasField(field):  # type: ignore[arg-type]
+            raise MalformedFrameError(f"a command of type {command.type} lacks its {field}")
+        if command.type == _T.PING:
+            self._outgoing += commands.pong()
+            return None
+        if command.type == _T.CONNECTED:
+            self._frames.limit_bytes = limits.frame_limit_bytes(command.connected.max_message_size)
+            self.state = State.READY
+        elif command.type == _T.CONNECT:
+            self.state = State.CONNECTING
+        body: Message = getattr(command, field)
+        return body
+
+
+def _entry_event(command: pb.BaseCommand, frame: Frame) -> EntryReceived:
+    message = command.message
+    position = message.message_id
+    if not command.HasField("message") or position.ledger_id >= 2**63 or position.entry_id >= 2**63:
+        raise MalformedFrameError("a MESSAGE lacks a usable message id")
+    return EntryReceived(message.consumer_id, position.ledger_id, position.entry_id, frame.raw, frame.command_end)
+
+
+def _field_of_type() -> dict[int, str]:
+    """The protocol gives each command's body the field number that is its type's value."""
+    fields = {field.number: field.name for field in pb.BaseCommand.DESCRIPTOR.fields}
+    return {value: fields[value] for value in pb.BaseCommand.Type.values()}
+
+
+_FIELD_OF_TYPE = _field_of_type()
+
+__all__ = ["Connection", "EntryReceived", "Event", "LedgerlakeError", "Role", "State"]

@@ -1,0 +1,116 @@
+"""Raw entries: the bytes BookKeeper stored, before any client touched them.
+
+Layout, each length a big-endian u32:
+
+    [0x0e02 | len | BrokerEntryMetadata]   absent when the broker does not add or show it (PIP-70)
+    [0x0e01 | crc32c]                      absent from very old producers
+    [len | MessageMetadata] [payload]
+
+Rules kept here:
+  - Broker metadata comes off first; the checksum covers metadata length, metadata and payload, never broker metadata.
+    (The Java client checks before it strips, and so skips the check whenever broker metadata is shown.)
+  - The payload stays a memoryview. Decrypting and decompressing belong to ``decode``.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import crc32c
+from google.protobuf.message import DecodeError
+
+from ledgerlake.errors import CorruptEntryError
+from ledgerlake.pb import pulsar_pb2 as pb
+
+MAGIC_BROKER_METADATA = 0x0E02
+MAGIC_CRC32C = 0x0E01
+
+_U16 = struct.Struct(">H")
+_U32 = struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class RawEntry:
+    """An entry taken apart. ``broker`` is None where the broker sent no entry metadata."""
+
+    broker: pb.BrokerEntryMetadata | None
+    metadata: pb.MessageMetadata
+    payload: memoryview
+
+
+def parse_entry(raw: bytes | memoryview) -> RawEntry:
+    """Split one entry into its parts without copying the payload.
+
+    Raises:
+        CorruptEntryError: ``bad_checksum``, or ``malformed_entry`` where a length passes the end or metadata does not parse.
+    """
+    broker, rest = split_broker_metadata(memoryview(raw))
+    body = _verify_checksum(rest)
+    metadata_bytes, payload = _take_sized(body, "message metadata")
+    return RawEntry(broker, _parse(pb.MessageMetadata, metadata_bytes, "message metadata"), payload)
+
+
+def split_broker_metadata(raw: memoryview) -> tuple[pb.BrokerEntryMetadata | None, memoryview]:
+    """Take the broker's own metadata off the front; the rest is what the producer sent.
+
+    Raises:
+        CorruptEntryError: ``malformed_entry``.
+    """
+    if _magic(raw) != MAGIC_BROKER_METADATA:
+        return None, raw
+    metadata_bytes, rest = _take_sized(raw[2:], "broker entry metadata")
+    return _parse(pb.BrokerEntryMetadata, metadata_bytes, "broker entry metadata"), rest
+
+
+def _verify_checksum(raw: memoryview) -> memoryview:
+    if _magic(raw) != MAGIC_CRC32C:
+        return raw
+    if len(raw) < 6:
+        raise CorruptEntryError("the entry ends inside its checksum", reason="malformed_entry")
+    (expected,) = _U32.unpack_from(raw, 2)
+    body = raw[6:]
+    actual = crc32c.crc32c(body)
+    if actual != expected:
+        raise CorruptEntryError(f"checksum {actual:08x} differs from the stored {expected:08x}", reason="bad_checksum")
+    return body
+
+
+def _take_sized(raw: memoryview, what: str) -> tuple[memoryview, memoryview]:
+    if len(raw) < 4:
+        raise CorruptEntryError(f"the entry ends before the length of its {what}", reason="malformed_entry")
+    (size,) = _U32.unpack_from(raw)
+    if size > len(raw) - 4:
+        raise CorruptEntryError(
+            f"{what} of {size} bytes does not fit into the {len(raw) - 4} bytes left", reason="malformed_entry"
+        )
+    return raw[4 : 4 + size], raw[4 + size :]
+
+
+def _parse(message_type: type, data: memoryview, what: str):  # type: ignore[no-untyped-def]
+    try:
+        parsed = message_type.FromString(bytes(data))  # type: ignore[attr-defined]
+    except DecodeError as error:
+        raise CorruptEntryError(f"{what} does not parse: {error}", reason="malformed_entry") from None
+    if not parsed.IsInitialized():
+        raise CorruptEntryError(f"{what} lacks a required field", reason="malformed_entry")
+    return parsed
+
+
+def _magic(raw: memoryview) -> int:
+    return int(_U16.unpack_from(raw)[0]) if len(raw) >= 2 else -1
+
+
+def message_count(raw: memoryview) -> int:
+    """How many permits an entry cost: its batch size, 1 for a single message or for what does not parse.
+
+    The checksum is not verified here; a wrong count only makes the flow uneven.
+    """
+    try:
+        _, rest = split_broker_metadata(raw)
+        body = rest[6:] if _magic(rest) == MAGIC_CRC32C else rest
+        metadata_bytes, _ = _take_sized(body, "message metadata")
+        count: int = _parse(pb.MessageMetadata, metadata_bytes, "message metadata").num_messages_in_batch
+    except CorruptEntryError:
+        return 1
+    return max(count, 1)

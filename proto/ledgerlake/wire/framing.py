@@ -1,0 +1,109 @@
+"""Frames: how commands and entries share one byte stream.
+
+    [total u32] [command size u32] [command] [payload ...]
+
+All integers are big-endian; ``total`` counts everything after itself. A frame without payload has
+``total == 4 + command size``; what is left after the command is the payload, for MESSAGE a raw entry.
+
+Rules kept here:
+  - ``FrameBuffer.next`` has three outcomes: a frame, None (more bytes are needed), or a ProtocolError.
+  - A length is checked against the limit before anything waits for or holds that many bytes.
+  - After a ProtocolError framing is lost: the buffer refuses to go on.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from ledgerlake.errors import FrameTooLargeError, MalformedFrameError, ProtocolError
+from ledgerlake.wire import limits
+
+_U32 = struct.Struct(">I")
+_SIZES = struct.Struct(">II")
+
+# Bytes already taken stay at the front of the buffer until there are this many, so that one memmove pays for many frames.
+_COMPACT_AFTER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One whole frame. ``raw`` is everything, the leading total included; the command is ``raw[8:command_end]``."""
+
+    raw: bytes
+    command_end: int
+
+    @property
+    def command(self) -> bytes:
+        return self.raw[8 : self.command_end]
+
+    @property
+    def payload(self) -> memoryview:
+        return memoryview(self.raw)[self.command_end :]
+
+
+class FrameBuffer:
+    """Bytes that arrived and are not frames yet."""
+
+    def __init__(self, limit_bytes: int | None = None) -> None:
+        self.limit_bytes = limit_bytes if limit_bytes is not None else limits.frame_limit_bytes(None)
+        self._bytes = bytearray()
+        self._start = 0
+        self._broken: ProtocolError | None = None
+
+    def feed(self, data: bytes | bytearray | memoryview) -> None:
+        self._bytes += data
+
+    def __len__(self) -> int:
+        return len(self._bytes) - self._start
+
+    def next(self) -> Frame | None:
+        """The next frame, or None while it is incomplete.
+
+        Raises:
+            FrameTooLargeError: the announced length passes the limit.
+            MalformedFrameError: the command does not fit into its frame.
+        """
+        if self._broken is not None:
+            raise self._broken
+        available = len(self)
+        if available < 4:
+            return None
+        (total,) = _U32.unpack_from(self._bytes, self._start)
+        if total > self.limit_bytes:
+            raise self._break(
+                FrameTooLargeError(f"the peer announced a frame of {total} bytes, over the limit of {self.limit_bytes}")
+            )
+        if total < 4:
+            raise self._break(MalformedFrameError(f"the peer announced a frame of {total} bytes, too small for a command"))
+        if available < 8:
+            return None
+        (command_size,) = _U32.unpack_from(self._bytes, self._start + 4)
+        if command_size > total - 4:
+            raise self._break(
+                MalformedFrameError(f"a command of {command_size} bytes does not fit into its frame of {total} bytes")
+            )
+        if available < 4 + total:
+            return None
+        return self._take(4 + total, 8 + command_size)
+
+    def _take(self, size: int, command_end: int) -> Frame:
+        with memoryview(self._bytes) as view:
+            raw = bytes(view[self._start : self._start + size])
+        self._start += size
+        if self._start == len(self._bytes):
+            self._bytes.clear()
+            self._start = 0
+        elif self._start > _COMPACT_AFTER_BYTES:
+            del self._bytes[: self._start]
+            self._start = 0
+        return Frame(raw, command_end)
+
+    def _break(self, error: ProtocolError) -> ProtocolError:
+        self._broken = error
+        return error
+
+
+def encode_frame(command: bytes, payload: bytes = b"") -> bytes:
+    """One frame around an encoded command and an optional payload."""
+    return _SIZES.pack(4 + len(command) + len(payload), len(command)) + command + payload

@@ -1,0 +1,23 @@
+"""A limit on everything that the other side may claim.
+
+Precedents: Pulsar's own default message size is 5 MiB and its frame decoder allows 10 KiB above it
+(``Commands.MESSAGE_SIZE_FRAME_PADDING``); a broker may raise the message size and says so in CONNECTED.
+"""
+
+DEFAULT_MAX_MESSAGE_BYTES = 5 * 1024 * 1024
+FRAME_PADDING_BYTES = 10 * 1024
+
+# A broker may announce any size; this is the most that we agree to hold for one frame.
+MAX_MESSAGE_BYTES_CAP = 128 * 1024 * 1024
+
+# Commands without payload carry ids, names and urls.
+MAX_COMMAND_BYTES = 1024 * 1024
+
+MAX_LOOKUP_HOPS = 20
+MAX_PARTITIONS = 100_000
+
+
+def frame_limit_bytes(max_message_bytes: int | None) -> int:
+    """The largest frame to accept from a peer that announced ``max_message_bytes`` (None or nonsense: the default)."""
+    announced = max_message_bytes if max_message_bytes and max_message_bytes > 0 else DEFAULT_MAX_MESSAGE_BYTES
+    return min(announced, MAX_MESSAGE_BYTES_CAP) + FRAME_PADDING_BYTES

@@ -1,0 +1,62 @@
+"""Which broker owns a topic: the lookup conversation as a pure step.
+
+A LOOKUP is answered with Connect (that broker owns it), Redirect (ask over there), or Failed.
+``proxy_through_service_url`` means: dial the service address again and name the owner in CONNECT, because
+the owner's own address is not reachable from here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ledgerlake.errors import BrokerError, ProtocolError, TopicNotFoundError
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire import limits
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The broker that serves a topic: its own url, and whether it is reached through the service address."""
+
+    broker_url: str
+    through_proxy: bool
+
+
+@dataclass(frozen=True)
+class AskAgain:
+    """The next LOOKUP: at which broker, and whether that one must answer for itself."""
+
+    broker_url: str
+    through_proxy: bool
+    authoritative: bool
+    hops: int
+
+
+def step(topic: str, response: pb.CommandLookupTopicResponse, hops: int, use_tls: bool = False) -> Owner | AskAgain:
+    """What follows from one answer.
+
+    Raises:
+        TopicNotFoundError, BrokerError: the broker refused.
+        ProtocolError: no address in the answer, or too many redirects.
+    """
+    if response.response == pb.CommandLookupTopicResponse.Failed or not response.HasField("response"):
+        raise refused(f"look up {topic}", response.error, response.message)
+    url = response.broker_service_url_tls if use_tls else response.broker_service_url
+    if not url:
+        raise ProtocolError(f"the broker named no address for {topic}")
+    if response.response == pb.CommandLookupTopicResponse.Connect:
+        return Owner(url, response.proxy_through_service_url)
+    if hops + 1 > limits.MAX_LOOKUP_HOPS:
+        raise ProtocolError(f"the lookup of {topic} was redirected more than {limits.MAX_LOOKUP_HOPS} times")
+    return AskAgain(url, response.proxy_through_service_url, response.authoritative, hops + 1)
+
+
+def refused(attempt: str, code: int, text: str) -> BrokerError:
+    """The typed error for a broker's answer to what we tried to do."""
+    name = pb.ServerError.Name(code) if code in pb.ServerError.values() else str(code)  # type: ignore[arg-type]
+    detail = text.strip().splitlines()[0][:300] if text.strip() else "no reason given"
+    if name == "TopicNotFound":
+        return TopicNotFoundError(
+            f"the broker could not {attempt}: the topic does not exist; create it or correct its name", code=name
+        )
+    return BrokerError(f"the broker could not {attempt}: {name}: {detail}", code=name)

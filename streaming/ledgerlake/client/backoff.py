@@ -1,0 +1,33 @@
+"""How long to wait before trying again, and when to give up. The clock is an argument."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Backoff:
+    """Doubling pauses between failures; any success starts over.
+
+    ``give_up_after_s`` counts from the first failure since the last success.
+    """
+
+    first_s: float = 0.1
+    most_s: float = 5.0
+    give_up_after_s: float = 120.0
+    _next_s: float = 0.0
+    _failing_since_s: float | None = None
+
+    def failed(self, now_s: float) -> float | None:
+        """The pause before the next try, or None when it is time to give up."""
+        if self._failing_since_s is None:
+            self._failing_since_s = now_s
+            self._next_s = self.first_s
+        if now_s - self._failing_since_s >= self.give_up_after_s:
+            return None
+        pause_s = self._next_s
+        self._next_s = min(self._next_s * 2, self.most_s)
+        return pause_s
+
+    def succeeded(self) -> None:
+        self._failing_since_s = None

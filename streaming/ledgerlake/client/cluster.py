@@ -1,0 +1,98 @@
+"""A cluster as one object: which broker serves which topic, and a session with each of them.
+
+Sessions are shared by topic and kept per process, since Spark reuses its Python workers across micro-batches.
+A lookup is never cached: after an unload or a restart the answer changes.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from ledgerlake.client.session import Session
+from ledgerlake.client.topics import full_name, partition_name
+from ledgerlake.errors import LedgerlakeError, ProtocolError
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire import commands, limits
+from ledgerlake.wire.lookup import AskAgain, Owner, refused, step
+
+
+@dataclass(frozen=True)
+class ClientSettings:
+    """How to reach a cluster; travels with a pickled reader to Spark's workers."""
+
+    service_url: str
+    connect_timeout_s: float = 10.0
+    request_timeout_s: float = 30.0
+    give_up_after_s: float = 120.0
+
+
+class Cluster:
+    """Sessions with the brokers of one cluster."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self.settings = settings
+        self._sessions: dict[tuple[str, str | None], Session] = {}
+
+    def topic_partitions(self, topic: str) -> list[str]:
+        """The full names of a topic's partitions; the topic itself where it has none. Creates nothing.
+
+        Raises:
+            TopicNotFoundError: the broker knows no such topic.
+            BrokerError, TransportError, ProtocolError: see ``Session.request``.
+        """
+        name = full_name(topic)
+        answer = self._session(self.settings.service_url).request(
+            pb.CommandPartitionedTopicMetadataResponse,
+            f"describe {name}",
+            lambda request_id: commands.partition_metadata(name, request_id),
+        )
+        if answer.response == pb.CommandPartitionedTopicMetadataResponse.Failed:
+            raise refused(f"describe {name}", answer.error, answer.message)
+        if answer.partitions > limits.MAX_PARTITIONS:
+            raise ProtocolError(f"the broker claims {answer.partitions} partitions for {name}")
+        return [partition_name(name, index) for index in range(answer.partitions)] or [name]
+
+    def session_for(self, topic_partition: str) -> Session:
+        """A session with the broker that serves a topic partition, by a fresh lookup."""
+        url, proxied, authoritative, hops = self.settings.service_url, False, False, 0
+        while True:
+            answer = self._session(url, proxied).request(
+                pb.CommandLookupTopicResponse,
+                f"look up {topic_partition}",
+                lambda request_id, must=authoritative: commands.lookup(topic_partition, request_id, must),  # type: ignore[misc]
+            )
+            outcome: Owner | AskAgain = step(topic_partition, answer, hops)
+            if isinstance(outcome, Owner):
+                return self._session(outcome.broker_url, outcome.through_proxy)
+            url, proxied = outcome.broker_url, outcome.through_proxy
+            authoritative, hops = outcome.authoritative, outcome.hops
+
+    def close(self) -> None:
+        for session in self._sessions.values():
+            session.close()
+        self._sessions.clear()
+
+    def _session(self, broker_url: str, proxied: bool = False) -> Session:
+        key = (self.settings.service_url, broker_url) if proxied else (broker_url, None)
+        session = self._sessions.get(key)
+        if session is None or not session.usable:
+            session = Session(
+                key[0],
+                connect_timeout_s=self.settings.connect_timeout_s,
+                request_timeout_s=self.settings.request_timeout_s,
+                proxy_to_broker_url=key[1],
+            )
+            self._sessions[key] = session
+        return session
+
+
+_clusters: dict[tuple[int, ClientSettings], Cluster] = {}
+
+
+def shared_cluster(settings: ClientSettings) -> Cluster:
+    """This process's own cluster object for these settings."""
+    return _clusters.setdefault((os.getpid(), settings), Cluster(settings))
+
+
+__all__ = ["ClientSettings", "Cluster", "LedgerlakeError", "shared_cluster"]

@@ -1,0 +1,110 @@
+"""The durable cursor of a pipeline: it pins what was not read yet, and shows the broker how far we are.
+
+One exclusive durable subscription per topic partition. Made before the first read, moved by cumulative
+acknowledgement only after the table has committed, removed by ``forget``.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from ledgerlake.client.backoff import Backoff
+from ledgerlake.errors import ConsumerBusyError, LedgerlakeError, is_retryable
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire import commands
+from ledgerlake.wire.lookup import refused
+from ledgerlake.wire.message_id import Position, to_wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ledgerlake.client.cluster import Cluster
+    from ledgerlake.client.session import Consumer, Session
+
+# After a crash the broker notices the dead connection on its own; until then the subscription looks held.
+_BUSY_FOR_S = 45.0
+
+Result = TypeVar("Result")
+
+
+class DurableCursor:
+    """The subscription ``name`` on one topic partition. Holding it open keeps a second pipeline of that name out."""
+
+    def __init__(self, cluster: Cluster, topic_partition: str, name: str) -> None:
+        self.topic_partition = topic_partition
+        self.name = name
+        self._cluster = cluster
+        self._open: tuple[Session, Consumer] | None = None
+
+    def ensure(self, from_earliest: bool) -> None:
+        """Create it where it does not exist yet; an existing one stays where it is.
+
+        Raises:
+            ConsumerBusyError: another pipeline of this name holds it.
+            TopicNotFoundError, BrokerError, TransportError: as for a reader.
+        """
+        self._retrying(lambda: self._opened(from_earliest))
+
+    def advance(self, position: Position) -> None:
+        """Acknowledge everything up to and including ``position``."""
+        if position.ledger_id < 0 or position.entry_id < 0:
+            return
+        self._retrying(lambda: self._acknowledge(position))
+
+    def forget(self) -> None:
+        """Remove the subscription; what it pinned may now be deleted by the broker."""
+        session, consumer = self._retrying(lambda: self._opened(True))
+        session.request(
+            pb.CommandSuccess,
+            f"remove the subscription {self.name} of {self.topic_partition}",
+            lambda request_id: commands.unsubscribe(consumer.consumer_id, request_id),
+        )
+        self._open = None
+
+    def close(self) -> None:
+        if self._open is not None:
+            session, consumer = self._open
+            self._open = None
+            try:
+                session.close_consumer(consumer)
+            except LedgerlakeError:
+                session.close()
+
+    def _acknowledge(self, position: Position) -> None:
+        session, consumer = self._opened(True)
+        answer = session.request(
+            pb.CommandAckResponse,
+            f"move the subscription {self.name} of {self.topic_partition}",
+            lambda request_id: commands.acknowledge_cumulative(consumer.consumer_id, request_id, to_wire(position)),
+        )
+        if answer.HasField("error"):
+            raise refused(f"move the subscription {self.name}", answer.error, answer.message)
+
+    def _opened(self, from_earliest: bool) -> tuple[Session, Consumer]:
+        if self._open is None or self._open[1].closed:
+            session = self._cluster.session_for(self.topic_partition)
+            consumer = session.subscribe(
+                f"hold the subscription {self.name} on {self.topic_partition}",
+                lambda consumer_id, request_id: commands.subscribe_durable(
+                    self.topic_partition, self.name, consumer_id, request_id, from_earliest
+                ),
+            )
+            self._open = session, consumer
+        return self._open
+
+    def _retrying(self, call: Callable[[], Result]) -> Result:
+        patience_s = min(_BUSY_FOR_S, self._cluster.settings.give_up_after_s)
+        backoff = Backoff(give_up_after_s=self._cluster.settings.give_up_after_s)
+        busy = Backoff(give_up_after_s=patience_s, most_s=1.0)
+        while True:
+            try:
+                return call()
+            except LedgerlakeError as error:
+                self._open = None
+                policy = busy if isinstance(error, ConsumerBusyError) else backoff
+                worth_it = isinstance(error, ConsumerBusyError) or is_retryable(error)
+                pause_s = policy.failed(time.monotonic()) if worth_it else None
+                if pause_s is None:
+                    raise
+                time.sleep(pause_s)

@@ -1,0 +1,152 @@
+"""Reading one topic partition, entry by entry, across disconnects.
+
+Rules kept here:
+  - Entries come in order, each once: what was taken is never handed out again, whatever the broker redelivers.
+  - After a failure worth retrying the reader looks the topic up afresh and goes on after the last entry taken.
+  - Permits are messages. When they run dry without cause (a corrupted count), a fresh window is granted.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING, TypeVar
+
+from ledgerlake.client.backoff import Backoff
+from ledgerlake.errors import CorruptEntryError, LedgerlakeError, TopicNotFoundError, TransportError, is_retryable
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire import commands
+from ledgerlake.wire.consumer import Permits
+from ledgerlake.wire.entry import message_count
+from ledgerlake.wire.message_id import Position, from_wire, latest_wire, start_after
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ledgerlake.client.cluster import Cluster
+    from ledgerlake.client.session import Consumer, Session
+    from ledgerlake.wire.connection import EntryReceived
+
+DEFAULT_WINDOW = 20_000
+_STALL_S = 1.0
+
+Result = TypeVar("Result")
+
+
+class EntryReader:
+    """A non-durable reader of one topic partition, positioned after ``after``."""
+
+    def __init__(self, cluster: Cluster, topic_partition: str, after: Position, window: int = DEFAULT_WINDOW) -> None:
+        self.topic_partition = topic_partition
+        self.after = after
+        self._cluster = cluster
+        self._permits = Permits(window)
+        self._open: tuple[Session, Consumer] | None = None
+        self._backoff = Backoff(give_up_after_s=cluster.settings.give_up_after_s)
+        self._name = f"ledgerlake-reader-{uuid.uuid4().hex[:12]}"
+
+    def next(self, timeout_s: float) -> EntryReceived | None:
+        """The entry after the last one taken, or None when none came in time.
+
+        Raises:
+            TopicNotFoundError, BrokerError: final answers of the broker.
+            TransportError, ProtocolError: the connection kept failing for ``give_up_after_s``.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            entry = self._retrying(lambda: self._next_once(deadline))
+            if entry is not None:
+                return entry
+            if time.monotonic() >= deadline:
+                return None
+
+    def last_position(self) -> Position | None:
+        """The last entry that a reader can get now, or None where there is none.
+
+        Raises:
+            As ``next``.
+        """
+        return self._retrying(self._last_position_once)
+
+    def wake(self) -> None:
+        """Grant a fresh window: for a broker that has entries for us and sends none."""
+        if self._open is not None:
+            session, consumer = self._open
+            session.grant(consumer, self._permits.open())
+
+    def close(self) -> None:
+        """End the consumer. A connection that broke meanwhile is no concern any more."""
+        if self._open is not None:
+            session, consumer = self._open
+            self._open = None
+            try:
+                session.close_consumer(consumer)
+            except LedgerlakeError:
+                session.close()
+
+    def _next_once(self, deadline: float) -> EntryReceived | None:
+        session, consumer = self._opened()
+        if self._permits.outstanding == 0:
+            session.grant(consumer, self._permits.open())
+        while True:
+            entry = session.next_entry(consumer, deadline)
+            if entry is None:
+                if consumer.closed:
+                    raise TransportError(f"the broker closed the reader of {self.topic_partition}")
+                return None
+            granted = self._permits.take(message_count(entry.entry))
+            if granted:
+                session.grant(consumer, granted)
+            position = Position(entry.ledger_id, entry.entry_id)
+            if position > self.after:
+                self.after = position
+                return entry
+
+    def _last_position_once(self) -> Position | None:
+        session, consumer = self._opened()
+        answer = session.request(
+            pb.CommandGetLastMessageIdResponse,
+            f"tell the last message of {self.topic_partition}",
+            lambda request_id: commands.get_last_message_id(consumer.consumer_id, request_id),
+        )
+        position = from_wire(answer.last_message_id).position
+        return position if position.ledger_id >= 0 and position.entry_id >= 0 else None
+
+    def _opened(self) -> tuple[Session, Consumer]:
+        if self._open is None or self._open[1].closed:
+            session = self._cluster.session_for(self.topic_partition)
+            start = start_after(self.after)
+            consumer = session.subscribe(
+                f"open a reader on {self.topic_partition}",
+                lambda consumer_id, request_id: commands.subscribe_reader(
+                    self.topic_partition, self._name, consumer_id, request_id, start
+                ),
+            )
+            self._open = session, consumer
+            self._permits.outstanding = 0
+        return self._open
+
+    def _retrying(self, call: Callable[[], Result]) -> Result:
+        while True:
+            try:
+                result = call()
+            except LedgerlakeError as error:
+                self._recover(error)
+            else:
+                self._backoff.succeeded()
+                return result
+
+    def _recover(self, error: LedgerlakeError) -> None:
+        self._open = None
+        if isinstance(error, (TopicNotFoundError, CorruptEntryError)) or not is_retryable(error):
+            raise error
+        pause_s = self._backoff.failed(time.monotonic())
+        if pause_s is None:
+            raise error
+        time.sleep(pause_s)
+
+
+def tail_reader(cluster: Cluster, topic_partition: str) -> EntryReader:
+    """A reader that is only asked for the last position, never for entries."""
+    reader = EntryReader(cluster, topic_partition, from_wire(latest_wire()).position)
+    return reader

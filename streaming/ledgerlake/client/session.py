@@ -1,0 +1,259 @@
+"""One live connection to one broker: handshake, requests with answers, consumers with their entries.
+
+Rules kept here:
+  - Every wait has a deadline. A session that failed once stays failed; the caller gets a fresh one.
+  - Nothing is read ahead: bytes leave the socket only while somebody waits for an answer or an entry, so a slow
+    reader holds at most one receive buffer and one frame per consumer, and TCP slows the broker down.
+  - The peer counts any frame as a sign of life, so a small thread sends PING on every open session and never reads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from ledgerlake.client.transport import Transport
+from ledgerlake.errors import ConsumerBusyError, DeadlineError, LedgerlakeError, ProtocolError, TransportError
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire import commands
+from ledgerlake.wire.connection import Connection, EntryReceived, Event, Role
+from ledgerlake.wire.lookup import refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from google.protobuf.message import Message
+
+CLIENT_VERSION = "ledgerlake 0.1"
+KEEPALIVE_S = 15.0
+
+Answer = TypeVar("Answer", bound="Message")
+
+
+@dataclass
+class Consumer:
+    """What arrived for one consumer id. ``closed`` is set when the broker ended it (unload, seek, takeover)."""
+
+    consumer_id: int
+    entries: deque[EntryReceived] = field(default_factory=deque)
+    closed: bool = False
+
+
+class Session:
+    """A connection after its handshake."""
+
+    def __init__(
+        self, url: str, *, connect_timeout_s: float, request_timeout_s: float, proxy_to_broker_url: str | None = None
+    ) -> None:
+        self.url = url
+        self.request_timeout_s = request_timeout_s
+        self._failure: LedgerlakeError | None = None
+        self._connection = Connection(Role.CLIENT)
+        self._answers: dict[int, Message] = {}
+        self._waiting: set[int] = set()
+        self._consumers: dict[int, Consumer] = {}
+        self._ids = 0
+        self._lock = threading.RLock()
+        self._transport = Transport(url, connect_timeout_s)
+        try:
+            self._shake_hands(proxy_to_broker_url)
+        except BaseException:
+            self._transport.close()
+            raise
+        _keep_alive(self)
+
+    @property
+    def usable(self) -> bool:
+        """Whether the connection still stands; finds out about one that the peer closed meanwhile."""
+        with self._lock:
+            if self._failure is None:
+                try:
+                    self._pump(0.0)
+                except LedgerlakeError:
+                    return False
+            return self._failure is None
+
+    def request(self, answer_type: type[Answer], attempt: str, build: Callable[[int], bytes]) -> Answer:
+        """Send one command and wait for its answer. ``attempt`` completes "the broker could not ..." in errors.
+
+        Raises:
+            BrokerError: the broker refused.
+            TransportError, DeadlineError, ProtocolError: the connection failed, and this session with it.
+        """
+        with self._lock:
+            request_id = self._next_id()
+            self._waiting.add(request_id)
+            try:
+                self._send(build(request_id))
+                deadline = time.monotonic() + self.request_timeout_s
+                while request_id not in self._answers:
+                    self._wait(deadline, attempt)
+                answer = self._answers.pop(request_id)
+            finally:
+                self._waiting.discard(request_id)
+        if isinstance(answer, pb.CommandError):
+            if answer.error == pb.ConsumerBusy:
+                raise ConsumerBusyError(f"could not {attempt}: another consumer holds this subscription; stop it or use another name")
+            raise refused(attempt, answer.error, answer.message)
+        if not isinstance(answer, answer_type):
+            raise self._fail(ProtocolError(f"the broker answered {type(answer).__name__} where {answer_type.__name__} belongs"))
+        return answer
+
+    def subscribe(self, attempt: str, build: Callable[[int, int], bytes]) -> Consumer:
+        """Open a consumer; ``build(consumer_id, request_id)`` makes the command."""
+        with self._lock:
+            consumer = Consumer(self._next_id())
+            self._consumers[consumer.consumer_id] = consumer
+            try:
+                self.request(pb.CommandSuccess, attempt, lambda request_id: build(consumer.consumer_id, request_id))
+            except BaseException:
+                self._consumers.pop(consumer.consumer_id, None)
+                raise
+            return consumer
+
+    def grant(self, consumer: Consumer, message_permits: int) -> None:
+        self._send(commands.flow(consumer.consumer_id, message_permits))
+
+    def next_entry(self, consumer: Consumer, deadline: float) -> EntryReceived | None:
+        """The next entry of a consumer, or None at the deadline (``time.monotonic``) or when the broker closed it."""
+        with self._lock:
+            while not consumer.entries:
+                remaining_s = deadline - time.monotonic()
+                if consumer.closed or remaining_s <= 0:
+                    return None
+                self._pump(remaining_s)
+            return consumer.entries.popleft()
+
+    def close_consumer(self, consumer: Consumer) -> None:
+        """End a consumer; entries still on their way are dropped on arrival."""
+        with self._lock:
+            if self._consumers.pop(consumer.consumer_id, None) is None or consumer.closed or self._failure:
+                return
+            consumer.closed = True
+            self.request(
+                pb.CommandSuccess,
+                "close a consumer",
+                lambda request_id: commands.close_consumer(consumer.consumer_id, request_id),
+            )
+
+    def close(self) -> None:
+        if self._failure is None:
+            self._failure = TransportError(f"the session with {self.url} was closed")
+        self._transport.close()
+
+    def send_sign_of_life(self) -> bool:
+        """PING without reading; False once the session is over."""
+        if self._failure is not None:
+            return False
+        try:
+            self._transport.send(commands.ping(), self.request_timeout_s)
+        except TransportError:
+            return False
+        return True
+
+    def _shake_hands(self, proxy_to_broker_url: str | None) -> None:
+        self._send(commands.connect(CLIENT_VERSION, proxy_to_broker_url=proxy_to_broker_url))
+        deadline = time.monotonic() + self.request_timeout_s
+        while (event := self._connection.next_event()) is None:
+            self._receive(deadline, "greet us")
+        if isinstance(event, pb.CommandError):
+            raise refused(f"let us connect at {self.url}", event.error, event.message)
+        if not isinstance(event, pb.CommandConnected):
+            raise ProtocolError(f"the peer at {self.url} answered CONNECT with {type(event).__name__}; is it a Pulsar broker?")
+
+    def _wait(self, deadline: float, attempt: str) -> None:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
+            raise self._fail(DeadlineError(f"the broker at {self.url} did not {attempt} in {self.request_timeout_s:g} s"))
+        self._pump(remaining_s)
+
+    def _receive(self, deadline: float, attempt: str) -> None:
+        data = self._transport.receive(max(deadline - time.monotonic(), 0.0))
+        if data is None:
+            raise DeadlineError(f"the broker at {self.url} did not {attempt} in {self.request_timeout_s:g} s")
+        self._connection.receive_data(data)
+
+    def _pump(self, timeout_s: float) -> None:
+        """Take what one receive brings and hand each event to where it belongs."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            data = self._transport.receive(timeout_s)
+            if data is None:
+                return
+            self._connection.receive_data(data)
+            while (event := self._connection.next_event()) is not None:
+                self._dispatch(event)
+            answer = self._connection.data_to_send()
+            if answer:
+                self._transport.send(answer, self.request_timeout_s)
+        except LedgerlakeError as error:
+            raise self._fail(error) from None
+
+    def _dispatch(self, event: Event) -> None:
+        if isinstance(event, EntryReceived):
+            consumer = self._consumers.get(event.consumer_id)
+            if consumer is not None:
+                consumer.entries.append(event)
+        elif isinstance(event, pb.CommandCloseConsumer):
+            consumer = self._consumers.pop(event.consumer_id, None)
+            if consumer is not None:
+                consumer.closed = True
+        elif isinstance(event, pb.CommandAuthChallenge):
+            raise ProtocolError(f"the broker at {self.url} asks for authentication, which was not configured")
+        else:
+            request_id = getattr(event, "request_id", None)
+            if request_id in self._waiting:
+                self._answers[request_id] = event
+
+    def _send(self, frame: bytes) -> None:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            self._connection.send(frame)
+            self._transport.send(self._connection.data_to_send(), self.request_timeout_s)
+        except LedgerlakeError as error:
+            raise self._fail(error) from None
+
+    def _fail(self, error: LedgerlakeError) -> LedgerlakeError:
+        self._failure = error
+        self._transport.close()
+        for consumer in self._consumers.values():
+            consumer.closed = True
+        return error
+
+    def _next_id(self) -> int:
+        self._ids += 1
+        return self._ids
+
+
+_alive: weakref.WeakSet[Session] = weakref.WeakSet()
+_keeper_pid = 0
+_keeper_lock = threading.Lock()
+
+
+def _keep_alive(session: Session) -> None:
+    """Register a session with this process's keeper thread, which is started when first needed (also after a fork)."""
+    global _keeper_pid  # noqa: PLW0603
+    with _keeper_lock:
+        _alive.add(session)
+        if _keeper_pid != os.getpid():
+            _keeper_pid = os.getpid()
+            threading.Thread(target=_keeper, name="ledgerlake-keepalive", daemon=True).start()
+
+
+def _keeper() -> None:
+    while True:
+        time.sleep(KEEPALIVE_S)
+        with _keeper_lock:
+            sessions = list(_alive)
+        for session in sessions:
+            if not session.send_sign_of_life():
+                with _keeper_lock:
+                    _alive.discard(session)
+        del sessions

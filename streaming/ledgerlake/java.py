@@ -1,0 +1,138 @@
+"""Finding a Java runtime, and fetching artifacts from Maven Central with the Ivy that ships inside PySpark.
+
+No Maven, no download code of ours: PySpark's jars hold Apache Ivy, which resolves, downloads, checks and caches.
+What it fetched stays in the user's cache folder, under ``ledgerlake/``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ledgerlake.errors import SetupError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OLDEST_JAVA = 17
+_FETCH_TIMEOUT_S = 1800
+
+
+def cache_folder() -> Path:
+    """Where downloads live: ``$LEDGERLAKE_CACHE``, else the user's cache folder."""
+    configured = os.environ.get("LEDGERLAKE_CACHE")
+    if configured:
+        return Path(configured)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ledgerlake"
+
+
+def find_java() -> str:
+    """The path of a Java 17+ launcher.
+
+    Raises:
+        SetupError: there is none, or it is too old.
+    """
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
+    if java is None:
+        where = f"JAVA_HOME={home} holds no bin/java" if home else "no java on PATH"
+        raise SetupError(f"Java is missing ({where}); install it, on Debian or Ubuntu: apt-get install openjdk-17-jre-headless")
+    banner = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    matched = re.search(r'version "(\d+)', banner)
+    if matched is None or int(matched.group(1)) < OLDEST_JAVA:
+        found = matched.group(1) if matched else "an unknown version"
+        raise SetupError(f"{java} is Java {found}, but 17 or newer is needed; install it or set JAVA_HOME to one")
+    return java
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder against other processes that would fill it at the same time."""
+    import fcntl
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def fetch_jars(organisation: str, name: str, revision: str) -> list[Path]:
+    """A library and what it needs at run time, fetched once; the jars' paths.
+
+    Raises:
+        SetupError: no Java, or the download failed.
+    """
+    target = cache_folder() / "jars" / f"{name}-{revision}"
+    done = target / "complete"
+    with locked(target):
+        if not done.exists():
+            dependency = f'<dependency org="{organisation}" name="{name}" rev="{revision}" conf="default->default"/>'
+            _ivy(dependency, f"{target}/[artifact]-[revision].[ext]")
+            done.touch()
+    return sorted(target.glob("*.jar"))
+
+
+def fetch_file(organisation: str, name: str, revision: str, classifier: str, extension: str, sha512: str) -> Path:
+    """One artifact file, fetched once and verified against ``sha512``.
+
+    Raises:
+        SetupError: no Java, the download failed, or the file is not the expected one.
+    """
+    target = cache_folder() / "downloads"
+    path = target / f"{name}-{revision}-{classifier}.{extension}"
+    with locked(target):
+        if not path.exists():
+            artifact = f'<artifact name="{name}" type="{extension}" ext="{extension}" m:classifier="{classifier}"/>'
+            dependency = (
+                f'<dependency org="{organisation}" name="{name}" rev="{revision}" transitive="false" '
+                f'conf="default->master">{artifact}</dependency>'
+            )
+            _ivy(dependency, f"{target}/[artifact]-[revision]-[classifier].[ext]")
+        _verify(path, sha512)
+    return path
+
+
+def _verify(path: Path, sha512: str) -> None:
+    with open(path, "rb") as file:
+        digest = hashlib.sha512()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    if digest.hexdigest() != sha512:
+        path.unlink()
+        raise SetupError(f"{path.name} does not have the expected checksum and was removed; run the command again")
+
+
+def _ivy(dependency: str, pattern: str) -> None:
+    import pyspark
+
+    java = find_java()
+    jars = Path(pyspark.__file__).parent / "jars"
+    with tempfile.TemporaryDirectory(prefix="ledgerlake-ivy-") as folder:
+        work = Path(folder)
+        (work / "settings.xml").write_text(
+            '<ivysettings><settings defaultResolver="central"/>'
+            f'<caches defaultCacheDir="{work}/cache"/>'
+            '<resolvers><ibiblio name="central" m2compatible="true"/></resolvers></ivysettings>'
+        )
+        (work / "ivy.xml").write_text(
+            '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">'
+            '<info organisation="ledgerlake" module="fetch"/><configurations><conf name="default"/></configurations>'
+            f"<dependencies>{dependency}</dependencies></ivy-module>"
+        )
+        command = [java, "-cp", f"{jars}/*", "org.apache.ivy.Main", "-settings", f"{work}/settings.xml"]
+        command += ["-ivy", f"{work}/ivy.xml", "-types", "jar", "bundle", "tar.gz", "-retrieve", pattern]
+        try:
+            result = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired:
+            raise SetupError("a download from Maven Central did not finish in 30 minutes; check the network and try again") from None
+    if result.returncode != 0:
+        lines = [line.strip() for line in (result.stdout + result.stderr).splitlines() if "FAILED" in line or "ERROR" in line]
+        reason = lines[0] if lines else f"Ivy ended with code {result.returncode}"
+        raise SetupError(f"a download from Maven Central failed ({reason}); check the network and try again")

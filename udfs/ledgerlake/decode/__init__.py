@@ -1,0 +1,1 @@
+"""Entries in, Arrow messages out: verify, decompress, unbatch. Opens nothing and logs nothing."""

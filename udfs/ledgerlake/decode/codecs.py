@@ -1,0 +1,78 @@
+"""Decompression, bounded: at most the declared size is ever produced, and exactly that is accepted.
+
+| codec  | bytes on the wire                                                                     |
+|--------|---------------------------------------------------------------------------------------|
+| LZ4    | a raw block: no frame, no length                                                      |
+| ZLIB   | RFC 1950; Java producers flush and never finish (no final block, no Adler-32), C++ ones do |
+| ZSTD   | a standard frame, which may carry its own content size                                |
+| SNAPPY | a raw block, its length inside                                                        |
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import cramjam
+import lz4.block
+import zstandard
+
+from ledgerlake.errors import CorruptEntryError
+from ledgerlake.pb import pulsar_pb2 as pb
+
+# A Pulsar message may not pass the broker's message size compressed; expanded it may be far larger.
+DEFAULT_MAX_UNCOMPRESSED_BYTES = 128 * 1024 * 1024
+
+
+def decompress(codec: int, data: memoryview, declared_bytes: int, max_bytes: int) -> bytes | memoryview:
+    """The plain bytes of a payload; ``data`` itself where it is not compressed.
+
+    Raises:
+        CorruptEntryError: ``unknown_codec``, ``too_large`` where the declared size passes ``max_bytes``,
+            or ``bad_compression`` where the data is damaged or is not of the declared size.
+    """
+    if codec == pb.NONE:
+        return data
+    if codec not in _CODECS:
+        raise CorruptEntryError(f"compression codec {codec} is unknown", reason="unknown_codec")
+    if declared_bytes > max_bytes:
+        raise CorruptEntryError(f"{declared_bytes} uncompressed bytes are over the limit of {max_bytes}", reason="too_large")
+    try:
+        plain = _CODECS[codec](data, declared_bytes)
+    except _DAMAGE as error:
+        raise CorruptEntryError(f"{pb.CompressionType.Name(codec)} data is damaged: {error}", reason="bad_compression") from None  # type: ignore[arg-type]
+    if len(plain) != declared_bytes:
+        raise CorruptEntryError(f"{len(plain)} bytes came out where {declared_bytes} were declared", reason="bad_compression")
+    return plain
+
+
+class _Damaged(Exception):
+    """What the libraries do not say by themselves."""
+
+
+def _lz4(data: memoryview, declared_bytes: int) -> bytes:
+    return bytes(lz4.block.decompress(data, uncompressed_size=declared_bytes))
+
+
+def _zlib(data: memoryview, declared_bytes: int) -> bytes:
+    stream = zlib.decompressobj()
+    # One byte more than declared, so that data which holds more is noticed; max_length 0 would mean no limit.
+    return stream.decompress(data, declared_bytes + 1)
+
+
+def _zstd(data: memoryview, declared_bytes: int) -> bytes:
+    # The library trusts a content size inside the frame, so that has to be the declared one.
+    content_bytes = zstandard.frame_content_size(data)
+    if content_bytes not in (-1, declared_bytes):
+        raise _Damaged(f"its frame claims {content_bytes} bytes")
+    return zstandard.ZstdDecompressor().decompress(data, max_output_size=declared_bytes + 1)
+
+
+def _snappy(data: memoryview, declared_bytes: int) -> bytes:
+    claimed = cramjam.snappy.decompress_raw_len(data)
+    if claimed != declared_bytes:
+        raise _Damaged(f"its block claims {claimed} bytes")
+    return bytes(cramjam.snappy.decompress_raw(data))
+
+
+_CODECS = {pb.LZ4: _lz4, pb.ZLIB: _zlib, pb.ZSTD: _zstd, pb.SNAPPY: _snappy}
+_DAMAGE = (_Damaged, lz4.block.LZ4BlockError, zlib.error, zstandard.ZstdError, cramjam.DecompressionError, ValueError)

@@ -1,0 +1,567 @@
+"""Loops over bytes, compiled: frames, entry metadata and batches of one buffer, without an object per message.
+
+The kernels accept what is plain and well-formed. Whatever is odd (a length that passes the end, a field of another
+wire type, text that is not UTF-8, a chunk, a marker, encryption) is only marked ``ODD``; the protobuf route in
+``reference`` decides about it. So there is one place that judges bad input, and these loops need to be right only about
+what they accept.
+
+Every read is bounded by an ``end`` that lies inside the buffer; a reader that fails returns position -1.
+
+Wire facts: protobuf tags are ``field << 3 | wire type`` (0 varint, 1 eight bytes, 2 sized, 5 four bytes);
+frame, entry and batch lengths are big-endian u32 (see ``wire.framing`` and ``wire.entry``); a batch is a run of
+``[size u32][SingleMessageMetadata][payload_size bytes]``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numba import njit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    Bytes = NDArray[np.uint8]
+    Matrix = NDArray[np.int64]
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+def compiled(function: F) -> F:
+    """Compile on first call and keep the machine code beside the module, or in NUMBA_CACHE_DIR.
+
+    Code shipped inside a zip has no folder to keep it in: then each process compiles for itself.
+    """
+    try:
+        return njit(cache=True, nogil=True)(function)  # type: ignore[no-any-return]
+    except RuntimeError:
+        return njit(nogil=True)(function)  # type: ignore[no-any-return]
+
+
+OK = 0
+ODD = 1
+
+NONE = -(2**62)  # "absent", in every column where a real value cannot be this
+
+# Columns of an entry row.
+(
+    E_START, E_END, E_LEDGER, E_ENTRY,
+    E_BROKER_TIME, E_BROKER_INDEX,
+    E_CRC, E_BODY, E_METADATA, E_PAYLOAD,
+    E_PRODUCER, E_PRODUCER_SIZE, E_SEQUENCE, E_PUBLISH,
+    E_KEY, E_KEY_SIZE, E_KEY_BASE64, E_ORDERING, E_ORDERING_SIZE,
+    E_COMPRESSION, E_UNCOMPRESSED, E_BATCH, E_EVENT,
+    E_SCHEMA, E_SCHEMA_SIZE, E_DELIVER, E_NULL, E_PROPERTIES,
+    E_PLAIN, E_PLAIN_END,
+    ENTRY_COLUMNS,
+) = range(31)  # fmt: skip
+
+# Columns of a message row.
+(
+    M_ENTRY, M_BATCH_INDEX, M_VALUE, M_VALUE_SIZE,
+    M_KEY, M_KEY_SIZE, M_KEY_BASE64, M_ORDERING, M_ORDERING_SIZE,
+    M_EVENT, M_SEQUENCE, M_NULL, M_BROKER_INDEX,
+    M_PROPERTIES, M_REGION, M_REGION_END, M_PROPERTY_FIELD,
+    MESSAGE_COLUMNS,
+) = range(18)  # fmt: skip
+
+MAX_TIME_MS = 9_000_000_000_000_000  # the most that still fits a signed 64-bit count of microseconds
+_INT32_MAX = 2**31 - 1
+
+
+@compiled
+def read_u32(buffer, position):  # type: ignore[no-untyped-def]
+    return (
+        (np.int64(buffer[position]) << 24)
+        | (np.int64(buffer[position + 1]) << 16)
+        | (np.int64(buffer[position + 2]) << 8)
+        | np.int64(buffer[position + 3])
+    )
+
+
+@compiled
+def read_varint(buffer, position, end):  # type: ignore[no-untyped-def]
+    """Value and next position. Values over 63 bits and overlong forms are left to the reference (position -1)."""
+    value = np.int64(0)
+    shift = 0
+    while position < end and shift < 63:
+        byte = np.int64(buffer[position])
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, position
+        shift += 7
+    return np.int64(0), -1
+
+
+@compiled
+def skip_field(buffer, position, end, wire_type):  # type: ignore[no-untyped-def]
+    """The position after a field's value, -1 where it does not fit."""
+    if wire_type == 0:
+        stop = min(position + 10, end)  # a negative number takes ten bytes
+        while position < stop:
+            position += 1
+            if buffer[position - 1] < 0x80:
+                return position
+        return -1
+    if wire_type == 2:
+        size, position = read_varint(buffer, position, end)
+        if position < 0 or size > end - position:
+            return -1
+        return position + size
+    if wire_type == 1:
+        return position + 8 if end - position >= 8 else -1
+    if wire_type == 5:
+        return position + 4 if end - position >= 4 else -1
+    return -1
+
+
+@compiled
+def is_utf8(buffer, position, end):  # type: ignore[no-untyped-def]
+    while position < end:
+        byte = buffer[position]
+        if byte < 0x80:
+            position += 1
+            continue
+        if 0xC2 <= byte <= 0xDF:
+            extra, low, high = 1, 0x80, 0xBF
+        elif 0xE0 <= byte <= 0xEF:
+            extra = 2
+            low = 0xA0 if byte == 0xE0 else 0x80
+            high = 0x9F if byte == 0xED else 0xBF
+        elif 0xF0 <= byte <= 0xF4:
+            extra = 3
+            low = 0x90 if byte == 0xF0 else 0x80
+            high = 0x8F if byte == 0xF4 else 0xBF
+        else:
+            return False
+        if end - position <= extra or not low <= buffer[position + 1] <= high:
+            return False
+        for offset in range(2, extra + 1):
+            if buffer[position + offset] & 0xC0 != 0x80:
+                return False
+        position += extra + 1
+    return True
+
+
+@compiled
+def read_property(buffer, position, end):  # type: ignore[no-untyped-def]
+    """A KeyValue: key start, key size, value start, value size; key start -1 where it is not plain."""
+    key = value = np.int64(-1)
+    key_size = value_size = np.int64(0)
+    while position < end:
+        tag, position = read_varint(buffer, position, end)
+        if position < 0 or tag not in (10, 18):
+            return np.int64(-1), np.int64(0), np.int64(0), np.int64(0)
+        size, position = read_varint(buffer, position, end)
+        if position < 0 or size > end - position or not is_utf8(buffer, position, position + size):
+            return np.int64(-1), np.int64(0), np.int64(0), np.int64(0)
+        if tag == 10:
+            key, key_size = np.int64(position), size
+        else:
+            value, value_size = np.int64(position), size
+        position += size
+    if key < 0 or value < 0:
+        return np.int64(-1), np.int64(0), np.int64(0), np.int64(0)
+    return key, key_size, value, value_size
+
+
+@compiled
+def count_frames(buffer):  # type: ignore[no-untyped-def]
+    position, count = 0, 0
+    while len(buffer) - position >= 8:
+        position += 4 + read_u32(buffer, position)
+        count += 1
+    return count
+
+
+@compiled
+def walk_frames(buffer, entries):  # type: ignore[no-untyped-def]
+    """Fill start, end, ledger and entry of each frame's entry; the number of frames, or -1 where the bundle is broken."""
+    position, row = np.int64(0), 0
+    limit = len(buffer)
+    while position < limit:
+        if limit - position < 8 or row >= len(entries):
+            return -1
+        total = read_u32(buffer, position)
+        command_size = read_u32(buffer, position + 4)
+        end = position + 4 + total
+        command, command_end = position + 8, position + 8 + command_size
+        if end > limit or command_end > end:
+            return -1
+        ledger_id = entry_id = np.int64(-1)
+        while command < command_end:
+            tag, command = read_varint(buffer, command, command_end)
+            if command < 0:
+                return -1
+            if tag != 74:  # BaseCommand.message
+                command = skip_field(buffer, command, command_end, tag & 7)
+                if command < 0:
+                    return -1
+                continue
+            size, command = read_varint(buffer, command, command_end)
+            if command < 0 or size > command_end - command:
+                return -1
+            message, message_end = command, command + size
+            command = message_end
+            while message < message_end:
+                tag, message = read_varint(buffer, message, message_end)
+                if message < 0:
+                    return -1
+                if tag != 18:  # CommandMessage.message_id
+                    message = skip_field(buffer, message, message_end, tag & 7)
+                    if message < 0:
+                        return -1
+                    continue
+                size, message = read_varint(buffer, message, message_end)
+                if message < 0 or size > message_end - message:
+                    return -1
+                field, field_end = message, message + size
+                message = field_end
+                while field < field_end:
+                    tag, field = read_varint(buffer, field, field_end)
+                    if field < 0:
+                        return -1
+                    if tag == 8:
+                        ledger_id, field = read_varint(buffer, field, field_end)
+                    elif tag == 16:
+                        entry_id, field = read_varint(buffer, field, field_end)
+                    else:
+                        field = skip_field(buffer, field, field_end, tag & 7)
+                    if field < 0:
+                        return -1
+        if ledger_id < 0 or entry_id < 0:
+            return -1
+        entries[row, E_START] = command_end
+        entries[row, E_END] = end
+        entries[row, E_LEDGER] = ledger_id
+        entries[row, E_ENTRY] = entry_id
+        row += 1
+        position = end
+    return row
+
+
+@compiled
+def walk_entries(buffer, entries, status):  # type: ignore[no-untyped-def]
+    """Read broker metadata, checksum and message metadata of every entry that is not ODD already."""
+    for row in range(len(entries)):
+        if status[row] == OK and not read_entry(buffer, entries[row]):
+            status[row] = ODD
+
+
+@compiled
+def read_entry(buffer, entry):  # type: ignore[no-untyped-def]
+    position, end = entry[E_START], entry[E_END]
+    for column in range(E_BROKER_TIME, ENTRY_COLUMNS):
+        entry[column] = NONE
+    if end - position >= 2 and buffer[position] == 0x0E and buffer[position + 1] == 0x02:
+        if end - position < 6:
+            return False
+        size = read_u32(buffer, position + 2)
+        position += 6
+        if size > end - position:
+            return False
+        stop = position + size
+        while position < stop:
+            tag, position = read_varint(buffer, position, stop)
+            if position < 0:
+                return False
+            if tag == 8:
+                entry[E_BROKER_TIME], position = read_varint(buffer, position, stop)
+            elif tag == 16:
+                entry[E_BROKER_INDEX], position = read_varint(buffer, position, stop)
+            else:
+                return False
+            if position < 0:
+                return False
+        if entry[E_BROKER_TIME] > MAX_TIME_MS:
+            return False
+    if end - position >= 2 and buffer[position] == 0x0E and buffer[position + 1] == 0x01:
+        if end - position < 6:
+            return False
+        entry[E_CRC] = read_u32(buffer, position + 2)
+        position += 6
+    entry[E_BODY] = position
+    if end - position < 4:
+        return False
+    size = read_u32(buffer, position)
+    position += 4
+    if size > end - position:
+        return False
+    entry[E_METADATA] = position
+    entry[E_PAYLOAD] = position + size
+    entry[E_PLAIN], entry[E_PLAIN_END] = position + size, end
+    return read_metadata(buffer, entry, position, position + size)
+
+
+@compiled
+def read_metadata(buffer, entry, position, end):  # type: ignore[no-untyped-def]
+    entry[E_EVENT] = entry[E_UNCOMPRESSED] = entry[E_COMPRESSION] = 0
+    entry[E_KEY_BASE64] = entry[E_NULL] = entry[E_PROPERTIES] = 0
+    while position < end:
+        tag, position = read_varint(buffer, position, end)
+        if position < 0:
+            return False
+        field, wire_type = tag >> 3, tag & 7
+        if wire_type == 0:
+            value, position = read_varint(buffer, position, end)
+            if position < 0:
+                return False
+            if field == 2:
+                entry[E_SEQUENCE] = value
+            elif field == 3:
+                entry[E_PUBLISH] = value
+            elif field == 8:
+                entry[E_COMPRESSION] = value
+            elif field == 9:
+                entry[E_UNCOMPRESSED] = value
+            elif field == 11:
+                entry[E_BATCH] = value
+            elif field == 12:
+                entry[E_EVENT] = value
+            elif field == 17:
+                entry[E_KEY_BASE64] = value
+            elif field == 19:
+                entry[E_DELIVER] = value
+            elif field == 25:
+                entry[E_NULL] = value
+            elif field not in (22, 23, 24, 30, 32):
+                return False
+        elif wire_type == 2:
+            size, position = read_varint(buffer, position, end)
+            if position < 0 or size > end - position:
+                return False
+            if field in (1, 6, 5, 7) and not is_utf8(buffer, position, position + size):
+                return False
+            if field == 1:
+                entry[E_PRODUCER], entry[E_PRODUCER_SIZE] = position, size
+            elif field == 4:
+                if read_property(buffer, position, position + size)[0] < 0:
+                    return False
+                entry[E_PROPERTIES] += 1
+            elif field == 6:
+                entry[E_KEY], entry[E_KEY_SIZE] = position, size
+            elif field == 16:
+                entry[E_SCHEMA], entry[E_SCHEMA_SIZE] = position, size
+            elif field == 18:
+                entry[E_ORDERING], entry[E_ORDERING_SIZE] = position, size
+            elif field not in (5, 7, 32):
+                return False
+            position += size
+        else:
+            return False
+    return (
+        entry[E_PRODUCER] != NONE
+        and entry[E_SEQUENCE] != NONE
+        and 0 <= entry[E_PUBLISH] <= MAX_TIME_MS
+        and entry[E_EVENT] <= MAX_TIME_MS
+        and entry[E_DELIVER] <= MAX_TIME_MS
+        and entry[E_COMPRESSION] <= 4
+        and entry[E_UNCOMPRESSED] <= _INT32_MAX
+        and (entry[E_BATCH] == NONE or 0 < entry[E_BATCH] <= _INT32_MAX)
+        and entry[E_KEY_BASE64] <= 1
+        and entry[E_NULL] <= 1
+    )
+
+
+@compiled
+def walk_messages(buffer, entries, status, messages):  # type: ignore[no-untyped-def]
+    """One row per message of every OK entry, from its plain payload; the number of rows.
+
+    An entry whose batch is odd becomes ODD and leaves no rows.
+    """
+    row = 0
+    for index in range(len(entries)):
+        if status[index] != OK:
+            continue
+        entry = entries[index]
+        if entry[E_BATCH] == NONE:
+            single_message(entry, index, messages[row])
+            row += 1
+            continue
+        count = read_batch(buffer, entry, index, messages, row)
+        if count < 0:
+            status[index] = ODD
+        else:
+            row += count
+    return row
+
+
+@compiled
+def single_message(entry, index, message):  # type: ignore[no-untyped-def]
+    message[M_ENTRY] = index
+    message[M_BATCH_INDEX] = -1
+    message[M_VALUE] = entry[E_PLAIN]
+    message[M_VALUE_SIZE] = entry[E_PLAIN_END] - entry[E_PLAIN]
+    message[M_KEY], message[M_KEY_SIZE] = entry[E_KEY], entry[E_KEY_SIZE]
+    message[M_KEY_BASE64] = entry[E_KEY_BASE64]
+    message[M_ORDERING], message[M_ORDERING_SIZE] = entry[E_ORDERING], entry[E_ORDERING_SIZE]
+    message[M_EVENT] = entry[E_EVENT]
+    message[M_SEQUENCE] = entry[E_SEQUENCE]
+    message[M_NULL] = entry[E_NULL]
+    message[M_BROKER_INDEX] = entry[E_BROKER_INDEX]
+    message[M_PROPERTIES] = entry[E_PROPERTIES]
+    message[M_REGION], message[M_REGION_END] = entry[E_METADATA], entry[E_PAYLOAD]
+    message[M_PROPERTY_FIELD] = 4
+
+
+@compiled
+def read_batch(buffer, entry, index, messages, row):  # type: ignore[no-untyped-def]
+    """Fill rows from ``row`` on; how many, or -1 where the batch is odd."""
+    position, end = entry[E_PLAIN], entry[E_PLAIN_END]
+    count = entry[E_BATCH]
+    filled = 0
+    for batch_index in range(count):
+        if end - position < 4:
+            return -1
+        size = read_u32(buffer, position)
+        position += 4
+        if size > end - position or row + filled >= len(messages):
+            return -1
+        message = messages[row + filled]
+        message[M_ENTRY] = index
+        message[M_BATCH_INDEX] = batch_index
+        message[M_SEQUENCE] = entry[E_SEQUENCE]
+        payload_size, compacted_out = read_single_metadata(buffer, message, position, position + size)
+        position += size
+        if payload_size < 0 or payload_size > end - position:
+            return -1
+        message[M_VALUE], message[M_VALUE_SIZE] = position, payload_size
+        position += payload_size
+        if entry[E_BROKER_INDEX] == NONE:
+            message[M_BROKER_INDEX] = NONE
+        else:
+            message[M_BROKER_INDEX] = entry[E_BROKER_INDEX] - count + 1 + batch_index
+        if not compacted_out:
+            filled += 1
+    return filled if position == end else -1
+
+
+@compiled
+def read_single_metadata(buffer, message, position, end):  # type: ignore[no-untyped-def]
+    """Payload size (-1: odd) and whether the slot was compacted away."""
+    message[M_KEY] = message[M_ORDERING] = NONE
+    message[M_KEY_SIZE] = message[M_KEY_BASE64] = message[M_ORDERING_SIZE] = 0
+    message[M_EVENT] = message[M_NULL] = message[M_PROPERTIES] = 0
+    message[M_REGION], message[M_REGION_END] = position, end
+    message[M_PROPERTY_FIELD] = 1
+    payload_size = np.int64(-1)
+    compacted_out = False
+    while position < end:
+        tag, position = read_varint(buffer, position, end)
+        if position < 0:
+            return np.int64(-1), False
+        field, wire_type = tag >> 3, tag & 7
+        if wire_type == 0:
+            value, position = read_varint(buffer, position, end)
+            if position < 0:
+                return np.int64(-1), False
+            if field == 3:
+                payload_size = value
+            elif field == 4:
+                compacted_out = value != 0
+            elif field == 5:
+                message[M_EVENT] = value
+            elif field == 6:
+                message[M_KEY_BASE64] = value
+            elif field == 8:
+                message[M_SEQUENCE] = value
+            elif field == 9:
+                message[M_NULL] = value
+            elif field != 10:
+                return np.int64(-1), False
+        elif wire_type == 2:
+            size, position = read_varint(buffer, position, end)
+            if position < 0 or size > end - position:
+                return np.int64(-1), False
+            if field == 1:
+                if read_property(buffer, position, position + size)[0] < 0:
+                    return np.int64(-1), False
+                message[M_PROPERTIES] += 1
+            elif field == 2:
+                if not is_utf8(buffer, position, position + size):
+                    return np.int64(-1), False
+                message[M_KEY], message[M_KEY_SIZE] = position, size
+            elif field == 7:
+                message[M_ORDERING], message[M_ORDERING_SIZE] = position, size
+            else:
+                return np.int64(-1), False
+            position += size
+        else:
+            return np.int64(-1), False
+    if message[M_EVENT] > MAX_TIME_MS or message[M_KEY_BASE64] > 1 or message[M_NULL] > 1:
+        return np.int64(-1), False
+    return payload_size, compacted_out
+
+
+@compiled
+def walk_properties(buffer, messages, spans):  # type: ignore[no-untyped-def]
+    """Key start, key size, value start, value size of every property, in message order."""
+    row = 0
+    for index in range(len(messages)):
+        if messages[index, M_PROPERTIES] == 0:
+            continue
+        position, end = messages[index, M_REGION], messages[index, M_REGION_END]
+        wanted = messages[index, M_PROPERTY_FIELD] << 3 | 2
+        while position < end:
+            tag, position = read_varint(buffer, position, end)
+            if tag != wanted:
+                position = skip_field(buffer, position, end, tag & 7)
+                continue
+            size, position = read_varint(buffer, position, end)
+            spans[row, 0], spans[row, 1], spans[row, 2], spans[row, 3] = read_property(buffer, position, position + size)
+            position += size
+            row += 1
+    return row
+
+
+@compiled
+def gather(buffer, starts, sizes, offsets, out):  # type: ignore[no-untyped-def]
+    """Copy spans one after another; ``offsets`` holds where each goes."""
+    for row in range(len(starts)):
+        size = sizes[row]
+        if size <= 0:
+            continue
+        source, target = starts[row], offsets[row]
+        if size <= 64:
+            for index in range(size):
+                out[target + index] = buffer[source + index]
+        else:
+            out[target : target + size] = buffer[source : source + size]
+
+
+@compiled
+def digits(value):  # type: ignore[no-untyped-def]
+    count = 1
+    while value >= 10:
+        value //= 10
+        count += 1
+    return count
+
+
+@compiled
+def put_number(out, position, value):  # type: ignore[no-untyped-def]
+    count = digits(value)
+    for index in range(count):
+        out[position + count - 1 - index] = 48 + value % 10
+        value //= 10
+    return position + count
+
+
+@compiled
+def write_message_ids(ledgers, entries, batch_indexes, offsets, out):  # type: ignore[no-untyped-def]
+    """``ledger:entry[:batch]`` for every row; the bytes used. ``out`` holds at least 60 bytes a row."""
+    position = 0
+    for row in range(len(ledgers)):
+        offsets[row] = position
+        position = put_number(out, position, ledgers[row])
+        out[position] = 58
+        position = put_number(out, position + 1, entries[row])
+        if batch_indexes[row] >= 0:
+            out[position] = 58
+            position = put_number(out, position + 1, batch_indexes[row])
+    offsets[len(ledgers)] = position
+    return position

@@ -1,0 +1,363 @@
+"""Bundles of raw entries become Arrow batches of messages, and of rejects.
+
+The way of a bundle: walk its frames, read every entry's metadata, verify checksums, decompress, walk the batches, and
+gather the columns; the loops are ``kernels``. What those call odd goes through ``reference`` one entry at a time, and
+its rows are put back where they belong, so that rows always stand in the order of (ledger, entry, batch index).
+
+Memory: one slice of a bundle is at a time expanded, at most ``max_bytes`` of plain payload or one entry.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import crc32c
+import numpy as np
+import pyarrow as pa
+
+from ledgerlake.decode import kernels as k
+from ledgerlake.decode import schema
+from ledgerlake.decode.codecs import DEFAULT_MAX_UNCOMPRESSED_BYTES, decompress
+from ledgerlake.decode.reference import Row, decode_base64_key, decode_entry
+from ledgerlake.errors import CorruptEntryError, MalformedFrameError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    Bytes = NDArray[np.uint8]
+    Matrix = NDArray[np.int64]
+
+# Entries are expanded together up to this much plain payload; a larger single entry stands alone.
+_SLICE_BYTES = 32 * 1024 * 1024
+
+# The smallest batched message: a length and the required payload size.
+_LEAST_MESSAGE_BYTES = 6
+
+
+@dataclass(frozen=True)
+class TopicPartition:
+    """Whose entries these are; ``partition`` is -1 for a topic without partitions."""
+
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Rows in order: ``messages`` of ``schema.VIEW`` (no rejects among them), ``rejects`` of ``schema.REJECTS``."""
+
+    messages: pa.RecordBatch
+    rejects: pa.RecordBatch
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """Some entries of one buffer with what was found out about each."""
+
+    buffer: Bytes
+    entries: Matrix
+    status: NDArray[np.int8]
+
+
+def decode_bundle(
+    frames: pa.Buffer | bytes,
+    source: TopicPartition,
+    *,
+    after_batch_index: int | None = None,
+    max_bytes: int = DEFAULT_MAX_UNCOMPRESSED_BYTES,
+    chunks_as_rejects: bool = True,
+) -> Iterator[Decoded]:
+    """Decode consecutive MESSAGE frames.
+
+    Args:
+        after_batch_index: of the first entry, messages up to this index were taken before and are left out.
+        max_bytes: an entry that expands to more is a reject.
+        chunks_as_rejects: parts of large messages become rejects (``chunk_part``); else rows with chunk columns.
+
+    Raises:
+        MalformedFrameError: the bundle is not whole frames, which is our own fault.
+    """
+    buffer = np.frombuffer(frames, dtype=np.uint8)
+    entries = np.zeros((k.count_frames(buffer), k.ENTRY_COLUMNS), dtype=np.int64)
+    if k.walk_frames(buffer, entries) != len(entries):
+        raise MalformedFrameError("a bundle does not consist of whole frames; this is a bug, please report it")
+    yield from _decode(buffer, entries, source, after_batch_index, max_bytes, chunks_as_rejects)
+
+
+def decode_entries(
+    raw: pa.BinaryArray, ledger_ids: Matrix, entry_ids: Matrix, source: TopicPartition, *, max_bytes: int = DEFAULT_MAX_UNCOMPRESSED_BYTES
+) -> Iterator[Decoded]:
+    """Decode stored entries (the bytes after the command, as ``view = entries`` gives them), one per array element."""
+    buffer = np.frombuffer(raw.buffers()[2] or b"", dtype=np.uint8)
+    offsets = np.frombuffer(raw.buffers()[1], dtype=np.int32)[raw.offset : raw.offset + len(raw) + 1]
+    entries = np.zeros((len(raw), k.ENTRY_COLUMNS), dtype=np.int64)
+    entries[:, k.E_START], entries[:, k.E_END] = offsets[:-1], offsets[1:]
+    entries[:, k.E_LEDGER], entries[:, k.E_ENTRY] = ledger_ids, entry_ids
+    yield from _decode(buffer, entries, source, None, max_bytes, True)
+
+
+def read_entry_table(frames: pa.Buffer | bytes) -> tuple[Bytes, Matrix]:
+    """Start, end, ledger and entry of each entry of a bundle (``kernels.E_*`` columns)."""
+    buffer = np.frombuffer(frames, dtype=np.uint8)
+    entries = np.zeros((k.count_frames(buffer), k.ENTRY_COLUMNS), dtype=np.int64)
+    if k.walk_frames(buffer, entries) != len(entries):
+        raise MalformedFrameError("a bundle does not consist of whole frames; this is a bug, please report it")
+    return buffer, entries
+
+
+def _decode(
+    buffer: Bytes, entries: Matrix, source: TopicPartition, after_batch_index: int | None, max_bytes: int, chunks_as_rejects: bool
+) -> Iterator[Decoded]:
+    status = np.zeros(len(entries), dtype=np.int8)
+    k.walk_entries(buffer, entries, status)
+    _verify_checksums(buffer, entries, status)
+    status[(status == k.OK) & (entries[:, k.E_UNCOMPRESSED] > max_bytes) & (entries[:, k.E_COMPRESSION] > 0)] = k.ODD
+    for start, stop in _slices(entries, status):
+        part = _expand(_Slice(buffer, entries[start:stop], status[start:stop]), max_bytes)
+        skip = after_batch_index if start == 0 else None
+        yield _decode_slice(part, source, skip, max_bytes, chunks_as_rejects)
+
+
+def _verify_checksums(buffer: Bytes, entries: Matrix, status: NDArray[np.int8]) -> None:
+    view = memoryview(buffer)
+    spans = entries[:, [k.E_CRC, k.E_BODY, k.E_END]].tolist()
+    for row, (expected, start, end) in enumerate(spans):
+        if status[row] == k.OK and expected != k.NONE and crc32c.crc32c(view[start:end]) != expected:
+            status[row] = k.ODD
+
+
+def _slices(entries: Matrix, status: NDArray[np.int8]) -> Iterator[tuple[int, int]]:
+    """Cut where the plain payloads together would pass the slice size; at least one entry each."""
+    packed = entries[:, k.E_END] - entries[:, k.E_START]
+    plain = np.where((status == k.OK) & (entries[:, k.E_COMPRESSION] > 0), entries[:, k.E_UNCOMPRESSED], packed)
+    start, total = 0, 0
+    for row, size in enumerate(plain.tolist()):
+        if total + size > _SLICE_BYTES and row > start:
+            yield start, row
+            start, total = row, 0
+        total += size
+    if start < len(entries):
+        yield start, len(entries)
+
+
+def _expand(part: _Slice, max_bytes: int) -> _Slice:
+    """Put decompressed payloads behind the buffer and point the entries at them."""
+    compressed = np.flatnonzero((part.status == k.OK) & (part.entries[:, k.E_COMPRESSION] > 0))
+    if not len(compressed):
+        return part
+    view = memoryview(part.buffer)
+    first, last = int(part.entries[0, k.E_START]), int(part.entries[-1, k.E_END])
+    pieces: list[bytes | memoryview] = [view[first:last]]
+    position = last - first
+    _shift(part.entries, -first)
+    spans = part.entries[:, [k.E_COMPRESSION, k.E_PAYLOAD, k.E_END, k.E_UNCOMPRESSED]].tolist()
+    for row in compressed.tolist():
+        codec, start, end, declared_bytes = spans[row]
+        try:
+            plain = decompress(codec, pieces[0][start:end], declared_bytes, max_bytes)  # type: ignore[arg-type]
+        except CorruptEntryError:
+            part.status[row] = k.ODD
+            continue
+        pieces.append(plain)
+        part.entries[row, k.E_PLAIN], part.entries[row, k.E_PLAIN_END] = position, position + len(plain)
+        position += len(plain)
+    return _Slice(np.frombuffer(b"".join(pieces), dtype=np.uint8), part.entries, part.status)
+
+
+_POSITION_COLUMNS = [
+    k.E_START, k.E_END, k.E_BODY, k.E_METADATA, k.E_PAYLOAD, k.E_PRODUCER, k.E_KEY, k.E_ORDERING, k.E_SCHEMA, k.E_PLAIN, k.E_PLAIN_END,
+]  # fmt: skip
+
+
+def _shift(entries: Matrix, distance: int) -> None:
+    """Move every position of the entries, where present, to a buffer that begins elsewhere."""
+    for column in _POSITION_COLUMNS:
+        present = entries[:, column] != k.NONE
+        entries[present, column] += distance
+
+
+def _decode_slice(part: _Slice, source: TopicPartition, skip: int | None, max_bytes: int, chunks_as_rejects: bool) -> Decoded:
+    rows = _allocate_rows(part)
+    rows = rows[: k.walk_messages(part.buffer, part.entries, part.status, rows)]
+    odd = np.flatnonzero(part.status != k.OK).tolist()
+    odd_rows: list[Row] = []
+    rejects: list[Row] = []
+    for index in odd:
+        found = _judge(part, index, max_bytes, chunks_as_rejects)
+        (rejects if found and "reason" in found[0] else odd_rows).extend(found)
+    messages = _columns(part, rows, source)
+    if odd_rows:
+        messages = _put_back(messages, odd_rows, source)
+    if skip is not None and messages.num_rows:
+        messages = _drop_taken(messages, part.entries[0], skip)
+    return Decoded(messages, _to_batch(rejects, source, schema.REJECTS))
+
+
+def _allocate_rows(part: _Slice) -> Matrix:
+    """Room for what the entries claim, but never for more messages than their bytes can hold."""
+    plain = part.entries[:, k.E_PLAIN_END] - part.entries[:, k.E_PLAIN]
+    claimed = np.where(part.entries[:, k.E_BATCH] == k.NONE, 1, part.entries[:, k.E_BATCH])
+    possible = np.where(part.entries[:, k.E_BATCH] == k.NONE, 1, plain // _LEAST_MESSAGE_BYTES + 1)
+    count = int(np.minimum(claimed, possible)[part.status == k.OK].sum())
+    return np.empty((count, k.MESSAGE_COLUMNS), dtype=np.int64)
+
+
+def _judge(part: _Slice, index: int, max_bytes: int, chunks_as_rejects: bool) -> list[Row]:
+    start, end, ledger_id, entry_id = part.entries[index, [k.E_START, k.E_END, k.E_LEDGER, k.E_ENTRY]].tolist()
+    raw = memoryview(part.buffer)[start:end]
+    try:
+        rows = decode_entry(raw, ledger_id, entry_id, max_bytes)
+    except CorruptEntryError as error:
+        return [_reject(raw, part.entries[index], error.reason, error.message)]
+    if chunks_as_rejects and rows and "chunk_uuid" in rows[0]:
+        row = rows[0]
+        detail = f"part {row['chunk_id']} of {row['chunk_count']} of {row['chunk_uuid']}"
+        return [_reject(raw, part.entries[index], "chunk_part", detail)]
+    return rows
+
+
+def _reject(raw: memoryview, entry: Matrix, reason: str, detail: str) -> Row:
+    broker_time, broker_index = int(entry[k.E_BROKER_TIME]), int(entry[k.E_BROKER_INDEX])
+    return {
+        "message_id": f"{entry[k.E_LEDGER]}:{entry[k.E_ENTRY]}",
+        "ledger_id": int(entry[k.E_LEDGER]),
+        "entry_id": int(entry[k.E_ENTRY]),
+        "broker_timestamp": broker_time * 1000 if 0 <= broker_time <= k.MAX_TIME_MS else None,
+        "broker_index": broker_index if broker_index >= 0 else None,
+        "reason": reason,
+        "detail": detail,
+        "entry": bytes(raw),
+    }
+
+
+def _put_back(messages: pa.RecordBatch, odd_rows: list[Row], source: TopicPartition) -> pa.RecordBatch:
+    odd = _to_batch(odd_rows, source, schema.VIEW)
+    both = pa.Table.from_batches([messages, odd]).combine_chunks()
+    order = np.lexsort([both[name].to_numpy() for name in ("batch_index", "entry_id", "ledger_id")])
+    return both.take(order).combine_chunks().to_batches()[0]
+
+
+def _drop_taken(messages: pa.RecordBatch, first_entry: Matrix, through_batch_index: int) -> pa.RecordBatch:
+    of_first = (messages["ledger_id"].to_numpy() == first_entry[k.E_LEDGER]) & (
+        messages["entry_id"].to_numpy() == first_entry[k.E_ENTRY]
+    )
+    taken = of_first & (messages["batch_index"].to_numpy() <= through_batch_index)
+    return messages.filter(pa.array(~taken))
+
+
+def _to_batch(rows: list[Row], source: TopicPartition, target: pa.Schema) -> pa.RecordBatch:
+    whole = [{"topic": source.topic, "partition": source.partition, "late": False, **row} for row in rows]
+    return pa.RecordBatch.from_pylist(whole, schema=target)
+
+
+def _columns(part: _Slice, rows: Matrix, source: TopicPartition) -> pa.RecordBatch:
+    entry = rows[:, k.M_ENTRY]
+    entries = part.entries
+    count = len(rows)
+    buffer = part.buffer
+    null_value = rows[:, k.M_NULL] == 1
+    value_sizes = np.where(null_value, k.NONE, rows[:, k.M_VALUE_SIZE])
+    key, key_bytes = _keys(buffer, rows)
+    arrays: dict[str, pa.Array] = {
+        "topic": pa.repeat(pa.scalar(source.topic, pa.string()), count),
+        "partition": pa.repeat(pa.scalar(source.partition, pa.int32()), count),
+        "message_id": _message_ids(entries[entry, k.E_LEDGER], entries[entry, k.E_ENTRY], rows[:, k.M_BATCH_INDEX]),
+        "ledger_id": pa.array(entries[entry, k.E_LEDGER]),
+        "entry_id": pa.array(entries[entry, k.E_ENTRY]),
+        "batch_index": pa.array(rows[:, k.M_BATCH_INDEX].astype(np.int32)),
+        "broker_timestamp": _times(entries[:, k.E_BROKER_TIME], k.NONE).take(pa.array(entry)),
+        "broker_index": _integers(rows[:, k.M_BROKER_INDEX]),
+        "publish_time": _times(entries[:, k.E_PUBLISH], k.NONE).take(pa.array(entry)),
+        "event_time": _times(rows[:, k.M_EVENT], 0),
+        "deliver_at": _times(entries[:, k.E_DELIVER], k.NONE).take(pa.array(entry)),
+        "delivered_at": pa.nulls(count, schema.TIMESTAMP),
+        "producer_name": _per_entry(part, k.E_PRODUCER, k.E_PRODUCER_SIZE, pa.string()).take(pa.array(entry)),
+        "sequence_id": pa.array(rows[:, k.M_SEQUENCE]),
+        "key": key,
+        "key_bytes": key_bytes,
+        "ordering_key": _spans(buffer, rows[:, k.M_ORDERING], _absent(rows, k.M_ORDERING, k.M_ORDERING_SIZE), pa.binary()),
+        "properties": _properties(buffer, rows),
+        "schema_version": _per_entry(part, k.E_SCHEMA, k.E_SCHEMA_SIZE, pa.binary()).take(pa.array(entry)),
+        "is_null": pa.array(null_value),
+        "late": pa.repeat(pa.scalar(False), count),
+        "chunk_count": pa.nulls(count, pa.int32()),
+        "first_chunk_id": pa.nulls(count, pa.string()),
+        "value": _spans(buffer, rows[:, k.M_VALUE], value_sizes, pa.binary()),
+        "chunk_uuid": pa.nulls(count, pa.string()),
+        "chunk_id": pa.nulls(count, pa.int32()),
+        "chunk_total_bytes": pa.nulls(count, pa.int64()),
+        "reject_reason": pa.nulls(count, pa.string()),
+    }
+    return pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema.VIEW)
+
+
+def _absent(rows: Matrix, start_column: int, size_column: int) -> Matrix:
+    """Sizes, with NONE where the field is absent."""
+    return np.where(rows[:, start_column] == k.NONE, k.NONE, rows[:, size_column])
+
+
+def _per_entry(part: _Slice, start_column: int, size_column: int, kind: pa.DataType) -> pa.Array:
+    """A field of the entries themselves. An odd entry may hold half-read positions; no message row points at it."""
+    sizes = np.where(part.status == k.OK, part.entries[:, size_column], k.NONE)
+    return _spans(part.buffer, part.entries[:, start_column], sizes, kind)
+
+
+def _keys(buffer: Bytes, rows: Matrix) -> tuple[pa.Array, pa.Array]:
+    sizes = _absent(rows, k.M_KEY, k.M_KEY_SIZE)
+    encoded = (rows[:, k.M_KEY_BASE64] == 1) & (sizes != k.NONE)
+    if not encoded.any():
+        return _spans(buffer, rows[:, k.M_KEY], sizes, pa.string()), pa.nulls(len(rows), pa.binary())
+    text = _spans(buffer, rows[:, k.M_KEY], np.where(encoded, k.NONE, sizes), pa.string())
+    packed = _spans(buffer, rows[:, k.M_KEY], np.where(encoded, sizes, k.NONE), pa.string())
+    plain = [None if one is None else decode_base64_key(one) for one in packed.to_pylist()]
+    return text, pa.array(plain, pa.binary())
+
+
+def _spans(buffer: Bytes, starts: Matrix, sizes: Matrix, kind: pa.DataType) -> pa.Array:
+    """Copy spans of the buffer into an Arrow array; size NONE is null."""
+    present = sizes != k.NONE
+    if not present.any():
+        return pa.nulls(len(sizes), kind)
+    held = np.where(present, sizes, 0)
+    offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
+    np.cumsum(held, out=offsets[1:])
+    data = np.empty(int(offsets[-1]), dtype=np.uint8)
+    k.gather(buffer, starts, held, offsets, data)
+    buffers = [_validity(present), pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
+    return pa.Array.from_buffers(kind, len(sizes), buffers)
+
+
+def _validity(present: NDArray[np.bool_]) -> pa.Buffer | None:
+    return None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
+
+
+def _integers(values: Matrix) -> pa.Array:
+    present = values != k.NONE
+    return pa.Array.from_buffers(pa.int64(), len(values), [_validity(present), pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def _times(values_ms: Matrix, absent: int) -> pa.Array:
+    present = (values_ms != absent) & (values_ms != k.NONE)
+    microseconds = np.where(present, values_ms, 0) * 1000
+    return pa.Array.from_buffers(schema.TIMESTAMP, len(values_ms), [_validity(present), pa.py_buffer(microseconds)])
+
+
+def _message_ids(ledgers: Matrix, entries: Matrix, batch_indexes: Matrix) -> pa.Array:
+    offsets = np.empty(len(ledgers) + 1, dtype=np.int32)
+    out = np.empty(60 * len(ledgers), dtype=np.uint8)
+    used = k.write_message_ids(ledgers, entries, batch_indexes, offsets, out)
+    return pa.Array.from_buffers(pa.string(), len(ledgers), [None, pa.py_buffer(offsets), pa.py_buffer(out[:used].copy())])
+
+
+def _properties(buffer: Bytes, rows: Matrix) -> pa.Array:
+    counts = rows[:, k.M_PROPERTIES]
+    offsets = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    spans = np.empty((int(offsets[-1]), 4), dtype=np.int64)
+    k.walk_properties(buffer, rows, spans)
+    keys: Any = _spans(buffer, spans[:, 0], spans[:, 1], pa.string()) if len(spans) else pa.array([], pa.string())
+    values: Any = _spans(buffer, spans[:, 2], spans[:, 3], pa.string()) if len(spans) else pa.array([], pa.string())
+    return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, values)

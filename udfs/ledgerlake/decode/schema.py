@@ -1,0 +1,104 @@
+"""The columns that people meet: names and meaning are the contract of the tables.
+
+``MESSAGES`` is the Delta table, ``VIEW`` the bare source's ``view = messages`` (the table's columns, then what only
+matters where chunks are not put together and bad entries have no table of their own), ``REJECTS`` what could not become
+a message, ``ENTRIES`` the bare source's ``view = entries``, ``BUNDLES`` the pipeline's own rows.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+PROPERTIES = pa.map_(pa.string(), pa.string())
+
+MESSAGES = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("message_id", pa.string()),
+        ("ledger_id", pa.int64()),
+        ("entry_id", pa.int64()),
+        ("batch_index", pa.int32()),
+        ("broker_timestamp", TIMESTAMP),
+        ("broker_index", pa.int64()),
+        ("publish_time", TIMESTAMP),
+        ("event_time", TIMESTAMP),
+        ("deliver_at", TIMESTAMP),
+        ("delivered_at", TIMESTAMP),
+        ("producer_name", pa.string()),
+        ("sequence_id", pa.int64()),
+        ("key", pa.string()),
+        ("key_bytes", pa.binary()),
+        ("ordering_key", pa.binary()),
+        ("properties", PROPERTIES),
+        ("schema_version", pa.binary()),
+        ("is_null", pa.bool_()),
+        ("late", pa.bool_()),
+        ("chunk_count", pa.int32()),
+        ("first_chunk_id", pa.string()),
+        ("value", pa.binary()),
+    ]
+)
+
+_CHUNK = [("chunk_uuid", pa.string()), ("chunk_id", pa.int32()), ("chunk_total_bytes", pa.int64())]
+
+VIEW = pa.schema([*MESSAGES, *(pa.field(*column) for column in _CHUNK), pa.field("reject_reason", pa.string())])
+
+REJECTS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("message_id", pa.string()),
+        ("ledger_id", pa.int64()),
+        ("entry_id", pa.int64()),
+        ("broker_timestamp", TIMESTAMP),
+        ("broker_index", pa.int64()),
+        ("reason", pa.string()),
+        ("detail", pa.string()),
+        ("entry", pa.binary()),
+    ]
+)
+
+ENTRIES = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("ledger_id", pa.int64()),
+        ("entry_id", pa.int64()),
+        ("broker_timestamp", TIMESTAMP),
+        ("broker_index", pa.int64()),
+        ("producer_name", pa.string()),
+        ("sequence_id", pa.int64()),
+        ("publish_time", TIMESTAMP),
+        ("event_time", TIMESTAMP),
+        ("deliver_at", TIMESTAMP),
+        ("key", pa.string()),
+        ("properties", PROPERTIES),
+        ("schema_version", pa.binary()),
+        ("compression", pa.string()),
+        ("uncompressed_size", pa.int64()),
+        ("num_messages_in_batch", pa.int32()),
+        ("chunk_uuid", pa.string()),
+        ("chunk_id", pa.int32()),
+        ("chunk_count", pa.int32()),
+        ("chunk_total_bytes", pa.int64()),
+        ("encryption_keys", pa.list_(pa.string())),
+        ("reject_reason", pa.string()),
+        ("entry", pa.binary()),
+    ]
+)
+
+# One row holds consecutive MESSAGE frames as they came from the broker, up to about a mebibyte, or one larger frame.
+# ``end_*`` is where the micro-batch's range of this topic partition ends, on every row of the range;
+# ``after_batch_index`` says how much of the first entry was taken by an earlier batch (null: nothing).
+BUNDLES = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("end_ledger_id", pa.int64()),
+        ("end_entry_id", pa.int64()),
+        ("after_batch_index", pa.int32()),
+        ("frames", pa.binary()),
+    ]
+)
