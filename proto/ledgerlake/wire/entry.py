@@ -114,3 +114,29 @@ def message_count(raw: memoryview) -> int:
     except CorruptEntryError:
         return 1
     return max(count, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """When an entry was stored and how many messages the topic held then, both by the broker.
+
+    Without broker metadata ``time_ms`` is the producer's publish time and ``index`` is None.
+    """
+
+    time_ms: int
+    index: int | None
+    by_broker: bool
+
+
+def read_stamp(raw: memoryview) -> Stamp:
+    """The entry's time as the protocol defines it: the broker's where it is there, else the publish time.
+
+    Raises:
+        CorruptEntryError: metadata does not parse. The checksum is not verified.
+    """
+    broker, rest = split_broker_metadata(raw)
+    if broker is not None and broker.HasField("broker_timestamp"):
+        return Stamp(broker.broker_timestamp, broker.index if broker.HasField("index") else None, True)
+    body = rest[6:] if _magic(rest) == MAGIC_CRC32C else rest
+    metadata_bytes, _ = _take_sized(body, "message metadata")
+    return Stamp(_parse(pb.MessageMetadata, metadata_bytes, "message metadata").publish_time, None, False)

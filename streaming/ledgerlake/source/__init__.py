@@ -1,0 +1,1 @@
+"""``spark.readStream.format("ledgerlake")`` and ``spark.read.format("ledgerlake")``: Pulsar entries for Spark."""

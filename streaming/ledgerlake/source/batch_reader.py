@@ -1,0 +1,48 @@
+"""``spark.read.format("ledgerlake")``: a bounded read over the same planning as the stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from ledgerlake.client.cluster import Cluster
+from ledgerlake.source.planning import EntryRange, ranges
+from ledgerlake.source.positions import resolve_end, resolve_start
+from ledgerlake.source.views import read_view
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+
+    from ledgerlake.source.options import SourceOptions
+
+
+class RangePartition(InputPartition):  # type: ignore[misc]
+    """One range of entries, as Spark carries it to a task."""
+
+    def __init__(self, span: EntryRange) -> None:
+        super().__init__(span)
+        self.span = span
+
+
+class LedgerlakeBatchReader(DataSourceReader):  # type: ignore[misc]
+    """Reads from ``startingOffsets`` (default earliest) to ``endingOffsets`` (default what is there now)."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self._options
+        cluster = Cluster(options.client)
+        try:
+            names = [name for topic in options.topics for name in cluster.topic_partitions(topic)]
+            start = {name: resolve_start(cluster, name, options.starting_of(name, "earliest")) for name in names}
+            end = {name: resolve_end(cluster, name, options.ending_of(name)) for name in names}
+        finally:
+            cluster.close()
+        return [RangePartition(span) for span in ranges(start, end)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_view(self._options, partition.span)

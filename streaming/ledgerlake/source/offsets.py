@@ -1,0 +1,85 @@
+"""What the source writes into Spark's checkpoint: a position per topic partition, as JSON that a person can read.
+
+    {"version": 1, "positions": {"persistent://public/default/orders-partition-0":
+        {"ledger": 12, "entry": 345, "time": "2026-05-01T09:00:00.123Z", "index": 98765}}}
+
+The position is the last entry taken (``"entry": -1``: nothing of that ledger; ledger -1: nothing at all). ``batch``, where
+present, says that only the messages up to that index of the *next* entry were taken. ``time`` and ``index`` are the
+broker's, of that entry; they are for people and never steer a read.
+
+Rules kept here:
+  - A newer version is refused with advice; an unknown key inside a known version is an error too.
+  - The JSON of a position does not depend on when or where it was made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from ledgerlake.errors import OffsetError
+from ledgerlake.wire.message_id import Position
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class PartitionOffset:
+    """How far one topic partition was taken."""
+
+    position: Position
+    batch_index: int | None = None
+    time_ms: int | None = None
+    index: int | None = None
+
+
+Offset = dict[str, PartitionOffset]
+
+
+def to_json(offset: Offset) -> dict[str, Any]:
+    return {"version": VERSION, "positions": {name: _to_json(offset[name]) for name in sorted(offset)}}
+
+
+def from_json(data: Any) -> Offset:
+    """Read an offset from a checkpoint.
+
+    Raises:
+        OffsetError: it was written by a newer release, or is no offset of ours.
+    """
+    if not isinstance(data, dict) or not isinstance(data.get("version"), int):
+        raise OffsetError("the checkpoint holds an offset that Ledgerlake did not write; use another checkpoint folder")
+    if data["version"] > VERSION:
+        raise OffsetError(
+            f"the checkpoint was written by a newer Ledgerlake (offset version {data['version']}, this one reads up to {VERSION}); "
+            "upgrade Ledgerlake"
+        )
+    try:
+        return {str(name): _from_json(one) for name, one in data["positions"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise OffsetError(f"the checkpoint holds a damaged offset ({error!r}); restore it from a copy") from None
+
+
+def _to_json(offset: PartitionOffset) -> dict[str, Any]:
+    data: dict[str, Any] = {"ledger": offset.position.ledger_id, "entry": offset.position.entry_id}
+    if offset.batch_index is not None:
+        data["batch"] = offset.batch_index
+    if offset.time_ms is not None:
+        moment = datetime.fromtimestamp(offset.time_ms / 1000, tz=timezone.utc)
+        data["time"] = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    if offset.index is not None:
+        data["index"] = offset.index
+    return data
+
+
+def _from_json(data: dict[str, Any]) -> PartitionOffset:
+    unknown = set(data) - {"ledger", "entry", "batch", "time", "index"}
+    if unknown:
+        raise ValueError(f"unknown {', '.join(sorted(unknown))}")
+    time_ms = None
+    if "time" in data:
+        moment = datetime.fromisoformat(data["time"].replace("Z", "+00:00"))
+        time_ms = round(moment.timestamp() * 1000)
+    batch_index = None if data.get("batch") is None else int(data["batch"])
+    index = None if data.get("index") is None else int(data["index"])
+    return PartitionOffset(Position(int(data["ledger"]), int(data["entry"])), batch_index, time_ms, index)

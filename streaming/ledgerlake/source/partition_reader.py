@@ -1,0 +1,119 @@
+"""One task: read a range of entries and hand it to Spark as Arrow, in the shape of the chosen view.
+
+Stateless by contract: everything arrives in the arguments, so a retried task reads the same again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from ledgerlake.client.cluster import shared_cluster
+from ledgerlake.client.reader import EntryReader
+from ledgerlake.client.topics import split_partition
+from ledgerlake.decode import schema
+from ledgerlake.decode.entries import entry_rows
+from ledgerlake.decode.messages import Decoded, TopicPartition, decode_bundle
+from ledgerlake.errors import SetupError
+from ledgerlake.source.positions import next_until
+from ledgerlake.wire.message_id import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ledgerlake.source.options import SourceOptions
+    from ledgerlake.source.planning import EntryRange
+
+BUNDLE_BYTES = 1024 * 1024
+
+
+def read_bundles(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
+    """The range as rows of ``schema.BUNDLES``: at least one, empty where the range holds no entry."""
+    reader = EntryReader(shared_cluster(options.client), span.topic_partition, span.after)
+    partial = _partial_entry(span)
+    frames: list[bytes] = []
+    size = 0
+    after_batch_index: int | None = None
+    sent = False
+    try:
+        while (entry := next_until(reader, span.end)) is not None:
+            if partial == Position(entry.ledger_id, entry.entry_id):
+                after_batch_index = span.after_batch_index
+            frames.append(entry.frame)
+            size += len(entry.frame)
+            if size >= BUNDLE_BYTES:
+                yield _bundle(span, frames, after_batch_index)
+                frames, size, after_batch_index, sent = [], 0, None, True
+    finally:
+        reader.close()
+    if frames or not sent:
+        yield _bundle(span, frames, after_batch_index)
+
+
+def read_messages(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
+    """The range as rows of ``schema.VIEW``; a bad entry is a row with its bytes in ``value`` and a ``reject_reason``."""
+    source = TopicPartition(*split_partition(span.topic_partition))
+    for bundle in read_bundles(options, span):
+        for decoded in decode_bundle(
+            bundle["frames"][0].as_buffer(),
+            source,
+            after_batch_index=bundle["after_batch_index"][0].as_py(),
+            max_bytes=options.max_uncompressed_bytes,
+            chunks_as_rejects=False,
+        ):
+            check_broker_metadata(options.require_broker_metadata, decoded, source)
+            yield decoded.messages
+            if decoded.rejects.num_rows:
+                yield _as_view(decoded.rejects)
+
+
+def read_entries(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
+    """The range as rows of ``schema.ENTRIES``, one per stored entry."""
+    source = TopicPartition(*split_partition(span.topic_partition))
+    for bundle in read_bundles(options, span):
+        yield entry_rows(bundle["frames"][0].as_buffer(), source)
+
+
+def check_broker_metadata(required: bool, decoded: Decoded, source: TopicPartition) -> None:
+    """Refuse messages without a broker timestamp where the user asked for that.
+
+    Raises:
+        SetupError: there are such messages.
+    """
+    if required and decoded.messages["broker_timestamp"].null_count:
+        raise SetupError(
+            f"the broker adds no entry metadata to {source.topic}; set brokerEntryMetadataInterceptors and "
+            "exposingBrokerEntryMetadataToClientEnabled in its configuration, or drop require_broker_metadata"
+        )
+
+
+def _partial_entry(span: EntryRange) -> Position | None:
+    if span.after_batch_index is None:
+        return None
+    return Position(span.after.ledger_id, span.after.entry_id + 1)
+
+
+def _bundle(span: EntryRange, frames: list[bytes], after_batch_index: int | None) -> pa.RecordBatch:
+    topic, partition = split_partition(span.topic_partition)
+    data = b"".join(frames)
+    columns = [
+        pa.array([topic], pa.string()),
+        pa.array([partition], pa.int32()),
+        pa.array([span.end.ledger_id], pa.int64()),
+        pa.array([span.end.entry_id], pa.int64()),
+        pa.array([after_batch_index], pa.int32()),
+        pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(np.array([0, len(data)], dtype=np.int32)), pa.py_buffer(data)]),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema.BUNDLES)
+
+
+def _as_view(rejects: pa.RecordBatch) -> pa.RecordBatch:
+    """Rejects in the columns of the message view."""
+    count = rejects.num_rows
+    given = {name: rejects[name] for name in ("topic", "partition", "message_id", "ledger_id", "entry_id")}
+    given |= {"broker_timestamp": rejects["broker_timestamp"], "broker_index": rejects["broker_index"]}
+    given |= {"reject_reason": rejects["reason"], "value": rejects["entry"]}
+    columns = [given.get(field.name, pa.nulls(count, field.type)) for field in schema.VIEW]
+    return pa.RecordBatch.from_arrays(columns, schema=schema.VIEW)

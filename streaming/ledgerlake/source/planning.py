@@ -1,0 +1,44 @@
+"""What a micro-batch reads: ranges from two offsets, and how a budget is shared. Pure: numbers in, numbers out.
+
+A batch depends only on (start, end): the same two offsets always give the same ranges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ledgerlake.source.offsets import PartitionOffset
+from ledgerlake.wire.message_id import BEFORE_ALL, Position
+
+if TYPE_CHECKING:
+    from ledgerlake.source.offsets import Offset
+
+
+@dataclass(frozen=True)
+class EntryRange:
+    """Entries of one topic partition after ``after`` up to and including ``end``.
+
+    ``after_batch_index`` belongs to the first entry after ``after``: its messages up to that index were taken before.
+    """
+
+    topic_partition: str
+    after: Position
+    end: Position
+    after_batch_index: int | None = None
+
+
+def ranges(start: Offset, end: Offset) -> list[EntryRange]:
+    """The ranges between two offsets, by topic partition; one that is new in ``end`` is read from its beginning."""
+    nothing = PartitionOffset(BEFORE_ALL)
+    found = []
+    for name in sorted(end):
+        before = start.get(name, nothing)
+        if end[name].position > before.position:
+            found.append(EntryRange(name, before.position, end[name].position, before.batch_index))
+    return found
+
+
+def share(budget: int | None, parts: int) -> int | None:
+    """An equal share of a budget, at least 1; None is no limit."""
+    return None if budget is None else max(1, budget // max(parts, 1))

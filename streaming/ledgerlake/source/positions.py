@@ -1,0 +1,179 @@
+"""From words to positions: where a read starts, where the topic ends now, and how far a limited batch may go."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ledgerlake.client.reader import EntryReader
+from ledgerlake.errors import CorruptEntryError, DeadlineError
+from ledgerlake.source.offsets import PartitionOffset
+from ledgerlake.wire.entry import message_count, read_stamp
+from ledgerlake.wire.message_id import BEFORE_ALL, MessageId, Position, from_wire
+from ledgerlake.wire.message_id import latest_wire as _latest_wire
+
+if TYPE_CHECKING:
+    from ledgerlake.client.cluster import Cluster
+    from ledgerlake.source.options import Bound
+    from ledgerlake.wire.connection import EntryReceived
+
+_LATEST = from_wire(_latest_wire()).position
+
+# Between two looks at an idle topic: short after news, longer while nothing happens.
+_POLL_FIRST_S = 0.1
+_POLL_MOST_S = 1.0
+
+# How long to wait for an entry before asking whether there is one.
+_IDLE_FIRST_S = 0.2
+_IDLE_MOST_S = 2.0
+_STUCK_AFTER_S = 60.0
+
+
+def next_until(reader: EntryReader, end: Position) -> EntryReceived | None:
+    """The next entry up to and including ``end``, or None when there is no more.
+
+    The entry at ``end`` itself may never come: it can be a marker, a hole, or trimmed meanwhile. So when nothing arrives,
+    the broker is asked for its last entry; once that is not beyond what was taken, the range is complete.
+
+    Raises:
+        DeadlineError: the broker says that there is more and does not send it.
+    """
+    waited_s, pause_s = 0.0, _IDLE_FIRST_S
+    while reader.after < end:
+        entry = reader.next(pause_s)
+        if entry is not None:
+            return entry if Position(entry.ledger_id, entry.entry_id) <= end else None
+        last = reader.last_position()
+        if last is None or last <= reader.after:
+            return None
+        waited_s += pause_s
+        if waited_s > _STUCK_AFTER_S:
+            raise DeadlineError(f"the broker holds entries of {reader.topic_partition} up to {last} and sends none; check its log")
+        reader.wake()
+        pause_s = min(pause_s * 2, _IDLE_MOST_S)
+    return None
+
+
+class Tail:
+    """Where one topic partition ends now. Answers are remembered for a while, so that polling costs next to nothing."""
+
+    def __init__(self, cluster: Cluster, topic_partition: str) -> None:
+        self.topic_partition = topic_partition
+        self._cluster = cluster
+        self._reader = EntryReader(cluster, topic_partition, _LATEST)
+        self._last = PartitionOffset(BEFORE_ALL)
+        self._asked_s = float("-inf")
+        self._pause_s = _POLL_FIRST_S
+
+    def now(self) -> PartitionOffset:
+        """The last entry with the broker's time and index of it; BEFORE_ALL for an empty topic.
+
+        Raises:
+            As ``EntryReader.next``.
+        """
+        if time.monotonic() - self._asked_s >= self._pause_s:
+            position = self._reader.last_position() or BEFORE_ALL
+            moved = position > self._last.position
+            if moved:
+                self._last = describe(self._cluster, self.topic_partition, position)
+            self._pause_s = _POLL_FIRST_S if moved else min(self._pause_s * 2, _POLL_MOST_S)
+            self._asked_s = time.monotonic()
+        return self._last
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def describe(cluster: Cluster, topic_partition: str, position: Position) -> PartitionOffset:
+    """A position with the broker's time and index of its entry, where that entry can still be read."""
+    reader = EntryReader(cluster, topic_partition, Position(position.ledger_id, position.entry_id - 1), window=1)
+    try:
+        entry = next_until(reader, position)
+    finally:
+        reader.close()
+    if entry is None:
+        return PartitionOffset(position)
+    try:
+        stamp = read_stamp(entry.entry)
+    except CorruptEntryError:
+        return PartitionOffset(position)
+    return PartitionOffset(position, None, stamp.time_ms, stamp.index)
+
+
+def resolve_start(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionOffset:
+    """The position after which a read begins. A message id is inclusive: its message is the first one read."""
+    if isinstance(bound, MessageId):
+        before = Position(bound.ledger_id, bound.entry_id - 1)
+        return PartitionOffset(before, bound.batch_index - 1 if bound.batch_index > 0 else None)
+    if bound == "latest":
+        return _tail_once(cluster, topic_partition)
+    reader = EntryReader(cluster, topic_partition, BEFORE_ALL, window=1)
+    try:
+        last = reader.last_position()
+        first = next_until(reader, last) if last is not None else None
+    finally:
+        reader.close()
+    return PartitionOffset(Position(first.ledger_id, first.entry_id - 1) if first is not None else BEFORE_ALL)
+
+
+def resolve_end(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionOffset:
+    """The last entry of a bounded read. A message id is inclusive, and whole entries are read."""
+    if isinstance(bound, MessageId):
+        return PartitionOffset(bound.position)
+    return PartitionOffset(BEFORE_ALL) if bound == "earliest" else _tail_once(cluster, topic_partition)
+
+
+def _tail_once(cluster: Cluster, topic_partition: str) -> PartitionOffset:
+    tail = Tail(cluster, topic_partition)
+    try:
+        return tail.now()
+    finally:
+        tail.close()
+
+
+class Scout:
+    """Finds where a limited batch ends, by reading ahead of it; needs no admin address and no guess at sizes.
+
+    It goes on where the batch before ended, so a limited stream costs the broker one extra pass.
+    """
+
+    def __init__(self, cluster: Cluster, topic_partition: str) -> None:
+        self.topic_partition = topic_partition
+        self._cluster = cluster
+        self._reader: EntryReader | None = None
+        self._ahead: EntryReceived | None = None
+        self._stopped_at: Position | None = None
+
+    def advance(self, after: Position, end: PartitionOffset, max_rows: int | None, max_bytes: int | None) -> PartitionOffset:
+        """The last entry within the budget, at least one; ``end`` where the budget covers all of it."""
+        if self._reader is None or self._stopped_at != after:
+            self.close()
+            self._reader = EntryReader(self._cluster, self.topic_partition, after)
+        rows = size = 0
+        stop: PartitionOffset | None = None
+        while (entry := self._ahead or next_until(self._reader, end.position)) is not None:
+            count = message_count(entry.entry)
+            over = (max_rows is not None and rows + count > max_rows) or (max_bytes is not None and size + len(entry.frame) > max_bytes)
+            if over and stop is not None:
+                self._ahead = entry
+                self._stopped_at = stop.position
+                return stop
+            self._ahead = None
+            rows, size = rows + count, size + len(entry.frame)
+            stop = _stamped(entry)
+        self.close()
+        return end
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = self._ahead = self._stopped_at = None
+
+
+def _stamped(entry: EntryReceived) -> PartitionOffset:
+    position = Position(entry.ledger_id, entry.entry_id)
+    try:
+        stamp = read_stamp(entry.entry)
+    except CorruptEntryError:
+        return PartitionOffset(position)
+    return PartitionOffset(position, None, stamp.time_ms, stamp.index)

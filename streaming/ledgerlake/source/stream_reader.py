@@ -1,0 +1,144 @@
+"""``spark.readStream.format("ledgerlake")``: offsets and planning in the driver's planner process, reading in tasks.
+
+Rules kept here:
+  - A batch depends only on (start, end); what is remembered here only saves questions to the broker.
+  - Nothing is opened before the first question: Spark makes readers only to pickle them.
+  - With ``Trigger.AvailableNow`` the end is fixed once, and the limits still hold.
+  - A position that did not move keeps the very JSON it had, since Spark takes a changed offset for new data.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from ledgerlake.client.cluster import Cluster
+from ledgerlake.client.cursor import DurableCursor
+from ledgerlake.source.batch_reader import RangePartition
+from ledgerlake.source.offsets import Offset, PartitionOffset, from_json, to_json
+from ledgerlake.source.planning import ranges, share
+from ledgerlake.source.positions import Scout, Tail, resolve_start
+from ledgerlake.source.views import read_view
+from ledgerlake.wire.message_id import BEFORE_ALL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+
+    from ledgerlake.source.options import SourceOptions
+
+_log = logging.getLogger(__name__)
+
+
+class LedgerlakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+    """One query's source. Pickled with its options only; the connections belong to the planner process."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._planner: _Planner | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_options": self._options, "_planner": None}
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        return to_json(self._plan().initial())
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        limited = not isinstance(limit, ReadAllAvailable)
+        return to_json(self._plan().latest(from_json(start), limited))
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        if self._options.max_bytes is not None:
+            return ReadMaxBytes(self._options.max_bytes)
+        if self._options.max_rows is not None:
+            return ReadMaxRows(self._options.max_rows)
+        return ReadAllAvailable()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        return to_json(self._plan().tails())
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._plan().fix_end()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return [RangePartition(span) for span in ranges(from_json(start), from_json(end))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_view(self._options, partition.span)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._plan().committed(from_json(end))
+
+    def stop(self) -> None:
+        if self._planner is not None:
+            self._planner.close()
+            self._planner = None
+
+    def _plan(self) -> _Planner:
+        if self._planner is None:
+            self._planner = _Planner(self._options)
+        return self._planner
+
+
+class _Planner:
+    """The planner process's connections and what it remembers."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._cluster = Cluster(options.client)
+        self._names = [name for topic in options.topics for name in self._cluster.topic_partitions(topic)]
+        self._tails = {name: Tail(self._cluster, name) for name in self._names}
+        self._scouts = {name: Scout(self._cluster, name) for name in self._names}
+        self._cursors = [DurableCursor(self._cluster, name, options.subscription) for name in self._names if options.subscription]
+        self._fixed_end: Offset | None = None
+        self._warned = False
+        for cursor in self._cursors:
+            cursor.ensure(from_earliest=True)
+
+    def initial(self) -> Offset:
+        return {name: resolve_start(self._cluster, name, self._options.starting_of(name, "latest")) for name in self._names}
+
+    def tails(self) -> Offset:
+        found = {name: tail.now() for name, tail in self._tails.items()}
+        self._warn_without_broker_metadata(found)
+        return found
+
+    def fix_end(self) -> None:
+        self._fixed_end = self.tails()
+
+    def latest(self, start: Offset, limited: bool) -> Offset:
+        ends = self._fixed_end or self.tails()
+        nothing = PartitionOffset(BEFORE_ALL)
+        moved = [name for name in ends if ends[name].position > start.get(name, nothing).position]
+        rows, size = share(self._options.max_rows, len(moved)), share(self._options.max_bytes, len(moved))
+        result = dict(start)
+        for name in moved:
+            if limited and (rows is not None or size is not None):
+                result[name] = self._scouts[name].advance(start.get(name, nothing).position, ends[name], rows, size)
+            else:
+                result[name] = ends[name]
+        return result
+
+    def committed(self, end: Offset) -> None:
+        for cursor in self._cursors:
+            if cursor.topic_partition in end:
+                cursor.advance(end[cursor.topic_partition].position)
+
+    def close(self) -> None:
+        self._cluster.close()
+
+    def _warn_without_broker_metadata(self, found: Offset) -> None:
+        bare = [name for name, one in found.items() if one.position != BEFORE_ALL and one.index is None]
+        if bare and not self._warned:
+            self._warned = True
+            _log.warning("the broker adds no entry metadata to %s: broker columns are null, order is by publish time", bare[0])

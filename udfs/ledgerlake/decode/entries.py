@@ -1,0 +1,82 @@
+"""Bundles as one row per stored entry: its bytes, and what both kinds of metadata say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ledgerlake.decode import kernels as k
+from ledgerlake.decode import schema
+from ledgerlake.decode.messages import TopicPartition, read_entry_table
+from ledgerlake.errors import CorruptEntryError
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire.entry import parse_entry, split_broker_metadata
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+
+def entry_rows(frames: pa.Buffer | bytes, source: TopicPartition) -> pa.RecordBatch:
+    """Rows of ``schema.ENTRIES`` in order; an entry that does not parse has a ``reject_reason`` and its bytes."""
+    buffer, entries = read_entry_table(frames)
+    view = memoryview(buffer)
+    rows = []
+    for start, end, ledger_id, entry_id in entries[:, [k.E_START, k.E_END, k.E_LEDGER, k.E_ENTRY]].tolist():
+        raw = view[start:end]
+        place = {"topic": source.topic, "partition": source.partition, "ledger_id": ledger_id, "entry_id": entry_id}
+        rows.append({**place, **_describe(raw), "entry": bytes(raw)})
+    return pa.RecordBatch.from_pylist(rows, schema=schema.ENTRIES)
+
+
+def _describe(raw: memoryview) -> dict[str, Any]:
+    try:
+        broker, _ = split_broker_metadata(raw)
+        columns = _broker_columns(broker) if broker is not None else {}
+        return columns | _metadata_columns(parse_entry(raw).metadata)
+    except CorruptEntryError as error:
+        return {"reject_reason": error.reason}
+    except OverflowError:
+        return {"reject_reason": "malformed_entry"}
+
+
+def _broker_columns(broker: pb.BrokerEntryMetadata) -> dict[str, Any]:
+    return {"broker_timestamp": _time(broker, "broker_timestamp"), "broker_index": _present(broker, "index")}
+
+
+def _metadata_columns(metadata: pb.MessageMetadata) -> dict[str, Any]:
+    codecs = pb.CompressionType.items()
+    return {
+        "producer_name": _text(metadata.producer_name),
+        "sequence_id": metadata.sequence_id,
+        "publish_time": _time(metadata, "publish_time"),
+        "event_time": _time(metadata, "event_time"),
+        "deliver_at": _time(metadata, "deliver_at_time"),
+        "key": _text(metadata.partition_key) if metadata.HasField("partition_key") else None,
+        "properties": [(_text(one.key), _text(one.value)) for one in metadata.properties],
+        "schema_version": _present(metadata, "schema_version"),
+        "compression": {number: name for name, number in codecs}.get(metadata.compression, str(metadata.compression)),
+        "uncompressed_size": _present(metadata, "uncompressed_size"),
+        "num_messages_in_batch": _present(metadata, "num_messages_in_batch"),
+        "chunk_uuid": _text(metadata.uuid) if metadata.HasField("uuid") else None,
+        "chunk_id": _present(metadata, "chunk_id"),
+        "chunk_count": _present(metadata, "num_chunks_from_msg"),
+        "chunk_total_bytes": _present(metadata, "total_chunk_msg_size"),
+        "encryption_keys": [_text(one.key) for one in metadata.encryption_keys],
+    }
+
+
+def _present(message: Message, field: str) -> Any:
+    return getattr(message, field) if message.HasField(field) else None
+
+
+def _time(message: Message, field: str) -> int | None:
+    milliseconds = _present(message, field)
+    if milliseconds is not None and abs(milliseconds) > k.MAX_TIME_MS:
+        raise CorruptEntryError(f"{field} is out of range", reason="malformed_entry")
+    return None if milliseconds is None else milliseconds * 1000
+
+
+def _text(value: Any) -> str:
+    """Protobuf's C parser hands out bytes where a string is not UTF-8; this view shows them as well as it can."""
+    return value if isinstance(value, str) else bytes(value).decode("utf-8", "replace")
