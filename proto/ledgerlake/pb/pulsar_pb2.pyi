@@ -298,6 +298,72 @@ class CommandSubscribe(_message.Message):
     force_topic_creation: bool
     def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., sub_type: _Optional[_Union[CommandSubscribe.SubType, str]] = ..., consumer_id: _Optional[int] = ..., request_id: _Optional[int] = ..., consumer_name: _Optional[str] = ..., priority_level: _Optional[int] = ..., durable: bool = ..., start_message_id: _Optional[_Union[MessageIdData, _Mapping]] = ..., read_compacted: bool = ..., initial_position: _Optional[_Union[CommandSubscribe.InitialPosition, str]] = ..., force_topic_creation: bool = ...) -> None: ...
 
+class CommandProducer(_message.Message):
+    __slots__ = ("topic", "producer_id", "request_id", "producer_name", "user_provided_producer_name")
+    TOPIC_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_NAME_FIELD_NUMBER: _ClassVar[int]
+    USER_PROVIDED_PRODUCER_NAME_FIELD_NUMBER: _ClassVar[int]
+    topic: str
+    producer_id: int
+    request_id: int
+    producer_name: str
+    user_provided_producer_name: bool
+    def __init__(self, topic: _Optional[str] = ..., producer_id: _Optional[int] = ..., request_id: _Optional[int] = ..., producer_name: _Optional[str] = ..., user_provided_producer_name: bool = ...) -> None: ...
+
+class CommandProducerSuccess(_message.Message):
+    __slots__ = ("request_id", "producer_name", "last_sequence_id", "producer_ready")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_NAME_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_READY_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    producer_name: str
+    last_sequence_id: int
+    producer_ready: bool
+    def __init__(self, request_id: _Optional[int] = ..., producer_name: _Optional[str] = ..., last_sequence_id: _Optional[int] = ..., producer_ready: bool = ...) -> None: ...
+
+class CommandSend(_message.Message):
+    __slots__ = ("producer_id", "sequence_id", "num_messages")
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    producer_id: int
+    sequence_id: int
+    num_messages: int
+    def __init__(self, producer_id: _Optional[int] = ..., sequence_id: _Optional[int] = ..., num_messages: _Optional[int] = ...) -> None: ...
+
+class CommandSendReceipt(_message.Message):
+    __slots__ = ("producer_id", "sequence_id", "message_id")
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    producer_id: int
+    sequence_id: int
+    message_id: MessageIdData
+    def __init__(self, producer_id: _Optional[int] = ..., sequence_id: _Optional[int] = ..., message_id: _Optional[_Union[MessageIdData, _Mapping]] = ...) -> None: ...
+
+class CommandSendError(_message.Message):
+    __slots__ = ("producer_id", "sequence_id", "error", "message")
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    producer_id: int
+    sequence_id: int
+    error: ServerError
+    message: str
+    def __init__(self, producer_id: _Optional[int] = ..., sequence_id: _Optional[int] = ..., error: _Optional[_Union[ServerError, str]] = ..., message: _Optional[str] = ...) -> None: ...
+
+class CommandCloseProducer(_message.Message):
+    __slots__ = ("producer_id", "request_id")
+    PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    producer_id: int
+    request_id: int
+    def __init__(self, producer_id: _Optional[int] = ..., request_id: _Optional[int] = ...) -> None: ...
+
 class CommandPartitionedTopicMetadata(_message.Message):
     __slots__ = ("topic", "request_id", "metadata_auto_creation_enabled")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -507,19 +573,25 @@ class CommandAuthChallenge(_message.Message):
     def __init__(self, server_version: _Optional[str] = ..., challenge: _Optional[_Union[AuthData, _Mapping]] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class BaseCommand(_message.Message):
-    __slots__ = ("type", "connect", "connected", "subscribe", "message", "ack", "flow", "unsubscribe", "success", "error", "close_consumer", "ping", "pong", "partition_metadata", "partition_metadata_response", "lookup_topic", "lookup_topic_response", "reached_end_of_topic", "get_last_message_id", "get_last_message_id_response", "auth_challenge", "ack_response")
+    __slots__ = ("type", "connect", "connected", "subscribe", "producer", "send", "send_receipt", "send_error", "message", "ack", "flow", "unsubscribe", "success", "error", "close_producer", "close_consumer", "producer_success", "ping", "pong", "partition_metadata", "partition_metadata_response", "lookup_topic", "lookup_topic_response", "reached_end_of_topic", "get_last_message_id", "get_last_message_id_response", "auth_challenge", "ack_response")
     class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CONNECT: _ClassVar[BaseCommand.Type]
         CONNECTED: _ClassVar[BaseCommand.Type]
         SUBSCRIBE: _ClassVar[BaseCommand.Type]
+        PRODUCER: _ClassVar[BaseCommand.Type]
+        SEND: _ClassVar[BaseCommand.Type]
+        SEND_RECEIPT: _ClassVar[BaseCommand.Type]
+        SEND_ERROR: _ClassVar[BaseCommand.Type]
         MESSAGE: _ClassVar[BaseCommand.Type]
         ACK: _ClassVar[BaseCommand.Type]
         FLOW: _ClassVar[BaseCommand.Type]
         UNSUBSCRIBE: _ClassVar[BaseCommand.Type]
         SUCCESS: _ClassVar[BaseCommand.Type]
         ERROR: _ClassVar[BaseCommand.Type]
+        CLOSE_PRODUCER: _ClassVar[BaseCommand.Type]
         CLOSE_CONSUMER: _ClassVar[BaseCommand.Type]
+        PRODUCER_SUCCESS: _ClassVar[BaseCommand.Type]
         PING: _ClassVar[BaseCommand.Type]
         PONG: _ClassVar[BaseCommand.Type]
         PARTITIONED_METADATA: _ClassVar[BaseCommand.Type]
@@ -534,13 +606,19 @@ class BaseCommand(_message.Message):
     CONNECT: BaseCommand.Type
     CONNECTED: BaseCommand.Type
     SUBSCRIBE: BaseCommand.Type
+    PRODUCER: BaseCommand.Type
+    SEND: BaseCommand.Type
+    SEND_RECEIPT: BaseCommand.Type
+    SEND_ERROR: BaseCommand.Type
     MESSAGE: BaseCommand.Type
     ACK: BaseCommand.Type
     FLOW: BaseCommand.Type
     UNSUBSCRIBE: BaseCommand.Type
     SUCCESS: BaseCommand.Type
     ERROR: BaseCommand.Type
+    CLOSE_PRODUCER: BaseCommand.Type
     CLOSE_CONSUMER: BaseCommand.Type
+    PRODUCER_SUCCESS: BaseCommand.Type
     PING: BaseCommand.Type
     PONG: BaseCommand.Type
     PARTITIONED_METADATA: BaseCommand.Type
@@ -556,13 +634,19 @@ class BaseCommand(_message.Message):
     CONNECT_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIBE_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    SEND_FIELD_NUMBER: _ClassVar[int]
+    SEND_RECEIPT_FIELD_NUMBER: _ClassVar[int]
+    SEND_ERROR_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     FLOW_FIELD_NUMBER: _ClassVar[int]
     UNSUBSCRIBE_FIELD_NUMBER: _ClassVar[int]
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_PRODUCER_FIELD_NUMBER: _ClassVar[int]
     CLOSE_CONSUMER_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_SUCCESS_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
     PARTITION_METADATA_FIELD_NUMBER: _ClassVar[int]
@@ -578,13 +662,19 @@ class BaseCommand(_message.Message):
     connect: CommandConnect
     connected: CommandConnected
     subscribe: CommandSubscribe
+    producer: CommandProducer
+    send: CommandSend
+    send_receipt: CommandSendReceipt
+    send_error: CommandSendError
     message: CommandMessage
     ack: CommandAck
     flow: CommandFlow
     unsubscribe: CommandUnsubscribe
     success: CommandSuccess
     error: CommandError
+    close_producer: CommandCloseProducer
     close_consumer: CommandCloseConsumer
+    producer_success: CommandProducerSuccess
     ping: CommandPing
     pong: CommandPong
     partition_metadata: CommandPartitionedTopicMetadata
@@ -596,4 +686,4 @@ class BaseCommand(_message.Message):
     get_last_message_id_response: CommandGetLastMessageIdResponse
     auth_challenge: CommandAuthChallenge
     ack_response: CommandAckResponse
-    def __init__(self, type: _Optional[_Union[BaseCommand.Type, str]] = ..., connect: _Optional[_Union[CommandConnect, _Mapping]] = ..., connected: _Optional[_Union[CommandConnected, _Mapping]] = ..., subscribe: _Optional[_Union[CommandSubscribe, _Mapping]] = ..., message: _Optional[_Union[CommandMessage, _Mapping]] = ..., ack: _Optional[_Union[CommandAck, _Mapping]] = ..., flow: _Optional[_Union[CommandFlow, _Mapping]] = ..., unsubscribe: _Optional[_Union[CommandUnsubscribe, _Mapping]] = ..., success: _Optional[_Union[CommandSuccess, _Mapping]] = ..., error: _Optional[_Union[CommandError, _Mapping]] = ..., close_consumer: _Optional[_Union[CommandCloseConsumer, _Mapping]] = ..., ping: _Optional[_Union[CommandPing, _Mapping]] = ..., pong: _Optional[_Union[CommandPong, _Mapping]] = ..., partition_metadata: _Optional[_Union[CommandPartitionedTopicMetadata, _Mapping]] = ..., partition_metadata_response: _Optional[_Union[CommandPartitionedTopicMetadataResponse, _Mapping]] = ..., lookup_topic: _Optional[_Union[CommandLookupTopic, _Mapping]] = ..., lookup_topic_response: _Optional[_Union[CommandLookupTopicResponse, _Mapping]] = ..., reached_end_of_topic: _Optional[_Union[CommandReachedEndOfTopic, _Mapping]] = ..., get_last_message_id: _Optional[_Union[CommandGetLastMessageId, _Mapping]] = ..., get_last_message_id_response: _Optional[_Union[CommandGetLastMessageIdResponse, _Mapping]] = ..., auth_challenge: _Optional[_Union[CommandAuthChallenge, _Mapping]] = ..., ack_response: _Optional[_Union[CommandAckResponse, _Mapping]] = ...) -> None: ...
+    def __init__(self, type: _Optional[_Union[BaseCommand.Type, str]] = ..., connect: _Optional[_Union[CommandConnect, _Mapping]] = ..., connected: _Optional[_Union[CommandConnected, _Mapping]] = ..., subscribe: _Optional[_Union[CommandSubscribe, _Mapping]] = ..., producer: _Optional[_Union[CommandProducer, _Mapping]] = ..., send: _Optional[_Union[CommandSend, _Mapping]] = ..., send_receipt: _Optional[_Union[CommandSendReceipt, _Mapping]] = ..., send_error: _Optional[_Union[CommandSendError, _Mapping]] = ..., message: _Optional[_Union[CommandMessage, _Mapping]] = ..., ack: _Optional[_Union[CommandAck, _Mapping]] = ..., flow: _Optional[_Union[CommandFlow, _Mapping]] = ..., unsubscribe: _Optional[_Union[CommandUnsubscribe, _Mapping]] = ..., success: _Optional[_Union[CommandSuccess, _Mapping]] = ..., error: _Optional[_Union[CommandError, _Mapping]] = ..., close_producer: _Optional[_Union[CommandCloseProducer, _Mapping]] = ..., close_consumer: _Optional[_Union[CommandCloseConsumer, _Mapping]] = ..., producer_success: _Optional[_Union[CommandProducerSuccess, _Mapping]] = ..., ping: _Optional[_Union[CommandPing, _Mapping]] = ..., pong: _Optional[_Union[CommandPong, _Mapping]] = ..., partition_metadata: _Optional[_Union[CommandPartitionedTopicMetadata, _Mapping]] = ..., partition_metadata_response: _Optional[_Union[CommandPartitionedTopicMetadataResponse, _Mapping]] = ..., lookup_topic: _Optional[_Union[CommandLookupTopic, _Mapping]] = ..., lookup_topic_response: _Optional[_Union[CommandLookupTopicResponse, _Mapping]] = ..., reached_end_of_topic: _Optional[_Union[CommandReachedEndOfTopic, _Mapping]] = ..., get_last_message_id: _Optional[_Union[CommandGetLastMessageId, _Mapping]] = ..., get_last_message_id_response: _Optional[_Union[CommandGetLastMessageIdResponse, _Mapping]] = ..., auth_challenge: _Optional[_Union[CommandAuthChallenge, _Mapping]] = ..., ack_response: _Optional[_Union[CommandAckResponse, _Mapping]] = ...) -> None: ...

@@ -140,3 +140,25 @@ def success(request_id: int) -> bytes:
 def error(request_id: int, code: pb.ServerError, text: str) -> bytes:
     body = pb.CommandError(request_id=request_id, error=code, message=text)
     return encode(pb.BaseCommand(type=_Type.ERROR, error=body))
+
+
+def producer(topic: str, producer_id: int, request_id: int, name: str | None) -> bytes:
+    body = pb.CommandProducer(
+        topic=topic,
+        producer_id=producer_id,
+        request_id=request_id,
+        producer_name=name,
+        user_provided_producer_name=name is not None,
+    )
+    return encode(pb.BaseCommand(type=_Type.PRODUCER, producer=body))
+
+
+def send(producer_id: int, sequence_id: int, message_count: int, entry: bytes) -> bytes:
+    """SEND with an encoded entry (see ``entry.encode_entry``)."""
+    body = pb.CommandSend(producer_id=producer_id, sequence_id=sequence_id, num_messages=message_count)
+    return encode(pb.BaseCommand(type=_Type.SEND, send=body), entry)
+
+
+def close_producer(producer_id: int, request_id: int) -> bytes:
+    body = pb.CommandCloseProducer(producer_id=producer_id, request_id=request_id)
+    return encode(pb.BaseCommand(type=_Type.CLOSE_PRODUCER, close_producer=body))

@@ -19,7 +19,7 @@ from enum import Enum
 
 from google.protobuf.message import DecodeError, Message
 
-from ledgerlake.errors import LedgerlakeError, MalformedFrameError, ProtocolError
+from ledgerlake.errors import MalformedFrameError, ProtocolError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands, limits
 from ledgerlake.wire.framing import Frame, FrameBuffer
@@ -66,6 +66,10 @@ _ACCEPTED: dict[tuple[Role, State], frozenset[int]] = {
     (Role.CLIENT, State.READY): frozenset(
         {
             _T.MESSAGE,
+            _T.SEND_RECEIPT,
+            _T.SEND_ERROR,
+            _T.PRODUCER_SUCCESS,
+            _T.CLOSE_PRODUCER,
             _T.SUCCESS,
             _T.ERROR,
             _T.CLOSE_CONSUMER,
@@ -83,6 +87,9 @@ _ACCEPTED: dict[tuple[Role, State], frozenset[int]] = {
     (Role.SERVER, State.READY): frozenset(
         {
             _T.SUBSCRIBE,
+            _T.PRODUCER,
+            _T.SEND,
+            _T.CLOSE_PRODUCER,
             _T.ACK,
             _T.FLOW,
             _T.UNSUBSCRIBE,
@@ -190,5 +197,3 @@ def _field_of_type() -> dict[int, str]:
 
 
 _FIELD_OF_TYPE = _field_of_type()
-
-__all__ = ["Connection", "EntryReceived", "Event", "LedgerlakeError", "Role", "State"]

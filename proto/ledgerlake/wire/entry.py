@@ -140,3 +140,24 @@ def read_stamp(raw: memoryview) -> Stamp:
     body = rest[6:] if _magic(rest) == MAGIC_CRC32C else rest
     metadata_bytes, _ = _take_sized(body, "message metadata")
     return Stamp(_parse(pb.MessageMetadata, metadata_bytes, "message metadata").publish_time, None, False)
+
+
+def encode_entry(metadata: pb.MessageMetadata, payload: bytes, broker: pb.BrokerEntryMetadata | None = None) -> bytes:
+    """An entry as a producer sends it, checksum included; with ``broker``, as a broker shows it to readers."""
+    metadata_bytes = metadata.SerializeToString()
+    body = _U32.pack(len(metadata_bytes)) + metadata_bytes + payload
+    entry = _U16.pack(MAGIC_CRC32C) + _U32.pack(crc32c.crc32c(body)) + body
+    if broker is None:
+        return entry
+    broker_bytes = broker.SerializeToString()
+    return _U16.pack(MAGIC_BROKER_METADATA) + _U32.pack(len(broker_bytes)) + broker_bytes + entry
+
+
+def encode_batch(messages: list[tuple[pb.SingleMessageMetadata, bytes]]) -> bytes:
+    """The plain payload of a batch; payload sizes are filled in."""
+    parts = []
+    for metadata, payload in messages:
+        metadata.payload_size = len(payload)
+        metadata_bytes = metadata.SerializeToString()
+        parts += [_U32.pack(len(metadata_bytes)), metadata_bytes, payload]
+    return b"".join(parts)

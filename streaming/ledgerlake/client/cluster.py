@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ledgerlake.client.session import Session
 from ledgerlake.client.topics import full_name, partition_name
-from ledgerlake.errors import LedgerlakeError, ProtocolError
+from ledgerlake.errors import ProtocolError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands, limits
 from ledgerlake.wire.lookup import AskAgain, Owner, refused, step
@@ -94,5 +94,3 @@ def shared_cluster(settings: ClientSettings) -> Cluster:
     """This process's own cluster object for these settings."""
     return _clusters.setdefault((os.getpid(), settings), Cluster(settings))
 
-
-__all__ = ["ClientSettings", "Cluster", "LedgerlakeError", "shared_cluster"]

@@ -44,6 +44,15 @@ class Consumer:
     closed: bool = False
 
 
+@dataclass
+class Receipts:
+    """What the broker said about the entries of one producer id, in order."""
+
+    producer_id: int
+    arrived: deque[pb.CommandSendReceipt | pb.CommandSendError] = field(default_factory=deque)
+    closed: bool = False
+
+
 class Session:
     """A connection after its handshake."""
 
@@ -57,6 +66,7 @@ class Session:
         self._answers: dict[int, Message] = {}
         self._waiting: set[int] = set()
         self._consumers: dict[int, Consumer] = {}
+        self._producers: dict[int, Receipts] = {}
         self._ids = 0
         self._lock = threading.RLock()
         self._transport = Transport(url, connect_timeout_s)
@@ -141,6 +151,47 @@ class Session:
                 lambda request_id: commands.close_consumer(consumer.consumer_id, request_id),
             )
 
+    def open_producer(self, topic_partition: str, name: str | None) -> tuple[Receipts, str]:
+        """A producer's receipts and the name that the broker gave or accepted."""
+        with self._lock:
+            receipts = Receipts(self._next_id())
+            self._producers[receipts.producer_id] = receipts
+            answer = self.request(
+                pb.CommandProducerSuccess,
+                f"open a producer on {topic_partition}",
+                lambda request_id: commands.producer(topic_partition, receipts.producer_id, request_id, name),
+            )
+            return receipts, answer.producer_name
+
+    def send_entry(self, receipts: Receipts, sequence_id: int, message_count: int, entry: bytes) -> None:
+        self._send(commands.send(receipts.producer_id, sequence_id, message_count, entry))
+
+    def next_receipt(self, receipts: Receipts, deadline: float) -> pb.MessageIdData | None:
+        """The next stored entry's id, or None at the deadline or when the broker closed the producer.
+
+        Raises:
+            BrokerError: the broker refused an entry.
+        """
+        with self._lock:
+            while not receipts.arrived:
+                remaining_s = deadline - time.monotonic()
+                if receipts.closed or remaining_s <= 0:
+                    return None
+                self._pump(remaining_s)
+            answer = receipts.arrived.popleft()
+        if isinstance(answer, pb.CommandSendError):
+            raise refused("store an entry", answer.error, answer.message)
+        return answer.message_id
+
+    def close_producer(self, receipts: Receipts) -> None:
+        with self._lock:
+            self._producers.pop(receipts.producer_id, None)
+            self.request(
+                pb.CommandSuccess,
+                "close a producer",
+                lambda request_id: commands.close_producer(receipts.producer_id, request_id),
+            )
+
     def close(self) -> None:
         if self._failure is None:
             self._failure = TransportError(f"the session with {self.url} was closed")
@@ -204,6 +255,14 @@ class Session:
             consumer = self._consumers.pop(event.consumer_id, None)
             if consumer is not None:
                 consumer.closed = True
+        elif isinstance(event, (pb.CommandSendReceipt, pb.CommandSendError)):
+            receipts = self._producers.get(event.producer_id)
+            if receipts is not None:
+                receipts.arrived.append(event)
+        elif isinstance(event, pb.CommandCloseProducer):
+            receipts = self._producers.pop(event.producer_id, None)
+            if receipts is not None:
+                receipts.closed = True
         elif isinstance(event, pb.CommandAuthChallenge):
             raise ProtocolError(f"the broker at {self.url} asks for authentication, which was not configured")
         else:
@@ -223,8 +282,8 @@ class Session:
     def _fail(self, error: LedgerlakeError) -> LedgerlakeError:
         self._failure = error
         self._transport.close()
-        for consumer in self._consumers.values():
-            consumer.closed = True
+        for held in [*self._consumers.values(), *self._producers.values()]:
+            held.closed = True
         return error
 
     def _next_id(self) -> int:

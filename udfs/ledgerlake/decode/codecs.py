@@ -45,6 +45,19 @@ def decompress(codec: int, data: memoryview, declared_bytes: int, max_bytes: int
     return plain
 
 
+def compress(codec: int, data: bytes) -> bytes:
+    """The bytes that a producer would send, in the same shapes that ``decompress`` reads."""
+    if codec == pb.LZ4:
+        return bytes(lz4.block.compress(data, store_size=False))
+    if codec == pb.ZLIB:
+        return zlib.compress(data)
+    if codec == pb.ZSTD:
+        return zstandard.ZstdCompressor().compress(data)
+    if codec == pb.SNAPPY:
+        return bytes(cramjam.snappy.compress_raw(data))
+    return data
+
+
 class _Damaged(Exception):
     """What the libraries do not say by themselves."""
 

@@ -1,0 +1,220 @@
+"""The command ``ledgerlake``. Exit 0: done, 1: a check found something, 2: bad usage or setup, 3: broker or table unreachable.
+
+An error is one sentence on standard error; ``--debug`` shows the traceback behind it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ledgerlake.errors import LedgerlakeError, SetupError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DEFAULT_SERVICE_URL = "pulsar://localhost:6650"
+_STATE_FOLDER = "~/.local/share/ledgerlake/broker"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; its exit code."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        return int(options.command(options) or 0)
+    except LedgerlakeError as error:
+        return _report(error, error.exit_code, options.debug)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        from ledgerlake.query.assemble import cause_of
+
+        cause = cause_of(error)
+        return _report(cause, cause.exit_code, options.debug)
+
+
+def _report(error: LedgerlakeError, code: int, debug: bool) -> int:
+    if debug:
+        import traceback
+
+        traceback.print_exc()
+    print(f"ledgerlake: {error.message}", file=sys.stderr)
+    return code
+
+
+class _Parser(argparse.ArgumentParser):
+    """One sentence on a usage error, with the way to help."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"ledgerlake: {message}; see '{self.prog} --help'", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="ledgerlake", description="Apache Pulsar ledgers in, ordered Delta tables out.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Parser)
+
+    def add(name: str, command: Callable[[argparse.Namespace], int | None], text: str, example: str) -> argparse.ArgumentParser:
+        one = commands.add_parser(name, help=text, description=text, epilog=f"example: {example}")
+        one.add_argument("--json", action="store_true", help="print the result as JSON")
+        one.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        one.set_defaults(command=command)
+        return one
+
+    run = add("run", _run, "run the pipeline of a configuration", "ledgerlake run orders.toml --once")
+    run.add_argument("config", metavar="CONFIG", help="the TOML file")
+    run.add_argument("--once", action="store_true", help="end when everything that is there now is in the table")
+    run.add_argument("--master", default="local[*]", help="Spark master (default: local[*])")
+
+    demo = add("demo", _demo, "live producers, the pipeline, the table and a verdict", "ledgerlake demo --messages 200000")
+    demo.add_argument("--messages", type=int, default=250_000, help="how many messages are produced (default: 250000)")
+
+    peek = add("peek", _peek, "show entries of a topic as the broker stored them", "ledgerlake peek orders --from earliest -n 5")
+    peek.add_argument("topic", metavar="TOPIC")
+    peek.add_argument("-n", "--count", type=int, default=10, help="how many entries per partition (default: 10)")
+    peek.add_argument("--from", dest="start", default="earliest", help="earliest or a message id (default: earliest)")
+    _service_url(peek)
+
+    verify = add("verify", _verify, "compare the table with its topics; exit 1 when they differ", "ledgerlake verify orders.toml --json")
+    verify.add_argument("config", metavar="CONFIG")
+
+    forget = add("forget", _forget, "remove the pipeline's durable cursors from the broker", "ledgerlake forget orders.toml")
+    forget.add_argument("config", metavar="CONFIG")
+
+    broker = add("broker", _broker, "the embedded development broker", "ledgerlake broker start --data-dir /tmp/broker")
+    broker.add_argument("action", choices=["start", "stop", "status", "env"])
+    broker.add_argument("--data-dir", help=f"where it keeps everything (default: {_STATE_FOLDER})")
+    return parser
+
+
+def _service_url(parser: argparse.ArgumentParser) -> None:
+    default = os.environ.get("LEDGERLAKE_SERVICE_URL", DEFAULT_SERVICE_URL)
+    parser.add_argument("--service-url", default=default, help=f"default: $LEDGERLAKE_SERVICE_URL, now {default}")
+
+
+def _run(options: argparse.Namespace) -> int:
+    from ledgerlake.query.assemble import Pipeline, check_reachable
+    from ledgerlake.query.config import load_config
+    from ledgerlake.query.progress import ProgressScreen
+    from ledgerlake.query.session import start_session
+
+    config = load_config(options.config)
+    check_reachable(config)
+    screen = ProgressScreen()
+    stop = _stop_on_signals()
+    pipeline = Pipeline(start_session(f"ledgerlake {config.stream.name}", options.master), config, screen.totals.add)
+    try:
+        pipeline.start(options.once)
+        assert pipeline.query is not None
+        screen.start(pipeline.query)
+        try:
+            while not stop.is_set() and not pipeline.wait(0.5):
+                pass
+            pipeline.stop()
+        finally:
+            screen.stop()
+    finally:
+        pipeline.close()
+    if options.json:
+        print(json.dumps(asdict(screen.totals)))
+    return 0
+
+
+def _stop_on_signals() -> threading.Event:
+    """Set by SIGINT and SIGTERM; a second one ends at once."""
+    stop = threading.Event()
+
+    def ask(signal_number: int, _frame: object) -> None:
+        if stop.is_set():
+            raise SystemExit(128 + signal_number)
+        stop.set()
+
+    signal.signal(signal.SIGINT, ask)
+    signal.signal(signal.SIGTERM, ask)
+    return stop
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from ledgerlake.demo import run_demo
+
+    return run_demo(options.messages, as_json=options.json)
+
+
+def _peek(options: argparse.Namespace) -> int:
+    from ledgerlake.query.peek import entry_line, peek
+
+    if options.count < 1:
+        raise UsageError("--count must be at least 1")
+    for entry in peek(options.service_url, options.topic, options.start, options.count):
+        print(json.dumps(entry, default=str) if options.json else entry_line(entry))
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from ledgerlake.query.config import load_config
+    from ledgerlake.query.verify import verify
+
+    verdict = verify(load_config(options.config))
+    if options.json:
+        print(json.dumps(asdict(verdict)))
+    else:
+        print(verdict_line(verdict))
+    return 0 if verdict.clean else 1
+
+
+def verdict_line(verdict: Any) -> str:
+    """The verdict as a sentence."""
+    found = f"{verdict.missing:,} missing, {verdict.duplicate:,} duplicate, {verdict.out_of_order:,} out of order"
+    rest = f"{verdict.rejects:,} rejects, {verdict.late:,} late, {verdict.not_checked:,} no longer in the topic"
+    return f"{verdict.messages:,} messages: {found} ({rest})"
+
+
+def _forget(options: argparse.Namespace) -> int:
+    from ledgerlake.query.assemble import forget
+    from ledgerlake.query.config import load_config
+
+    config = load_config(options.config)
+    names = forget(config)
+    result = {"subscription": config.subscription, "topics": names}
+    print(json.dumps(result) if options.json else f"removed {config.subscription} from {', '.join(names)}")
+    return 0
+
+
+def _broker(options: argparse.Namespace) -> int:
+    from ledgerlake.broker import Broker
+
+    broker = Broker(Path(options.data_dir or _STATE_FOLDER).expanduser())
+    if options.action == "start":
+        address = broker.start(attached=False)
+    elif options.action == "stop":
+        stopped = broker.stop()
+        print(json.dumps({"stopped": stopped}) if options.json else ("stopped" if stopped else "no broker was running"))
+        return 0
+    else:
+        found = broker.status()
+        if found is None:
+            raise SetupError("no broker is running; start one with: ledgerlake broker start")
+        address = found
+    if options.json:
+        print(json.dumps(asdict(address)))
+    elif options.action == "env":
+        print(f"export LEDGERLAKE_SERVICE_URL={address.service_url}")
+        print(f"export LEDGERLAKE_ADMIN_URL={address.admin_url}")
+    else:
+        print(f"broker at {address.service_url}, admin {address.admin_url}, pid {address.pid}, data in {address.data_dir}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

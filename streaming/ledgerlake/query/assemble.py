@@ -1,0 +1,207 @@
+"""The pipeline put together: cursor, source, sink, in the order that loses nothing.
+
+    tables made or checked before anything is asked of the broker
+    durable cursors made   before anything is read, so that the broker keeps what we have not taken
+    query started          bundles to ``foreachBatch``; the sink commits, then the cursors move
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import TYPE_CHECKING
+
+from ledgerlake import errors as _errors
+from ledgerlake.client.cluster import Cluster
+from ledgerlake.client.cursor import DurableCursor
+from ledgerlake.decode import schema
+from ledgerlake.errors import LedgerlakeError, SetupError
+from ledgerlake.query.config import Config, parse_trigger
+from ledgerlake.query.start import as_option, load_start, save_start
+from ledgerlake.sinks.delta import BatchResult, DeltaSink
+from ledgerlake.source.datasource import LedgerlakeDataSource
+from ledgerlake.source.options import parse_bound
+from ledgerlake.source.positions import resolve_start
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+    from ledgerlake.source.offsets import Offset
+
+
+def messages(spark: SparkSession, config: Config) -> DataFrame:
+    """A streaming DataFrame of decoded messages with the table's columns, for any sink or transformation.
+
+    Entries that cannot become messages are not in it: ``rejects`` streams those.
+    """
+    return _view(spark, config).where("reject_reason is null").select(*schema.MESSAGES.names)
+
+
+def rejects(spark: SparkSession, config: Config) -> DataFrame:
+    """A streaming DataFrame of what ``messages`` leaves out: position, reason, and the whole entry in ``value``."""
+    return _view(spark, config).where("reject_reason is not null")
+
+
+def run(
+    spark: SparkSession, config: Config, *, once: bool = False, on_batch: Callable[[BatchResult], None] | None = None
+) -> Pipeline:
+    """Start the whole pipeline; see ``Pipeline``.
+
+    Args:
+        once: end when everything that was there at the start is in the table.
+        on_batch: called after each committed micro-batch, for progress.
+
+    Raises:
+        UsageError, SetupError, TableError, BrokerError, TransportError: nothing was started.
+    """
+    pipeline = Pipeline(spark, config, on_batch)
+    pipeline.start(once)
+    return pipeline
+
+
+class Pipeline:
+    """A running query with its cursors."""
+
+    def __init__(self, spark: SparkSession, config: Config, on_batch: Callable[[BatchResult], None] | None = None) -> None:
+        self.config = config
+        self._spark = spark
+        self._on_batch = on_batch
+        options = config.parsed_options()
+        self._cluster = Cluster(options.client)
+        self._cursors: dict[str, DurableCursor] = {}
+        self._sink = DeltaSink(
+            config.delta.path,
+            config.delta.rejects_path,
+            require_broker_metadata=options.require_broker_metadata,
+            max_uncompressed_bytes=options.max_uncompressed_bytes,
+        )
+        self._stopping = threading.Event()
+        self._batch_in_work = threading.Lock()
+        self.query: StreamingQuery | None = None
+
+    def start(self, once: bool) -> None:
+        names = [name for topic in self.config.source.topics for name in self._cluster.topic_partitions(topic)]
+        self._sink.messages.ensure(self._spark)
+        self._sink.rejects.ensure(self._spark)
+        self._sink.load_floors(names)
+        start = self._hold_cursors(names)
+        self._spark.dataSource.register(LedgerlakeDataSource)
+        options = self.config.source_options() | {"view": "bundles", "startingOffsets": as_option(start)}
+        writer = (
+            self._spark.readStream.format("ledgerlake")
+            .options(**options)
+            .load()
+            .writeStream.queryName(self.config.stream.name)
+            .option("checkpointLocation", self.config.stream.checkpoint)
+            .foreachBatch(self._write_batch)
+        )
+        trigger = {"availableNow": True} if once else {"processingTime": parse_trigger(self.config.stream.trigger)}
+        self.query = writer.trigger(**trigger).start()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end; False when ``timeout_s`` passed first.
+
+        Raises:
+            LedgerlakeError: the query failed; ours where the cause was ours, else a SetupError with Spark's word.
+        """
+        from pyspark.errors import StreamingQueryException
+
+        if self.query is None:
+            return True
+        try:
+            ended = self.query.awaitTermination(timeout_s) if timeout_s is not None else self.query.awaitTermination()
+        except StreamingQueryException as error:
+            if self._stopping.is_set():
+                return True
+            raise cause_of(error) from None
+        return ended is not False
+
+    def stop(self) -> None:
+        """End after the batch in work; one that comes later finds the door closed and is not begun."""
+        self._stopping.set()
+        with self._batch_in_work:
+            pass
+        if self.query is not None:
+            self.query.stop()
+
+    def close(self) -> None:
+        """Let go of the broker; the cursors stay on it."""
+        for cursor in self._cursors.values():
+            cursor.close()
+        self._cluster.close()
+
+    def _hold_cursors(self, names: list[str]) -> Offset:
+        """Make the cursors before anything is read; the pipeline's very first position, resolved once for all runs."""
+        bound = parse_bound(self.config.source.starting, "[source] starting")
+        for name in names:
+            self._cursors[name] = DurableCursor(self._cluster, name, self.config.subscription)
+            self._cursors[name].ensure(from_earliest=bound != "latest")
+        start = load_start(self.config.stream.checkpoint)
+        if start is None:
+            start = {name: resolve_start(self._cluster, name, bound) for name in names}
+            save_start(self.config.stream.checkpoint, start)
+            for name, offset in start.items():
+                self._cursors[name].advance(offset.position)
+        return start
+
+    def _write_batch(self, bundles: DataFrame, batch_id: int) -> None:
+        with self._batch_in_work:
+            if self._stopping.is_set():
+                raise _StoppedError
+            query_id = bundles.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+            result = self._sink.write(bundles, f"ledgerlake:{self.config.stream.name}:{query_id}", batch_id)
+            for name, position in result.ends.items():
+                self._cursors[name].advance(position)
+            if self._on_batch is not None:
+                self._on_batch(result)
+
+
+class _StoppedError(Exception):
+    """A batch that came after ``stop``; it was not begun and will be planned again."""
+
+
+def check_reachable(config: Config) -> None:
+    """Find out at once, before Spark starts, whether the broker is there and knows the topics.
+
+    Raises:
+        TransportError, BrokerError, TopicNotFoundError.
+    """
+    cluster = Cluster(config.parsed_options().client)
+    try:
+        for topic in config.source.topics:
+            cluster.topic_partitions(topic)
+    finally:
+        cluster.close()
+
+
+def forget(config: Config) -> list[str]:
+    """Remove the pipeline's durable cursors from the broker; the topic partitions that had one."""
+    cluster = Cluster(config.parsed_options().client)
+    try:
+        names = [name for topic in config.source.topics for name in cluster.topic_partitions(topic)]
+        for name in names:
+            DurableCursor(cluster, name, config.subscription).forget()
+    finally:
+        cluster.close()
+    return names
+
+
+def cause_of(error: BaseException) -> LedgerlakeError:
+    """The error of ours inside Spark's, which carries Python tracebacks as text."""
+    text = str(error)
+    found = re.findall(r"^(?:E\s+)?ledgerlake\.errors\.(\w+): (.*)$", text, flags=re.MULTILINE)
+    if found:
+        name, message = found[-1]
+        kind = getattr(_errors, name, SetupError)
+        return kind(message.strip())  # type: ignore[no-any-return]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return SetupError(f"the query failed: {lines[0][:300] if lines else type(error).__name__}")
+
+
+def _view(spark: SparkSession, config: Config) -> DataFrame:
+    spark.dataSource.register(LedgerlakeDataSource)
+    return spark.readStream.format("ledgerlake").options(**config.source_options()).load()
+

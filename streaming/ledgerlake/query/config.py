@@ -1,0 +1,184 @@
+"""The configuration file: TOML, checked whole before Spark starts; an unknown key names the nearest known one.
+
+    [source]   service_url, topics; starting, require_broker_metadata, max_rows_per_trigger, max_bytes_per_trigger,
+               retry_timeout_s
+    [stream]   name; trigger, checkpoint
+    [delta]    path; rejects_path
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ledgerlake.client.topics import full_name
+from ledgerlake.errors import UsageError
+from ledgerlake.source.options import SourceOptions, nearest, parse_bound, parse_options
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_DURATION = re.compile(r"(\d+)\s*(milliseconds?|ms|seconds?|s|minutes?|min|hours?|h)")
+
+Section = TypeVar("Section")
+
+
+@dataclass(frozen=True)
+class SourceConfig:
+    """``[source]``: which topics, from where on."""
+
+    service_url: str
+    topics: tuple[str, ...]
+    starting: str = "earliest"
+    require_broker_metadata: bool = False
+    max_rows_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
+    retry_timeout_s: int = 120
+
+
+@dataclass(frozen=True)
+class StreamConfig:
+    """``[stream]``: the query's identity and rhythm."""
+
+    name: str
+    trigger: str = "1 second"
+    checkpoint: str = ""
+
+
+@dataclass(frozen=True)
+class DeltaConfig:
+    """``[delta]``: where the tables are."""
+
+    path: str
+    rejects_path: str = ""
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole, checked configuration."""
+
+    source: SourceConfig
+    stream: StreamConfig
+    delta: DeltaConfig
+
+    @property
+    def subscription(self) -> str:
+        """The name of the durable cursor, after the stream."""
+        return f"ledgerlake-{self.stream.name}"
+
+    def source_options(self) -> dict[str, str]:
+        """The options of the bare source that say the same."""
+        source = self.source
+        given = {
+            "service.url": source.service_url,
+            "topics": ",".join(source.topics),
+            "startingOffsets": source.starting,
+            "requireBrokerMetadata": str(source.require_broker_metadata).lower(),
+            "maxRowsPerTrigger": source.max_rows_per_trigger,
+            "maxBytesPerTrigger": source.max_bytes_per_trigger,
+            "retryTimeoutMs": source.retry_timeout_s * 1000,
+        }
+        return {name: str(value) for name, value in given.items() if value is not None}
+
+    def parsed_options(self) -> SourceOptions:
+        return parse_options(self.source_options())
+
+
+def load_config(path: str | Path) -> Config:
+    """Read and check a configuration file.
+
+    Raises:
+        UsageError: the file cannot be read, is not TOML, or says something wrong; the message names file and key.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = tomllib.load(file)
+    except OSError as error:
+        raise UsageError(f"the configuration {path} cannot be read ({error.strerror}); check the path") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"the configuration {path} is not TOML: {error}") from None
+    try:
+        return parse_config(data)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error.message}") from None
+
+
+def parse_config(data: dict[str, Any]) -> Config:
+    """Check configuration data.
+
+    Raises:
+        UsageError: a key is unknown, missing, or has a value that it cannot have.
+    """
+    for name in data:
+        if name not in ("source", "stream", "delta"):
+            raise UsageError(f"there is no section [{name}]{nearest(name, ('source', 'stream', 'delta'))}")
+    source = _section(SourceConfig, "source", data)
+    stream = _section(StreamConfig, "stream", data)
+    delta = _section(DeltaConfig, "delta", data)
+    if not source.topics:
+        raise UsageError("[source] topics is empty")
+    source = _replace(source, topics=tuple(full_name(topic) for topic in source.topics))
+    parse_bound(source.starting, "[source] starting")
+    if not _NAME.fullmatch(stream.name):
+        raise UsageError(f"[stream] name '{stream.name}' may hold letters, digits, dot, dash and underscore only")
+    parse_trigger(stream.trigger)
+    stream = _replace(stream, checkpoint=stream.checkpoint or f"checkpoints/{stream.name}")
+    delta = _replace(delta, rejects_path=delta.rejects_path or delta.path.rstrip("/") + "_rejects")
+    if delta.path.rstrip("/") == delta.rejects_path.rstrip("/"):
+        raise UsageError("[delta] path and rejects_path are the same folder")
+    config = Config(source, stream, delta)
+    config.parsed_options()
+    return config
+
+
+def parse_trigger(text: str) -> str:
+    """An interval that Spark understands, such as ``1 second`` or ``200 milliseconds``."""
+    matched = _DURATION.fullmatch(text.strip().lower())
+    if matched is None:
+        raise UsageError(f"[stream] trigger '{text}' is not a duration; write for example '1 second' or '200 milliseconds'")
+    number, unit = matched.groups()
+    whole = {"m": "milliseconds", "s": "seconds", "h": "hours"}[unit[0]] if unit != "min" and not unit.startswith("minute") else "minutes"
+    return f"{number} {whole}"
+
+
+def _section(kind: type[Section], name: str, data: dict[str, Any]) -> Section:
+    given = data.get(name, {})
+    if not isinstance(given, dict):
+        raise UsageError(f"[{name}] must be a section")
+    known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
+    values = {}
+    for key, value in given.items():
+        if key not in known:
+            raise UsageError(f"[{name}] has no key '{key}'{nearest(key, tuple(known))}")
+        values[key] = _checked(f"[{name}] {key}", value, str(known[key].type))
+    for key, one in known.items():
+        if key not in values and one.default is one.default_factory:
+            raise UsageError(f"[{name}] {key} is missing")
+    return kind(**values)
+
+
+def _checked(where: str, value: Any, kind: str) -> Any:
+    if kind.startswith("tuple"):
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise UsageError(f"{where} must be a list of texts")
+        return tuple(value)
+    if kind == "str" and isinstance(value, str):
+        return value
+    if kind == "bool" and isinstance(value, bool):
+        return value
+    if kind.startswith("int") and isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    wanted = {"str": "a text", "bool": "true or false"}.get(kind, "a whole number above 0")
+    raise UsageError(f"{where} must be {wanted}")
+
+
+def _replace(section: Section, **changes: Any) -> Section:
+    from dataclasses import replace
+
+    return replace(section, **changes)  # type: ignore[type-var]

@@ -1,0 +1,63 @@
+"""A few stored entries of a topic with both kinds of metadata, for a person."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.client.reader import EntryReader
+from ledgerlake.client.topics import split_partition
+from ledgerlake.decode.entries import entry_rows
+from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.source.options import parse_bound
+from ledgerlake.source.positions import next_until, resolve_start
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def peek(service_url: str, topic: str, start: str, count: int) -> Iterator[dict[str, Any]]:
+    """Up to ``count`` entries of each topic partition as rows of ``schema.ENTRIES`` without the bytes, which are counted.
+
+    Raises:
+        UsageError, BrokerError, TransportError, ProtocolError.
+    """
+    bound = parse_bound(start, "--from")
+    cluster = Cluster(ClientSettings(service_url, give_up_after_s=5.0))
+    try:
+        for name in cluster.topic_partitions(topic):
+            yield from _peek_partition(cluster, name, bound, count)
+    finally:
+        cluster.close()
+
+
+def _peek_partition(cluster: Cluster, name: str, bound: Any, count: int) -> Iterator[dict[str, Any]]:
+    reader = EntryReader(cluster, name, resolve_start(cluster, name, bound).position, window=count)
+    source = TopicPartition(*split_partition(name))
+    try:
+        end = reader.last_position()
+        while end is not None and count > 0 and (entry := next_until(reader, end)) is not None:
+            row: dict[str, Any] = entry_rows(entry.frame, source).to_pylist()[0]
+            row["entry_bytes"] = len(row.pop("entry"))
+            yield row
+            count -= 1
+    finally:
+        reader.close()
+
+
+def entry_line(row: dict[str, Any]) -> str:
+    """One entry as one line of text."""
+    partition = f" p{row['partition']}" if row["partition"] >= 0 else ""
+    broker = f"broker {_clock(row['broker_timestamp'])} index {row['broker_index']}" if row["broker_timestamp"] else "no broker metadata"
+    if row["reject_reason"]:
+        return f"{row['ledger_id']}:{row['entry_id']}{partition}  {broker}  {row['entry_bytes']} bytes  {row['reject_reason']}"
+    batch = f"batch of {row['num_messages_in_batch']}" if row["num_messages_in_batch"] is not None else "single"
+    key = f" key {row['key']}" if row["key"] is not None else ""
+    return (
+        f"{row['ledger_id']}:{row['entry_id']}{partition}  {broker}  published {_clock(row['publish_time'])} by "
+        f"{row['producer_name']} #{row['sequence_id']}  {batch} {row['compression']} {row['entry_bytes']} bytes{key}"
+    )
+
+
+def _clock(moment: Any) -> str:
+    return str(moment.strftime("%H:%M:%S.%f")[:-3])

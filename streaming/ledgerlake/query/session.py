@@ -1,0 +1,64 @@
+"""A Spark session that fits: Delta's jars, our interpreter for the workers, settings for small machines.
+
+The jars are fetched once with PySpark's own Ivy and handed over as files, so that a start resolves nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ledgerlake.errors import SetupError
+from ledgerlake.java import fetch_jars, find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DELTA_VERSION = "4.4.0"
+
+# Delta's own; what else it depends on is in PySpark already.
+_JAR_PREFIXES = ("delta-", "unitycatalog-")
+
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{Path(__file__).parent / 'log4j2.properties'}",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "2g",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.databricks.delta.snapshotPartitions": "2",
+}
+
+
+def delta_jars() -> list[str]:
+    """Paths of Delta's jars, fetched once.
+
+    Raises:
+        SetupError: no Java, or the download failed.
+    """
+    jars = fetch_jars("io.delta", "delta-spark_4.2_2.13", DELTA_VERSION)
+    return [str(jar) for jar in jars if jar.name.startswith(_JAR_PREFIXES)]
+
+
+def start_session(name: str, master: str = "local[*]", settings: dict[str, str] | None = None) -> SparkSession:
+    """Start, or get, a session with Delta.
+
+    Raises:
+        SetupError: no Java, or PySpark is not installed.
+    """
+    find_java()
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise SetupError("PySpark is missing; install it with: pip install 'ledgerlake[spark]'") from None
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    builder = SparkSession.builder.appName(name).master(master).config("spark.jars", ",".join(delta_jars()))
+    for key, value in {**_SETTINGS, **(settings or {})}.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()

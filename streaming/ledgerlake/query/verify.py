@@ -1,0 +1,251 @@
+"""Does the table hold exactly what the topic held? Position by position, broker index by broker index.
+
+What is compared: the topic's messages after the query's first offset, up to the last micro-batch that it committed, with
+the table's rows of that range. An entry that stands in ``rejects`` accounts for its messages.
+
+    missing        in the topic, neither in the table nor in rejects
+    duplicate      rows beyond the first of one position
+    out_of_order   rows that stand before an earlier one, inside a file, or in a file whose stretch overlaps another's
+                   (rows marked ``late`` say so themselves and are not counted)
+    not_checked    rows of positions that the topic no longer has
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from pyarrow import fs
+
+from ledgerlake.client.cluster import Cluster
+from ledgerlake.client.reader import EntryReader
+from ledgerlake.client.topics import split_partition
+from ledgerlake.decode.messages import TopicPartition, decode_bundle
+from ledgerlake.errors import TableError
+from ledgerlake.query.start import load_start
+from ledgerlake.sinks.ordered import sort_keys
+from ledgerlake.sinks.tables import resolve
+from ledgerlake.source.offsets import Offset, PartitionOffset, from_json
+from ledgerlake.source.positions import next_until, resolve_end
+from ledgerlake.wire.message_id import BEFORE_ALL, Position
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ledgerlake.query.config import Config
+
+    Keys = NDArray[np.int64]
+
+_KEY = ["ledger_id", "entry_id", "batch_index", "broker_index"]
+_ORDER_COLUMNS = ["topic", "partition", "ledger_id", "entry_id", "batch_index", "broker_index", "broker_timestamp", "publish_time", "late"]
+_BUNDLE_BYTES = 1024 * 1024
+
+
+@dataclass
+class Verdict:
+    """What was found; ``clean`` when nothing is wrong."""
+
+    messages: int = 0
+    missing: int = 0
+    duplicate: int = 0
+    out_of_order: int = 0
+    rejects: int = 0
+    late: int = 0
+    not_checked: int = 0
+
+    @property
+    def clean(self) -> bool:
+        return not (self.missing or self.duplicate or self.out_of_order)
+
+    def add(self, other: Verdict) -> None:
+        for one in fields(self):
+            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+
+
+def verify(config: Config) -> Verdict:
+    """Compare the tables of a configuration with its topics.
+
+    Raises:
+        TableError: a table cannot be read.
+        BrokerError, TransportError: the topic cannot be read.
+    """
+    cluster = Cluster(config.parsed_options().client)
+    try:
+        start, end = _committed_range(config, cluster)
+        table = _TableRows(config.delta.path)
+        rejected = _TableRows(config.delta.rejects_path)
+        verdict = Verdict()
+        for name in sorted(end):
+            begin = start.get(name, PartitionOffset(BEFORE_ALL))
+            verdict.add(_verify_partition(cluster, name, begin, end[name].position, table, rejected))
+        return verdict
+    finally:
+        cluster.close()
+
+
+def _verify_partition(
+    cluster: Cluster, name: str, start: PartitionOffset, end: Position, table: _TableRows, rejected: _TableRows
+) -> Verdict:
+    expected, bad_entries, first = _read_topic(cluster, name, start, end)
+    files = table.files_of(name, end)
+    rows = np.concatenate([_keys(one) for one in files]) if files else np.empty((0, 4), dtype=np.int64)
+    reject_rows = rejected.files_of(name, end)
+    reject_entries = (
+        np.concatenate([_entries(one) for one in reject_rows]) if reject_rows else np.empty((0, 2), dtype=np.int64)
+    )
+    distinct = np.unique(_packed(rows))
+    wanted = _packed(expected)
+    in_rejects = np.isin(_packed(expected[:, :2]), _packed(reject_entries))
+    missing = int((~np.isin(wanted, distinct) & ~in_rejects).sum())
+    missing += int((~np.isin(_packed(bad_entries), _packed(reject_entries))).sum())
+    return Verdict(
+        messages=len(rows),
+        missing=missing,
+        duplicate=len(rows) - len(distinct),
+        out_of_order=_out_of_order(files),
+        rejects=len(reject_entries),
+        late=sum(int(pc.sum(one["late"]).as_py() or 0) for one in files),
+        not_checked=_before(rows, first),
+    )
+
+
+def _read_topic(cluster: Cluster, name: str, start: PartitionOffset, end: Position) -> tuple[Keys, Keys, Position | None]:
+    """The keys of the topic's messages in the range, the entries that cannot be messages, and the first entry's position."""
+    reader = EntryReader(cluster, name, start.position)
+    source = TopicPartition(*split_partition(name))
+    keys: list[Keys] = [np.empty((0, 4), dtype=np.int64)]
+    bad: list[Keys] = [np.empty((0, 2), dtype=np.int64)]
+    first: Position | None = None
+    frames: list[bytes] = []
+    size = 0
+
+    def decode() -> None:
+        skip = start.batch_index if len(keys) == 1 else None
+        for decoded in decode_bundle(b"".join(frames), source, after_batch_index=skip):
+            keys.append(_keys(decoded.messages))
+            bad.append(_entries(decoded.rejects))
+
+    try:
+        while (entry := next_until(reader, end)) is not None:
+            first = first or Position(entry.ledger_id, entry.entry_id)
+            frames.append(entry.frame)
+            size += len(entry.frame)
+            if size >= _BUNDLE_BYTES:
+                decode()
+                frames, size = [], 0
+        decode()
+    finally:
+        reader.close()
+    return np.concatenate(keys), np.concatenate(bad), first
+
+
+class _TableRows:
+    """A table's files as Arrow tables of the columns that matter here, rows in file order."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        try:
+            table = DeltaTable(path)
+            self._files = [uri.removeprefix("file://") for uri in table.file_uris()]
+        except (DeltaError, OSError) as error:
+            raise TableError(f"the table at {path} cannot be opened: {str(error).splitlines()[0][:200]}; run the pipeline first") from None
+        self._tables: list[pa.Table] | None = None
+
+    def files_of(self, name: str, end: Position) -> list[pa.Table]:
+        """Each file's rows of one topic partition up to ``end``; files without any are left out."""
+        if self._tables is None:
+            self._tables = [self._read(uri) for uri in self._files]
+        topic, partition = split_partition(name)
+        found = []
+        for table in self._tables:
+            ledger, entry = table["ledger_id"], table["entry_id"]
+            inside = pc.or_(pc.less(ledger, end.ledger_id), pc.and_(pc.equal(ledger, end.ledger_id), pc.less_equal(entry, end.entry_id)))
+            ours = pc.and_(pc.equal(table["topic"], topic), pc.equal(table["partition"], partition))
+            rows = table.filter(pc.and_(inside, ours))
+            if rows.num_rows:
+                found.append(rows)
+        return found
+
+    def _read(self, uri: str) -> pa.Table:
+        filesystem, path = resolve(uri)
+        with pq.ParquetFile(path, filesystem=filesystem) as file:
+            present = set(file.schema_arrow.names)
+            return file.read([name for name in _ORDER_COLUMNS if name in present])
+
+
+def _out_of_order(files: list[pa.Table]) -> int:
+    """Rows behind an earlier one: inside each file, and between files taken by where they begin."""
+    wrong = 0
+    stretches = []
+    for file in files:
+        rows = file.filter(pc.invert(file["late"]))
+        if not rows.num_rows:
+            continue
+        keys = np.stack(sort_keys(rows), axis=1)
+        wrong += int(_descends(keys[:-1], keys[1:]).sum())
+        stretches.append(keys)
+    stretches.sort(key=lambda keys: tuple(keys[0]))
+    reached: Keys | None = None
+    for keys in stretches:
+        if reached is not None:
+            wrong += int(_descends(np.broadcast_to(reached, keys.shape), keys).sum())
+        reached = keys[-1] if reached is None or tuple(keys[-1]) > tuple(reached) else reached
+    return wrong
+
+
+def _descends(before: Keys, after: Keys) -> NDArray[np.bool_]:
+    """Row by row, whether ``after`` comes before ``before``."""
+    result = np.zeros(len(before), dtype=bool)
+    for column in reversed(range(before.shape[1])):
+        result = (after[:, column] < before[:, column]) | ((after[:, column] == before[:, column]) & result)
+    return result
+
+
+def _keys(rows: pa.Table | pa.RecordBatch) -> Keys:
+    columns = [pc.fill_null(rows[name].cast(pa.int64()), -1).to_numpy() for name in _KEY]
+    return np.stack(columns, axis=1)
+
+
+def _entries(rows: pa.Table | pa.RecordBatch) -> Keys:
+    return np.stack([rows[name].to_numpy() for name in ("ledger_id", "entry_id")], axis=1)
+
+
+def _packed(keys: Keys) -> NDArray[np.void]:
+    """Rows as single comparable values."""
+    whole = np.ascontiguousarray(keys, dtype=np.int64)
+    return whole.view(np.dtype((np.void, whole.shape[1] * 8))).reshape(-1)
+
+
+def _before(rows: Keys, first: Position | None) -> int:
+    if first is None:
+        return len(rows)
+    return int(((rows[:, 0] < first.ledger_id) | ((rows[:, 0] == first.ledger_id) & (rows[:, 1] < first.entry_id))).sum())
+
+
+def _committed_range(config: Config, cluster: Cluster) -> tuple[Offset, Offset]:
+    """The query's first offset and that of its last committed batch; the whole topics where there is no checkpoint."""
+    filesystem, root = resolve(config.stream.checkpoint)
+    committed = _batch_numbers(filesystem, f"{root}/commits")
+    if committed:
+        end = from_json(json.loads(_read_text(filesystem, f"{root}/offsets/{max(committed)}").splitlines()[-1]))
+        return load_start(config.stream.checkpoint) or {}, end
+    names = [name for topic in config.source.topics for name in cluster.topic_partitions(topic)]
+    return {}, {name: resolve_end(cluster, name, "latest") for name in names}
+
+
+def _batch_numbers(filesystem: fs.FileSystem, folder: str) -> list[int]:
+    found = filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+    return [int(one.base_name) for one in found if one.base_name.isdigit()]
+
+
+def _read_text(filesystem: fs.FileSystem, path: str) -> str:
+    with filesystem.open_input_stream(path) as stream:
+        return bytes(stream.read()).decode()
+

@@ -1,0 +1,1 @@
+"""Sinks: the tasks write Parquet files, the driver commits them to Delta tables exactly once."""
