@@ -13,7 +13,7 @@ import sys
 import threading
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ledgerlake.errors import LedgerlakeError, SetupError, UsageError
 
@@ -65,7 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="ledgerlake", description="Apache Pulsar ledgers in, ordered Delta tables out.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Parser)
 
-    def add(name: str, command: Callable[[argparse.Namespace], int | None], text: str, example: str) -> argparse.ArgumentParser:
+    def add(
+        name: str, command: Callable[[argparse.Namespace], int | None], text: str, example: str
+    ) -> argparse.ArgumentParser:
         one = commands.add_parser(name, help=text, description=text, epilog=f"example: {example}")
         one.add_argument("--json", action="store_true", help="print the result as JSON")
         one.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -77,19 +79,33 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--once", action="store_true", help="end when everything that is there now is in the table")
     run.add_argument("--master", default="local[*]", help="Spark master (default: local[*])")
 
-    demo = add("demo", _demo, "live producers, the pipeline, the table and a verdict", "ledgerlake demo --messages 200000")
+    demo = add(
+        "demo", _demo, "live producers, the pipeline, the table and a verdict", "ledgerlake demo --messages 200000"
+    )
     demo.add_argument("--messages", type=int, default=250_000, help="how many messages are produced (default: 250000)")
 
-    peek = add("peek", _peek, "show entries of a topic as the broker stored them", "ledgerlake peek orders --from earliest -n 5")
+    peek = add(
+        "peek",
+        _peek,
+        "show entries of a topic as the broker stored them",
+        "ledgerlake peek orders --from earliest -n 5",
+    )
     peek.add_argument("topic", metavar="TOPIC")
     peek.add_argument("-n", "--count", type=int, default=10, help="how many entries per partition (default: 10)")
     peek.add_argument("--from", dest="start", default="earliest", help="earliest or a message id (default: earliest)")
     _service_url(peek)
 
-    verify = add("verify", _verify, "compare the table with its topics; exit 1 when they differ", "ledgerlake verify orders.toml --json")
+    verify = add(
+        "verify",
+        _verify,
+        "compare the table with its topics; exit 1 when they differ",
+        "ledgerlake verify orders.toml --json",
+    )
     verify.add_argument("config", metavar="CONFIG")
 
-    forget = add("forget", _forget, "remove the pipeline's durable cursors from the broker", "ledgerlake forget orders.toml")
+    forget = add(
+        "forget", _forget, "remove the pipeline's durable cursors from the broker", "ledgerlake forget orders.toml"
+    )
     forget.add_argument("config", metavar="CONFIG")
 
     broker = add("broker", _broker, "the embedded development broker", "ledgerlake broker start --data-dir /tmp/broker")
@@ -169,15 +185,8 @@ def _verify(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(asdict(verdict)))
     else:
-        print(verdict_line(verdict))
+        print(verdict.sentence())
     return 0 if verdict.clean else 1
-
-
-def verdict_line(verdict: Any) -> str:
-    """The verdict as a sentence."""
-    found = f"{verdict.missing:,} missing, {verdict.duplicate:,} duplicate, {verdict.out_of_order:,} out of order"
-    rest = f"{verdict.rejects:,} rejects, {verdict.late:,} late, {verdict.not_checked:,} no longer in the topic"
-    return f"{verdict.messages:,} messages: {found} ({rest})"
 
 
 def _forget(options: argparse.Namespace) -> int:
@@ -212,7 +221,9 @@ def _broker(options: argparse.Namespace) -> int:
         print(f"export LEDGERLAKE_SERVICE_URL={address.service_url}")
         print(f"export LEDGERLAKE_ADMIN_URL={address.admin_url}")
     else:
-        print(f"broker at {address.service_url}, admin {address.admin_url}, pid {address.pid}, data in {address.data_dir}")
+        print(
+            f"broker at {address.service_url}, admin {address.admin_url}, pid {address.pid}, data in {address.data_dir}"
+        )
     return 0
 
 

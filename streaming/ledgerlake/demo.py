@@ -110,7 +110,9 @@ def _stream_while_producing(spark: SparkSession, config: Config, service_url: st
         pipeline.start(once=False)
         assert pipeline.query is not None
         screen.start(pipeline.query)
-        _say(f"{len(PLANS)} producers write {messages:,} messages to {PARTITIONS} partitions: {', '.join(_describe(plan) for plan in PLANS)}")
+        _say(
+            f"{len(PLANS)} producers write {messages:,} messages to {PARTITIONS} partitions: {', '.join(_describe(plan) for plan in PLANS)}"
+        )
         producers = [_start_producer(plan, service_url, topic, messages) for plan in PLANS]
         failed = [plan.name for plan, process in zip(PLANS, producers, strict=True) if process.wait() != 0]
         if failed:
@@ -123,7 +125,6 @@ def _stream_while_producing(spark: SparkSession, config: Config, service_url: st
 
 
 def _show(spark: SparkSession, config: Config, messages: int, seconds: float, as_json: bool) -> bool:
-    from ledgerlake.cli import verdict_line
     from ledgerlake.query.verify import verify
 
     table = spark.read.format("delta").load(config.delta.path)
@@ -145,7 +146,7 @@ def _show(spark: SparkSession, config: Config, messages: int, seconds: float, as
     if as_json:
         print(json.dumps({**asdict(verdict), "expected": expected, "seconds": round(seconds, 1)}))
     else:
-        print(f"verdict of {expected:,} sent: {verdict_line(verdict)}; {seconds:.0f} s in all")
+        print(f"verdict of {expected:,} sent: {verdict.sentence()}; {seconds:.0f} s in all")
     return clean
 
 
@@ -160,7 +161,9 @@ def _share(plan: ProducerPlan, messages: int) -> int:
 
 
 def _start_producer(plan: ProducerPlan, service_url: str, topic: str, messages: int) -> subprocess.Popen[bytes]:
-    arguments = json.dumps({"plan": asdict(plan), "service_url": service_url, "topic": topic, "count": _share(plan, messages)})
+    arguments = json.dumps(
+        {"plan": asdict(plan), "service_url": service_url, "topic": topic, "count": _share(plan, messages)}
+    )
     return subprocess.Popen([sys.executable, "-m", "ledgerlake.demo", arguments])
 
 
@@ -195,7 +198,9 @@ def _produce_pulsar_client(plan: ProducerPlan, service_url: str, topic: str, cou
     )
     began_s = time.monotonic()
     for number in range(count):
-        producer.send_async(_value(plan, number), None, properties={"source": plan.name}, partition_key=f"k{number % 100}")
+        producer.send_async(
+            _value(plan, number), None, properties={"source": plan.name}, partition_key=f"k{number % 100}"
+        )
         if number % plan.batch == 0:
             _pace(began_s, number, count)
     producer.flush()
@@ -207,7 +212,10 @@ def _produce_own(plan: ProducerPlan, service_url: str, topic: str, count: int) -
     from ledgerlake.client.producer import EntryProducer
 
     cluster = Cluster(ClientSettings(service_url))
-    producers = [EntryProducer(cluster, name, f"{plan.name}-{index}") for index, name in enumerate(cluster.topic_partitions(topic))]
+    producers = [
+        EntryProducer(cluster, name, f"{plan.name}-{index}")
+        for index, name in enumerate(cluster.topic_partitions(topic))
+    ]
     began_s = time.monotonic()
     for start in range(0, count, plan.batch):
         numbers = range(start, min(start + plan.batch, count))

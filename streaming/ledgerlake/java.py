@@ -43,7 +43,9 @@ def find_java() -> str:
     java = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
     if java is None:
         where = f"JAVA_HOME={home} holds no bin/java" if home else "no java on PATH"
-        raise SetupError(f"Java is missing ({where}); install it, on Debian or Ubuntu: apt-get install openjdk-17-jre-headless")
+        raise SetupError(
+            f"Java is missing ({where}); install it, on Debian or Ubuntu: apt-get install openjdk-17-jre-headless"
+        )
     banner = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     matched = re.search(r'version "(\d+)', banner)
     if matched is None or int(matched.group(1)) < OLDEST_JAVA:
@@ -131,8 +133,12 @@ def _ivy(dependency: str, pattern: str) -> None:
         try:
             result = subprocess.run(command, capture_output=True, text=True, timeout=_FETCH_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired:
-            raise SetupError("a download from Maven Central did not finish in 30 minutes; check the network and try again") from None
+            raise SetupError(
+                "a download from Maven Central did not finish in 30 minutes; check the network and try again"
+            ) from None
     if result.returncode != 0:
-        lines = [line.strip() for line in (result.stdout + result.stderr).splitlines() if "FAILED" in line or "ERROR" in line]
+        lines = [
+            line.strip() for line in (result.stdout + result.stderr).splitlines() if "FAILED" in line or "ERROR" in line
+        ]
         reason = lines[0] if lines else f"Ivy ended with code {result.returncode}"
         raise SetupError(f"a download from Maven Central failed ({reason}); check the network and try again")

@@ -20,7 +20,10 @@ def encode(command: pb.BaseCommand, payload: bytes = b"") -> bytes:
 
 
 def connect(
-    client_version: str, auth_method: str = "none", auth_data: bytes | None = None, proxy_to_broker_url: str | None = None
+    client_version: str,
+    auth_method: str = "none",
+    auth_data: bytes | None = None,
+    proxy_to_broker_url: str | None = None,
 ) -> bytes:
     """CONNECT, asking for broker entry metadata and able to answer auth challenges."""
     flags = pb.FeatureFlags(
@@ -59,7 +62,9 @@ def lookup(topic: str, request_id: int, authoritative: bool = False) -> bytes:
     return encode(pb.BaseCommand(type=_Type.LOOKUP, lookup_topic=body))
 
 
-def subscribe_reader(topic: str, subscription: str, consumer_id: int, request_id: int, start: pb.MessageIdData) -> bytes:
+def subscribe_reader(
+    topic: str, subscription: str, consumer_id: int, request_id: int, start: pb.MessageIdData
+) -> bytes:
     """A non-durable exclusive subscription; the broker delivers from the entry before ``start``, exclusive of it."""
     body = pb.CommandSubscribe(
         topic=topic,

@@ -163,12 +163,12 @@ class Connection:
 
     def _check_accepted(self, kind: int) -> None:
         if kind not in _ACCEPTED.get((self.role, self.state), frozenset()):
-            name = pb.BaseCommand.Type.Name(kind)  # type: ignore[arg-type]
+            name = pb.BaseCommand.Type.Name(kind)
             raise MalformedFrameError(f"the peer sent {name} to a {self.role.value} that is {self.state.value}")
 
     def _advance(self, command: pb.BaseCommand) -> Event | None:
         field = _FIELD_OF_TYPE[command.type]
-        if not command.HasField(field):  # type: ignore[arg-type]
+        if not command.HasField(field):
             raise MalformedFrameError(f"a command of type {command.type} lacks its {field}")
         if command.type == _T.PING:
             self._outgoing += commands.pong()

@@ -75,7 +75,9 @@ class FrameBuffer:
                 FrameTooLargeError(f"the peer announced a frame of {total} bytes, over the limit of {self.limit_bytes}")
             )
         if total < 4:
-            raise self._break(MalformedFrameError(f"the peer announced a frame of {total} bytes, too small for a command"))
+            raise self._break(
+                MalformedFrameError(f"the peer announced a frame of {total} bytes, too small for a command")
+            )
         if available < 8:
             return None
         (command_size,) = _U32.unpack_from(self._bytes, self._start + 4)

@@ -53,7 +53,7 @@ def step(topic: str, response: pb.CommandLookupTopicResponse, hops: int, use_tls
 
 def refused(attempt: str, code: int, text: str) -> BrokerError:
     """The typed error for a broker's answer to what we tried to do."""
-    name = pb.ServerError.Name(code) if code in pb.ServerError.values() else str(code)  # type: ignore[arg-type]
+    name = pb.ServerError.Name(code) if code in pb.ServerError.values() else str(code)
     detail = text.strip().splitlines()[0][:300] if text.strip() else "no reason given"
     if name == "TopicNotFound":
         return TopicNotFoundError(

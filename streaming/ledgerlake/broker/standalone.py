@@ -30,6 +30,7 @@ import urllib.error
 import urllib.request
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ledgerlake.errors import SetupError
 from ledgerlake.java import cache_folder, fetch_file, find_java, locked
@@ -129,10 +130,15 @@ class Broker:
             ports = self._ports()
             (self.data_dir / "standalone.conf").write_text(self._configuration(home, ports))
         except OSError as error:
-            raise SetupError(f"the broker cannot write to {self.data_dir}: {error.strerror}; choose another --data-dir") from None
+            raise SetupError(
+                f"the broker cannot write to {self.data_dir}: {error.strerror}; choose another --data-dir"
+            ) from None
         self._process = self._spawn(home, ports, attached)
         address = BrokerAddress(
-            f"pulsar://127.0.0.1:{ports.service}", f"http://127.0.0.1:{ports.web}", self._process.pid, str(self.data_dir)
+            f"pulsar://127.0.0.1:{ports.service}",
+            f"http://127.0.0.1:{ports.web}",
+            self._process.pid,
+            str(self.data_dir),
         )
         state = {"version": _STATE_VERSION, **asdict(ports), **asdict(address)}
         (self.data_dir / "broker.json").write_text(json.dumps(state, indent=2))
@@ -182,9 +188,9 @@ class Broker:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _state(self) -> dict[str, object] | None:
+    def _state(self) -> dict[str, Any] | None:
         try:
-            state: dict[str, object] = json.loads((self.data_dir / "broker.json").read_text())
+            state: dict[str, Any] = json.loads((self.data_dir / "broker.json").read_text())
         except (OSError, ValueError):
             return None
         return state if state.get("version") == _STATE_VERSION else None
@@ -192,7 +198,7 @@ class Broker:
     def _ports(self) -> _Ports:
         state = self._state()
         if state is not None:
-            return _Ports(int(str(state["service"])), int(str(state["web"])), int(str(state["bookie"])))
+            return _Ports(state["service"], state["web"], state["bookie"])
         with contextlib.ExitStack() as held:
             sockets = [held.enter_context(socket.socket()) for _ in range(3)]
             for one in sockets:
@@ -200,7 +206,10 @@ class Broker:
             return _Ports(*(one.getsockname()[1] for one in sockets))
 
     def _configuration(self, home: Path, ports: _Ports) -> str:
-        metadata = {"brokerEntryMetadataInterceptors": INTERCEPTORS, "exposingBrokerEntryMetadataToClientEnabled": "true"}
+        metadata = {
+            "brokerEntryMetadataInterceptors": INTERCEPTORS,
+            "exposingBrokerEntryMetadataToClientEnabled": "true",
+        }
         ours = {
             "brokerServicePort": str(ports.service),
             "webServicePort": str(ports.web),
@@ -277,7 +286,9 @@ def _is_ours(pid: object, data_dir: Path) -> bool:
     if not isinstance(pid, int):
         return False
     try:
-        listing = subprocess.run(["ps", "-ww", "-o", "stat=,args=", "-p", str(pid)], capture_output=True, text=True, check=False)
+        listing = subprocess.run(
+            ["ps", "-ww", "-o", "stat=,args=", "-p", str(pid)], capture_output=True, text=True, check=False
+        )
     except FileNotFoundError:
         raise SetupError("the command ps is missing; install procps") from None
     return str(data_dir) in listing.stdout and not listing.stdout.startswith("Z")

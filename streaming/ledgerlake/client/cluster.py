@@ -93,4 +93,3 @@ _clusters: dict[tuple[int, ClientSettings], Cluster] = {}
 def shared_cluster(settings: ClientSettings) -> Cluster:
     """This process's own cluster object for these settings."""
     return _clusters.setdefault((os.getpid(), settings), Cluster(settings))
-

@@ -60,4 +60,3 @@ class EntryProducer:
             raise DeadlineError(f"the broker stored nothing for {self._session.request_timeout_s:g} s")
         self._pending -= 1
         return receipt
-

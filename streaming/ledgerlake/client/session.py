@@ -108,10 +108,14 @@ class Session:
                 self._waiting.discard(request_id)
         if isinstance(answer, pb.CommandError):
             if answer.error == pb.ConsumerBusy:
-                raise ConsumerBusyError(f"could not {attempt}: another consumer holds this subscription; stop it or use another name")
+                raise ConsumerBusyError(
+                    f"could not {attempt}: another consumer holds this subscription; stop it or use another name"
+                )
             raise refused(attempt, answer.error, answer.message)
         if not isinstance(answer, answer_type):
-            raise self._fail(ProtocolError(f"the broker answered {type(answer).__name__} where {answer_type.__name__} belongs"))
+            raise self._fail(
+                ProtocolError(f"the broker answered {type(answer).__name__} where {answer_type.__name__} belongs")
+            )
         return answer
 
     def subscribe(self, attempt: str, build: Callable[[int, int], bytes]) -> Consumer:
@@ -215,12 +219,16 @@ class Session:
         if isinstance(event, pb.CommandError):
             raise refused(f"let us connect at {self.url}", event.error, event.message)
         if not isinstance(event, pb.CommandConnected):
-            raise ProtocolError(f"the peer at {self.url} answered CONNECT with {type(event).__name__}; is it a Pulsar broker?")
+            raise ProtocolError(
+                f"the peer at {self.url} answered CONNECT with {type(event).__name__}; is it a Pulsar broker?"
+            )
 
     def _wait(self, deadline: float, attempt: str) -> None:
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0:
-            raise self._fail(DeadlineError(f"the broker at {self.url} did not {attempt} in {self.request_timeout_s:g} s"))
+            raise self._fail(
+                DeadlineError(f"the broker at {self.url} did not {attempt} in {self.request_timeout_s:g} s")
+            )
         self._pump(remaining_s)
 
     def _receive(self, deadline: float, attempt: str) -> None:
@@ -282,8 +290,10 @@ class Session:
     def _fail(self, error: LedgerlakeError) -> LedgerlakeError:
         self._failure = error
         self._transport.close()
-        for held in [*self._consumers.values(), *self._producers.values()]:
-            held.closed = True
+        for consumer in self._consumers.values():
+            consumer.closed = True
+        for receipts in self._producers.values():
+            receipts.closed = True
         return error
 
     def _next_id(self) -> int:

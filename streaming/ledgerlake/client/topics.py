@@ -27,7 +27,9 @@ def full_name(topic: str) -> str:
         elif len(parts) == 3:
             name = f"persistent://{name}"
     if not _FULL.fullmatch(name):
-        raise UsageError(f"'{topic}' is not a topic name; write orders, tenant/namespace/orders or persistent://tenant/namespace/orders")
+        raise UsageError(
+            f"'{topic}' is not a topic name; write orders, tenant/namespace/orders or persistent://tenant/namespace/orders"
+        )
     return name
 
 

@@ -34,9 +34,13 @@ class Transport:
         try:
             self._socket = socket.create_connection((host, port), timeout=connect_timeout_s)
         except socket.gaierror as error:
-            raise TransportError(f"the broker's host name in {url} does not resolve ({error.strerror}); check the service url") from None
+            raise TransportError(
+                f"the broker's host name in {url} does not resolve ({error.strerror}); check the service url"
+            ) from None
         except TimeoutError:
-            raise TransportError(f"no broker answered at {url} in {connect_timeout_s:g} s; check the address and the firewall") from None
+            raise TransportError(
+                f"no broker answered at {url} in {connect_timeout_s:g} s; check the address and the firewall"
+            ) from None
         except OSError as error:
             raise TransportError(
                 f"no broker listens at {url} ({error.strerror or error}); start it or correct the service url"
@@ -53,7 +57,9 @@ class Transport:
         except TimeoutError:
             raise DeadlineError(f"the broker at {self.url} took no bytes for {timeout_s:g} s") from None
         except OSError as error:
-            raise TransportError(f"the connection to {self.url} broke while sending ({error.strerror or error})") from None
+            raise TransportError(
+                f"the connection to {self.url} broke while sending ({error.strerror or error})"
+            ) from None
 
     def receive(self, timeout_s: float) -> memoryview | None:
         """Bytes that arrived, valid until the next call; None when nothing came in time."""
@@ -65,7 +71,9 @@ class Transport:
         except BlockingIOError:
             return None
         except OSError as error:
-            raise TransportError(f"the connection to {self.url} broke while receiving ({error.strerror or error})") from None
+            raise TransportError(
+                f"the connection to {self.url} broke while receiving ({error.strerror or error})"
+            ) from None
         if count == 0:
             raise TransportError(f"the broker at {self.url} closed the connection")
         return self._buffer[:count]

@@ -1,8 +1,8 @@
 """The pipeline put together: cursor, source, sink, in the order that loses nothing.
 
-    tables made or checked before anything is asked of the broker
-    durable cursors made   before anything is read, so that the broker keeps what we have not taken
-    query started          bundles to ``foreachBatch``; the sink commits, then the cursors move
+tables made or checked before anything is asked of the broker
+durable cursors made   before anything is read, so that the broker keeps what we have not taken
+query started          bundles to ``foreachBatch``; the sink commits, then the cursors move
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def run(
 class Pipeline:
     """A running query with its cursors."""
 
-    def __init__(self, spark: SparkSession, config: Config, on_batch: Callable[[BatchResult], None] | None = None) -> None:
+    def __init__(
+        self, spark: SparkSession, config: Config, on_batch: Callable[[BatchResult], None] | None = None
+    ) -> None:
         self.config = config
         self._spark = spark
         self._on_batch = on_batch
@@ -196,7 +198,7 @@ def cause_of(error: BaseException) -> LedgerlakeError:
     if found:
         name, message = found[-1]
         kind = getattr(_errors, name, SetupError)
-        return kind(message.strip())  # type: ignore[no-any-return]
+        return kind(message.strip())
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return SetupError(f"the query failed: {lines[0][:300] if lines else type(error).__name__}")
 
@@ -204,4 +206,3 @@ def cause_of(error: BaseException) -> LedgerlakeError:
 def _view(spark: SparkSession, config: Config) -> DataFrame:
     spark.dataSource.register(LedgerlakeDataSource)
     return spark.readStream.format("ledgerlake").options(**config.source_options()).load()
-

@@ -1,9 +1,9 @@
 """The configuration file: TOML, checked whole before Spark starts; an unknown key names the nearest known one.
 
-    [source]   service_url, topics; starting, require_broker_metadata, max_rows_per_trigger, max_bytes_per_trigger,
-               retry_timeout_s
-    [stream]   name; trigger, checkpoint
-    [delta]    path; rejects_path
+[source]   service_url, topics; starting, require_broker_metadata, max_rows_per_trigger, max_bytes_per_trigger,
+           retry_timeout_s
+[stream]   name; trigger, checkpoint
+[delta]    path; rejects_path
 """
 
 from __future__ import annotations
@@ -141,9 +141,15 @@ def parse_trigger(text: str) -> str:
     """An interval that Spark understands, such as ``1 second`` or ``200 milliseconds``."""
     matched = _DURATION.fullmatch(text.strip().lower())
     if matched is None:
-        raise UsageError(f"[stream] trigger '{text}' is not a duration; write for example '1 second' or '200 milliseconds'")
+        raise UsageError(
+            f"[stream] trigger '{text}' is not a duration; write for example '1 second' or '200 milliseconds'"
+        )
     number, unit = matched.groups()
-    whole = {"m": "milliseconds", "s": "seconds", "h": "hours"}[unit[0]] if unit != "min" and not unit.startswith("minute") else "minutes"
+    whole = (
+        {"m": "milliseconds", "s": "seconds", "h": "hours"}[unit[0]]
+        if unit != "min" and not unit.startswith("minute")
+        else "minutes"
+    )
     return f"{number} {whole}"
 
 

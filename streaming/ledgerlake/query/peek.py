@@ -48,7 +48,11 @@ def _peek_partition(cluster: Cluster, name: str, bound: Any, count: int) -> Iter
 def entry_line(row: dict[str, Any]) -> str:
     """One entry as one line of text."""
     partition = f" p{row['partition']}" if row["partition"] >= 0 else ""
-    broker = f"broker {_clock(row['broker_timestamp'])} index {row['broker_index']}" if row["broker_timestamp"] else "no broker metadata"
+    broker = (
+        f"broker {_clock(row['broker_timestamp'])} index {row['broker_index']}"
+        if row["broker_timestamp"]
+        else "no broker metadata"
+    )
     if row["reject_reason"]:
         return f"{row['ledger_id']}:{row['entry_id']}{partition}  {broker}  {row['entry_bytes']} bytes  {row['reject_reason']}"
     batch = f"batch of {row['num_messages_in_batch']}" if row["num_messages_in_batch"] is not None else "single"

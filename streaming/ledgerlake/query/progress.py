@@ -62,7 +62,9 @@ class ProgressScreen:
         while not self._end.wait(1.0 if self._terminal else 10.0):
             progress = query.lastProgress
             source = progress.sources[0] if progress is not None and progress.sources else None
-            line = progress_line(self.totals, self._rate(), _offset(source, "endOffset"), _offset(source, "latestOffset"))
+            line = progress_line(
+                self.totals, self._rate(), _offset(source, "endOffset"), _offset(source, "latestOffset")
+            )
             self._out.write(f"\r{line}\033[K" if self._terminal else line + "\n")
             self._out.flush()
 

@@ -42,7 +42,9 @@ def save_start(checkpoint: str, start: Offset) -> None:
             stream.write(json.dumps(to_json(start), indent=2).encode())
         filesystem.move(f"{root}/ledgerlake/start.json.new", f"{root}/ledgerlake/start.json")
     except OSError as error:
-        raise SetupError(f"the checkpoint folder {checkpoint} cannot be written ({error.strerror or error}); choose another path") from None
+        raise SetupError(
+            f"the checkpoint folder {checkpoint} cannot be written ({error.strerror or error}); choose another path"
+        ) from None
 
 
 def as_option(start: Offset) -> str:

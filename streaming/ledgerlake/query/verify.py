@@ -44,7 +44,17 @@ if TYPE_CHECKING:
     Keys = NDArray[np.int64]
 
 _KEY = ["ledger_id", "entry_id", "batch_index", "broker_index"]
-_ORDER_COLUMNS = ["topic", "partition", "ledger_id", "entry_id", "batch_index", "broker_index", "broker_timestamp", "publish_time", "late"]
+_ORDER_COLUMNS = [
+    "topic",
+    "partition",
+    "ledger_id",
+    "entry_id",
+    "batch_index",
+    "broker_index",
+    "broker_timestamp",
+    "publish_time",
+    "late",
+]
 _BUNDLE_BYTES = 1024 * 1024
 
 
@@ -63,6 +73,11 @@ class Verdict:
     @property
     def clean(self) -> bool:
         return not (self.missing or self.duplicate or self.out_of_order)
+
+    def sentence(self) -> str:
+        found = f"{self.missing:,} missing, {self.duplicate:,} duplicate, {self.out_of_order:,} out of order"
+        rest = f"{self.rejects:,} rejects, {self.late:,} late, {self.not_checked:,} no longer in the topic"
+        return f"{self.messages:,} messages: {found} ({rest})"
 
     def add(self, other: Verdict) -> None:
         for one in fields(self):
@@ -116,7 +131,9 @@ def _verify_partition(
     )
 
 
-def _read_topic(cluster: Cluster, name: str, start: PartitionOffset, end: Position) -> tuple[Keys, Keys, Position | None]:
+def _read_topic(
+    cluster: Cluster, name: str, start: PartitionOffset, end: Position
+) -> tuple[Keys, Keys, Position | None]:
     """The keys of the topic's messages in the range, the entries that cannot be messages, and the first entry's position."""
     reader = EntryReader(cluster, name, start.position)
     source = TopicPartition(*split_partition(name))
@@ -155,7 +172,9 @@ class _TableRows:
             table = DeltaTable(path)
             self._files = [uri.removeprefix("file://") for uri in table.file_uris()]
         except (DeltaError, OSError) as error:
-            raise TableError(f"the table at {path} cannot be opened: {str(error).splitlines()[0][:200]}; run the pipeline first") from None
+            raise TableError(
+                f"the table at {path} cannot be opened: {str(error).splitlines()[0][:200]}; run the pipeline first"
+            ) from None
         self._tables: list[pa.Table] | None = None
 
     def files_of(self, name: str, end: Position) -> list[pa.Table]:
@@ -166,7 +185,10 @@ class _TableRows:
         found = []
         for table in self._tables:
             ledger, entry = table["ledger_id"], table["entry_id"]
-            inside = pc.or_(pc.less(ledger, end.ledger_id), pc.and_(pc.equal(ledger, end.ledger_id), pc.less_equal(entry, end.entry_id)))
+            inside = pc.or_(
+                pc.less(ledger, end.ledger_id),
+                pc.and_(pc.equal(ledger, end.ledger_id), pc.less_equal(entry, end.entry_id)),
+            )
             ours = pc.and_(pc.equal(table["topic"], topic), pc.equal(table["partition"], partition))
             rows = table.filter(pc.and_(inside, ours))
             if rows.num_rows:
@@ -226,7 +248,9 @@ def _packed(keys: Keys) -> NDArray[np.void]:
 def _before(rows: Keys, first: Position | None) -> int:
     if first is None:
         return len(rows)
-    return int(((rows[:, 0] < first.ledger_id) | ((rows[:, 0] == first.ledger_id) & (rows[:, 1] < first.entry_id))).sum())
+    return int(
+        ((rows[:, 0] < first.ledger_id) | ((rows[:, 0] == first.ledger_id) & (rows[:, 1] < first.entry_id))).sum()
+    )
 
 
 def _committed_range(config: Config, cluster: Cluster) -> tuple[Offset, Offset]:
@@ -248,4 +272,3 @@ def _batch_numbers(filesystem: fs.FileSystem, folder: str) -> list[int]:
 def _read_text(filesystem: fs.FileSystem, path: str) -> str:
     with filesystem.open_input_stream(path) as stream:
         return bytes(stream.read()).decode()
-

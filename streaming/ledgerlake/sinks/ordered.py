@@ -36,7 +36,15 @@ ROW_GROUP_BYTES = 32 * 1024 * 1024
 FILE_BYTES = 256 * 1024 * 1024
 
 _DICTIONARY_COLUMNS = ["topic", "producer_name", "schema_version", "reason"]
-_STATISTICS_COLUMNS = ["topic", "partition", "ledger_id", "entry_id", "broker_timestamp", "broker_index", "publish_time"]
+_STATISTICS_COLUMNS = [
+    "topic",
+    "partition",
+    "ledger_id",
+    "entry_id",
+    "broker_timestamp",
+    "broker_index",
+    "publish_time",
+]
 
 
 @dataclass(frozen=True)

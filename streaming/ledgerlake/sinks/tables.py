@@ -107,18 +107,24 @@ class Table:
             builder = SparkDeltaTable.createIfNotExists(spark).location(self.path)
             builder.addColumns(from_arrow_schema(self.schema)).execute()
         except OSError as error:
-            raise SetupError(f"the table folder {self.path} cannot be made ({error.strerror or error}); choose another path") from None
+            raise SetupError(
+                f"the table folder {self.path} cannot be made ({error.strerror or error}); choose another path"
+            ) from None
 
     def _check(self, existing: DeltaTable) -> None:
         found = {field.name: field.type for field in deltalake.Schema.to_arrow(existing.schema())}
         found = {name: pa.field(name, kind).type for name, kind in found.items()}
         differences = _differences(self.schema, found)
         if differences:
-            raise TableError(f"the table at {self.path} has another schema ({'; '.join(differences)}); use another path")
+            raise TableError(
+                f"the table at {self.path} has another schema ({'; '.join(differences)}); use another path"
+            )
         protocol = existing.protocol()
         features = set(protocol.writer_features or []) & _REFUSED_FEATURES
         if features:
-            raise TableError(f"the table at {self.path} uses {', '.join(sorted(features))}, which this writer cannot honour")
+            raise TableError(
+                f"the table at {self.path} uses {', '.join(sorted(features))}, which this writer cannot honour"
+            )
 
 
 def resolve(path: str) -> tuple[fs.FileSystem, str]:
@@ -133,7 +139,11 @@ def _differences(wanted: pa.Schema, found: dict[str, pa.DataType]) -> list[str]:
     names = {field.name: field.type for field in wanted}
     missing = [f"it lacks {name}" for name in names if name not in found]
     extra = [f"it has {name}" for name in found if name not in names]
-    other = [f"{name} is {found[name]} where {kind} belongs" for name, kind in names.items() if name in found and not _same(kind, found[name])]
+    other = [
+        f"{name} is {found[name]} where {kind} belongs"
+        for name, kind in names.items()
+        if name in found and not _same(kind, found[name])
+    ]
     return missing + extra + other
 
 

@@ -34,7 +34,7 @@ class LedgerlakeDataSource(DataSource):  # type: ignore[misc]
 
         return LedgerlakeBatchReader(parse_options(self.options))
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from ledgerlake.source.stream_reader import LedgerlakeStreamReader
 
         return LedgerlakeStreamReader(parse_options(self.options))

@@ -104,7 +104,9 @@ def _bundle(span: EntryRange, frames: list[bytes], after_batch_index: int | None
         pa.array([span.end.ledger_id], pa.int64()),
         pa.array([span.end.entry_id], pa.int64()),
         pa.array([after_batch_index], pa.int32()),
-        pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(np.array([0, len(data)], dtype=np.int32)), pa.py_buffer(data)]),
+        pa.Array.from_buffers(
+            pa.binary(), 1, [None, pa.py_buffer(np.array([0, len(data)], dtype=np.int32)), pa.py_buffer(data)]
+        ),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema.BUNDLES)
 

@@ -48,7 +48,9 @@ def next_until(reader: EntryReader, end: Position) -> EntryReceived | None:
             return None
         waited_s += pause_s
         if waited_s > _STUCK_AFTER_S:
-            raise DeadlineError(f"the broker holds entries of {reader.topic_partition} up to {last} and sends none; check its log")
+            raise DeadlineError(
+                f"the broker holds entries of {reader.topic_partition} up to {last} and sends none; check its log"
+            )
         reader.wake()
         pause_s = min(pause_s * 2, _IDLE_MOST_S)
     return None
@@ -144,7 +146,9 @@ class Scout:
         self._ahead: EntryReceived | None = None
         self._stopped_at: Position | None = None
 
-    def advance(self, after: Position, end: PartitionOffset, max_rows: int | None, max_bytes: int | None) -> PartitionOffset:
+    def advance(
+        self, after: Position, end: PartitionOffset, max_rows: int | None, max_bytes: int | None
+    ) -> PartitionOffset:
         """The last entry within the budget, at least one; ``end`` where the budget covers all of it."""
         if self._reader is None or self._stopped_at != after:
             self.close()
@@ -153,7 +157,9 @@ class Scout:
         stop: PartitionOffset | None = None
         while (entry := self._ahead or next_until(self._reader, end.position)) is not None:
             count = message_count(entry.entry)
-            over = (max_rows is not None and rows + count > max_rows) or (max_bytes is not None and size + len(entry.frame) > max_bytes)
+            over = (max_rows is not None and rows + count > max_rows) or (
+                max_bytes is not None and size + len(entry.frame) > max_bytes
+            )
             if over and stop is not None:
                 self._ahead = entry
                 self._stopped_at = stop.position

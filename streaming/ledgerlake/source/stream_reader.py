@@ -50,24 +50,24 @@ class LedgerlakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def __getstate__(self) -> dict[str, Any]:
         return {"_options": self._options, "_planner": None}
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+    def initialOffset(self) -> dict[str, Any]:
         return to_json(self._plan().initial())
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         limited = not isinstance(limit, ReadAllAvailable)
         return to_json(self._plan().latest(from_json(start), limited))
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+    def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.max_bytes is not None:
             return ReadMaxBytes(self._options.max_bytes)
         if self._options.max_rows is not None:
             return ReadMaxRows(self._options.max_rows)
         return ReadAllAvailable()
 
-    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+    def reportLatestOffset(self) -> dict[str, Any] | None:
         return to_json(self._plan().tails())
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+    def prepareForTriggerAvailableNow(self) -> None:
         self._plan().fix_end()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -99,14 +99,18 @@ class _Planner:
         self._names = [name for topic in options.topics for name in self._cluster.topic_partitions(topic)]
         self._tails = {name: Tail(self._cluster, name) for name in self._names}
         self._scouts = {name: Scout(self._cluster, name) for name in self._names}
-        self._cursors = [DurableCursor(self._cluster, name, options.subscription) for name in self._names if options.subscription]
+        self._cursors = [
+            DurableCursor(self._cluster, name, options.subscription) for name in self._names if options.subscription
+        ]
         self._fixed_end: Offset | None = None
         self._warned = False
         for cursor in self._cursors:
             cursor.ensure(from_earliest=True)
 
     def initial(self) -> Offset:
-        return {name: resolve_start(self._cluster, name, self._options.starting_of(name, "latest")) for name in self._names}
+        return {
+            name: resolve_start(self._cluster, name, self._options.starting_of(name, "latest")) for name in self._names
+        }
 
     def tails(self) -> Offset:
         found = {name: tail.now() for name, tail in self._tails.items()}
@@ -141,4 +145,6 @@ class _Planner:
         bare = [name for name, one in found.items() if one.position != BEFORE_ALL and one.index is None]
         if bare and not self._warned:
             self._warned = True
-            _log.warning("the broker adds no entry metadata to %s: broker columns are null, order is by publish time", bare[0])
+            _log.warning(
+                "the broker adds no entry metadata to %s: broker columns are null, order is by publish time", bare[0]
+            )

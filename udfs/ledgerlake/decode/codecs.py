@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import zlib
+from typing import TYPE_CHECKING
 
 import cramjam
 import lz4.block
@@ -18,6 +19,9 @@ import zstandard
 
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # A Pulsar message may not pass the broker's message size compressed; expanded it may be far larger.
 DEFAULT_MAX_UNCOMPRESSED_BYTES = 128 * 1024 * 1024
@@ -35,13 +39,19 @@ def decompress(codec: int, data: memoryview, declared_bytes: int, max_bytes: int
     if codec not in _CODECS:
         raise CorruptEntryError(f"compression codec {codec} is unknown", reason="unknown_codec")
     if declared_bytes > max_bytes:
-        raise CorruptEntryError(f"{declared_bytes} uncompressed bytes are over the limit of {max_bytes}", reason="too_large")
+        raise CorruptEntryError(
+            f"{declared_bytes} uncompressed bytes are over the limit of {max_bytes}", reason="too_large"
+        )
     try:
         plain = _CODECS[codec](data, declared_bytes)
     except _DAMAGE as error:
-        raise CorruptEntryError(f"{pb.CompressionType.Name(codec)} data is damaged: {error}", reason="bad_compression") from None  # type: ignore[arg-type]
+        raise CorruptEntryError(
+            f"{pb.CompressionType.Name(codec)} data is damaged: {error}", reason="bad_compression"
+        ) from None
     if len(plain) != declared_bytes:
-        raise CorruptEntryError(f"{len(plain)} bytes came out where {declared_bytes} were declared", reason="bad_compression")
+        raise CorruptEntryError(
+            f"{len(plain)} bytes came out where {declared_bytes} were declared", reason="bad_compression"
+        )
     return plain
 
 
@@ -87,5 +97,10 @@ def _snappy(data: memoryview, declared_bytes: int) -> bytes:
     return bytes(cramjam.snappy.decompress_raw(data))
 
 
-_CODECS = {pb.LZ4: _lz4, pb.ZLIB: _zlib, pb.ZSTD: _zstd, pb.SNAPPY: _snappy}
+_CODECS: dict[int, Callable[[memoryview, int], bytes]] = {
+    pb.LZ4: _lz4,
+    pb.ZLIB: _zlib,
+    pb.ZSTD: _zstd,
+    pb.SNAPPY: _snappy,
+}
 _DAMAGE = (_Damaged, lz4.block.LZ4BlockError, zlib.error, zstandard.ZstdError, cramjam.DecompressionError, ValueError)

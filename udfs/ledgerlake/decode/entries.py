@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def entry_rows(frames: pa.Buffer | bytes, source: TopicPartition) -> pa.RecordBatch:
     """Rows of ``schema.ENTRIES`` in order; an entry that does not parse has a ``reject_reason`` and its bytes."""
     buffer, entries = read_entry_table(frames)
-    view = memoryview(buffer)
+    view = buffer.data
     rows = []
     for start, end, ledger_id, entry_id in entries[:, [k.E_START, k.E_END, k.E_LEDGER, k.E_ENTRY]].tolist():
         raw = view[start:end]

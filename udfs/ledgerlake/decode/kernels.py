@@ -512,7 +512,9 @@ def walk_properties(buffer, messages, spans):  # type: ignore[no-untyped-def]
                 position = skip_field(buffer, position, end, tag & 7)
                 continue
             size, position = read_varint(buffer, position, end)
-            spans[row, 0], spans[row, 1], spans[row, 2], spans[row, 3] = read_property(buffer, position, position + size)
+            spans[row, 0], spans[row, 1], spans[row, 2], spans[row, 3] = read_property(
+                buffer, position, position + size
+            )
             position += size
             row += 1
     return row

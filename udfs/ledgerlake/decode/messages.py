@@ -88,7 +88,12 @@ def decode_bundle(
 
 
 def decode_entries(
-    raw: pa.BinaryArray, ledger_ids: Matrix, entry_ids: Matrix, source: TopicPartition, *, max_bytes: int = DEFAULT_MAX_UNCOMPRESSED_BYTES
+    raw: pa.BinaryArray,
+    ledger_ids: Matrix,
+    entry_ids: Matrix,
+    source: TopicPartition,
+    *,
+    max_bytes: int = DEFAULT_MAX_UNCOMPRESSED_BYTES,
 ) -> Iterator[Decoded]:
     """Decode stored entries (the bytes after the command, as ``view = entries`` gives them), one per array element."""
     buffer = np.frombuffer(raw.buffers()[2] or b"", dtype=np.uint8)
@@ -109,7 +114,12 @@ def read_entry_table(frames: pa.Buffer | bytes) -> tuple[Bytes, Matrix]:
 
 
 def _decode(
-    buffer: Bytes, entries: Matrix, source: TopicPartition, after_batch_index: int | None, max_bytes: int, chunks_as_rejects: bool
+    buffer: Bytes,
+    entries: Matrix,
+    source: TopicPartition,
+    after_batch_index: int | None,
+    max_bytes: int,
+    chunks_as_rejects: bool,
 ) -> Iterator[Decoded]:
     status = np.zeros(len(entries), dtype=np.int8)
     k.walk_entries(buffer, entries, status)
@@ -122,7 +132,7 @@ def _decode(
 
 
 def _verify_checksums(buffer: Bytes, entries: Matrix, status: NDArray[np.int8]) -> None:
-    view = memoryview(buffer)
+    view = buffer.data
     spans = entries[:, [k.E_CRC, k.E_BODY, k.E_END]].tolist()
     for row, (expected, start, end) in enumerate(spans):
         if status[row] == k.OK and expected != k.NONE and crc32c.crc32c(view[start:end]) != expected:
@@ -148,7 +158,7 @@ def _expand(part: _Slice, max_bytes: int) -> _Slice:
     compressed = np.flatnonzero((part.status == k.OK) & (part.entries[:, k.E_COMPRESSION] > 0))
     if not len(compressed):
         return part
-    view = memoryview(part.buffer)
+    view = part.buffer.data
     first, last = int(part.entries[0, k.E_START]), int(part.entries[-1, k.E_END])
     pieces: list[bytes | memoryview] = [view[first:last]]
     position = last - first
@@ -179,7 +189,9 @@ def _shift(entries: Matrix, distance: int) -> None:
         entries[present, column] += distance
 
 
-def _decode_slice(part: _Slice, source: TopicPartition, skip: int | None, max_bytes: int, chunks_as_rejects: bool) -> Decoded:
+def _decode_slice(
+    part: _Slice, source: TopicPartition, skip: int | None, max_bytes: int, chunks_as_rejects: bool
+) -> Decoded:
     rows = _allocate_rows(part)
     rows = rows[: k.walk_messages(part.buffer, part.entries, part.status, rows)]
     odd = np.flatnonzero(part.status != k.OK).tolist()
@@ -207,7 +219,7 @@ def _allocate_rows(part: _Slice) -> Matrix:
 
 def _judge(part: _Slice, index: int, max_bytes: int, chunks_as_rejects: bool) -> list[Row]:
     start, end, ledger_id, entry_id = part.entries[index, [k.E_START, k.E_END, k.E_LEDGER, k.E_ENTRY]].tolist()
-    raw = memoryview(part.buffer)[start:end]
+    raw = part.buffer.data[start:end]
     try:
         rows = decode_entry(raw, ledger_id, entry_id, max_bytes)
     except CorruptEntryError as error:
@@ -278,7 +290,9 @@ def _columns(part: _Slice, rows: Matrix, source: TopicPartition) -> pa.RecordBat
         "sequence_id": pa.array(rows[:, k.M_SEQUENCE]),
         "key": key,
         "key_bytes": key_bytes,
-        "ordering_key": _spans(buffer, rows[:, k.M_ORDERING], _absent(rows, k.M_ORDERING, k.M_ORDERING_SIZE), pa.binary()),
+        "ordering_key": _spans(
+            buffer, rows[:, k.M_ORDERING], _absent(rows, k.M_ORDERING, k.M_ORDERING_SIZE), pa.binary()
+        ),
         "properties": _properties(buffer, rows),
         "schema_version": _per_entry(part, k.E_SCHEMA, k.E_SCHEMA_SIZE, pa.binary()).take(pa.array(entry)),
         "is_null": pa.array(null_value),
@@ -336,7 +350,9 @@ def _validity(present: NDArray[np.bool_]) -> pa.Buffer | None:
 
 def _integers(values: Matrix) -> pa.Array:
     present = values != k.NONE
-    return pa.Array.from_buffers(pa.int64(), len(values), [_validity(present), pa.py_buffer(np.ascontiguousarray(values))])
+    return pa.Array.from_buffers(
+        pa.int64(), len(values), [_validity(present), pa.py_buffer(np.ascontiguousarray(values))]
+    )
 
 
 def _times(values_ms: Matrix, absent: int) -> pa.Array:
@@ -349,7 +365,9 @@ def _message_ids(ledgers: Matrix, entries: Matrix, batch_indexes: Matrix) -> pa.
     offsets = np.empty(len(ledgers) + 1, dtype=np.int32)
     out = np.empty(60 * len(ledgers), dtype=np.uint8)
     used = k.write_message_ids(ledgers, entries, batch_indexes, offsets, out)
-    return pa.Array.from_buffers(pa.string(), len(ledgers), [None, pa.py_buffer(offsets), pa.py_buffer(out[:used].copy())])
+    return pa.Array.from_buffers(
+        pa.string(), len(ledgers), [None, pa.py_buffer(offsets), pa.py_buffer(out[:used].copy())]
+    )
 
 
 def _properties(buffer: Bytes, rows: Matrix) -> pa.Array:

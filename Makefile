@@ -1,0 +1,48 @@
+# Two commands matter on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help setup demo test test-fast test-campaign bench check proto wheel clean
+
+help: ## what can be made
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+setup: $(VENV)/ready ## the environment in .venv with everything, and a Java runtime where one may be installed
+
+$(VENV)/ready: pyproject.toml wheel_init.py tools/install_java.sh
+	sh tools/install_java.sh
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+demo: setup ## broker, live producers, pipeline, table, verdict
+	$(BIN)/ledgerlake demo
+
+test: setup ## every test: pure, Spark, and live against the embedded broker
+	$(BIN)/python -m pytest
+
+test-fast: setup ## the tests that need neither Spark nor a broker
+	$(BIN)/python -m pytest -m "not spark and not live"
+
+test-campaign: setup ## the long version of the kill campaign and of the random comparisons
+	LEDGERLAKE_CAMPAIGN=long $(BIN)/python -m pytest -m slow
+
+bench: setup ## side by side with pulsar-client, in one run
+	$(BIN)/python -m bench.throughput
+
+check: setup ## style, types, walls between rooms, generated code, duplicates of truth
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	sh tools/check_walls.sh $(BIN)
+	sh tools/make_proto.sh $(BIN) --check
+
+proto: setup ## write the generated protocol code anew
+	sh tools/make_proto.sh $(BIN)
+
+wheel: setup ## build dist/*.whl
+	$(BIN)/python -m build --wheel --outdir dist .
+
+clean: ## remove what was built
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
