@@ -76,7 +76,10 @@ def from_bytes(serialised: bytes) -> MessageId:
     Raises:
         DecodeError: the bytes are not MessageIdData.
     """
-    return from_wire(pb.MessageIdData.FromString(serialised))
+    data = pb.MessageIdData.FromString(serialised)
+    if not data.IsInitialized():
+        raise DecodeError("ledger or entry is missing")
+    return from_wire(data)
 
 
 def from_wire(data: pb.MessageIdData) -> MessageId:

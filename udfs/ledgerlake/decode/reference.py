@@ -66,6 +66,7 @@ def _check(entry: RawEntry) -> None:
 def _shared_columns(entry: RawEntry, ledger_id: int, entry_id: int) -> Row:
     broker, metadata = entry.broker, entry.metadata
     return {
+        "message_id": f"{ledger_id}:{entry_id}",
         "ledger_id": ledger_id,
         "entry_id": entry_id,
         "batch_index": -1,
@@ -133,6 +134,7 @@ def _batch_rows(shared: Row, entry: RawEntry, payload: memoryview) -> list[Row]:
             continue
         sequence_id = single.sequence_id if single.HasField("sequence_id") else entry.metadata.sequence_id
         row = {**shared, **_own_columns(single, sequence_id)}
+        row["message_id"] = f"{shared['message_id']}:{batch_index}"
         row["batch_index"] = batch_index
         row["value"] = None if single.null_value else bytes(value)
         if row["broker_index"] is not None:

@@ -1,0 +1,349 @@
+"""Bundles into messages: every column, every reason for a reject, and the fast route against the plain one."""
+
+from __future__ import annotations
+
+import random
+from datetime import datetime, timezone
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ledgerlake.decode import kernels, schema
+from ledgerlake.decode.messages import decode_bundle, decode_entries
+from ledgerlake.decode.reference import decode_entry
+from ledgerlake.errors import CorruptEntryError, MalformedFrameError
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire.entry import encode_batch, encode_entry
+from tests.entries import BROKER_TIME_MS, SOURCE, batch, broker, bundle, decoded, metadata, single
+
+CODECS = [pb.NONE, pb.LZ4, pb.ZLIB, pb.ZSTD, pb.SNAPPY]
+
+
+def moment(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, tz=timezone.utc)
+
+
+def test_every_column_of_a_single_message() -> None:
+    own = metadata(
+        sequence_id=5,
+        event_time=1_600_000_000_000,
+        deliver_at_time=1_800_000_000_000,
+        partition_key="key",
+        ordering_key=b"\x00order",
+        schema_version=b"\0" * 7 + b"\x02",
+    )
+    own.properties.add(key="a", value="1")
+    own.properties.add(key="ä", value="")
+    messages, rejects = decoded([encode_entry(own, b"value", broker(41))])
+    assert rejects == []
+    assert messages == [
+        {
+            "topic": SOURCE.topic,
+            "partition": 3,
+            "message_id": "7:0",
+            "ledger_id": 7,
+            "entry_id": 0,
+            "batch_index": -1,
+            "broker_timestamp": moment(BROKER_TIME_MS + 41),
+            "broker_index": 41,
+            "publish_time": moment(1_700_000_000_500),
+            "event_time": moment(1_600_000_000_000),
+            "deliver_at": moment(1_800_000_000_000),
+            "delivered_at": None,
+            "producer_name": "p",
+            "sequence_id": 5,
+            "key": "key",
+            "key_bytes": None,
+            "ordering_key": b"\x00order",
+            "properties": [("a", "1"), ("ä", "")],
+            "schema_version": b"\0" * 7 + b"\x02",
+            "is_null": False,
+            "late": False,
+            "chunk_count": None,
+            "first_chunk_id": None,
+            "value": b"value",
+            "chunk_uuid": None,
+            "chunk_id": None,
+            "chunk_total_bytes": None,
+            "reject_reason": None,
+        }
+    ]
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=pb.CompressionType.Name)
+def test_a_batch_becomes_its_messages_with_their_own_index(codec: int) -> None:
+    messages, rejects = decoded([batch([b"a", b"", b"ccc"], codec, index=10)])
+    assert rejects == []
+    assert [(row["message_id"], row["broker_index"], row["value"]) for row in messages] == [
+        ("7:0:0", 8, b"a"),
+        ("7:0:1", 9, b""),
+        ("7:0:2", 10, b"ccc"),
+    ]
+
+
+def test_a_batch_of_one_is_a_batch() -> None:
+    messages, _ = decoded([batch([b"a"])])
+    assert (messages[0]["message_id"], messages[0]["batch_index"]) == ("7:0:0", 0)
+
+
+def test_batched_messages_have_their_own_metadata() -> None:
+    first = pb.SingleMessageMetadata(payload_size=0, partition_key="k", event_time=5, sequence_id=77, ordering_key=b"o")
+    first.properties.add(key="x", value="y")
+    second = pb.SingleMessageMetadata(payload_size=0, null_value=True)
+    plain = encode_batch([(first, b"v"), (second, b"")])
+    own = metadata(sequence_id=70, num_messages_in_batch=2, uncompressed_size=len(plain), partition_key="not this")
+    messages, _ = decoded([encode_entry(own, plain, broker(1))])
+    one, two = messages
+    assert (one["key"], one["event_time"], one["sequence_id"]) == ("k", moment(5), 77)
+    assert (one["ordering_key"], one["properties"]) == (b"o", [("x", "y")])
+    assert (two["key"], two["event_time"], two["sequence_id"], two["is_null"], two["value"]) == (None, None, 70, True, None)
+
+
+def test_slots_that_compaction_emptied_are_skipped_and_keep_their_index() -> None:
+    plain = bytes.fromhex("0000000812026b30180020010000000612026b3018027631")
+    own = metadata(num_messages_in_batch=2, uncompressed_size=len(plain))
+    messages, rejects = decoded([encode_entry(own, plain, broker(9))])
+    assert rejects == []
+    assert [(row["message_id"], row["broker_index"], row["key"], row["value"]) for row in messages] == [("7:0:1", 9, "k0", b"v1")]
+
+
+def test_a_key_that_is_not_text_is_bytes() -> None:
+    messages, _ = decoded(
+        [
+            single(b"", partition_key="AAH/", partition_key_b64_encoded=True),
+            single(b"", partition_key="not base64!", partition_key_b64_encoded=True),
+            single(b"", partition_key=""),
+        ]
+    )
+    assert [(row["key"], row["key_bytes"]) for row in messages] == [(None, b"\x00\x01\xff"), (None, b"not base64!"), ("", None)]
+
+
+def test_a_topic_without_broker_metadata_has_null_broker_columns() -> None:
+    messages, _ = decoded([encode_entry(metadata(), b"v")])
+    assert (messages[0]["broker_timestamp"], messages[0]["broker_index"]) == (None, None)
+
+
+def test_a_servers_marker_is_no_message_and_no_reject() -> None:
+    assert decoded([single(b"", marker_type=21)]) == ([], [])
+
+
+def bad_entries() -> dict[str, bytes]:
+    good = batch([b"a" * 50, b"b" * 50], pb.LZ4)
+    flipped = bytearray(good)
+    flipped[-5] ^= 1
+    plain = encode_batch([(pb.SingleMessageMetadata(payload_size=0), b"abc")] * 2)
+    return {
+        "bad_checksum": bytes(flipped),
+        "malformed_entry": good[:9],
+        "unknown_codec": single(b"x", compression=7, uncompressed_size=1),
+        "bad_compression": single(b"x" * 20, compression=pb.LZ4, uncompressed_size=99),
+        "too_large": single(b"x" * 20, compression=pb.LZ4, uncompressed_size=2**31 - 1),
+        "truncated_batch": encode_entry(metadata(num_messages_in_batch=2, uncompressed_size=len(plain)), plain[:-1]),
+        "batch_count": encode_entry(metadata(num_messages_in_batch=1_000_000_000, uncompressed_size=len(plain)), plain),
+        "encrypted": encode_entry(
+            metadata(encryption_keys=[pb.EncryptionKeys(key="k", value=b"v")], encryption_param=b"iv"), b"secret"
+        ),
+        "chunk_part": single(b"part", uuid="p-1", chunk_id=0, num_chunks_from_msg=3, total_chunk_msg_size=12),
+    }
+
+
+@pytest.mark.parametrize("reason", sorted(bad_entries()))
+def test_a_bad_entry_is_a_reject_with_its_bytes_and_its_neighbours_are_messages(reason: str) -> None:
+    entry = bad_entries()[reason]
+    messages, rejects = decoded([single(b"before"), entry, batch([b"behind"], pb.ZSTD)])
+    assert [row["value"] for row in messages] == [b"before", b"behind"]
+    assert [(row["reason"], row["message_id"], row["entry"]) for row in rejects] == [(reason, "7:1", entry)]
+    assert rejects[0]["detail"]
+
+
+@pytest.mark.parametrize("count", [0, -1, 1, 3])
+def test_a_batch_that_claims_another_number_is_a_reject(count: int) -> None:
+    plain = encode_batch([(pb.SingleMessageMetadata(payload_size=0), b"abc")] * 2)
+    _, rejects = decoded([encode_entry(metadata(num_messages_in_batch=count, uncompressed_size=len(plain)), plain)])
+    assert [row["reason"] for row in rejects] == ["batch_count"]
+
+
+def test_parts_of_a_large_message_are_rows_for_those_who_ask() -> None:
+    part = single(b"part", uuid="p-1", chunk_id=1, num_chunks_from_msg=3, total_chunk_msg_size=12)
+    messages, rejects = decoded([part], chunks_as_rejects=False)
+    assert rejects == []
+    row = messages[0]
+    assert (row["chunk_uuid"], row["chunk_id"], row["chunk_count"], row["chunk_total_bytes"]) == ("p-1", 1, 3, 12)
+    assert row["value"] == b"part"
+
+
+def test_odd_entries_stand_where_they_belong() -> None:
+    odd = single(b"odd", partition_key="k", replicate_to=["elsewhere"])
+    odd += b""
+    entries = [batch([b"1", b"2"]), single(b"part", uuid="u", num_chunks_from_msg=2, chunk_id=0), batch([b"3"])]
+    messages, _ = decoded(entries, chunks_as_rejects=False)
+    assert [row["value"] for row in messages] == [b"1", b"2", b"part", b"3"]
+
+
+def test_what_an_earlier_batch_took_of_the_first_entry_is_left_out() -> None:
+    messages, _ = decoded([batch([b"0", b"1", b"2"]), batch([b"3"])], after_batch_index=1)
+    assert [row["value"] for row in messages] == [b"2", b"3"]
+
+
+def test_large_payloads_are_expanded_in_slices_without_losing_rows() -> None:
+    entries = [batch([bytes([number]) * 12_000_000], pb.LZ4) for number in range(6)]
+    parts = list(decode_bundle(bundle(entries), SOURCE))
+    assert len(parts) == 3
+    assert [row[0] for part in parts for row in part.messages["value"].to_pylist()] == list(range(6))
+
+
+def test_an_empty_bundle_has_no_rows() -> None:
+    assert list(decode_bundle(b"", SOURCE)) == []
+
+
+def test_a_bundle_of_broken_frames_is_our_own_fault_and_says_so() -> None:
+    with pytest.raises(MalformedFrameError, match="bug"):
+        list(decode_bundle(bundle([single(b"x")])[:-1], SOURCE))
+
+
+def test_stored_entries_decode_like_bundles() -> None:
+    entries = [batch([b"a", b"b"], pb.ZSTD), single(b"c"), b"garbage"]
+    stored = pa.array([b"skipped", *entries], pa.binary()).slice(1)
+    parts = list(decode_entries(stored, np.full(3, 7), np.arange(3), SOURCE))
+    assert [row for part in parts for row in part.messages.to_pylist()] == decoded(entries)[0]
+    assert [row for part in parts for row in part.rejects.to_pylist()] == decoded(entries)[1]
+
+
+def test_the_columns_are_the_contract() -> None:
+    part = next(iter(decode_bundle(bundle([single(b"x"), b"bad"]), SOURCE)))
+    assert part.messages.schema.equals(schema.VIEW)
+    assert part.rejects.schema.equals(schema.REJECTS)
+
+
+# The two routes against each other.
+
+
+def random_entry(rng: random.Random) -> bytes:
+    """An entry of any legal shape."""
+    own = metadata(sequence_id=rng.randrange(2**40), producer_name=rng.choice(["p", "prodücer", ""]))
+    singles = []
+    for _ in range(rng.choice([0, 1, 1, 2, 7])):
+        one = pb.SingleMessageMetadata(payload_size=0)
+        decorate(one, rng)
+        if rng.random() < 0.1:
+            one.compacted_out = True
+        if rng.random() < 0.5:
+            one.sequence_id = rng.randrange(2**40)
+        singles.append((one, rng.randbytes(rng.choice([0, 1, 20, 300]))))
+    if not singles:
+        decorate(own, rng)
+    plain = encode_batch(singles) if singles else rng.randbytes(rng.choice([0, 5, 500]))
+    if singles:
+        own.num_messages_in_batch = len(singles)
+    if rng.random() < 0.2:
+        own.deliver_at_time = rng.randrange(2**42)
+    if rng.random() < 0.2:
+        own.schema_version = rng.randbytes(8)
+    if rng.random() < 0.1:
+        own.highest_sequence_id = 2**40
+        own.txnid_most_bits = 3
+    own.compression = rng.choice([pb.NONE, pb.LZ4, pb.ZLIB, pb.ZSTD, pb.SNAPPY])
+    own.uncompressed_size = len(plain)
+    from ledgerlake.decode.codecs import compress
+
+    entry_broker = rng.choice([None, broker(rng.randrange(2**40)), pb.BrokerEntryMetadata(index=7)])
+    return encode_entry(own, compress(own.compression, plain), entry_broker)
+
+
+def decorate(target: Any, rng: random.Random) -> None:
+    if rng.random() < 0.5:
+        target.partition_key = rng.choice(["", "key", "schlüssel", "a2V5"])
+        target.partition_key_b64_encoded = rng.random() < 0.3
+    if rng.random() < 0.3:
+        target.ordering_key = rng.randbytes(3)
+    if rng.random() < 0.3:
+        target.event_time = rng.randrange(2**42)
+    if rng.random() < 0.1:
+        target.null_value = True
+    for _ in range(rng.choice([0, 0, 1, 3])):
+        target.properties.add(key=rng.choice(["a", "ключ"]), value=rng.choice(["", "1", "x" * 100]))
+
+
+def damaged(entry: bytes, rng: random.Random) -> bytes:
+    """The entry with some bytes changed, cut or added, and in half of the cases a checksum that fits again."""
+    broken = bytearray(entry)
+    for _ in range(rng.choice([1, 1, 3])):
+        if broken:
+            broken[rng.randrange(len(broken))] = rng.randrange(256)
+    if rng.random() < 0.2:
+        del broken[rng.randrange(len(broken) + 1) :]
+    if rng.random() < 0.6:
+        return without_checksum(bytes(broken))
+    return bytes(broken)
+
+
+def without_checksum(entry: bytes) -> bytes:
+    start = entry.find(b"\x0e\x01")
+    return entry if start < 0 else entry[:start] + entry[start + 6 :]
+
+
+def by_reference(entries: list[bytes]) -> tuple[pa.Table, list[tuple[int, str]]]:
+    rows: list[dict[str, Any]] = []
+    rejects: list[tuple[int, str]] = []
+    for number, entry in enumerate(entries):
+        try:
+            found = decode_entry(memoryview(entry), 7, number, 1 << 27)
+        except CorruptEntryError as error:
+            rejects.append((number, error.reason))
+            continue
+        rows += [{"topic": SOURCE.topic, "partition": SOURCE.partition, "late": False, **row} for row in found]
+    return pa.Table.from_pylist(rows, schema=schema.VIEW), rejects
+
+
+
+
+def same_both_ways(entries: list[bytes]) -> None:
+    parts = list(decode_bundle(bundle(entries), SOURCE, chunks_as_rejects=False))
+    messages = pa.Table.from_batches([part.messages for part in parts], schema.VIEW)
+    rejects = pa.Table.from_batches([part.rejects for part in parts], schema.REJECTS)
+    expected, expected_rejects = by_reference(entries)
+    assert as_numbers(messages) == as_numbers(expected)
+    assert list(zip(rejects["entry_id"].to_pylist(), rejects["reason"].to_pylist(), strict=True)) == expected_rejects
+
+
+def as_numbers(rows: pa.Table) -> list[dict[str, Any]]:
+    """Times as numbers, since Python's own end with the year 9999."""
+    plain = [pa.int64() if pa.types.is_timestamp(field.type) else field.type for field in rows.schema]
+    return rows.cast(pa.schema(zip(rows.schema.names, plain, strict=True))).to_pylist()  # type: ignore[no-any-return]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32))
+def test_kernels_and_protobuf_agree_on_legal_entries(seed: int) -> None:
+    rng = random.Random(seed)
+    entries = [random_entry(rng) for _ in range(rng.randrange(1, 12))]
+    same_both_ways(entries)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.integers(0, 2**32))
+def test_kernels_and_protobuf_agree_on_damaged_entries(seed: int) -> None:
+    rng = random.Random(seed)
+    entries = [random_entry(rng) for _ in range(4)]
+    same_both_ways([damaged(entry, rng) if rng.random() < 0.7 else entry for entry in entries])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.binary(max_size=60), max_size=5))
+def test_kernels_and_protobuf_agree_on_garbage(entries: list[bytes]) -> None:
+    same_both_ways(entries)
+
+
+def test_legal_entries_take_the_fast_route() -> None:
+    rng = random.Random(1)
+    entries = [random_entry(rng) for _ in range(200)]
+    table = np.zeros((len(entries), kernels.ENTRY_COLUMNS), dtype=np.int64)
+    frames = np.frombuffer(bundle(entries), dtype=np.uint8)
+    status = np.zeros(len(entries), dtype=np.int8)
+    assert kernels.walk_frames(frames, table) == len(entries)
+    kernels.walk_entries(frames, table, status)
+    assert (status == kernels.OK).all()
