@@ -1,0 +1,53 @@
+"""Names, addresses and pauses."""
+
+from __future__ import annotations
+
+import pytest
+
+from ledgerlake.client.backoff import Backoff
+from ledgerlake.client.topics import full_name, partition_name, split_partition
+from ledgerlake.client.transport import parse_service_url
+from ledgerlake.errors import UsageError
+
+
+@pytest.mark.parametrize("name", ["orders", "public/default/orders", "persistent://public/default/orders", " orders "])
+def test_short_topic_names_are_made_whole(name: str) -> None:
+    assert full_name(name) == "persistent://public/default/orders"
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a/b/c/d", "http://a/b/c", "a b"])
+def test_what_is_no_topic_name_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="not a topic name"):
+        full_name(name)
+
+
+def test_a_partition_knows_its_topic() -> None:
+    name = partition_name("persistent://a/b/c", 12)
+    assert split_partition(name) == ("persistent://a/b/c", 12)
+    assert split_partition("persistent://a/b/c") == ("persistent://a/b/c", -1)
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [("pulsar://h", ("h", 6650)), ("pulsar://h:1", ("h", 1)), ("pulsar://[::1]:2/", ("::1", 2))],
+)
+def test_service_urls(url: str, expected: tuple[str, int]) -> None:
+    assert parse_service_url(url) == expected
+
+
+@pytest.mark.parametrize("url", ["", "h:6650", "http://h:1", "pulsar://", "pulsar://h:99999", "pulsar://h:x"])
+def test_what_is_no_service_url_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="write pulsar://host:6650"):
+        parse_service_url(url)
+
+
+def test_pauses_double_up_to_the_most_and_end() -> None:
+    backoff = Backoff(first_s=1, most_s=5, give_up_after_s=20)
+    assert [backoff.failed(now_s) for now_s in (0, 1, 3, 7, 12, 17, 22)] == [1, 2, 4, 5, 5, 5, None]
+
+
+def test_success_starts_over() -> None:
+    backoff = Backoff(first_s=1, most_s=5, give_up_after_s=20)
+    assert [backoff.failed(0), backoff.failed(19)] == [1, 2]
+    backoff.succeeded()
+    assert backoff.failed(100) == 1

@@ -1,0 +1,186 @@
+"""The client against a peer that misbehaves on request."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+
+import pytest
+
+from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.client.cursor import DurableCursor
+from ledgerlake.client.reader import EntryReader
+from ledgerlake.errors import (
+    BrokerError,
+    ConsumerBusyError,
+    DeadlineError,
+    FrameTooLargeError,
+    MalformedFrameError,
+    ProtocolError,
+    TopicNotFoundError,
+    TransportError,
+)
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.source.positions import next_until
+from ledgerlake.wire import commands
+from ledgerlake.wire.message_id import BEFORE_ALL, Position
+from tests.entries import batch, single
+from tests.peer import TOPIC, Peer
+
+
+def cluster_of(peer: Peer, give_up_after_s: float = 5.0, request_timeout_s: float = 2.0) -> Cluster:
+    settings = ClientSettings(peer.url, connect_timeout_s=2, request_timeout_s=request_timeout_s, give_up_after_s=give_up_after_s)
+    return Cluster(settings)
+
+
+def read_all(reader: EntryReader, end: Position) -> list[int]:
+    found = []
+    while (entry := next_until(reader, end)) is not None:
+        found.append(entry.entry_id)
+    return found
+
+
+def test_entries_come_in_order_and_end_where_the_range_ends() -> None:
+    with Peer() as peer:
+        peer.add(*[single(b"%d" % number) for number in range(10)])
+        assert read_all(EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL), Position(7, 6)) == list(range(7))
+
+
+def test_a_reader_goes_on_after_the_last_entry_taken_when_the_connection_breaks() -> None:
+    with Peer(drop_after=4) as peer:
+        peer.add(*[single(b"%d" % number) for number in range(10)])
+        assert read_all(EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL), Position(7, 9)) == list(range(10))
+        assert peer.requests.count("CommandLookupTopic") == 2
+
+
+def test_entries_that_the_broker_repeats_are_taken_once() -> None:
+    with Peer() as peer:
+        entries = [single(b"x")] * 3
+        peer.add(*entries)
+        peer.entries.insert(2, peer.entries[0])
+        peer.rewrite = lambda _position, frame: frame + frame
+        assert read_all(EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL), Position(7, 2)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("end", [Position(7, 5), Position(7, 999), Position(8, 0)])
+def test_a_range_whose_last_entry_never_comes_still_ends(end: Position) -> None:
+    with Peer() as peer:
+        peer.add(single(b"a"), single(b"b"))
+        assert read_all(EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL), end) == [0, 1]
+
+
+def test_a_range_that_ends_in_a_hole_ends_at_the_first_entry_behind_it() -> None:
+    with Peer() as peer:
+        peer.add(single(b"a"))
+        peer.add(single(b"b"), first=9)
+        assert read_all(EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL), Position(7, 5)) == [0]
+
+
+def test_a_topic_that_was_trimmed_altogether_ends_a_range_at_once() -> None:
+    with Peer(last_position=Position(-1, -1)) as peer:
+        assert read_all(EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL), Position(7, 5)) == []
+
+
+def test_permits_flow_for_batches_larger_than_the_window() -> None:
+    with Peer() as peer:
+        peer.add(*[batch([b"x"] * 50) for _ in range(40)])
+        assert len(read_all(EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL, window=10), Position(7, 39))) == 40
+
+
+def test_a_count_that_lies_about_its_permits_does_not_stall_the_reader() -> None:
+    with Peer() as peer:
+        peer.add(*[batch([b"x"] * 50) for _ in range(10)])
+        peer.rewrite = lambda position, frame: commands.message(_consumer(frame), 7, position.entry_id, b"unreadable")
+        assert len(read_all(EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL, window=100), Position(7, 9))) == 10
+
+
+def _consumer(frame: bytes) -> int:
+    (size,) = struct.unpack_from(">I", frame, 4)
+    return int(pb.BaseCommand.FromString(frame[8 : 8 + size]).message.consumer_id)
+
+
+@pytest.mark.parametrize(
+    ("damage", "error"),
+    [
+        pytest.param(lambda frame: struct.pack(">I", 2**31) + frame[4:], FrameTooLargeError, id="frame over the limit"),
+        pytest.param(lambda frame: frame[:4] + struct.pack(">I", 2**30) + frame[8:], MalformedFrameError, id="command over its frame"),
+        pytest.param(lambda frame: frame[:8] + b"\xff" * 8 + frame[16:], MalformedFrameError, id="command garbage"),
+    ],
+)
+def test_lost_framing_ends_the_connection_with_a_typed_error_and_the_next_one_goes_on(damage, error) -> None:  # type: ignore[no-untyped-def]
+    with Peer() as peer:
+        peer.add(*[single(b"%d" % number) for number in range(5)])
+        strikes = iter([True])
+        peer.rewrite = lambda position, frame: damage(frame) if position.entry_id == 2 and next(strikes, False) else frame
+        assert read_all(EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL), Position(7, 4)) == list(range(5))
+        peer.rewrite = lambda _position, frame: damage(frame)
+        with pytest.raises(error):
+            read_all(EntryReader(cluster_of(peer, give_up_after_s=0.3), TOPIC, BEFORE_ALL), Position(7, 4))
+
+
+def test_a_frame_over_the_announced_size_is_never_held_in_memory() -> None:
+    with Peer(max_message_bytes=1000) as peer:
+        peer.add(single(b"x" * 50_000))
+        with pytest.raises(FrameTooLargeError, match="over the limit"):
+            read_all(EntryReader(cluster_of(peer, give_up_after_s=0.3), TOPIC, BEFORE_ALL), Position(7, 0))
+
+
+def test_a_refusal_that_passes_is_tried_again_and_one_that_does_not_is_not() -> None:
+    with Peer(refuse_subscribe=[pb.ServiceNotReady, pb.ServiceNotReady]) as peer:
+        peer.add(single(b"x"))
+        assert read_all(EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL), Position(7, 0)) == [0]
+    with Peer(refuse_subscribe=[pb.AuthorizationError]) as peer:
+        with pytest.raises(BrokerError, match="AuthorizationError"):
+            EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL).next(1)
+    with Peer(refuse_subscribe=[pb.TopicNotFound]) as peer:
+        with pytest.raises(TopicNotFoundError):
+            EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL).next(1)
+
+
+def test_a_broker_that_has_entries_and_sends_none_is_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ledgerlake.source.positions._STUCK_AFTER_S", 0.5)
+    with Peer() as peer:
+        peer.add(single(b"a"), single(b"b"))
+        peer.hold_back = {Position(7, 0), Position(7, 1)}
+        with pytest.raises(DeadlineError, match="sends none"):
+            read_all(EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL), Position(7, 1))
+
+
+def test_a_peer_that_never_answers_is_a_deadline() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"pulsar://127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        with pytest.raises(DeadlineError, match="did not greet us"):
+            Cluster(ClientSettings(url, request_timeout_s=0.3)).topic_partitions("t")
+        assert time.monotonic() - began < 5
+
+
+def test_a_peer_that_is_no_broker_is_a_protocol_error() -> None:
+    with Peer(greeting=b"HTTP/1.1 400 Bad Request\r\n\r\n") as peer:
+        with pytest.raises(ProtocolError):
+            cluster_of(peer).topic_partitions("t")
+
+
+def test_nobody_listening_is_one_sentence_with_the_address() -> None:
+    with pytest.raises(TransportError, match=r"no broker listens at pulsar://127.0.0.1:1 .*start it or correct"):
+        Cluster(ClientSettings("pulsar://127.0.0.1:1")).topic_partitions("t")
+
+
+def test_a_cursor_is_moved_by_cumulative_acknowledgement() -> None:
+    with Peer() as peer:
+        cursor = DurableCursor(cluster_of(peer), TOPIC, "s")
+        cursor.ensure(from_earliest=True)
+        cursor.advance(Position(7, 3))
+        assert peer.acknowledged == Position(7, 3)
+        peer.disconnect()
+        cursor.advance(Position(7, 4))
+        assert peer.acknowledged == Position(7, 4)
+
+
+def test_a_cursor_waits_for_a_dead_holder_and_then_says_who_is_in_the_way() -> None:
+    with Peer(refuse_subscribe=[pb.ConsumerBusy, pb.ConsumerBusy]) as peer:
+        DurableCursor(cluster_of(peer), TOPIC, "s").ensure(from_earliest=True)
+    with Peer(refuse_subscribe=[pb.ConsumerBusy] * 1000) as peer:
+        with pytest.raises(ConsumerBusyError, match="another consumer holds"):
+            DurableCursor(cluster_of(peer, give_up_after_s=0.5), TOPIC, "s").ensure(from_earliest=True)

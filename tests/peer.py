@@ -1,0 +1,160 @@
+"""A broker for tests: our own protocol code in the server role, on a real socket, with every knob a test wants to turn.
+
+It serves one topic without partitions from a list of entries. What it does wrong, it does because the test said so.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire import commands
+from ledgerlake.wire.connection import Connection, Role
+from ledgerlake.wire.entry import message_count
+from ledgerlake.wire.message_id import Position, from_wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TOPIC = "persistent://public/default/peer"
+
+
+@dataclass
+class _Consumer:
+    after: Position
+    permits: int = 0
+    durable: bool = False
+    subscription: str = ""
+
+
+@dataclass
+class Peer:
+    """Start it with ``with``; ``url`` is where it listens.
+
+    Attributes:
+        entries: position and stored bytes, in order.
+        last_position: what GET_LAST_MESSAGE_ID answers; None: the last entry.
+        rewrite: turns an outgoing MESSAGE frame into what is really sent.
+        drop_after: the connection is cut after so many entries, once.
+        refuse_subscribe: an error code for the next subscriptions, taken one by one.
+    """
+
+    entries: list[tuple[Position, bytes]] = field(default_factory=list)
+    last_position: Position | None = None
+    rewrite: Callable[[Position, bytes], bytes] = lambda _position, frame: frame
+    drop_after: int | None = None
+    refuse_subscribe: list[int] = field(default_factory=list)
+    max_message_bytes: int = 5 * 1024 * 1024
+    hold_back: set[Position] = field(default_factory=set)
+    requests: list[str] = field(default_factory=list)
+    acknowledged: Position | None = None
+    greeting: bytes | None = None
+
+    def __enter__(self) -> Peer:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._open: set[socket.socket] = set()
+        self._threads: list[threading.Thread] = []
+        self._sent = 0
+        thread = threading.Thread(target=self._accept, daemon=True)
+        thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+        self.disconnect()
+
+    @property
+    def url(self) -> str:
+        return f"pulsar://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def add(self, *entries: bytes, ledger_id: int = 7, first: int = 0) -> None:
+        self.entries += [(Position(ledger_id, first + number), entry) for number, entry in enumerate(entries)]
+
+    def disconnect(self) -> None:
+        for one in list(self._open):
+            one.close()
+        self._open.clear()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                accepted, _ = self._listener.accept()
+            except OSError:
+                return
+            self._open.add(accepted)
+            threading.Thread(target=self._serve, args=(accepted,), daemon=True).start()
+
+    def _serve(self, accepted: socket.socket) -> None:
+        connection, consumers = Connection(Role.SERVER), {}
+        try:
+            while data := accepted.recv(65536):
+                connection.receive_data(data)
+                while (event := connection.next_event()) is not None:
+                    self._answer(connection, consumers, event)
+                    accepted.sendall(connection.data_to_send())
+                    for consumer_id, consumer in consumers.items():
+                        self._deliver(accepted, consumer_id, consumer)
+        except OSError:
+            pass
+        finally:
+            self._open.discard(accepted)
+            accepted.close()
+
+    def _answer(self, connection: Connection, consumers: dict[int, _Consumer], event: Any) -> None:
+        self.requests.append(type(event).__name__)
+        if isinstance(event, pb.CommandConnect):
+            connection.send(self.greeting or commands.connected("peer", self.max_message_bytes))
+        elif isinstance(event, pb.CommandPartitionedTopicMetadata):
+            connection.send(_encode("PARTITIONED_METADATA_RESPONSE", request_id=event.request_id, partitions=0))
+        elif isinstance(event, pb.CommandLookupTopic):
+            answer = {"response": pb.CommandLookupTopicResponse.Connect, "broker_service_url": self.url}
+            connection.send(_encode("LOOKUP_RESPONSE", request_id=event.request_id, **answer))
+        elif isinstance(event, pb.CommandSubscribe):
+            self._subscribe(connection, consumers, event)
+        elif isinstance(event, pb.CommandFlow):
+            consumers[event.consumer_id].permits += event.message_permits
+        elif isinstance(event, pb.CommandGetLastMessageId):
+            last = self.last_position or (self.entries[-1][0] if self.entries else Position(-1, -1))
+            wire = pb.MessageIdData(ledger_id=last.ledger_id % 2**64, entry_id=last.entry_id % 2**64)
+            connection.send(_encode("GET_LAST_MESSAGE_ID_RESPONSE", request_id=event.request_id, last_message_id=wire))
+        elif isinstance(event, pb.CommandAck):
+            self.acknowledged = from_wire(event.message_id[0]).position
+            connection.send(_encode("ACK_RESPONSE", request_id=event.request_id, consumer_id=event.consumer_id))
+        elif isinstance(event, (pb.CommandCloseConsumer, pb.CommandUnsubscribe)):
+            consumers.pop(event.consumer_id, None)
+            connection.send(commands.success(event.request_id))
+
+    def _subscribe(self, connection: Connection, consumers: dict[int, _Consumer], event: pb.CommandSubscribe) -> None:
+        if self.refuse_subscribe:
+            code = self.refuse_subscribe.pop(0)
+            connection.send(commands.error(event.request_id, pb.ServerError.ValueType(code), "the test says no"))
+            return
+        start = from_wire(event.start_message_id).position
+        after = start if start == Position(-1, -1) else Position(start.ledger_id, start.entry_id - 1)
+        consumers[event.consumer_id] = _Consumer(after, durable=event.durable, subscription=event.subscription)
+        connection.send(commands.success(event.request_id))
+
+    def _deliver(self, accepted: socket.socket, consumer_id: int, consumer: _Consumer) -> None:
+        for position, entry in self.entries:
+            if consumer.durable or position <= consumer.after or consumer.permits <= 0 or position in self.hold_back:
+                continue
+            if self.drop_after is not None and self._sent >= self.drop_after:
+                self.drop_after = None
+                accepted.shutdown(socket.SHUT_RDWR)
+                return
+            frame = commands.message(consumer_id, position.ledger_id, position.entry_id, entry)
+            accepted.sendall(self.rewrite(position, frame))
+            self._sent += 1
+            consumer.after = position
+            consumer.permits -= message_count(memoryview(entry))
+
+
+def _encode(kind: str, **fields: Any) -> bytes:
+    number = pb.BaseCommand.Type.Value(kind)
+    command = pb.BaseCommand(type=number)
+    name = next(one.name for one in pb.BaseCommand.DESCRIPTOR.fields if one.number == number)
+    getattr(command, name).CopyFrom(type(getattr(command, name))(**fields))
+    return commands.encode(command)

@@ -1,0 +1,86 @@
+"""The configuration file: everything wrong is one sentence that names the key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ledgerlake.errors import UsageError
+from ledgerlake.query.config import load_config, parse_config, parse_trigger
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def data(**sections: dict[str, Any]) -> dict[str, Any]:
+    whole: dict[str, Any] = {
+        "source": {"service_url": "pulsar://h:1", "topics": ["orders"]},
+        "stream": {"name": "orders"},
+        "delta": {"path": "lake/orders"},
+    }
+    for name, changes in sections.items():
+        whole[name] = {**whole.get(name, {}), **changes}
+    return whole
+
+
+def test_defaults_follow_the_name_and_the_path() -> None:
+    config = parse_config(data())
+    assert config.stream.checkpoint == "checkpoints/orders"
+    assert config.delta.rejects_path == "lake/orders_rejects"
+    assert config.subscription == "ledgerlake-orders"
+    assert config.source.topics == ("persistent://public/default/orders",)
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"source": {"topic": ["x"]}}, "[source] has no key 'topic'; did you mean 'topics'?"),
+        ({"sorce": {}}, "there is no section [sorce]; did you mean 'source'?"),
+        ({"source": {"topics": "x"}}, "[source] topics must be a list of texts"),
+        ({"source": {"topics": []}}, "[source] topics is empty"),
+        ({"source": {"starting": "soon"}}, "[source] starting: 'soon' is not a message id"),
+        ({"source": {"max_rows_per_trigger": 0}}, "[source] max_rows_per_trigger must be a whole number above 0"),
+        ({"source": {"require_broker_metadata": "yes"}}, "[source] require_broker_metadata must be true or false"),
+        ({"source": {"service_url": "localhost"}}, "write pulsar://host:6650"),
+        ({"stream": {"name": "a b"}}, "[stream] name 'a b' may hold"),
+        ({"stream": {"trigger": "often"}}, "[stream] trigger 'often' is not a duration"),
+        ({"delta": {"rejects_path": "lake/orders/"}}, "are the same folder"),
+        ({"delta": {"path": 5}}, "[delta] path must be a text"),
+    ],
+)
+def test_what_is_wrong_is_named(sections: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_config(data(**sections))
+    assert expected in caught.value.message
+
+
+def test_a_missing_key_is_named() -> None:
+    with pytest.raises(UsageError, match=r"\[stream\] name is missing"):
+        parse_config({key: value for key, value in data().items() if key != "stream"})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1 second", "1 seconds"),
+        ("200 ms", "200 milliseconds"),
+        ("5 min", "5 minutes"),
+        ("2 minutes", "2 minutes"),
+        ("3 milliseconds", "3 milliseconds"),
+        ("1h", "1 hours"),
+    ],
+)
+def test_triggers_are_what_spark_understands(text: str, expected: str) -> None:
+    assert parse_trigger(text) == expected
+
+
+def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"absent\.toml cannot be read"):
+        load_config(tmp_path / "absent.toml")
+    (tmp_path / "bad.toml").write_text("[source\n")
+    with pytest.raises(UsageError, match=r"bad\.toml is not TOML"):
+        load_config(tmp_path / "bad.toml")
+    (tmp_path / "key.toml").write_text("[source]\ntopic = 1\n")
+    with pytest.raises(UsageError, match=r"key\.toml: \[source\] has no key 'topic'"):
+        load_config(tmp_path / "key.toml")

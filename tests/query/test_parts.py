@@ -1,0 +1,101 @@
+"""Progress, starts and verdicts, without Spark."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from ledgerlake.errors import OffsetError, SetupError, TopicNotFoundError
+from ledgerlake.query.assemble import cause_of
+from ledgerlake.query.progress import ProgressScreen, Totals, progress_line
+from ledgerlake.query.start import as_option, load_start, save_start
+from ledgerlake.query.verify import Verdict, _out_of_order
+from ledgerlake.sinks.delta import BatchResult
+from ledgerlake.source.offsets import PartitionOffset
+from ledgerlake.wire.message_id import BEFORE_ALL, Position
+from tests.sinks.test_ordered import rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+START = {
+    "persistent://public/default/a": PartitionOffset(Position(3, 4)),
+    "persistent://public/default/b": PartitionOffset(Position(3, 4), 2),
+    "persistent://public/default/c": PartitionOffset(BEFORE_ALL),
+}
+
+
+def test_a_start_is_kept_beside_the_checkpoint(tmp_path: Path) -> None:
+    assert load_start(str(tmp_path)) is None
+    save_start(str(tmp_path), START)
+    assert load_start(str(tmp_path)) == START
+
+
+def test_a_start_of_a_newer_release_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ledgerlake").mkdir()
+    (tmp_path / "ledgerlake" / "start.json").write_text('{"version": 99}')
+    with pytest.raises(OffsetError, match="newer"):
+        load_start(str(tmp_path))
+
+
+def test_a_checkpoint_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SetupError, match="cannot be written"):
+        save_start(str(tmp_path / "file" / "checkpoint"), START)
+
+
+def test_a_start_is_handed_to_the_source_as_the_first_message_to_read() -> None:
+    assert as_option(START) == (
+        '{"persistent://public/default/a": "3:5", "persistent://public/default/b": "3:5:3", "persistent://public/default/c": "earliest"}'
+    )
+
+
+def test_progress_shows_lag_in_messages() -> None:
+    taken = {"t-partition-0": PartitionOffset(Position(1, 1), None, 3_600_000, 10), "t-partition-1": PartitionOffset(Position(1, 9), None, 0, 5)}
+    latest = {
+        "t-partition-0": PartitionOffset(Position(1, 5), None, 3_700_000, 1510),
+        "t-partition-1": taken["t-partition-1"],
+        "t-partition-2": PartitionOffset(Position(1, 5)),
+    }
+    line = progress_line(Totals(1234, 5, 1), 99.6, taken, latest)
+    assert line == "1,234 messages  100/s  broker time 01:00:00  lag p0:1,500 p1:0 p2:?  rejects 5"
+
+
+def test_a_repeated_batch_is_not_counted_twice() -> None:
+    screen = ProgressScreen(io.StringIO())
+    screen.totals.add(BatchResult(0, messages=5, rejects=1))
+    screen.totals.add(BatchResult(0, messages=5, rejects=1, repeated=True))
+    assert (screen.totals.messages, screen.totals.rejects) == (5, 1)
+
+
+def table(*parts: pa.RecordBatch) -> pa.Table:
+    return pa.Table.from_batches(parts)
+
+
+def test_order_is_checked_inside_files_and_between_them() -> None:
+    assert _out_of_order([table(rows([1, 2, 3])), table(rows([3, 4], first_entry=3))]) == 0
+    assert _out_of_order([table(rows([1, 3, 2]))]) == 1
+    assert _out_of_order([table(rows([1, 5])), table(rows([3, 6], first_entry=2))]) == 1
+    assert _out_of_order([table(rows([3, 4], first_entry=3)), table(rows([1, 2]))]) == 0
+
+
+def test_rows_marked_late_are_not_held_against_the_order() -> None:
+    assert _out_of_order([table(rows([5, 6])), table(rows([1], first_entry=2, late=True))]) == 0
+
+
+def test_a_verdict_is_clean_when_nothing_is_wrong() -> None:
+    assert Verdict(messages=5, rejects=1, late=2).clean
+    assert not Verdict(missing=1).clean
+    assert not Verdict(duplicate=1).clean
+    assert not Verdict(out_of_order=1).clean
+
+
+def test_our_error_is_found_inside_sparks() -> None:
+    text = "STREAM_FAILED: Traceback ...\n  File x\nledgerlake.errors.TopicNotFoundError: the broker says no\n\n\tat org.apache"
+    cause = cause_of(RuntimeError(text))
+    assert isinstance(cause, TopicNotFoundError)
+    assert cause.message == "the broker says no"
+    assert cause_of(RuntimeError("Java heap space\nmore")).message == "the query failed: Java heap space"

@@ -1,0 +1,139 @@
+"""Files in order from batches in any order, and what their footers tell Delta."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import fs
+
+from ledgerlake.decode import schema
+from ledgerlake.sinks import ordered
+from ledgerlake.sinks.ordered import DataFile, OrderedWriter, ParquetFolder, sort_keys
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def rows(times_ms: list[int], first_entry: int = 0, **columns: Any) -> pa.RecordBatch:
+    """Messages with these broker times, at consecutive entries."""
+    made = [
+        {
+            "topic": "t",
+            "partition": 0,
+            "ledger_id": 1,
+            "entry_id": first_entry + number,
+            "batch_index": -1,
+            "broker_timestamp": time_ms * 1000,
+            "publish_time": 5_000_000,
+            "late": False,
+            "value": b"v" * 10,
+            **columns,
+        }
+        for number, time_ms in enumerate(times_ms)
+    ]
+    return pa.RecordBatch.from_pylist(made, schema=schema.MESSAGES)
+
+
+def writer_in(folder: Path, floor_us: int | None = None) -> OrderedWriter:
+    return OrderedWriter(ParquetFolder(fs.LocalFileSystem(), str(folder), schema.MESSAGES, "part"), floor_us)
+
+
+def read(folder: Path, files: list[DataFile]) -> pa.Table:
+    return pa.concat_tables([pq.read_table(folder / one.name, partitioning=None) for one in files])
+
+
+def entries_of(folder: Path, files: list[DataFile]) -> list[int]:
+    return read(folder, files)["entry_id"].to_pylist()  # type: ignore[no-any-return]
+
+
+def test_rows_in_order_pass_into_one_file(tmp_path: Path) -> None:
+    writer = writer_in(tmp_path)
+    writer.write(rows([1, 2, 2]))
+    writer.write(rows([3, 4], first_entry=3))
+    files = writer.finish()
+    assert entries_of(tmp_path, files) == [0, 1, 2, 3, 4]
+    assert (len(files), files[0].rows, writer.max_effective_us) == (1, 5, 4000)
+    assert files[0].size_bytes == (tmp_path / files[0].name).stat().st_size
+
+
+def test_rows_out_of_order_in_one_group_are_sorted_and_ties_keep_their_position(tmp_path: Path) -> None:
+    writer = writer_in(tmp_path)
+    writer.write(rows([5, 1, 5, 3, 1]))
+    assert entries_of(tmp_path, writer.finish()) == [1, 4, 3, 0, 2]
+
+
+def test_groups_out_of_order_are_merged_and_the_runs_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordered, "ROW_GROUP_BYTES", 1)
+    rng = random.Random(7)
+    times = [rng.randrange(100) for _ in range(300)]
+    writer = writer_in(tmp_path)
+    for start in range(0, 300, 20):
+        writer.write(rows(times[start : start + 20], first_entry=start))
+    files = writer.finish()
+    expected = sorted(range(300), key=lambda number: (times[number], number))
+    assert entries_of(tmp_path, files) == expected
+    assert {one.name for one in files} == {path.name for path in tmp_path.iterdir()}
+
+
+def test_messages_without_broker_time_are_ordered_by_publish_time(tmp_path: Path) -> None:
+    writer = writer_in(tmp_path)
+    writer.write(rows([0], first_entry=0, broker_timestamp=None, publish_time=9_000))
+    writer.write(rows([0], first_entry=1, broker_timestamp=None, publish_time=2_000))
+    assert entries_of(tmp_path, writer.finish()) == [1, 0]
+
+
+def test_what_is_earlier_than_the_table_had_reached_is_marked_late(tmp_path: Path) -> None:
+    writer = writer_in(tmp_path, floor_us=3000)
+    writer.write(rows([4, 1, 3, 2]))
+    files = writer.finish()
+    assert read(tmp_path, files)["late"].to_pylist() == [True, True, False, False]
+
+
+def test_files_are_cut_at_their_size_and_stay_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordered, "ROW_GROUP_BYTES", 1)
+    monkeypatch.setattr(ordered, "FILE_BYTES", 1)
+    writer = writer_in(tmp_path)
+    for start in range(0, 9, 3):
+        writer.write(rows([start, start, start], first_entry=start))
+    files = writer.finish()
+    assert [one.rows for one in files] == [3, 3, 3]
+    assert [one.name.split("-")[1] for one in files] == ["000", "001", "002"]
+    assert entries_of(tmp_path, files) == list(range(9))
+
+
+def test_nothing_in_is_no_file(tmp_path: Path) -> None:
+    assert writer_in(tmp_path).finish() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_tells_delta_its_range(tmp_path: Path) -> None:
+    writer = writer_in(tmp_path)
+    writer.write(rows([1000, 2500], broker_index=7))
+    stats = json.loads(writer.finish()[0].stats)
+    assert stats["numRecords"] == 2
+    assert stats["minValues"]["broker_timestamp"] == "1970-01-01T00:00:01.000Z"
+    assert stats["maxValues"]["broker_timestamp"] == "1970-01-01T00:00:02.500Z"
+    assert (stats["minValues"]["entry_id"], stats["maxValues"]["entry_id"]) == (0, 1)
+    assert stats["nullCount"]["broker_index"] == 0
+
+
+def test_merging_holds_one_table_of_each_run() -> None:
+    taken: list[int] = []
+
+    def run(number: int, times: list[int]) -> Any:
+        for index, time_ms in enumerate(times):
+            taken.append(number)
+            yield pa.Table.from_batches([rows([time_ms], first_entry=number * 100 + index)])
+
+    runs = [run(0, [1, 4, 7]), run(1, [2, 5, 8]), run(2, [3, 6, 9])]
+    merged = ordered.merge_sorted(runs)
+    first = next(merged)
+    assert first["broker_timestamp"].cast(pa.int64()).to_pylist() == [1000]
+    assert sorted(taken) == [0, 0, 1, 2]
+    rest = pa.concat_tables([first, *merged])
+    assert list(sort_keys(rest)[0]) == [number * 1000 for number in range(1, 10)]

@@ -1,0 +1,46 @@
+"""Offsets in checkpoints: readable, versioned, stable."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ledgerlake.errors import OffsetError
+from ledgerlake.source.offsets import PartitionOffset, from_json, to_json
+from ledgerlake.wire.message_id import BEFORE_ALL, Position
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "offset-v1.json"
+OFFSET = {
+    "persistent://public/default/orders-partition-0": PartitionOffset(Position(12, 345), None, 1_777_626_000_123, 98_765),
+    "persistent://public/default/orders-partition-1": PartitionOffset(Position(12, -1), 4),
+    "persistent://public/default/plain": PartitionOffset(BEFORE_ALL),
+}
+
+
+def test_the_golden_offset_is_still_read_and_still_written() -> None:
+    golden = json.loads(GOLDEN.read_text())
+    assert from_json(golden) == OFFSET
+    assert to_json(OFFSET) == golden
+
+
+def test_json_does_not_depend_on_the_order_in_which_topics_came() -> None:
+    backwards = dict(reversed(OFFSET.items()))
+    assert json.dumps(to_json(backwards)) == json.dumps(to_json(OFFSET))
+
+
+def test_a_newer_version_is_refused_with_advice() -> None:
+    with pytest.raises(OffsetError, match="written by a newer Ledgerlake .*upgrade"):
+        from_json({"version": 2, "positions": {}})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [None, [], {}, {"version": "1"}, {"version": 1}, {"version": 1, "positions": {"t": {}}}]
+    + [{"version": 1, "positions": {"t": {"ledger": 1, "entry": 2, "surprise": 3}}}, {"version": 1, "positions": []}],
+)
+def test_a_foreign_or_damaged_offset_is_refused(data: Any) -> None:
+    with pytest.raises(OffsetError, match="checkpoint"):
+        from_json(data)

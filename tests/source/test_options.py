@@ -1,0 +1,60 @@
+"""Options: case, hints, and refusals before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ledgerlake.errors import UsageError
+from ledgerlake.source.options import parse_options
+from ledgerlake.wire.message_id import MessageId
+
+MINIMUM = {"service.url": "pulsar://h:1", "topic": "t"}
+
+
+def refusal(**options: Any) -> str:
+    with pytest.raises(UsageError) as caught:
+        parse_options({**MINIMUM, **options})
+    return caught.value.message
+
+
+def test_the_least_that_is_needed() -> None:
+    options = parse_options(MINIMUM)
+    assert (options.client.service_url, options.topics) == ("pulsar://h:1", ("persistent://public/default/t",))
+    assert (options.view, options.max_rows, options.subscription) == ("messages", None, None)
+
+
+def test_names_are_case_insensitive() -> None:
+    options = parse_options({"SERVICE.URL": "pulsar://h:1", "TOPICS": "a, b,a", "MAXROWSPERTRIGGER": "5"})
+    assert options.topics == ("persistent://public/default/a", "persistent://public/default/b")
+    assert options.max_rows == 5
+
+
+def test_an_unknown_option_names_the_nearest() -> None:
+    assert refusal(startingOfset="latest") == "the source has no option 'startingOfset'; did you mean 'startingOffsets'?"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"service.url": "http://x"}, "write pulsar://host:6650"),
+        ({"topics": "a"}, "exactly one of the options 'topic' and 'topics'"),
+        ({"topic": "a,b"}, "use 'topics' for several"),
+        ({"view": "rows"}, "it is messages or entries"),
+        ({"maxRowsPerTrigger": "0"}, "a number above 0"),
+        ({"maxBytesPerTrigger": "1k"}, "a number above 0"),
+        ({"requireBrokerMetadata": "yes"}, "true or false"),
+        ({"startingOffsets": "soon"}, "the option 'startingOffsets': 'soon' is not a message id"),
+        ({"startingOffsets": "{oops"}, "is not JSON"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_it_may_be(options: dict[str, str], expected: str) -> None:
+    assert expected in refusal(**options)
+
+
+def test_starts_differ_by_topic_partition() -> None:
+    options = parse_options({**MINIMUM, "startingOffsets": '{"t-partition-1": "3:4:5", "t-partition-0": "earliest"}'})
+    assert options.starting_of("persistent://public/default/t-partition-1", "latest") == MessageId(3, 4, 5)
+    assert options.starting_of("persistent://public/default/t-partition-0", "latest") == "earliest"
+    assert options.starting_of("persistent://public/default/t-partition-2", "latest") == "latest"

@@ -1,0 +1,159 @@
+"""The source's own pieces against a peer: views, partial batches, the scout, the tail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.decode import schema
+from ledgerlake.errors import SetupError
+from ledgerlake.source.offsets import PartitionOffset, from_json
+from ledgerlake.source.options import parse_options
+from ledgerlake.source.partition_reader import read_bundles, read_entries, read_messages
+from ledgerlake.source.planning import EntryRange
+from ledgerlake.source.positions import Scout, Tail, resolve_end, resolve_start
+from ledgerlake.wire.entry import encode_entry
+from ledgerlake.wire.message_id import BEFORE_ALL, MessageId, Position
+from tests.entries import batch, metadata, single
+from tests.peer import TOPIC, Peer
+
+
+def options_for(peer: Peer, **more: str) -> Any:
+    return parse_options({"service.url": peer.url, "topic": TOPIC, "retryTimeoutMs": "2000", **more})
+
+
+def everything(peer: Peer) -> EntryRange:
+    return EntryRange(TOPIC, BEFORE_ALL, peer.entries[-1][0])
+
+
+def test_small_entries_share_a_bundle_and_large_ones_stand_alone() -> None:
+    with Peer() as peer:
+        peer.add(*[single(b"x" * 300_000) for _ in range(7)], single(b"x" * 2_000_000), single(b"small"))
+        bundles = list(read_bundles(options_for(peer), everything(peer)))
+        assert len(bundles) == 4 - 1
+        assert all(one.schema.equals(schema.BUNDLES) and one.num_rows == 1 for one in bundles)
+        assert {one["end_entry_id"][0].as_py() for one in bundles} == {8}
+
+
+def test_a_range_without_entries_still_says_how_far_it_was_read() -> None:
+    with Peer() as peer:
+        peer.add(single(b"x"))
+        (only,) = read_bundles(options_for(peer), EntryRange(TOPIC, Position(7, 0), Position(7, 5)))
+        assert (only["end_entry_id"][0].as_py(), only["frames"][0].as_py()) == (5, b"")
+
+
+def test_messages_and_rejects_are_rows_of_one_view() -> None:
+    with Peer() as peer:
+        peer.add(batch([b"a", b"b"]), b"garbage", single(b"c"))
+        rows = [row for part in read_messages(options_for(peer), everything(peer)) for row in part.to_pylist()]
+        assert sorted((row["entry_id"], row["value"], row["reject_reason"]) for row in rows) == [
+            (0, b"a", None),
+            (0, b"b", None),
+            (1, b"garbage", "malformed_entry"),
+            (2, b"c", None),
+        ]
+
+
+def test_a_start_inside_a_batch_leaves_out_what_was_taken() -> None:
+    with Peer() as peer:
+        peer.add(batch([b"0", b"1", b"2"]), batch([b"3"]))
+        span = EntryRange(TOPIC, Position(7, -1), Position(7, 1), after_batch_index=1)
+        rows = [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]
+        assert [row["value"] for row in rows] == [b"2", b"3"]
+
+
+def test_entries_have_their_bytes_and_both_kinds_of_metadata() -> None:
+    with Peer() as peer:
+        entry = batch([b"a", b"b"], 1, index=5)
+        peer.add(entry, b"garbage")
+        first, second = [row for part in read_entries(options_for(peer), everything(peer)) for row in part.to_pylist()]
+        assert (first["broker_index"], first["num_messages_in_batch"], first["compression"]) == (5, 2, "LZ4")
+        assert (first["entry"], first["reject_reason"]) == (entry, None)
+        assert (second["entry"], second["reject_reason"]) == (b"garbage", "malformed_entry")
+
+
+def test_broker_metadata_can_be_required() -> None:
+    with Peer() as peer:
+        peer.add(encode_entry(metadata(), b"bare"))
+        assert len(list(read_messages(options_for(peer), everything(peer)))) == 1
+        with pytest.raises(SetupError, match="brokerEntryMetadataInterceptors"):
+            list(read_messages(options_for(peer, requireBrokerMetadata="true"), everything(peer)))
+
+
+def cluster_of(peer: Peer) -> Cluster:
+    return Cluster(ClientSettings(peer.url, give_up_after_s=2))
+
+
+def test_starts_and_ends_become_positions() -> None:
+    with Peer() as peer:
+        peer.add(single(b"a"), single(b"b"), first=4)
+        cluster = cluster_of(peer)
+        assert resolve_start(cluster, TOPIC, "earliest").position == Position(7, 3)
+        assert resolve_start(cluster, TOPIC, "latest").position == Position(7, 5)
+        assert resolve_start(cluster, TOPIC, MessageId(7, 5)) == PartitionOffset(Position(7, 4))
+        assert resolve_start(cluster, TOPIC, MessageId(7, 5, 3)) == PartitionOffset(Position(7, 4), 2)
+        assert resolve_end(cluster, TOPIC, "latest").position == Position(7, 5)
+        assert resolve_end(cluster, TOPIC, MessageId(7, 4)).position == Position(7, 4)
+
+
+def test_an_empty_topic_starts_and_ends_before_everything() -> None:
+    with Peer() as peer:
+        cluster = cluster_of(peer)
+        assert resolve_start(cluster, TOPIC, "earliest").position == BEFORE_ALL
+        assert resolve_start(cluster, TOPIC, "latest").position == BEFORE_ALL
+
+
+def test_the_tail_tells_time_and_index_and_asks_rarely() -> None:
+    with Peer() as peer:
+        peer.add(batch([b"a", b"b"], index=9))
+        tail = Tail(cluster_of(peer), TOPIC)
+        found = [tail.now() for _ in range(1000)]
+        assert (found[0].index, found[0].position) == (9, Position(7, 0))
+        assert set(found) == {found[0]}
+        assert peer.requests.count("CommandGetLastMessageId") <= 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "size", "stops"),
+    [
+        pytest.param(7, None, [1, 3, 5, 7, 8], id="rows"),
+        pytest.param(1, None, [0, 1, 2, 3, 4, 5, 6, 7, 8], id="at least one entry"),
+        pytest.param(None, 10**9, [8], id="budget for all"),
+        pytest.param(None, 1, [0, 1, 2, 3, 4, 5, 6, 7, 8], id="bytes"),
+    ],
+)
+def test_the_scout_stops_where_the_budget_does(rows: int | None, size: int | None, stops: list[int]) -> None:
+    with Peer() as peer:
+        peer.add(*[batch([b"a", b"b", b"c"]) for _ in range(9)])
+        scout, end = Scout(cluster_of(peer), TOPIC), PartitionOffset(Position(7, 8))
+        after, found = BEFORE_ALL, []
+        while after < end.position:
+            after = scout.advance(after, end, rows, size).position
+            found.append(after.entry_id)
+        assert found == stops
+
+
+def test_the_scout_starts_over_where_it_is_told() -> None:
+    with Peer() as peer:
+        peer.add(*[single(b"x") for _ in range(6)])
+        scout, end = Scout(cluster_of(peer), TOPIC), PartitionOffset(Position(7, 5))
+        assert scout.advance(BEFORE_ALL, end, 2, None).position == Position(7, 1)
+        assert scout.advance(BEFORE_ALL, end, 2, None).position == Position(7, 1)
+        assert scout.advance(Position(7, 1), end, 3, None).position == Position(7, 4)
+
+
+def test_a_reader_travels_without_its_connections() -> None:
+    import pickle
+
+    from ledgerlake.source.stream_reader import LedgerlakeStreamReader
+
+    with Peer() as peer:
+        peer.add(single(b"x"))
+        reader = LedgerlakeStreamReader(options_for(peer, startingOffsets="earliest"))
+        start = reader.initialOffset()
+        copy = pickle.loads(pickle.dumps(reader))
+        assert copy.__dict__["_planner"] is None
+        assert from_json(start)[TOPIC].position == Position(7, -1)
+        reader.stop()
