@@ -30,7 +30,9 @@ from tests.peer import TOPIC, Peer
 
 
 def cluster_of(peer: Peer, give_up_after_s: float = 5.0, request_timeout_s: float = 2.0) -> Cluster:
-    settings = ClientSettings(peer.url, connect_timeout_s=2, request_timeout_s=request_timeout_s, give_up_after_s=give_up_after_s)
+    settings = ClientSettings(
+        peer.url, connect_timeout_s=2, request_timeout_s=request_timeout_s, give_up_after_s=give_up_after_s
+    )
     return Cluster(settings)
 
 
@@ -104,7 +106,11 @@ def _consumer(frame: bytes) -> int:
     ("damage", "error"),
     [
         pytest.param(lambda frame: struct.pack(">I", 2**31) + frame[4:], FrameTooLargeError, id="frame over the limit"),
-        pytest.param(lambda frame: frame[:4] + struct.pack(">I", 2**30) + frame[8:], MalformedFrameError, id="command over its frame"),
+        pytest.param(
+            lambda frame: frame[:4] + struct.pack(">I", 2**30) + frame[8:],
+            MalformedFrameError,
+            id="command over its frame",
+        ),
         pytest.param(lambda frame: frame[:8] + b"\xff" * 8 + frame[16:], MalformedFrameError, id="command garbage"),
     ],
 )
@@ -112,7 +118,9 @@ def test_lost_framing_ends_the_connection_with_a_typed_error_and_the_next_one_go
     with Peer() as peer:
         peer.add(*[single(b"%d" % number) for number in range(5)])
         strikes = iter([True])
-        peer.rewrite = lambda position, frame: damage(frame) if position.entry_id == 2 and next(strikes, False) else frame
+        peer.rewrite = lambda position, frame: (
+            damage(frame) if position.entry_id == 2 and next(strikes, False) else frame
+        )
         assert read_all(EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL), Position(7, 4)) == list(range(5))
         peer.rewrite = lambda _position, frame: damage(frame)
         with pytest.raises(error):

@@ -100,7 +100,13 @@ def test_batched_messages_have_their_own_metadata() -> None:
     one, two = messages
     assert (one["key"], one["event_time"], one["sequence_id"]) == ("k", moment(5), 77)
     assert (one["ordering_key"], one["properties"]) == (b"o", [("x", "y")])
-    assert (two["key"], two["event_time"], two["sequence_id"], two["is_null"], two["value"]) == (None, None, 70, True, None)
+    assert (two["key"], two["event_time"], two["sequence_id"], two["is_null"], two["value"]) == (
+        None,
+        None,
+        70,
+        True,
+        None,
+    )
 
 
 def test_slots_that_compaction_emptied_are_skipped_and_keep_their_index() -> None:
@@ -108,7 +114,9 @@ def test_slots_that_compaction_emptied_are_skipped_and_keep_their_index() -> Non
     own = metadata(num_messages_in_batch=2, uncompressed_size=len(plain))
     messages, rejects = decoded([encode_entry(own, plain, broker(9))])
     assert rejects == []
-    assert [(row["message_id"], row["broker_index"], row["key"], row["value"]) for row in messages] == [("7:0:1", 9, "k0", b"v1")]
+    assert [(row["message_id"], row["broker_index"], row["key"], row["value"]) for row in messages] == [
+        ("7:0:1", 9, "k0", b"v1")
+    ]
 
 
 def test_a_key_that_is_not_text_is_bytes() -> None:
@@ -119,7 +127,11 @@ def test_a_key_that_is_not_text_is_bytes() -> None:
             single(b"", partition_key=""),
         ]
     )
-    assert [(row["key"], row["key_bytes"]) for row in messages] == [(None, b"\x00\x01\xff"), (None, b"not base64!"), ("", None)]
+    assert [(row["key"], row["key_bytes"]) for row in messages] == [
+        (None, b"\x00\x01\xff"),
+        (None, b"not base64!"),
+        ("", None),
+    ]
 
 
 def test_a_topic_without_broker_metadata_has_null_broker_columns() -> None:
@@ -297,8 +309,6 @@ def by_reference(entries: list[bytes]) -> tuple[pa.Table, list[tuple[int, str]]]
             continue
         rows += [{"topic": SOURCE.topic, "partition": SOURCE.partition, "late": False, **row} for row in found]
     return pa.Table.from_pylist(rows, schema=schema.VIEW), rejects
-
-
 
 
 def same_both_ways(entries: list[bytes]) -> None:

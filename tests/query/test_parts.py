@@ -54,7 +54,10 @@ def test_a_start_is_handed_to_the_source_as_the_first_message_to_read() -> None:
 
 
 def test_progress_shows_lag_in_messages() -> None:
-    taken = {"t-partition-0": PartitionOffset(Position(1, 1), None, 3_600_000, 10), "t-partition-1": PartitionOffset(Position(1, 9), None, 0, 5)}
+    taken = {
+        "t-partition-0": PartitionOffset(Position(1, 1), None, 3_600_000, 10),
+        "t-partition-1": PartitionOffset(Position(1, 9), None, 0, 5),
+    }
     latest = {
         "t-partition-0": PartitionOffset(Position(1, 5), None, 3_700_000, 1510),
         "t-partition-1": taken["t-partition-1"],

@@ -14,7 +14,9 @@ from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "offset-v1.json"
 OFFSET = {
-    "persistent://public/default/orders-partition-0": PartitionOffset(Position(12, 345), None, 1_777_626_000_123, 98_765),
+    "persistent://public/default/orders-partition-0": PartitionOffset(
+        Position(12, 345), None, 1_777_626_000_123, 98_765
+    ),
     "persistent://public/default/orders-partition-1": PartitionOffset(Position(12, -1), 4),
     "persistent://public/default/plain": PartitionOffset(BEFORE_ALL),
 }

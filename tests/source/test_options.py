@@ -32,7 +32,9 @@ def test_names_are_case_insensitive() -> None:
 
 
 def test_an_unknown_option_names_the_nearest() -> None:
-    assert refusal(startingOfset="latest") == "the source has no option 'startingOfset'; did you mean 'startingOffsets'?"
+    assert (
+        refusal(startingOfset="latest") == "the source has no option 'startingOfset'; did you mean 'startingOffsets'?"
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,20 @@ def at(ledger_id: int, entry_id: int, batch_index: int | None = None) -> Partiti
     ("start", "end", "expected"),
     [
         pytest.param({"a": at(1, 2)}, {"a": at(1, 2)}, [], id="nothing new"),
-        pytest.param({"a": at(1, 2)}, {"a": at(1, 3)}, [EntryRange("a", Position(1, 2), Position(1, 3))], id="one entry"),
-        pytest.param({"a": at(1, 9)}, {"a": at(2, 0)}, [EntryRange("a", Position(1, 9), Position(2, 0))], id="next ledger"),
+        pytest.param(
+            {"a": at(1, 2)}, {"a": at(1, 3)}, [EntryRange("a", Position(1, 2), Position(1, 3))], id="one entry"
+        ),
+        pytest.param(
+            {"a": at(1, 9)}, {"a": at(2, 0)}, [EntryRange("a", Position(1, 9), Position(2, 0))], id="next ledger"
+        ),
         pytest.param({}, {"a": at(1, 0)}, [EntryRange("a", BEFORE_ALL, Position(1, 0))], id="new topic partition"),
         pytest.param({"a": at(1, 2), "b": at(5, 5)}, {"a": at(1, 2)}, [], id="topic partition gone"),
         pytest.param({"a": at(1, 2)}, {"a": at(1, 1)}, [], id="end before start"),
         pytest.param(
-            {"a": at(1, 2, 7)}, {"a": at(1, 3)}, [EntryRange("a", Position(1, 2), Position(1, 3), 7)], id="inside a batch"
+            {"a": at(1, 2, 7)},
+            {"a": at(1, 3)},
+            [EntryRange("a", Position(1, 2), Position(1, 3), 7)],
+            id="inside a batch",
         ),
         pytest.param(
             {"b": at(1, 0), "a": at(1, 0)},

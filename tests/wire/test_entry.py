@@ -8,9 +8,7 @@ from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_batch, encode_entry, message_count, parse_entry, read_stamp
 
-JAVA_ENTRY = bytes.fromhex(
-    "0e01c850836c0000001b0a017010071880d095ffbc31d20103702d37d80103e0010be8010161626364"
-)
+JAVA_ENTRY = bytes.fromhex("0e01c850836c0000001b0a017010071880d095ffbc31d20103702d37d80103e0010be8010161626364")
 BROKER_INDEX_4 = bytes.fromhex("0e02000000021004")
 
 
@@ -67,7 +65,9 @@ def test_a_batch_costs_as_many_permits_as_it_claims_and_garbage_one() -> None:
 
 
 def test_the_batch_of_the_java_client_is_what_we_encode() -> None:
-    first = pb.SingleMessageMetadata(partition_key="k0", compacted_out=True, partition_key_b64_encoded=False, payload_size=0)
+    first = pb.SingleMessageMetadata(
+        partition_key="k0", compacted_out=True, partition_key_b64_encoded=False, payload_size=0
+    )
     batch = encode_batch([(first, b""), (pb.SingleMessageMetadata(partition_key="k0", payload_size=0), b"v1")])
     assert batch.endswith(bytes.fromhex("0000000612026b3018027631"))
 

@@ -18,7 +18,9 @@ def test_connect_names_the_owner() -> None:
 
 
 def test_connect_through_the_service_address_keeps_the_owners_name() -> None:
-    answer = Answer(request_id=1, response=Answer.Connect, broker_service_url="pulsar://b:6650", proxy_through_service_url=True)
+    answer = Answer(
+        request_id=1, response=Answer.Connect, broker_service_url="pulsar://b:6650", proxy_through_service_url=True
+    )
     assert step("t", answer, 0) == Owner("pulsar://b:6650", through_proxy=True)
 
 

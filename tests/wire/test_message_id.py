@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from ledgerlake.errors import UsageError
-from ledgerlake.wire.message_id import BEFORE_ALL, MessageId, Position, from_bytes, parse_message_id, start_after, to_wire
+from ledgerlake.wire.message_id import (
+    BEFORE_ALL,
+    MessageId,
+    Position,
+    from_bytes,
+    parse_message_id,
+    start_after,
+    to_wire,
+)
 
 
 @pytest.mark.parametrize(

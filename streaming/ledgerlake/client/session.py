@@ -2,9 +2,10 @@
 
 Rules kept here:
   - Every wait has a deadline. A session that failed once stays failed; the caller gets a fresh one.
-  - Nothing is read ahead: bytes leave the socket only while somebody waits for an answer or an entry, so a slow
-    reader holds at most one receive buffer and one frame per consumer, and TCP slows the broker down.
-  - The peer counts any frame as a sign of life, so a small thread sends PING on every open session and never reads.
+  - Little is read ahead: bytes leave the socket while somebody waits for an answer or an entry, and at other times
+    only while less than a mebibyte of entries is held, so that TCP slows the broker down and not our memory.
+  - A broker that doubts a connection sends PING and gives up after seconds, so a small thread answers on sessions that
+    nobody is using, and sends a PING of its own now and then, since a peer counts any frame as a sign of life.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 CLIENT_VERSION = "ledgerlake 0.1"
 KEEPALIVE_S = 15.0
+_IDLE_LOOK_S = 1.0
+_READ_AHEAD_BYTES = 1024 * 1024
 
 Answer = TypeVar("Answer", bound="Message")
 
@@ -68,6 +71,7 @@ class Session:
         self._consumers: dict[int, Consumer] = {}
         self._producers: dict[int, Receipts] = {}
         self._ids = 0
+        self._next_ping_s = time.monotonic() + KEEPALIVE_S
         self._lock = threading.RLock()
         self._transport = Transport(url, connect_timeout_s)
         try:
@@ -201,14 +205,20 @@ class Session:
             self._failure = TransportError(f"the session with {self.url} was closed")
         self._transport.close()
 
-    def send_sign_of_life(self) -> bool:
-        """PING without reading; False once the session is over."""
-        if self._failure is not None:
-            return False
+    def look_after(self, now_s: float) -> bool:
+        """Answer what waits, while nobody else uses the session, and show a sign of life; False once it is over."""
+        if not self._lock.acquire(blocking=False):
+            return True
         try:
-            self._transport.send(commands.ping(), self.request_timeout_s)
-        except TransportError:
+            if sum(len(entry.frame) for one in self._consumers.values() for entry in one.entries) < _READ_AHEAD_BYTES:
+                self._pump(0.0)
+            if now_s >= self._next_ping_s:
+                self._next_ping_s = now_s + KEEPALIVE_S
+                self._send(commands.ping())
+        except LedgerlakeError:
             return False
+        finally:
+            self._lock.release()
         return True
 
     def _shake_hands(self, proxy_to_broker_url: str | None) -> None:
@@ -318,11 +328,11 @@ def _keep_alive(session: Session) -> None:
 
 def _keeper() -> None:
     while True:
-        time.sleep(KEEPALIVE_S)
+        time.sleep(_IDLE_LOOK_S)
         with _keeper_lock:
             sessions = list(_alive)
         for session in sessions:
-            if not session.send_sign_of_life():
+            if not session.look_after(time.monotonic()):
                 with _keeper_lock:
                     _alive.discard(session)
         del sessions

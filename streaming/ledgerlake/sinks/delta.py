@@ -22,7 +22,7 @@ from ledgerlake.client.topics import partition_name
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.sinks.ordered import DataFile, FileWriter, OrderedWriter
-from ledgerlake.sinks.tables import Table
+from ledgerlake.sinks.tables import Table, data_folder
 from ledgerlake.source.partition_reader import check_broker_metadata
 from ledgerlake.wire.message_id import Position
 
@@ -38,8 +38,8 @@ FACT_SCHEMA = "fact string"
 class TaskSettings:
     """What a writing task needs to know; pickled with the plan."""
 
-    messages: Table
-    rejects: Table
+    messages_path: str
+    rejects_path: str
     batch_id: int
     floors_us: dict[str, int]
     require_broker_metadata: bool
@@ -98,8 +98,8 @@ class DeltaSink:
             TableError: a commit did not land; the batch is not counted as done.
         """
         settings = TaskSettings(
-            self.messages,
-            self.rejects,
+            self.messages.path,
+            self.rejects.path,
             batch_id,
             self._floors_us,
             self._require_broker_metadata,
@@ -147,8 +147,10 @@ class _PartitionWriter:
         self._settings = settings
         prefix = f"part-{settings.batch_id:08d}-{max(source.partition, 0):05d}"
         name = source.topic if source.partition < 0 else partition_name(source.topic, source.partition)
-        self._messages = OrderedWriter(settings.messages.folder(prefix), settings.floors_us.get(name))
-        self._rejects = FileWriter(settings.rejects.folder(prefix))
+        self._messages = OrderedWriter(
+            data_folder(settings.messages_path, schema.MESSAGES, prefix), settings.floors_us.get(name)
+        )
+        self._rejects = FileWriter(data_folder(settings.rejects_path, schema.REJECTS, prefix))
         self._end = Position(-1, -1)
 
     def take(self, batch: pa.RecordBatch, row: int) -> None:

@@ -8,8 +8,9 @@ A table's app transactions (Delta's own idempotence record, kept in its log and 
 
 from __future__ import annotations
 
+import json
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import deltalake
 import pyarrow as pa
@@ -36,6 +37,7 @@ class Table:
     def __init__(self, path: str, schema: pa.Schema) -> None:
         self.path = path
         self.schema = schema
+        self._opened: DeltaTable | None = None
 
     def ensure(self, spark: SparkSession) -> None:
         """Make the table where there is none, else check that its columns are the contract's.
@@ -55,18 +57,9 @@ class Table:
         else:
             self._check(existing)
 
-    def folder(self, prefix: str) -> ParquetFolder:
-        filesystem, root = resolve(self.path)
-        return ParquetFolder(filesystem, root, self.schema, prefix)
-
-    def last_batch(self, query: str) -> int | None:
-        """The last micro-batch of ``query`` in the table."""
-        version = self._open().transaction_version(query)
-        return None if version is None else int(version)
-
     def effective_time_us(self, topic_partition: str) -> int | None:
         """How far a topic partition's effective time has come in the table."""
-        version = self._open().transaction_version(_TIME_PREFIX + topic_partition)
+        version = self._current().transaction_version(_TIME_PREFIX + topic_partition)
         return None if version is None else int(version)
 
     def commit(self, query: str, batch_id: int, files: list[DataFile], times_us: dict[str, int]) -> bool:
@@ -75,7 +68,7 @@ class Table:
         Raises:
             TableError: the commit did not land.
         """
-        table = self._open()
+        table = self._current()
         done = table.transaction_version(query)
         if done is not None and done >= batch_id:
             return False
@@ -91,11 +84,16 @@ class Table:
             raise TableError(f"batch {batch_id} could not be committed to {self.path}: {_first_line(error)}") from None
         return True
 
-    def _open(self) -> DeltaTable:
+    def _current(self) -> DeltaTable:
+        """The table as it is now. Kept open, since loading reads the whole list of files and an update only what is new."""
         try:
-            return DeltaTable(self.path, without_files=True)
+            if self._opened is None:
+                self._opened = DeltaTable(self.path)
+            else:
+                self._opened.update_incremental()
         except (DeltaError, OSError) as error:
             raise TableError(f"the table at {self.path} cannot be opened: {_first_line(error)}") from None
+        return self._opened
 
     def _create(self, spark: SparkSession) -> None:
         from delta.tables import DeltaTable as SparkDeltaTable
@@ -112,9 +110,7 @@ class Table:
             ) from None
 
     def _check(self, existing: DeltaTable) -> None:
-        found = {field.name: field.type for field in deltalake.Schema.to_arrow(existing.schema())}
-        found = {name: pa.field(name, kind).type for name, kind in found.items()}
-        differences = _differences(self.schema, found)
+        differences = _differences(_column_types(self.schema), _column_types(existing.schema()))
         if differences:
             raise TableError(
                 f"the table at {self.path} has another schema ({'; '.join(differences)}); use another path"
@@ -127,6 +123,12 @@ class Table:
             )
 
 
+def data_folder(path: str, schema: pa.Schema, prefix: str) -> ParquetFolder:
+    """Where a task puts a table's files."""
+    filesystem, root = resolve(path)
+    return ParquetFolder(filesystem, root, schema, prefix)
+
+
 def resolve(path: str) -> tuple[fs.FileSystem, str]:
     """The filesystem of a path or URI, and the path inside it."""
     if "://" in path:
@@ -135,27 +137,25 @@ def resolve(path: str) -> tuple[fs.FileSystem, str]:
     return fs.LocalFileSystem(), path
 
 
-def _differences(wanted: pa.Schema, found: dict[str, pa.DataType]) -> list[str]:
-    names = {field.name: field.type for field in wanted}
-    missing = [f"it lacks {name}" for name in names if name not in found]
-    extra = [f"it has {name}" for name in found if name not in names]
-    other = [
-        f"{name} is {found[name]} where {kind} belongs"
-        for name, kind in names.items()
-        if name in found and not _same(kind, found[name])
-    ]
-    return missing + extra + other
+def _column_types(schema: pa.Schema | deltalake.Schema) -> dict[str, str]:
+    """Column names with their types in Delta's own words."""
+    delta_schema = deltalake.Schema.from_arrow(schema) if isinstance(schema, pa.Schema) else schema
+    return {one["name"]: _type_name(one["type"]) for one in json.loads(delta_schema.to_json())["fields"]}
 
 
-def _same(wanted: pa.DataType, found: pa.DataType) -> bool:
-    """Equal up to how Arrow names a map's fields and sizes its offsets."""
-    return _plain(wanted) == _plain(found)
+def _type_name(kind: str | dict[str, Any]) -> str:
+    if isinstance(kind, str):
+        return kind
+    return (
+        f"map<{_type_name(kind['keyType'])},{_type_name(kind['valueType'])}>" if kind["type"] == "map" else kind["type"]
+    )
 
 
-def _plain(kind: pa.DataType) -> str:
-    if pa.types.is_map(kind):
-        return f"map<{_plain(kind.key_type)},{_plain(kind.item_type)}>"
-    return str(kind).replace("large_", "").replace("_view", "")
+def _differences(wanted: dict[str, str], found: dict[str, str]) -> list[str]:
+    missing = [f"it lacks {name}" for name in wanted if name not in found]
+    extra = [f"it has {name}" for name in found if name not in wanted]
+    both = [name for name in wanted if name in found and wanted[name] != found[name]]
+    return missing + extra + [f"{name} is {found[name]} where {wanted[name]} belongs" for name in both]
 
 
 def _first_line(error: BaseException) -> str:

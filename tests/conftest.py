@@ -1,0 +1,44 @@
+"""What a whole run shares: one broker and one Spark session, started when first needed and stopped at the end.
+
+A broker or session that cannot start fails the tests that need it; nothing is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+    from tests.live.runtime import Runtime
+
+settings.register_profile("ledgerlake", deadline=None)
+settings.load_profile("ledgerlake")
+
+
+@pytest.fixture(scope="session")
+def campaign_is_long() -> bool:
+    return os.environ.get("LEDGERLAKE_CAMPAIGN") == "long"
+
+
+@pytest.fixture(scope="session")
+def runtime() -> Iterator[Runtime]:
+    from tests.live.runtime import start_runtime
+
+    with start_runtime() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    from ledgerlake.query.session import start_session
+
+    session = start_session("tests", "local[2]")
+    yield session
+    session.stop()

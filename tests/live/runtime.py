@@ -1,0 +1,102 @@
+"""The broker that live tests talk to: the embedded one, or a running one named by LEDGERLAKE_TEST_SERVICE_URL and _ADMIN_URL."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import urllib.request
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ledgerlake.broker import Broker
+from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.demo import create_partitioned_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_numbers = itertools.count()
+
+
+@dataclass
+class Runtime:
+    """A broker with what tests do to it from outside."""
+
+    service_url: str
+    admin_url: str
+    broker: Broker | None = None
+    clients: list[Any] = field(default_factory=list)
+
+    def topic(self, partitions: int = 0) -> str:
+        """A topic of its own, pinned so that the broker's cleaning leaves it alone."""
+        name = f"persistent://public/default/test-{os.getpid()}-{next(_numbers)}"
+        if partitions:
+            create_partitioned_topic(self.admin_url, name.removeprefix("persistent://"), partitions)
+        else:
+            self.admin("PUT", name)
+        return name
+
+    def admin(self, method: str, topic: str, action: str = "", body: Any = None) -> Any:
+        """One call of the broker's REST address for a topic."""
+        url = f"{self.admin_url}/admin/v2/{topic.replace('://', '/')}{action}"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=30) as response:
+            text = response.read()
+        return json.loads(text) if text else None
+
+    def client(self) -> Any:
+        """A pulsar-client, closed at the end of the run."""
+        import pulsar
+
+        made = pulsar.Client(self.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        self.clients.append(made)
+        return made
+
+    def cluster(self, give_up_after_s: float = 60.0) -> Cluster:
+        return Cluster(ClientSettings(self.service_url, give_up_after_s=give_up_after_s))
+
+    def config(self, folder: Path, *topics: str, name: str = "test", **source: Any) -> dict[str, Any]:
+        """Configuration data of a pipeline below ``folder``."""
+        return {
+            "source": {"service_url": self.service_url, "topics": list(topics), **source},
+            "stream": {"name": name, "checkpoint": str(folder / "checkpoint"), "trigger": "200 ms"},
+            "delta": {"path": str(folder / "messages"), "rejects_path": str(folder / "rejects")},
+        }
+
+
+# Compaction of consumed ledgers and cleaning of idle topics would only add chance to tests that compare with the topic.
+SETTINGS = {
+    "defaultRetentionTimeInMinutes": "-1",
+    "defaultRetentionSizeInMB": "-1",
+    "brokerDeleteInactiveTopicsEnabled": "false",
+}
+
+
+@contextmanager
+def start_runtime(**broker_options: Any) -> Iterator[Runtime]:
+    service_url = os.environ.get("LEDGERLAKE_TEST_SERVICE_URL")
+    if service_url and not broker_options:
+        yield Runtime(service_url, os.environ["LEDGERLAKE_TEST_ADMIN_URL"])
+        return
+    broker = Broker(settings=SETTINGS, **broker_options)
+    address = broker.start()
+    running = Runtime(address.service_url, address.admin_url, broker)
+    try:
+        yield running
+    finally:
+        for client in running.clients:
+            client.close()
+        broker.stop()
+
+
+def to_toml(data: dict[str, dict[str, Any]]) -> str:
+    """Configuration data as a file."""
+    lines = []
+    for section, values in data.items():
+        lines.append(f"[{section}]")
+        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    return "\n".join(lines) + "\n"

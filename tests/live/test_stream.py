@@ -1,0 +1,299 @@
+"""The source as a stream, the pipeline over restarts, and what it leaves on the broker."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+
+from ledgerlake.errors import LedgerlakeError, TableError, TopicNotFoundError
+from ledgerlake.query import messages, rejects, run
+from ledgerlake.query.assemble import forget
+from ledgerlake.query.config import parse_config
+from ledgerlake.query.verify import verify
+from tests.live.test_columns import run_once, table_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tests.live.runtime import Runtime
+
+pytestmark = [pytest.mark.live, pytest.mark.spark]
+
+
+def publish(runtime: Runtime, topic: str, numbers: range, batch: int = 1) -> list[Any]:
+    """Numbers as messages, ``batch`` to an entry; the ids where single."""
+    producer = runtime.client().create_producer(
+        topic,
+        batching_enabled=batch > 1,
+        batching_max_messages=max(batch, 2),
+        batching_max_publish_delay_ms=2000,
+        block_if_queue_full=True,
+    )
+    ids: list[Any] = []
+    for number in numbers:
+        producer.send_async(b"%d" % number, lambda _result, message_id: ids.append(message_id))
+    producer.flush()
+    producer.close()
+    return ids
+
+
+def source(spark: SparkSession, runtime: Runtime, topic: str, **options: Any) -> Any:
+    reader = spark.readStream.format("ledgerlake").option("service.url", runtime.service_url).option("topic", topic)
+    return reader.options(**options)
+
+
+def drain(frame: DataFrame, checkpoint: Path) -> tuple[list[list[int]], Any]:
+    """Values by micro-batch until AvailableNow ends, and the query."""
+    batches: list[list[int]] = []
+
+    def keep(batch: DataFrame, _number: int) -> None:
+        batches.append([int(row.value) for row in batch.orderBy("ledger_id", "entry_id", "batch_index").collect()])
+
+    query = (
+        frame.writeStream.foreachBatch(keep)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return batches, query
+
+
+def test_a_stream_goes_on_where_it_stopped(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+    topic = runtime.topic()
+    publish(runtime, topic, range(20))
+    frame = source(spark, runtime, topic, startingOffsets="earliest").load()
+    assert drain(frame, tmp_path)[0] == [list(range(20))]
+    publish(runtime, topic, range(20, 50), batch=10)
+    assert drain(frame, tmp_path)[0] == [list(range(20, 50))]
+    assert sum(map(len, drain(frame, tmp_path)[0])) == 0
+
+
+def test_limits_hold_also_when_everything_available_is_wanted(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    publish(runtime, topic, range(100), batch=10)
+    frame = source(spark, runtime, topic, startingOffsets="earliest", maxRowsPerTrigger=25).load()
+    batches, query = drain(frame, tmp_path)
+    assert [len(batch) for batch in batches] == [20, 20, 20, 20, 20]
+    assert [number for batch in batches for number in batch] == list(range(100))
+    assert '"index": 99' in query.lastProgress.sources[0].endOffset
+
+
+def test_bytes_limit_a_batch_too(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+    topic = runtime.topic()
+    publish(runtime, topic, range(30))
+    frame = source(spark, runtime, topic, startingOffsets="earliest", maxBytesPerTrigger=1000).load()
+    batches, _ = drain(frame, tmp_path)
+    assert len(batches) > 2
+    assert [number for batch in batches for number in batch] == list(range(30))
+
+
+@pytest.mark.parametrize("batch", [1, 10])
+def test_a_start_at_a_message_begins_with_that_message(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path, batch: int
+) -> None:
+    topic = runtime.topic()
+    publish(runtime, topic, range(40), batch)
+    everything = (
+        spark.read.format("ledgerlake").option("service.url", runtime.service_url).option("topic", topic).load()
+    )
+    wanted = next(row.message_id for row in everything.collect() if row.value == b"17")
+    frame = source(spark, runtime, topic, startingOffsets=wanted).load()
+    assert [number for part in drain(frame, tmp_path)[0] for number in part] == list(range(17, 40))
+
+
+def test_latest_takes_only_what_comes_after_the_start(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+    topic = runtime.topic()
+    publish(runtime, topic, range(10))
+    seen: list[int] = []
+
+    def keep(batch: DataFrame, _number: int) -> None:
+        seen.extend(int(row.value) for row in batch.collect())
+
+    frame = source(spark, runtime, topic, startingOffsets="latest").load()
+    query = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(tmp_path)).start()
+    try:
+        query.processAllAvailable()
+        publish(runtime, topic, range(10, 15))
+        _wait_for(lambda: len(seen) >= 5)
+    finally:
+        query.stop()
+    assert seen == list(range(10, 15))
+
+
+def _wait_for(condition: Any, timeout_s: float = 30.0) -> None:
+    import time
+
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def test_a_batch_read_is_bounded_on_both_sides(runtime: Runtime, spark: SparkSession) -> None:
+    topic = runtime.topic()
+    ids = publish(runtime, topic, range(10))
+    text = [f"{one.ledger_id()}:{one.entry_id()}" for one in ids]
+    reader = spark.read.format("ledgerlake").option("service.url", runtime.service_url).option("topic", topic)
+    frame = reader.option("startingOffsets", text[3]).option("endingOffsets", text[6]).load()
+    assert sorted(int(row.value) for row in frame.collect()) == [3, 4, 5, 6]
+    assert sorted(int(row.value) for row in frame.collect()) == [3, 4, 5, 6]
+
+
+def test_a_missing_topic_is_an_error_and_stays_missing(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+    name = "persistent://public/default/never-made"
+    config = parse_config(runtime.config(tmp_path, name))
+    with pytest.raises(TopicNotFoundError, match="does not exist"):
+        run(spark, config, once=True)
+    with pytest.raises(Exception, match="does not exist"):
+        spark.read.format("ledgerlake").option("service.url", runtime.service_url).option("topic", name).load().count()
+    listing = runtime.admin("GET", "persistent://public/default")
+    assert name not in listing
+
+
+def test_an_idle_query_hardly_asks_the_broker(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+    import time
+
+    topic = runtime.topic()
+    publish(runtime, topic, range(3))
+    frame = source(spark, runtime, topic, startingOffsets="earliest").load()
+    query = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
+    try:
+        query.processAllAvailable()
+        before = runtime.admin("GET", topic, "/stats")["msgOutCounter"]
+        time.sleep(2)
+        assert runtime.admin("GET", topic, "/stats")["msgOutCounter"] == before
+    finally:
+        query.stop()
+    assert len(query.recentProgress) < 5
+
+
+def test_the_pipeline_commits_each_batch_once_when_spark_repeats_it(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    data = runtime.config(tmp_path, topic)
+    publish(runtime, topic, range(50), batch=10)
+    config = run_once(spark, data)
+    publish(runtime, topic, range(50, 80))
+    run_once(spark, data)
+    last = max((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()
+    for checksum in last.parent.glob(f".{last.name}.*"):
+        checksum.unlink()
+    publish(runtime, topic, range(80, 90))
+    run_once(spark, data)
+    assert [int(row["value"]) for row in table_rows(spark, config.delta.path)] == list(range(90))
+    verdict = verify(config)
+    assert (verdict.messages, verdict.clean) == (90, True)
+
+
+def test_a_new_checkpoint_is_a_new_query_and_not_a_silent_skip(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    data = runtime.config(tmp_path, topic)
+    publish(runtime, topic, range(10))
+    config = run_once(spark, data)
+    shutil.rmtree(tmp_path / "checkpoint")
+    run_once(spark, data)
+    assert len(table_rows(spark, config.delta.path)) == 20
+    assert verify(config).duplicate == 10
+
+
+def test_verify_sees_what_is_missing_and_what_is_doubled(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+    topic = runtime.topic()
+    publish(runtime, topic, range(30), batch=10)
+    config = run_once(spark, runtime.config(tmp_path, topic))
+    table = DeltaTable(config.delta.path)
+    rows = spark.read.format("delta").load(config.delta.path)
+    rows.where("batch_index = 4").coalesce(1).write.format("delta").mode("append").save(config.delta.path)
+    table.update_incremental()
+    assert verify(config).duplicate == 3
+    spark.sql(f"delete from delta.`{config.delta.path}` where batch_index = 4")
+    verdict = verify(config)
+    assert (verdict.missing, verdict.duplicate) == (3, 0)
+    assert not verdict.clean
+
+
+def test_the_cursor_shows_the_backlog_and_goes_when_it_is_forgotten(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    publish(runtime, topic, range(10))
+    data = runtime.config(tmp_path, topic, name="backlog")
+    config = run_once(spark, data)
+    publish(runtime, topic, range(10, 14))
+    assert _subscriptions(runtime, topic) == {"ledgerlake-backlog": 4}
+    run_once(spark, data)
+    assert _subscriptions(runtime, topic) == {"ledgerlake-backlog": 0}
+    assert forget(config) == [topic]
+    assert _subscriptions(runtime, topic) == {}
+
+
+def test_the_bare_source_leaves_a_cursor_only_where_it_was_asked_to(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    publish(runtime, topic, range(10))
+    frame = source(spark, runtime, topic, startingOffsets="earliest").load()
+    drain(frame, tmp_path / "a")
+    assert _subscriptions(runtime, topic) == {}
+    pinned = source(spark, runtime, topic, startingOffsets="earliest", subscription="pin", maxRowsPerTrigger=4).load()
+    drain(pinned, tmp_path / "b")
+    assert _subscriptions(runtime, topic)["pin"] < 10
+
+
+def _subscriptions(runtime: Runtime, topic: str) -> dict[str, int]:
+    _wait_for(lambda: all(one["durable"] for one in runtime.admin("GET", topic, "/stats")["subscriptions"].values()))
+    found = runtime.admin("GET", topic, "/stats?getPreciseBacklog=true")["subscriptions"]
+    return {name: one["msgBacklog"] for name, one in found.items()}
+
+
+def test_the_python_entry_points_stream_messages_and_rejects(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    publish(runtime, topic, range(10))
+    config = parse_config(runtime.config(tmp_path, topic))
+    assert drain(messages(spark, config), tmp_path / "m")[0] == [list(range(10))]
+    assert sum(map(len, drain(rejects(spark, config), tmp_path / "r")[0])) == 0
+
+
+def test_a_table_with_another_schema_is_refused_and_the_difference_named(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    config = parse_config(runtime.config(tmp_path, topic))
+    spark.range(1).selectExpr("id", "cast(id as string) as partition").write.format("delta").save(config.delta.path)
+    with pytest.raises(TableError, match=r"it lacks topic.*it has id.*partition is string where integer belongs"):
+        run(spark, config, once=True)
+
+
+def test_a_table_path_that_cannot_be_written_is_one_sentence(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    data = runtime.config(tmp_path / "file", runtime.topic())
+    with pytest.raises(LedgerlakeError, match="choose another path"):
+        run(spark, parse_config(data), once=True)
+
+
+def test_two_pipelines_of_one_name_do_not_run_together(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ledgerlake.client.cursor._BUSY_FOR_S", 0.5)
+    topic = runtime.topic()
+    first = run(spark, parse_config(runtime.config(tmp_path / "first", topic)))
+    try:
+        with pytest.raises(LedgerlakeError, match="another consumer holds this subscription"):
+            run(spark, parse_config(runtime.config(tmp_path / "second", topic)))
+    finally:
+        first.stop()
+        first.close()
