@@ -128,8 +128,12 @@ def _run(options: argparse.Namespace) -> int:
     config = load_config(options.config)
     check_reachable(config)
     screen = ProgressScreen()
-    stop = _stop_on_signals()
-    pipeline = Pipeline(start_session(f"ledgerlake {config.stream.name}", options.master), config, screen.totals.add)
+    stop = threading.Event()
+    _stop_on_signals(stop)
+    spark = start_session(f"ledgerlake {config.stream.name}", options.master)
+    # Spark installs a handler of its own that ends the process in the middle of a batch.
+    _stop_on_signals(stop)
+    pipeline = Pipeline(spark, config, screen.totals.add)
     try:
         pipeline.start(options.once)
         assert pipeline.query is not None
@@ -147,9 +151,8 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _stop_on_signals() -> threading.Event:
-    """Set by SIGINT and SIGTERM; a second one ends at once."""
-    stop = threading.Event()
+def _stop_on_signals(stop: threading.Event) -> None:
+    """Have SIGINT and SIGTERM set ``stop``; a second one ends at once."""
 
     def ask(signal_number: int, _frame: object) -> None:
         if stop.is_set():
@@ -158,7 +161,6 @@ def _stop_on_signals() -> threading.Event:
 
     signal.signal(signal.SIGINT, ask)
     signal.signal(signal.SIGTERM, ask)
-    return stop
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -48,6 +48,12 @@ class Runtime:
             text = response.read()
         return json.loads(text) if text else None
 
+    def entry_headers(self, topic: str, ledger_id: int, entry_id: int) -> dict[str, str]:
+        """What the broker's REST address says about one stored entry."""
+        url = f"{self.admin_url}/admin/v2/{topic.replace('://', '/')}/ledger/{ledger_id}/entry/{entry_id}"
+        with urllib.request.urlopen(url, timeout=30) as response:
+            return dict(response.headers.items())
+
     def client(self) -> Any:
         """A pulsar-client, closed at the end of the run."""
         import pulsar

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 import pulsar
@@ -94,8 +94,17 @@ def test_what_was_sent_is_what_stands_in_the_table(runtime: Runtime, spark: Spar
         assert (row["batch_index"] >= 0) == (len(row["message_id"].split(":")) == 3)
     assert verify(config).clean
     for index in (0, 7, 23, len(rows) - 1):
-        found = runtime.admin("GET", topic, f"/getMessageIdByIndex?index={index}")
-        assert (found["ledgerId"], found["entryId"]) == (rows[index]["ledger_id"], rows[index]["entry_id"])
+        by_broker = runtime.entry_headers(topic, rows[index]["ledger_id"], rows[index]["entry_id"])
+        last_of_entry = max(row["broker_index"] for row in rows if row["entry_id"] == rows[index]["entry_id"])
+        assert int(by_broker["X-Pulsar-Broker-Entry-METADATA-index"]) == last_of_entry
+        told = _moment(by_broker["X-Pulsar-Broker-Entry-METADATA-timestamp"])
+        assert told == rows[index]["broker_timestamp"].astimezone(timezone.utc)
+
+
+def _moment(text: str) -> datetime:
+    """Java's shortest form: no fraction where it is zero."""
+    whole, _, fraction = text.rstrip("Z").partition(".")
+    return datetime.fromisoformat(f"{whole}.{fraction:0<6}+00:00")
 
 
 def _milliseconds(moment: Any) -> int | None:

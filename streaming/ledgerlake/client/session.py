@@ -224,8 +224,13 @@ class Session:
     def _shake_hands(self, proxy_to_broker_url: str | None) -> None:
         self._send(commands.connect(CLIENT_VERSION, proxy_to_broker_url=proxy_to_broker_url))
         deadline = time.monotonic() + self.request_timeout_s
-        while (event := self._connection.next_event()) is None:
-            self._receive(deadline, "greet us")
+        try:
+            while (event := self._connection.next_event()) is None:
+                self._receive(deadline, "greet us")
+        except ProtocolError:
+            raise ProtocolError(
+                f"what answers at {self.url} does not speak Pulsar's binary protocol; check the port"
+            ) from None
         if isinstance(event, pb.CommandError):
             raise refused(f"let us connect at {self.url}", event.error, event.message)
         if not isinstance(event, pb.CommandConnected):

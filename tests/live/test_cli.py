@@ -1,0 +1,163 @@
+"""The command as a person and a script meet it: results, exit codes, and one sentence for each error."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.live.runtime import to_toml
+from tests.live.test_stream import publish
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.live.runtime import Runtime
+
+pytestmark = pytest.mark.live
+
+
+def ledgerlake(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ledgerlake.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def config_file(folder: Path, data: dict[str, Any]) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pipeline.toml").write_text(to_toml(data))
+    return str(folder / "pipeline.toml")
+
+
+def sentence(result: subprocess.CompletedProcess[str], code: int) -> str:
+    """The one line of an error; what Spark itself prints at its start does not count."""
+    lines = [line for line in result.stderr.splitlines() if line.startswith("ledgerlake: ")]
+    assert result.returncode == code, result.stderr
+    assert len(lines) == 1
+    assert "Traceback" not in result.stderr
+    return lines[0]
+
+
+def test_a_broker_that_is_down(runtime: Runtime, tmp_path: Path) -> None:
+    data = runtime.config(tmp_path, "t", service_url="pulsar://127.0.0.1:1")
+    said = sentence(ledgerlake("run", config_file(tmp_path, data), "--once"), 3)
+    assert (
+        said
+        == "ledgerlake: no broker listens at pulsar://127.0.0.1:1 (Connection refused); start it or correct the service url"
+    )
+
+
+def test_a_port_that_is_not_pulsars(runtime: Runtime, tmp_path: Path) -> None:
+    wrong = runtime.admin_url.replace("http://", "pulsar://")
+    said = sentence(
+        ledgerlake("run", config_file(tmp_path, runtime.config(tmp_path, "t", service_url=wrong)), "--once"), 3
+    )
+    assert "does not speak Pulsar's binary protocol; check the port" in said
+
+
+def test_a_topic_that_is_missing(runtime: Runtime, tmp_path: Path) -> None:
+    said = sentence(ledgerlake("run", config_file(tmp_path, runtime.config(tmp_path, "absent-topic")), "--once"), 3)
+    assert "persistent://public/default/absent-topic: the topic does not exist; create it or correct its name" in said
+
+
+def test_a_bad_option() -> None:
+    said = sentence(ledgerlake("run", "--onse", "x.toml"), 2)
+    assert said == "ledgerlake: unrecognized arguments: --onse; see 'ledgerlake --help'"
+
+
+def test_a_bad_key(runtime: Runtime, tmp_path: Path) -> None:
+    said = sentence(ledgerlake("run", config_file(tmp_path, runtime.config(tmp_path, "t", topicz=["a"]))), 2)
+    assert said.endswith("pipeline.toml: [source] has no key 'topicz'; did you mean 'topics'?")
+
+
+def test_a_path_that_cannot_be_written(runtime: Runtime, tmp_path: Path) -> None:
+    topic = runtime.topic()
+    (tmp_path / "file").write_text("")
+    data = runtime.config(tmp_path / "file", topic)
+    said = sentence(ledgerlake("run", config_file(tmp_path / "config", data), "--once"), 2)
+    assert "choose another path" in said
+
+
+def test_no_java(runtime: Runtime, tmp_path: Path) -> None:
+    data = runtime.config(tmp_path, runtime.topic())
+    said = sentence(ledgerlake("run", config_file(tmp_path, data), "--once", PATH="/nonexistent", JAVA_HOME=""), 2)
+    assert "Java is missing" in said
+    assert "apt-get install" in said
+
+
+def test_a_configuration_that_is_not_there() -> None:
+    assert sentence(ledgerlake("verify", "/nonexistent.toml"), 2).endswith(
+        "cannot be read (No such file or directory); check the path"
+    )
+
+
+def test_a_table_that_is_not_there_yet(runtime: Runtime, tmp_path: Path) -> None:
+    data = runtime.config(tmp_path, runtime.topic())
+    assert "run the pipeline first" in sentence(ledgerlake("verify", config_file(tmp_path, data)), 3)
+
+
+def test_debug_shows_the_traceback(runtime: Runtime, tmp_path: Path) -> None:
+    result = ledgerlake("run", config_file(tmp_path, runtime.config(tmp_path, "absent-topic")), "--debug")
+    assert "Traceback" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "demo", "peek", "verify", "forget", "broker"])
+def test_every_command_explains_itself_with_an_example(command: str) -> None:
+    result = ledgerlake(command, "--help")
+    assert result.returncode == 0
+    assert "example: ledgerlake " + command in " ".join(result.stdout.split())
+
+
+def test_run_verify_peek_and_forget_as_a_script_uses_them(runtime: Runtime, tmp_path: Path) -> None:
+    topic = runtime.topic(partitions=2)
+    publish(runtime, topic, range(1000), batch=50)
+    config = config_file(tmp_path, runtime.config(tmp_path, topic, name="scripted"))
+    ran = ledgerlake("run", config, "--once", "--json")
+    assert (ran.returncode, json.loads(ran.stdout)["messages"]) == (0, 1000)
+    verified = ledgerlake("verify", config, "--json")
+    assert verified.returncode == 0
+    verdict = json.loads(verified.stdout)
+    assert {name: verdict[name] for name in ("messages", "missing", "duplicate", "out_of_order", "rejects")} == {
+        "messages": 1000,
+        "missing": 0,
+        "duplicate": 0,
+        "out_of_order": 0,
+        "rejects": 0,
+    }
+    peeked = ledgerlake("peek", topic, "-n", "1", "--json", LEDGERLAKE_SERVICE_URL=runtime.service_url)
+    assert [json.loads(line)["partition"] for line in peeked.stdout.splitlines()] == [0, 1]
+    forgotten = ledgerlake("forget", config, "--json")
+    assert json.loads(forgotten.stdout)["subscription"] == "ledgerlake-scripted"
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_run_ends_cleanly_when_it_is_asked_to(runtime: Runtime, tmp_path: Path, signal_number: int) -> None:
+    topic = runtime.topic()
+    publish(runtime, topic, range(100))
+    config = config_file(tmp_path, runtime.config(tmp_path, topic, name=f"signal-{signal_number}"))
+    running = subprocess.Popen(
+        [sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=subprocess.PIPE, text=True
+    )
+    commits = tmp_path / "messages" / "_delta_log" / "00000000000000000001.json"
+    deadline = time.monotonic() + 120
+    while not commits.exists():
+        assert time.monotonic() < deadline
+        assert running.poll() is None
+        time.sleep(0.1)
+    running.send_signal(signal_number)
+    _, errors = running.communicate(timeout=60)
+    assert running.returncode == 0, errors
+    assert "100 messages and 0 rejects" in errors
+    assert "Traceback" not in errors
+    assert ledgerlake("verify", config).returncode == 0

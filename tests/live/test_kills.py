@@ -1,0 +1,116 @@
+"""Exactly once over kills: the driver dies at random points, the broker is restarted, producers go on; then the verdict.
+
+The short version runs by default; ``make test-campaign`` kills ten times and more. A failure prints its seed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pulsar
+import pytest
+
+from ledgerlake.query.config import parse_config
+from tests.live.runtime import Runtime, start_runtime
+from tests.live.test_cli import config_file, ledgerlake
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+
+class Publisher(threading.Thread):
+    """Publishes until it is told to stop, over broker restarts too; counts what the broker confirmed."""
+
+    def __init__(self, runtime: Runtime, topic: str, batch: int, codec: pulsar.CompressionType) -> None:
+        super().__init__(daemon=True)
+        self.confirmed = 0
+        self._stop_asked = threading.Event()
+        self._batch = batch
+        self._producer = runtime.client().create_producer(
+            topic,
+            batching_enabled=batch > 1,
+            batching_max_messages=max(batch, 2),
+            compression_type=codec,
+            block_if_queue_full=True,
+            send_timeout_millis=0,
+        )
+
+    def run(self) -> None:
+        number = 0
+        while not self._stop_asked.is_set():
+            for _ in range(self._batch):
+                self._producer.send_async(b"%d" % number * 10, self._count, partition_key=f"k{number % 97}")
+                number += 1
+            time.sleep(0.02)
+        self._producer.flush()
+        self._producer.close()
+
+    def stop(self) -> None:
+        self._stop_asked.set()
+        self.join(timeout=120)
+        assert not self.is_alive()
+
+    def _count(self, result: pulsar.Result, _message_id: object) -> None:
+        self.confirmed += result == pulsar.Result.Ok
+
+
+def test_the_table_is_exact_after_kills_of_the_driver_and_restarts_of_the_broker(
+    tmp_path: Path, campaign_is_long: bool
+) -> None:
+    kills, restarts = (12, 3) if campaign_is_long else (3, 1)
+    seed = int(os.environ.get("LEDGERLAKE_SEED", "0")) or random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    with start_runtime(broker_metadata=True) as runtime:
+        assert runtime.broker is not None
+        topic = runtime.topic(partitions=4)
+        data = runtime.config(tmp_path, topic, name="kills", max_rows_per_trigger=20_000)
+        config = config_file(tmp_path, data)
+        publishers = [
+            Publisher(runtime, topic, 200, pulsar.CompressionType.LZ4),
+            Publisher(runtime, topic, 50, pulsar.CompressionType.ZSTD),
+            Publisher(runtime, topic, 1, pulsar.CompressionType.NONE),
+        ]
+        for one in publishers:
+            one.start()
+        restart_at = set(rng.sample(range(kills), restarts))
+        for kill in range(kills):
+            running = subprocess.Popen(
+                [sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=subprocess.DEVNULL
+            )
+            time.sleep(rng.uniform(4, 7))
+            if kill in restart_at:
+                runtime.broker.kill()
+                time.sleep(rng.uniform(0, 2))
+                runtime.broker.start()
+            time.sleep(rng.uniform(1, 9))
+            assert running.poll() is None, "the pipeline ended by itself"
+            running.send_signal(signal.SIGKILL)
+            running.wait()
+        for one in publishers:
+            one.stop()
+        last = ledgerlake("run", config, "--once", "--json")
+        assert last.returncode == 0, last.stderr
+        verified = ledgerlake("verify", config, "--json")
+        verdict = json.loads(verified.stdout)
+        print(verdict, f"{sum(one.confirmed for one in publishers)} confirmed")
+        assert verified.returncode == 0
+        assert verdict["messages"] >= sum(one.confirmed for one in publishers) > 0
+        assert verdict["not_checked"] == 0
+        assert _several_runs_committed(parse_config(data).stream.checkpoint, kills)
+
+
+def _several_runs_committed(checkpoint: str, kills: int) -> bool:
+    """A campaign whose runs never got to commit anything would prove nothing."""
+    committed = [name for name in os.listdir(f"{checkpoint}/commits") if name.isdigit()]
+    return len(committed) > kills

@@ -1,0 +1,122 @@
+"""Restarts and unloads of the broker, brokers without entry metadata, and messages by publish time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ledgerlake.client.producer import EntryProducer
+from ledgerlake.client.reader import EntryReader
+from ledgerlake.errors import LedgerlakeError
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.query.config import parse_config
+from ledgerlake.query.verify import verify
+from ledgerlake.source.positions import next_until
+from ledgerlake.wire.entry import encode_entry, parse_entry
+from ledgerlake.wire.message_id import BEFORE_ALL
+from tests.live.runtime import start_runtime
+from tests.live.test_cli import config_file, ledgerlake
+from tests.live.test_columns import run_once, table_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from tests.live.runtime import Runtime
+
+pytestmark = pytest.mark.live
+
+
+def publish(runtime: Runtime, topic: str, numbers: range) -> None:
+    producer = EntryProducer(runtime.cluster(), topic)
+    for number in numbers:
+        metadata = pb.MessageMetadata(
+            producer_name=producer.name, sequence_id=number, publish_time=int(time.time() * 1000)
+        )
+        producer.send(encode_entry(metadata, b"%d" % number))
+    producer.close()
+
+
+def payload(entry: bytes) -> int:
+    return int(bytes(parse_entry(entry).payload))
+
+
+def test_a_reader_resumes_exactly_after_an_unload(runtime: Runtime) -> None:
+    topic = runtime.topic()
+    publish(runtime, topic, range(500))
+    reader = EntryReader(runtime.cluster(), topic, BEFORE_ALL, window=20)
+    last = reader.last_position()
+    assert last is not None
+    found = []
+    while (entry := next_until(reader, last)) is not None:
+        found.append(payload(bytes(entry.entry)))
+        if len(found) in (50, 200, 201):
+            runtime.admin("PUT", topic, "/unload")
+    assert found == list(range(500))
+
+
+def test_a_reader_resumes_exactly_after_a_broker_restart() -> None:
+    with start_runtime(broker_metadata=True) as own:
+        topic = own.topic()
+        publish(own, topic, range(300))
+        reader = EntryReader(own.cluster(), topic, BEFORE_ALL, window=20)
+        last = reader.last_position()
+        assert last is not None
+        assert own.broker is not None
+        found = []
+        while (entry := next_until(reader, last)) is not None:
+            found.append(payload(bytes(entry.entry)))
+            if len(found) == 100:
+                own.broker.kill()
+                threading.Thread(target=own.broker.start).start()
+        assert found == list(range(300))
+
+
+def test_a_cursor_is_kept_alive_on_an_idle_connection(runtime: Runtime) -> None:
+    """A broker that is asked for the same subscription probes the old holder, and evicts one that does not answer."""
+    from ledgerlake.client.cursor import DurableCursor
+    from ledgerlake.errors import ConsumerBusyError
+
+    topic = runtime.topic()
+    holder = DurableCursor(runtime.cluster(), topic, "held")
+    holder.ensure(from_earliest=True)
+    with pytest.raises(ConsumerBusyError):
+        DurableCursor(runtime.cluster(give_up_after_s=3), topic, "held").ensure(from_earliest=True)
+
+
+@pytest.mark.spark
+def test_a_broker_without_entry_metadata_gives_null_columns_one_warning_and_publish_order(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with start_runtime(broker_metadata=False) as bare:
+        topic = bare.topic()
+        producer = EntryProducer(bare.cluster(), topic, "skewed")
+        for number, minutes in enumerate([0, 9, -7, 3, -2, 0]):
+            own = pb.MessageMetadata(
+                producer_name="skewed", sequence_id=number, publish_time=1_700_000_000_000 + 60_000 * minutes
+            )
+            producer.send(encode_entry(own, b"%d" % minutes))
+        producer.close()
+        data = bare.config(tmp_path, topic)
+        ran = ledgerlake("run", config_file(tmp_path, data), "--once")
+        assert (ran.returncode, ran.stderr.count("the broker adds no entry metadata")) == (0, 1)
+        config = parse_config(data)
+        rows = spark.read.format("delta").load(config.delta.path).collect()
+        assert [int(row.value) for row in rows] == [-7, -2, 0, 0, 3, 9]
+        assert {(row.broker_timestamp, row.broker_index) for row in rows} == {(None, None)}
+        assert verify(config).clean
+        publish(bare, topic, range(100, 101))
+        producer = EntryProducer(bare.cluster(), topic, "latecomer")
+        own = pb.MessageMetadata(producer_name="latecomer", sequence_id=1, publish_time=1_600_000_000_000)
+        producer.send(encode_entry(own, b"1"))
+        producer.close()
+        run_once(spark, data)
+        assert {int(row["value"]): row["late"] for row in table_rows(spark, config.delta.path)}[1] is True
+        verdict = verify(config)
+        assert (verdict.clean, verdict.late) == (True, 1)
+        with pytest.raises(LedgerlakeError, match="brokerEntryMetadataInterceptors"):
+            run_once(spark, bare.config(tmp_path / "strict", topic, name="strict", require_broker_metadata=True))

@@ -1,0 +1,110 @@
+"""The ways in which people get the package: installed, as a wheel, and as a file handed to Spark; and the compose file."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from ledgerlake.broker.standalone import INTERCEPTORS, PULSAR_VERSION
+
+if TYPE_CHECKING:
+    from tests.live.runtime import Runtime
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(ROOT)]
+    subprocess.run(command, check=True, capture_output=True)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+def test_the_editable_install_sees_all_three_source_roots() -> None:
+    for name in ("ledgerlake.wire.framing", "ledgerlake.decode.schema", "ledgerlake.client.reader"):
+        found = importlib.import_module(name).__file__
+        assert found is not None
+        assert found.startswith(str(ROOT))
+
+
+def test_the_wheel_holds_every_module_and_the_package_itself(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    assert {"ledgerlake/__init__.py", "pyspark_ledgerlake.py", "ledgerlake/query/log4j2.properties"} <= names
+    sources = [path for root in ("proto", "udfs", "streaming") for path in (ROOT / root / "ledgerlake").rglob("*.py")]
+    missing = [str(path) for path in sources if f"ledgerlake/{str(path).split('/ledgerlake/', 1)[1]}" not in names]
+    assert missing == []
+
+
+def test_nothing_top_level_collides_with_other_peoples_packages(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        tops = {name.split("/")[0] for name in archive.namelist()}
+    assert tops == {"ledgerlake", "pyspark_ledgerlake.py", "ledgerlake-0.1.0.dist-info"}
+
+
+@pytest.mark.spark
+@pytest.mark.live
+def test_spark_reads_with_the_wheel_handed_over_as_a_file(runtime: Runtime, wheel: Path, tmp_path: Path) -> None:
+    """In an environment where the package is not installed, as on a cluster; its dependencies are."""
+    topic = runtime.topic()
+    producer = runtime.client().create_producer(topic)
+    for number in range(10):
+        producer.send(b"%d" % number)
+    archive = tmp_path / "ledgerlake.zip"
+    archive.write_bytes(wheel.read_bytes())
+    python = _environment_without_us(tmp_path / "env")
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from pyspark.sql import SparkSession\n"
+        "spark = SparkSession.builder.master('local[2]').config('spark.ui.enabled', 'false').getOrCreate()\n"
+        "from ledgerlake.source.datasource import LedgerlakeDataSource\n"
+        "import ledgerlake\n"
+        "assert 'ledgerlake.zip' in ledgerlake.__file__, ledgerlake.__file__\n"
+        "spark.dataSource.register(LedgerlakeDataSource)\n"
+        f"reader = spark.read.format('ledgerlake').option('service.url', '{runtime.service_url}')\n"
+        f"print('count', reader.option('topic', '{topic}').load().count())\n"
+    )
+    submit = Path(sys.executable).parent / "spark-submit"
+    environment = {**os.environ, "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python}
+    result = subprocess.run(
+        [str(submit), "--py-files", str(archive), str(program)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=tmp_path,
+        check=False,
+    )
+    assert "count 10" in result.stdout, result.stderr[-3000:]
+
+
+def _environment_without_us(folder: Path) -> str:
+    """A virtual environment that sees this one's packages, except ourselves."""
+    venv.create(folder, symlinks=True)
+    here = next(Path(path) for path in sys.path if path.endswith("site-packages"))
+    (there,) = folder.glob("lib/python*/site-packages")
+    for package in here.iterdir():
+        if "ledgerlake" not in package.name and package.suffix != ".pth":
+            (there / package.name).symlink_to(package)
+    return str(folder / "bin" / "python")
+
+
+def test_compose_runs_the_same_broker_with_entry_metadata_on() -> None:
+    compose = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    (service,) = compose["services"].values()
+    assert service["image"] == f"apachepulsar/pulsar:{PULSAR_VERSION}"
+    environment = service["environment"]
+    assert environment["PULSAR_PREFIX_brokerEntryMetadataInterceptors"] == INTERCEPTORS
+    assert environment["PULSAR_PREFIX_exposingBrokerEntryMetadataToClientEnabled"] == "true"
+    assert "apply-config-from-env.py conf/standalone.conf" in " ".join(service["command"])
+    assert "6650:6650" in service["ports"]
