@@ -85,16 +85,16 @@ def test_the_table_is_exact_after_kills_of_the_driver_and_restarts_of_the_broker
             one.start()
         restart_at = set(rng.sample(range(kills), restarts))
         for kill in range(kills):
-            running = subprocess.Popen(
-                [sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=subprocess.DEVNULL
-            )
+            log = tmp_path / f"run-{kill}.log"
+            with open(log, "wb") as errors:
+                running = subprocess.Popen([sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=errors)
             time.sleep(rng.uniform(4, 7))
             if kill in restart_at:
                 runtime.broker.kill()
                 time.sleep(rng.uniform(0, 2))
                 runtime.broker.start()
             time.sleep(rng.uniform(1, 9))
-            assert running.poll() is None, "the pipeline ended by itself"
+            assert running.poll() is None, log.read_text()
             running.send_signal(signal.SIGKILL)
             running.wait()
         for one in publishers:

@@ -1,8 +1,17 @@
-"""How long to wait before trying again, and when to give up. The clock is an argument."""
+"""How long to wait before trying again, and when to give up. The policy takes the clock as an argument."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from ledgerlake.errors import LedgerlakeError, is_retryable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -31,3 +40,20 @@ class Backoff:
 
     def succeeded(self) -> None:
         self._failing_since_s = None
+
+
+def patiently(call: Callable[[], Result], give_up_after_s: float) -> Result:
+    """Call until it succeeds, fails for good, or has failed for ``give_up_after_s``.
+
+    Raises:
+        LedgerlakeError: the last failure.
+    """
+    backoff = Backoff(give_up_after_s=give_up_after_s)
+    while True:
+        try:
+            return call()
+        except LedgerlakeError as error:
+            pause_s = backoff.failed(time.monotonic()) if is_retryable(error) else None
+            if pause_s is None:
+                raise
+            time.sleep(pause_s)

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from ledgerlake.client.backoff import patiently
 from ledgerlake.client.session import Session
 from ledgerlake.client.topics import full_name, partition_name
 from ledgerlake.errors import ProtocolError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands, limits
 from ledgerlake.wire.lookup import AskAgain, Owner, refused, step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,18 @@ class Cluster:
         if answer.partitions > limits.MAX_PARTITIONS:
             raise ProtocolError(f"the broker claims {answer.partitions} partitions for {name}")
         return [partition_name(name, index) for index in range(answer.partitions)] or [name]
+
+    def all_partitions(self, topics: Iterable[str]) -> list[str]:
+        """The partitions of several topics; a broker that is away for a while is waited for.
+
+        Raises:
+            As ``topic_partitions``.
+        """
+        return [
+            name
+            for topic in topics
+            for name in patiently(lambda one=topic: self.topic_partitions(one), self.settings.give_up_after_s)  # type: ignore[misc]
+        ]
 
     def session_for(self, topic_partition: str) -> Session:
         """A session with the broker that serves a topic partition, by a fresh lookup."""

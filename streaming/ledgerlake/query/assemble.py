@@ -85,7 +85,7 @@ class Pipeline:
         self.query: StreamingQuery | None = None
 
     def start(self, once: bool) -> None:
-        names = [name for topic in self.config.source.topics for name in self._cluster.topic_partitions(topic)]
+        names = self._cluster.all_partitions(self.config.source.topics)
         self._sink.messages.ensure(self._spark)
         self._sink.rejects.ensure(self._spark)
         self._sink.load_floors(names)
@@ -183,7 +183,7 @@ def forget(config: Config) -> list[str]:
     """Remove the pipeline's durable cursors from the broker; the topic partitions that had one."""
     cluster = Cluster(config.parsed_options().client)
     try:
-        names = [name for topic in config.source.topics for name in cluster.topic_partitions(topic)]
+        names = cluster.all_partitions(config.source.topics)
         for name in names:
             DurableCursor(cluster, name, config.subscription).forget()
     finally:

@@ -260,7 +260,7 @@ def _committed_range(config: Config, cluster: Cluster) -> tuple[Offset, Offset]:
     if committed:
         end = from_json(json.loads(_read_text(filesystem, f"{root}/offsets/{max(committed)}").splitlines()[-1]))
         return load_start(config.stream.checkpoint) or {}, end
-    names = [name for topic in config.source.topics for name in cluster.topic_partitions(topic)]
+    names = cluster.all_partitions(config.source.topics)
     return {}, {name: resolve_end(cluster, name, "latest") for name in names}
 
 

@@ -37,7 +37,7 @@ class LedgerlakeBatchReader(DataSourceReader):  # type: ignore[misc]
         options = self._options
         cluster = Cluster(options.client)
         try:
-            names = [name for topic in options.topics for name in cluster.topic_partitions(topic)]
+            names = cluster.all_partitions(options.topics)
             start = {name: resolve_start(cluster, name, options.starting_of(name, "earliest")) for name in names}
             end = {name: resolve_end(cluster, name, options.ending_of(name)) for name in names}
         finally:

@@ -96,7 +96,7 @@ class _Planner:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._cluster = Cluster(options.client)
-        self._names = [name for topic in options.topics for name in self._cluster.topic_partitions(topic)]
+        self._names = self._cluster.all_partitions(options.topics)
         self._tails = {name: Tail(self._cluster, name) for name in self._names}
         self._scouts = {name: Scout(self._cluster, name) for name in self._names}
         self._cursors = [
