@@ -55,9 +55,10 @@ def test_a_lying_size_is_noticed_in_both_directions(codec: int, lie: int) -> Non
 @given(data=st.binary(max_size=100))
 def test_garbage_is_damaged_and_nothing_worse(codec: int, data: bytes) -> None:
     try:
-        assert len(decompress(codec, memoryview(data), 40, 1 << 20)) == 40
+        size, reason = len(decompress(codec, memoryview(data), 40, 1 << 20)), None
     except CorruptEntryError as error:
-        assert error.reason == "bad_compression"
+        size, reason = 40, error.reason
+    assert (size, reason) in [(40, None), (40, "bad_compression")]
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=pb.CompressionType.Name)

@@ -297,3 +297,19 @@ def test_two_pipelines_of_one_name_do_not_run_together(
     finally:
         first.stop()
         first.close()
+
+
+def test_stored_entries_decode_later_to_the_same_messages(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    from ledgerlake.decode.as_udf import decode_messages
+
+    topic = runtime.topic(partitions=2)
+    publish(runtime, topic, range(200), batch=20)
+    reader = spark.read.format("ledgerlake").option("service.url", runtime.service_url).option("topic", topic)
+    reader.option("view", "entries").load().write.parquet(str(tmp_path / "entries"))
+    later = decode_messages(spark.read.parquet(str(tmp_path / "entries")))
+    at_once = reader.option("view", "messages").load()
+    columns = ["message_id", "partition", "broker_timestamp", "broker_index", "producer_name", "sequence_id", "value"]
+    assert sorted(later.select(columns).collect()) == sorted(at_once.select(columns).collect())
+    assert later.count() == 200

@@ -34,14 +34,22 @@ def test_json_does_not_depend_on_the_order_in_which_topics_came() -> None:
 
 
 def test_a_newer_version_is_refused_with_advice() -> None:
-    with pytest.raises(OffsetError, match="written by a newer Ledgerlake .*upgrade"):
+    with pytest.raises(OffsetError, match=r"written by a newer Ledgerlake .*upgrade"):
         from_json({"version": 2, "positions": {}})
 
 
 @pytest.mark.parametrize(
     "data",
-    [None, [], {}, {"version": "1"}, {"version": 1}, {"version": 1, "positions": {"t": {}}}]
-    + [{"version": 1, "positions": {"t": {"ledger": 1, "entry": 2, "surprise": 3}}}, {"version": 1, "positions": []}],
+    [
+        None,
+        [],
+        {},
+        {"version": "1"},
+        {"version": 1},
+        {"version": 1, "positions": []},
+        {"version": 1, "positions": {"t": {}}},
+        {"version": 1, "positions": {"t": {"ledger": 1, "entry": 2, "surprise": 3}}},
+    ],
 )
 def test_a_foreign_or_damaged_offset_is_refused(data: Any) -> None:
     with pytest.raises(OffsetError, match="checkpoint"):

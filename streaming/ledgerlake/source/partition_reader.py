@@ -15,7 +15,7 @@ from ledgerlake.client.reader import EntryReader
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.entries import entry_rows
-from ledgerlake.decode.messages import Decoded, TopicPartition, decode_bundle
+from ledgerlake.decode.messages import Decoded, TopicPartition, decode_bundle, rejects_as_view
 from ledgerlake.errors import SetupError
 from ledgerlake.source.positions import next_until
 from ledgerlake.wire.message_id import Position
@@ -66,7 +66,7 @@ def read_messages(options: SourceOptions, span: EntryRange) -> Iterator[pa.Recor
             check_broker_metadata(options.require_broker_metadata, decoded, source)
             yield decoded.messages
             if decoded.rejects.num_rows:
-                yield _as_view(decoded.rejects)
+                yield rejects_as_view(decoded.rejects)
 
 
 def read_entries(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
@@ -109,13 +109,3 @@ def _bundle(span: EntryRange, frames: list[bytes], after_batch_index: int | None
         ),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema.BUNDLES)
-
-
-def _as_view(rejects: pa.RecordBatch) -> pa.RecordBatch:
-    """Rejects in the columns of the message view."""
-    count = rejects.num_rows
-    given = {name: rejects[name] for name in ("topic", "partition", "message_id", "ledger_id", "entry_id")}
-    given |= {"broker_timestamp": rejects["broker_timestamp"], "broker_index": rejects["broker_index"]}
-    given |= {"reject_reason": rejects["reason"], "value": rejects["entry"]}
-    columns = [given.get(field.name, pa.nulls(count, field.type)) for field in schema.VIEW]
-    return pa.RecordBatch.from_arrays(columns, schema=schema.VIEW)

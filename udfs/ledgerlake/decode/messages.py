@@ -104,6 +104,16 @@ def decode_entries(
     yield from _decode(buffer, entries, source, None, max_bytes, True)
 
 
+def rejects_as_view(rejects: pa.RecordBatch) -> pa.RecordBatch:
+    """Rejects in the columns of ``schema.VIEW``: the entry's bytes in ``value``, and a ``reject_reason``."""
+    count = rejects.num_rows
+    given = {name: rejects[name] for name in ("topic", "partition", "message_id", "ledger_id", "entry_id")}
+    given |= {"broker_timestamp": rejects["broker_timestamp"], "broker_index": rejects["broker_index"]}
+    given |= {"reject_reason": rejects["reason"], "value": rejects["entry"]}
+    columns = [given.get(field.name, pa.nulls(count, field.type)) for field in schema.VIEW]
+    return pa.RecordBatch.from_arrays(columns, schema=schema.VIEW)
+
+
 def read_entry_table(frames: pa.Buffer | bytes) -> tuple[Bytes, Matrix]:
     """Start, end, ledger and entry of each entry of a bundle (``kernels.E_*`` columns)."""
     buffer = np.frombuffer(frames, dtype=np.uint8)

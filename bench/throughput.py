@@ -1,0 +1,338 @@
+"""Messages per second, side by side with pulsar-client, in one run on one machine: ``make bench``.
+
+Each path reads the same topics from their beginning to their end, from a real broker that runs on the same machine:
+
+    pulsar-client reader loop    one topic, ``read_next`` until the end
+    pulsar-client batch_receive  one topic, ``batch_receive`` until the end
+    decode to Arrow              our client and decode in one process, one topic
+    source to noop               ``view = messages`` into Spark's noop sink, four partitions
+    pipeline to Delta            the whole pipeline, all columns, four partitions
+
+Numbers are medians of several passes after one that is not counted; ratios are to the reader loop of the same run. Memory is
+the peak resident set of the process that did the work, for Spark paths of the largest Python worker. The stream paths are
+measured by the duration of their micro-batches, the whole trigger included, the JVM's start not.
+
+Results are printed and written to ``bench/latest.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import resource
+import shutil
+import statistics
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from ledgerlake.broker import Broker
+from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.client.producer import EntryProducer
+from ledgerlake.demo import create_partitioned_topic
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire.entry import encode_batch, encode_entry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+PARTITIONS = 4
+LATEST = Path(__file__).parent / "latest.json"
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What the topics hold: ``messages`` of ``value_bytes``, ``batch`` to an entry (1: single, uncompressed)."""
+
+    name: str
+    messages: int
+    value_bytes: int
+    batch: int
+
+    @property
+    def plain_mb(self) -> float:
+        return self.messages * self.value_bytes / 1e6
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One row of the result."""
+
+    name: str
+    messages_per_s: float
+    mb_per_s: float
+    ratio_to_pulsar_client: float
+    peak_rss_mb: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--messages", type=int, default=2_000_000, help="batched messages (default: 2000000)")
+    parser.add_argument("--passes", type=int, default=3, help="passes that are counted (default: 3)")
+    options = parser.parse_args()
+    workloads = [
+        Workload("100 B, batches of 1000, LZ4", options.messages, 100, 1000),
+        Workload("1 KiB, unbatched", options.messages // 10, 1024, 1),
+    ]
+    results: list[Measured] = []
+    settings = {
+        "defaultRetentionTimeInMinutes": "-1",
+        "defaultRetentionSizeInMB": "-1",
+        "brokerDeleteInactiveTopicsEnabled": "false",
+    }
+    with Broker(settings=settings) as address:
+        for workload in workloads:
+            one, four = _publish(address.service_url, address.admin_url, workload)
+            results += _measure(address.service_url, one, four, workload, options.passes)
+    LATEST.write_text(json.dumps([asdict(one) for one in results], indent=2) + "\n")
+
+
+def _publish(service_url: str, admin_url: str, workload: Workload) -> tuple[str, str]:
+    """The same messages on a topic of one partition and on one of four."""
+    kind = "batched" if workload.batch > 1 else "single"
+    names = []
+    for partitions in (1, PARTITIONS):
+        path = f"public/default/bench-{kind}-{partitions}"
+        create_partitioned_topic(admin_url, path, partitions)
+        names.append(f"persistent://{path}")
+        cluster = Cluster(ClientSettings(service_url))
+        producers = [EntryProducer(cluster, name) for name in cluster.topic_partitions(names[-1])]
+        for number, start in enumerate(range(0, workload.messages, workload.batch)):
+            producer = producers[number % len(producers)]
+            producer.send(_entry(workload, producer.name, start), workload.batch)
+        for producer in producers:
+            producer.close()
+        cluster.close()
+    return names[0], names[1]
+
+
+def _entry(workload: Workload, producer_name: str, start: int) -> bytes:
+    """Values are half random, so that they compress to about half."""
+    half = workload.value_bytes // 2
+    noise = os.urandom(half * workload.batch)
+    values = [
+        noise[half * number : half * (number + 1)] + b"x" * (workload.value_bytes - half)
+        for number in range(workload.batch)
+    ]
+    metadata = pb.MessageMetadata(producer_name=producer_name, sequence_id=start, publish_time=int(time.time() * 1000))
+    if workload.batch == 1:
+        return encode_entry(metadata, values[0])
+    from ledgerlake.decode.codecs import compress
+
+    plain = encode_batch(
+        [
+            (pb.SingleMessageMetadata(payload_size=0, sequence_id=start + number), value)
+            for number, value in enumerate(values)
+        ]
+    )
+    metadata.num_messages_in_batch = workload.batch
+    metadata.compression = pb.LZ4
+    metadata.uncompressed_size = len(plain)
+    return encode_entry(metadata, compress(pb.LZ4, plain))
+
+
+def _measure(service_url: str, one: str, four: str, workload: Workload, passes: int) -> list[Measured]:
+    print(f"\n{workload.name}: {workload.messages:,} messages; median of {passes} passes after one uncounted")
+    print(f"{'path':<32}{'messages/s':>14}{'MB/s':>10}{'ratio':>8}{'peak MB':>10}")
+    results: list[Measured] = []
+    for name, path, topic in [
+        ("pulsar-client reader loop", _pulsar_reader, one),
+        ("pulsar-client batch_receive", _pulsar_batch_receive, one),
+        ("decode to Arrow, one process", _own_decode, one),
+    ]:
+        seconds, peak = _in_process(path, service_url, topic, workload.messages, passes + 1)
+        results.append(_row(name, workload, seconds[1:], peak, results))
+    results += _measure_spark(service_url, four, workload, passes, results)
+    return results
+
+
+def _row(name: str, workload: Workload, seconds: list[float], peak_mb: float, before: list[Measured]) -> Measured:
+    rate = workload.messages / statistics.median(seconds)
+    ratio = rate / before[0].messages_per_s if before else 1.0
+    row = Measured(
+        f"{name} ({workload.name})",
+        round(rate),
+        round(rate * workload.value_bytes / 1e6, 1),
+        round(ratio, 2),
+        round(peak_mb),
+    )
+    print(
+        f"{name:<32}{row.messages_per_s:>14,.0f}{row.mb_per_s:>10,.1f}{row.ratio_to_pulsar_client:>8.2f}{row.peak_rss_mb:>10,.0f}",
+        flush=True,
+    )
+    return row
+
+
+def _in_process(
+    path: Callable[..., None], service_url: str, topic: str, count: int, passes: int
+) -> tuple[list[float], float]:
+    """Seconds of each pass and the peak memory of a fresh process that makes them."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(1) as pool:
+        return pool.apply(_timed, (path, service_url, topic, count, passes))
+
+
+def _timed(
+    path: Callable[..., None], service_url: str, topic: str, count: int, passes: int
+) -> tuple[list[float], float]:
+    seconds = []
+    for _ in range(passes):
+        began = time.perf_counter()
+        path(service_url, topic, count)
+        seconds.append(time.perf_counter() - began)
+    return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _pulsar_reader(service_url: str, topic: str, count: int) -> None:
+    import pulsar
+
+    client = pulsar.Client(service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    reader = client.create_reader(f"{topic}-partition-0", pulsar.MessageId.earliest, receiver_queue_size=10_000)
+    for _ in range(count):
+        reader.read_next().data()
+    client.close()
+
+
+def _pulsar_batch_receive(service_url: str, topic: str, count: int) -> None:
+    import uuid
+
+    import pulsar
+
+    client = pulsar.Client(service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    consumer = client.subscribe(
+        f"{topic}-partition-0",
+        uuid.uuid4().hex,
+        initial_position=pulsar.InitialPosition.Earliest,
+        receiver_queue_size=10_000,
+        batch_receive_policy=pulsar.ConsumerBatchReceivePolicy(5000, 0, 100),
+    )
+    taken = 0
+    while taken < count:
+        taken += sum(1 for message in consumer.batch_receive() if message.data() is not None)
+    consumer.unsubscribe()
+    client.close()
+
+
+def _own_decode(service_url: str, topic: str, count: int) -> None:
+    from ledgerlake.source.options import parse_options
+    from ledgerlake.source.partition_reader import read_messages
+    from ledgerlake.source.planning import EntryRange
+    from ledgerlake.source.positions import resolve_end
+    from ledgerlake.wire.message_id import BEFORE_ALL
+
+    options = parse_options({"service.url": service_url, "topic": topic})
+    cluster = Cluster(options.client)
+    (name,) = cluster.topic_partitions(topic)
+    span = EntryRange(name, BEFORE_ALL, resolve_end(cluster, name, "latest").position)
+    taken = sum(batch.num_rows for batch in read_messages(options, span))
+    cluster.close()
+    _expect(taken, count)
+
+
+def _measure_spark(
+    service_url: str, topic: str, workload: Workload, passes: int, before: list[Measured]
+) -> list[Measured]:
+    from ledgerlake.query.session import start_session
+
+    spark = start_session("bench", "local[2]")
+    results = []
+    try:
+        with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
+            for name, path in [
+                ("source to noop, Spark", _source_to_noop),
+                ("pipeline to Delta, Spark", _pipeline_to_delta),
+            ]:
+                with _WorkerMemory() as memory:
+                    seconds = [
+                        path(spark, service_url, topic, workload.messages, Path(folder)) for _ in range(passes + 1)
+                    ]
+                results.append(_row(name, workload, seconds[1:], memory.peak_mb, before))
+    finally:
+        spark.stop()
+    return results
+
+
+def _source_to_noop(spark: SparkSession, service_url: str, topic: str, count: int, folder: Path) -> float:
+    reader = spark.readStream.format("ledgerlake").option("service.url", service_url).option("topic", topic)
+    checkpoint = tempfile.mkdtemp(dir=folder)
+    writer = (
+        reader.option("startingOffsets", "earliest")
+        .load()
+        .writeStream.format("noop")
+        .option("checkpointLocation", checkpoint)
+    )
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    return _trigger_seconds(query, count, rows_are_messages=True)
+
+
+def _pipeline_to_delta(spark: SparkSession, service_url: str, topic: str, count: int, folder: Path) -> float:
+    from ledgerlake.query import run
+    from ledgerlake.query.config import parse_config
+
+    own = Path(tempfile.mkdtemp(dir=folder))
+    taken: list[int] = []
+    config = parse_config(
+        {
+            "source": {"service_url": service_url, "topics": [topic]},
+            "stream": {"name": own.name, "checkpoint": str(own / "checkpoint")},
+            "delta": {"path": str(own / "messages")},
+        }
+    )
+    pipeline = run(spark, config, once=True, on_batch=lambda result: taken.append(result.messages))
+    pipeline.wait()
+    pipeline.close()
+    _expect(sum(taken), count)
+    seconds = _trigger_seconds(pipeline.query, count, rows_are_messages=False)
+    shutil.rmtree(own)
+    return seconds
+
+
+def _trigger_seconds(query: Any, count: int, rows_are_messages: bool) -> float:
+    progress = [one for one in query.recentProgress if one.numInputRows]
+    if rows_are_messages:
+        _expect(sum(one.numInputRows for one in progress), count)
+    return float(sum(one.durationMs["triggerExecution"] for one in progress)) / 1000
+
+
+def _expect(taken: int, count: int) -> None:
+    if taken != count:
+        raise SystemExit(f"{taken} messages arrived where {count} were published; the measurement is worthless")
+
+
+class _WorkerMemory:
+    """The peak resident set of the largest Python process below this one, looked at ten times a second."""
+
+    def __enter__(self) -> _WorkerMemory:
+        self.peak_mb = 0.0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        me = psutil.Process()
+        while not self._end.wait(0.1):
+            for child in me.children(recursive=True):
+                try:
+                    if "python" in child.name():
+                        self.peak_mb = max(self.peak_mb, child.memory_info().rss / 1e6)
+                except psutil.NoSuchProcess:
+                    continue
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""The same decoding on a DataFrame of stored entries, for people who keep raw entries and decode them later.
+
+The one file of this room that imports PySpark.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from ledgerlake.decode import schema
+from ledgerlake.decode.messages import TopicPartition, decode_entries, rejects_as_view
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame
+
+_COLUMNS = ["topic", "partition", "ledger_id", "entry_id", "entry"]
+
+
+def decode_messages(entries: DataFrame) -> DataFrame:
+    """Messages of stored entries: columns of ``schema.VIEW``, an entry that is no message with its ``reject_reason``.
+
+    Args:
+        entries: rows as the source's ``view = entries`` gives them; ``topic``, ``partition``, ``ledger_id``,
+            ``entry_id`` and ``entry`` are used.
+    """
+    return entries.select(*_COLUMNS).mapInArrow(_decode_batches, from_arrow_schema(schema.VIEW))
+
+
+def _decode_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for source, start, stop in _runs(batch):
+            yield from _decode_run(batch.slice(start, stop - start), source)
+
+
+def _runs(batch: pa.RecordBatch) -> Iterator[tuple[TopicPartition, int, int]]:
+    """Stretches of rows of one topic partition."""
+    sources = zip(batch["topic"].to_pylist(), batch["partition"].to_pylist(), strict=True)
+    start = 0
+    for (topic, partition), rows in groupby(sources):
+        stop = start + sum(1 for _ in rows)
+        yield TopicPartition(topic, partition), start, stop
+        start = stop
+
+
+def _decode_run(rows: pa.RecordBatch, source: TopicPartition) -> Iterator[pa.RecordBatch]:
+    ledger_ids, entry_ids = (rows[name].to_numpy().astype(np.int64) for name in ("ledger_id", "entry_id"))
+    for decoded in decode_entries(rows["entry"].cast(pa.binary()), ledger_ids, entry_ids, source):
+        yield decoded.messages
+        if decoded.rejects.num_rows:
+            yield rejects_as_view(decoded.rejects)
