@@ -77,7 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     run = add("run", _run, "run the pipeline of a configuration", "ledgerlake run orders.toml --once")
     run.add_argument("config", metavar="CONFIG", help="the TOML file")
     run.add_argument("--once", action="store_true", help="end when everything that is there now is in the table")
-    run.add_argument("--master", default="local[*]", help="Spark master (default: local[*])")
+    run.add_argument(
+        "--master", default="local[*,4]", help="Spark master (default: local[*,4]: a task is tried four times)"
+    )
 
     demo = add(
         "demo", _demo, "live producers, the pipeline, the table and a verdict", "ledgerlake demo --messages 200000"

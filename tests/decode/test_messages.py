@@ -172,7 +172,7 @@ def test_a_bad_entry_is_a_reject_with_its_bytes_and_its_neighbours_are_messages(
     assert rejects[0]["detail"]
 
 
-@pytest.mark.parametrize("count", [0, -1, 1, 3])
+@pytest.mark.parametrize("count", [0, -1, 1, 3, 2**31 - 1])
 def test_a_batch_that_claims_another_number_is_a_reject(count: int) -> None:
     plain = encode_batch([(pb.SingleMessageMetadata(payload_size=0), b"abc")] * 2)
     _, rejects = decoded([encode_entry(metadata(num_messages_in_batch=count, uncompressed_size=len(plain)), plain)])
@@ -258,6 +258,8 @@ def random_entry(rng: random.Random) -> bytes:
     if rng.random() < 0.1:
         own.highest_sequence_id = 2**40
         own.txnid_most_bits = 3
+    if rng.random() < 0.2:
+        own.MergeFromString(rng.choice([b"\x82\x02\x03abc", b"\x88\x02\x05", b"\x91\x02" + b"8bytes!!"]))
     own.compression = rng.choice([pb.NONE, pb.LZ4, pb.ZLIB, pb.ZSTD, pb.SNAPPY])
     own.uncompressed_size = len(plain)
     from ledgerlake.decode.codecs import compress

@@ -15,6 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import psutil
 import pulsar
 import pytest
 
@@ -93,7 +94,9 @@ def test_the_table_is_exact_after_kills_of_the_driver_and_restarts_of_the_broker
                 runtime.broker.kill()
                 time.sleep(rng.uniform(0, 2))
                 runtime.broker.start()
-            time.sleep(rng.uniform(1, 9))
+            time.sleep(rng.uniform(1, 5))
+            _kill_a_worker(running.pid, rng)
+            time.sleep(rng.uniform(0, 4))
             assert running.poll() is None, log.read_text()
             running.send_signal(signal.SIGKILL)
             running.wait()
@@ -108,6 +111,15 @@ def test_the_table_is_exact_after_kills_of_the_driver_and_restarts_of_the_broker
         assert verdict["messages"] >= sum(one.confirmed for one in publishers) > 0
         assert verdict["not_checked"] == 0
         assert _several_runs_committed(parse_config(data).stream.checkpoint, kills)
+
+
+def _kill_a_worker(driver: int, rng: random.Random) -> None:
+    """End one of Spark's Python workers, if there is one; the task that it was in is tried again."""
+    below = psutil.Process(driver).children(recursive=True)
+    daemons = [one for one in below if "pyspark.daemon" in " ".join(one.cmdline())]
+    workers = [one for one in daemons if one.parent() in daemons]
+    if workers:
+        rng.choice(workers).kill()
 
 
 def _several_runs_committed(checkpoint: str, kills: int) -> bool:

@@ -276,6 +276,17 @@ def test_a_table_with_another_schema_is_refused_and_the_difference_named(
         run(spark, config, once=True)
 
 
+def test_a_table_whose_making_was_interrupted_is_made_after_all(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    publish(runtime, topic, range(5))
+    (tmp_path / "messages" / "_delta_log").mkdir(parents=True)
+    (tmp_path / "messages" / "_delta_log" / ".00000000000000000000.json.x.tmp").write_text("")
+    config = run_once(spark, runtime.config(tmp_path, topic))
+    assert len(table_rows(spark, config.delta.path)) == 5
+
+
 def test_a_table_path_that_cannot_be_written_is_one_sentence(
     runtime: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:

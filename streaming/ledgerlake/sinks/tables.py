@@ -96,14 +96,14 @@ class Table:
         return self._opened
 
     def _create(self, spark: SparkSession) -> None:
-        from delta.tables import DeltaTable as SparkDeltaTable
         from pyspark.sql.pandas.types import from_arrow_schema
 
         try:
             filesystem, root = resolve(self.path)
             filesystem.create_dir(root, recursive=True)
-            builder = SparkDeltaTable.createIfNotExists(spark).location(self.path)
-            builder.addColumns(from_arrow_schema(self.schema)).execute()
+            # Unlike CREATE TABLE this also works where a kill left a log folder without a commit.
+            nothing = spark.createDataFrame([], from_arrow_schema(self.schema))
+            nothing.write.format("delta").mode("ignore").save(self.path)
         except OSError as error:
             raise SetupError(
                 f"the table folder {self.path} cannot be made ({error.strerror or error}); choose another path"

@@ -3,7 +3,7 @@
 The kernels accept what is plain and well-formed. Whatever is odd (a length that passes the end, a field of another
 wire type, text that is not UTF-8, a chunk, a marker, encryption) is only marked ``ODD``; the protobuf route in
 ``reference`` decides about it. So there is one place that judges bad input, and these loops need to be right only about
-what they accept.
+what they accept. Fields that the protocol may gain later are skipped, as protobuf does.
 
 Every read is bounded by an ``end`` that lies inside the buffer; a reader that fails returns position -1.
 
@@ -70,6 +70,15 @@ NONE = -(2**62)  # "absent", in every column where a real value cannot be this
 
 MAX_TIME_MS = 9_000_000_000_000_000  # the most that still fits a signed 64-bit count of microseconds
 _INT32_MAX = 2**31 - 1
+_LAST_FIELD = 2**29 - 1
+
+# A batch of more is not what any producer makes; expanded rows of it would take more memory than its bytes suggest.
+MAX_BATCH_MESSAGES = 1_000_000
+
+# Numbers from here on are not in our .proto files.
+FIRST_UNKNOWN_BROKER_FIELD = 3
+FIRST_UNKNOWN_METADATA_FIELD = 32
+FIRST_UNKNOWN_SINGLE_FIELD = 11
 
 
 @compiled
@@ -117,6 +126,12 @@ def skip_field(buffer, position, end, wire_type):  # type: ignore[no-untyped-def
     if wire_type == 5:
         return position + 4 if end - position >= 4 else -1
     return -1
+
+
+@compiled
+def is_unknown(tag, first_unknown_field):  # type: ignore[no-untyped-def]
+    """Whether a field is newer than what we know, and of a kind that can be skipped."""
+    return first_unknown_field <= tag >> 3 <= _LAST_FIELD and (tag & 7) in (0, 1, 2, 5)
 
 
 @compiled
@@ -273,6 +288,8 @@ def read_entry(buffer, entry):  # type: ignore[no-untyped-def]
                 entry[E_BROKER_TIME], position = read_varint(buffer, position, stop)
             elif tag == 16:
                 entry[E_BROKER_INDEX], position = read_varint(buffer, position, stop)
+            elif is_unknown(tag, FIRST_UNKNOWN_BROKER_FIELD):
+                position = skip_field(buffer, position, stop, tag & 7)
             else:
                 return False
             if position < 0:
@@ -306,7 +323,11 @@ def read_metadata(buffer, entry, position, end):  # type: ignore[no-untyped-def]
         if position < 0:
             return False
         field, wire_type = tag >> 3, tag & 7
-        if wire_type == 0:
+        if is_unknown(tag, FIRST_UNKNOWN_METADATA_FIELD):
+            position = skip_field(buffer, position, end, wire_type)
+            if position < 0:
+                return False
+        elif wire_type == 0:
             value, position = read_varint(buffer, position, end)
             if position < 0:
                 return False
@@ -328,7 +349,7 @@ def read_metadata(buffer, entry, position, end):  # type: ignore[no-untyped-def]
                 entry[E_DELIVER] = value
             elif field == 25:
                 entry[E_NULL] = value
-            elif field not in (22, 23, 24, 30, 32):
+            elif field not in (22, 23, 24, 30):
                 return False
         elif wire_type == 2:
             size, position = read_varint(buffer, position, end)
@@ -348,7 +369,7 @@ def read_metadata(buffer, entry, position, end):  # type: ignore[no-untyped-def]
                 entry[E_SCHEMA], entry[E_SCHEMA_SIZE] = position, size
             elif field == 18:
                 entry[E_ORDERING], entry[E_ORDERING_SIZE] = position, size
-            elif field not in (5, 7, 32):
+            elif field not in (5, 7):
                 return False
             position += size
         else:
@@ -361,7 +382,7 @@ def read_metadata(buffer, entry, position, end):  # type: ignore[no-untyped-def]
         and entry[E_DELIVER] <= MAX_TIME_MS
         and entry[E_COMPRESSION] <= 4
         and entry[E_UNCOMPRESSED] <= _INT32_MAX
-        and (entry[E_BATCH] == NONE or 0 < entry[E_BATCH] <= _INT32_MAX)
+        and (entry[E_BATCH] == NONE or 0 < entry[E_BATCH] <= MAX_BATCH_MESSAGES)
         and entry[E_KEY_BASE64] <= 1
         and entry[E_NULL] <= 1
     )
@@ -455,7 +476,11 @@ def read_single_metadata(buffer, message, position, end):  # type: ignore[no-unt
         if position < 0:
             return np.int64(-1), False
         field, wire_type = tag >> 3, tag & 7
-        if wire_type == 0:
+        if is_unknown(tag, FIRST_UNKNOWN_SINGLE_FIELD):
+            position = skip_field(buffer, position, end, wire_type)
+            if position < 0:
+                return np.int64(-1), False
+        elif wire_type == 0:
             value, position = read_varint(buffer, position, end)
             if position < 0:
                 return np.int64(-1), False

@@ -150,15 +150,17 @@ def _verify_checksums(buffer: Bytes, entries: Matrix, status: NDArray[np.int8]) 
 
 
 def _slices(entries: Matrix, status: NDArray[np.int8]) -> Iterator[tuple[int, int]]:
-    """Cut where the plain payloads together would pass the slice size; at least one entry each."""
+    """Cut where the plain payloads or the messages together would pass a slice's size; at least one entry each."""
     packed = entries[:, k.E_END] - entries[:, k.E_START]
     plain = np.where((status == k.OK) & (entries[:, k.E_COMPRESSION] > 0), entries[:, k.E_UNCOMPRESSED], packed)
-    start, total = 0, 0
-    for row, size in enumerate(plain.tolist()):
-        if total + size > _SLICE_BYTES and row > start:
+    counts = np.where(status == k.OK, entries[:, k.E_BATCH], 1)
+    start, total_bytes, total_rows = 0, 0, 0
+    for row, (size, count) in enumerate(zip(plain.tolist(), counts.tolist(), strict=True)):
+        if row > start and (total_bytes + size > _SLICE_BYTES or total_rows + count > k.MAX_BATCH_MESSAGES):
             yield start, row
-            start, total = row, 0
-        total += size
+            start, total_bytes, total_rows = row, 0, 0
+        total_bytes += size
+        total_rows += max(count, 1)
     if start < len(entries):
         yield start, len(entries)
 

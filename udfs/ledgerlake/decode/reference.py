@@ -17,7 +17,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from ledgerlake.decode.codecs import decompress
-from ledgerlake.decode.kernels import MAX_TIME_MS
+from ledgerlake.decode.kernels import MAX_BATCH_MESSAGES, MAX_TIME_MS
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import RawEntry, parse_entry
@@ -125,8 +125,8 @@ def _chunk_row(shared: Row, entry: RawEntry) -> Row:
 
 def _batch_rows(shared: Row, entry: RawEntry, payload: memoryview) -> list[Row]:
     count = entry.metadata.num_messages_in_batch
-    if count <= 0:
-        raise CorruptEntryError(f"a batch of {count} messages", reason="batch_count")
+    if not 0 < count <= MAX_BATCH_MESSAGES:
+        raise CorruptEntryError(f"the batch claims {count} messages", reason="batch_count")
     rows = []
     for batch_index in range(count):
         single, value, payload = _take_message(payload, batch_index, count)
