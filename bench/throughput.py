@@ -8,8 +8,9 @@ Each path reads the same topics from their beginning to their end, from a real b
     source to noop               ``view = messages`` into Spark's noop sink, four partitions
     pipeline to Delta            the whole pipeline, all columns, four partitions
 
-Numbers are medians of several passes after one that is not counted; ratios are to the reader loop of the same run. Memory is
-the peak resident set of the process that did the work, for Spark paths of the largest Python worker. The stream paths are
+Numbers are medians of several passes after two that are not counted; ratios are to the reader loop of the same run. Memory is
+the peak resident set of the process that did the work, for Spark paths of the largest Python worker, printed by pass too, so
+that growth with the length of a run would show. The stream paths are
 measured by the duration of their micro-batches, the whole trigger included, the JVM's start not.
 
 Results are printed and written to ``bench/latest.json``.
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PARTITIONS = 4
+WARM_UP_PASSES = 2
 LATEST = Path(__file__).parent / "latest.json"
 
 
@@ -141,7 +143,9 @@ def _entry(workload: Workload, producer_name: str, start: int) -> bytes:
 
 
 def _measure(service_url: str, one: str, four: str, workload: Workload, passes: int) -> list[Measured]:
-    print(f"\n{workload.name}: {workload.messages:,} messages; median of {passes} passes after one uncounted")
+    print(
+        f"\n{workload.name}: {workload.messages:,} messages; median of {passes} passes after {WARM_UP_PASSES} uncounted"
+    )
     print(f"{'path':<32}{'messages/s':>14}{'MB/s':>10}{'ratio':>8}{'peak MB':>10}")
     results: list[Measured] = []
     for name, path, topic in [
@@ -149,8 +153,8 @@ def _measure(service_url: str, one: str, four: str, workload: Workload, passes: 
         ("pulsar-client batch_receive", _pulsar_batch_receive, one),
         ("decode to Arrow, one process", _own_decode, one),
     ]:
-        seconds, peak = _in_process(path, service_url, topic, workload.messages, passes + 1)
-        results.append(_row(name, workload, seconds[1:], peak, results))
+        seconds, peak = _in_process(path, service_url, topic, workload.messages, passes + WARM_UP_PASSES)
+        results.append(_row(name, workload, seconds[WARM_UP_PASSES:], peak, results))
     results += _measure_spark(service_url, four, workload, passes, results)
     return results
 
@@ -251,11 +255,13 @@ def _measure_spark(
                 ("source to noop, Spark", _source_to_noop),
                 ("pipeline to Delta, Spark", _pipeline_to_delta),
             ]:
-                with _WorkerMemory() as memory:
-                    seconds = [
-                        path(spark, service_url, topic, workload.messages, Path(folder)) for _ in range(passes + 1)
-                    ]
-                results.append(_row(name, workload, seconds[1:], memory.peak_mb, before))
+                seconds, peaks = [], []
+                for _ in range(passes + WARM_UP_PASSES):
+                    with _WorkerMemory() as memory:
+                        seconds.append(path(spark, service_url, topic, workload.messages, Path(folder)))
+                    peaks.append(memory.peak_mb)
+                results.append(_row(name, workload, seconds[WARM_UP_PASSES:], max(peaks), before))
+                print(f"{'  worker peak MB by pass':<32}{' '.join(f'{peak:.0f}' for peak in peaks)}", flush=True)
     finally:
         spark.stop()
     return results
