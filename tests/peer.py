@@ -52,6 +52,8 @@ class Peer:
     requests: list[str] = field(default_factory=list)
     acknowledged: Position | None = None
     greeting: bytes | None = None
+    lookup: dict[str, Any] = field(default_factory=dict)
+    proxied_to: str | None = None
 
     def __enter__(self) -> Peer:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -106,11 +108,12 @@ class Peer:
     def _answer(self, connection: Connection, consumers: dict[int, _Consumer], event: Any) -> None:
         self.requests.append(type(event).__name__)
         if isinstance(event, pb.CommandConnect):
+            self.proxied_to = event.proxy_to_broker_url or self.proxied_to
             connection.send(self.greeting or commands.connected("peer", self.max_message_bytes))
         elif isinstance(event, pb.CommandPartitionedTopicMetadata):
             connection.send(_encode("PARTITIONED_METADATA_RESPONSE", request_id=event.request_id, partitions=0))
         elif isinstance(event, pb.CommandLookupTopic):
-            answer = {"response": pb.CommandLookupTopicResponse.Connect, "broker_service_url": self.url}
+            answer = {"response": pb.CommandLookupTopicResponse.Connect, "broker_service_url": self.url} | self.lookup
             connection.send(_encode("LOOKUP_RESPONSE", request_id=event.request_id, **answer))
         elif isinstance(event, pb.CommandSubscribe):
             self._subscribe(connection, consumers, event)

@@ -84,6 +84,22 @@ def test_a_topic_that_was_trimmed_altogether_ends_a_range_at_once() -> None:
         assert read_all(EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL), Position(7, 5)) == []
 
 
+def test_a_redirected_lookup_reads_from_the_owner() -> None:
+    with Peer() as owner, Peer() as other:
+        owner.add(single(b"x"))
+        other.lookup = {"response": pb.CommandLookupTopicResponse.Redirect, "broker_service_url": owner.url}
+        assert read_all(EntryReader(cluster_of(other), TOPIC, BEFORE_ALL), Position(7, 0)) == [0]
+        assert "CommandSubscribe" not in other.requests
+
+
+def test_an_owner_behind_a_proxy_is_reached_through_the_service_address() -> None:
+    with Peer() as proxy:
+        proxy.add(single(b"x"))
+        proxy.lookup = {"broker_service_url": "pulsar://hidden:6650", "proxy_through_service_url": True}
+        assert read_all(EntryReader(cluster_of(proxy), TOPIC, BEFORE_ALL), Position(7, 0)) == [0]
+        assert proxy.proxied_to == "pulsar://hidden:6650"
+
+
 def test_permits_flow_for_batches_larger_than_the_window() -> None:
     with Peer() as peer:
         peer.add(*[batch([b"x"] * 50) for _ in range(40)])

@@ -276,6 +276,39 @@ def test_a_table_with_another_schema_is_refused_and_the_difference_named(
         run(spark, config, once=True)
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("set tblproperties ('delta.columnMapping.mode' = 'name')", "columnMapping"),
+        ("set tblproperties ('delta.enableChangeDataFeed' = 'true')", "changeDataFeed"),
+        ("add constraint positive check (ledger_id >= 0)", "checkConstraints"),
+    ],
+)
+def test_a_table_that_the_writer_cannot_honour_is_refused(
+    spark: SparkSession, tmp_path: Path, change: str, reason: str
+) -> None:
+    from ledgerlake.decode import schema
+    from ledgerlake.sinks.tables import Table
+
+    table = Table(str(tmp_path / "table"), schema.MESSAGES)
+    table.ensure(spark)
+    spark.sql(f"alter table delta.`{table.path}` {change}")
+    with pytest.raises(TableError, match=f"has {reason}, which this writer cannot honour"):
+        table.ensure(spark)
+
+
+def test_a_partitioned_table_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    from ledgerlake.decode import schema
+    from ledgerlake.sinks.tables import Table
+
+    table = Table(str(tmp_path / "table"), schema.MESSAGES)
+    table.ensure(spark)
+    empty = spark.read.format("delta").load(table.path)
+    empty.write.format("delta").partitionBy("topic").save(str(tmp_path / "partitioned"))
+    with pytest.raises(TableError, match="has partition columns"):
+        Table(str(tmp_path / "partitioned"), schema.MESSAGES).ensure(spark)
+
+
 def test_a_table_whose_making_was_interrupted_is_made_after_all(
     runtime: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:

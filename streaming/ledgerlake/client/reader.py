@@ -137,7 +137,7 @@ class EntryReader:
                 return result
 
     def _recover(self, error: LedgerlakeError) -> None:
-        self._open = None
+        self.close()
         if isinstance(error, (TopicNotFoundError, CorruptEntryError)) or not is_retryable(error):
             raise error
         pause_s = self._backoff.failed(time.monotonic())

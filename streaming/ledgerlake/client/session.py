@@ -294,13 +294,14 @@ class Session:
                 self._answers[request_id] = event
 
     def _send(self, frame: bytes) -> None:
-        if self._failure is not None:
-            raise self._failure
-        try:
-            self._connection.send(frame)
-            self._transport.send(self._connection.data_to_send(), self.request_timeout_s)
-        except LedgerlakeError as error:
-            raise self._fail(error) from None
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                self._connection.send(frame)
+                self._transport.send(self._connection.data_to_send(), self.request_timeout_s)
+            except LedgerlakeError as error:
+                raise self._fail(error) from None
 
     def _fail(self, error: LedgerlakeError) -> LedgerlakeError:
         self._failure = error

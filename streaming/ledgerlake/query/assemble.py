@@ -138,10 +138,10 @@ class Pipeline:
     def _hold_cursors(self, names: list[str]) -> Offset:
         """Make the cursors before anything is read; the pipeline's very first position, resolved once for all runs."""
         bound = parse_bound(self.config.source.starting, "[source] starting")
+        start = load_start(self.config.stream.checkpoint)
         for name in names:
             self._cursors[name] = DurableCursor(self._cluster, name, self.config.subscription)
-            self._cursors[name].ensure(from_earliest=bound != "latest")
-        start = load_start(self.config.stream.checkpoint)
+            self._cursors[name].ensure(from_earliest=bound != "latest" or start is not None)
         if start is None:
             start = {name: resolve_start(self._cluster, name, bound) for name in names}
             save_start(self.config.stream.checkpoint, start)

@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 
 _TIME_PREFIX = "ledgerlake.effective_time_us:"
 
-# What our files cannot carry; such a table needs delta-spark's own writer.
+# What our files cannot carry. Older tables say it by a property, newer ones by a feature of their protocol.
+_REFUSED_PROPERTIES = {
+    "delta.columnMapping.mode": "columnMapping",
+    "delta.enableChangeDataFeed": "changeDataFeed",
+    "delta.enableRowTracking": "rowTracking",
+}
 _REFUSED_FEATURES = {"columnMapping", "generatedColumns", "checkConstraints", "changeDataFeed", "identityColumns", "rowTracking", "icebergCompatV1", "icebergCompatV2", "typeWidening"}  # fmt: skip
 
 
@@ -115,11 +120,10 @@ class Table:
             raise TableError(
                 f"the table at {self.path} has another schema ({'; '.join(differences)}); use another path"
             )
-        protocol = existing.protocol()
-        features = set(protocol.writer_features or []) & _REFUSED_FEATURES
-        if features:
+        reasons = _reasons_to_refuse(existing)
+        if reasons:
             raise TableError(
-                f"the table at {self.path} uses {', '.join(sorted(features))}, which this writer cannot honour"
+                f"the table at {self.path} has {', '.join(reasons)}, which this writer cannot honour; use another path"
             )
 
 
@@ -135,6 +139,20 @@ def resolve(path: str) -> tuple[fs.FileSystem, str]:
         filesystem, root = fs.FileSystem.from_uri(path)
         return filesystem, root
     return fs.LocalFileSystem(), path
+
+
+def _reasons_to_refuse(table: DeltaTable) -> list[str]:
+    """Features of a table that plain appended files would violate."""
+    metadata = table.metadata()
+    found = set(table.protocol().writer_features or []) & _REFUSED_FEATURES
+    for name, value in metadata.configuration.items():
+        if name in _REFUSED_PROPERTIES and value not in ("none", "false"):
+            found.add(_REFUSED_PROPERTIES[name])
+        if name.startswith("delta.constraints."):
+            found.add("checkConstraints")
+    if metadata.partition_columns:
+        found.add("partition columns")
+    return sorted(found)
 
 
 def _column_types(schema: pa.Schema | deltalake.Schema) -> dict[str, str]:

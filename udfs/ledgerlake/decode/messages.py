@@ -80,10 +80,7 @@ def decode_bundle(
     Raises:
         MalformedFrameError: the bundle is not whole frames, which is our own fault.
     """
-    buffer = np.frombuffer(frames, dtype=np.uint8)
-    entries = np.zeros((k.count_frames(buffer), k.ENTRY_COLUMNS), dtype=np.int64)
-    if k.walk_frames(buffer, entries) != len(entries):
-        raise MalformedFrameError("a bundle does not consist of whole frames; this is a bug, please report it")
+    buffer, entries = read_entry_table(frames)
     yield from _decode(buffer, entries, source, after_batch_index, max_bytes, chunks_as_rejects)
 
 
@@ -115,7 +112,11 @@ def rejects_as_view(rejects: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def read_entry_table(frames: pa.Buffer | bytes) -> tuple[Bytes, Matrix]:
-    """Start, end, ledger and entry of each entry of a bundle (``kernels.E_*`` columns)."""
+    """A bundle's bytes, and start, end, ledger and entry of each of its entries (``kernels.E_*`` columns).
+
+    Raises:
+        MalformedFrameError: the bundle is not whole frames.
+    """
     buffer = np.frombuffer(frames, dtype=np.uint8)
     entries = np.zeros((k.count_frames(buffer), k.ENTRY_COLUMNS), dtype=np.int64)
     if k.walk_frames(buffer, entries) != len(entries):
