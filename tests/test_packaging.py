@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(ROOT)]
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(out), str(ROOT)]
     subprocess.run(command, check=True, capture_output=True)
     (built,) = out.glob("*.whl")
     return built

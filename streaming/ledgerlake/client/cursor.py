@@ -66,10 +66,7 @@ class DurableCursor:
         if self._open is not None:
             session, consumer = self._open
             self._open = None
-            try:
-                session.close_consumer(consumer)
-            except LedgerlakeError:
-                session.close()
+            session.close_consumer(consumer)
 
     def _acknowledge(self, position: Position) -> None:
         session, consumer = self._opened(True)

@@ -75,14 +75,11 @@ class EntryReader:
             session.grant(consumer, self._permits.open())
 
     def close(self) -> None:
-        """End the consumer. A connection that broke meanwhile is no concern any more."""
+        """End the consumer."""
         if self._open is not None:
             session, consumer = self._open
             self._open = None
-            try:
-                session.close_consumer(consumer)
-            except LedgerlakeError:
-                session.close()
+            session.close_consumer(consumer)
 
     def _next_once(self, deadline: float) -> EntryReceived | None:
         session, consumer = self._opened()

@@ -148,16 +148,22 @@ class Session:
             return consumer.entries.popleft()
 
     def close_consumer(self, consumer: Consumer) -> None:
-        """End a consumer; entries still on their way are dropped on arrival."""
+        """End a consumer; entries still on their way are dropped on arrival.
+
+        A broker that cannot even do that has lost the consumer already: the session is given up, nothing is raised.
+        """
         with self._lock:
             if self._consumers.pop(consumer.consumer_id, None) is None or consumer.closed or self._failure:
                 return
             consumer.closed = True
-            self.request(
-                pb.CommandSuccess,
-                "close a consumer",
-                lambda request_id: commands.close_consumer(consumer.consumer_id, request_id),
-            )
+            try:
+                self.request(
+                    pb.CommandSuccess,
+                    "close a consumer",
+                    lambda request_id: commands.close_consumer(consumer.consumer_id, request_id),
+                )
+            except LedgerlakeError:
+                self.close()
 
     def open_producer(self, topic_partition: str, name: str | None) -> tuple[Receipts, str]:
         """A producer's receipts and the name that the broker gave or accepted."""
@@ -202,8 +208,7 @@ class Session:
 
     def close(self) -> None:
         if self._failure is None:
-            self._failure = TransportError(f"the session with {self.url} was closed")
-        self._transport.close()
+            self._fail(TransportError(f"the session with {self.url} was closed"))
 
     def look_after(self, now_s: float) -> bool:
         """Answer what waits, while nobody else uses the session, and show a sign of life; False once it is over."""
