@@ -5,6 +5,7 @@ The short version runs by default; ``make test-campaign`` kills ten times and mo
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -89,17 +90,19 @@ def test_the_table_is_exact_after_kills_of_the_driver_and_restarts_of_the_broker
             log = tmp_path / f"run-{kill}.log"
             with open(log, "wb") as errors:
                 running = subprocess.Popen([sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=errors)
-            time.sleep(rng.uniform(4, 7))
-            if kill in restart_at:
-                runtime.broker.kill()
-                time.sleep(rng.uniform(0, 2))
-                runtime.broker.start()
-            time.sleep(rng.uniform(1, 5))
-            _kill_a_worker(running.pid, rng)
-            time.sleep(rng.uniform(0, 4))
-            assert running.poll() is None, log.read_text()
-            running.send_signal(signal.SIGKILL)
-            running.wait()
+            try:
+                time.sleep(rng.uniform(4, 7))
+                if kill in restart_at:
+                    runtime.broker.kill()
+                    time.sleep(rng.uniform(0, 2))
+                    runtime.broker.start()
+                time.sleep(rng.uniform(1, 5))
+                _kill_a_worker(running.pid, rng)
+                time.sleep(rng.uniform(0, 4))
+                assert running.poll() is None, log.read_text()
+            finally:
+                running.send_signal(signal.SIGKILL)
+                running.wait()
         for one in publishers:
             one.stop()
         last = ledgerlake("run", config, "--once", "--json")
@@ -115,11 +118,12 @@ def test_the_table_is_exact_after_kills_of_the_driver_and_restarts_of_the_broker
 
 def _kill_a_worker(driver: int, rng: random.Random) -> None:
     """End one of Spark's Python workers, if there is one; the task that it was in is tried again."""
-    below = psutil.Process(driver).children(recursive=True)
-    daemons = [one for one in below if "pyspark.daemon" in " ".join(one.cmdline())]
-    workers = [one for one in daemons if one.parent() in daemons]
-    if workers:
-        rng.choice(workers).kill()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        below = psutil.Process(driver).children(recursive=True)
+        daemons = [one for one in below if "pyspark.daemon" in " ".join(one.cmdline())]
+        workers = [one for one in daemons if one.parent() in daemons]
+        if workers:
+            rng.choice(workers).kill()
 
 
 def _several_runs_committed(checkpoint: str, kills: int) -> bool:

@@ -1,0 +1,285 @@
+"""Large messages put together from their chunks (PIP-37): the rules, without bytes, storage or a clock.
+
+A producer splits a message into ``chunk_count`` chunks, ids from 0, all with one uuid; chunks of several producers
+interleave on a topic partition. A set is what has arrived of one message, known by producer and uuid.
+
+What a chunk does to the set of its producer and uuid:
+
+    event       chunk, set                                     what follows
+    invalid     id, count or size that no message can have     the chunk is rejected, a set stays as it is
+    too_large   claims more bytes than the limit               likewise
+    first       id 0, no set                                   a set is opened
+    resent      id 0, a set; another position                  the held chunks are rejected, the set starts over
+    repeated    a position that is held already                nothing: the same stored entry twice
+    mismatch    another count or total size than the set's     the chunk is rejected, the set stays
+    duplicate   an id that is held, at another position        the chunk is rejected, the set stays
+    next        id after the last one held                     held; complete where it is the last
+    gap         an id beyond the next                          chunk and set are rejected: what is between cannot come
+    orphan      id above 0, no set                             the chunk is rejected
+
+A uuid is ``<producer>-<sequence id>`` and comes again when a producer restarts with a lower sequence; its first chunk then
+looks like ``resent``, which is right for both.
+
+Rules kept here:
+  - Every chunk ends exactly once: delivered with its message, rejected, or held in an open set.
+  - At the limit of sets or bytes the oldest set is put aside, as PIP-37's "marked for redelivery": its bytes leave, its
+    positions stay, and its message is delivered all the same, with its chunks read again by position.
+  - Also what is put aside is limited in number; beyond that the oldest is rejected (``chunk_evicted``).
+  - Expiry goes by broker time, of the set's first chunk.
+  - Sizes are checked against the total as chunks arrive; a claimed size never sizes anything.
+
+Reasons that end in ``rejects``: ``chunk_invalid``, ``too_large``, ``chunk_resent``, ``chunk_mismatch``, ``chunk_duplicate``,
+``chunk_gap``, ``chunk_orphan``, ``chunk_size``, ``chunk_evicted``, ``chunk_expired``.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from ledgerlake.wire.message_id import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much may be open on one topic partition."""
+
+    max_pending: int = 1000
+    max_pending_bytes: int = 512 * 1024 * 1024
+    max_aside: int = 100_000
+    max_chunks: int = 10_000
+    max_message_bytes: int = 1024 * 1024 * 1024
+    expire_after_ms: int = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class SetKey:
+    """Which message a chunk belongs to."""
+
+    producer_name: str
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One arriving chunk. ``size_bytes`` is what it adds to the message, after decryption; ``time_ms`` the broker's."""
+
+    key: SetKey
+    position: Position
+    chunk_id: int
+    chunk_count: int
+    total_bytes: int
+    size_bytes: int
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSet:
+    """What has arrived of one message: the positions of chunks 0 to n-1, and whether their bytes are held."""
+
+    key: SetKey
+    chunk_count: int
+    total_bytes: int
+    opened_ms: int
+    positions: tuple[Position, ...]
+    arrived_bytes: int
+    aside: bool = False
+
+    @property
+    def held_bytes(self) -> int:
+        return 0 if self.aside else self.arrived_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Keep the arriving chunk's bytes, as part ``chunk_id`` of its set."""
+
+    key: SetKey
+    chunk_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class PutAside:
+    """Let go of the bytes of parts 0 to ``count - 1``; the set goes on with positions alone."""
+
+    key: SetKey
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """The arriving chunk completes its message. ``reread``: the earlier chunks' bytes are not held."""
+
+    key: SetKey
+    positions: tuple[Position, ...]
+    reread: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """These chunks cannot become a message. ``held``: their bytes are held as parts 0 to n-1 and are free now."""
+
+    reason: str
+    key: SetKey
+    positions: tuple[Position, ...]
+    held: bool
+
+
+Effect = Hold | PutAside | Deliver | Reject
+
+
+class Event(Enum):
+    """What an arriving chunk means; see the module's table."""
+
+    INVALID = "chunk_invalid"
+    TOO_LARGE = "too_large"
+    FIRST = "first"
+    RESENT = "chunk_resent"
+    REPEATED = "repeated"
+    MISMATCH = "chunk_mismatch"
+    DUPLICATE = "chunk_duplicate"
+    NEXT = "next"
+    GAP = "chunk_gap"
+    ORPHAN = "chunk_orphan"
+
+
+def classify(chunk: Chunk, held: OpenSet | None, limits: Limits) -> Event:
+    """Read the table: the first line that fits."""
+    if (
+        not 0 <= chunk.chunk_id < chunk.chunk_count
+        or chunk.chunk_count < 2
+        or min(chunk.total_bytes, chunk.size_bytes) < 0
+    ):
+        return Event.INVALID
+    if chunk.total_bytes > limits.max_message_bytes or chunk.chunk_count > limits.max_chunks:
+        return Event.TOO_LARGE
+    if held is None:
+        return Event.FIRST if chunk.chunk_id == 0 else Event.ORPHAN
+    if chunk.position in held.positions:
+        return Event.REPEATED
+    if chunk.chunk_id == 0:
+        return Event.RESENT
+    if (chunk.chunk_count, chunk.total_bytes) != (held.chunk_count, held.total_bytes):
+        return Event.MISMATCH
+    if chunk.chunk_id < len(held.positions):
+        return Event.DUPLICATE
+    return Event.NEXT if chunk.chunk_id == len(held.positions) else Event.GAP
+
+
+class PendingSets:
+    """The open sets of one topic partition. ``sets`` is all there is to keep over a restart."""
+
+    def __init__(self, limits: Limits, sets: Iterable[OpenSet] = ()) -> None:
+        self._limits = limits
+        self._held: OrderedDict[SetKey, OpenSet] = OrderedDict()
+        self._aside: OrderedDict[SetKey, OpenSet] = OrderedDict()
+        self._held_bytes = 0
+        for one in sets:
+            self._put(one)
+
+    @property
+    def sets(self) -> tuple[OpenSet, ...]:
+        """What is aside, then what is held, each oldest first; a set that starts over becomes the youngest."""
+        return (*self._aside.values(), *self._held.values())
+
+    @property
+    def held_bytes(self) -> int:
+        return self._held_bytes
+
+    def find(self, key: SetKey) -> OpenSet | None:
+        return self._held.get(key) or self._aside.get(key)
+
+    def arrive(self, chunk: Chunk) -> list[Effect]:
+        """Take one chunk; what is to be done, in this order."""
+        event = classify(chunk, self.find(chunk.key), self._limits)
+        return _STEPS[event](self, chunk, event)
+
+    def expire(self, now_ms: int) -> list[Effect]:
+        """Give up every set whose first chunk is older than allowed."""
+        oldest_ms = now_ms - self._limits.expire_after_ms
+        return [self._give_up(one.key, "chunk_expired") for one in self.sets if one.opened_ms < oldest_ms]
+
+    def _reject_chunk(self, chunk: Chunk, event: Event) -> list[Effect]:
+        return [_reject_alone(chunk, event.value)]
+
+    def _ignore(self, _chunk: Chunk, _event: Event) -> list[Effect]:
+        return []
+
+    def _start_over(self, chunk: Chunk, event: Event) -> list[Effect]:
+        return [self._give_up(chunk.key, event.value), *self._open(chunk, event)]
+
+    def _close_gap(self, chunk: Chunk, event: Event) -> list[Effect]:
+        return [self._give_up(chunk.key, event.value), _reject_alone(chunk, event.value)]
+
+    def _open(self, chunk: Chunk, _event: Event) -> list[Effect]:
+        if chunk.size_bytes > chunk.total_bytes:
+            return [_reject_alone(chunk, "chunk_size")]
+        opened = OpenSet(
+            chunk.key, chunk.chunk_count, chunk.total_bytes, chunk.time_ms, (chunk.position,), chunk.size_bytes
+        )
+        self._put(opened)
+        return [Hold(chunk.key, 0), *self._make_room()]
+
+    def _append(self, chunk: Chunk, _event: Event) -> list[Effect]:
+        held = self._held.get(chunk.key) or self._aside[chunk.key]
+        arrived_bytes = held.arrived_bytes + chunk.size_bytes
+        complete = chunk.chunk_id == held.chunk_count - 1
+        if arrived_bytes > held.total_bytes or (complete and arrived_bytes != held.total_bytes):
+            return [self._give_up(chunk.key, "chunk_size"), _reject_alone(chunk, "chunk_size")]
+        if complete:
+            self._take(chunk.key)
+            return [Deliver(chunk.key, (*held.positions, chunk.position), reread=held.aside)]
+        self._put(replace(held, positions=(*held.positions, chunk.position), arrived_bytes=arrived_bytes))
+        return [] if held.aside else [Hold(chunk.key, chunk.chunk_id), *self._make_room()]
+
+    def _make_room(self) -> list[Effect]:
+        """Put the oldest sets aside until the limits hold, and give up what is too much even so."""
+        limits = self._limits
+        effects: list[Effect] = []
+        while self._held and (len(self._held) > limits.max_pending or self._held_bytes > limits.max_pending_bytes):
+            oldest = self._take(next(iter(self._held)))
+            self._put(replace(oldest, aside=True))
+            effects.append(PutAside(oldest.key, len(oldest.positions)))
+        while len(self._aside) > limits.max_aside:
+            effects.append(self._give_up(next(iter(self._aside)), "chunk_evicted"))
+        return effects
+
+    def _give_up(self, key: SetKey, reason: str) -> Reject:
+        given_up = self._take(key)
+        return Reject(reason, key, given_up.positions, held=not given_up.aside)
+
+    def _put(self, changed: OpenSet) -> None:
+        """Store a set; one that is there already keeps its place."""
+        where = self._aside if changed.aside else self._held
+        before = where.get(changed.key)
+        self._held_bytes += changed.held_bytes - (before.held_bytes if before else 0)
+        where[changed.key] = changed
+
+    def _take(self, key: SetKey) -> OpenSet:
+        taken = self._held.pop(key, None) or self._aside.pop(key)
+        self._held_bytes -= taken.held_bytes
+        return taken
+
+
+def _reject_alone(chunk: Chunk, reason: str) -> Reject:
+    return Reject(reason, chunk.key, (chunk.position,), held=False)
+
+
+_STEPS: dict[Event, Callable[[PendingSets, Chunk, Event], list[Effect]]] = {
+    Event.INVALID: PendingSets._reject_chunk,
+    Event.TOO_LARGE: PendingSets._reject_chunk,
+    Event.FIRST: PendingSets._open,
+    Event.RESENT: PendingSets._start_over,
+    Event.REPEATED: PendingSets._ignore,
+    Event.MISMATCH: PendingSets._reject_chunk,
+    Event.DUPLICATE: PendingSets._reject_chunk,
+    Event.NEXT: PendingSets._append,
+    Event.GAP: PendingSets._close_gap,
+    Event.ORPHAN: PendingSets._reject_chunk,
+}

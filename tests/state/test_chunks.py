@@ -1,0 +1,230 @@
+"""The event table of chunk assembly, line by line, and its limits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ledgerlake.state.chunks import Chunk, Deliver, Event, Hold, Limits, PendingSets, PutAside, Reject, SetKey, classify
+from ledgerlake.wire.message_id import Position
+
+A, B, C = (SetKey(name, f"{name}-1") for name in "abc")
+
+
+class Feed:
+    """Chunks at consecutive entries, ten bytes each."""
+
+    def __init__(self, **limits: int) -> None:
+        self.pending = PendingSets(Limits(**limits))
+        self.entry = -1
+
+    def __call__(self, key: SetKey, chunk_id: int, count: int, at: int | None = None, **changes: Any) -> list[Any]:
+        if at is None:
+            self.entry += 1
+        fields = {
+            "key": key,
+            "position": Position(1, self.entry if at is None else at),
+            "chunk_id": chunk_id,
+            "chunk_count": count,
+            "total_bytes": 10 * count,
+            "size_bytes": 10,
+            "time_ms": self.entry,
+        }
+        return self.pending.arrive(Chunk(**fields | changes))
+
+
+def at(*entries: int) -> tuple[Position, ...]:
+    return tuple(Position(1, entry) for entry in entries)
+
+
+def test_chunks_in_order_are_held_and_the_last_one_delivers() -> None:
+    feed = Feed()
+    assert feed(A, 0, 3) == [Hold(A, 0)]
+    assert feed(A, 1, 3) == [Hold(A, 1)]
+    assert feed(A, 2, 3) == [Deliver(A, at(0, 1, 2), reread=False)]
+    assert (feed.pending.sets, feed.pending.held_bytes) == ((), 0)
+
+
+def test_messages_of_several_producers_interleave() -> None:
+    feed = Feed()
+    feed(A, 0, 2)
+    feed(B, 0, 2)
+    assert feed(A, 1, 2) == [Deliver(A, at(0, 2), reread=False)]
+    assert feed(B, 1, 2) == [Deliver(B, at(1, 3), reread=False)]
+
+
+def test_a_first_chunk_that_comes_again_elsewhere_starts_the_set_over() -> None:
+    feed = Feed()
+    feed(A, 0, 2)
+    assert feed(A, 0, 2) == [Reject("chunk_resent", A, at(0), held=True), Hold(A, 0)]
+    assert feed(A, 1, 2) == [Deliver(A, at(1, 2), reread=False)]
+
+
+def test_a_uuid_that_a_restarted_producer_uses_again_may_have_another_size() -> None:
+    feed = Feed()
+    feed(A, 0, 5)
+    feed(A, 1, 5)
+    assert feed(A, 0, 2) == [Reject("chunk_resent", A, at(0, 1), held=True), Hold(A, 0)]
+    assert feed(A, 1, 2) == [Deliver(A, at(2, 3), reread=False)]
+
+
+def test_an_entry_that_is_delivered_twice_changes_nothing() -> None:
+    feed = Feed()
+    feed(A, 0, 3)
+    assert feed(A, 0, 3, at=0) == []
+    feed(A, 1, 3)
+    assert feed(A, 1, 3, at=1) == []
+    assert feed(A, 2, 3) == [Deliver(A, at(0, 1, 2), reread=False)]
+
+
+def test_a_chunk_sent_again_is_rejected_and_the_set_goes_on() -> None:
+    feed = Feed()
+    feed(A, 0, 4)
+    feed(A, 1, 4)
+    assert feed(A, 1, 4) == [Reject("chunk_duplicate", A, at(2), held=False)]
+    assert feed(A, 2, 4) == [Hold(A, 2)]
+    assert feed(A, 3, 4) == [Deliver(A, at(0, 1, 3, 4), reread=False)]
+
+
+def test_a_gap_gives_up_the_set_and_the_chunk_behind_it() -> None:
+    feed = Feed()
+    feed(A, 0, 4)
+    assert feed(A, 2, 4) == [Reject("chunk_gap", A, at(0), held=True), Reject("chunk_gap", A, at(1), held=False)]
+    assert feed(A, 3, 4) == [Reject("chunk_orphan", A, at(2), held=False)]
+
+
+def test_a_chunk_without_a_beginning_is_an_orphan() -> None:
+    assert Feed()(A, 1, 2) == [Reject("chunk_orphan", A, at(0), held=False)]
+
+
+def test_a_chunk_of_another_shape_is_rejected_alone() -> None:
+    feed = Feed()
+    feed(A, 0, 3)
+    assert feed(A, 1, 4, total_bytes=30) == [Reject("chunk_mismatch", A, at(1), held=False)]
+    assert feed(A, 1, 3, total_bytes=31) == [Reject("chunk_mismatch", A, at(2), held=False)]
+    assert feed(A, 1, 3) == [Hold(A, 1)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"chunk_id": -1},
+        {"chunk_id": 3},
+        {"chunk_count": 1, "chunk_id": 0},
+        {"chunk_count": -5},
+        {"total_bytes": -1},
+        {"size_bytes": -1},
+    ],
+)
+def test_numbers_that_no_message_can_have_are_invalid_and_open_nothing(changes: dict[str, int]) -> None:
+    feed = Feed()
+    fields: dict[str, Any] = {"chunk_id": 0, "chunk_count": 3} | changes
+    effects = feed(A, fields.pop("chunk_id"), fields.pop("chunk_count"), **{"total_bytes": 30} | fields)
+    assert effects == [Reject("chunk_invalid", A, at(0), held=False)]
+    assert feed.pending.sets == ()
+
+
+@pytest.mark.parametrize("changes", [{"total_bytes": 2**31}, {"count": 2**31 - 1, "total_bytes": 5}])
+def test_a_claim_over_the_limits_is_refused_at_its_first_chunk(changes: dict[str, int]) -> None:
+    feed = Feed()
+    fields = {"count": 3} | changes
+    assert feed(A, 0, fields.pop("count"), **fields) == [Reject("too_large", A, at(0), held=False)]
+
+
+def test_more_bytes_than_the_total_are_noticed_when_they_come() -> None:
+    feed = Feed()
+    feed(A, 0, 3)
+    assert feed(A, 1, 3, size_bytes=21) == [
+        Reject("chunk_size", A, at(0), held=True),
+        Reject("chunk_size", A, at(1), held=False),
+    ]
+    assert feed(B, 0, 3, size_bytes=31) == [Reject("chunk_size", B, at(2), held=False)]
+
+
+def test_fewer_bytes_than_the_total_are_noticed_at_the_end() -> None:
+    feed = Feed()
+    feed(A, 0, 2)
+    assert feed(A, 1, 2, size_bytes=9) == [
+        Reject("chunk_size", A, at(0), held=True),
+        Reject("chunk_size", A, at(1), held=False),
+    ]
+
+
+def test_at_the_limit_of_sets_the_oldest_is_put_aside_and_still_delivered() -> None:
+    feed = Feed(max_pending=1)
+    feed(A, 0, 3)
+    assert feed(B, 0, 3) == [Hold(B, 0), PutAside(A, 1)]
+    assert feed(C, 0, 3) == [Hold(C, 0), PutAside(B, 1)]
+    assert [feed(key, 1, 3) for key in (A, B, C)] == [[], [], [Hold(C, 1)]]
+    assert feed(A, 2, 3) == [Deliver(A, at(0, 3, 6), reread=True)]
+    assert feed(B, 2, 3) == [Deliver(B, at(1, 4, 7), reread=True)]
+    assert feed(C, 2, 3) == [Deliver(C, at(2, 5, 8), reread=False)]
+
+
+def test_bytes_are_limited_as_well_as_sets() -> None:
+    feed = Feed(max_pending_bytes=25)
+    feed(A, 0, 3)
+    feed(B, 0, 3)
+    assert feed(B, 1, 3) == [Hold(B, 1), PutAside(A, 1)]
+    assert feed.pending.held_bytes == 20
+    assert feed(B, 2, 4, total_bytes=30) == [Reject("chunk_mismatch", B, at(3), held=False)]
+
+
+def test_a_set_larger_than_the_whole_limit_is_put_aside_itself() -> None:
+    feed = Feed(max_pending_bytes=15)
+    feed(A, 0, 3)
+    assert feed(A, 1, 3) == [Hold(A, 1), PutAside(A, 2)]
+    assert feed(A, 2, 3) == [Deliver(A, at(0, 1, 2), reread=True)]
+
+
+def test_what_is_aside_is_limited_too() -> None:
+    feed = Feed(max_pending=1, max_aside=1)
+    feed(A, 0, 2)
+    feed(B, 0, 2)
+    assert feed(C, 0, 2) == [Hold(C, 0), PutAside(B, 1), Reject("chunk_evicted", A, at(0), held=False)]
+
+
+def test_sets_expire_by_the_time_of_their_first_chunk() -> None:
+    feed = Feed(max_pending=1, expire_after_ms=100)
+    feed(A, 0, 2, time_ms=1000)
+    feed(B, 0, 2, time_ms=1050)
+    assert feed.pending.expire(1100) == []
+    assert feed.pending.expire(1101) == [Reject("chunk_expired", A, at(0), held=False)]
+    assert feed.pending.expire(2000) == [Reject("chunk_expired", B, at(1), held=True)]
+    assert (feed.pending.sets, feed.pending.held_bytes) == ((), 0)
+
+
+def test_a_hundred_thousand_open_sets_cost_no_more_each_than_a_few() -> None:
+    feed = Feed(max_pending=100, max_aside=50_000)
+    rejected = 0
+    for number in range(100_000):
+        effects = feed(SetKey("p", str(number)), 0, 2)
+        rejected += sum(isinstance(effect, Reject) for effect in effects)
+    assert len(feed.pending.sets) == 50_100
+    assert rejected == 100_000 - 50_100
+    assert feed.pending.held_bytes == 1000
+
+
+def test_open_sets_survive_a_restart() -> None:
+    feed = Feed(max_pending=1)
+    feed(A, 0, 2)
+    feed(B, 0, 2)
+    feed.pending = PendingSets(Limits(max_pending=1), feed.pending.sets)
+    assert feed.pending.held_bytes == 10
+    assert feed(A, 1, 2) == [Deliver(A, at(0, 2), reread=True)]
+    assert feed(B, 1, 2) == [Deliver(B, at(1, 3), reread=False)]
+
+
+def test_every_event_of_the_table_is_reached() -> None:
+    feed = Feed()
+    limits = Limits(max_message_bytes=100)
+    reached = set()
+    for held_ids in (0, 1, 2):
+        for chunk_id in (-1, 0, 1, 2, 3):
+            for count, total in ((4, 40), (4, 41), (4, 1000)):
+                for entry in (0, 9):
+                    chunk = Chunk(A, Position(1, entry), chunk_id, count, total, 10, 0)
+                    reached.add(classify(chunk, feed.pending.find(A), limits))
+        feed(A, held_ids, 4)
+    assert reached == set(Event)
