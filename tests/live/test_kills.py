@@ -74,7 +74,6 @@ def test_the_table_is_exact_after_kills_of_the_driver_and_restarts_of_the_broker
     print(f"seed {seed}")
     rng = random.Random(seed)
     with start_runtime(broker_metadata=True) as runtime:
-        assert runtime.broker is not None
         topic = runtime.topic(partitions=4)
         data = runtime.config(tmp_path, topic, name="kills", max_rows_per_trigger=20_000)
         config = config_file(tmp_path, data)
@@ -83,28 +82,11 @@ def test_the_table_is_exact_after_kills_of_the_driver_and_restarts_of_the_broker
             Publisher(runtime, topic, 50, pulsar.CompressionType.ZSTD),
             Publisher(runtime, topic, 1, pulsar.CompressionType.NONE),
         ]
-        for one in publishers:
-            one.start()
-        restart_at = set(rng.sample(range(kills), restarts))
-        for kill in range(kills):
-            log = tmp_path / f"run-{kill}.log"
-            with open(log, "wb") as errors:
-                running = subprocess.Popen([sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=errors)
-            try:
-                time.sleep(rng.uniform(4, 7))
-                if kill in restart_at:
-                    runtime.broker.kill()
-                    time.sleep(rng.uniform(0, 2))
-                    runtime.broker.start()
-                time.sleep(rng.uniform(1, 5))
-                _kill_a_worker(running.pid, rng)
-                time.sleep(rng.uniform(0, 4))
-                assert running.poll() is None, log.read_text()
-            finally:
-                running.send_signal(signal.SIGKILL)
-                running.wait()
-        for one in publishers:
-            one.stop()
+        with contextlib.ExitStack() as ending:
+            for one in publishers:
+                one.start()
+                ending.callback(one.stop)
+            _run_and_kill(runtime, tmp_path, config, kills, restarts, rng)
         last = ledgerlake("run", config, "--once", "--json")
         assert last.returncode == 0, last.stderr
         verified = ledgerlake("verify", config, "--json")
@@ -114,6 +96,29 @@ def test_the_table_is_exact_after_kills_of_the_driver_and_restarts_of_the_broker
         assert verdict["messages"] >= sum(one.confirmed for one in publishers) > 0
         assert verdict["not_checked"] == 0
         assert _several_runs_committed(parse_config(data).stream.checkpoint, kills)
+
+
+def _run_and_kill(runtime: Runtime, folder: Path, config: str, kills: int, restarts: int, rng: random.Random) -> None:
+    """Start the pipeline and end it by force, again and again; now and then the broker too."""
+    assert runtime.broker is not None
+    restart_at = set(rng.sample(range(kills), restarts))
+    for kill in range(kills):
+        log = folder / f"run-{kill}.log"
+        with open(log, "wb") as errors:
+            running = subprocess.Popen([sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=errors)
+        try:
+            time.sleep(rng.uniform(4, 7))
+            if kill in restart_at:
+                runtime.broker.kill()
+                time.sleep(rng.uniform(0, 2))
+                runtime.broker.start()
+            time.sleep(rng.uniform(1, 5))
+            _kill_a_worker(running.pid, rng)
+            time.sleep(rng.uniform(0, 4))
+            assert running.poll() is None, log.read_text()
+        finally:
+            running.send_signal(signal.SIGKILL)
+            running.wait()
 
 
 def _kill_a_worker(driver: int, rng: random.Random) -> None:

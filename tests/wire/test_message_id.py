@@ -6,14 +6,19 @@ import pytest
 
 from ledgerlake.errors import UsageError
 from ledgerlake.wire.message_id import (
+    AFTER_ALL,
     BEFORE_ALL,
+    ChunkMessageId,
     MessageId,
     Position,
     from_bytes,
     parse_message_id,
     start_after,
+    to_bytes,
     to_wire,
 )
+
+FIRST, LAST = MessageId(1, 2), MessageId(4, 5)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +28,9 @@ from ledgerlake.wire.message_id import (
         pytest.param("0801100218033000", MessageId(1, 2), id="with partition"),
         pytest.param("08011002180320043000", MessageId(1, 2, 4), id="batch"),
         pytest.param("08011002180320043005", MessageId(1, 2, 4), id="batch with size"),
-        pytest.param("08041005180630003a080801100218033000", MessageId(4, 5), id="chunk: stands at its last"),
+        pytest.param(
+            "08041005180630003a080801100218033000", ChunkMessageId(MessageId(1, 2), MessageId(4, 5)), id="chunk"
+        ),
         pytest.param("08ffffffffffffffffff0110ffffffffffffffffff013000", MessageId(-1, -1), id="earliest"),
     ],
 )
@@ -32,12 +39,12 @@ def test_ids_serialised_by_the_java_client_are_read(serialised: str, expected: M
     assert parse_message_id(serialised) == expected
 
 
-@pytest.mark.parametrize("text", ["7:8", "7:8:0", "0:0", "123456789012:42:999"])
+@pytest.mark.parametrize("text", ["7:8", "7:8:0", "0:0", "123456789012:42:999", "1:2;4:5"])
 def test_text_goes_there_and_back(text: str) -> None:
     assert str(parse_message_id(text)) == text
 
 
-@pytest.mark.parametrize("text", ["", "7", "7:x", "7:8:9:10", "-1:3", "zz", "0a"])
+@pytest.mark.parametrize("text", ["", "7", "7:x", "7:8:9:10", "-1:3", "zz", "0a", ";", "1:2;", "1:2;3:4;5:6"])
 def test_what_is_no_id_is_refused_with_the_forms_that_are(text: str) -> None:
     with pytest.raises(UsageError, match="write ledger:entry"):
         parse_message_id(text)
@@ -52,6 +59,50 @@ def test_the_start_of_everything_is_the_protocols_earliest() -> None:
     assert (wire.ledger_id, wire.entry_id) == (2**64 - 1, 2**64 - 1)
 
 
+def test_the_end_of_everything_is_the_protocols_latest() -> None:
+    wire = start_after(AFTER_ALL)
+    assert (wire.ledger_id, wire.entry_id) == (2**63 - 1, 2**63 - 1)
+
+
 def test_a_start_asks_for_the_next_entry_because_brokers_step_back_one() -> None:
     assert start_after(Position(5, 9)) == to_wire(Position(5, 10))
     assert start_after(Position(5, -1)) == to_wire(Position(5, 0))
+
+
+@pytest.mark.parametrize(
+    ("message_id", "partition", "expected"),
+    [
+        (MessageId(1, 2), -1, "080110023000"),
+        (MessageId(1, 2), 3, "0801100218033000"),
+        (MessageId(1, 2, 4), 3, "08011002180320043000"),
+        (ChunkMessageId(FIRST, LAST), -1, "0804100530003a06080110023000"),
+    ],
+)
+def test_ids_are_serialised_as_the_java_client_does(
+    message_id: MessageId | ChunkMessageId, partition: int, expected: str
+) -> None:
+    assert to_bytes(message_id, partition).hex() == expected
+    back = from_bytes(bytes.fromhex(expected))
+    assert (back, str(back)) == (message_id, str(message_id))
+
+
+def test_a_chunk_id_stands_at_its_last_chunk_also_beside_plain_ids() -> None:
+    chunk = ChunkMessageId(FIRST, LAST)
+    other_first = ChunkMessageId(MessageId(0, 0), LAST)
+    assert chunk == other_first == LAST
+    assert [LAST].count(chunk) == 1
+    assert len({chunk, other_first, LAST}) == 1
+    assert chunk != FIRST
+    assert MessageId(4, 4) < chunk < MessageId(4, 6)
+    assert chunk <= LAST <= chunk
+    assert sorted([MessageId(9, 9), chunk, MessageId(2, 0)]) == [MessageId(2, 0), chunk, MessageId(9, 9)]
+    assert chunk != "4:5"
+
+
+def test_bytes_of_an_older_client_without_a_first_chunk_are_a_plain_id() -> None:
+    assert isinstance(from_bytes(bytes.fromhex("080410053000")), MessageId)
+
+
+def test_a_batch_index_wins_over_a_first_chunk() -> None:
+    both = bytes.fromhex("080410052001" + "3a06080110023000")
+    assert from_bytes(both) == MessageId(4, 5, 1)

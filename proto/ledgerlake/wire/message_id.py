@@ -1,7 +1,11 @@
 """Where a message stands: ledger, entry, and the index inside a batch.
 
-Text form: ``ledger:entry`` or ``ledger:entry:batch``. Byte form: MessageIdData, as every Pulsar client serialises it.
+Text form: ``ledger:entry`` or ``ledger:entry:batch``; of a chunked message ``first;last`` (PIP-107). Byte form: MessageIdData,
+as every Pulsar client serialises it; what lacks ``first_chunk_message_id`` (field 7) is a plain id, as older clients wrote it.
 Positions order by (ledger, entry); ids of ledgers only grow, but are not dense. A batch index of -1 means "the entry itself".
+
+A chunked message stands at its last chunk: a ``ChunkMessageId`` orders, equals and hashes by ``last`` alone, also against
+plain ids. Reading from it begins at ``first``.
 
 EARLIEST and LATEST are the protocol's: all ones (-1 as u64) and the largest signed long.
 """
@@ -33,6 +37,7 @@ class Position:
 
 
 BEFORE_ALL = Position(-1, -1)
+AFTER_ALL = Position(_LATEST_WIRE, _LATEST_WIRE)
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -52,16 +57,53 @@ class MessageId:
         return plain if self.batch_index < 0 else f"{plain}:{self.batch_index}"
 
 
-def parse_message_id(text: str) -> MessageId:
-    """Read ``ledger:entry[:batch]`` or the hex of a serialised id.
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkMessageId:
+    """One chunked message, by its first and its last chunk."""
+
+    first: MessageId
+    last: MessageId
+
+    def __str__(self) -> str:
+        return f"{self.first};{self.last}"
+
+    def __hash__(self) -> int:
+        return hash(self.last)
+
+    def __eq__(self, other: object) -> bool:
+        return self.last == _standing(other) if isinstance(other, AnyMessageId) else NotImplemented
+
+    def __lt__(self, other: AnyMessageId) -> bool:
+        return self.last < _standing(other)
+
+    def __le__(self, other: AnyMessageId) -> bool:
+        return self.last <= _standing(other)
+
+    def __gt__(self, other: AnyMessageId) -> bool:
+        return self.last > _standing(other)
+
+    def __ge__(self, other: AnyMessageId) -> bool:
+        return self.last >= _standing(other)
+
+
+AnyMessageId = MessageId | ChunkMessageId
+
+
+def _standing(message_id: AnyMessageId) -> MessageId:
+    return message_id.last if isinstance(message_id, ChunkMessageId) else message_id
+
+
+def parse_message_id(text: str) -> AnyMessageId:
+    """Read ``ledger:entry[:batch]``, ``first;last`` of a chunked message, or the hex of a serialised id.
 
     Raises:
         UsageError: it is neither.
     """
-    matched = _TEXT.fullmatch(text.strip())
-    if matched:
-        ledger_id, entry_id, batch_index = matched.groups(default="-1")
-        return MessageId(int(ledger_id), int(entry_id), int(batch_index))
+    ends = [_parse_text(part) for part in text.split(";")]
+    if len(ends) == 1 and ends[0] is not None:
+        return ends[0]
+    if len(ends) == 2 and ends[0] is not None and ends[1] is not None:
+        return ChunkMessageId(ends[0], ends[1])
     try:
         return from_bytes(bytes.fromhex(text))
     except (ValueError, DecodeError):
@@ -70,8 +112,16 @@ def parse_message_id(text: str) -> MessageId:
         ) from None
 
 
-def from_bytes(serialised: bytes) -> MessageId:
-    """Read MessageIdData as any Pulsar client writes it.
+def _parse_text(text: str) -> MessageId | None:
+    matched = _TEXT.fullmatch(text.strip())
+    if matched is None:
+        return None
+    ledger_id, entry_id, batch_index = matched.groups(default="-1")
+    return MessageId(int(ledger_id), int(entry_id), int(batch_index))
+
+
+def from_bytes(serialised: bytes) -> AnyMessageId:
+    """Read MessageIdData as any Pulsar client writes it. A batch index wins over a first chunk, as in the Java client.
 
     Raises:
         DecodeError: the bytes are not MessageIdData.
@@ -79,7 +129,27 @@ def from_bytes(serialised: bytes) -> MessageId:
     data = pb.MessageIdData.FromString(serialised)
     if not data.IsInitialized():
         raise DecodeError("ledger or entry is missing")
+    if data.HasField("first_chunk_message_id") and not data.HasField("batch_index"):
+        return ChunkMessageId(from_wire(data.first_chunk_message_id), from_wire(data))
     return from_wire(data)
+
+
+def to_bytes(message_id: AnyMessageId, partition: int = -1) -> bytes:
+    """The bytes that a Java client writes for the same id, batch size 0 included."""
+    data = _id_data(_standing(message_id), partition)
+    if isinstance(message_id, ChunkMessageId):
+        data.first_chunk_message_id.CopyFrom(_id_data(message_id.first, partition))
+    return data.SerializeToString()
+
+
+def _id_data(message_id: MessageId, partition: int) -> pb.MessageIdData:
+    data = to_wire(message_id.position)
+    if partition >= 0:
+        data.partition = partition
+    if message_id.batch_index >= 0:
+        data.batch_index = message_id.batch_index
+    data.batch_size = 0
+    return data
 
 
 def from_wire(data: pb.MessageIdData) -> MessageId:
@@ -87,7 +157,7 @@ def from_wire(data: pb.MessageIdData) -> MessageId:
 
 
 def to_wire(position: Position) -> pb.MessageIdData:
-    """A position as the protocol writes it; ``BEFORE_ALL`` becomes the protocol's EARLIEST."""
+    """A position as the protocol writes it; ``BEFORE_ALL`` becomes its EARLIEST, ``AFTER_ALL`` its LATEST."""
     return pb.MessageIdData(ledger_id=position.ledger_id % 2**64, entry_id=position.entry_id % 2**64)
 
 
@@ -98,13 +168,9 @@ def start_after(position: Position) -> pb.MessageIdData:
     (``PersistentTopic.getNonDurableSubscription``), so asking for the next entry id skips nothing, also where
     that id does not exist.
     """
-    if position == BEFORE_ALL:
+    if position in (BEFORE_ALL, AFTER_ALL):
         return to_wire(position)
     return to_wire(Position(position.ledger_id, position.entry_id + 1))
-
-
-def latest_wire() -> pb.MessageIdData:
-    return pb.MessageIdData(ledger_id=_LATEST_WIRE, entry_id=_LATEST_WIRE)
 
 
 def _signed(value: int) -> int:

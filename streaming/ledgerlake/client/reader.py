@@ -18,7 +18,7 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
 from ledgerlake.wire.consumer import Permits
 from ledgerlake.wire.entry import message_count
-from ledgerlake.wire.message_id import Position, from_wire, latest_wire, start_after
+from ledgerlake.wire.message_id import Position, from_wire, start_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,9 +141,3 @@ class EntryReader:
         if pause_s is None:
             raise error
         time.sleep(pause_s)
-
-
-def tail_reader(cluster: Cluster, topic_partition: str) -> EntryReader:
-    """A reader that is only asked for the last position, never for entries."""
-    reader = EntryReader(cluster, topic_partition, from_wire(latest_wire()).position)
-    return reader

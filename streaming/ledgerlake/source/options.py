@@ -29,13 +29,13 @@ from ledgerlake.client.topics import full_name
 from ledgerlake.client.transport import parse_service_url
 from ledgerlake.decode.codecs import DEFAULT_MAX_UNCOMPRESSED_BYTES
 from ledgerlake.errors import UsageError
-from ledgerlake.wire.message_id import MessageId, parse_message_id
+from ledgerlake.wire.message_id import AnyMessageId, parse_message_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 View = Literal["messages", "entries", "bundles"]
-Bound = Literal["earliest", "latest"] | MessageId
+Bound = Literal["earliest", "latest"] | AnyMessageId
 
 _VIEWS = ("messages", "entries", "bundles")
 _NAMES = (

@@ -9,15 +9,12 @@ from ledgerlake.client.reader import EntryReader
 from ledgerlake.errors import CorruptEntryError, DeadlineError
 from ledgerlake.source.offsets import PartitionOffset
 from ledgerlake.wire.entry import message_count, read_stamp
-from ledgerlake.wire.message_id import BEFORE_ALL, MessageId, Position, from_wire
-from ledgerlake.wire.message_id import latest_wire as _latest_wire
+from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, ChunkMessageId, MessageId, Position
 
 if TYPE_CHECKING:
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.source.options import Bound
     from ledgerlake.wire.connection import EntryReceived
-
-_LATEST = from_wire(_latest_wire()).position
 
 # Between two looks at an idle topic: short after news, longer while nothing happens.
 _POLL_FIRST_S = 0.1
@@ -62,7 +59,7 @@ class Tail:
     def __init__(self, cluster: Cluster, topic_partition: str) -> None:
         self.topic_partition = topic_partition
         self._cluster = cluster
-        self._reader = EntryReader(cluster, topic_partition, _LATEST)
+        self._reader = EntryReader(cluster, topic_partition, AFTER_ALL)
         self._last = PartitionOffset(BEFORE_ALL)
         self._asked_s = float("-inf")
         self._pause_s = _POLL_FIRST_S
@@ -103,7 +100,12 @@ def describe(cluster: Cluster, topic_partition: str, position: Position) -> Part
 
 
 def resolve_start(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionOffset:
-    """The position after which a read begins. A message id is inclusive: its message is the first one read."""
+    """The position after which a read begins. A message id is inclusive: its message is the first one read.
+
+    For a chunked message that is its first chunk.
+    """
+    if isinstance(bound, ChunkMessageId):
+        bound = bound.first
     if isinstance(bound, MessageId):
         before = Position(bound.ledger_id, bound.entry_id - 1)
         return PartitionOffset(before, bound.batch_index - 1 if bound.batch_index > 0 else None)
@@ -120,6 +122,8 @@ def resolve_start(cluster: Cluster, topic_partition: str, bound: Bound) -> Parti
 
 def resolve_end(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionOffset:
     """The last entry of a bounded read. A message id is inclusive, and whole entries are read."""
+    if isinstance(bound, ChunkMessageId):
+        bound = bound.last
     if isinstance(bound, MessageId):
         return PartitionOffset(bound.position)
     return PartitionOffset(BEFORE_ALL) if bound == "earliest" else _tail_once(cluster, topic_partition)
