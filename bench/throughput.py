@@ -83,7 +83,7 @@ def main() -> None:
     options = parser.parse_args()
     workloads = [
         Workload("100 B, batches of 1000, LZ4", options.messages, 100, 1000),
-        Workload("1 KiB, unbatched", options.messages // 10, 1024, 1),
+        Workload("1 KiB, unbatched", options.messages // 20, 1024, 1),
     ]
     results: list[Measured] = []
     settings = {
