@@ -8,7 +8,7 @@ Each path reads the same topics from their beginning to their end, from a real b
     source to noop               ``view = messages`` into Spark's noop sink, four partitions
     pipeline to Delta            the whole pipeline, all columns, four partitions
 
-Numbers are medians of several passes after two that are not counted; ratios are to the reader loop of the same run. Memory is
+Numbers are medians of several passes after three that are not counted; ratios are to the reader loop of the same run. Memory is
 the peak resident set of the process that did the work, for Spark paths of the largest Python worker, printed by pass too, so
 that growth with the length of a run would show. The stream paths are
 measured by the duration of their micro-batches, the whole trigger included, the JVM's start not.
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PARTITIONS = 4
-WARM_UP_PASSES = 2
+WARM_UP_PASSES = 3
 LATEST = Path(__file__).parent / "latest.json"
 
 
@@ -79,7 +79,7 @@ class Measured:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--messages", type=int, default=2_000_000, help="batched messages (default: 2000000)")
-    parser.add_argument("--passes", type=int, default=3, help="passes that are counted (default: 3)")
+    parser.add_argument("--passes", type=int, default=5, help="passes that are counted (default: 5)")
     options = parser.parse_args()
     workloads = [
         Workload("100 B, batches of 1000, LZ4", options.messages, 100, 1000),
