@@ -58,7 +58,11 @@ def run(
         UsageError, SetupError, TableError, BrokerError, TransportError: nothing was started.
     """
     pipeline = Pipeline(spark, config, on_batch)
-    pipeline.start(once)
+    try:
+        pipeline.start(once)
+    except BaseException:
+        pipeline.close()
+        raise
     return pipeline
 
 
@@ -153,12 +157,20 @@ class Pipeline:
         with self._batch_in_work:
             if self._stopping.is_set():
                 raise _StoppedError
-            query_id = bundles.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-            result = self._sink.write(bundles, f"ledgerlake:{self.config.stream.name}:{query_id}", batch_id)
+            result = self._sink.write(bundles, self._query_identity(bundles), batch_id)
             for name, position in result.ends.items():
                 self._cursors[name].advance(position)
             if self._on_batch is not None:
                 self._on_batch(result)
+
+    def _query_identity(self, batch: DataFrame) -> str:
+        """What the table knows this query by: its name, and the checkpoint's own id, so that a new checkpoint starts over."""
+        query_id = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        if not query_id:
+            raise SetupError(
+                "Spark did not tell the query's id, without which batches cannot be told apart; use classic Spark"
+            )
+        return f"ledgerlake:{self.config.stream.name}:{query_id}"
 
 
 class _StoppedError(Exception):
