@@ -15,6 +15,8 @@ import pytest
 from ledgerlake.state.chunks import Chunk, Deliver, Hold, Limits, PendingSets, PutAside, Reject, SetKey
 from ledgerlake.wire.message_id import Position
 
+pytestmark = pytest.mark.slow
+
 SEEDS = 20_000 if os.environ.get("LEDGERLAKE_CAMPAIGN") == "long" else 2_000
 _AT_ONCE = 250
 
