@@ -166,6 +166,7 @@ def test_run_ends_cleanly_when_it_is_asked_to(runtime: Runtime, tmp_path: Path, 
 def test_the_demo_ends_with_a_clean_verdict() -> None:
     result = ledgerlake("demo", "--messages", "4000", "--json")
     assert result.returncode == 0, result.stderr
+    assert "Traceback" not in result.stderr
     verdict = json.loads(result.stdout.splitlines()[-1])
     assert (verdict["messages"], verdict["expected"]) == (4000, 4000)
     assert (verdict["missing"], verdict["duplicate"], verdict["out_of_order"]) == (0, 0, 0)
