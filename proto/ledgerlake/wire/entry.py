@@ -108,9 +108,7 @@ def message_count(raw: memoryview) -> int:
     """
     try:
         _, rest = split_broker_metadata(raw)
-        body = rest[6:] if _magic(rest) == MAGIC_CRC32C else rest
-        metadata_bytes, _ = _take_sized(body, "message metadata")
-        count: int = _parse(pb.MessageMetadata, metadata_bytes, "message metadata").num_messages_in_batch
+        count = _peek_metadata(rest).num_messages_in_batch
     except CorruptEntryError:
         return 1
     return max(count, 1)
@@ -137,9 +135,15 @@ def read_stamp(raw: memoryview) -> Stamp:
     broker, rest = split_broker_metadata(raw)
     if broker is not None and broker.HasField("broker_timestamp"):
         return Stamp(broker.broker_timestamp, broker.index if broker.HasField("index") else None, True)
+    return Stamp(_peek_metadata(rest).publish_time, None, False)
+
+
+def _peek_metadata(rest: memoryview) -> pb.MessageMetadata:
+    """Message metadata of an entry without its broker metadata; the checksum is stepped over."""
     body = rest[6:] if _magic(rest) == MAGIC_CRC32C else rest
     metadata_bytes, _ = _take_sized(body, "message metadata")
-    return Stamp(_parse(pb.MessageMetadata, metadata_bytes, "message metadata").publish_time, None, False)
+    metadata: pb.MessageMetadata = _parse(pb.MessageMetadata, metadata_bytes, "message metadata")
+    return metadata
 
 
 def encode_entry(metadata: pb.MessageMetadata, payload: bytes, broker: pb.BrokerEntryMetadata | None = None) -> bytes:

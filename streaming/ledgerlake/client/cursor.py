@@ -98,7 +98,7 @@ class DurableCursor:
             try:
                 return call()
             except LedgerlakeError as error:
-                self._open = None
+                self.close()
                 policy = busy if isinstance(error, ConsumerBusyError) else backoff
                 worth_it = isinstance(error, ConsumerBusyError) or is_retryable(error)
                 pause_s = policy.failed(time.monotonic()) if worth_it else None

@@ -13,7 +13,7 @@ import uuid
 from typing import TYPE_CHECKING, TypeVar
 
 from ledgerlake.client.backoff import Backoff
-from ledgerlake.errors import CorruptEntryError, LedgerlakeError, TopicNotFoundError, TransportError, is_retryable
+from ledgerlake.errors import LedgerlakeError, TransportError, is_retryable
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
 from ledgerlake.wire.consumer import Permits
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ledgerlake.wire.connection import EntryReceived
 
 DEFAULT_WINDOW = 20_000
-_STALL_S = 1.0
 
 Result = TypeVar("Result")
 
@@ -135,7 +134,7 @@ class EntryReader:
 
     def _recover(self, error: LedgerlakeError) -> None:
         self.close()
-        if isinstance(error, (TopicNotFoundError, CorruptEntryError)) or not is_retryable(error):
+        if not is_retryable(error):
             raise error
         pause_s = self._backoff.failed(time.monotonic())
         if pause_s is None:

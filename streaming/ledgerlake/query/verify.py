@@ -25,7 +25,6 @@ from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
 from ledgerlake.client.cluster import Cluster
-from ledgerlake.client.reader import EntryReader
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.errors import TableError
@@ -33,13 +32,16 @@ from ledgerlake.query.start import load_start
 from ledgerlake.sinks.ordered import sort_keys
 from ledgerlake.sinks.tables import resolve
 from ledgerlake.source.offsets import Offset, PartitionOffset, from_json
-from ledgerlake.source.positions import next_until, resolve_end
+from ledgerlake.source.partition_reader import read_bundles
+from ledgerlake.source.planning import EntryRange
+from ledgerlake.source.positions import resolve_end
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ledgerlake.query.config import Config
+    from ledgerlake.source.options import SourceOptions
 
     Keys = NDArray[np.int64]
 
@@ -55,7 +57,6 @@ _ORDER_COLUMNS = [
     "publish_time",
     "late",
 ]
-_BUNDLE_BYTES = 1024 * 1024
 
 
 @dataclass
@@ -91,7 +92,8 @@ def verify(config: Config) -> Verdict:
         TableError: a table cannot be read.
         BrokerError, TransportError: the topic cannot be read.
     """
-    cluster = Cluster(config.parsed_options().client)
+    options = config.parsed_options()
+    cluster = Cluster(options.client)
     try:
         start, end = _committed_range(config, cluster)
         table = _TableRows(config.delta.path)
@@ -99,19 +101,18 @@ def verify(config: Config) -> Verdict:
         verdict = Verdict()
         for name in sorted(end):
             begin = start.get(name, PartitionOffset(BEFORE_ALL))
-            verdict.add(_verify_partition(cluster, name, begin, end[name].position, table, rejected))
+            span = EntryRange(name, begin.position, end[name].position, begin.batch_index)
+            verdict.add(_verify_partition(options, span, table, rejected))
         return verdict
     finally:
         cluster.close()
 
 
-def _verify_partition(
-    cluster: Cluster, name: str, start: PartitionOffset, end: Position, table: _TableRows, rejected: _TableRows
-) -> Verdict:
-    expected, bad_entries, first = _read_topic(cluster, name, start, end)
-    files = table.files_of(name, end)
+def _verify_partition(options: SourceOptions, span: EntryRange, table: _TableRows, rejected: _TableRows) -> Verdict:
+    expected, bad_entries = _read_topic(options, span)
+    files = table.files_of(span.topic_partition, span.end)
     rows = np.concatenate([_keys(one) for one in files]) if files else np.empty((0, 4), dtype=np.int64)
-    reject_rows = rejected.files_of(name, end)
+    reject_rows = rejected.files_of(span.topic_partition, span.end)
     reject_entries = (
         np.concatenate([_entries(one) for one in reject_rows]) if reject_rows else np.empty((0, 2), dtype=np.int64)
     )
@@ -127,40 +128,21 @@ def _verify_partition(
         out_of_order=_out_of_order(files),
         rejects=len(reject_entries),
         late=sum(int(pc.sum(one["late"]).as_py() or 0) for one in files),
-        not_checked=_before(rows, first),
+        not_checked=_before(rows, np.concatenate([expected[:, :2], bad_entries])),
     )
 
 
-def _read_topic(
-    cluster: Cluster, name: str, start: PartitionOffset, end: Position
-) -> tuple[Keys, Keys, Position | None]:
-    """The keys of the topic's messages in the range, the entries that cannot be messages, and the first entry's position."""
-    reader = EntryReader(cluster, name, start.position)
-    source = TopicPartition(*split_partition(name))
+def _read_topic(options: SourceOptions, span: EntryRange) -> tuple[Keys, Keys]:
+    """The keys of the topic's messages in the range, and the entries that cannot be messages."""
+    source = TopicPartition(*split_partition(span.topic_partition))
     keys: list[Keys] = [np.empty((0, 4), dtype=np.int64)]
     bad: list[Keys] = [np.empty((0, 2), dtype=np.int64)]
-    first: Position | None = None
-    frames: list[bytes] = []
-    size = 0
-
-    def decode() -> None:
-        skip = start.batch_index if len(keys) == 1 else None
-        for decoded in decode_bundle(b"".join(frames), source, after_batch_index=skip):
+    for bundle in read_bundles(options, span):
+        after_batch_index = bundle["after_batch_index"][0].as_py()
+        for decoded in decode_bundle(bundle["frames"][0].as_buffer(), source, after_batch_index=after_batch_index):
             keys.append(_keys(decoded.messages))
             bad.append(_entries(decoded.rejects))
-
-    try:
-        while (entry := next_until(reader, end)) is not None:
-            first = first or Position(entry.ledger_id, entry.entry_id)
-            frames.append(entry.frame)
-            size += len(entry.frame)
-            if size >= _BUNDLE_BYTES:
-                decode()
-                frames, size = [], 0
-        decode()
-    finally:
-        reader.close()
-    return np.concatenate(keys), np.concatenate(bad), first
+    return np.concatenate(keys), np.concatenate(bad)
 
 
 class _TableRows:
@@ -245,12 +227,12 @@ def _packed(keys: Keys) -> NDArray[np.void]:
     return whole.view(np.dtype((np.void, whole.shape[1] * 8))).reshape(-1)
 
 
-def _before(rows: Keys, first: Position | None) -> int:
-    if first is None:
+def _before(rows: Keys, in_topic: Keys) -> int:
+    """Rows of entries before the first one that the topic still has."""
+    if not len(in_topic):
         return len(rows)
-    return int(
-        ((rows[:, 0] < first.ledger_id) | ((rows[:, 0] == first.ledger_id) & (rows[:, 1] < first.entry_id))).sum()
-    )
+    ledger_id, entry_id = in_topic[np.lexsort(in_topic.T[::-1])[0]].tolist()
+    return int(((rows[:, 0] < ledger_id) | ((rows[:, 0] == ledger_id) & (rows[:, 1] < entry_id))).sum())
 
 
 def _committed_range(config: Config, cluster: Cluster) -> tuple[Offset, Offset]:

@@ -88,8 +88,7 @@ class DeltaSink:
 
     def load_floors(self, topic_partitions: list[str]) -> None:
         """Recall how far each topic partition's time has come in the table."""
-        found = {name: self.messages.effective_time_us(name) for name in topic_partitions}
-        self._floors_us = {name: time_us for name, time_us in found.items() if time_us is not None}
+        self._floors_us = self.messages.effective_times_us(topic_partitions)
 
     def write(self, bundles: DataFrame, query: str, batch_id: int) -> BatchResult:
         """Run the batch's plan and commit what it wrote.

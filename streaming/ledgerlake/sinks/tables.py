@@ -62,10 +62,11 @@ class Table:
         else:
             self._check(existing)
 
-    def effective_time_us(self, topic_partition: str) -> int | None:
-        """How far a topic partition's effective time has come in the table."""
-        version = self._current().transaction_version(_TIME_PREFIX + topic_partition)
-        return None if version is None else int(version)
+    def effective_times_us(self, topic_partitions: list[str]) -> dict[str, int]:
+        """How far each topic partition's effective time has come in the table; without those that have none."""
+        table = self._current()
+        found = {name: table.transaction_version(_TIME_PREFIX + name) for name in topic_partitions}
+        return {name: int(time_us) for name, time_us in found.items() if time_us is not None}
 
     def commit(self, query: str, batch_id: int, files: list[DataFile], times_us: dict[str, int]) -> bool:
         """Add files as one commit that carries the batch's number; False where that batch is in the table already.
