@@ -48,34 +48,33 @@ def _producer(rng: random.Random, name: str) -> list[tuple[SetKey, int, int, int
 
 @dataclass
 class Store:
-    """What an operator would keep: the bytes held by key and part, here as positions."""
+    """What an operator would keep: the bytes held by position, here the positions alone."""
 
-    held: dict[tuple[SetKey, int], Position] = field(default_factory=dict)
+    held: set[Position] = field(default_factory=set)
     delivered: list[tuple[SetKey, tuple[Position, ...]]] = field(default_factory=list)
     rejected: list[Position] = field(default_factory=list)
     reread: int = 0
 
-    def apply(self, effect: object, chunk: Chunk | None) -> None:
+    def apply(self, effect: object) -> None:
         if isinstance(effect, Hold):
-            assert chunk is not None
-            self.held[effect.key, effect.chunk_id] = chunk.position
+            self.held.add(effect.position)
         elif isinstance(effect, PutAside):
-            self._free(effect.key, effect.count)
+            self._free(effect.positions)
         elif isinstance(effect, Deliver):
             if effect.reread:
                 self.reread += 1
-                assert (effect.key, 0) not in self.held
+                assert self.held.isdisjoint(effect.positions)
             else:
-                earlier = self._free(effect.key, len(effect.positions) - 1)
-                assert earlier == effect.positions[:-1]
+                self._free(effect.positions[:-1])
             self.delivered.append((effect.key, effect.positions))
         elif isinstance(effect, Reject):
             if effect.held:
-                assert self._free(effect.key, len(effect.positions)) == effect.positions
+                self._free(effect.positions)
             self.rejected += effect.positions
 
-    def _free(self, key: SetKey, count: int) -> tuple[Position, ...]:
-        return tuple(self.held.pop((key, number)) for number in range(count))
+    def _free(self, positions: tuple[Position, ...]) -> None:
+        for position in positions:
+            self.held.remove(position)
 
 
 def reference(chunks: list[Chunk]) -> list[tuple[SetKey, tuple[Position, ...]]]:
@@ -109,7 +108,7 @@ def play(seed: int) -> Store:
     pending, store = PendingSets(limits), Store()
     for chunk in chunks:
         for effect in pending.arrive(chunk):
-            store.apply(effect, chunk)
+            store.apply(effect)
         assert len([one for one in pending.sets if not one.aside]) <= limits.max_pending
         assert pending.held_bytes <= limits.max_pending_bytes
         assert len(store.held) == sum(len(one.positions) for one in pending.sets if not one.aside)
@@ -120,8 +119,8 @@ def play(seed: int) -> Store:
     accounted = [position for _, positions in store.delivered for position in positions] + store.rejected + still_open
     assert sorted(accounted) == [chunk.position for chunk in chunks]
     for effect in pending.expire(10**9):
-        store.apply(effect, None)
-    assert (store.held, pending.sets, pending.held_bytes) == ({}, (), 0)
+        store.apply(effect)
+    assert (store.held, pending.sets, pending.held_bytes) == (set(), (), 0)
     return store
 
 

@@ -38,10 +38,14 @@ def at(*entries: int) -> tuple[Position, ...]:
     return tuple(Position(1, entry) for entry in entries)
 
 
+def hold(entry: int) -> Hold:
+    return Hold(Position(1, entry))
+
+
 def test_chunks_in_order_are_held_and_the_last_one_delivers() -> None:
     feed = Feed()
-    assert feed(A, 0, 3) == [Hold(A, 0)]
-    assert feed(A, 1, 3) == [Hold(A, 1)]
+    assert feed(A, 0, 3) == [hold(0)]
+    assert feed(A, 1, 3) == [hold(1)]
     assert feed(A, 2, 3) == [Deliver(A, at(0, 1, 2), reread=False)]
     assert (feed.pending.sets, feed.pending.held_bytes) == ((), 0)
 
@@ -57,7 +61,7 @@ def test_messages_of_several_producers_interleave() -> None:
 def test_a_first_chunk_that_comes_again_elsewhere_starts_the_set_over() -> None:
     feed = Feed()
     feed(A, 0, 2)
-    assert feed(A, 0, 2) == [Reject("chunk_resent", A, at(0), held=True), Hold(A, 0)]
+    assert feed(A, 0, 2) == [Reject("chunk_resent", A, at(0), held=True), hold(1)]
     assert feed(A, 1, 2) == [Deliver(A, at(1, 2), reread=False)]
 
 
@@ -65,7 +69,7 @@ def test_a_uuid_that_a_restarted_producer_uses_again_may_have_another_size() -> 
     feed = Feed()
     feed(A, 0, 5)
     feed(A, 1, 5)
-    assert feed(A, 0, 2) == [Reject("chunk_resent", A, at(0, 1), held=True), Hold(A, 0)]
+    assert feed(A, 0, 2) == [Reject("chunk_resent", A, at(0, 1), held=True), hold(2)]
     assert feed(A, 1, 2) == [Deliver(A, at(2, 3), reread=False)]
 
 
@@ -83,7 +87,7 @@ def test_a_chunk_sent_again_is_rejected_and_the_set_goes_on() -> None:
     feed(A, 0, 4)
     feed(A, 1, 4)
     assert feed(A, 1, 4) == [Reject("chunk_duplicate", A, at(2), held=False)]
-    assert feed(A, 2, 4) == [Hold(A, 2)]
+    assert feed(A, 2, 4) == [hold(3)]
     assert feed(A, 3, 4) == [Deliver(A, at(0, 1, 3, 4), reread=False)]
 
 
@@ -103,7 +107,7 @@ def test_a_chunk_of_another_shape_is_rejected_alone() -> None:
     feed(A, 0, 3)
     assert feed(A, 1, 4, total_bytes=30) == [Reject("chunk_mismatch", A, at(1), held=False)]
     assert feed(A, 1, 3, total_bytes=31) == [Reject("chunk_mismatch", A, at(2), held=False)]
-    assert feed(A, 1, 3) == [Hold(A, 1)]
+    assert feed(A, 1, 3) == [hold(3)]
 
 
 @pytest.mark.parametrize(
@@ -154,9 +158,9 @@ def test_fewer_bytes_than_the_total_are_noticed_at_the_end() -> None:
 def test_at_the_limit_of_sets_the_oldest_is_put_aside_and_still_delivered() -> None:
     feed = Feed(max_pending=1)
     feed(A, 0, 3)
-    assert feed(B, 0, 3) == [Hold(B, 0), PutAside(A, 1)]
-    assert feed(C, 0, 3) == [Hold(C, 0), PutAside(B, 1)]
-    assert [feed(key, 1, 3) for key in (A, B, C)] == [[], [], [Hold(C, 1)]]
+    assert feed(B, 0, 3) == [hold(1), PutAside(at(0))]
+    assert feed(C, 0, 3) == [hold(2), PutAside(at(1))]
+    assert [feed(key, 1, 3) for key in (A, B, C)] == [[], [], [hold(5)]]
     assert feed(A, 2, 3) == [Deliver(A, at(0, 3, 6), reread=True)]
     assert feed(B, 2, 3) == [Deliver(B, at(1, 4, 7), reread=True)]
     assert feed(C, 2, 3) == [Deliver(C, at(2, 5, 8), reread=False)]
@@ -166,7 +170,7 @@ def test_bytes_are_limited_as_well_as_sets() -> None:
     feed = Feed(max_pending_bytes=25)
     feed(A, 0, 3)
     feed(B, 0, 3)
-    assert feed(B, 1, 3) == [Hold(B, 1), PutAside(A, 1)]
+    assert feed(B, 1, 3) == [hold(2), PutAside(at(0))]
     assert feed.pending.held_bytes == 20
     assert feed(B, 2, 4, total_bytes=30) == [Reject("chunk_mismatch", B, at(3), held=False)]
 
@@ -174,15 +178,79 @@ def test_bytes_are_limited_as_well_as_sets() -> None:
 def test_a_set_larger_than_the_whole_limit_is_put_aside_itself() -> None:
     feed = Feed(max_pending_bytes=15)
     feed(A, 0, 3)
-    assert feed(A, 1, 3) == [Hold(A, 1), PutAside(A, 2)]
+    assert feed(A, 1, 3) == [hold(1), PutAside(at(0, 1))]
     assert feed(A, 2, 3) == [Deliver(A, at(0, 1, 2), reread=True)]
+
+
+def test_chunks_that_promise_a_marker_wait_for_it_where_others_would_be_orphans() -> None:
+    feed = Feed()
+    assert feed(A, 2, 4, marked=True) == []
+    assert feed(A, 3, 4, marked=True) == []
+    assert [one.awaiting for one in feed.pending.sets] == [True]
+    assert feed.pending.mark(A, at(7, 8, 0, 1)) == [Deliver(A, at(7, 8, 0, 1), reread=True)]
+    assert feed.pending.sets == ()
+
+
+def test_a_gap_under_a_promised_marker_keeps_positions_and_lets_go_of_bytes() -> None:
+    feed = Feed()
+    feed(A, 0, 4, marked=True)
+    assert feed(A, 2, 4, marked=True) == [PutAside(at(0))]
+    assert feed.pending.held_bytes == 0
+    assert feed.pending.mark(A, at(0, 9, 1, 8)) == [Deliver(A, at(0, 9, 1, 8), reread=True)]
+
+
+def test_chunks_that_a_marker_does_not_list_are_rejected_when_it_comes() -> None:
+    feed = Feed()
+    feed(A, 1, 3, marked=True)
+    feed(A, 1, 3, marked=True)
+    assert feed.pending.mark(A, at(7, 0, 8)) == [
+        Reject("chunk_duplicate", A, at(1), held=False),
+        Deliver(A, at(7, 0, 8), reread=True),
+    ]
+
+
+def test_a_marker_of_a_message_that_was_delivered_changes_nothing() -> None:
+    feed = Feed()
+    feed(A, 0, 2, marked=True)
+    feed(A, 1, 2, marked=True)
+    assert feed.pending.mark(A, at(0, 1)) == []
+
+
+def test_a_first_chunk_begins_anew_also_where_a_marker_was_awaited() -> None:
+    feed = Feed()
+    feed(A, 1, 2, marked=True)
+    assert feed(A, 0, 2, marked=True) == [Reject("chunk_resent", A, at(0), held=False), hold(1)]
+
+
+def test_positions_that_wait_for_a_marker_are_limited() -> None:
+    feed = Feed(max_chunks=4)
+    for _ in range(4):
+        assert feed(A, 2, 4, marked=True) == []
+    assert feed(A, 3, 4, marked=True) == [Reject("chunk_orphan", A, at(4), held=False)]
+
+
+def test_a_set_that_was_opened_elsewhere_goes_on_here() -> None:
+    feed, elsewhere = Feed(max_pending=1), Feed()
+    feed(B, 0, 3)
+    elsewhere(A, 0, 3, at=5)
+    (opened,) = elsewhere.pending.sets
+    assert feed.pending.adopt(opened) == [PutAside(at(0))]
+    assert feed(A, 1, 3, at=6) == [hold(6)]
+    assert feed(A, 2, 3, at=7) == [Deliver(A, at(5, 6, 7), reread=False)]
+
+
+def test_a_message_that_began_again_elsewhere_gives_up_the_old_set() -> None:
+    feed = Feed()
+    feed(A, 0, 3)
+    assert feed.pending.supersede(B) == []
+    assert feed.pending.supersede(A) == [Reject("chunk_resent", A, at(0), held=True)]
 
 
 def test_what_is_aside_is_limited_too() -> None:
     feed = Feed(max_pending=1, max_aside=1)
     feed(A, 0, 2)
     feed(B, 0, 2)
-    assert feed(C, 0, 2) == [Hold(C, 0), PutAside(B, 1), Reject("chunk_evicted", A, at(0), held=False)]
+    assert feed(C, 0, 2) == [hold(2), PutAside(at(1)), Reject("chunk_evicted", A, at(0), held=False)]
 
 
 def test_sets_expire_by_the_time_of_their_first_chunk() -> None:
@@ -219,7 +287,7 @@ def test_open_sets_survive_a_restart() -> None:
 def test_every_event_of_the_table_is_reached() -> None:
     feed = Feed()
     limits = Limits(max_message_bytes=100)
-    reached = set()
+    reached = {classify(Chunk(A, Position(1, 0), 1, 4, 40, 10, 0, marked=True), None, limits)}
     for held_ids in (0, 1, 2):
         for chunk_id in (-1, 0, 1, 2, 3):
             for count, total in ((4, 40), (4, 41), (4, 1000)):

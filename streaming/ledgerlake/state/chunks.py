@@ -16,6 +16,11 @@ What a chunk does to the set of its producer and uuid:
     next        id after the last one held                     held; complete where it is the last
     gap         an id beyond the next                          chunk and set are rejected: what is between cannot come
     orphan      id above 0, no set                             the chunk is rejected
+    awaited     orphan or gap, and a marker is promised        position kept: the marker tells the rest
+
+A marker message (PIP-37, option 2) lists the positions of all chunks of one message. Chunks that are published so promise it
+in their metadata. Where nothing is open of a marker's message it was delivered before; what is open is delivered by the
+marker's list.
 
 A uuid is ``<producer>-<sequence id>`` and comes again when a producer restarts with a lower sequence; its first chunk then
 looks like ``resent``, which is right for both.
@@ -51,8 +56,8 @@ class Limits:
     """How much may be open on one topic partition."""
 
     max_pending: int = 1000
-    max_pending_bytes: int = 512 * 1024 * 1024
-    max_aside: int = 100_000
+    max_pending_bytes: int = 256 * 1024 * 1024
+    max_aside: int = 10_000
     max_chunks: int = 10_000
     max_message_bytes: int = 1024 * 1024 * 1024
     expire_after_ms: int = 3_600_000
@@ -77,11 +82,15 @@ class Chunk:
     total_bytes: int
     size_bytes: int
     time_ms: int
+    marked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSet:
-    """What has arrived of one message: the positions of chunks 0 to n-1, and whether their bytes are held."""
+    """What has arrived of one message: the positions of chunks 0 to n-1, and whether their bytes are held.
+
+    ``awaiting``: some chunks were missed, the positions are those of the others, and only a marker can complete the set.
+    """
 
     key: SetKey
     chunk_count: int
@@ -90,6 +99,7 @@ class OpenSet:
     positions: tuple[Position, ...]
     arrived_bytes: int
     aside: bool = False
+    awaiting: bool = False
 
     @property
     def held_bytes(self) -> int:
@@ -98,23 +108,21 @@ class OpenSet:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Keep the arriving chunk's bytes, as part ``chunk_id`` of its set."""
+    """Keep the arriving chunk's bytes."""
 
-    key: SetKey
-    chunk_id: int
+    position: Position
 
 
 @dataclass(frozen=True, slots=True)
 class PutAside:
-    """Let go of the bytes of parts 0 to ``count - 1``; the set goes on with positions alone."""
+    """Let go of the bytes of these chunks; their set goes on with positions alone."""
 
-    key: SetKey
-    count: int
+    positions: tuple[Position, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """The arriving chunk completes its message. ``reread``: the earlier chunks' bytes are not held."""
+    """The message is complete: its chunks in order. ``reread``: the earlier chunks' bytes are not held."""
 
     key: SetKey
     positions: tuple[Position, ...]
@@ -123,7 +131,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """These chunks cannot become a message. ``held``: their bytes are held as parts 0 to n-1 and are free now."""
+    """These chunks cannot become a message. ``held``: their bytes are held, and are free now."""
 
     reason: str
     key: SetKey
@@ -147,6 +155,7 @@ class Event(Enum):
     NEXT = "next"
     GAP = "chunk_gap"
     ORPHAN = "chunk_orphan"
+    AWAITED = "awaited"
 
 
 def classify(chunk: Chunk, held: OpenSet | None, limits: Limits) -> Event:
@@ -159,17 +168,23 @@ def classify(chunk: Chunk, held: OpenSet | None, limits: Limits) -> Event:
         return Event.INVALID
     if chunk.total_bytes > limits.max_message_bytes or chunk.chunk_count > limits.max_chunks:
         return Event.TOO_LARGE
+    if held is None and chunk.chunk_id == 0:
+        return Event.FIRST
     if held is None:
-        return Event.FIRST if chunk.chunk_id == 0 else Event.ORPHAN
+        return Event.AWAITED if chunk.marked else Event.ORPHAN
     if chunk.position in held.positions:
         return Event.REPEATED
     if chunk.chunk_id == 0:
         return Event.RESENT
+    if held.awaiting:
+        return Event.AWAITED if len(held.positions) < limits.max_chunks else Event.ORPHAN
     if (chunk.chunk_count, chunk.total_bytes) != (held.chunk_count, held.total_bytes):
         return Event.MISMATCH
     if chunk.chunk_id < len(held.positions):
         return Event.DUPLICATE
-    return Event.NEXT if chunk.chunk_id == len(held.positions) else Event.GAP
+    if chunk.chunk_id == len(held.positions):
+        return Event.NEXT
+    return Event.AWAITED if chunk.marked else Event.GAP
 
 
 class PendingSets:
@@ -200,6 +215,28 @@ class PendingSets:
         event = classify(chunk, self.find(chunk.key), self._limits)
         return _STEPS[event](self, chunk, event)
 
+    def mark(self, key: SetKey, positions: tuple[Position, ...]) -> list[Effect]:
+        """Take a marker: the message's chunks, in order. Nothing where none of its chunks is open."""
+        open_set = self.find(key)
+        if open_set is None:
+            return []
+        self._take(key)
+        effects: list[Effect] = [] if open_set.aside else [PutAside(open_set.positions)]
+        left = tuple(position for position in open_set.positions if position not in positions)
+        if left:
+            effects.append(Reject("chunk_duplicate", key, left, held=False))
+        return [*effects, Deliver(key, positions, reread=True)]
+
+    def supersede(self, key: SetKey) -> list[Effect]:
+        """A message of this key began again somewhere else: what is open of it is given up."""
+        return [self._give_up(key, Event.RESENT.value)] if self.find(key) else []
+
+    def adopt(self, opened: OpenSet) -> list[Effect]:
+        """Go on with a set that was opened elsewhere, younger than all that are here; its bytes come along if held."""
+        effects = self.supersede(opened.key)
+        self._put(opened)
+        return [*effects, *self._make_room()]
+
     def expire(self, now_ms: int) -> list[Effect]:
         """Give up every set whose first chunk is older than allowed."""
         oldest_ms = now_ms - self._limits.expire_after_ms
@@ -224,7 +261,7 @@ class PendingSets:
             chunk.key, chunk.chunk_count, chunk.total_bytes, chunk.time_ms, (chunk.position,), chunk.size_bytes
         )
         self._put(opened)
-        return [Hold(chunk.key, 0), *self._make_room()]
+        return [Hold(chunk.position), *self._make_room()]
 
     def _append(self, chunk: Chunk, _event: Event) -> list[Effect]:
         held = self._held.get(chunk.key) or self._aside[chunk.key]
@@ -236,7 +273,18 @@ class PendingSets:
             self._take(chunk.key)
             return [Deliver(chunk.key, (*held.positions, chunk.position), reread=held.aside)]
         self._put(replace(held, positions=(*held.positions, chunk.position), arrived_bytes=arrived_bytes))
-        return [] if held.aside else [Hold(chunk.key, chunk.chunk_id), *self._make_room()]
+        return [] if held.aside else [Hold(chunk.position), *self._make_room()]
+
+    def _await(self, chunk: Chunk, _event: Event) -> list[Effect]:
+        before = self.find(chunk.key)
+        effects: list[Effect] = []
+        if before is None:
+            before = OpenSet(chunk.key, chunk.chunk_count, chunk.total_bytes, chunk.time_ms, (), 0)
+        elif not before.aside:
+            self._take(chunk.key)
+            effects.append(PutAside(before.positions))
+        self._put(replace(before, positions=(*before.positions, chunk.position), aside=True, awaiting=True))
+        return [*effects, *self._make_room()]
 
     def _make_room(self) -> list[Effect]:
         """Put the oldest sets aside until the limits hold, and give up what is too much even so."""
@@ -245,7 +293,7 @@ class PendingSets:
         while self._held and (len(self._held) > limits.max_pending or self._held_bytes > limits.max_pending_bytes):
             oldest = self._take(next(iter(self._held)))
             self._put(replace(oldest, aside=True))
-            effects.append(PutAside(oldest.key, len(oldest.positions)))
+            effects.append(PutAside(oldest.positions))
         while len(self._aside) > limits.max_aside:
             effects.append(self._give_up(next(iter(self._aside)), "chunk_evicted"))
         return effects
@@ -282,4 +330,5 @@ _STEPS: dict[Event, Callable[[PendingSets, Chunk, Event], list[Effect]]] = {
     Event.NEXT: PendingSets._append,
     Event.GAP: PendingSets._close_gap,
     Event.ORPHAN: PendingSets._reject_chunk,
+    Event.AWAITED: PendingSets._await,
 }
