@@ -12,7 +12,7 @@ from ledgerlake.errors import OffsetError
 from ledgerlake.source.offsets import PartitionOffset, from_json, to_json
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "offset-v1.json"
+GOLDEN = Path(__file__).parents[1] / "golden"
 OFFSET = {
     "persistent://public/default/orders-partition-0": PartitionOffset(
         Position(12, 345), None, 1_777_626_000_123, 98_765
@@ -22,10 +22,16 @@ OFFSET = {
 }
 
 
-def test_the_golden_offset_is_still_read_and_still_written() -> None:
-    golden = json.loads(GOLDEN.read_text())
-    assert from_json(golden) == OFFSET
-    assert to_json(OFFSET) == golden
+TICKED = OFFSET | {"persistent://public/default/plain": PartitionOffset(BEFORE_ALL, clock_ms=1_777_626_001_000)}
+
+
+@pytest.mark.parametrize(("name", "offset"), [("offset-v1.json", OFFSET), ("offset-v2.json", TICKED)])
+def test_golden_offsets_of_every_version_are_still_read(name: str, offset: Any) -> None:
+    assert from_json(json.loads((GOLDEN / name).read_text())) == offset
+
+
+def test_the_golden_offset_of_this_version_is_still_written() -> None:
+    assert to_json(TICKED) == json.loads((GOLDEN / "offset-v2.json").read_text())
 
 
 def test_json_does_not_depend_on_the_order_in_which_topics_came() -> None:
@@ -35,7 +41,7 @@ def test_json_does_not_depend_on_the_order_in_which_topics_came() -> None:
 
 def test_a_newer_version_is_refused_with_advice() -> None:
     with pytest.raises(OffsetError, match=r"written by a newer Ledgerlake .*upgrade"):
-        from_json({"version": 2, "positions": {}})
+        from_json({"version": 3, "positions": {}})
 
 
 @pytest.mark.parametrize(

@@ -107,8 +107,7 @@ def message_count(raw: memoryview) -> int:
     The checksum is not verified here; a wrong count only makes the flow uneven.
     """
     try:
-        _, rest = split_broker_metadata(raw)
-        count = _peek_metadata(rest).num_messages_in_batch
+        count = peek_metadata(raw).num_messages_in_batch
     except CorruptEntryError:
         return 1
     return max(count, 1)
@@ -135,10 +134,19 @@ def read_stamp(raw: memoryview) -> Stamp:
     broker, rest = split_broker_metadata(raw)
     if broker is not None and broker.HasField("broker_timestamp"):
         return Stamp(broker.broker_timestamp, broker.index if broker.HasField("index") else None, True)
-    return Stamp(_peek_metadata(rest).publish_time, None, False)
+    return Stamp(_peek(rest).publish_time, None, False)
 
 
-def _peek_metadata(rest: memoryview) -> pb.MessageMetadata:
+def peek_metadata(raw: memoryview) -> pb.MessageMetadata:
+    """Message metadata alone. The checksum is not verified.
+
+    Raises:
+        CorruptEntryError: ``malformed_entry``.
+    """
+    return _peek(split_broker_metadata(raw)[1])
+
+
+def _peek(rest: memoryview) -> pb.MessageMetadata:
     """Message metadata of an entry without its broker metadata; the checksum is stepped over."""
     body = rest[6:] if _magic(rest) == MAGIC_CRC32C else rest
     metadata_bytes, _ = _take_sized(body, "message metadata")

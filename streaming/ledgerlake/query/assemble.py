@@ -2,7 +2,7 @@
 
 tables made or checked before anything is asked of the broker
 durable cursors made   before anything is read, so that the broker keeps what we have not taken
-query started          bundles to ``foreachBatch``; the sink commits, then the cursors move
+query started          bundles through the sink's stages to ``foreachBatch``; the sink commits, then the cursors move
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.decode import schema
 from ledgerlake.errors import LedgerlakeError, SetupError
+from ledgerlake.operators.processor import STATE_SETTINGS
 from ledgerlake.query.config import Config, parse_trigger
 from ledgerlake.query.start import as_option, load_start, save_start
 from ledgerlake.sinks.delta import BatchResult, DeltaSink
+from ledgerlake.sinks.writing import TaskSettings
 from ledgerlake.source.datasource import LedgerlakeDataSource
 from ledgerlake.source.options import parse_bound
 from ledgerlake.source.positions import resolve_start
+from ledgerlake.source.wakes import load_wakes, save_wakes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,11 +82,17 @@ class Pipeline:
         self._cluster = Cluster(options.client)
         self._cursors: dict[str, DurableCursor] = {}
         self._sink = DeltaSink(
-            config.delta.path,
-            config.delta.rejects_path,
-            require_broker_metadata=options.require_broker_metadata,
-            max_uncompressed_bytes=options.max_uncompressed_bytes,
+            TaskSettings(
+                config.delta.path,
+                config.delta.rejects_path,
+                options.require_broker_metadata,
+                options.max_uncompressed_bytes,
+                config.chunks.limits,
+                options.client,
+            )
         )
+        self._wake_file = f"{config.stream.checkpoint}/ledgerlake/wakes.json"
+        self._wakes_ms: dict[str, int] = {}
         self._stopping = threading.Event()
         self._batch_in_work = threading.Lock()
         self.query: StreamingQuery | None = None
@@ -95,11 +104,13 @@ class Pipeline:
         self._sink.load_floors(names)
         start = self._hold_cursors(names)
         self._spark.dataSource.register(LedgerlakeDataSource)
-        options = self.config.source_options() | {"view": "bundles", "startingOffsets": as_option(start)}
+        for name, value in STATE_SETTINGS.items():
+            self._spark.conf.set(name, value)
+        self._wakes_ms = load_wakes(self._wake_file)
+        own = {"view": "bundles", "startingOffsets": as_option(start), "wakeFile": self._wake_file}
+        bundles = self._spark.readStream.format("ledgerlake").options(**self.config.source_options() | own).load()
         writer = (
-            self._spark.readStream.format("ledgerlake")
-            .options(**options)
-            .load()
+            self._sink.stages(bundles)
             .writeStream.queryName(self.config.stream.name)
             .option("checkpointLocation", self.config.stream.checkpoint)
             .foreachBatch(self._write_batch)
@@ -153,15 +164,24 @@ class Pipeline:
                 self._cursors[name].advance(offset.position)
         return start
 
-    def _write_batch(self, bundles: DataFrame, batch_id: int) -> None:
+    def _write_batch(self, rest: DataFrame, batch_id: int) -> None:
         with self._batch_in_work:
             if self._stopping.is_set():
                 raise _StoppedError
-            result = self._sink.write(bundles, self._query_identity(bundles), batch_id)
+            result = self._sink.write(rest, self._query_identity(rest), batch_id)
             for name, position in result.ends.items():
                 self._cursors[name].advance(position)
+            self._note_wakes(result.wakes_ms)
             if self._on_batch is not None:
                 self._on_batch(result)
+
+    def _note_wakes(self, changed_ms: dict[str, int | None]) -> None:
+        """Tell the planner when to plan a batch although nothing new has come."""
+        every_ms = {**self._wakes_ms, **changed_ms}
+        wakes_ms = {name: time_ms for name, time_ms in every_ms.items() if time_ms is not None}
+        if wakes_ms != self._wakes_ms:
+            save_wakes(self._wake_file, wakes_ms)
+        self._wakes_ms = wakes_ms
 
     def _query_identity(self, batch: DataFrame) -> str:
         """What the table knows this query by: its name, and the checkpoint's own id, so that a new checkpoint starts over."""

@@ -4,6 +4,7 @@
            retry_timeout_s
 [stream]   name; trigger, checkpoint
 [delta]    path; rejects_path
+[chunks]   max_pending, max_pending_bytes, max_message_bytes, expire_after
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 from ledgerlake.client.topics import full_name
 from ledgerlake.errors import UsageError
 from ledgerlake.source.options import SourceOptions, nearest, parse_bound, parse_options
+from ledgerlake.state.chunks import Limits
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -25,6 +27,11 @@ else:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _DURATION = re.compile(r"(\d+)\s*(milliseconds?|ms|seconds?|s|minutes?|min|hours?|h)")
+
+_SECTIONS = ("source", "stream", "delta", "chunks")
+
+# Arrow and Parquet count the bytes of a value with 31 bits.
+_MOST_MESSAGE_BYTES = 2**31 - 1024
 
 Section = TypeVar("Section")
 
@@ -60,12 +67,32 @@ class DeltaConfig:
 
 
 @dataclass(frozen=True)
+class ChunksConfig:
+    """``[chunks]``: how many large messages may be open on a topic partition, how large, and for how long."""
+
+    max_pending: int = Limits.max_pending
+    max_pending_bytes: int = Limits.max_pending_bytes
+    max_message_bytes: int = Limits.max_message_bytes
+    expire_after: str = "1 hour"
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(
+            max_pending=self.max_pending,
+            max_pending_bytes=self.max_pending_bytes,
+            max_message_bytes=self.max_message_bytes,
+            expire_after_ms=_duration_ms("[chunks] expire_after", self.expire_after),
+        )
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole, checked configuration."""
 
     source: SourceConfig
     stream: StreamConfig
     delta: DeltaConfig
+    chunks: ChunksConfig = ChunksConfig()
 
     @property
     def subscription(self) -> str:
@@ -116,11 +143,17 @@ def parse_config(data: dict[str, Any]) -> Config:
         UsageError: a key is unknown, missing, or has a value that it cannot have.
     """
     for name in data:
-        if name not in ("source", "stream", "delta"):
-            raise UsageError(f"there is no section [{name}]{nearest(name, ('source', 'stream', 'delta'))}")
+        if name not in _SECTIONS:
+            raise UsageError(f"there is no section [{name}]{nearest(name, _SECTIONS)}")
     source = _section(SourceConfig, "source", data)
     stream = _section(StreamConfig, "stream", data)
     delta = _section(DeltaConfig, "delta", data)
+    chunks = _section(ChunksConfig, "chunks", data)
+    if chunks.max_message_bytes > _MOST_MESSAGE_BYTES:
+        raise UsageError(
+            f"[chunks] max_message_bytes is more than {_MOST_MESSAGE_BYTES}, the most that a message can have"
+        )
+    _duration_ms("[chunks] expire_after", chunks.expire_after)
     if not source.topics:
         raise UsageError("[source] topics is empty")
     source = _replace(source, topics=tuple(full_name(topic) for topic in source.topics))
@@ -132,25 +165,31 @@ def parse_config(data: dict[str, Any]) -> Config:
     delta = _replace(delta, rejects_path=delta.rejects_path or delta.path.rstrip("/") + "_rejects")
     if delta.path.rstrip("/") == delta.rejects_path.rstrip("/"):
         raise UsageError("[delta] path and rejects_path are the same folder")
-    config = Config(source, stream, delta)
+    config = Config(source, stream, delta, chunks)
     config.parsed_options()
     return config
 
 
 def parse_trigger(text: str) -> str:
     """An interval that Spark understands, such as ``1 second`` or ``200 milliseconds``."""
+    number, unit = _duration("[stream] trigger", text)
+    return f"{number} {unit}"
+
+
+def _duration_ms(where: str, text: str) -> int:
+    number, unit = _duration(where, text)
+    return number * {"milliseconds": 1, "seconds": 1000, "minutes": 60_000, "hours": 3_600_000}[unit]
+
+
+def _duration(where: str, text: str) -> tuple[int, str]:
+    """A number and its unit, spelled out."""
     matched = _DURATION.fullmatch(text.strip().lower())
     if matched is None:
-        raise UsageError(
-            f"[stream] trigger '{text}' is not a duration; write for example '1 second' or '200 milliseconds'"
-        )
+        raise UsageError(f"{where} '{text}' is not a duration; write for example '1 second' or '200 milliseconds'")
     number, unit = matched.groups()
-    whole = (
-        {"m": "milliseconds", "s": "seconds", "h": "hours"}[unit[0]]
-        if unit != "min" and not unit.startswith("minute")
-        else "minutes"
-    )
-    return f"{number} {whole}"
+    if unit == "min" or unit.startswith("minute"):
+        return int(number), "minutes"
+    return int(number), {"m": "milliseconds", "s": "seconds", "h": "hours"}[unit[0]]
 
 
 def _section(kind: type[Section], name: str, data: dict[str, Any]) -> Section:

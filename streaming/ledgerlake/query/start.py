@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 
 from ledgerlake.errors import SetupError
-from ledgerlake.sinks.tables import resolve
+from ledgerlake.files import load_json, save_json
 from ledgerlake.source.offsets import Offset, PartitionOffset, from_json, to_json
 from ledgerlake.wire.message_id import BEFORE_ALL, MessageId
 
@@ -21,12 +21,8 @@ def load_start(checkpoint: str) -> Offset | None:
     Raises:
         OffsetError: it was written by a newer release or is damaged.
     """
-    filesystem, root = resolve(checkpoint)
-    try:
-        with filesystem.open_input_stream(f"{root}/ledgerlake/start.json") as stream:
-            return from_json(json.loads(bytes(stream.read())))
-    except FileNotFoundError:
-        return None
+    found = load_json(f"{checkpoint}/ledgerlake/start.json")
+    return None if found is None else from_json(found)
 
 
 def save_start(checkpoint: str, start: Offset) -> None:
@@ -35,12 +31,8 @@ def save_start(checkpoint: str, start: Offset) -> None:
     Raises:
         SetupError: the checkpoint folder cannot be written.
     """
-    filesystem, root = resolve(checkpoint)
     try:
-        filesystem.create_dir(f"{root}/ledgerlake", recursive=True)
-        with filesystem.open_output_stream(f"{root}/ledgerlake/start.json.new") as stream:
-            stream.write(json.dumps(to_json(start), indent=2).encode())
-        filesystem.move(f"{root}/ledgerlake/start.json.new", f"{root}/ledgerlake/start.json")
+        save_json(f"{checkpoint}/ledgerlake/start.json", to_json(start))
     except OSError as error:
         raise SetupError(
             f"the checkpoint folder {checkpoint} cannot be written ({error.strerror or error}); choose another path"

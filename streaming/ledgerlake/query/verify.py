@@ -1,20 +1,23 @@
 """Does the table hold exactly what the topic held? Position by position, broker index by broker index.
 
 What is compared: the topic's messages after the query's first offset, up to the last micro-batch that it committed, with
-the table's rows of that range. An entry that stands in ``rejects`` accounts for its messages.
+the table's rows of that range. An entry that stands in ``rejects`` accounts for its messages. Chunks are accounted for by
+their large message, which stands at the last of them; whether that message is whole is found by the rules of
+``state.chunks`` over all chunks of the range, without any limit.
 
     missing        in the topic, neither in the table nor in rejects
     duplicate      rows beyond the first of one position
     out_of_order   rows that stand before an earlier one, inside a file, or in a file whose stretch overlaps another's
                    (rows marked ``late`` say so themselves and are not counted)
     not_checked    rows of positions that the topic no longer has
+    open_chunks    chunks of large messages that are not whole yet
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,23 +30,32 @@ from pyarrow import fs
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
-from ledgerlake.errors import TableError
+from ledgerlake.decode.split import ENTRIES, MARKER, only_entry
+from ledgerlake.errors import CorruptEntryError, TableError
+from ledgerlake.files import resolve
+from ledgerlake.operators.assembly import Assembled, Outcome
+from ledgerlake.operators.chunk_entries import read_chunk, read_marker
+from ledgerlake.operators.local import LocalAssembly
 from ledgerlake.query.start import load_start
 from ledgerlake.sinks.ordered import sort_keys
-from ledgerlake.sinks.tables import resolve
 from ledgerlake.source.offsets import Offset, PartitionOffset, from_json
 from ledgerlake.source.partition_reader import read_bundles
 from ledgerlake.source.planning import EntryRange
 from ledgerlake.source.positions import resolve_end
+from ledgerlake.state.chunks import Chunk, Limits
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
     from ledgerlake.query.config import Config
     from ledgerlake.source.options import SourceOptions
 
     Keys = NDArray[np.int64]
+
+_NO_LIMITS = Limits(max_pending=2**31, max_pending_bytes=2**62, max_message_bytes=2**31)
 
 _KEY = ["ledger_id", "entry_id", "batch_index", "broker_index"]
 _ORDER_COLUMNS = [
@@ -70,6 +82,7 @@ class Verdict:
     rejects: int = 0
     late: int = 0
     not_checked: int = 0
+    open_chunks: int = 0
 
     @property
     def clean(self) -> bool:
@@ -78,6 +91,8 @@ class Verdict:
     def sentence(self) -> str:
         found = f"{self.missing:,} missing, {self.duplicate:,} duplicate, {self.out_of_order:,} out of order"
         rest = f"{self.rejects:,} rejects, {self.late:,} late, {self.not_checked:,} no longer in the topic"
+        if self.open_chunks:
+            rest += f", {self.open_chunks:,} chunks of messages that are not whole yet"
         return f"{self.messages:,} messages: {found} ({rest})"
 
     def add(self, other: Verdict) -> None:
@@ -109,7 +124,8 @@ def verify(config: Config) -> Verdict:
 
 
 def _verify_partition(options: SourceOptions, span: EntryRange, table: _TableRows, rejected: _TableRows) -> Verdict:
-    expected, bad_entries = _read_topic(options, span)
+    in_topic = _read_topic(options, span)
+    expected, bad_entries = in_topic.messages, in_topic.bad_entries
     files = table.files_of(span.topic_partition, span.end)
     rows = np.concatenate([_keys(one) for one in files]) if files else np.empty((0, 4), dtype=np.int64)
     reject_rows = rejected.files_of(span.topic_partition, span.end)
@@ -121,6 +137,9 @@ def _verify_partition(options: SourceOptions, span: EntryRange, table: _TableRow
     in_rejects = np.isin(_packed(expected[:, :2]), _packed(reject_entries))
     missing = int((~np.isin(wanted, distinct) & ~in_rejects).sum())
     missing += int((~np.isin(_packed(bad_entries), _packed(reject_entries))).sum())
+    missing += _missing_large(
+        in_topic.large, set(map(tuple, rows[:, :2].tolist())), set(map(tuple, reject_entries.tolist()))
+    )
     return Verdict(
         messages=len(rows),
         missing=missing,
@@ -128,21 +147,82 @@ def _verify_partition(options: SourceOptions, span: EntryRange, table: _TableRow
         out_of_order=_out_of_order(files),
         rejects=len(reject_entries),
         late=sum(int(pc.sum(one["late"]).as_py() or 0) for one in files),
-        not_checked=_before(rows, np.concatenate([expected[:, :2], bad_entries])),
+        not_checked=_before(rows, in_topic.first),
+        open_chunks=in_topic.open_chunks,
     )
 
 
-def _read_topic(options: SourceOptions, span: EntryRange) -> tuple[Keys, Keys]:
-    """The keys of the topic's messages in the range, and the entries that cannot be messages."""
+@dataclass(frozen=True)
+class _InTopic:
+    """What the range of a topic partition holds.
+
+    ``messages`` are keys, ``bad_entries`` entries that cannot be messages; ``large`` are the chunks of each whole large
+    message, and chunks that belong to none alone; ``first`` is the first entry.
+    """
+
+    messages: Keys
+    bad_entries: Keys
+    large: list[tuple[Position, ...]]
+    open_chunks: int
+    first: Position | None
+
+
+def _read_topic(options: SourceOptions, span: EntryRange) -> _InTopic:
     source = TopicPartition(*split_partition(span.topic_partition))
     keys: list[Keys] = [np.empty((0, 4), dtype=np.int64)]
     bad: list[Keys] = [np.empty((0, 2), dtype=np.int64)]
+    chunks = LocalAssembly(_NO_LIMITS)
+    large: list[tuple[Position, ...]] = []
+    first: Position | None = None
     for bundle in read_bundles(options, span):
+        frames = bundle["frames"][0].as_buffer()
+        kind = bundle["kind"][0].as_py()
+        if kind != ENTRIES:
+            position, entry = only_entry(frames)
+            first = first or position
+            try:
+                large += _take_alone(chunks, kind, entry, position)
+            except CorruptEntryError:
+                bad.append(np.array([[position.ledger_id, position.entry_id]], dtype=np.int64))
+            continue
         after_batch_index = bundle["after_batch_index"][0].as_py()
-        for decoded in decode_bundle(bundle["frames"][0].as_buffer(), source, after_batch_index=after_batch_index):
+        for decoded in decode_bundle(frames, source, after_batch_index=after_batch_index):
             keys.append(_keys(decoded.messages))
             bad.append(_entries(decoded.rejects))
-    return np.concatenate(keys), np.concatenate(bad)
+            first = first or _first_of(keys[-1], bad[-1])
+    large += [(event.position,) for event in chunks.events if isinstance(event, Chunk)]
+    open_chunks = len(list(chunks.hand_over()))
+    return _InTopic(np.concatenate(keys), np.concatenate(bad), large, open_chunks, first)
+
+
+def _take_alone(chunks: LocalAssembly, kind: str, entry: memoryview, position: Position) -> list[tuple[Position, ...]]:
+    """Chunks that ended with this one: a whole message's together, those that belong to none alone."""
+    if kind == MARKER:
+        outcomes: Iterable[Outcome] = chunks.mark(read_marker(entry))
+    else:
+        outcomes = chunks.arrive(read_chunk(entry, position), b"") or ()
+    found: list[tuple[Position, ...]] = []
+    for outcome in outcomes:
+        if isinstance(outcome, Assembled):
+            found.append(outcome.positions)
+        else:
+            found += [(one,) for one, _ in outcome.entries]
+    return found
+
+
+def _missing_large(large: list[tuple[Position, ...]], rows: set[Any], rejected: set[Any]) -> int:
+    """Large messages of which neither the last chunk is in the table nor all are in rejects; single chunks likewise."""
+    missing = 0
+    for positions in large:
+        places = [(one.ledger_id, one.entry_id) for one in positions]
+        in_table = len(places) > 1 and places[-1] in rows
+        missing += not in_table and not rejected.issuperset(places)
+    return missing
+
+
+def _first_of(keys: Keys, bad: Keys) -> Position | None:
+    found = [Position(*one[:2]) for one in (*keys[:1].tolist(), *bad[:1].tolist())]
+    return min(found, default=None)
 
 
 class _TableRows:
@@ -227,11 +307,11 @@ def _packed(keys: Keys) -> NDArray[np.void]:
     return whole.view(np.dtype((np.void, whole.shape[1] * 8))).reshape(-1)
 
 
-def _before(rows: Keys, in_topic: Keys) -> int:
+def _before(rows: Keys, first: Position | None) -> int:
     """Rows of entries before the first one that the topic still has."""
-    if not len(in_topic):
+    if first is None:
         return len(rows)
-    ledger_id, entry_id = in_topic[np.lexsort(in_topic.T[::-1])[0]].tolist()
+    ledger_id, entry_id = first.ledger_id, first.entry_id
     return int(((rows[:, 0] < ledger_id) | ((rows[:, 0] == ledger_id) & (rows[:, 1] < entry_id))).sum())
 
 

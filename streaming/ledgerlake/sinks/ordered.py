@@ -6,7 +6,7 @@ producers do not, and a broker's clock can step back.
 
 How it stays bounded: rows gather up to one row group and are sorted there. While each group begins at or after the end
 of the one before, all of them go into one file, a run. A group that begins earlier opens a new run, and at the end the
-runs are merged with one row group of each in memory.
+runs are merged with one row group of each in memory. Files of several writers are merged the same way, where they overlap.
 
 The file's facts come from Parquet's own footer, so nothing is counted twice.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date, datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
     Times = NDArray[np.int64]
+
+Key = tuple[int, int, int, int]
 
 ROW_GROUP_BYTES = 32 * 1024 * 1024
 FILE_BYTES = 256 * 1024 * 1024
@@ -49,12 +51,17 @@ _STATISTICS_COLUMNS = [
 
 @dataclass(frozen=True)
 class DataFile:
-    """A finished file that no table knows yet: its name below the table, and what Delta's log records of it."""
+    """A finished file that no table knows yet: its name below the table, and what Delta's log records of it.
+
+    ``first`` and ``last`` are the keys of its first and last row, where its rows have an order.
+    """
 
     name: str
     size_bytes: int
     rows: int
     stats: str
+    first: Key | None = None
+    last: Key | None = None
 
 
 @dataclass
@@ -71,8 +78,10 @@ class ParquetFolder:
 class _OpenFile:
     name: str
     writer: pq.ParquetWriter
-    footer: list[Any] = field(default_factory=list)
+    footer: list[Any]
     bytes_taken: int = 0
+    first: Key | None = None
+    last: Key | None = None
 
 
 class FileWriter:
@@ -80,19 +89,35 @@ class FileWriter:
 
     def __init__(self, folder: ParquetFolder) -> None:
         self._folder = folder
+        self._is_ordered = "batch_index" in folder.schema.names
         self._open: _OpenFile | None = None
         self._files: list[DataFile] = []
 
     def write(self, table: pa.Table) -> None:
         if self._open is not None and self._open.bytes_taken >= FILE_BYTES:
-            self._finish_file()
+            self.cut()
         if self._open is None:
             self._open = self._new_file()
         self._open.bytes_taken += table.nbytes
+        if self._is_ordered:
+            self._open.first = self._open.first or _key(table, 0)
+            self._open.last = _key(table, table.num_rows - 1)
         self._open.writer.write_table(table, row_group_size=max(table.num_rows, 1))
 
+    def cut(self) -> None:
+        """End the open file; what comes next goes into another."""
+        if self._open is None:
+            return
+        self._open.writer.close()
+        footer = self._open.footer[0]
+        size_bytes = self._folder.filesystem.get_file_info(f"{self._folder.root}/{self._open.name}").size
+        self._files.append(
+            DataFile(self._open.name, size_bytes, footer.num_rows, _stats(footer), self._open.first, self._open.last)
+        )
+        self._open = None
+
     def finish(self) -> list[DataFile]:
-        self._finish_file()
+        self.cut()
         return self._files
 
     def _new_file(self) -> _OpenFile:
@@ -112,14 +137,29 @@ class FileWriter:
         )
         return _OpenFile(name, writer, footer)
 
-    def _finish_file(self) -> None:
-        if self._open is None:
-            return
-        self._open.writer.close()
-        footer = self._open.footer[0]
-        size_bytes = self._folder.filesystem.get_file_info(f"{self._folder.root}/{self._open.name}").size
-        self._files.append(DataFile(self._open.name, size_bytes, footer.num_rows, _stats(footer)))
-        self._open = None
+
+class GatheringWriter:
+    """Gathers small tables up to a row group, then writes them as they came."""
+
+    def __init__(self, folder: ParquetFolder) -> None:
+        self._files = FileWriter(folder)
+        self._waiting: list[pa.Table] = []
+        self._waiting_bytes = 0
+
+    def write(self, table: pa.Table) -> None:
+        self._waiting.append(table)
+        self._waiting_bytes += table.nbytes
+        if self._waiting_bytes >= ROW_GROUP_BYTES:
+            self._flush()
+
+    def finish(self) -> list[DataFile]:
+        self._flush()
+        return self._files.finish()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            self._files.write(pa.concat_tables(self._waiting))
+        self._waiting, self._waiting_bytes = [], 0
 
 
 class OrderedWriter:
@@ -135,23 +175,35 @@ class OrderedWriter:
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
         self._runs = [FileWriter(folder)]
-        self._last_us: int | None = None
+        self._last: Key | None = None
+        self._stepped_back = False
+        self._last_taken = (-1, -1)
         self.max_effective_us: int | None = None
 
     def write(self, batch: pa.RecordBatch) -> None:
+        """Take a batch whose own positions rise; batches may come in any order."""
         if batch.num_rows == 0:
             return
+        first, last = (_key(batch, row)[1:3] for row in (0, batch.num_rows - 1))
+        self._stepped_back |= first < self._last_taken
+        self._last_taken = last
         self._waiting.append(batch)
         self._waiting_bytes += batch.nbytes
         if self._waiting_bytes >= ROW_GROUP_BYTES:
             self._flush()
 
+    def cut(self) -> None:
+        """End the open file: a row that is written elsewhere will stand here."""
+        self._flush()
+        self._runs[-1].cut()
+
     def finish(self) -> list[DataFile]:
         self._flush()
-        finished = [run.finish() for run in self._runs]
-        if len(finished) == 1:
-            return finished[0]
-        return self._merge([[file.name for file in run] for run in finished])
+        files = [file for run in self._runs for file in run.finish()]
+        merged, replaced = merge_overlapping(self._folder, files)
+        for name in replaced:
+            self._folder.filesystem.delete_file(f"{self._folder.root}/{name}")
+        return merged
 
     def _flush(self) -> None:
         if not self._waiting:
@@ -159,30 +211,59 @@ class OrderedWriter:
         table = pa.Table.from_batches(self._waiting, schema=self._folder.schema)
         self._waiting, self._waiting_bytes = [], 0
         times = effective_times(table)
-        if (times[1:] < times[:-1]).any():
-            order = np.argsort(times, kind="stable")
+        if self._stepped_back or (times[1:] < times[:-1]).any():
+            order = np.lexsort(sort_keys(table)[::-1])
             table, times = table.take(pa.array(order)), times[order]
+        self._stepped_back = False
         if self._floor_us is not None and times[0] < self._floor_us:
             table = _mark_late(table, times < self._floor_us)
-        if self._last_us is not None and times[0] < self._last_us:
+        if self._last is not None and _key(table, 0) < self._last:
             self._runs.append(FileWriter(self._folder))
         self._runs[-1].write(table)
-        self._last_us = int(times[-1])
-        self.max_effective_us = max(self._last_us, self.max_effective_us or self._last_us)
+        self._last = _key(table, table.num_rows - 1)
+        self.max_effective_us = max(self._last[0], self.max_effective_us or self._last[0])
 
-    def _merge(self, runs: list[list[str]]) -> list[DataFile]:
-        out = FileWriter(self._folder)
-        for table in merge_sorted([self._row_groups(names) for names in runs]):
+
+def merge_overlapping(folder: ParquetFolder, files: list[DataFile]) -> tuple[list[DataFile], list[str]]:
+    """Files of one topic partition, each in order, so that they follow each other: those that overlap are written anew.
+
+    Returns:
+        The files in order, and the names of those that were replaced, which are still there.
+    """
+    result: list[DataFile] = []
+    replaced: list[str] = []
+    for group in _overlapping(sorted(files, key=lambda file: (file.first, file.last))):
+        if len(group) == 1:
+            result += group
+            continue
+        out = FileWriter(folder)
+        for table in merge_sorted([_row_groups(folder, file.name) for file in group]):
             out.write(table)
-        for name in (one for names in runs for one in names):
-            self._folder.filesystem.delete_file(f"{self._folder.root}/{name}")
-        return out.finish()
+        result += out.finish()
+        replaced += [file.name for file in group]
+    return result, replaced
 
-    def _row_groups(self, names: list[str]) -> Iterator[pa.Table]:
-        for name in names:
-            with pq.ParquetFile(f"{self._folder.root}/{name}", filesystem=self._folder.filesystem) as file:
-                for index in range(file.num_row_groups):
-                    yield file.read_row_group(index).cast(self._folder.schema)
+
+def _overlapping(files: list[DataFile]) -> Iterator[list[DataFile]]:
+    """Neighbours grouped as far as they overlap."""
+    group: list[DataFile] = []
+    reached: Key | None = None
+    for file in files:
+        assert file.first is not None
+        assert file.last is not None
+        if reached is not None and file.first > reached:
+            yield group
+            group, reached = [], None
+        group.append(file)
+        reached = max(reached or file.last, file.last)
+    if group:
+        yield group
+
+
+def _row_groups(folder: ParquetFolder, name: str) -> Iterator[pa.Table]:
+    with pq.ParquetFile(f"{folder.root}/{name}", filesystem=folder.filesystem) as file:
+        for index in range(file.num_row_groups):
+            yield file.read_row_group(index).cast(folder.schema)
 
 
 def effective_times(table: pa.Table | pa.RecordBatch) -> Times:
@@ -194,6 +275,12 @@ def effective_times(table: pa.Table | pa.RecordBatch) -> Times:
 def sort_keys(table: pa.Table | pa.RecordBatch) -> tuple[Times, ...]:
     """The whole key, most significant first."""
     return (effective_times(table), *(table[name].to_numpy() for name in ("ledger_id", "entry_id", "batch_index")))
+
+
+def _key(table: pa.Table | pa.RecordBatch, row: int) -> Key:
+    """The whole key of one row."""
+    effective_us, ledger_id, entry_id, batch_index = (int(column[0]) for column in sort_keys(table.slice(row, 1)))
+    return effective_us, ledger_id, entry_id, batch_index
 
 
 def merge_sorted(runs: list[Iterator[pa.Table]]) -> Iterator[pa.Table]:

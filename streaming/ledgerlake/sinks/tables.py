@@ -8,6 +8,7 @@ A table's app transactions (Delta's own idempotence record, kept in its log and 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,9 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
-from pyarrow import fs
 
 from ledgerlake.errors import SetupError, TableError
+from ledgerlake.files import resolve
 from ledgerlake.sinks.ordered import DataFile, ParquetFolder
 
 if TYPE_CHECKING:
@@ -90,6 +91,13 @@ class Table:
             raise TableError(f"batch {batch_id} could not be committed to {self.path}: {_first_line(error)}") from None
         return True
 
+    def remove_files(self, names: list[str]) -> None:
+        """Remove files that were never committed; one that stays is an orphan for VACUUM."""
+        filesystem, root = resolve(self.path)
+        for name in names:
+            with contextlib.suppress(OSError):
+                filesystem.delete_file(f"{root}/{name}")
+
     def _current(self) -> DeltaTable:
         """The table as it is now. Kept open, since loading reads the whole list of files and an update only what is new."""
         try:
@@ -132,14 +140,6 @@ def data_folder(path: str, schema: pa.Schema, prefix: str) -> ParquetFolder:
     """Where a task puts a table's files."""
     filesystem, root = resolve(path)
     return ParquetFolder(filesystem, root, schema, prefix)
-
-
-def resolve(path: str) -> tuple[fs.FileSystem, str]:
-    """The filesystem of a path or URI, and the path inside it."""
-    if "://" in path:
-        filesystem, root = fs.FileSystem.from_uri(path)
-        return filesystem, root
-    return fs.LocalFileSystem(), path
 
 
 def _reasons_to_refuse(table: DeltaTable) -> list[str]:

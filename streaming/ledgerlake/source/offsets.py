@@ -1,11 +1,14 @@
 """What the source writes into Spark's checkpoint: a position per topic partition, as JSON that a person can read.
 
-    {"version": 1, "positions": {"persistent://public/default/orders-partition-0":
+    {"version": 2, "positions": {"persistent://public/default/orders-partition-0":
         {"ledger": 12, "entry": 345, "time": "2026-05-01T09:00:00.123Z", "index": 98765}}}
 
 The position is the last entry taken (``"entry": -1``: nothing of that ledger; ledger -1: nothing at all). ``batch``, where
 present, says that only the messages up to that index of the *next* entry were taken. ``time`` and ``index`` are the
-broker's, of that entry; they are for people and never steer a read.
+broker's, of that entry; they are for people and never steer a read. ``clock``, where present, is what time it was when
+nothing new had come and something was to be done all the same, such as to give up a large message that never ends.
+
+Version 1 had no ``clock``.
 
 Rules kept here:
   - A newer version is refused with advice; an unknown key inside a known version is an error too.
@@ -21,7 +24,7 @@ from typing import Any
 from ledgerlake.errors import OffsetError
 from ledgerlake.wire.message_id import Position
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class PartitionOffset:
     batch_index: int | None = None
     time_ms: int | None = None
     index: int | None = None
+    clock_ms: int | None = None
 
 
 Offset = dict[str, PartitionOffset]
@@ -65,21 +69,35 @@ def _to_json(offset: PartitionOffset) -> dict[str, Any]:
     if offset.batch_index is not None:
         data["batch"] = offset.batch_index
     if offset.time_ms is not None:
-        moment = datetime.fromtimestamp(offset.time_ms / 1000, tz=timezone.utc)
-        data["time"] = moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        data["time"] = _time_text(offset.time_ms)
     if offset.index is not None:
         data["index"] = offset.index
+    if offset.clock_ms is not None:
+        data["clock"] = _time_text(offset.clock_ms)
     return data
 
 
 def _from_json(data: dict[str, Any]) -> PartitionOffset:
-    unknown = set(data) - {"ledger", "entry", "batch", "time", "index"}
+    unknown = set(data) - {"ledger", "entry", "batch", "time", "index", "clock"}
     if unknown:
         raise ValueError(f"unknown {', '.join(sorted(unknown))}")
-    time_ms = None
-    if "time" in data:
-        moment = datetime.fromisoformat(data["time"].replace("Z", "+00:00"))
-        time_ms = round(moment.timestamp() * 1000)
     batch_index = None if data.get("batch") is None else int(data["batch"])
     index = None if data.get("index") is None else int(data["index"])
-    return PartitionOffset(Position(int(data["ledger"]), int(data["entry"])), batch_index, time_ms, index)
+    return PartitionOffset(
+        Position(int(data["ledger"]), int(data["entry"])),
+        batch_index,
+        _time_ms(data, "time"),
+        index,
+        _time_ms(data, "clock"),
+    )
+
+
+def _time_text(time_ms: int) -> str:
+    moment = datetime.fromtimestamp(time_ms / 1000, tz=timezone.utc)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _time_ms(data: dict[str, Any], name: str) -> int | None:
+    if name not in data:
+        return None
+    return round(datetime.fromisoformat(data[name].replace("Z", "+00:00")).timestamp() * 1000)

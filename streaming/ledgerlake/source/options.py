@@ -15,6 +15,7 @@
 | ``pulsar.client.connectionTimeoutMs`` | how long to wait for a connection | 10000 |
 | ``retryTimeoutMs`` | how long a broken connection is tried again | 120000 |
 | ``maxUncompressedBytes`` | an entry that expands to more is a reject | 134217728 |
+| ``wakeFile`` | the pipeline's own: see ``wakes`` | none |
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ _NAMES = (
     "pulsar.client.connectionTimeoutMs",
     "retryTimeoutMs",
     "maxUncompressedBytes",
+    "wakeFile",
 )
 # Spark adds these to every source by itself.
 _SPARKS_OWN = frozenset({"path", "paths"})
@@ -74,6 +76,7 @@ class SourceOptions:
     subscription: str | None = None
     require_broker_metadata: bool = False
     max_uncompressed_bytes: int = DEFAULT_MAX_UNCOMPRESSED_BYTES
+    wake_file: str | None = None
 
     def starting_of(self, topic_partition: str, default: Bound) -> Bound:
         return dict(self.starting_by_topic).get(topic_partition, self.starting or default)
@@ -110,6 +113,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         subscription=values.get("subscription") or None,
         require_broker_metadata=_flag(values, "requireBrokerMetadata"),
         max_uncompressed_bytes=_positive(values, "maxUncompressedBytes") or DEFAULT_MAX_UNCOMPRESSED_BYTES,
+        wake_file=values.get("wakeFile") or None,
     )
 
 

@@ -15,14 +15,16 @@ from ledgerlake.client.reader import EntryReader
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.entries import entry_rows
-from ledgerlake.decode.messages import Decoded, TopicPartition, decode_bundle, rejects_as_view
+from ledgerlake.decode.messages import TopicPartition, decode_bundle, rejects_as_view
+from ledgerlake.decode.split import ENTRIES, split_bundle
 from ledgerlake.errors import SetupError
 from ledgerlake.source.positions import next_until
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
+    from ledgerlake.client.cluster import ClientSettings
     from ledgerlake.source.options import SourceOptions
     from ledgerlake.source.planning import EntryRange
 
@@ -31,12 +33,24 @@ BUNDLE_BYTES = 1024 * 1024
 
 def read_bundles(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
     """The range as rows of ``schema.BUNDLES``: at least one, empty where the range holds no entry."""
+    sent = False
+    for frames, after_batch_index in _gather(options, span):
+        for number, (kind, piece) in enumerate(split_bundle(frames)):
+            yield _bundle(span, kind, piece, after_batch_index if number == 0 else None)
+            sent = True
+    if not sent:
+        yield _bundle(span, ENTRIES, b"", None)
+
+
+def _gather(options: SourceOptions, span: EntryRange) -> Iterator[tuple[bytes, int | None]]:
+    """Frames of consecutive entries, joined up to a bundle's size; how much of the first entry was taken before."""
+    if span.end <= span.after:
+        return
     reader = EntryReader(shared_cluster(options.client), span.topic_partition, span.after)
     partial = _partial_entry(span)
     frames: list[bytes] = []
     size = 0
     after_batch_index: int | None = None
-    sent = False
     try:
         while (entry := next_until(reader, span.end)) is not None:
             if partial == Position(entry.ledger_id, entry.entry_id):
@@ -44,12 +58,28 @@ def read_bundles(options: SourceOptions, span: EntryRange) -> Iterator[pa.Record
             frames.append(entry.frame)
             size += len(entry.frame)
             if size >= BUNDLE_BYTES:
-                yield _bundle(span, frames, after_batch_index)
-                frames, size, after_batch_index, sent = [], 0, None, True
+                yield b"".join(frames), after_batch_index
+                frames, size, after_batch_index = [], 0, None
     finally:
         reader.close()
-    if frames or not sent:
-        yield _bundle(span, frames, after_batch_index)
+    if frames:
+        yield b"".join(frames), after_batch_index
+
+
+def read_again(client: ClientSettings, topic_partition: str, positions: Iterable[Position]) -> Iterator[bytes | None]:
+    """Single entries by position, in the order asked for; None for one that the topic no longer has.
+
+    Raises:
+        TopicNotFoundError, BrokerError, TransportError: as for a reader.
+    """
+    for position in positions:
+        before = Position(position.ledger_id, position.entry_id - 1)
+        reader = EntryReader(shared_cluster(client), topic_partition, before, window=1)
+        try:
+            found = next_until(reader, position)
+        finally:
+            reader.close()
+        yield bytes(found.entry) if found is not None else None
 
 
 def read_messages(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
@@ -63,7 +93,7 @@ def read_messages(options: SourceOptions, span: EntryRange) -> Iterator[pa.Recor
             max_bytes=options.max_uncompressed_bytes,
             chunks_as_rejects=False,
         ):
-            check_broker_metadata(options.require_broker_metadata, decoded, source)
+            check_broker_metadata(options.require_broker_metadata, decoded.messages, source)
             yield decoded.messages
             if decoded.rejects.num_rows:
                 yield rejects_as_view(decoded.rejects)
@@ -76,13 +106,13 @@ def read_entries(options: SourceOptions, span: EntryRange) -> Iterator[pa.Record
         yield entry_rows(bundle["frames"][0].as_buffer(), source)
 
 
-def check_broker_metadata(required: bool, decoded: Decoded, source: TopicPartition) -> None:
+def check_broker_metadata(required: bool, messages: pa.RecordBatch, source: TopicPartition) -> None:
     """Refuse messages without a broker timestamp where the user asked for that.
 
     Raises:
         SetupError: there are such messages.
     """
-    if required and decoded.messages["broker_timestamp"].null_count:
+    if required and messages["broker_timestamp"].null_count:
         raise SetupError(
             f"the broker adds no entry metadata to {source.topic}; set brokerEntryMetadataInterceptors and "
             "exposingBrokerEntryMetadataToClientEnabled in its configuration, or drop require_broker_metadata"
@@ -95,14 +125,15 @@ def _partial_entry(span: EntryRange) -> Position | None:
     return Position(span.after.ledger_id, span.after.entry_id + 1)
 
 
-def _bundle(span: EntryRange, frames: list[bytes], after_batch_index: int | None) -> pa.RecordBatch:
+def _bundle(span: EntryRange, kind: str, data: bytes | memoryview, after_batch_index: int | None) -> pa.RecordBatch:
     topic, partition = split_partition(span.topic_partition)
-    data = b"".join(frames)
     columns = [
         pa.array([topic], pa.string()),
         pa.array([partition], pa.int32()),
+        pa.array([kind], pa.string()),
         pa.array([span.end.ledger_id], pa.int64()),
         pa.array([span.end.entry_id], pa.int64()),
+        pa.array([span.clock_ms], pa.int64()),
         pa.array([after_batch_index], pa.int32()),
         pa.Array.from_buffers(
             pa.binary(), 1, [None, pa.py_buffer(np.array([0, len(data)], dtype=np.int32)), pa.py_buffer(data)]

@@ -20,12 +20,14 @@ class EntryRange:
     """Entries of one topic partition after ``after`` up to and including ``end``.
 
     ``after_batch_index`` belongs to the first entry after ``after``: its messages up to that index were taken before.
+    ``clock_ms`` is what time it is by the batch, where it says so; a range without entries is there for that alone.
     """
 
     topic_partition: str
     after: Position
     end: Position
     after_batch_index: int | None = None
+    clock_ms: int | None = None
 
 
 def ranges(start: Offset, end: Offset) -> list[EntryRange]:
@@ -33,9 +35,10 @@ def ranges(start: Offset, end: Offset) -> list[EntryRange]:
     nothing = PartitionOffset(BEFORE_ALL)
     found = []
     for name in sorted(end):
-        before = start.get(name, nothing)
-        if end[name].position > before.position:
-            found.append(EntryRange(name, before.position, end[name].position, before.batch_index))
+        before, after = start.get(name, nothing), end[name]
+        ticked = after.clock_ms is not None and after.clock_ms != before.clock_ms
+        if after.position > before.position or ticked:
+            found.append(EntryRange(name, before.position, after.position, before.batch_index, after.clock_ms))
     return found
 
 

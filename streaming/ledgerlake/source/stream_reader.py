@@ -4,12 +4,15 @@ Rules kept here:
   - A batch depends only on (start, end); what is remembered here only saves questions to the broker.
   - Nothing is opened before the first question: Spark makes readers only to pickle them.
   - With ``Trigger.AvailableNow`` the end is fixed once, and the limits still hold.
+  - Where nothing new has come, a batch is planned all the same for a topic partition that asked to be woken (``wakes``).
   - A position that did not move keeps the very JSON it had, since Spark takes a changed offset for new data.
 """
 
 from __future__ import annotations
 
 import logging
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -28,6 +31,7 @@ from ledgerlake.source.offsets import Offset, PartitionOffset, from_json, to_jso
 from ledgerlake.source.planning import ranges, share
 from ledgerlake.source.positions import Scout, Tail, resolve_start
 from ledgerlake.source.views import read_view
+from ledgerlake.source.wakes import load_wakes
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
@@ -38,6 +42,10 @@ if TYPE_CHECKING:
     from ledgerlake.source.options import SourceOptions
 
 _log = logging.getLogger(__name__)
+
+
+def _clock_ms() -> int:
+    return int(time.time() * 1000)
 
 
 class LedgerlakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
@@ -103,6 +111,7 @@ class _Planner:
             DurableCursor(self._cluster, name, options.subscription) for name in self._names if options.subscription
         ]
         self._fixed_end: Offset | None = None
+        self._fixed_clock_ms: int | None = None
         self._warned = False
         for cursor in self._cursors:
             cursor.ensure(from_earliest=True)
@@ -119,6 +128,7 @@ class _Planner:
 
     def fix_end(self) -> None:
         self._fixed_end = self.tails()
+        self._fixed_clock_ms = _clock_ms()
 
     def latest(self, start: Offset, limited: bool) -> Offset:
         ends = self._fixed_end or self.tails()
@@ -131,7 +141,16 @@ class _Planner:
                 result[name] = self._scouts[name].advance(start.get(name, nothing).position, ends[name], rows, size)
             else:
                 result[name] = ends[name]
-        return result
+        return result | self._woken({name: one for name, one in start.items() if name not in moved})
+
+    def _woken(self, idle: Offset) -> Offset:
+        """Idle topic partitions whose time has come, with the clock that says so."""
+        if self._options.wake_file is None:
+            return {}
+        clock_ms = self._fixed_clock_ms or _clock_ms()
+        wakes_ms = load_wakes(self._options.wake_file)
+        due = {name for name in idle if clock_ms > wakes_ms.get(name, clock_ms) > (idle[name].clock_ms or 0)}
+        return {name: replace(idle[name], clock_ms=clock_ms) for name in due}
 
     def committed(self, end: Offset) -> None:
         for cursor in self._cursors:

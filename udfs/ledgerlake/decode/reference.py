@@ -123,6 +123,22 @@ def _chunk_row(shared: Row, entry: RawEntry) -> Row:
     }
 
 
+def large_row(last: RawEntry, ledger_id: int, entry_id: int, first_chunk_id: str) -> Row:
+    """The row of a large message but for its value, from its last chunk.
+
+    Raises:
+        CorruptEntryError: a number of its metadata is out of range.
+    """
+    _check(last)
+    metadata = last.metadata
+    return {
+        **_shared_columns(last, ledger_id, entry_id),
+        **_own_columns(metadata, metadata.sequence_id),
+        "chunk_count": metadata.num_chunks_from_msg,
+        "first_chunk_id": first_chunk_id,
+    }
+
+
 def _batch_rows(shared: Row, entry: RawEntry, payload: memoryview) -> list[Row]:
     count = entry.metadata.num_messages_in_batch
     if not 0 < count <= MAX_BATCH_MESSAGES:

@@ -89,15 +89,19 @@ ENTRIES = pa.schema(
     ]
 )
 
-# One row holds consecutive MESSAGE frames as they came from the broker, up to about a mebibyte, or one larger frame.
-# ``end_*`` is where the micro-batch's range of this topic partition ends, on every row of the range;
-# ``after_batch_index`` says how much of the first entry was taken by an earlier batch (null: nothing).
+# One row holds MESSAGE frames as they came from the broker: consecutive ones up to about a mebibyte (kind ``entries``),
+# or a single one that travels alone (the other kinds of ``split``).
+# ``end_*`` is where the micro-batch's range of this topic partition ends, and ``clock_ms`` what time it is by the batch
+# where it says so, on every row of the range; ``after_batch_index`` says how much of the first entry was taken by an
+# earlier batch (null: nothing).
 BUNDLES = pa.schema(
     [
         ("topic", pa.string()),
         ("partition", pa.int32()),
+        ("kind", pa.string()),
         ("end_ledger_id", pa.int64()),
         ("end_entry_id", pa.int64()),
+        ("clock_ms", pa.int64()),
         ("after_batch_index", pa.int32()),
         ("frames", pa.binary()),
     ]

@@ -1,0 +1,238 @@
+"""The stateful stage: open sets of large messages in Spark's state store, keyed by topic partition.
+
+State, in RocksDB, per topic partition:
+
+    sets     (producer, uuid) -> what is open of that message, as JSON with a version
+    parts    (ledger, entry)  -> one chunk's entry as the broker stored it; one value for each, never a growing one
+
+Rules kept here:
+  - Only what is open when a micro-batch ends is written; what comes and goes within one stays in memory, as far as
+    ``_FRESH_BYTES`` reach.
+  - Rows may come in any order, the reports say what happened when. Several tasks may have read one topic partition:
+    their reports are taken in the order of their ranges, so all chunks of a message meet here, in order.
+  - A topic partition with nothing open and nothing to say costs one look at the state.
+  - The time by which sets expire is the batch's, so a batch that is run again does the same again.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.errors import OffsetError
+from ledgerlake.operators.assembly import Assembled, Assembly, Outcome
+from ledgerlake.operators.chunk_entries import Marker
+from ledgerlake.operators.rows import (
+    FLOW,
+    FLOW_DDL,
+    Begun,
+    Event,
+    Report,
+    Standing,
+    open_set_from_dict,
+    report_from_json,
+    standing_to_json,
+)
+from ledgerlake.state.chunks import OpenSet, SetKey
+from ledgerlake.wire.message_id import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle
+
+    from ledgerlake.state.chunks import Limits
+
+SET_VERSION = 1
+
+# Arriving bytes that wait in memory for the reports; beyond, they wait in the state store.
+_FRESH_BYTES = 64 * 1024 * 1024
+
+# What the stage asks of Spark's state store.
+STATE_SETTINGS = {
+    "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    # Counting rows makes every write a read as well.
+    "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
+}
+
+
+def assemble(flow: DataFrame, limits: Limits) -> DataFrame:
+    """Put the stage behind rows of ``FLOW``; the result has the same columns."""
+    keyed = flow.groupBy("topic", "partition")
+    return keyed.transformWithStateInPandas(ChunkProcessor(limits), FLOW_DDL, "append", "none")
+
+
+class ChunkProcessor(StatefulProcessor):  # type: ignore[misc]
+    """See the module."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._sets: MapState = handle.getMapState("sets", "producer string, uuid string", "set string")
+        self._parts: MapState = handle.getMapState("parts", "ledger_id bigint, entry_id bigint", "entry binary")
+
+    def handleInputRows(
+        self, key: tuple[str, int], rows: Iterator[pd.DataFrame], timerValues: Any
+    ) -> Iterator[pd.DataFrame]:
+        source = TopicPartition(*key)
+        parts = _StateParts(self._parts)
+        reports = _take_rows(rows, parts)
+        stored = self._load() if self._sets.exists() else {}
+        if not stored and not any(report.events for report in reports):
+            yield _standing_row(source, Standing([report.fact for report in reports], None, None, 0, 0))
+            return
+        assembly = Assembly(self._limits, parts, sorted(stored.values(), key=lambda one: one.positions[0]))
+        for outcome in _happened(assembly, reports):
+            yield from _outcome_rows(source, outcome)
+        parts.store_fresh()
+        self._store(stored, assembly.pending.sets)
+        yield _standing_row(source, _standing(assembly, reports, self._limits))
+
+    def close(self) -> None:
+        pass
+
+    def _load(self) -> dict[SetKey, OpenSet]:
+        found = [set_from_json(value[0]) for _, value in self._sets.iterator()]
+        return {one.key: one for one in found}
+
+    def _store(self, before: dict[SetKey, OpenSet], sets: tuple[OpenSet, ...]) -> None:
+        after = {one.key: one for one in sets}
+        for key in before.keys() - after.keys():
+            self._sets.removeKey((key.producer_name, key.uuid))
+        for key, one in after.items():
+            if before.get(key) != one:
+                self._sets.updateValue((key.producer_name, key.uuid), (set_to_json(one),))
+
+
+class _StateParts:
+    """Entries by position: those of this batch in memory while they fit, the others in the state store."""
+
+    def __init__(self, state: MapState) -> None:
+        self._state = state
+        self._fresh: dict[Position, bytes] = {}
+        self._fresh_bytes = 0
+
+    def put(self, position: Position, entry: bytes) -> None:
+        if self._fresh_bytes + len(entry) > _FRESH_BYTES:
+            self._state.updateValue((position.ledger_id, position.entry_id), (entry,))
+            return
+        self._fresh[position] = entry
+        self._fresh_bytes += len(entry)
+
+    def take(self, position: Position) -> bytes | None:
+        if position in self._fresh:
+            entry = self._fresh.pop(position)
+            self._fresh_bytes -= len(entry)
+            return entry
+        place = (position.ledger_id, position.entry_id)
+        found = self._state.getValue(place)
+        if found is None:
+            return None
+        self._state.removeKey(place)
+        return bytes(found[0])
+
+    def drop(self, position: Position) -> None:
+        entry = self._fresh.pop(position, None)
+        if entry is None:
+            self._state.removeKey((position.ledger_id, position.entry_id))
+        else:
+            self._fresh_bytes -= len(entry)
+
+    def store_fresh(self) -> None:
+        """What was not taken or dropped is held beyond this batch."""
+        for position, entry in self._fresh.items():
+            self._state.updateValue((position.ledger_id, position.entry_id), (entry,))
+
+
+def set_to_json(one: OpenSet) -> str:
+    return json.dumps({"version": SET_VERSION, **asdict(one)})
+
+
+def set_from_json(text: str) -> OpenSet:
+    """Read an open set from state.
+
+    Raises:
+        OffsetError: a newer release wrote it.
+    """
+    data = json.loads(text)
+    version = data.pop("version")
+    if version > SET_VERSION:
+        raise OffsetError(
+            f"the checkpoint was written by a newer Ledgerlake (open sets of version {version}, this one reads up to "
+            f"{SET_VERSION}); upgrade Ledgerlake"
+        )
+    return open_set_from_dict(data)
+
+
+def _take_rows(rows: Iterator[pd.DataFrame], parts: _StateParts) -> list[Report]:
+    """Bytes go to ``parts``; the reports come back in the order of their ranges."""
+    reports = []
+    for frame in rows:
+        for row in frame.itertuples(index=False):
+            if row.kind == "report":
+                reports.append(report_from_json(row.note))
+            else:
+                parts.put(Position(int(row.ledger_id), int(row.entry_id)), row.entry)
+    return sorted(reports, key=lambda report: report.end)
+
+
+def _happened(assembly: Assembly, reports: list[Report]) -> Iterator[Outcome]:
+    for report in reports:
+        for event in report.events:
+            yield from _apply(assembly, event)
+    now_ms = max((report.now_ms for report in reports if report.now_ms is not None), default=None)
+    if now_ms is not None:
+        yield from assembly.expire(now_ms)
+
+
+def _apply(assembly: Assembly, event: Event) -> Iterator[Outcome]:
+    if isinstance(event, Begun):
+        return assembly.supersede(event.key)
+    if isinstance(event, OpenSet):
+        return assembly.adopt(event)
+    if isinstance(event, Marker):
+        return assembly.mark(event.key, event.positions)
+    return assembly.arrive(event)
+
+
+def _standing(assembly: Assembly, reports: list[Report], limits: Limits) -> Standing:
+    sets = assembly.pending.sets
+    return Standing(
+        facts=[report.fact for report in reports],
+        oldest_open=min((one.positions[0] for one in sets), default=None),
+        expires_ms=min((one.opened_ms + limits.expire_after_ms for one in sets), default=None),
+        open_sets=len(sets),
+        held_bytes=assembly.pending.held_bytes,
+    )
+
+
+def _outcome_rows(source: TopicPartition, outcome: Outcome) -> Iterator[pd.DataFrame]:
+    if isinstance(outcome, Assembled):
+        again = outcome.entries is None
+        note = {"positions": [asdict(one) for one in outcome.positions], "read_again": again}
+        yield _row(source, "message", outcome.positions[-1], json.dumps(note), None)
+        for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
+            yield _row(source, "part", position, None, entry)
+    else:
+        for position, entry in outcome.entries:
+            yield _row(source, "reject", position, outcome.reason, entry)
+
+
+def _standing_row(source: TopicPartition, standing: Standing) -> pd.DataFrame:
+    return _row(source, "report", None, standing_to_json(standing), None)
+
+
+def _row(
+    source: TopicPartition, kind: str, position: Position | None, note: str | None, entry: bytes | None
+) -> pd.DataFrame:
+    ledger_id, entry_id = (position.ledger_id, position.entry_id) if position is not None else (-1, -1)
+    values = (source.topic, source.partition, kind, ledger_id, entry_id, note, entry)
+    return pd.DataFrame([values], columns=FLOW.names)

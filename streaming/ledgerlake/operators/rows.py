@@ -1,0 +1,132 @@
+"""Rows that pass from tasks to the stateful stage and from there to the last one; nothing of it is ever stored.
+
+To the stage, of each task and topic partition, in any order (a shuffle lies between):
+
+    chunk    the bytes of one entry that the task could not settle itself, by position
+    report   once: what became of the task's range, and the events that need the open sets, in order (``Report``)
+
+From the stage, in order:
+
+    message  a whole message follows: ``note`` lists its positions, and whether to read it again from the topic
+    part     the next chunk of that message
+    reject   one chunk that cannot become a message; ``entry`` is null where only the topic may still have it
+    report   once for a topic partition, last: what the tasks did, and how the open sets stand (``Standing``)
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ledgerlake.operators.chunk_entries import Marker
+from ledgerlake.state.chunks import Chunk, OpenSet, SetKey
+from ledgerlake.wire.message_id import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ledgerlake.decode.messages import TopicPartition
+
+FLOW = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("kind", pa.string()),
+        ("ledger_id", pa.int64()),
+        ("entry_id", pa.int64()),
+        ("note", pa.string()),
+        ("entry", pa.binary()),
+    ]
+)
+FLOW_DDL = "topic string, partition int, kind string, ledger_id bigint, entry_id bigint, note string, entry binary"
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A message began in the task's range: what was open of its key before is superseded."""
+
+    key: SetKey
+
+
+Event = Chunk | Begun | OpenSet | Marker
+
+
+@dataclass(frozen=True)
+class Report:
+    """One task's range of one topic partition, up to ``end``. ``fact`` is the writer's own and only handed on."""
+
+    end: Position
+    now_ms: int | None
+    fact: dict[str, Any]
+    events: list[Event] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A topic partition after the stage: the facts of its tasks, and the open sets' extent."""
+
+    facts: list[dict[str, Any]]
+    oldest_open: Position | None
+    expires_ms: int | None
+    open_sets: int
+    held_bytes: int
+
+
+def report_to_json(report: Report) -> str:
+    events = [[type(one).__name__, asdict(one)] for one in report.events]
+    return json.dumps({"end": asdict(report.end), "now_ms": report.now_ms, "fact": report.fact, "events": events})
+
+
+def report_from_json(text: str) -> Report:
+    data = json.loads(text)
+    events: list[Event] = [_READERS[kind](fields) for kind, fields in data["events"]]
+    return Report(Position(**data["end"]), data["now_ms"], data["fact"], events)
+
+
+def standing_to_json(standing: Standing) -> str:
+    return json.dumps(asdict(standing))
+
+
+def standing_from_json(text: str) -> Standing:
+    data = json.loads(text)
+    oldest = data.pop("oldest_open")
+    return Standing(oldest_open=Position(**oldest) if oldest else None, **data)
+
+
+def open_set_from_dict(data: dict[str, Any]) -> OpenSet:
+    positions = tuple(Position(**one) for one in data["positions"])
+    return OpenSet(**{**data, "key": SetKey(**data["key"]), "positions": positions})
+
+
+def _chunk(data: dict[str, Any]) -> Chunk:
+    return Chunk(**{**data, "key": SetKey(**data["key"]), "position": Position(**data["position"])})
+
+
+def _marker(data: dict[str, Any]) -> Marker:
+    return Marker(SetKey(**data["key"]), tuple(Position(**one) for one in data["positions"]), data["time_ms"])
+
+
+_READERS: dict[str, Callable[[dict[str, Any]], Event]] = {
+    "Chunk": _chunk,
+    "Begun": lambda data: Begun(SetKey(**data["key"])),
+    "OpenSet": open_set_from_dict,
+    "Marker": _marker,
+}
+
+
+def flow_row(
+    source: TopicPartition,
+    kind: str,
+    position: Position | None = None,
+    note: str | None = None,
+    entry: bytes | None = None,
+) -> pa.RecordBatch:
+    """One row of ``FLOW``."""
+    # Pandas, through which these rows pass, has no integer column with nulls that keeps large numbers exact.
+    ledger_id, entry_id = (position.ledger_id, position.entry_id) if position is not None else (-1, -1)
+    values = [source.topic, source.partition, kind, ledger_id, entry_id, note, entry]
+    columns = [pa.array([value], one.type) for value, one in zip(values, FLOW, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=FLOW)

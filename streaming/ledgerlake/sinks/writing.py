@@ -1,0 +1,332 @@
+"""What the two writing stages of a micro-batch do in their tasks; both tables' files come from here.
+
+    write_ranges   decodes the task's range of entries straight into files; large messages that begin and end within it too
+    write_rest     writes what the stateful stage brought to an end, merges files that overlap, and sums up
+
+Rows that only state can settle pass from the first to the stateful stage, and from there to the second. Where the last
+chunk of such a message stands, the first stage ends its file, so that the message's own file fits between and nothing is
+written twice.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ledgerlake.client.topics import partition_name
+from ledgerlake.decode import schema
+from ledgerlake.decode.large import decode_large
+from ledgerlake.decode.messages import TopicPartition, decode_bundle
+from ledgerlake.decode.rejects import RejectedEntry, reject_rows
+from ledgerlake.decode.split import CHUNK, ENTRIES, MARKER, only_entry
+from ledgerlake.errors import CorruptEntryError
+from ledgerlake.operators.assembly import Assembled, Outcome
+from ledgerlake.operators.chunk_entries import read_chunk, read_marker
+from ledgerlake.operators.local import LocalAssembly
+from ledgerlake.operators.rows import Report, Standing, flow_row, report_to_json, standing_from_json
+from ledgerlake.sinks.ordered import DataFile, GatheringWriter, OrderedWriter, merge_overlapping
+from ledgerlake.sinks.tables import data_folder
+from ledgerlake.source.partition_reader import check_broker_metadata, read_again
+from ledgerlake.wire.message_id import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ledgerlake.client.cluster import ClientSettings
+    from ledgerlake.state.chunks import Chunk, Limits
+
+FACT_SCHEMA = "fact string"
+
+# The driver's word for the tasks of a batch, as a local property of the job.
+BATCH_PROPERTY = "ledgerlake.batch"
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """What a writing task needs to know; pickled with the plan, the same for all batches."""
+
+    messages_path: str
+    rejects_path: str
+    require_broker_metadata: bool
+    max_uncompressed_bytes: int
+    limits: Limits
+    client: ClientSettings
+
+
+@dataclass(frozen=True)
+class BatchNote:
+    """What differs from batch to batch: its number, and how far each topic partition's time has come in the table."""
+
+    batch_id: int
+    floors_us: dict[str, int]
+
+    @classmethod
+    def of_this_task(cls) -> BatchNote:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        return cls(**json.loads(context.getLocalProperty(BATCH_PROPERTY) if context else "{}"))
+
+
+@dataclass(frozen=True)
+class TaskFact:
+    """What a task, or several together, did for one topic partition: files, and how far was read."""
+
+    topic: str
+    partition: int
+    end: Position
+    max_effective_us: int | None
+    messages: list[DataFile]
+    rejects: list[DataFile]
+
+    @property
+    def source(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+
+@dataclass(frozen=True)
+class PartitionFact:
+    """A topic partition's share of a batch, all tasks together. ``replaced`` are files that were merged into others."""
+
+    written: TaskFact
+    standing: Standing
+    replaced: list[str] = field(default_factory=list)
+
+    @property
+    def topic_partition(self) -> str:
+        return full_name(self.written.source)
+
+    @property
+    def done(self) -> Position:
+        """Where a durable cursor may stand: read up to here, and no chunk of an open message before it."""
+        oldest = self.standing.oldest_open
+        if oldest is None:
+            return self.written.end
+        return min(self.written.end, Position(oldest.ledger_id, oldest.entry_id - 1))
+
+
+def full_name(source: TopicPartition) -> str:
+    return source.topic if source.partition < 0 else partition_name(source.topic, source.partition)
+
+
+def write_ranges(
+    batches: Iterable[pa.RecordBatch], settings: TaskSettings, note: BatchNote
+) -> Iterator[pa.RecordBatch]:
+    """First stage: rows of ``schema.BUNDLES`` in, files out, rows of ``FLOW`` on to the stateful stage."""
+    ranges: dict[TopicPartition, _Range] = {}
+    for batch in batches:
+        for row in range(batch.num_rows):
+            source = TopicPartition(batch["topic"][row].as_py(), batch["partition"][row].as_py())
+            if source not in ranges:
+                ranges[source] = _Range(source, settings, note)
+            yield from ranges[source].take(batch, row)
+    for one in ranges.values():
+        yield from one.finish()
+
+
+def write_rest(rows: Iterable[pa.RecordBatch], settings: TaskSettings, note: BatchNote) -> Iterator[pa.RecordBatch]:
+    """Second stage: rows of ``FLOW`` in, files out, one fact for each topic partition."""
+    open_rests: dict[TopicPartition, _Rest] = {}
+    for batch in rows:
+        for number in range(batch.num_rows):
+            (row,) = batch.slice(number, 1).to_pylist()
+            source = TopicPartition(row["topic"], row["partition"])
+            if source not in open_rests:
+                open_rests[source] = _Rest(source, settings, note)
+            if row["kind"] != "report":
+                open_rests[source].take(row)
+                continue
+            fact = open_rests.pop(source).finish(standing_from_json(row["note"]))
+            yield pa.RecordBatch.from_arrays([pa.array([json.dumps(asdict(fact))], pa.string())], names=["fact"])
+
+
+def fact_from_json(text: str) -> PartitionFact:
+    data = json.loads(text)
+    standing = standing_from_json(json.dumps(data["standing"]))
+    return PartitionFact(_task_fact(data["written"]), standing, data["replaced"])
+
+
+def _task_fact(data: dict[str, Any]) -> TaskFact:
+    files = {name: [_data_file(one) for one in data[name]] for name in ("messages", "rejects")}
+    return TaskFact(**{**data, **files, "end": Position(**data["end"])})
+
+
+def _data_file(data: dict[str, Any]) -> DataFile:
+    first, last = (tuple(data[name]) if data[name] else None for name in ("first", "last"))
+    return DataFile(**{**data, "first": first, "last": last})
+
+
+class _PartitionWriter:
+    """Both tables' files for one topic partition in one task."""
+
+    def __init__(self, source: TopicPartition, settings: TaskSettings, note: BatchNote) -> None:
+        self.source = source
+        self._settings = settings
+        prefix = f"part-{note.batch_id:08d}-{max(source.partition, 0):05d}"
+        self.messages_folder = data_folder(settings.messages_path, schema.MESSAGES, prefix)
+        self.messages = OrderedWriter(self.messages_folder, note.floors_us.get(full_name(source)))
+        self._rejects = GatheringWriter(data_folder(settings.rejects_path, schema.REJECTS, prefix))
+
+    def write_entries(self, frames: pa.Buffer, after_batch_index: int | None) -> None:
+        decoded_parts = decode_bundle(
+            frames,
+            self.source,
+            after_batch_index=after_batch_index,
+            max_bytes=self._settings.max_uncompressed_bytes,
+        )
+        for decoded in decoded_parts:
+            self._write_messages(decoded.messages.select(schema.MESSAGES.names))
+            if decoded.rejects.num_rows:
+                self._rejects.write(pa.Table.from_batches([decoded.rejects]))
+
+    def write_outcomes(self, outcomes: Iterable[Outcome]) -> None:
+        for outcome in outcomes:
+            if isinstance(outcome, Assembled):
+                self._write_large(outcome)
+            else:
+                self.write_rejects([RejectedEntry(*one, outcome.reason) for one in outcome.entries])
+
+    def write_rejects(self, rejected: list[RejectedEntry]) -> None:
+        """Write entries into ``rejects``, whole; those whose bytes are not at hand are read from the topic."""
+        missing = [one.position for one in rejected if one.entry is None]
+        again = dict(zip(missing, self._read_again(missing), strict=True))
+        whole = [
+            RejectedEntry(one.position, again.get(one.position, one.entry), one.reason, one.detail) for one in rejected
+        ]
+        self._rejects.write(reject_rows(whole, self.source))
+
+    def finish(self, end: Position) -> TaskFact:
+        messages = self.messages.finish()
+        return TaskFact(
+            self.source.topic,
+            self.source.partition,
+            end,
+            self.messages.max_effective_us,
+            messages,
+            self._rejects.finish(),
+        )
+
+    def _write_large(self, whole: Assembled) -> None:
+        entries = self._read_again(whole.positions) if whole.entries is None else whole.entries
+        try:
+            message = decode_large(
+                _all_there(entries), whole.positions, self.source, self._settings.limits.max_message_bytes
+            )
+        except CorruptEntryError as error:
+            self.write_rejects([RejectedEntry(one, None, error.reason, error.message) for one in whole.positions])
+        else:
+            self._write_messages(message)
+
+    def _write_messages(self, messages: pa.RecordBatch) -> None:
+        check_broker_metadata(self._settings.require_broker_metadata, messages, self.source)
+        self.messages.write(messages)
+
+    def _read_again(self, positions: Iterable[Position]) -> Iterator[bytes | None]:
+        return read_again(self._settings.client, full_name(self.source), positions)
+
+
+def _all_there(entries: Iterable[bytes | None]) -> Iterator[bytes]:
+    for entry in entries:
+        if entry is None:
+            raise CorruptEntryError("the topic no longer has all of its chunks", reason="chunk_trimmed")
+        yield entry
+
+
+class _Range:
+    """One topic partition's range in a task of the first stage."""
+
+    def __init__(self, source: TopicPartition, settings: TaskSettings, note: BatchNote) -> None:
+        self._writer = _PartitionWriter(source, settings, note)
+        self._local = LocalAssembly(settings.limits)
+        self._end = Position(-1, -1)
+        self._now_ms: int | None = None
+
+    def take(self, batch: pa.RecordBatch, row: int) -> Iterator[pa.RecordBatch]:
+        kind, frames = batch["kind"][row].as_py(), batch["frames"][row].as_buffer()
+        self._end = Position(batch["end_ledger_id"][row].as_py(), batch["end_entry_id"][row].as_py())
+        self._saw(batch["clock_ms"][row].as_py())
+        if kind == ENTRIES:
+            self._writer.write_entries(frames, batch["after_batch_index"][row].as_py())
+            return
+        position, entry = only_entry(frames)
+        try:
+            if kind == CHUNK:
+                yield from self._take_chunk(read_chunk(entry, position), entry)
+            elif kind == MARKER:
+                self._take_marker(entry)
+        except CorruptEntryError as error:
+            self._writer.write_rejects([RejectedEntry(position, entry, error.reason, error.message)])
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        for position, entry in self._local.hand_over():
+            yield flow_row(self._writer.source, "chunk", position, entry=entry)
+        fact = self._writer.finish(self._end)
+        if fact.max_effective_us is not None:
+            self._saw(fact.max_effective_us // 1000)
+        report = Report(self._end, self._now_ms, asdict(fact), self._local.events)
+        yield flow_row(self._writer.source, "report", note=report_to_json(report))
+
+    def _take_chunk(self, chunk: Chunk, entry: memoryview) -> Iterator[pa.RecordBatch]:
+        self._saw(chunk.time_ms)
+        kept = bytes(entry)
+        outcomes = self._local.arrive(chunk, kept)
+        if outcomes is not None:
+            self._writer.write_outcomes(outcomes)
+            return
+        yield flow_row(self._writer.source, "chunk", chunk.position, entry=kept)
+        if chunk.chunk_id == chunk.chunk_count - 1:
+            self._writer.messages.cut()
+
+    def _take_marker(self, entry: memoryview) -> None:
+        marker = read_marker(entry)
+        self._saw(marker.time_ms)
+        self._writer.write_outcomes(self._local.mark(marker))
+
+    def _saw(self, time_ms: int | None) -> None:
+        if time_ms is not None:
+            self._now_ms = max(time_ms, self._now_ms or time_ms)
+
+
+class _Rest:
+    """One topic partition in a task of the second stage."""
+
+    def __init__(self, source: TopicPartition, settings: TaskSettings, note: BatchNote) -> None:
+        self._writer = _PartitionWriter(source, settings, note)
+        self._positions: tuple[Position, ...] = ()
+        self._entries: list[bytes | None] = []
+
+    def take(self, row: dict[str, Any]) -> None:
+        position = Position(row["ledger_id"], row["entry_id"])
+        if row["kind"] == "reject":
+            self._writer.write_rejects([RejectedEntry(position, row["entry"], row["note"])])
+        elif row["kind"] == "part":
+            self._entries.append(row["entry"])
+            if len(self._entries) == len(self._positions):
+                self._writer.write_outcomes([Assembled(self._positions, _emptying(self._entries))])
+                self._entries = []
+        else:
+            note = json.loads(row["note"])
+            self._positions = tuple(Position(**one) for one in note["positions"])
+            if note["read_again"]:
+                self._writer.write_outcomes([Assembled(self._positions, None)])
+
+    def finish(self, standing: Standing) -> PartitionFact:
+        tasks = [_task_fact(one) for one in standing.facts]
+        own = self._writer.finish(max(one.end for one in tasks))
+        everything = [*tasks, own]
+        files = [file for one in everything for file in one.messages]
+        messages, replaced = merge_overlapping(self._writer.messages_folder, files)
+        times_us = [one.max_effective_us for one in everything if one.max_effective_us is not None]
+        rejects = [file for one in everything for file in one.rejects]
+        written = TaskFact(own.topic, own.partition, own.end, max(times_us, default=None), messages, rejects)
+        return PartitionFact(written, replace(standing, facts=[]), replaced)
+
+
+def _emptying(entries: list[bytes | None]) -> Iterator[bytes | None]:
+    """The entries in order, each let go of once it was used."""
+    entries.reverse()
+    while entries:
+        yield entries.pop()

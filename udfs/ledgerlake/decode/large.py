@@ -1,0 +1,79 @@
+"""A large message from its chunks (PIP-37).
+
+Order of work on the bytes: verify each chunk, decrypt each chunk (entries are only recognised as encrypted so far), join,
+decompress once; ``uncompressed_size`` is that of the whole. The row is the last chunk's: position, broker time, index and
+metadata, which producers repeat on every chunk.
+
+Memory: chunks are let go of as they are joined; then the joined bytes and, where compressed, the plain ones.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from ledgerlake.decode import schema
+from ledgerlake.decode.codecs import decompress
+from ledgerlake.decode.reference import large_row
+from ledgerlake.errors import CorruptEntryError
+from ledgerlake.wire.entry import RawEntry, parse_entry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ledgerlake.decode.messages import TopicPartition
+    from ledgerlake.wire.message_id import Position
+
+
+def decode_large(
+    entries: Iterable[bytes], positions: tuple[Position, ...], source: TopicPartition, max_bytes: int
+) -> pa.RecordBatch:
+    """The message as one row of ``schema.MESSAGES``.
+
+    Args:
+        entries: the chunks' stored entries, as many as ``positions``, in order.
+        max_bytes: the message may not be larger, packed or plain.
+
+    Raises:
+        CorruptEntryError: the chunks are no message; ``reason`` says why.
+    """
+    joined = bytearray()
+    last: RawEntry | None = None
+    for chunk_id, raw in enumerate(entries):
+        last = _checked(parse_entry(raw), chunk_id, len(positions), last)
+        if len(joined) + len(last.payload) > max_bytes:
+            raise CorruptEntryError(f"the message is larger than {max_bytes} bytes", reason="too_large")
+        joined += last.payload
+    if last is None:
+        raise CorruptEntryError("a message without chunks", reason="chunk_mismatch")
+    codec = last.metadata.compression
+    value = joined if codec == 0 else decompress(codec, memoryview(joined), last.metadata.uncompressed_size, max_bytes)
+    end = positions[-1]
+    row = large_row(last, end.ledger_id, end.entry_id, first_chunk_id=str(positions[0]))
+    row |= {"topic": source.topic, "partition": source.partition, "late": False, "value": None}
+    batch = pa.RecordBatch.from_pylist([row], schema=schema.MESSAGES)
+    if row["is_null"]:
+        return batch
+    return batch.set_column(batch.schema.get_field_index("value"), "value", _binary(value))
+
+
+def _checked(entry: RawEntry, chunk_id: int, count: int, before: RawEntry | None) -> RawEntry:
+    """The entry, where it is this chunk of the message that the one before belongs to."""
+    metadata = entry.metadata
+    if metadata.encryption_keys:
+        raise CorruptEntryError("the entry is encrypted", reason="encrypted")
+    same = before is None or (before.metadata.uuid, before.metadata.producer_name) == (
+        metadata.uuid,
+        metadata.producer_name,
+    )
+    if not same or (metadata.chunk_id, metadata.num_chunks_from_msg) != (chunk_id, count):
+        raise CorruptEntryError(f"an entry is not chunk {chunk_id} of {count} of its message", reason="chunk_mismatch")
+    return entry
+
+
+def _binary(value: bytes | bytearray | memoryview) -> pa.Array:
+    """One value without a copy."""
+    offsets = pa.py_buffer(np.array([0, len(value)], dtype=np.int32))
+    return pa.Array.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(value)])

@@ -1,0 +1,69 @@
+"""Rows of ``rejects`` for single entries that were judged elsewhere, such as chunks whose message never became whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ledgerlake.decode import schema
+from ledgerlake.decode.kernels import MAX_TIME_MS
+from ledgerlake.errors import CorruptEntryError
+from ledgerlake.wire.entry import peek_metadata, split_broker_metadata
+
+if TYPE_CHECKING:
+    from ledgerlake.decode.messages import TopicPartition
+    from ledgerlake.wire.message_id import Position
+
+
+@dataclass(frozen=True)
+class RejectedEntry:
+    """One entry and why it became no message; ``entry`` is None where nobody has its bytes any more."""
+
+    position: Position
+    entry: bytes | memoryview | None
+    reason: str
+    detail: str = ""
+
+
+def reject_rows(rejected: list[RejectedEntry], source: TopicPartition) -> pa.Table:
+    """Rows of ``schema.REJECTS``."""
+    rows = [{"topic": source.topic, "partition": source.partition, **_row(one)} for one in rejected]
+    return pa.Table.from_pylist(rows, schema=schema.REJECTS)
+
+
+def _row(one: RejectedEntry) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "message_id": str(one.position),
+        "ledger_id": one.position.ledger_id,
+        "entry_id": one.position.entry_id,
+        "reason": one.reason,
+    }
+    if one.entry is None:
+        return row | {"detail": one.detail or "the topic no longer has this entry"}
+    raw = memoryview(one.entry)
+    return row | _broker_columns(raw) | {"detail": one.detail or _describe(raw), "entry": bytes(raw)}
+
+
+def _broker_columns(raw: memoryview) -> dict[str, Any]:
+    try:
+        broker, _ = split_broker_metadata(raw)
+    except CorruptEntryError:
+        return {}
+    if broker is None:
+        return {}
+    time_ms, index = broker.broker_timestamp, broker.index
+    timed = broker.HasField("broker_timestamp") and time_ms <= MAX_TIME_MS
+    return {
+        "broker_timestamp": time_ms * 1000 if timed else None,
+        "broker_index": index if broker.HasField("index") and index < 2**63 else None,
+    }
+
+
+def _describe(raw: memoryview) -> str:
+    try:
+        metadata = peek_metadata(raw)
+    except CorruptEntryError:
+        return ""
+    return f"chunk {metadata.chunk_id} of {metadata.num_chunks_from_msg} of {metadata.uuid!s}"
