@@ -105,6 +105,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     verify.add_argument("config", metavar="CONFIG")
 
+    state = add("state", _state, "list the large messages that are not whole yet", "ledgerlake state orders.toml")
+    state.add_argument("config", metavar="CONFIG")
+
     forget = add(
         "forget", _forget, "remove the pipeline's durable cursors from the broker", "ledgerlake forget orders.toml"
     )
@@ -191,6 +194,23 @@ def _verify(options: argparse.Namespace) -> int:
     else:
         print(verdict.sentence())
     return 0 if verdict.clean else 1
+
+
+def _state(options: argparse.Namespace) -> int:
+    from ledgerlake.query.config import load_config
+    from ledgerlake.query.open_sets import open_messages
+    from ledgerlake.query.session import start_session
+
+    config = load_config(options.config)
+    found = open_messages(start_session(f"ledgerlake state {config.stream.name}"), config)
+    if options.json:
+        print(json.dumps([asdict(one) for one in found]))
+        return 0
+    for one in found:
+        print(one.sentence())
+    held_bytes = sum(one.held_bytes for one in found)
+    print(f"{len(found):,} large messages are not whole, {held_bytes:,} bytes held")
+    return 0
 
 
 def _forget(options: argparse.Namespace) -> int:

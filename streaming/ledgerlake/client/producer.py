@@ -1,4 +1,4 @@
-"""Publishing encoded entries: for the demo's producers with clocks of their own, and for tests of odd bytes.
+"""Publishing encoded entries: for large messages with markers, for the demo's producers with clocks of their own, and for tests.
 
 The broker stores an entry as it was encoded (``wire.entry.encode_entry``); nothing is added or checked here.
 """
@@ -9,12 +9,18 @@ import time
 from typing import TYPE_CHECKING
 
 from ledgerlake.errors import DeadlineError, TransportError
+from ledgerlake.wire.message_id import Position, from_wire
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.pb import pulsar_pb2 as pb
 
 _PENDING_MOST = 500
+
+# Of entries that may be large.
+_TOGETHER_MOST = 4
 
 
 class EntryProducer:
@@ -40,12 +46,26 @@ class EntryProducer:
         while self._pending >= _PENDING_MOST:
             self._take_receipt()
 
-    def flush(self) -> pb.MessageIdData | None:
-        """Wait for every receipt; the id of the last entry stored since the last flush."""
-        last = None
+    def send_and_wait(self, entries: Iterable[bytes]) -> list[Position]:
+        """Send entries and wait until all are stored; where they stand, in order.
+
+        Raises:
+            As ``send``.
+        """
+        self.flush()
+        stored = []
+        for entry in entries:
+            self.send(entry)
+            if self._pending > _TOGETHER_MOST:
+                stored.append(self._take_receipt())
         while self._pending:
-            last = self._take_receipt()
-        return last
+            stored.append(self._take_receipt())
+        return [from_wire(one).position for one in stored]
+
+    def flush(self) -> None:
+        """Wait for every receipt."""
+        while self._pending:
+            self._take_receipt()
 
     def close(self) -> None:
         self.flush()

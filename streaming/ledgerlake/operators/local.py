@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from ledgerlake.operators.assembly import Assembly, Outcome
 from ledgerlake.operators.rows import Begun, Event
 from ledgerlake.state.chunks import Event as ChunkEvent
-from ledgerlake.state.chunks import classify
+from ledgerlake.state.chunks import SetKey, classify
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ledgerlake.operators.chunk_entries import Marker
     from ledgerlake.state.chunks import Chunk, Limits
+    from ledgerlake.wire.chunks import Marker
     from ledgerlake.wire.message_id import Position
 
 _NEEDS_NO_SET = (ChunkEvent.INVALID, ChunkEvent.TOO_LARGE)
@@ -63,9 +63,10 @@ class LocalAssembly:
 
     def mark(self, marker: Marker) -> Iterator[Outcome]:
         """Take one marker."""
-        if self._assembly.pending.find(marker.key) is None:
+        key = SetKey(marker.producer_name, marker.uuid)
+        if self._assembly.pending.find(key) is None:
             self.events.append(marker)
-        return self._assembly.mark(marker.key, marker.positions)
+        return self._assembly.mark(key, marker.positions)
 
     def hand_over(self) -> Iterator[tuple[Position, bytes]]:
         """End: what is open becomes an event, and its bytes come out."""

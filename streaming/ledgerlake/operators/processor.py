@@ -26,7 +26,6 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators.assembly import Assembled, Assembly, Outcome
-from ledgerlake.operators.chunk_entries import Marker
 from ledgerlake.operators.rows import (
     FLOW,
     FLOW_DDL,
@@ -39,6 +38,7 @@ from ledgerlake.operators.rows import (
     standing_to_json,
 )
 from ledgerlake.state.chunks import OpenSet, SetKey
+from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -84,7 +84,16 @@ class ChunkProcessor(StatefulProcessor):  # type: ignore[misc]
     ) -> Iterator[pd.DataFrame]:
         source = TopicPartition(*key)
         parts = _StateParts(self._parts)
-        reports = _take_rows(rows, parts)
+        reports: list[Report] = []
+        for frame in rows:
+            for row in frame.itertuples(index=False):
+                if row.kind == "chunk":
+                    parts.put(Position(int(row.ledger_id), int(row.entry_id)), row.entry)
+                elif row.kind == "report":
+                    reports.append(report_from_json(row.note))
+                else:
+                    yield pd.DataFrame([row], columns=FLOW.names)
+        reports.sort(key=lambda report: report.end)
         stored = self._load() if self._sets.exists() else {}
         if not stored and not any(report.events for report in reports):
             yield _standing_row(source, Standing([report.fact for report in reports], None, None, 0, 0))
@@ -172,18 +181,6 @@ def set_from_json(text: str) -> OpenSet:
     return open_set_from_dict(data)
 
 
-def _take_rows(rows: Iterator[pd.DataFrame], parts: _StateParts) -> list[Report]:
-    """Bytes go to ``parts``; the reports come back in the order of their ranges."""
-    reports = []
-    for frame in rows:
-        for row in frame.itertuples(index=False):
-            if row.kind == "report":
-                reports.append(report_from_json(row.note))
-            else:
-                parts.put(Position(int(row.ledger_id), int(row.entry_id)), row.entry)
-    return sorted(reports, key=lambda report: report.end)
-
-
 def _happened(assembly: Assembly, reports: list[Report]) -> Iterator[Outcome]:
     for report in reports:
         for event in report.events:
@@ -199,7 +196,7 @@ def _apply(assembly: Assembly, event: Event) -> Iterator[Outcome]:
     if isinstance(event, OpenSet):
         return assembly.adopt(event)
     if isinstance(event, Marker):
-        return assembly.mark(event.key, event.positions)
+        return assembly.mark(SetKey(event.producer_name, event.uuid), event.positions)
     return assembly.arrive(event)
 
 

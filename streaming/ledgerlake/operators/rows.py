@@ -2,10 +2,11 @@
 
 To the stage, of each task and topic partition, in any order (a shuffle lies between):
 
+    entries  a bundle that passes untouched; ``note`` is its ``after_batch_index``
     chunk    the bytes of one entry that the task could not settle itself, by position
     report   once: what became of the task's range, and the events that need the open sets, in order (``Report``)
 
-From the stage, in order:
+From the stage, in order but for ``entries``, which pass as they come:
 
     message  a whole message follows: ``note`` lists its positions, and whether to read it again from the topic
     part     the next chunk of that message
@@ -21,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ledgerlake.operators.chunk_entries import Marker
 from ledgerlake.state.chunks import Chunk, OpenSet, SetKey
+from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def _chunk(data: dict[str, Any]) -> Chunk:
 
 
 def _marker(data: dict[str, Any]) -> Marker:
-    return Marker(SetKey(**data["key"]), tuple(Position(**one) for one in data["positions"]), data["time_ms"])
+    return Marker(**{**data, "positions": tuple(Position(**one) for one in data["positions"])})
 
 
 _READERS: dict[str, Callable[[dict[str, Any]], Event]] = {

@@ -34,7 +34,7 @@ from ledgerlake.decode.split import ENTRIES, MARKER, only_entry
 from ledgerlake.errors import CorruptEntryError, TableError
 from ledgerlake.files import resolve
 from ledgerlake.operators.assembly import Assembled, Outcome
-from ledgerlake.operators.chunk_entries import read_chunk, read_marker
+from ledgerlake.operators.chunk_entries import read_chunk
 from ledgerlake.operators.local import LocalAssembly
 from ledgerlake.query.start import load_start
 from ledgerlake.sinks.ordered import sort_keys
@@ -43,6 +43,7 @@ from ledgerlake.source.partition_reader import read_bundles
 from ledgerlake.source.planning import EntryRange
 from ledgerlake.source.positions import resolve_end
 from ledgerlake.state.chunks import Chunk, Limits
+from ledgerlake.wire.chunks import parse_marker
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ def _read_topic(options: SourceOptions, span: EntryRange) -> _InTopic:
 def _take_alone(chunks: LocalAssembly, kind: str, entry: memoryview, position: Position) -> list[tuple[Position, ...]]:
     """Chunks that ended with this one: a whole message's together, those that belong to none alone."""
     if kind == MARKER:
-        outcomes: Iterable[Outcome] = chunks.mark(read_marker(entry))
+        outcomes: Iterable[Outcome] = chunks.mark(parse_marker(entry))
     else:
         outcomes = chunks.arrive(read_chunk(entry, position), b"") or ()
     found: list[tuple[Position, ...]] = []

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ledgerlake.client.topics import partition_name
 from ledgerlake.decode import schema
-from ledgerlake.decode.large import decode_large
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
-from ledgerlake.decode.rejects import RejectedEntry, reject_rows
+from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import CHUNK, ENTRIES, MARKER, only_entry
 from ledgerlake.errors import CorruptEntryError
-from ledgerlake.operators.assembly import Assembled, Outcome
-from ledgerlake.operators.chunk_entries import read_chunk, read_marker
+from ledgerlake.operators.assembly import Outcome
+from ledgerlake.operators.chunk_entries import read_chunk
 from ledgerlake.operators.local import LocalAssembly
+from ledgerlake.operators.outcomes import OutcomeDecoder, Plain, full_name, read_flow
 from ledgerlake.operators.rows import Report, Standing, flow_row, report_to_json, standing_from_json
 from ledgerlake.sinks.ordered import DataFile, GatheringWriter, OrderedWriter, merge_overlapping
 from ledgerlake.sinks.tables import data_folder
-from ledgerlake.source.partition_reader import check_broker_metadata, read_again
+from ledgerlake.source.partition_reader import check_broker_metadata
+from ledgerlake.wire.chunks import parse_marker
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -108,10 +108,6 @@ class PartitionFact:
         return min(self.written.end, Position(oldest.ledger_id, oldest.entry_id - 1))
 
 
-def full_name(source: TopicPartition) -> str:
-    return source.topic if source.partition < 0 else partition_name(source.topic, source.partition)
-
-
 def write_ranges(
     batches: Iterable[pa.RecordBatch], settings: TaskSettings, note: BatchNote
 ) -> Iterator[pa.RecordBatch]:
@@ -130,17 +126,14 @@ def write_ranges(
 def write_rest(rows: Iterable[pa.RecordBatch], settings: TaskSettings, note: BatchNote) -> Iterator[pa.RecordBatch]:
     """Second stage: rows of ``FLOW`` in, files out, one fact for each topic partition."""
     open_rests: dict[TopicPartition, _Rest] = {}
-    for batch in rows:
-        for number in range(batch.num_rows):
-            (row,) = batch.slice(number, 1).to_pylist()
-            source = TopicPartition(row["topic"], row["partition"])
-            if source not in open_rests:
-                open_rests[source] = _Rest(source, settings, note)
-            if row["kind"] != "report":
-                open_rests[source].take(row)
-                continue
-            fact = open_rests.pop(source).finish(standing_from_json(row["note"]))
+    for source, found in read_flow(rows):
+        if source not in open_rests:
+            open_rests[source] = _Rest(source, settings, note)
+        if isinstance(found, Standing):
+            fact = open_rests.pop(source).finish(found)
             yield pa.RecordBatch.from_arrays([pa.array([json.dumps(asdict(fact))], pa.string())], names=["fact"])
+        elif not isinstance(found, Plain):
+            open_rests[source].take(found)
 
 
 def fact_from_json(text: str) -> PartitionFact:
@@ -168,6 +161,7 @@ class _PartitionWriter:
         prefix = f"part-{note.batch_id:08d}-{max(source.partition, 0):05d}"
         self.messages_folder = data_folder(settings.messages_path, schema.MESSAGES, prefix)
         self.messages = OrderedWriter(self.messages_folder, note.floors_us.get(full_name(source)))
+        self._decoder = OutcomeDecoder(source, settings.client, settings.limits.max_message_bytes)
         self._rejects = GatheringWriter(data_folder(settings.rejects_path, schema.REJECTS, prefix))
 
     def write_entries(self, frames: pa.Buffer, after_batch_index: int | None) -> None:
@@ -184,19 +178,14 @@ class _PartitionWriter:
 
     def write_outcomes(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
-            if isinstance(outcome, Assembled):
-                self._write_large(outcome)
-            else:
-                self.write_rejects([RejectedEntry(*one, outcome.reason) for one in outcome.entries])
+            message, rejects = self._decoder.decode(outcome)
+            if message is not None:
+                self._write_messages(message)
+            if rejects is not None:
+                self._rejects.write(rejects)
 
-    def write_rejects(self, rejected: list[RejectedEntry]) -> None:
-        """Write entries into ``rejects``, whole; those whose bytes are not at hand are read from the topic."""
-        missing = [one.position for one in rejected if one.entry is None]
-        again = dict(zip(missing, self._read_again(missing), strict=True))
-        whole = [
-            RejectedEntry(one.position, again.get(one.position, one.entry), one.reason, one.detail) for one in rejected
-        ]
-        self._rejects.write(reject_rows(whole, self.source))
+    def write_reject(self, rejected: RejectedEntry) -> None:
+        self._rejects.write(self._decoder.reject([rejected]))
 
     def finish(self, end: Position) -> TaskFact:
         messages = self.messages.finish()
@@ -209,30 +198,9 @@ class _PartitionWriter:
             self._rejects.finish(),
         )
 
-    def _write_large(self, whole: Assembled) -> None:
-        entries = self._read_again(whole.positions) if whole.entries is None else whole.entries
-        try:
-            message = decode_large(
-                _all_there(entries), whole.positions, self.source, self._settings.limits.max_message_bytes
-            )
-        except CorruptEntryError as error:
-            self.write_rejects([RejectedEntry(one, None, error.reason, error.message) for one in whole.positions])
-        else:
-            self._write_messages(message)
-
     def _write_messages(self, messages: pa.RecordBatch) -> None:
         check_broker_metadata(self._settings.require_broker_metadata, messages, self.source)
         self.messages.write(messages)
-
-    def _read_again(self, positions: Iterable[Position]) -> Iterator[bytes | None]:
-        return read_again(self._settings.client, full_name(self.source), positions)
-
-
-def _all_there(entries: Iterable[bytes | None]) -> Iterator[bytes]:
-    for entry in entries:
-        if entry is None:
-            raise CorruptEntryError("the topic no longer has all of its chunks", reason="chunk_trimmed")
-        yield entry
 
 
 class _Range:
@@ -258,7 +226,7 @@ class _Range:
             elif kind == MARKER:
                 self._take_marker(entry)
         except CorruptEntryError as error:
-            self._writer.write_rejects([RejectedEntry(position, entry, error.reason, error.message)])
+            self._writer.write_reject(RejectedEntry(position, entry, error.reason, error.message))
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         for position, entry in self._local.hand_over():
@@ -281,7 +249,7 @@ class _Range:
             self._writer.messages.cut()
 
     def _take_marker(self, entry: memoryview) -> None:
-        marker = read_marker(entry)
+        marker = parse_marker(entry)
         self._saw(marker.time_ms)
         self._writer.write_outcomes(self._local.mark(marker))
 
@@ -295,23 +263,9 @@ class _Rest:
 
     def __init__(self, source: TopicPartition, settings: TaskSettings, note: BatchNote) -> None:
         self._writer = _PartitionWriter(source, settings, note)
-        self._positions: tuple[Position, ...] = ()
-        self._entries: list[bytes | None] = []
 
-    def take(self, row: dict[str, Any]) -> None:
-        position = Position(row["ledger_id"], row["entry_id"])
-        if row["kind"] == "reject":
-            self._writer.write_rejects([RejectedEntry(position, row["entry"], row["note"])])
-        elif row["kind"] == "part":
-            self._entries.append(row["entry"])
-            if len(self._entries) == len(self._positions):
-                self._writer.write_outcomes([Assembled(self._positions, _emptying(self._entries))])
-                self._entries = []
-        else:
-            note = json.loads(row["note"])
-            self._positions = tuple(Position(**one) for one in note["positions"])
-            if note["read_again"]:
-                self._writer.write_outcomes([Assembled(self._positions, None)])
+    def take(self, outcome: Outcome) -> None:
+        self._writer.write_outcomes([outcome])
 
     def finish(self, standing: Standing) -> PartitionFact:
         tasks = [_task_fact(one) for one in standing.facts]
@@ -323,10 +277,3 @@ class _Rest:
         rejects = [file for one in everything for file in one.rejects]
         written = TaskFact(own.topic, own.partition, own.end, max(times_us, default=None), messages, rejects)
         return PartitionFact(written, replace(standing, facts=[]), replaced)
-
-
-def _emptying(entries: list[bytes | None]) -> Iterator[bytes | None]:
-    """The entries in order, each let go of once it was used."""
-    entries.reverse()
-    while entries:
-        yield entries.pop()

@@ -4,8 +4,7 @@ Kinds:
 
     entries   consecutive plain entries; all that most topics ever have, and then the bundle stays one piece, untouched
     chunk     one chunk of a large message (PIP-37): ``num_chunks_from_msg`` above 1
-    marker    the list of a large message's chunks (PIP-37, option 2): an ordinary message with the property
-              ``ledgerlake.chunks``, which states 1 as ``num_chunks_from_msg`` so that it is found without looking at properties
+    marker    the list of a large message's chunks (PIP-37, option 2), see ``wire.chunks``
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import numpy as np
 from ledgerlake.decode import kernels as k
 from ledgerlake.decode.messages import read_entry_table
 from ledgerlake.errors import CorruptEntryError
+from ledgerlake.wire.chunks import has_promise
 from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import Position
 
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 ENTRIES = "entries"
 CHUNK = "chunk"
 MARKER = "marker"
-
-MARKER_PROPERTY = "ledgerlake.chunks"
 
 
 def split_bundle(frames: bytes) -> Iterator[tuple[str, memoryview]]:
@@ -72,5 +70,4 @@ def _kind(raw: memoryview) -> str:
         return ENTRIES
     if metadata.num_chunks_from_msg > 1:
         return CHUNK
-    listed = metadata.num_chunks_from_msg == 1 and any(one.key == MARKER_PROPERTY for one in metadata.properties)
-    return MARKER if listed else ENTRIES
+    return MARKER if metadata.num_chunks_from_msg == 1 and has_promise(metadata) else ENTRIES

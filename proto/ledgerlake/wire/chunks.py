@@ -1,0 +1,128 @@
+"""Large messages on the wire (PIP-37): how one is cut into chunk entries, and the marker that lists them.
+
+Chunks share sequence id, uuid ``<producer>-<sequence id>`` and the metadata of the message; each says its ``chunk_id``, the
+number of chunks and the bytes of all together. What is cut is already compressed, as a whole.
+
+A marker (PIP-37, option 2) is an ordinary message, so that every Pulsar client reads the topic as before:
+
+    num_chunks_from_msg   1, which no client takes for a chunk
+    uuid                  the large message's
+    property              ``ledgerlake.chunks`` = ``1``, the version of what follows
+    payload               JSON: {"chunks": ["ledger:entry", ...]} in order
+
+Its chunks carry the same property, as the promise that a marker follows.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ledgerlake.errors import CorruptEntryError, UsageError
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire.entry import RawEntry, encode_entry, parse_entry
+from ledgerlake.wire.message_id import MessageId, Position, parse_message_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MARKER_PROPERTY = "ledgerlake.chunks"
+MARKER_VERSION = "1"
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """The chunks of one message, in order, as its producer listed them. ``time_ms`` is the broker's where it is known."""
+
+    producer_name: str
+    uuid: str
+    positions: tuple[Position, ...]
+    time_ms: int
+
+
+def encode_chunks(metadata: pb.MessageMetadata, packed: bytes, chunk_bytes: int) -> Iterator[bytes]:
+    """The entries of a large message, one after another.
+
+    Args:
+        metadata: the message's; chunk fields are filled in.
+        packed: its payload, compressed as ``metadata`` says.
+    """
+    view = memoryview(packed)
+    count = max(1, -(-len(packed) // chunk_bytes))
+    for chunk_id in range(count):
+        own = pb.MessageMetadata()
+        own.CopyFrom(metadata)
+        own.uuid = f"{metadata.producer_name}-{metadata.sequence_id}"
+        own.chunk_id = chunk_id
+        own.num_chunks_from_msg = count
+        own.total_chunk_msg_size = len(packed)
+        yield encode_entry(own, bytes(view[chunk_bytes * chunk_id : chunk_bytes * (chunk_id + 1)]))
+
+
+def encode_marker(chunks: pb.MessageMetadata, sequence_id: int, positions: list[Position]) -> bytes:
+    """The marker's entry for chunks that were stored at ``positions``; ``chunks`` is their common metadata."""
+    metadata = pb.MessageMetadata(
+        producer_name=chunks.producer_name,
+        sequence_id=sequence_id,
+        publish_time=chunks.publish_time,
+        uuid=f"{chunks.producer_name}-{chunks.sequence_id}",
+        num_chunks_from_msg=1,
+        properties=[promise()],
+    )
+    return encode_entry(metadata, json.dumps({"chunks": [str(one) for one in positions]}).encode())
+
+
+def promise() -> pb.KeyValue:
+    """The property of chunks that a marker follows, and of the marker."""
+    return pb.KeyValue(key=MARKER_PROPERTY, value=MARKER_VERSION)
+
+
+def has_promise(metadata: pb.MessageMetadata) -> bool:
+    return any(one.key == MARKER_PROPERTY for one in metadata.properties)
+
+
+def parse_marker(raw: bytes | memoryview) -> Marker:
+    """The list that a marker holds.
+
+    Raises:
+        CorruptEntryError: bad checksum, malformed, or of a version that is not known.
+    """
+    entry = parse_entry(raw)
+    metadata = entry.metadata
+    versions = [one.value for one in metadata.properties if one.key == MARKER_PROPERTY]
+    if versions != [MARKER_VERSION]:
+        raise CorruptEntryError(f"a marker of version {versions}, known is {MARKER_VERSION}", reason="malformed_marker")
+    try:
+        positions = tuple(_position(text) for text in json.loads(bytes(entry.payload))["chunks"])
+    except (ValueError, KeyError, TypeError, RecursionError, UsageError):
+        raise CorruptEntryError("the list of chunks does not parse", reason="malformed_marker") from None
+    if len(set(positions)) != len(positions) or len(positions) < 2:
+        raise CorruptEntryError("a marker lists two chunks at least, each once", reason="malformed_marker")
+    return Marker(text_of(metadata, "producer_name"), text_of(metadata, "uuid"), positions, entry_time_ms(entry))
+
+
+def text_of(metadata: pb.MessageMetadata, field: str) -> str:
+    """A text field. Protobuf's C parser hands out the bytes themselves where they are not UTF-8.
+
+    Raises:
+        CorruptEntryError: it is no text.
+    """
+    value = getattr(metadata, field)
+    if not isinstance(value, str):
+        raise CorruptEntryError(f"{field} is not text", reason="malformed_entry")
+    return value
+
+
+def entry_time_ms(entry: RawEntry) -> int:
+    """When an entry was stored, by the broker; by its producer where the broker does not say."""
+    if entry.broker is not None and entry.broker.HasField("broker_timestamp"):
+        return entry.broker.broker_timestamp
+    return entry.metadata.publish_time
+
+
+def _position(text: object) -> Position:
+    message_id = parse_message_id(text) if isinstance(text, str) else None
+    if not isinstance(message_id, MessageId):
+        raise ValueError(text)
+    return message_id.position

@@ -1,0 +1,80 @@
+"""What large messages wait for: the open sets in a pipeline's state, as its last committed batch left them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.errors import SetupError
+from ledgerlake.operators.outcomes import full_name
+from ledgerlake.operators.processor import set_from_json
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row, SparkSession
+
+    from ledgerlake.query.config import Config
+    from ledgerlake.state.chunks import OpenSet
+
+
+@dataclass(frozen=True)
+class OpenMessage:
+    """One large message that is not whole. ``age_ms`` counts from its first chunk, by the broker's time.
+
+    ``held_bytes`` is 0 where its chunks were put aside and will be read again; ``missing`` is then still right.
+    """
+
+    topic_partition: str
+    producer_name: str
+    uuid: str
+    first_chunk_id: str
+    present: int
+    missing: int
+    held_bytes: int
+    total_bytes: int
+    age_ms: int
+    awaits_marker: bool
+
+    def sentence(self) -> str:
+        where = "held" if self.held_bytes else "put aside"
+        until = ", waits for its marker" if self.awaits_marker else ""
+        return (
+            f"{self.topic_partition} {self.uuid} of {self.producer_name}: {self.present} chunks present, "
+            f"{self.missing} missing, {self.held_bytes:,} of {self.total_bytes:,} bytes {where}, "
+            f"first chunk {self.first_chunk_id}, {self.age_ms / 1000:,.0f} s old{until}"
+        )
+
+
+def open_messages(spark: SparkSession, config: Config) -> list[OpenMessage]:
+    """The open sets of every topic partition, oldest first.
+
+    Raises:
+        SetupError: there is no checkpoint of a pipeline that has run.
+    """
+    from pyspark.errors import PySparkException
+
+    now_ms = int(time.time() * 1000)
+    try:
+        reader = spark.read.format("statestore").option("stateVarName", "sets")
+        rows = reader.load(config.stream.checkpoint).collect()
+    except PySparkException:
+        raise SetupError(f"the checkpoint {config.stream.checkpoint} holds no state; run the pipeline first") from None
+    found = [_describe(row, now_ms) for row in rows]
+    return sorted(found, key=lambda one: -one.age_ms)
+
+
+def _describe(row: Row, now_ms: int) -> OpenMessage:
+    one: OpenSet = set_from_json(row.user_map_value["set"])
+    return OpenMessage(
+        topic_partition=full_name(TopicPartition(row.key["topic"], row.key["partition"])),
+        producer_name=one.key.producer_name,
+        uuid=one.key.uuid,
+        first_chunk_id=str(one.positions[0]),
+        present=len(one.positions),
+        missing=one.chunk_count - len(one.positions),
+        held_bytes=one.held_bytes,
+        total_bytes=one.total_bytes,
+        age_ms=now_ms - one.opened_ms,
+        awaits_marker=one.awaiting,
+    )

@@ -1,0 +1,63 @@
+"""The way of chunks through tasks and the stateful stage against the plain reference, one seed one schedule.
+
+Random schedules as in ``test_chunks_model``, cut into batches, batches into tasks, rows shuffled; any batch may be killed
+and run again from the state before it. Nothing may depend on any of that.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+
+from ledgerlake.state.chunks import Chunk, Limits
+from tests.model.test_chunks_model import reference, schedule
+from tests.operators.stage import Settled, Stage, task
+
+pytestmark = pytest.mark.slow
+
+SEEDS = 10_000 if os.environ.get("LEDGERLAKE_CAMPAIGN") == "long" else 1_000
+_AT_ONCE = 250
+
+
+def cut(rng: random.Random, chunks: list[Chunk], most: int) -> list[list[Chunk]]:
+    """Consecutive pieces, at most so many."""
+    places = sorted(rng.randrange(len(chunks) + 1) for _ in range(rng.randint(0, most - 1)))
+    return [chunks[start:stop] for start, stop in zip([0, *places], [*places, len(chunks)])]
+
+
+def run_batch(stage: Stage, tasks: list[list[Chunk]], settled: Settled, rng: random.Random) -> None:
+    rows = [row for one in tasks for row in task(one, stage.limits, settled)]
+    settled.rows(stage.run(rows, rng))
+
+
+def play(seed: int) -> Settled:
+    rng = random.Random(seed)
+    limits = Limits(max_pending=rng.choice([1, 2, 100]), max_pending_bytes=rng.choice([1, 20, 10_000]))
+    chunks = schedule(rng)
+    stage, settled = Stage(limits), Settled()
+    for batch in cut(rng, chunks, 6):
+        tasks = cut(rng, batch, 3)
+        if rng.random() < 0.3:
+            run_batch(stage.copy(), tasks, Settled(), rng)
+        run_batch(stage, tasks, settled, rng)
+    assert sorted(settled.delivered, key=lambda one: one[-1]) == [positions for _, positions in reference(chunks)]
+    settled.rows(stage.run(task([], limits, Settled(), now_ms=10**9)))
+    assert [len(one.values) for one in stage.states.values()] == [0, 0]
+    accounted = [position for one in settled.delivered for position in one]
+    accounted += [position for _, position in settled.rejected]
+    assert sorted(accounted) == [chunk.position for chunk in chunks]
+    return settled
+
+
+@pytest.mark.parametrize("start", range(0, SEEDS, _AT_ONCE))
+def test_no_cut_into_batches_and_tasks_and_no_kill_changes_what_is_delivered(start: int) -> None:
+    found = []
+    for seed in range(start, start + _AT_ONCE):
+        try:
+            found.append(play(seed))
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+    assert sum(one.read_again for one in found) > 0
+    assert sum(len(one.delivered) for one in found) > _AT_ONCE

@@ -1,0 +1,147 @@
+"""The stateful stage without Spark: its processor over state in dicts, and tasks that feed it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.operators.local import LocalAssembly
+from ledgerlake.operators.processor import ChunkProcessor
+from ledgerlake.operators.rows import Report, Standing, flow_row, report_to_json, standing_from_json
+from ledgerlake.wire.message_id import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ledgerlake.operators.assembly import Outcome
+    from ledgerlake.state.chunks import Chunk, Limits
+    from ledgerlake.wire.chunks import Marker
+
+SOURCE = TopicPartition("persistent://public/default/t", 0)
+
+
+class DictState:
+    """As much of Spark's MapState as is used."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self.writes = 0
+
+    def exists(self) -> bool:
+        return bool(self.values)
+
+    def getValue(self, key: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        return self.values.get(key)
+
+    def updateValue(self, key: tuple[Any, ...], value: tuple[Any, ...]) -> None:
+        self.writes += 1
+        self.values[key] = value
+
+    def removeKey(self, key: tuple[Any, ...]) -> None:
+        self.values.pop(key, None)
+
+    def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
+        return iter(list(self.values.items()))
+
+
+@dataclass
+class Stage:
+    """State that lives from batch to batch, as Spark keeps it."""
+
+    limits: Limits
+    states: dict[str, DictState] = field(default_factory=dict)
+
+    def getMapState(self, name: str, _key_schema: str, _value_schema: str) -> DictState:
+        return self.states.setdefault(name, DictState())
+
+    def copy(self) -> Stage:
+        return copy.deepcopy(self)
+
+    def run(self, rows: list[pa.RecordBatch], rng: random.Random | None = None) -> list[Any]:
+        """One batch; the rows that come out. With ``rng`` the rows come in shuffled, in frames of any size."""
+        processor = ChunkProcessor(self.limits)
+        processor.init(self)
+        rows = rng.sample(rows, len(rows)) if rng else rows
+        frames = []
+        while rows:
+            count = rng.randint(1, len(rows)) if rng else len(rows)
+            frames.append(pa.Table.from_batches(rows[:count]).to_pandas())
+            rows = rows[count:]
+        found = processor.handleInputRows((SOURCE.topic, SOURCE.partition), iter(frames), None)
+        return [row for frame in found for row in frame.itertuples(index=False)]
+
+
+@dataclass
+class Settled:
+    """What became of chunks, by position."""
+
+    delivered: list[tuple[Position, ...]] = field(default_factory=list)
+    read_again: int = 0
+    rejected: list[tuple[str, Position]] = field(default_factory=list)
+    standing: Standing | None = None
+
+    def outcomes(self, outcomes: Iterable[Outcome]) -> None:
+        for outcome in outcomes:
+            if hasattr(outcome, "positions"):
+                self._deliver(outcome.positions, None if outcome.entries is None else list(outcome.entries))
+            else:
+                self.rejected += [(outcome.reason, position) for position, _ in outcome.entries]
+
+    def rows(self, rows: list[Any]) -> None:
+        """Rows of the stage, checked against what ``rows`` promises of their order."""
+        waiting = list(rows)
+        while waiting:
+            row = waiting.pop(0)
+            if row.kind == "message":
+                note = json.loads(row.note)
+                positions = tuple(Position(**one) for one in note["positions"])
+                count = 0 if note["read_again"] else len(positions)
+                parts, waiting = waiting[:count], waiting[count:]
+                assert all(part.kind == "part" for part in parts)
+                self._deliver(positions, None if note["read_again"] else [part.entry for part in parts])
+            elif row.kind == "reject":
+                self.rejected.append((row.note, Position(row.ledger_id, row.entry_id)))
+            else:
+                assert row.kind == "report"
+                assert not waiting
+                self.standing = standing_from_json(row.note)
+
+    def _deliver(self, positions: tuple[Position, ...], entries: list[bytes | None] | None) -> None:
+        self.delivered.append(positions)
+        if entries is None:
+            self.read_again += 1
+        else:
+            assert entries == [entry_of(position) for position in positions]
+
+
+def entry_of(position: Position) -> bytes:
+    """Stands for the bytes of an entry."""
+    return b"entry %d:%d" % (position.ledger_id, position.entry_id)
+
+
+def task(
+    events: list[Chunk | Marker], limits: Limits, settled: Settled, now_ms: int | None = None
+) -> list[pa.RecordBatch]:
+    """One task over a range: what it settles itself goes to ``settled``, the rest comes back as rows."""
+    local = LocalAssembly(limits)
+    rows = []
+    end = Position(-1, -1)
+    for event in events:
+        if hasattr(event, "chunk_id"):
+            end = event.position
+            outcomes = local.arrive(event, entry_of(end))
+            if outcomes is None:
+                rows.append(flow_row(SOURCE, "chunk", end, entry=entry_of(end)))
+            else:
+                settled.outcomes(outcomes)
+        else:
+            settled.outcomes(local.mark(event))
+    rows += [flow_row(SOURCE, "chunk", position, entry=entry) for position, entry in local.hand_over()]
+    report = Report(end, now_ms, {"end": str(end)}, local.events)
+    return [*rows, flow_row(SOURCE, "report", note=report_to_json(report))]
