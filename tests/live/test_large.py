@@ -10,19 +10,25 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
 
 from ledgerlake.client.producer import EntryProducer
-from ledgerlake.query import run
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.query import messages, rejects, run
 from ledgerlake.query.config import parse_config
-from ledgerlake.query.verify import verify
-from ledgerlake.wire.message_id import ChunkMessageId, from_bytes
+from ledgerlake.query.open_sets import open_messages
+from ledgerlake.query.verify import Verdict, verify
+from ledgerlake.sinks.pulsar import LargeMessageProducer
+from ledgerlake.wire.entry import encode_entry
+from ledgerlake.wire.message_id import ChunkMessageId, from_bytes, to_bytes
 from tests.chunks import chunk_entries
 from tests.live.test_columns import run_once
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from tests.live.runtime import Runtime
 
@@ -39,12 +45,60 @@ def publish_entries(runtime: Runtime, topic: str, entries: list[bytes]) -> None:
 
 
 def table_rows(folder: Path) -> list[dict[str, Any]]:
-    return DeltaTable(str(folder / "messages")).to_pyarrow_table().to_pylist()
+    rows = DeltaTable(str(folder / "messages")).to_pyarrow_table().to_pylist()
+    return sorted(rows, key=lambda row: (row["ledger_id"], row["entry_id"]))
+
+
+def rejects_rows(folder: Path) -> list[dict[str, Any]]:
+    return DeltaTable(str(folder / "rejects")).to_pyarrow_table().to_pylist()
+
+
+def small(value: bytes) -> bytes:
+    return encode_entry(pb.MessageMetadata(producer_name="s", sequence_id=0, publish_time=1), value)
+
+
+def backlog(runtime: Runtime, topic: str) -> int:
+    """Entries that the pipeline's cursor still pins."""
+    stats = runtime.admin("GET", topic, "/stats?getPreciseBacklog=true")["subscriptions"]
+    return int(next(one["msgBacklog"] for name, one in stats.items() if name.startswith("ledgerlake-test")))
+
+
+def wait_until(condition: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def read_with_pulsar_client(runtime: Runtime, topic: str) -> Iterator[Any]:
+    import pulsar
+
+    reader = runtime.client().create_reader(topic, pulsar.MessageId.earliest)
+    while reader.has_message_available():
+        yield reader.read_next(10_000)
+    reader.close()
+
+
+def drained(frame: DataFrame, checkpoint: Path) -> list[bytes]:
+    """Values that a stream brings until there are no more, in the order of their positions."""
+    found: list[Any] = []
+    query = (
+        frame.select("ledger_id", "entry_id", "value")
+        .writeStream.foreachBatch(lambda batch, _: found.extend(batch.collect()))
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return [bytes(row.value) for row in sorted(found, key=lambda row: (row.ledger_id, row.entry_id))]
 
 
 def rejected(folder: Path) -> list[tuple[str, int]]:
-    table = DeltaTable(str(folder / "rejects")).to_pyarrow_table()
-    return sorted(zip(table["reason"].to_pylist(), table["entry_id"].to_pylist(), strict=True))
+    try:
+        rows = rejects_rows(folder)
+    except TableNotFoundError:
+        return []
+    return sorted((row["reason"], row["entry_id"]) for row in rows)
 
 
 def hashes(folder: Path) -> dict[str, Any]:
@@ -113,16 +167,206 @@ def test_messages_of_all_sizes_and_codecs_from_eight_producers_arrive_whole_and_
     assert sum(isinstance(one, ChunkMessageId) for one in sent.values()) >= 8
 
 
-def test_a_message_that_spans_runs_is_held_in_state_and_not_read_again(
+def test_a_message_that_spans_runs_is_held_in_state_and_pinned_on_the_broker(
     runtime: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:
     topic = runtime.topic()
     payload = random.Random(1).randbytes(3_000_000)
     entries = chunk_entries(payload, 6)
-    publish_entries(runtime, topic, entries[:3])
+    data = runtime.config(tmp_path, topic)
+    publish_entries(runtime, topic, [small(b"before"), *entries[:3]])
+    config = run_once(spark, data)
+    (waiting,) = open_messages(spark, config)
+    assert (waiting.uuid, waiting.present, waiting.missing, waiting.held_bytes) == ("p-1", 3, 3, 1_500_000)
+    assert backlog(runtime, topic) == 3
+    assert verify(config).open_chunks == 3
+    publish_entries(runtime, topic, [*entries[3:], small(b"behind")])
+    config = run_once(spark, data)
+    before, large, behind = table_rows(tmp_path)
+    assert (before["value"], behind["value"]) == (b"before", b"behind")
+    assert (large["value"], large["chunk_count"]) == (payload, 6)
+    assert open_messages(spark, config) == []
+    assert backlog(runtime, topic) == 0
+    assert verify(config) == Verdict(messages=3)
+
+
+def test_one_pending_set_is_enough_for_three_interleaved_messages(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    payloads = [random.Random(seed).randbytes(1_000_000) for seed in range(3)]
+    sets = [
+        chunk_entries(one, 4, uuid=f"p{number}-1", producer_name=f"p{number}") for number, one in enumerate(payloads)
+    ]
+    data = runtime.config(tmp_path, topic) | {"chunks": {"max_pending": 1}}
+    for step in zip(*sets):
+        publish_entries(runtime, topic, list(step))
+        config = run_once(spark, data)
+    assert [row["value"] for row in table_rows(tmp_path)] == payloads
+    assert rejected(tmp_path) == []
+    assert verify(config) == Verdict(messages=3)
+
+
+def test_a_set_that_stays_open_expires_also_on_an_idle_topic(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    publish_entries(runtime, topic, chunk_entries(b"x" * 100, 3)[:2])
+    config = parse_config(runtime.config(tmp_path, topic) | {"chunks": {"expire_after": "2 seconds"}})
+    pipeline = run(spark, config)
+    wait_until(lambda: len(rejected(tmp_path)) == 2)
+    batches = pipeline.query.lastProgress.batchId if pipeline.query else 0
+    pipeline.wait(1.0)
+    assert pipeline.query is not None
+    assert pipeline.query.lastProgress.batchId <= batches + 1
+    pipeline.stop()
+    pipeline.close()
+    assert rejected(tmp_path) == [("chunk_expired", 0), ("chunk_expired", 1)]
+    assert rejects_rows(tmp_path)[0]["entry"].endswith(b"x" * 34)
+    assert backlog(runtime, topic) == 0
+    assert verify(config).clean
+
+
+def test_what_claims_too_much_or_nonsense_is_rejected_and_the_stream_goes_on(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    odd = [
+        {"total_chunk_msg_size": 2**31 - 1},
+        {"chunk_id": 7},
+        {"chunk_id": -1},
+        {"total_chunk_msg_size": -5},
+        {"num_chunks_from_msg": 2**31 - 1, "chunk_id": 0},
+    ]
+    entries = [chunk_entries(b"x" * 100, 2, uuid=f"odd-{number}", **one)[0] for number, one in enumerate(odd)]
+    open_sets = [chunk_entries(b"y" * 20, 2, uuid=f"open-{number}")[0] for number in range(100_000)]
+    publish_entries(
+        runtime, topic, [*entries, *open_sets, *chunk_entries(b"good" * 500, 3, uuid="good"), small(b"end")]
+    )
+    config = run_once(spark, runtime.config(tmp_path, topic))
+    good, end = table_rows(tmp_path)
+    assert (good["value"], end["value"]) == (b"good" * 500, b"end")
+    found = rejected(tmp_path)
+    assert [reason for reason, entry in sorted(found, key=lambda one: one[1]) if entry < 5] == [
+        "too_large",
+        "chunk_invalid",
+        "chunk_invalid",
+        "chunk_invalid",
+        "too_large",
+    ]
+    limits = config.chunks.limits
+    evicted = [entry for reason, entry in found if reason == "chunk_evicted"]
+    assert len(evicted) == 100_000 + 1 - limits.max_pending - limits.max_aside
+    publish_entries(runtime, topic, [chunk_entries(b"y" * 20, 2, uuid="open-99999")[1], small(b"more")])
     run_once(spark, runtime.config(tmp_path, topic))
-    publish_entries(runtime, topic, entries[3:])
-    run_once(spark, runtime.config(tmp_path, topic))
-    (row,) = table_rows(tmp_path)
-    assert row["value"] == payload
-    assert row["chunk_count"] == 6
+    assert [row["value"] for row in table_rows(tmp_path)][2:] == [b"y" * 20, b"more"]
+
+
+@pytest.fixture
+def large_and_small(runtime: Runtime) -> tuple[str, list[Any]]:
+    """A topic with small, large, small, large, small; and the ids that pulsar-client gave them."""
+    topic = runtime.topic()
+    producer = runtime.client().create_producer(topic, chunking_enabled=True, batching_enabled=False)
+    ids = [producer.send(value) for value in (b"s0", b"l1" * 6_000_000, b"s2", b"l3" * 6_000_000, b"s4")]
+    producer.close()
+    return topic, ids
+
+
+@pytest.mark.parametrize(
+    ("form", "expected", "orphans"),
+    [
+        pytest.param(str, ["l1", "s2", "l3", "s4"], 0, id="at a large message"),
+        pytest.param(lambda one: f"after {one}", ["s2", "l3", "s4"], 0, id="after a large message"),
+        pytest.param(lambda one: str(one.first), ["l1", "s2", "l3", "s4"], 0, id="at the plain id of its first chunk"),
+        pytest.param(lambda one: f"after {one.first}", ["s2", "l3", "s4"], 2, id="after its first chunk"),
+        pytest.param(lambda one: str(one.last), ["s2", "l3", "s4"], 1, id="at the plain id of its last chunk"),
+        pytest.param(lambda one: f"after {one.last}", ["s2", "l3", "s4"], 0, id="after its last chunk"),
+        pytest.param(lambda one: to_bytes(one).hex(), ["l1", "s2", "l3", "s4"], 0, id="serialised"),
+    ],
+)
+def test_a_start_at_a_large_message(
+    runtime: Runtime,
+    spark: SparkSession,
+    tmp_path: Path,
+    large_and_small: tuple[str, list[Any]],
+    form: Any,
+    expected: list[str],
+    orphans: int,
+) -> None:
+    topic, ids = large_and_small
+    large = from_bytes(ids[1].serialize())
+    assert isinstance(large, ChunkMessageId)
+    config = run_once(spark, runtime.config(tmp_path, topic, starting=form(large)))
+    assert [row["value"][:2].decode() for row in table_rows(tmp_path)] == expected
+    assert [reason for reason, _ in rejected(tmp_path)] == ["chunk_orphan"] * orphans
+    assert verify(config).clean
+
+
+def test_the_very_bytes_that_pulsar_client_serialises_are_a_start(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path, large_and_small: tuple[str, list[Any]]
+) -> None:
+    topic, ids = large_and_small
+    run_once(spark, runtime.config(tmp_path, topic, starting=ids[3].serialize().hex()))
+    assert [row["value"][:2] for row in table_rows(tmp_path)] == [b"l3", b"s4"]
+
+
+def test_several_readers_of_one_partition_bring_all_chunks_of_a_message_together(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    rng = random.Random(5)
+    payloads = [rng.randbytes(rng.randint(50_000, 400_000)) for _ in range(12)]
+    waiting = [
+        chunk_entries(one, 6, uuid=f"p{number}-0", producer_name=f"p{number}") for number, one in enumerate(payloads)
+    ]
+    entries: list[bytes] = []
+    while any(waiting):
+        entries.append(rng.choice([one for one in waiting if one]).pop(0))
+        entries += [small(b"small")] * rng.randint(0, 2)
+    publish_entries(runtime, topic, entries)
+    config = run_once(spark, runtime.config(tmp_path, topic, min_partitions=4))
+    rows = table_rows(tmp_path)
+    assert sorted(row["value"] for row in rows if row["chunk_count"]) == sorted(payloads)
+    assert verify(config) == Verdict(messages=len(rows))
+    in_file_order = [row for row in rows if not row["late"]]
+    assert len(in_file_order) == len(entries) - 12 * 5
+
+
+def test_a_marker_brings_a_large_message_to_a_query_that_began_in_its_middle(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    values = [random.Random(seed).randbytes(1_000_000) for seed in (1, 2)]
+    cluster = runtime.cluster()
+    producer = LargeMessageProducer(cluster, topic, codec=pb.LZ4, chunk_bytes=200_000)
+    ids = [producer.send(value, key="k", properties={"a": "b"}) for value in values]
+    plain = producer.send(b"small")
+    producer.close()
+    cluster.close()
+    assert isinstance(ids[0], ChunkMessageId)
+    middle = f"after {ids[0].first}"
+    run_once(spark, runtime.config(tmp_path / "middle", topic, starting=middle))
+    run_once(spark, runtime.config(tmp_path / "whole", topic, name="whole"))
+    for folder in ("middle", "whole"):
+        rows = table_rows(tmp_path / folder)
+        assert [row["value"] for row in rows] == [*values, b"small"]
+        assert [row["message_id"] for row in rows] == [str(ids[0].last), str(ids[1].last), str(plain)]  # type: ignore[union-attr]
+        assert (rows[0]["key"], dict(rows[0]["properties"])["a"]) == ("k", "b")
+        assert rejected(tmp_path / folder) == []
+    received = list(read_with_pulsar_client(runtime, topic))
+    assert [one.data() for one in received if "ledgerlake.chunks" not in one.properties() or one.data() in values] == [
+        *values,
+        b"small",
+    ]
+
+
+def test_messages_for_other_sinks_are_whole_too(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+    topic = runtime.topic()
+    payload = random.Random(3).randbytes(500_000)
+    entries = chunk_entries(payload, 5, codec=pb.ZSTD)
+    config = parse_config(runtime.config(tmp_path, topic))
+    publish_entries(runtime, topic, [small(b"one"), *entries[:2]])
+    assert drained(messages(spark, config), tmp_path / "m") == [b"one"]
+    publish_entries(runtime, topic, [*entries[2:], small(b"two"), entries[4]])
+    assert drained(messages(spark, config), tmp_path / "m") == [payload, b"two"]
+    assert len(drained(rejects(spark, config), tmp_path / "r")) == 1

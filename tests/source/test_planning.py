@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ledgerlake.source.offsets import PartitionOffset
-from ledgerlake.source.planning import EntryRange, ranges, share
+from ledgerlake.source.planning import EntryRange, ranges, share, split
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 
@@ -47,3 +47,46 @@ def test_ranges(start: dict[str, PartitionOffset], end: dict[str, PartitionOffse
 @pytest.mark.parametrize(("budget", "parts", "expected"), [(None, 3, None), (10, 3, 3), (2, 3, 1), (10, 0, 10)])
 def test_a_budget_is_shared_evenly_and_never_to_nothing(budget: int | None, parts: int, expected: int | None) -> None:
     assert share(budget, parts) == expected
+
+
+def pieces(span: EntryRange, min_partitions: int) -> list[tuple[Position, Position, int | None]]:
+    return [(one.after, one.end, one.after_batch_index) for one in split([span], min_partitions)]
+
+
+def test_a_range_within_a_ledger_is_cut_into_equal_parts() -> None:
+    span = EntryRange("a", Position(1, 9), Position(1, 19), 3)
+    assert pieces(span, 1) == [(Position(1, 9), Position(1, 19), 3)]
+    assert pieces(span, 2) == [(Position(1, 9), Position(1, 14), 3), (Position(1, 14), Position(1, 19), None)]
+
+
+def test_a_range_over_ledgers_is_cut_where_the_last_one_begins_and_in_it() -> None:
+    span = EntryRange("a", Position(1, 9), Position(3, 9))
+    assert pieces(span, 3) == [
+        (Position(1, 9), Position(3, -1), None),
+        (Position(3, -1), Position(3, 4), None),
+        (Position(3, 4), Position(3, 9), None),
+    ]
+
+
+@pytest.mark.parametrize("after", [BEFORE_ALL, Position(1, 0), Position(2, -1), Position(2, 3), Position(2, 5)])
+@pytest.mark.parametrize("wanted", [1, 2, 3, 8])
+def test_however_a_range_is_cut_its_parts_follow_each_other(after: Position, wanted: int) -> None:
+    found = split([EntryRange("a", after, Position(2, 5), clock_ms=7)], wanted)
+    assert (found[0].after, found[-1].end) == (after, Position(2, 5))
+    assert [one.end for one in found[:-1]] == [one.after for one in found[1:]]
+    assert len(found) == 1 or all(one.after < one.end for one in found)
+    assert {one.clock_ms for one in found} == {7}
+
+
+def test_enough_topic_partitions_are_not_cut() -> None:
+    spans = [EntryRange(name, Position(1, 0), Position(1, 99)) for name in "abc"]
+    assert split(spans, 3) == spans
+    assert len(split(spans, 4)) == 6
+
+
+def test_a_clock_alone_makes_a_range_without_entries() -> None:
+    start = {"a": at(1, 2)}
+    end = {"a": PartitionOffset(Position(1, 2), clock_ms=50)}
+    assert ranges(start, end) == [EntryRange("a", Position(1, 2), Position(1, 2), clock_ms=50)]
+    assert ranges(end, end) == []
+    assert ranges(end, {"a": at(1, 2)}) == []

@@ -8,14 +8,17 @@ import pytest
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.decode import schema
+from ledgerlake.decode.messages import read_entry_table
 from ledgerlake.errors import SetupError
 from ledgerlake.source.offsets import PartitionOffset, from_json
 from ledgerlake.source.options import parse_options
-from ledgerlake.source.partition_reader import read_bundles, read_entries, read_messages
+from ledgerlake.source.partition_reader import read_again, read_bundles, read_entries, read_messages
 from ledgerlake.source.planning import EntryRange
 from ledgerlake.source.positions import Scout, Tail, resolve_end, resolve_start
-from ledgerlake.wire.entry import encode_entry
+from ledgerlake.wire.chunks import encode_marker
+from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.message_id import BEFORE_ALL, MessageId, Position
+from tests.chunks import chunk_entries
 from tests.entries import batch, metadata, single
 from tests.peer import TOPIC, Peer
 
@@ -42,6 +45,36 @@ def test_a_range_without_entries_still_says_how_far_it_was_read() -> None:
         peer.add(single(b"x"))
         (only,) = read_bundles(options_for(peer), EntryRange(TOPIC, Position(7, 0), Position(7, 5)))
         assert (only["end_entry_id"][0].as_py(), only["frames"][0].as_py()) == (5, b"")
+
+
+def test_entries_are_read_again_by_position_and_what_is_gone_is_nothing() -> None:
+    with Peer() as peer:
+        peer.add(*[single(b"%d" % number) for number in range(60)])
+        del peer.entries[30:33], peer.entries[3]
+        wanted = [0, 1, 3, 4, 50, 31, 33, 59, 2]
+        found = list(
+            read_again(options_for(peer).client, TOPIC, [Position(peer.entries[0][0].ledger_id, one) for one in wanted])
+        )
+        values = [None if one is None else bytes(parse_entry(one).payload) for one in found]
+        assert values == [b"0", b"1", None, b"4", b"50", None, b"33", b"59", b"2"]
+
+
+def test_chunks_and_markers_travel_alone_and_plain_entries_stay_together() -> None:
+    with Peer() as peer:
+        chunks = chunk_entries(b"x" * 100, 2)
+        marker = encode_marker(metadata(), 2, [Position(1, 1), Position(1, 2)])
+        peer.add(single(b"a"), batch([b"b"]), chunks[0], single(b"c"), chunks[1], marker, b"garbage", single(b"d"))
+        bundles = list(read_bundles(options_for(peer), everything(peer)))
+        assert [one["kind"][0].as_py() for one in bundles] == [
+            "entries",
+            "chunk",
+            "entries",
+            "chunk",
+            "marker",
+            "entries",
+        ]
+        counts = [len(read_entry_table(one["frames"][0].as_buffer())[1]) for one in bundles]
+        assert counts == [2, 1, 1, 1, 1, 2]
 
 
 def test_messages_and_rejects_are_rows_of_one_view() -> None:

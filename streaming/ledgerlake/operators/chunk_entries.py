@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from ledgerlake.decode.split import MARKER
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.state.chunks import Chunk, SetKey
-from ledgerlake.wire.chunks import entry_time_ms, has_promise, text_of
+from ledgerlake.wire.chunks import Marker, entry_time_ms, has_promise, parse_marker, text_of
 from ledgerlake.wire.entry import parse_entry
 from ledgerlake.wire.message_id import Position
+
+
+def read_alone(kind: str, raw: bytes | memoryview, position: Position) -> Chunk | Marker:
+    """An entry that travels alone (see ``decode.split``).
+
+    Raises:
+        CorruptEntryError: as ``read_chunk`` and ``parse_marker``.
+    """
+    return parse_marker(raw) if kind == MARKER else read_chunk(raw, position)
 
 
 def read_chunk(raw: bytes | memoryview, position: Position) -> Chunk:

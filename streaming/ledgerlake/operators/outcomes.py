@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -76,29 +76,31 @@ class OutcomeDecoder:
         self._client = client
         self._max_message_bytes = max_message_bytes
 
-    def decode(self, outcome: Outcome) -> tuple[pa.RecordBatch | None, pa.Table | None]:
-        """A row of ``schema.MESSAGES``, or rows of ``schema.REJECTS``; one of the two is None.
+    def decode(self, outcome: Outcome) -> pa.RecordBatch | list[RejectedEntry]:
+        """A row of ``schema.MESSAGES``, or what is no message.
 
         Raises:
             BrokerError, TransportError: entries had to be read again and could not.
         """
         if isinstance(outcome, Rejected):
-            return None, self.reject([RejectedEntry(*one, outcome.reason) for one in outcome.entries])
+            return [RejectedEntry(*one, outcome.reason) for one in outcome.entries]
         entries = self._read_again(outcome.positions) if outcome.entries is None else outcome.entries
         try:
-            return decode_large(_all_there(entries), outcome.positions, self._source, self._max_message_bytes), None
+            return decode_large(_all_there(entries), outcome.positions, self._source, self._max_message_bytes)
         except CorruptEntryError as error:
-            lost = [RejectedEntry(one, None, error.reason, error.message) for one in outcome.positions]
-            return None, self.reject(lost)
+            return [RejectedEntry(one, None, error.reason, error.message) for one in outcome.positions]
 
-    def reject(self, rejected: list[RejectedEntry]) -> pa.Table:
-        """Rows of ``schema.REJECTS``, whole; entries whose bytes are not at hand are read from the topic."""
-        missing = [one.position for one in rejected if one.entry is None]
-        again = dict(zip(missing, self._read_again(missing), strict=True))
-        whole = [
-            RejectedEntry(one.position, again.get(one.position, one.entry), one.reason, one.detail) for one in rejected
-        ]
-        return reject_rows(whole, self._source)
+    def whole(self, rejected: list[RejectedEntry]) -> Iterator[pa.Table]:
+        """Rows of ``schema.REJECTS``, one by one; entries whose bytes are not at hand are read from the topic.
+
+        Raises:
+            As ``decode``.
+        """
+        in_order = sorted(rejected, key=lambda one: one.position)
+        again = self._read_again([one.position for one in in_order if one.entry is None])
+        for one in in_order:
+            found = replace(one, entry=next(again)) if one.entry is None else one
+            yield reject_rows([found], self._source)
 
     def _read_again(self, positions: Iterable[Position]) -> Iterator[bytes | None]:
         return read_again(self._client, full_name(self._source), positions)

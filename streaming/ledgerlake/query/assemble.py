@@ -17,6 +17,7 @@ from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.decode import schema
 from ledgerlake.errors import LedgerlakeError, SetupError
 from ledgerlake.operators.processor import STATE_SETTINGS
+from ledgerlake.operators.whole import WholeSettings, whole_messages
 from ledgerlake.query.config import Config, parse_trigger
 from ledgerlake.query.start import as_option, load_start, save_start
 from ledgerlake.sinks.delta import BatchResult, DeltaSink
@@ -36,16 +37,18 @@ if TYPE_CHECKING:
 
 
 def messages(spark: SparkSession, config: Config) -> DataFrame:
-    """A streaming DataFrame of decoded messages with the table's columns, for any sink or transformation.
+    """A streaming DataFrame of whole, decoded messages with the table's columns, for any sink or transformation.
 
-    Entries that cannot become messages are not in it: ``rejects`` streams those.
+    Large messages are put together in the state of whatever query this becomes a part of; one that never becomes whole
+    is given up when a later entry of its topic partition comes. What cannot become a message is not in it: ``rejects``
+    streams that.
     """
-    return _view(spark, config).where("reject_reason is null").select(*schema.MESSAGES.names)
+    return _whole(spark, config).where("reject_reason is null").select(*schema.MESSAGES.names)
 
 
 def rejects(spark: SparkSession, config: Config) -> DataFrame:
     """A streaming DataFrame of what ``messages`` leaves out: position, reason, and the whole entry in ``value``."""
-    return _view(spark, config).where("reject_reason is not null")
+    return _whole(spark, config).where("reject_reason is not null")
 
 
 def run(
@@ -103,12 +106,9 @@ class Pipeline:
         self._sink.rejects.ensure(self._spark)
         self._sink.load_floors(names)
         start = self._hold_cursors(names)
-        self._spark.dataSource.register(LedgerlakeDataSource)
-        for name, value in STATE_SETTINGS.items():
-            self._spark.conf.set(name, value)
         self._wakes_ms = load_wakes(self._wake_file)
-        own = {"view": "bundles", "startingOffsets": as_option(start), "wakeFile": self._wake_file}
-        bundles = self._spark.readStream.format("ledgerlake").options(**self.config.source_options() | own).load()
+        own = {"startingOffsets": as_option(start), "wakeFile": self._wake_file}
+        bundles = _bundles(self._spark, self.config, own)
         writer = (
             self._sink.stages(bundles)
             .writeStream.queryName(self.config.stream.name)
@@ -235,6 +235,18 @@ def cause_of(error: BaseException) -> LedgerlakeError:
     return SetupError(f"the query failed: {lines[0][:300] if lines else type(error).__name__}")
 
 
-def _view(spark: SparkSession, config: Config) -> DataFrame:
+def _whole(spark: SparkSession, config: Config) -> DataFrame:
+    options = config.parsed_options()
+    settings = WholeSettings(
+        options.require_broker_metadata, options.max_uncompressed_bytes, config.chunks.limits, options.client
+    )
+    return whole_messages(_bundles(spark, config, {}), settings)
+
+
+def _bundles(spark: SparkSession, config: Config, own: dict[str, str]) -> DataFrame:
+    """The source's raw rows, in a session whose state store can keep what waits."""
     spark.dataSource.register(LedgerlakeDataSource)
-    return spark.readStream.format("ledgerlake").options(**config.source_options()).load()
+    for name, value in STATE_SETTINGS.items():
+        spark.conf.set(name, value)
+    options = config.source_options() | {"view": "bundles"} | own
+    return spark.readStream.format("ledgerlake").options(**options).load()

@@ -1,6 +1,6 @@
 """The configuration file: TOML, checked whole before Spark starts; an unknown key names the nearest known one.
 
-[source]   service_url, topics; starting, require_broker_metadata, max_rows_per_trigger, max_bytes_per_trigger,
+[source]   service_url, topics; starting, require_broker_metadata, max_rows_per_trigger, max_bytes_per_trigger, min_partitions,
            retry_timeout_s
 [stream]   name; trigger, checkpoint
 [delta]    path; rejects_path
@@ -46,6 +46,7 @@ class SourceConfig:
     require_broker_metadata: bool = False
     max_rows_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
+    min_partitions: int | None = None
     retry_timeout_s: int = 120
 
 
@@ -109,6 +110,7 @@ class Config:
             "requireBrokerMetadata": str(source.require_broker_metadata).lower(),
             "maxRowsPerTrigger": source.max_rows_per_trigger,
             "maxBytesPerTrigger": source.max_bytes_per_trigger,
+            "minPartitions": source.min_partitions,
             "retryTimeoutMs": source.retry_timeout_s * 1000,
         }
         return {name: str(value) for name, value in given.items() if value is not None}

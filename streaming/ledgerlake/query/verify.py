@@ -30,11 +30,11 @@ from pyarrow import fs
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
-from ledgerlake.decode.split import ENTRIES, MARKER, only_entry
+from ledgerlake.decode.split import ENTRIES, only_entry
 from ledgerlake.errors import CorruptEntryError, TableError
 from ledgerlake.files import resolve
-from ledgerlake.operators.assembly import Assembled, Outcome
-from ledgerlake.operators.chunk_entries import read_chunk
+from ledgerlake.operators.assembly import Assembled
+from ledgerlake.operators.chunk_entries import read_alone
 from ledgerlake.operators.local import LocalAssembly
 from ledgerlake.query.start import load_start
 from ledgerlake.sinks.ordered import sort_keys
@@ -43,12 +43,9 @@ from ledgerlake.source.partition_reader import read_bundles
 from ledgerlake.source.planning import EntryRange
 from ledgerlake.source.positions import resolve_end
 from ledgerlake.state.chunks import Chunk, Limits
-from ledgerlake.wire.chunks import parse_marker
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from numpy.typing import NDArray
 
     from ledgerlake.query.config import Config
@@ -198,12 +195,10 @@ def _read_topic(options: SourceOptions, span: EntryRange) -> _InTopic:
 
 def _take_alone(chunks: LocalAssembly, kind: str, entry: memoryview, position: Position) -> list[tuple[Position, ...]]:
     """Chunks that ended with this one: a whole message's together, those that belong to none alone."""
-    if kind == MARKER:
-        outcomes: Iterable[Outcome] = chunks.mark(parse_marker(entry))
-    else:
-        outcomes = chunks.arrive(read_chunk(entry, position), b"") or ()
+    event = read_alone(kind, entry, position)
+    outcomes = chunks.arrive(event, b"") if isinstance(event, Chunk) else chunks.mark(event)
     found: list[tuple[Position, ...]] = []
-    for outcome in outcomes:
+    for outcome in outcomes or ():
         if isinstance(outcome, Assembled):
             found.append(outcome.positions)
         else:

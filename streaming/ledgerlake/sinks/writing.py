@@ -19,24 +19,25 @@ import pyarrow as pa
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.decode.rejects import RejectedEntry
-from ledgerlake.decode.split import CHUNK, ENTRIES, MARKER, only_entry
+from ledgerlake.decode.split import ENTRIES, only_entry
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.assembly import Outcome
-from ledgerlake.operators.chunk_entries import read_chunk
+from ledgerlake.operators.chunk_entries import read_alone
 from ledgerlake.operators.local import LocalAssembly
 from ledgerlake.operators.outcomes import OutcomeDecoder, Plain, full_name, read_flow
 from ledgerlake.operators.rows import Report, Standing, flow_row, report_to_json, standing_from_json
 from ledgerlake.sinks.ordered import DataFile, GatheringWriter, OrderedWriter, merge_overlapping
 from ledgerlake.sinks.tables import data_folder
 from ledgerlake.source.partition_reader import check_broker_metadata
-from ledgerlake.wire.chunks import parse_marker
+from ledgerlake.state.chunks import Chunk, Limits
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ledgerlake.client.cluster import ClientSettings
-    from ledgerlake.state.chunks import Chunk, Limits
+
+_UNREAD_MOST = 10_000
 
 FACT_SCHEMA = "fact string"
 
@@ -162,6 +163,7 @@ class _PartitionWriter:
         self.messages_folder = data_folder(settings.messages_path, schema.MESSAGES, prefix)
         self.messages = OrderedWriter(self.messages_folder, note.floors_us.get(full_name(source)))
         self._decoder = OutcomeDecoder(source, settings.client, settings.limits.max_message_bytes)
+        self._unread: list[RejectedEntry] = []
         self._rejects = GatheringWriter(data_folder(settings.rejects_path, schema.REJECTS, prefix))
 
     def write_entries(self, frames: pa.Buffer, after_batch_index: int | None) -> None:
@@ -178,16 +180,21 @@ class _PartitionWriter:
 
     def write_outcomes(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
-            message, rejects = self._decoder.decode(outcome)
-            if message is not None:
-                self._write_messages(message)
-            if rejects is not None:
-                self._rejects.write(rejects)
+            found = self._decoder.decode(outcome)
+            if isinstance(found, list):
+                self.write_rejects(found)
+            else:
+                self._write_messages(found)
 
-    def write_reject(self, rejected: RejectedEntry) -> None:
-        self._rejects.write(self._decoder.reject([rejected]))
+    def write_rejects(self, rejected: list[RejectedEntry]) -> None:
+        """Write entries into ``rejects``; those that must be read again wait, so that neighbours are read together."""
+        self._unread += [one for one in rejected if one.entry is None]
+        self._gather([one for one in rejected if one.entry is not None])
+        if len(self._unread) >= _UNREAD_MOST:
+            self._read_unread()
 
     def finish(self, end: Position) -> TaskFact:
+        self._read_unread()
         messages = self.messages.finish()
         return TaskFact(
             self.source.topic,
@@ -197,6 +204,14 @@ class _PartitionWriter:
             messages,
             self._rejects.finish(),
         )
+
+    def _read_unread(self) -> None:
+        unread, self._unread = self._unread, []
+        self._gather(unread)
+
+    def _gather(self, rejected: list[RejectedEntry]) -> None:
+        for table in self._decoder.whole(rejected):
+            self._rejects.write(table)
 
     def _write_messages(self, messages: pa.RecordBatch) -> None:
         check_broker_metadata(self._settings.require_broker_metadata, messages, self.source)
@@ -221,12 +236,15 @@ class _Range:
             return
         position, entry = only_entry(frames)
         try:
-            if kind == CHUNK:
-                yield from self._take_chunk(read_chunk(entry, position), entry)
-            elif kind == MARKER:
-                self._take_marker(entry)
+            event = read_alone(kind, entry, position)
         except CorruptEntryError as error:
-            self._writer.write_reject(RejectedEntry(position, entry, error.reason, error.message))
+            self._writer.write_rejects([RejectedEntry(position, entry, error.reason, error.message)])
+            return
+        self._saw(event.time_ms)
+        if isinstance(event, Chunk):
+            yield from self._take_chunk(event, bytes(entry))
+        else:
+            self._writer.write_outcomes(self._local.mark(event))
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         for position, entry in self._local.hand_over():
@@ -237,21 +255,14 @@ class _Range:
         report = Report(self._end, self._now_ms, asdict(fact), self._local.events)
         yield flow_row(self._writer.source, "report", note=report_to_json(report))
 
-    def _take_chunk(self, chunk: Chunk, entry: memoryview) -> Iterator[pa.RecordBatch]:
-        self._saw(chunk.time_ms)
-        kept = bytes(entry)
-        outcomes = self._local.arrive(chunk, kept)
+    def _take_chunk(self, chunk: Chunk, entry: bytes) -> Iterator[pa.RecordBatch]:
+        outcomes = self._local.arrive(chunk, entry)
         if outcomes is not None:
             self._writer.write_outcomes(outcomes)
             return
-        yield flow_row(self._writer.source, "chunk", chunk.position, entry=kept)
+        yield flow_row(self._writer.source, "chunk", chunk.position, entry=entry)
         if chunk.chunk_id == chunk.chunk_count - 1:
             self._writer.messages.cut()
-
-    def _take_marker(self, entry: memoryview) -> None:
-        marker = parse_marker(entry)
-        self._saw(marker.time_ms)
-        self._writer.write_outcomes(self._local.mark(marker))
 
     def _saw(self, time_ms: int | None) -> None:
         if time_ms is not None:

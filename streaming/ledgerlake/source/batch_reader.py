@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from ledgerlake.client.cluster import Cluster
-from ledgerlake.source.planning import EntryRange, ranges
+from ledgerlake.source.planning import EntryRange, ranges, split
 from ledgerlake.source.positions import resolve_end, resolve_start
 from ledgerlake.source.views import read_view
 
@@ -42,7 +42,7 @@ class LedgerlakeBatchReader(DataSourceReader):  # type: ignore[misc]
             end = {name: resolve_end(cluster, name, options.ending_of(name)) for name in names}
         finally:
             cluster.close()
-        return [RangePartition(span) for span in ranges(start, end)]
+        return [RangePartition(span) for span in split(ranges(start, end), options.min_partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_view(self._options, partition.span)

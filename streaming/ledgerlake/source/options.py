@@ -5,10 +5,11 @@
 | ``service.url`` | ``pulsar://host:6650`` | required |
 | ``topic`` or ``topics`` | one topic, or several with commas | required |
 | ``view`` | ``messages``, ``entries``, or ``bundles`` (the pipeline's own) | ``messages`` |
-| ``startingOffsets`` | ``earliest``, ``latest``, a message id, or JSON topic partition -> message id | stream ``latest``, batch ``earliest`` |
+| ``startingOffsets`` | ``earliest``, ``latest``, a message id (its message is the first read), ``after ID``, or JSON topic partition -> these | stream ``latest``, batch ``earliest`` |
 | ``endingOffsets`` | the same, inclusive; batch reads only | ``latest`` |
 | ``maxRowsPerTrigger`` | messages per micro-batch, at least one entry per topic partition | no limit |
 | ``maxBytesPerTrigger`` | stored bytes per micro-batch, likewise | no limit |
+| ``minPartitions`` | read with at least so many tasks, several to a topic partition where there are fewer of those | one each |
 | ``subscription`` | durable subscription that pins what was not read | none |
 | ``requireBrokerMetadata`` | fail where entries have no broker timestamp | ``false`` |
 | ``pulsar.client.operationTimeoutMs`` | how long to wait for an answer | 30000 |
@@ -36,7 +37,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 View = Literal["messages", "entries", "bundles"]
-Bound = Literal["earliest", "latest"] | AnyMessageId
+
+
+@dataclass(frozen=True)
+class After:
+    """A start behind a message, where the id alone would be a start at it."""
+
+    message_id: AnyMessageId
+
+
+Bound = Literal["earliest", "latest"] | AnyMessageId | After
 
 _VIEWS = ("messages", "entries", "bundles")
 _NAMES = (
@@ -48,6 +58,7 @@ _NAMES = (
     "endingOffsets",
     "maxRowsPerTrigger",
     "maxBytesPerTrigger",
+    "minPartitions",
     "subscription",
     "requireBrokerMetadata",
     "pulsar.client.operationTimeoutMs",
@@ -73,6 +84,7 @@ class SourceOptions:
     ending_by_topic: tuple[tuple[str, Bound], ...] = ()
     max_rows: int | None = None
     max_bytes: int | None = None
+    min_partitions: int = 1
     subscription: str | None = None
     require_broker_metadata: bool = False
     max_uncompressed_bytes: int = DEFAULT_MAX_UNCOMPRESSED_BYTES
@@ -100,6 +112,8 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
             raise UsageError(f"the source has no option '{name}'{nearest(name, _NAMES)}")
     starting, starting_by_topic = _bounds(values, "startingOffsets")
     ending, ending_by_topic = _bounds(values, "endingOffsets")
+    if any(isinstance(one, After) for one in (ending, *dict(ending_by_topic).values())):
+        raise UsageError("the option 'endingOffsets' is inclusive; write the id of the last message without 'after'")
     return SourceOptions(
         client=_client(values),
         topics=_topics(values),
@@ -110,6 +124,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         ending_by_topic=ending_by_topic,
         max_rows=_positive(values, "maxRowsPerTrigger"),
         max_bytes=_positive(values, "maxBytesPerTrigger"),
+        min_partitions=_positive(values, "minPartitions") or 1,
         subscription=values.get("subscription") or None,
         require_broker_metadata=_flag(values, "requireBrokerMetadata"),
         max_uncompressed_bytes=_positive(values, "maxUncompressedBytes") or DEFAULT_MAX_UNCOMPRESSED_BYTES,
@@ -125,12 +140,14 @@ def nearest(name: str, known: tuple[str, ...]) -> str:
 
 
 def parse_bound(text: str, where: str) -> Bound:
-    """``earliest``, ``latest`` or a message id."""
+    """``earliest``, ``latest``, a message id, or ``after`` and a message id."""
     word = text.strip()
     if word.lower() in ("earliest", "latest"):
         return cast("Bound", word.lower())
+    behind = word.lower().startswith("after ")
     try:
-        return parse_message_id(word)
+        message_id = parse_message_id(word[len("after ") :].strip() if behind else word)
+        return After(message_id) if behind else message_id
     except UsageError as error:
         raise UsageError(f"{where}: {error.message}, earliest or latest") from None
 

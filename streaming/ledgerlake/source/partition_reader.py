@@ -27,8 +27,13 @@ if TYPE_CHECKING:
     from ledgerlake.client.cluster import ClientSettings
     from ledgerlake.source.options import SourceOptions
     from ledgerlake.source.planning import EntryRange
+    from ledgerlake.wire.connection import EntryReceived
 
 BUNDLE_BYTES = 1024 * 1024
+
+# Entries that are read again may be as large as entries can be, so few are asked for ahead.
+_AGAIN_WINDOW = 8
+_AGAIN_NEAR = 16
 
 
 def read_bundles(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
@@ -69,17 +74,39 @@ def _gather(options: SourceOptions, span: EntryRange) -> Iterator[tuple[bytes, i
 def read_again(client: ClientSettings, topic_partition: str, positions: Iterable[Position]) -> Iterator[bytes | None]:
     """Single entries by position, in the order asked for; None for one that the topic no longer has.
 
+    Positions that rise and are near to each other are read in one go.
+
     Raises:
         TopicNotFoundError, BrokerError, TransportError: as for a reader.
     """
-    for position in positions:
-        before = Position(position.ledger_id, position.entry_id - 1)
-        reader = EntryReader(shared_cluster(client), topic_partition, before, window=1)
-        try:
-            found = next_until(reader, position)
-        finally:
+    reader: EntryReader | None = None
+    ahead: EntryReceived | None = None
+    try:
+        for position in positions:
+            if reader is None or not _is_near(reader, ahead, position):
+                if reader is not None:
+                    reader.close()
+                before = Position(position.ledger_id, position.entry_id - 1)
+                reader, ahead = EntryReader(shared_cluster(client), topic_partition, before, _AGAIN_WINDOW), None
+            while ahead is None or _position(ahead) < position:
+                ahead = next_until(reader, position)
+                if ahead is None:
+                    break
+            yield bytes(ahead.entry) if ahead is not None and _position(ahead) == position else None
+    finally:
+        if reader is not None:
             reader.close()
-        yield bytes(found.entry) if found is not None else None
+
+
+def _is_near(reader: EntryReader, ahead: EntryReceived | None, position: Position) -> bool:
+    """Whether reading on is cheaper than a new start. A reader that found a gap may have passed over what comes next."""
+    reached = reader.after
+    distance = position.entry_id - reached.entry_id
+    return ahead is not None and reached.ledger_id == position.ledger_id and 0 <= distance <= _AGAIN_NEAR
+
+
+def _position(entry: EntryReceived) -> Position:
+    return Position(entry.ledger_id, entry.entry_id)
 
 
 def read_messages(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:

@@ -5,7 +5,7 @@ A batch depends only on (start, end): the same two offsets always give the same 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ledgerlake.source.offsets import PartitionOffset
@@ -40,6 +40,39 @@ def ranges(start: Offset, end: Offset) -> list[EntryRange]:
         if after.position > before.position or ticked:
             found.append(EntryRange(name, before.position, after.position, before.batch_index, after.clock_ms))
     return found
+
+
+def split(spans: list[EntryRange], min_partitions: int) -> list[EntryRange]:
+    """The same entries in at least so many ranges where that can be: a range is cut within the ledger that it ends in.
+
+    What lies in earlier ledgers stays one range, since how many entries those have is not known here.
+    """
+    if not spans or len(spans) >= min_partitions:
+        return spans
+    parts = -(-min_partitions // len(spans))
+    return [piece for span in spans for piece in _split_one(span, parts)]
+
+
+def _split_one(span: EntryRange, parts: int) -> list[EntryRange]:
+    ledger_id, last = span.end.ledger_id, span.end.entry_id
+    same_ledger = span.after.ledger_id == ledger_id
+    before = span.after.entry_id if same_ledger else -1
+    here = parts if same_ledger else parts - 1
+    cuts = (
+        sorted({before + (last - before) * number // here for number in range(1, here)} - {before, last})
+        if here
+        else []
+    )
+    ends = [
+        *([] if same_ledger or not here else [Position(ledger_id, -1)]),
+        *(Position(ledger_id, one) for one in cuts),
+        span.end,
+    ]
+    starts = [span.after, *ends[:-1]]
+    return [
+        replace(span, after=start, end=end, after_batch_index=span.after_batch_index if start == span.after else None)
+        for start, end in zip(starts, ends, strict=True)
+    ]
 
 
 def share(budget: int | None, parts: int) -> int | None:

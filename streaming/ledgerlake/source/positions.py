@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.errors import CorruptEntryError, DeadlineError
 from ledgerlake.source.offsets import PartitionOffset
+from ledgerlake.source.options import After
 from ledgerlake.wire.entry import message_count, read_stamp
-from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, ChunkMessageId, MessageId, Position
+from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, AnyMessageId, ChunkMessageId, MessageId, Position
 
 if TYPE_CHECKING:
     from ledgerlake.client.cluster import Cluster
@@ -102,8 +103,11 @@ def describe(cluster: Cluster, topic_partition: str, position: Position) -> Part
 def resolve_start(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionOffset:
     """The position after which a read begins. A message id is inclusive: its message is the first one read.
 
-    For a chunked message that is its first chunk.
+    A chunked message begins at its first chunk and ends at its last one. The plain id of a chunk names that entry alone: a
+    start there finds the rest of a message whose beginning it does not see.
     """
+    if isinstance(bound, After):
+        return _behind(bound.message_id)
     if isinstance(bound, ChunkMessageId):
         bound = bound.first
     if isinstance(bound, MessageId):
@@ -118,6 +122,13 @@ def resolve_start(cluster: Cluster, topic_partition: str, bound: Bound) -> Parti
     finally:
         reader.close()
     return PartitionOffset(Position(first.ledger_id, first.entry_id - 1) if first is not None else BEFORE_ALL)
+
+
+def _behind(message_id: AnyMessageId) -> PartitionOffset:
+    last = message_id.last if isinstance(message_id, ChunkMessageId) else message_id
+    if last.batch_index < 0:
+        return PartitionOffset(last.position)
+    return PartitionOffset(Position(last.ledger_id, last.entry_id - 1), last.batch_index)
 
 
 def resolve_end(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionOffset:

@@ -28,7 +28,7 @@ from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.source.batch_reader import RangePartition
 from ledgerlake.source.offsets import Offset, PartitionOffset, from_json, to_json
-from ledgerlake.source.planning import ranges, share
+from ledgerlake.source.planning import ranges, share, split
 from ledgerlake.source.positions import Scout, Tail, resolve_start
 from ledgerlake.source.views import read_view
 from ledgerlake.source.wakes import load_wakes
@@ -79,7 +79,8 @@ class LedgerlakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._plan().fix_end()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return [RangePartition(span) for span in ranges(from_json(start), from_json(end))]
+        spans = ranges(from_json(start), from_json(end))
+        return [RangePartition(span) for span in split(spans, self._options.min_partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_view(self._options, partition.span)

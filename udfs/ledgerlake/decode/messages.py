@@ -101,6 +101,12 @@ def decode_entries(
     yield from _decode(buffer, entries, source, None, max_bytes, True)
 
 
+def as_view(messages: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows of ``schema.MESSAGES`` in the columns of ``schema.VIEW``."""
+    missing = [pa.nulls(messages.num_rows, field.type) for field in list(schema.VIEW)[len(schema.MESSAGES) :]]
+    return pa.RecordBatch.from_arrays([*messages.columns, *missing], schema=schema.VIEW)
+
+
 def rejects_as_view(rejects: pa.RecordBatch) -> pa.RecordBatch:
     """Rejects in the columns of ``schema.VIEW``: the entry's bytes in ``value``, and a ``reject_reason``."""
     count = rejects.num_rows

@@ -1,0 +1,88 @@
+"""Large messages over kills: the driver dies while twenty are half published, the broker too; afterwards all are whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.chunks import chunk_entries
+from tests.live.runtime import start_runtime
+from tests.live.test_cli import config_file, ledgerlake
+from tests.live.test_large import publish_entries, small, table_rows, wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+
+def interleaved(rng: random.Random, waiting: list[list[bytes]], stop_at: int) -> list[bytes]:
+    """Entries of several messages in a random order that keeps each one's own, until so many are left."""
+    taken = []
+    while sum(map(len, waiting)) > stop_at:
+        taken.append(rng.choice([one for one in waiting if one]).pop(0))
+        if rng.random() < 0.3:
+            taken.append(small(b"small"))
+    return taken
+
+
+@pytest.mark.parametrize("broker_restarts", [False, True], ids=["driver", "driver and broker"])
+def test_messages_that_were_half_published_at_a_kill_are_whole_afterwards(
+    tmp_path: Path, campaign_is_long: bool, broker_restarts: bool
+) -> None:
+    seed = int(os.environ.get("LEDGERLAKE_SEED", "0")) or random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    kills = 5 if campaign_is_long else 1
+    with start_runtime(broker_metadata=True) as runtime:
+        assert runtime.broker is not None
+        topic = runtime.topic()
+        config = config_file(tmp_path, runtime.config(tmp_path, topic))
+        payloads = [rng.randbytes(rng.randint(500_000, 4_000_000)) for _ in range(20)]
+        waiting = [
+            chunk_entries(one, rng.randint(3, 8), uuid=f"p{number}-0", producer_name=f"p{number}")
+            for number, one in enumerate(payloads)
+        ]
+        total = sum(map(len, waiting))
+        for kill in range(kills):
+            half = interleaved(rng, waiting, total - (kill + 1) * total // (kills + 1))
+            publish_entries(runtime, topic, half[: len(half) // 2])
+            with open(tmp_path / f"run-{kill}.log", "wb") as errors:
+                running = subprocess.Popen([sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=errors)
+            try:
+                committed = commits(tmp_path)
+                wait_until(lambda before=committed: commits(tmp_path) > before)
+                publish_entries(runtime, topic, half[len(half) // 2 :])
+                time.sleep(rng.uniform(0, 1.5))
+            finally:
+                running.send_signal(signal.SIGKILL)
+                running.wait()
+            if broker_restarts:
+                runtime.broker.kill()
+                runtime.broker.start()
+        listed = ledgerlake("state", config, "--json")
+        assert 0 < len(json.loads(listed.stdout)) <= 20
+        publish_entries(runtime, topic, interleaved(rng, waiting, 0))
+        last = ledgerlake("run", config, "--once")
+        assert last.returncode == 0, last.stderr
+        verified = ledgerlake("verify", config, "--json")
+        assert verified.returncode == 0, verified.stdout
+        found = [hashlib.sha256(row["value"]).digest() for row in table_rows(tmp_path) if row["chunk_count"]]
+        assert sorted(found) == sorted(hashlib.sha256(one).digest() for one in payloads)
+        assert DeltaTable(str(tmp_path / "rejects")).to_pyarrow_table().num_rows == 0
+
+
+def commits(folder: Path) -> int:
+    """Micro-batches that the query's checkpoint knows as done."""
+    done = folder / "checkpoint" / "commits"
+    return sum(one.name.isdigit() for one in done.iterdir()) if done.exists() else 0
