@@ -44,7 +44,7 @@ from ledgerlake.wire.message_id import Position
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle
 
     from ledgerlake.state.chunks import Limits
@@ -54,13 +54,18 @@ SET_VERSION = 1
 # Arriving bytes that wait in memory for the reports; beyond, they wait in the state store.
 _FRESH_BYTES = 64 * 1024 * 1024
 
-# What the stage asks of Spark's state store.
-STATE_SETTINGS = {
+_STATE_SETTINGS = {
     "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     # Counting rows makes every write a read as well.
     "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
 }
+
+
+def set_up_state(spark: SparkSession) -> None:
+    """Have a session keep and read state as the stage needs it."""
+    for name, value in _STATE_SETTINGS.items():
+        spark.conf.set(name, value)
 
 
 def assemble(flow: DataFrame, limits: Limits) -> DataFrame:

@@ -16,7 +16,7 @@ from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.decode import schema
 from ledgerlake.errors import LedgerlakeError, SetupError
-from ledgerlake.operators.processor import STATE_SETTINGS
+from ledgerlake.operators.processor import set_up_state
 from ledgerlake.operators.whole import WholeSettings, whole_messages
 from ledgerlake.query.config import Config, parse_trigger
 from ledgerlake.query.start import as_option, load_start, save_start
@@ -246,7 +246,6 @@ def _whole(spark: SparkSession, config: Config) -> DataFrame:
 def _bundles(spark: SparkSession, config: Config, own: dict[str, str]) -> DataFrame:
     """The source's raw rows, in a session whose state store can keep what waits."""
     spark.dataSource.register(LedgerlakeDataSource)
-    for name, value in STATE_SETTINGS.items():
-        spark.conf.set(name, value)
+    set_up_state(spark)
     options = config.source_options() | {"view": "bundles"} | own
     return spark.readStream.format("ledgerlake").options(**options).load()

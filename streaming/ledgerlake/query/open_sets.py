@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.errors import SetupError
 from ledgerlake.operators.outcomes import full_name
-from ledgerlake.operators.processor import set_from_json
+from ledgerlake.operators.processor import set_from_json, set_up_state
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -55,6 +55,9 @@ def open_messages(spark: SparkSession, config: Config) -> list[OpenMessage]:
     from pyspark.errors import PySparkException
 
     now_ms = int(time.time() * 1000)
+    set_up_state(spark)
+    # Reading state needs Spark's coordinator of state stores, which only comes with the manager of streams.
+    _ = spark.streams.active
     try:
         reader = spark.read.format("statestore").option("stateVarName", "sets")
         rows = reader.load(config.stream.checkpoint).collect()
