@@ -22,7 +22,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import resource
 import shutil
 import statistics
 import tempfile
@@ -48,6 +47,11 @@ if TYPE_CHECKING:
 
 PARTITIONS = 4
 WARM_UP_PASSES = 3
+SETTINGS = {
+    "defaultRetentionTimeInMinutes": "-1",
+    "defaultRetentionSizeInMB": "-1",
+    "brokerDeleteInactiveTopicsEnabled": "false",
+}
 LATEST = Path(__file__).parent / "latest.json"
 
 
@@ -86,19 +90,14 @@ def main() -> None:
         Workload("1 KiB, unbatched", options.messages // 40, 1024, 1),
     ]
     results: list[Measured] = []
-    settings = {
-        "defaultRetentionTimeInMinutes": "-1",
-        "defaultRetentionSizeInMB": "-1",
-        "brokerDeleteInactiveTopicsEnabled": "false",
-    }
-    with Broker(settings=settings) as address:
+    with Broker(settings=SETTINGS) as address:
         for workload in workloads:
-            one, four = _publish(address.service_url, address.admin_url, workload)
+            one, four = publish(address.service_url, address.admin_url, workload)
             results += _measure(address.service_url, one, four, workload, options.passes)
     LATEST.write_text(json.dumps([asdict(one) for one in results], indent=2) + "\n")
 
 
-def _publish(service_url: str, admin_url: str, workload: Workload) -> tuple[str, str]:
+def publish(service_url: str, admin_url: str, workload: Workload) -> tuple[str, str]:
     """The same messages on a topic of one partition and on one of four."""
     kind = "batched" if workload.batch > 1 else "single"
     names = []
@@ -110,14 +109,14 @@ def _publish(service_url: str, admin_url: str, workload: Workload) -> tuple[str,
         producers = [EntryProducer(cluster, name) for name in cluster.topic_partitions(names[-1])]
         for number, start in enumerate(range(0, workload.messages, workload.batch)):
             producer = producers[number % len(producers)]
-            producer.send(_entry(workload, producer.name, start), workload.batch)
+            producer.send(encode(workload, producer.name, start), workload.batch)
         for producer in producers:
             producer.close()
         cluster.close()
     return names[0], names[1]
 
 
-def _entry(workload: Workload, producer_name: str, start: int) -> bytes:
+def encode(workload: Workload, producer_name: str, start: int) -> bytes:
     """Values are half random, so that they compress to about half."""
     half = workload.value_bytes // 2
     noise = os.urandom(half * workload.batch)
@@ -153,7 +152,7 @@ def _measure(service_url: str, one: str, four: str, workload: Workload, passes: 
         ("pulsar-client batch_receive", _pulsar_batch_receive, one),
         ("decode to Arrow, one process", _own_decode, one),
     ]:
-        seconds, peak = _in_process(path, service_url, topic, workload.messages, passes + WARM_UP_PASSES)
+        seconds, peak = in_process(path, service_url, topic, workload.messages, passes + WARM_UP_PASSES)
         results.append(_row(name, workload, seconds[WARM_UP_PASSES:], peak, results))
     results += _measure_spark(service_url, four, workload, passes, results)
     return results
@@ -176,7 +175,7 @@ def _row(name: str, workload: Workload, seconds: list[float], peak_mb: float, be
     return row
 
 
-def _in_process(
+def in_process(
     path: Callable[..., None], service_url: str, topic: str, count: int, passes: int
 ) -> tuple[list[float], float]:
     """Seconds of each pass and the peak memory of a fresh process that makes them."""
@@ -193,7 +192,14 @@ def _timed(
         began = time.perf_counter()
         path(service_url, topic, count)
         seconds.append(time.perf_counter() - began)
-    return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return seconds, _peak_mb()
+
+
+def _peak_mb() -> float:
+    """The peak resident set of this process itself; what ``getrusage`` says begins with its parent's."""
+    status = Path("/proc/self/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024 / 1e6
 
 
 def _pulsar_reader(service_url: str, topic: str, count: int) -> None:
@@ -239,7 +245,7 @@ def _own_decode(service_url: str, topic: str, count: int) -> None:
     span = EntryRange(name, BEFORE_ALL, resolve_end(cluster, name, "latest").position)
     taken = sum(batch.num_rows for batch in read_messages(options, span))
     cluster.close()
-    _expect(taken, count)
+    expect(taken, count)
 
 
 def _measure_spark(
@@ -253,11 +259,11 @@ def _measure_spark(
         with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
             for name, path in [
                 ("source to noop, Spark", _source_to_noop),
-                ("pipeline to Delta, Spark", _pipeline_to_delta),
+                ("pipeline to Delta, Spark", pipeline_to_delta),
             ]:
                 seconds, peaks = [], []
                 for _ in range(passes + WARM_UP_PASSES):
-                    with _WorkerMemory() as memory:
+                    with WorkerMemory() as memory:
                         seconds.append(path(spark, service_url, topic, workload.messages, Path(folder)))
                     peaks.append(memory.peak_mb)
                 results.append(_row(name, workload, seconds[WARM_UP_PASSES:], max(peaks), before))
@@ -281,7 +287,8 @@ def _source_to_noop(spark: SparkSession, service_url: str, topic: str, count: in
     return _trigger_seconds(query, count, rows_are_messages=True)
 
 
-def _pipeline_to_delta(spark: SparkSession, service_url: str, topic: str, count: int, folder: Path) -> float:
+def pipeline_to_delta(spark: SparkSession, service_url: str, topic: str, count: int, folder: Path) -> float:
+    """Seconds of the micro-batches that bring a whole topic into a table of its own."""
     from ledgerlake.query import run
     from ledgerlake.query.config import parse_config
 
@@ -297,7 +304,7 @@ def _pipeline_to_delta(spark: SparkSession, service_url: str, topic: str, count:
     pipeline = run(spark, config, once=True, on_batch=lambda result: taken.append(result.messages))
     pipeline.wait()
     pipeline.close()
-    _expect(sum(taken), count)
+    expect(sum(taken), count)
     seconds = _trigger_seconds(pipeline.query, count, rows_are_messages=False)
     shutil.rmtree(own)
     return seconds
@@ -306,19 +313,19 @@ def _pipeline_to_delta(spark: SparkSession, service_url: str, topic: str, count:
 def _trigger_seconds(query: Any, count: int, rows_are_messages: bool) -> float:
     progress = [one for one in query.recentProgress if one.numInputRows]
     if rows_are_messages:
-        _expect(sum(one.numInputRows for one in progress), count)
+        expect(sum(one.numInputRows for one in progress), count)
     return float(sum(one.durationMs["triggerExecution"] for one in progress)) / 1000
 
 
-def _expect(taken: int, count: int) -> None:
+def expect(taken: int, count: int) -> None:
     if taken != count:
         raise SystemExit(f"{taken} messages arrived where {count} were published; the measurement is worthless")
 
 
-class _WorkerMemory:
+class WorkerMemory:
     """The peak resident set of the largest Python process below this one, looked at ten times a second."""
 
-    def __enter__(self) -> _WorkerMemory:
+    def __enter__(self) -> WorkerMemory:
         self.peak_mb = 0.0
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)

@@ -50,7 +50,7 @@ class EntryReceived:
     consumer_id: int
     ledger_id: int
     entry_id: int
-    frame: bytes
+    frame: bytes | bytearray
     entry_start: int
 
     @property
@@ -129,6 +129,13 @@ class Connection:
 
     def receive_data(self, data: bytes | memoryview) -> None:
         self._frames.feed(data)
+
+    def wanted(self) -> memoryview | None:
+        """Where to receive the rest of a large frame, in place of ``receive_data``; then say how much by ``filled``."""
+        return self._frames.wanted()
+
+    def filled(self, count: int) -> None:
+        self._frames.filled(count)
 
     def next_event(self) -> Event | None:
         """The next event, or None when more bytes are needed.

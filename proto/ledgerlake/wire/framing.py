@@ -25,37 +25,72 @@ _SIZES = struct.Struct(">II")
 # Bytes already taken stay at the front of the buffer until there are this many, so that one memmove pays for many frames.
 _COMPACT_AFTER_BYTES = 1 << 20
 
+# From this size on a frame that has begun gets room of its own.
+_LARGE_FRAME_BYTES = 256 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Frame:
     """One whole frame. ``raw`` is everything, the leading total included; the command is ``raw[8:command_end]``."""
 
-    raw: bytes
+    raw: bytes | bytearray
     command_end: int
 
     @property
     def command(self) -> bytes:
-        return self.raw[8 : self.command_end]
+        return bytes(memoryview(self.raw)[8 : self.command_end])
 
     @property
     def payload(self) -> memoryview:
         return memoryview(self.raw)[self.command_end :]
 
 
+@dataclass
+class _LargeFrame:
+    """A frame that is still arriving: room for all of it, and how much is there."""
+
+    raw: bytearray
+    command_end: int
+    filled: int = 0
+
+
 class FrameBuffer:
-    """Bytes that arrived and are not frames yet."""
+    """Bytes that arrived and are not frames yet.
+
+    A large frame that has begun, and is within the limit, gets a buffer of its own: who receives may write into that
+    (``wanted``, ``filled``), and then its bytes are never copied here. ``feed`` does as well.
+    """
 
     def __init__(self, limit_bytes: int | None = None) -> None:
         self.limit_bytes = limit_bytes if limit_bytes is not None else limits.frame_limit_bytes(None)
         self._bytes = bytearray()
         self._start = 0
+        self._large: _LargeFrame | None = None
         self._broken: ProtocolError | None = None
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        self._bytes += data
+        wanted = self.wanted()
+        if wanted is None:
+            self._bytes += data
+            return
+        count = min(len(wanted), len(data))
+        wanted[:count] = data[:count]
+        self.filled(count)
+        self._bytes += data[count:]
+
+    def wanted(self) -> memoryview | None:
+        """Where the rest of a large frame goes; None where there is none under way."""
+        if self._large is None or self._large.filled == len(self._large.raw):
+            return None
+        return memoryview(self._large.raw)[self._large.filled :]
+
+    def filled(self, count: int) -> None:
+        """So many bytes of ``wanted`` were written."""
+        assert self._large is not None
+        self._large.filled += count
 
     def __len__(self) -> int:
-        return len(self._bytes) - self._start
+        return len(self._bytes) - self._start + (self._large.filled if self._large is not None else 0)
 
     def next(self) -> Frame | None:
         """The next frame, or None while it is incomplete.
@@ -66,6 +101,8 @@ class FrameBuffer:
         """
         if self._broken is not None:
             raise self._broken
+        if self._large is not None:
+            return self._take_large()
         available = len(self)
         if available < 4:
             return None
@@ -85,9 +122,27 @@ class FrameBuffer:
             raise self._break(
                 MalformedFrameError(f"a command of {command_size} bytes does not fit into its frame of {total} bytes")
             )
-        if available < 4 + total:
+        if available >= 4 + total:
+            return self._take(4 + total, 8 + command_size)
+        if total >= _LARGE_FRAME_BYTES:
+            self._begin_large(4 + total, 8 + command_size)
+        return None
+
+    def _begin_large(self, size: int, command_end: int) -> None:
+        """Give the frame that has begun a buffer of its own; its size was checked."""
+        self._large = _LargeFrame(bytearray(size), command_end)
+        arrived = self._bytes[self._start :]
+        self._bytes.clear()
+        self._start = 0
+        self.feed(arrived)
+
+    def _take_large(self) -> Frame | None:
+        assert self._large is not None
+        if self._large.filled < len(self._large.raw):
             return None
-        return self._take(4 + total, 8 + command_size)
+        frame = Frame(self._large.raw, self._large.command_end)
+        self._large = None
+        return frame
 
     def _take(self, size: int, command_end: int) -> Frame:
         with memoryview(self._bytes) as view:

@@ -262,10 +262,14 @@ class Session:
         if self._failure is not None:
             raise self._failure
         try:
-            data = self._transport.receive(timeout_s)
+            wanted = self._connection.wanted()
+            data = self._transport.receive(timeout_s, wanted)
             if data is None:
                 return
-            self._connection.receive_data(data)
+            if wanted is None:
+                self._connection.receive_data(data)
+            else:
+                self._connection.filled(len(data))
             while (event := self._connection.next_event()) is not None:
                 self._dispatch(event)
             answer = self._connection.data_to_send()

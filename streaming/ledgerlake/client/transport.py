@@ -61,11 +61,12 @@ class Transport:
                 f"the connection to {self.url} broke while sending ({error.strerror or error})"
             ) from None
 
-    def receive(self, timeout_s: float) -> memoryview | None:
-        """Bytes that arrived, valid until the next call; None when nothing came in time."""
+    def receive(self, timeout_s: float, into: memoryview | None = None) -> memoryview | None:
+        """Bytes that arrived, valid until the next call or in ``into``; None when nothing came in time."""
+        buffer = self._buffer if into is None else into
         try:
             self._socket.settimeout(max(timeout_s, 0.000001))
-            count = self._socket.recv_into(self._buffer)
+            count = self._socket.recv_into(buffer)
         except TimeoutError:
             return None
         except BlockingIOError:
@@ -76,7 +77,7 @@ class Transport:
             ) from None
         if count == 0:
             raise TransportError(f"the broker at {self.url} closed the connection")
-        return self._buffer[:count]
+        return buffer[:count]
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from ledgerlake.wire.message_id import Position
 
 
+Entry = bytes | memoryview
+
+
 class Parts(Protocol):
     """Entries kept by position."""
 
-    def take(self, position: Position) -> bytes | None:
+    def take(self, position: Position) -> Entry | None:
         """The entry, which is gone from here afterwards; None where it is not kept."""
 
     def drop(self, position: Position) -> None:
@@ -31,7 +34,7 @@ class Assembled:
     """A whole message: its chunks in order. ``entries`` is None where they must be read from the topic again."""
 
     positions: tuple[Position, ...]
-    entries: Iterable[bytes | None] | None
+    entries: Iterable[Entry | None] | None
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Rejected:
     """Chunks that cannot become a message; an entry is None where only the topic may still have it."""
 
     reason: str
-    entries: list[tuple[Position, bytes | None]]
+    entries: list[tuple[Position, Entry | None]]
 
 
 Outcome = Assembled | Rejected

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ledgerlake.operators.assembly import Assembly, Outcome
+from ledgerlake.operators.assembly import Assembly, Entry, Outcome
 from ledgerlake.operators.rows import Begun, Event
 from ledgerlake.state.chunks import Event as ChunkEvent
 from ledgerlake.state.chunks import SetKey, classify
@@ -28,12 +28,12 @@ class MemoryParts:
     """Entries in memory; bounded by the limits of the sets that they belong to."""
 
     def __init__(self) -> None:
-        self._entries: dict[Position, bytes] = {}
+        self._entries: dict[Position, Entry] = {}
 
-    def put(self, position: Position, entry: bytes) -> None:
+    def put(self, position: Position, entry: Entry) -> None:
         self._entries[position] = entry
 
-    def take(self, position: Position) -> bytes | None:
+    def take(self, position: Position) -> Entry | None:
         return self._entries.pop(position, None)
 
     def drop(self, position: Position) -> None:
@@ -49,7 +49,7 @@ class LocalAssembly:
         self._parts = MemoryParts()
         self._assembly = Assembly(limits, self._parts)
 
-    def arrive(self, chunk: Chunk, entry: bytes) -> Iterator[Outcome] | None:
+    def arrive(self, chunk: Chunk, entry: Entry) -> Iterator[Outcome] | None:
         """Take one chunk; None where it is not for this task to settle."""
         opened = self._assembly.pending.find(chunk.key)
         event = classify(chunk, opened, self._limits)
@@ -68,7 +68,7 @@ class LocalAssembly:
             self.events.append(marker)
         return self._assembly.mark(key, marker.positions)
 
-    def hand_over(self) -> Iterator[tuple[Position, bytes]]:
+    def hand_over(self) -> Iterator[tuple[Position, Entry]]:
         """End: what is open becomes an event, and its bytes come out."""
         for opened in self._assembly.pending.sets:
             self.events.append(opened)

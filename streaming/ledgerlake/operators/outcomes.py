@@ -13,7 +13,7 @@ from ledgerlake.decode.large import decode_large
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.decode.rejects import RejectedEntry, reject_rows
 from ledgerlake.errors import CorruptEntryError
-from ledgerlake.operators.assembly import Assembled, Outcome, Rejected
+from ledgerlake.operators.assembly import Assembled, Entry, Outcome, Rejected
 from ledgerlake.operators.rows import Standing, standing_from_json
 from ledgerlake.source.partition_reader import read_again
 from ledgerlake.wire.message_id import Position
@@ -106,7 +106,7 @@ class OutcomeDecoder:
         return read_again(self._client, full_name(self._source), positions)
 
 
-def _all_there(entries: Iterable[bytes | None]) -> Iterator[bytes]:
+def _all_there(entries: Iterable[Entry | None]) -> Iterator[Entry]:
     for entry in entries:
         if entry is None:
             raise CorruptEntryError("the topic no longer has all of its chunks", reason="chunk_trimmed")

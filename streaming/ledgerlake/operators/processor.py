@@ -233,7 +233,7 @@ def _standing_row(source: TopicPartition, standing: Standing) -> pd.DataFrame:
 
 
 def _row(
-    source: TopicPartition, kind: str, position: Position | None, note: str | None, entry: bytes | None
+    source: TopicPartition, kind: str, position: Position | None, note: str | None, entry: bytes | memoryview | None
 ) -> pd.DataFrame:
     ledger_id, entry_id = (position.ledger_id, position.entry_id) if position is not None else (-1, -1)
     values = (source.topic, source.partition, kind, ledger_id, entry_id, note, entry)

@@ -123,11 +123,12 @@ def flow_row(
     kind: str,
     position: Position | None = None,
     note: str | None = None,
-    entry: bytes | None = None,
+    entry: bytes | memoryview | None = None,
 ) -> pa.RecordBatch:
     """One row of ``FLOW``."""
     # Pandas, through which these rows pass, has no integer column with nulls that keeps large numbers exact.
     ledger_id, entry_id = (position.ledger_id, position.entry_id) if position is not None else (-1, -1)
-    values = [source.topic, source.partition, kind, ledger_id, entry_id, note, entry]
+    content = bytes(entry) if entry is not None else None
+    values = [source.topic, source.partition, kind, ledger_id, entry_id, note, content]
     columns = [pa.array([value], one.type) for value, one in zip(values, FLOW, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=FLOW)

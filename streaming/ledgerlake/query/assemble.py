@@ -2,7 +2,7 @@
 
 tables made or checked before anything is asked of the broker
 durable cursors made   before anything is read, so that the broker keeps what we have not taken
-query started          bundles through the sink's stages to ``foreachBatch``; the sink commits, then the cursors move
+query started          the sink's stages, then ``foreachBatch``; the sink commits, then the cursors move
 """
 
 from __future__ import annotations
@@ -107,11 +107,11 @@ class Pipeline:
         self._sink.load_floors(names)
         start = self._hold_cursors(names)
         self._wakes_ms = load_wakes(self._wake_file)
+        set_up_state(self._spark)
         own = {"startingOffsets": as_option(start), "wakeFile": self._wake_file}
-        bundles = _bundles(self._spark, self.config, own)
+        stream = self._sink.stream(self._spark, self.config.source_options() | own)
         writer = (
-            self._sink.stages(bundles)
-            .writeStream.queryName(self.config.stream.name)
+            stream.writeStream.queryName(self.config.stream.name)
             .option("checkpointLocation", self.config.stream.checkpoint)
             .foreachBatch(self._write_batch)
         )
@@ -240,12 +240,7 @@ def _whole(spark: SparkSession, config: Config) -> DataFrame:
     settings = WholeSettings(
         options.require_broker_metadata, options.max_uncompressed_bytes, config.chunks.limits, options.client
     )
-    return whole_messages(_bundles(spark, config, {}), settings)
-
-
-def _bundles(spark: SparkSession, config: Config, own: dict[str, str]) -> DataFrame:
-    """The source's raw rows, in a session whose state store can keep what waits."""
     spark.dataSource.register(LedgerlakeDataSource)
     set_up_state(spark)
-    options = config.source_options() | {"view": "bundles"} | own
-    return spark.readStream.format("ledgerlake").options(**options).load()
+    bundles = spark.readStream.format("ledgerlake").options(**config.source_options()).option("view", "bundles").load()
+    return whole_messages(bundles, settings)

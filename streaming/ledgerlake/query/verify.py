@@ -39,7 +39,7 @@ from ledgerlake.operators.local import LocalAssembly
 from ledgerlake.query.start import load_start
 from ledgerlake.sinks.ordered import sort_keys
 from ledgerlake.source.offsets import Offset, PartitionOffset, from_json
-from ledgerlake.source.partition_reader import read_bundles
+from ledgerlake.source.partition_reader import read_pieces
 from ledgerlake.source.planning import EntryRange
 from ledgerlake.source.positions import resolve_end
 from ledgerlake.state.chunks import Chunk, Limits
@@ -172,19 +172,16 @@ def _read_topic(options: SourceOptions, span: EntryRange) -> _InTopic:
     chunks = LocalAssembly(_NO_LIMITS)
     large: list[tuple[Position, ...]] = []
     first: Position | None = None
-    for bundle in read_bundles(options, span):
-        frames = bundle["frames"][0].as_buffer()
-        kind = bundle["kind"][0].as_py()
-        if kind != ENTRIES:
-            position, entry = only_entry(frames)
+    for piece in read_pieces(options, span):
+        if piece.kind != ENTRIES:
+            position, entry = only_entry(piece.frames)
             first = first or position
             try:
-                large += _take_alone(chunks, kind, entry, position)
+                large += _take_alone(chunks, piece.kind, entry, position)
             except CorruptEntryError:
                 bad.append(np.array([[position.ledger_id, position.entry_id]], dtype=np.int64))
             continue
-        after_batch_index = bundle["after_batch_index"][0].as_py()
-        for decoded in decode_bundle(frames, source, after_batch_index=after_batch_index):
+        for decoded in decode_bundle(piece.frames, source, after_batch_index=piece.after_batch_index):
             keys.append(_keys(decoded.messages))
             bad.append(_entries(decoded.rejects))
             first = first or _first_of(keys[-1], bad[-1])

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.decode import schema
 from ledgerlake.operators.processor import assemble
-from ledgerlake.operators.rows import FLOW_DDL
+from ledgerlake.sinks.source import write_stream
 from ledgerlake.sinks.tables import Table
 from ledgerlake.sinks.writing import (
     BATCH_PROPERTY,
@@ -27,12 +27,11 @@ from ledgerlake.sinks.writing import (
     PartitionFact,
     TaskSettings,
     fact_from_json,
-    write_ranges,
     write_rest,
 )
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from ledgerlake.wire.message_id import Position
 
@@ -56,7 +55,7 @@ class BatchResult:
 
 
 class DeltaSink:
-    """Writes micro-batches of bundles into the two tables."""
+    """Writes micro-batches into the two tables."""
 
     def __init__(self, settings: TaskSettings) -> None:
         self.messages = Table(settings.messages_path, schema.MESSAGES)
@@ -68,11 +67,9 @@ class DeltaSink:
         """Recall how far each topic partition's time has come in the table."""
         self._floors_us = self.messages.effective_times_us(topic_partitions)
 
-    def stages(self, bundles: DataFrame) -> DataFrame:
+    def stream(self, spark: SparkSession, source_options: dict[str, str]) -> DataFrame:
         """The streaming part: everything up to what ``write`` takes, batch by batch."""
-        settings = self._settings
-        flow = bundles.mapInArrow(lambda batches: write_ranges(batches, settings, BatchNote.of_this_task()), FLOW_DDL)
-        return assemble(flow, settings.limits)
+        return assemble(write_stream(spark, source_options, self._settings), self._settings.limits)
 
     def write(self, rest: DataFrame, query: str, batch_id: int) -> BatchResult:
         """Run the batch's plan and commit what it wrote.

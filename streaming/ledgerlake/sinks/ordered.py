@@ -8,6 +8,8 @@ How it stays bounded: rows gather up to one row group and are sorted there. Whil
 of the one before, all of them go into one file, a run. A group that begins earlier opens a new run, and at the end the
 runs are merged with one row group of each in memory. Files of several writers are merged the same way, where they overlap.
 
+A value of a row group's size or more has a file of its own, packed only where a sample of it shrinks.
+
 The file's facts come from Parquet's own footer, so nothing is counted twice.
 """
 
@@ -24,6 +26,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from ledgerlake.sinks.memory import release_arrow
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -36,6 +40,8 @@ Key = tuple[int, int, int, int]
 
 ROW_GROUP_BYTES = 32 * 1024 * 1024
 FILE_BYTES = 256 * 1024 * 1024
+
+_SAMPLE_BYTES = 256 * 1024
 
 _DICTIONARY_COLUMNS = ["topic", "producer_name", "schema_version", "reason"]
 _STATISTICS_COLUMNS = [
@@ -97,7 +103,7 @@ class FileWriter:
         if self._open is not None and self._open.bytes_taken >= FILE_BYTES:
             self.cut()
         if self._open is None:
-            self._open = self._new_file()
+            self._open = self._new_file("none" if _is_row_group(table) and not _shrinks(table) else "zstd")
         self._open.bytes_taken += table.nbytes
         if self._is_ordered:
             self._open.first = self._open.first or _key(table, 0)
@@ -120,16 +126,16 @@ class FileWriter:
         self.cut()
         return self._files
 
-    def _new_file(self) -> _OpenFile:
-        name = f"{self._folder.prefix}-{len(self._files):03d}-{uuid.uuid4()}.zstd.parquet"
+    def _new_file(self, codec: str) -> _OpenFile:
+        name = f"{self._folder.prefix}-{len(self._files):03d}-{uuid.uuid4()}.{codec}.parquet"
         footer: list[Any] = []
         present = set(self._folder.schema.names)
         writer = pq.ParquetWriter(
             f"{self._folder.root}/{name}",
             self._folder.schema,
             filesystem=self._folder.filesystem,
-            compression="zstd",
-            compression_level=1,
+            compression=codec,
+            compression_level=1 if codec == "zstd" else None,
             use_dictionary=[one for one in _DICTIONARY_COLUMNS if one in present],
             write_statistics=[one for one in _STATISTICS_COLUMNS if one in present],
             store_schema=False,
@@ -187,10 +193,16 @@ class OrderedWriter:
         first, last = (_key(batch, row)[1:3] for row in (0, batch.num_rows - 1))
         self._stepped_back |= first < self._last_taken
         self._last_taken = last
+        alone = _is_row_group(batch)
+        if alone:
+            self.cut()
         self._waiting.append(batch)
         self._waiting_bytes += batch.nbytes
         if self._waiting_bytes >= ROW_GROUP_BYTES:
             self._flush()
+        if alone:
+            self.cut()
+            release_arrow()
 
     def cut(self) -> None:
         """End the open file: a row that is written elsewhere will stand here."""
@@ -222,6 +234,20 @@ class OrderedWriter:
         self._runs[-1].write(table)
         self._last = _key(table, table.num_rows - 1)
         self.max_effective_us = max(self._last[0], self.max_effective_us or self._last[0])
+
+
+def _is_row_group(rows: pa.Table | pa.RecordBatch) -> bool:
+    """A single row so large that it is a row group, and gets a file of its own."""
+    return bool(rows.num_rows == 1 and rows.nbytes >= ROW_GROUP_BYTES)
+
+
+def _shrinks(row: pa.Table) -> bool:
+    """Whether a sample of a large value does. One that does not costs time, and memory for its copy, to no end."""
+    column = row.column(row.schema.get_field_index("value" if "value" in row.schema.names else "entry"))
+    value = column.chunk(0)[0].as_buffer()
+    middle = value.slice(value.size // 2, min(_SAMPLE_BYTES, value.size - value.size // 2))
+    packed: pa.Buffer = pa.Codec("zstd", 1).compress(middle)
+    return bool(packed.size < 0.95 * middle.size)
 
 
 def merge_overlapping(folder: ParquetFolder, files: list[DataFile]) -> tuple[list[DataFile], list[str]]:

@@ -1,6 +1,6 @@
 """What the two writing stages of a micro-batch do in their tasks; both tables' files come from here.
 
-    write_ranges   decodes the task's range of entries straight into files; large messages that begin and end within it too
+    write_range    decodes the task's range of entries straight into files; large messages that begin and end within it too
     write_rest     writes what the stateful stage brought to an end, merges files that overlap, and sums up
 
 Rows that only state can settle pass from the first to the stateful stage, and from there to the second. Where the last
@@ -16,19 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from ledgerlake.client.topics import split_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import ENTRIES, only_entry
 from ledgerlake.errors import CorruptEntryError
-from ledgerlake.operators.assembly import Outcome
+from ledgerlake.operators.assembly import Entry, Outcome
 from ledgerlake.operators.chunk_entries import read_alone
 from ledgerlake.operators.local import LocalAssembly
 from ledgerlake.operators.outcomes import OutcomeDecoder, Plain, full_name, read_flow
 from ledgerlake.operators.rows import Report, Standing, flow_row, report_to_json, standing_from_json
+from ledgerlake.sinks.memory import return_large_blocks
 from ledgerlake.sinks.ordered import DataFile, GatheringWriter, OrderedWriter, merge_overlapping
 from ledgerlake.sinks.tables import data_folder
-from ledgerlake.source.partition_reader import check_broker_metadata
+from ledgerlake.source.partition_reader import BUNDLE_BYTES, Piece, check_broker_metadata
 from ledgerlake.state.chunks import Chunk, Limits
 from ledgerlake.wire.message_id import Position
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ledgerlake.client.cluster import ClientSettings
+    from ledgerlake.source.planning import EntryRange
 
 _UNREAD_MOST = 10_000
 
@@ -109,19 +112,14 @@ class PartitionFact:
         return min(self.written.end, Position(oldest.ledger_id, oldest.entry_id - 1))
 
 
-def write_ranges(
-    batches: Iterable[pa.RecordBatch], settings: TaskSettings, note: BatchNote
+def write_range(
+    pieces: Iterable[Piece], span: EntryRange, settings: TaskSettings, note: BatchNote
 ) -> Iterator[pa.RecordBatch]:
-    """First stage: rows of ``schema.BUNDLES`` in, files out, rows of ``FLOW`` on to the stateful stage."""
-    ranges: dict[TopicPartition, _Range] = {}
-    for batch in batches:
-        for row in range(batch.num_rows):
-            source = TopicPartition(batch["topic"][row].as_py(), batch["partition"][row].as_py())
-            if source not in ranges:
-                ranges[source] = _Range(source, settings, note)
-            yield from ranges[source].take(batch, row)
-    for one in ranges.values():
-        yield from one.finish()
+    """First stage: a range of entries in, files out, rows of ``FLOW`` on to the stateful stage."""
+    one = _Range(span, settings, note)
+    for piece in pieces:
+        yield from one.take(piece)
+    yield from one.finish()
 
 
 def write_rest(rows: Iterable[pa.RecordBatch], settings: TaskSettings, note: BatchNote) -> Iterator[pa.RecordBatch]:
@@ -166,7 +164,7 @@ class _PartitionWriter:
         self._unread: list[RejectedEntry] = []
         self._rejects = GatheringWriter(data_folder(settings.rejects_path, schema.REJECTS, prefix))
 
-    def write_entries(self, frames: pa.Buffer, after_batch_index: int | None) -> None:
+    def write_entries(self, frames: memoryview, after_batch_index: int | None) -> None:
         decoded_parts = decode_bundle(
             frames,
             self.source,
@@ -180,11 +178,13 @@ class _PartitionWriter:
 
     def write_outcomes(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
-            found = self._decoder.decode(outcome)
-            if isinstance(found, list):
-                self.write_rejects(found)
-            else:
-                self._write_messages(found)
+            self._write_decoded(self._decoder.decode(outcome))
+
+    def _write_decoded(self, decoded: pa.RecordBatch | list[RejectedEntry]) -> None:
+        if isinstance(decoded, list):
+            self.write_rejects(decoded)
+        else:
+            self._write_messages(decoded)
 
     def write_rejects(self, rejected: list[RejectedEntry]) -> None:
         """Write entries into ``rejects``; those that must be read again wait, so that neighbours are read together."""
@@ -221,28 +221,26 @@ class _PartitionWriter:
 class _Range:
     """One topic partition's range in a task of the first stage."""
 
-    def __init__(self, source: TopicPartition, settings: TaskSettings, note: BatchNote) -> None:
-        self._writer = _PartitionWriter(source, settings, note)
+    def __init__(self, span: EntryRange, settings: TaskSettings, note: BatchNote) -> None:
+        self._writer = _PartitionWriter(TopicPartition(*split_partition(span.topic_partition)), settings, note)
         self._local = LocalAssembly(settings.limits)
-        self._end = Position(-1, -1)
-        self._now_ms: int | None = None
+        self._end = span.end
+        self._now_ms = span.clock_ms
 
-    def take(self, batch: pa.RecordBatch, row: int) -> Iterator[pa.RecordBatch]:
-        kind, frames = batch["kind"][row].as_py(), batch["frames"][row].as_buffer()
-        self._end = Position(batch["end_ledger_id"][row].as_py(), batch["end_entry_id"][row].as_py())
-        self._saw(batch["clock_ms"][row].as_py())
-        if kind == ENTRIES:
-            self._writer.write_entries(frames, batch["after_batch_index"][row].as_py())
+    def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        if piece.kind == ENTRIES:
+            self._writer.write_entries(piece.frames, piece.after_batch_index)
             return
-        position, entry = only_entry(frames)
+        position, entry = only_entry(piece.frames)
         try:
-            event = read_alone(kind, entry, position)
+            event = read_alone(piece.kind, entry, position)
         except CorruptEntryError as error:
             self._writer.write_rejects([RejectedEntry(position, entry, error.reason, error.message)])
             return
         self._saw(event.time_ms)
         if isinstance(event, Chunk):
-            yield from self._take_chunk(event, bytes(entry))
+            # A small chunk must not keep the whole bundle in memory that it came with.
+            yield from self._take_chunk(event, bytes(entry) if len(entry) < BUNDLE_BYTES else entry)
         else:
             self._writer.write_outcomes(self._local.mark(event))
 
@@ -255,7 +253,8 @@ class _Range:
         report = Report(self._end, self._now_ms, asdict(fact), self._local.events)
         yield flow_row(self._writer.source, "report", note=report_to_json(report))
 
-    def _take_chunk(self, chunk: Chunk, entry: bytes) -> Iterator[pa.RecordBatch]:
+    def _take_chunk(self, chunk: Chunk, entry: Entry) -> Iterator[pa.RecordBatch]:
+        return_large_blocks()
         outcomes = self._local.arrive(chunk, entry)
         if outcomes is not None:
             self._writer.write_outcomes(outcomes)
@@ -264,9 +263,8 @@ class _Range:
         if chunk.chunk_id == chunk.chunk_count - 1:
             self._writer.messages.cut()
 
-    def _saw(self, time_ms: int | None) -> None:
-        if time_ms is not None:
-            self._now_ms = max(time_ms, self._now_ms or time_ms)
+    def _saw(self, time_ms: int) -> None:
+        self._now_ms = max(time_ms, self._now_ms or time_ms)
 
 
 class _Rest:

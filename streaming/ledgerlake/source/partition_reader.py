@@ -5,11 +5,13 @@ Stateless by contract: everything arrives in the arguments, so a retried task re
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
+from ledgerlake.client.ahead import ahead
 from ledgerlake.client.cluster import shared_cluster
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.client.topics import split_partition
@@ -22,7 +24,7 @@ from ledgerlake.source.positions import next_until
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator
 
     from ledgerlake.client.cluster import ClientSettings
     from ledgerlake.source.options import SourceOptions
@@ -31,29 +33,47 @@ if TYPE_CHECKING:
 
 BUNDLE_BYTES = 1024 * 1024
 
+# Read while those before are worked on; each is a bundle or one larger entry.
+_BUNDLES_AHEAD = 8
+
 # Entries that are read again may be as large as entries can be, so few are asked for ahead.
 _AGAIN_WINDOW = 8
 _AGAIN_NEAR = 16
 
 
+@dataclass(frozen=True)
+class Piece:
+    """MESSAGE frames of one kind (see ``decode.split``), in order; of the first entry, messages up to an index were taken."""
+
+    kind: str
+    frames: memoryview
+    after_batch_index: int | None
+
+
+def read_pieces(options: SourceOptions, span: EntryRange) -> Iterator[Piece]:
+    """The range in pieces up to a bundle's size, read a little ahead."""
+    for frames, after_batch_index in ahead(_gather(options, span), _BUNDLES_AHEAD):
+        for number, (kind, piece) in enumerate(split_bundle(frames)):
+            yield Piece(kind, piece, after_batch_index if number == 0 else None)
+
+
 def read_bundles(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
     """The range as rows of ``schema.BUNDLES``: at least one, empty where the range holds no entry."""
     sent = False
-    for frames, after_batch_index in _gather(options, span):
-        for number, (kind, piece) in enumerate(split_bundle(frames)):
-            yield _bundle(span, kind, piece, after_batch_index if number == 0 else None)
-            sent = True
+    for piece in read_pieces(options, span):
+        yield _bundle(span, piece)
+        sent = True
     if not sent:
-        yield _bundle(span, ENTRIES, b"", None)
+        yield _bundle(span, Piece(ENTRIES, memoryview(b""), None))
 
 
-def _gather(options: SourceOptions, span: EntryRange) -> Iterator[tuple[bytes, int | None]]:
+def _gather(options: SourceOptions, span: EntryRange) -> Generator[tuple[bytes | bytearray, int | None], None, None]:
     """Frames of consecutive entries, joined up to a bundle's size; how much of the first entry was taken before."""
     if span.end <= span.after:
         return
     reader = EntryReader(shared_cluster(options.client), span.topic_partition, span.after)
     partial = _partial_entry(span)
-    frames: list[bytes] = []
+    frames: list[bytes | bytearray] = []
     size = 0
     after_batch_index: int | None = None
     try:
@@ -63,7 +83,7 @@ def _gather(options: SourceOptions, span: EntryRange) -> Iterator[tuple[bytes, i
             frames.append(entry.frame)
             size += len(entry.frame)
             if size >= BUNDLE_BYTES:
-                yield b"".join(frames), after_batch_index
+                yield frames[0] if len(frames) == 1 else b"".join(frames), after_batch_index
                 frames, size, after_batch_index = [], 0, None
     finally:
         reader.close()
@@ -112,11 +132,11 @@ def _position(entry: EntryReceived) -> Position:
 def read_messages(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
     """The range as rows of ``schema.VIEW``; a bad entry is a row with its bytes in ``value`` and a ``reject_reason``."""
     source = TopicPartition(*split_partition(span.topic_partition))
-    for bundle in read_bundles(options, span):
+    for piece in read_pieces(options, span):
         for decoded in decode_bundle(
-            bundle["frames"][0].as_buffer(),
+            piece.frames,
             source,
-            after_batch_index=bundle["after_batch_index"][0].as_py(),
+            after_batch_index=piece.after_batch_index,
             max_bytes=options.max_uncompressed_bytes,
             chunks_as_rejects=False,
         ):
@@ -129,8 +149,8 @@ def read_messages(options: SourceOptions, span: EntryRange) -> Iterator[pa.Recor
 def read_entries(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
     """The range as rows of ``schema.ENTRIES``, one per stored entry."""
     source = TopicPartition(*split_partition(span.topic_partition))
-    for bundle in read_bundles(options, span):
-        yield entry_rows(bundle["frames"][0].as_buffer(), source)
+    for piece in read_pieces(options, span):
+        yield entry_rows(piece.frames, source)
 
 
 def check_broker_metadata(required: bool, messages: pa.RecordBatch, source: TopicPartition) -> None:
@@ -152,16 +172,17 @@ def _partial_entry(span: EntryRange) -> Position | None:
     return Position(span.after.ledger_id, span.after.entry_id + 1)
 
 
-def _bundle(span: EntryRange, kind: str, data: bytes | memoryview, after_batch_index: int | None) -> pa.RecordBatch:
+def _bundle(span: EntryRange, piece: Piece) -> pa.RecordBatch:
+    data = piece.frames
     topic, partition = split_partition(span.topic_partition)
     columns = [
         pa.array([topic], pa.string()),
         pa.array([partition], pa.int32()),
-        pa.array([kind], pa.string()),
+        pa.array([piece.kind], pa.string()),
         pa.array([span.end.ledger_id], pa.int64()),
         pa.array([span.end.entry_id], pa.int64()),
         pa.array([span.clock_ms], pa.int64()),
-        pa.array([after_batch_index], pa.int32()),
+        pa.array([piece.after_batch_index], pa.int32()),
         pa.Array.from_buffers(
             pa.binary(), 1, [None, pa.py_buffer(np.array([0, len(data)], dtype=np.int32)), pa.py_buffer(data)]
         ),

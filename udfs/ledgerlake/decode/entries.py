@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 
-def entry_rows(frames: pa.Buffer | bytes, source: TopicPartition) -> pa.RecordBatch:
+def entry_rows(frames: pa.Buffer | memoryview | bytes, source: TopicPartition) -> pa.RecordBatch:
     """Rows of ``schema.ENTRIES`` in order; an entry that does not parse has a ``reject_reason`` and its bytes."""
     buffer, entries = read_entry_table(frames)
     view = buffer.data

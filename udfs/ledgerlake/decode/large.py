@@ -9,6 +9,7 @@ Memory: chunks are let go of as they are joined; then the joined bytes and, wher
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def decode_large(
-    entries: Iterable[bytes], positions: tuple[Position, ...], source: TopicPartition, max_bytes: int
+    entries: Iterable[bytes | memoryview], positions: tuple[Position, ...], source: TopicPartition, max_bytes: int
 ) -> pa.RecordBatch:
     """The message as one row of ``schema.MESSAGES``.
 
@@ -39,17 +40,17 @@ def decode_large(
     Raises:
         CorruptEntryError: the chunks are no message; ``reason`` says why.
     """
-    joined = bytearray()
+    payloads: list[memoryview] = []
     last: RawEntry | None = None
     for chunk_id, raw in enumerate(entries):
         last = _checked(parse_entry(raw), chunk_id, len(positions), last)
-        if len(joined) + len(last.payload) > max_bytes:
-            raise CorruptEntryError(f"the message is larger than {max_bytes} bytes", reason="too_large")
-        joined += last.payload
+        payloads.append(last.payload)
     if last is None:
         raise CorruptEntryError("a message without chunks", reason="chunk_mismatch")
+    last = replace(last, payload=memoryview(b""))
+    joined = _join(payloads, max_bytes)
     codec = last.metadata.compression
-    value = joined if codec == 0 else decompress(codec, memoryview(joined), last.metadata.uncompressed_size, max_bytes)
+    value = joined if codec == 0 else decompress(codec, joined, last.metadata.uncompressed_size, max_bytes)
     end = positions[-1]
     row = large_row(last, end.ledger_id, end.entry_id, first_chunk_id=str(positions[0]))
     row |= {"topic": source.topic, "partition": source.partition, "late": False, "value": None}
@@ -57,6 +58,21 @@ def decode_large(
     if row["is_null"]:
         return batch
     return batch.set_column(batch.schema.get_field_index("value"), "value", _binary(value))
+
+
+def _join(payloads: list[memoryview], max_bytes: int) -> memoryview:
+    """One buffer of what has arrived; the pieces are let go of on the way, so that both are never whole at once."""
+    size_bytes = sum(map(len, payloads))
+    if size_bytes > max_bytes:
+        raise CorruptEntryError(f"the message is larger than {max_bytes} bytes", reason="too_large")
+    joined = np.empty(size_bytes, dtype=np.uint8).data
+    payloads.reverse()
+    start = 0
+    while payloads:
+        piece = payloads.pop()
+        joined[start : start + len(piece)] = piece
+        start += len(piece)
+    return joined
 
 
 def _checked(entry: RawEntry, chunk_id: int, count: int, before: RawEntry | None) -> RawEntry:
@@ -73,7 +89,7 @@ def _checked(entry: RawEntry, chunk_id: int, count: int, before: RawEntry | None
     return entry
 
 
-def _binary(value: bytes | bytearray | memoryview) -> pa.Array:
+def _binary(value: bytes | memoryview) -> pa.Array:
     """One value without a copy."""
     offsets = pa.py_buffer(np.array([0, len(value)], dtype=np.int32))
     return pa.Array.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(value)])

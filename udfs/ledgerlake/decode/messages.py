@@ -63,7 +63,7 @@ class _Slice:
 
 
 def decode_bundle(
-    frames: pa.Buffer | bytes,
+    frames: pa.Buffer | memoryview | bytes,
     source: TopicPartition,
     *,
     after_batch_index: int | None = None,
@@ -117,7 +117,7 @@ def rejects_as_view(rejects: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema.VIEW)
 
 
-def read_entry_table(frames: pa.Buffer | bytes) -> tuple[Bytes, Matrix]:
+def read_entry_table(frames: pa.Buffer | memoryview | bytes) -> tuple[Bytes, Matrix]:
     """A bundle's bytes, and start, end, ledger and entry of each of its entries (``kernels.E_*`` columns).
 
     Raises:

@@ -31,7 +31,7 @@ CHUNK = "chunk"
 MARKER = "marker"
 
 
-def split_bundle(frames: bytes) -> Iterator[tuple[str, memoryview]]:
+def split_bundle(frames: bytes | bytearray) -> Iterator[tuple[str, memoryview]]:
     """Pieces of a bundle in order, each with its kind.
 
     Raises:
@@ -55,7 +55,7 @@ def split_bundle(frames: bytes) -> Iterator[tuple[str, memoryview]]:
         start = end
 
 
-def only_entry(frames: pa.Buffer) -> tuple[Position, memoryview]:
+def only_entry(frames: pa.Buffer | memoryview) -> tuple[Position, memoryview]:
     """The one entry of a piece that travels alone."""
     buffer, entries = read_entry_table(frames)
     start, end, ledger_id, entry_id = entries[0, [k.E_START, k.E_END, k.E_LEDGER, k.E_ENTRY]].tolist()
