@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
 
     from ledgerlake.broker.standalone import BrokerAddress
     from ledgerlake.sinks.delta import BatchResult
@@ -56,18 +57,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="rounds that are counted (default: 5)")
     parser.add_argument("--messages", type=int, default=4_000_000, help="small messages in a round (default: 4000000)")
+    parser.add_argument("--only", choices=["large", "stage"], help="one of the two parts")
     options = parser.parse_args()
     from ledgerlake.query.session import start_session
 
     with Broker(settings=SETTINGS) as address:
-        own = _client_loop(address, options.rounds)
+        results = {}
+        if options.only != "stage":
+            results["client"] = _client_loop(address, options.rounds)
         spark = start_session("bench", "local[2]")
         try:
-            large = _pipeline(spark, address, options.rounds, own["mb_per_s"])
-            stage = _stage_cost(spark, address, options.messages, options.rounds)
+            if options.only != "stage":
+                results["pipeline"] = _pipeline(spark, address, options.rounds, results["client"]["mb_per_s"])
+            if options.only != "large":
+                results["stage"] = _stage_cost(spark, address, options.messages, options.rounds)
         finally:
             spark.stop()
-    LATEST.write_text(json.dumps({"client": own, "pipeline": large, "stage": stage}, indent=2) + "\n")
+    LATEST.write_text(json.dumps(results, indent=2) + "\n")
 
 
 class _Ticking:
@@ -103,12 +109,16 @@ class _Ticking:
         return self._trigger_seconds(result.batch_id)
 
     def _trigger_seconds(self, batch_id: int) -> float:
-        """Of a batch that is done; its progress comes a little later, and idle triggers report under its number too."""
-        assert self._pipeline.query is not None
-        while self._pipeline.query.lastProgress.batchId <= batch_id:
+        """Of a batch that is done; its progress comes a little later, and idle triggers report under a number too."""
+        while not (
+            found := [one for one in self._progress() if one.batchId == batch_id and "addBatch" in one.durationMs]
+        ):
             time.sleep(0.1)
-        progress = [one for one in self._pipeline.query.recentProgress if one.batchId == batch_id]
-        return max(float(one.durationMs["triggerExecution"]) for one in progress) / 1000
+        return float(found[0].durationMs["triggerExecution"]) / 1000
+
+    def _progress(self) -> list[StreamingQueryProgress]:
+        assert self._pipeline.query is not None
+        return self._pipeline.query.recentProgress
 
     def stop(self) -> None:
         self._pipeline.stop()
