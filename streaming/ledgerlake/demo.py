@@ -7,6 +7,7 @@ wire code, because only there a clock can be set wrong on purpose.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -30,7 +31,10 @@ _SECONDS = 15.0
 
 @dataclass(frozen=True)
 class ProducerPlan:
-    """One producer: its share of the messages, codec, batch size (1: single messages), clock error, and library."""
+    """One producer: its share of the messages, codec, batch size (1: single messages), clock error, and library.
+
+    ``large`` is a number of messages in place of a share, each too large for the broker to take in one piece.
+    """
 
     name: str
     share: float
@@ -38,6 +42,7 @@ class ProducerPlan:
     batch: int
     skew_minutes: int
     library: str
+    large: int = 0
 
 
 PLANS = (
@@ -45,7 +50,9 @@ PLANS = (
     ProducerPlan("mobile", 0.35, "ZSTD", 500, 0, "pulsar-client"),
     ProducerPlan("kiosk-fast-clock", 0.2, "LZ4", 200, 7, "ledgerlake"),
     ProducerPlan("till-slow-clock", 0.1, "NONE", 1, -5, "ledgerlake"),
+    ProducerPlan("scanner", 0, "NONE", 1, 0, "pulsar-client", large=12),
 )
+_LARGE_BYTES = 7_000_000
 
 
 def run_demo(messages: int, *, as_json: bool = False) -> int:
@@ -129,14 +136,19 @@ def _show(spark: SparkSession, config: Config, messages: int, seconds: float, as
     table.createOrReplaceTempView("demo")
     ordered = (
         "select partition, message_id, broker_timestamp, broker_index, publish_time, producer_name, key, "
-        "cast(value as string) as value from demo order by partition, broker_timestamp, ledger_id, entry_id, batch_index limit 10"
+        "left(cast(value as string), 60) as value from demo order by partition, broker_timestamp, ledger_id, entry_id, batch_index limit 10"
     )
     skew = (
         "select producer_name, count(*) as messages, round(avg(cast(publish_time as double) - cast(broker_timestamp as double))) "
         "as clock_error_s from demo group by producer_name order by producer_name"
     )
+    large = (
+        "select partition, first_chunk_id, message_id, chunk_count, length(value) as bytes from demo "
+        "where chunk_count is not null order by partition, ledger_id, entry_id limit 5"
+    )
     if not as_json:
         spark.sql(ordered).show(truncate=False)
+        spark.sql(large).show(truncate=False)
         spark.sql(skew).show(truncate=False)
     verdict = verify(config)
     expected = sum(_share(plan, messages) for plan in PLANS)
@@ -151,11 +163,13 @@ def _show(spark: SparkSession, config: Config, messages: int, seconds: float, as
 def _describe(plan: ProducerPlan) -> str:
     clock = f", clock {plan.skew_minutes:+d} min" if plan.skew_minutes else ""
     kind = f"batches of {plan.batch}" if plan.batch > 1 else "single"
+    if plan.large:
+        kind = f"{plan.large} of {_LARGE_BYTES / 1e6:g} MB in chunks"
     return f"{plan.name} ({kind}, {plan.codec}{clock})"
 
 
 def _share(plan: ProducerPlan, messages: int) -> int:
-    return int(messages * plan.share)
+    return plan.large or int(messages * plan.share)
 
 
 def _start_producer(plan: ProducerPlan, service_url: str, topic: str, messages: int) -> subprocess.Popen[bytes]:
@@ -172,6 +186,8 @@ def produce(plan: ProducerPlan, service_url: str, topic: str, count: int) -> Non
 
 
 def _value(plan: ProducerPlan, number: int) -> bytes:
+    if plan.large:
+        return b"scan %d " % number + os.urandom(_LARGE_BYTES // 2).hex().encode()
     return json.dumps({"order": number, "from": plan.name, "amount": number * 37 % 9973}).encode()
 
 
@@ -190,7 +206,8 @@ def _produce_pulsar_client(plan: ProducerPlan, service_url: str, topic: str, cou
         producer_name=plan.name,
         compression_type=getattr(pulsar.CompressionType, plan.codec),
         batching_enabled=plan.batch > 1,
-        batching_max_messages=plan.batch,
+        batching_max_messages=max(plan.batch, 2),
+        chunking_enabled=plan.large > 0,
         block_if_queue_full=True,
         message_routing_mode=pulsar.PartitionsRoutingMode.RoundRobinDistribution,
     )

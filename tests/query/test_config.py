@@ -8,6 +8,7 @@ import pytest
 
 from ledgerlake.errors import UsageError
 from ledgerlake.query.config import load_config, parse_config, parse_trigger
+from ledgerlake.state.chunks import Limits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,10 +33,20 @@ def test_defaults_follow_the_name_and_the_path() -> None:
     assert config.source.topics == ("persistent://public/default/orders",)
 
 
+def test_limits_of_open_messages_are_read_in_their_units() -> None:
+    limits = parse_config(data(chunks={"max_pending": 7, "expire_after": "90 s"})).chunks.limits
+    assert (limits.max_pending, limits.expire_after_ms) == (7, 90_000)
+    assert parse_config(data()).chunks.limits == Limits()
+
+
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
         ({"source": {"topic": ["x"]}}, "[source] has no key 'topic'; did you mean 'topics'?"),
+        ({"chunks": {"max_pendng": 1}}, "[chunks] has no key 'max_pendng'; did you mean 'max_pending'?"),
+        ({"chunks": {"max_pending": 0}}, "[chunks] max_pending must be a whole number above 0"),
+        ({"chunks": {"expire_after": "soon"}}, "[chunks] expire_after 'soon' is not a duration"),
+        ({"chunks": {"max_message_bytes": 2**31}}, "[chunks] max_message_bytes is more than"),
         ({"sorce": {}}, "there is no section [sorce]; did you mean 'source'?"),
         ({"source": {"topics": "x"}}, "[source] topics must be a list of texts"),
         ({"source": {"topics": []}}, "[source] topics is empty"),

@@ -13,7 +13,7 @@ from pyarrow import fs
 
 from ledgerlake.decode import schema
 from ledgerlake.sinks import ordered
-from ledgerlake.sinks.ordered import DataFile, OrderedWriter, ParquetFolder, sort_keys
+from ledgerlake.sinks.ordered import DataFile, OrderedWriter, ParquetFolder, merge_overlapping, sort_keys
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -137,3 +137,51 @@ def test_merging_holds_one_table_of_each_run() -> None:
     assert sorted(taken) == [0, 0, 1, 2]
     rest = pa.concat_tables([first, *merged])
     assert list(sort_keys(rest)[0]) == [number * 1000 for number in range(1, 10)]
+
+
+def test_files_of_several_writers_that_follow_each_other_stay_as_they_are(tmp_path: Path) -> None:
+    first, second = writer_in(tmp_path), writer_in(tmp_path)
+    first.write(rows([1, 2]))
+    first.cut()
+    first.write(rows([7, 8], first_entry=6))
+    second.write(rows([4], first_entry=4))
+    files = [*first.finish(), *second.finish()]
+    merged, replaced = merge_overlapping(first._folder, files)
+    assert replaced == []
+    assert entries_of(tmp_path, merged) == [0, 1, 4, 6, 7]
+
+
+def test_files_of_several_writers_that_overlap_are_merged_and_the_others_left(tmp_path: Path) -> None:
+    first, second = writer_in(tmp_path), writer_in(tmp_path)
+    first.write(rows([1, 2, 9]))
+    first.cut()
+    first.write(rows([20], first_entry=20))
+    second.write(rows([5], first_entry=5))
+    files = [*first.finish(), *second.finish()]
+    merged, replaced = merge_overlapping(first._folder, files)
+    assert entries_of(tmp_path, merged) == [0, 1, 5, 2, 20]
+    assert len(replaced) == 2
+    assert all((tmp_path / name).exists() for name in replaced)
+    assert [(one.first[0], one.last[0]) for one in merged if one.first and one.last] == [(1000, 9000), (20000, 20000)]
+
+
+def test_positions_that_step_back_within_the_same_time_are_put_in_order(tmp_path: Path) -> None:
+    writer = writer_in(tmp_path)
+    writer.write(rows([3, 3], first_entry=5))
+    writer.write(rows([3], first_entry=2))
+    assert entries_of(tmp_path, writer.finish()) == [2, 5, 6]
+
+
+@pytest.mark.parametrize(("value", "packed"), [(b"x" * 1000, True), (random.Random(1).randbytes(1000), False)])
+def test_a_value_as_large_as_a_row_group_has_a_file_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: bytes, packed: bool
+) -> None:
+    monkeypatch.setattr(ordered, "ROW_GROUP_BYTES", 1000)
+    writer = writer_in(tmp_path)
+    writer.write(rows([1]))
+    writer.write(rows([2], first_entry=1, value=value))
+    writer.write(rows([3], first_entry=2))
+    files = writer.finish()
+    assert entries_of(tmp_path, files) == [0, 1, 2]
+    assert [one.rows for one in files] == [1, 1, 1]
+    assert ("zstd" in files[1].name) == packed

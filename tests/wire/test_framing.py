@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 
 import pytest
@@ -81,3 +82,41 @@ def test_any_bytes_give_frames_or_a_protocol_error_and_nothing_else(data: bytes)
             pass
     except ProtocolError:
         pass
+
+
+LARGE = encode_frame(b"command", b"x" * 300_000)
+
+
+def test_a_large_frame_that_arrives_in_parts_is_received_in_place() -> None:
+    buffer = FrameBuffer()
+    assert buffer.wanted() is None
+    buffer.feed(LARGE[:1000])
+    assert buffer.wanted() is None
+    found = [buffer.next()]
+    for start in range(1000, len(LARGE), 50_000):
+        wanted = buffer.wanted()
+        assert wanted is not None
+        count = min(50_000, len(wanted))
+        wanted[:count] = LARGE[start : start + count]
+        buffer.filled(count)
+        found.append(buffer.next())
+    assert [one is not None for one in found] == [False] * (len(found) - 1) + [True]
+    assert found[-1] is not None
+    assert found[-1].raw == LARGE
+    assert buffer.wanted() is None
+
+
+@pytest.mark.parametrize("step", [1, 4, 7, 8, 1000, 299_999, 300_050, 700_000])
+def test_large_and_small_frames_are_found_however_they_arrive(step: int) -> None:
+    frames = [encode_frame(b"a"), LARGE, encode_frame(b"b", b"payload"), LARGE, LARGE, encode_frame(b"c")]
+    data = b"".join(frames)
+    buffer, found = FrameBuffer(), []
+    edge = 20 if step < 100 else len(data)
+    cuts = [*range(0, edge, step), *range(edge, len(data), 100_000), len(data)]
+    for start, stop in itertools.pairwise(cuts):
+        buffer.feed(data[start:stop])
+        while (frame := buffer.next()) is not None:
+            found.append((bytes(frame.raw), frame.command, len(frame.payload)))
+    assert [raw for raw, _, _ in found] == frames
+    assert [command for _, command, _ in found] == [b"a", b"command", b"b", b"command", b"command", b"c"]
+    assert len(buffer) == 0
