@@ -30,6 +30,7 @@ _SETTINGS = {
     "spark.driver.extraJavaOptions": f"-XX:+UseParallelGC -Dlog4j2.configurationFile={_LOGGING}",
     # Between JVM and Python workers: cheaper than loopback TCP, and closed to other users.
     "spark.python.unix.domain.socket.enabled": "true",
+    "spark.python.daemon.module": "ledgerlake.query.daemon",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "2g",
