@@ -13,7 +13,14 @@ from pyarrow import fs
 
 from ledgerlake.decode import schema
 from ledgerlake.sinks import ordered
-from ledgerlake.sinks.ordered import DataFile, OrderedWriter, ParquetFolder, merge_overlapping, sort_keys
+from ledgerlake.sinks.ordered import (
+    DataFile,
+    GatheringWriter,
+    OrderedWriter,
+    ParquetFolder,
+    merge_overlapping,
+    sort_keys,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -185,3 +192,14 @@ def test_a_value_as_large_as_a_row_group_has_a_file_of_its_own(
     assert entries_of(tmp_path, files) == [0, 1, 2]
     assert [one.rows for one in files] == [1, 1, 1]
     assert ("zstd" in files[1].name) == packed
+
+
+def test_many_small_tables_become_one_while_they_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordered, "_WAITING_TABLES", 10)
+    writer = GatheringWriter(ParquetFolder(fs.LocalFileSystem(), str(tmp_path), schema.MESSAGES, "part"))
+    for number in range(105):
+        writer.write(pa.Table.from_batches([rows([number], first_entry=number)]))
+        assert len(writer._waiting) < 10
+    (file,) = writer.finish()
+    assert entries_of(tmp_path, [file]) == list(range(105))
+    assert pq.ParquetFile(tmp_path / file.name).num_row_groups == 1

@@ -43,6 +43,9 @@ FILE_BYTES = 256 * 1024 * 1024
 
 _SAMPLE_BYTES = 256 * 1024
 
+# A table of one short row takes kilobytes beside its row.
+_WAITING_TABLES = 1000
+
 _DICTIONARY_COLUMNS = ["topic", "producer_name", "schema_version", "reason"]
 _STATISTICS_COLUMNS = [
     "topic",
@@ -157,6 +160,8 @@ class GatheringWriter:
         self._waiting_bytes += table.nbytes
         if self._waiting_bytes >= ROW_GROUP_BYTES:
             self._flush()
+        elif len(self._waiting) >= _WAITING_TABLES:
+            self._waiting = [pa.concat_tables(self._waiting).combine_chunks()]
 
     def finish(self) -> list[DataFile]:
         self._flush()
