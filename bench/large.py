@@ -270,10 +270,7 @@ def _no_stage(flow: DataFrame, _limits: Limits) -> DataFrame:
 
 def _standings(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in rows:
-        notes = [
-            standing_to_json(Standing([report_from_json(note).fact], None, None, 0, 0))
-            for note in batch["note"].to_pylist()
-        ]
+        notes = [standing_to_json(Standing([report_from_json(note).fact])) for note in batch["note"].to_pylist()]
         yield batch.set_column(batch.schema.get_field_index("note"), "note", pa.array(notes, pa.string()))
 
 

@@ -9,11 +9,17 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
 from ledgerlake.state.chunks import Chunk, Deliver, Hold, Limits, PendingSets, PutAside, Reject, SetKey
 from ledgerlake.wire.message_id import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Played = TypeVar("Played")
 
 pytestmark = pytest.mark.slow
 
@@ -124,13 +130,19 @@ def play(seed: int) -> Store:
     return store
 
 
-@pytest.mark.parametrize("start", range(0, SEEDS, _AT_ONCE))
-def test_random_schedules_deliver_what_the_reference_does_and_account_for_every_chunk(start: int) -> None:
-    stores = []
-    for seed in range(start, start + _AT_ONCE):
+def play_all(play_one: Callable[[int], Played], seeds: range) -> list[Played]:
+    """What came of each seed; a failure names its own."""
+    found = []
+    for seed in seeds:
         try:
-            stores.append(play(seed))
+            found.append(play_one(seed))
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
+    return found
+
+
+@pytest.mark.parametrize("start", range(0, SEEDS, _AT_ONCE))
+def test_random_schedules_deliver_what_the_reference_does_and_account_for_every_chunk(start: int) -> None:
+    stores = play_all(play, range(start, start + _AT_ONCE))
     assert sum(store.reread for store in stores) > 0
     assert sum(len(store.delivered) for store in stores) > _AT_ONCE

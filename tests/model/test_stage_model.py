@@ -12,7 +12,7 @@ import random
 import pytest
 
 from ledgerlake.state.chunks import Chunk, Limits
-from tests.model.test_chunks_model import reference, schedule
+from tests.model.test_chunks_model import play_all, reference, schedule
 from tests.operators.stage import Settled, Stage, task
 
 pytestmark = pytest.mark.slow
@@ -53,11 +53,6 @@ def play(seed: int) -> Settled:
 
 @pytest.mark.parametrize("start", range(0, SEEDS, _AT_ONCE))
 def test_no_cut_into_batches_and_tasks_and_no_kill_changes_what_is_delivered(start: int) -> None:
-    found = []
-    for seed in range(start, start + _AT_ONCE):
-        try:
-            found.append(play(seed))
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
+    found = play_all(play, range(start, start + _AT_ONCE))
     assert sum(one.read_again for one in found) > 0
     assert sum(len(one.delivered) for one in found) > _AT_ONCE

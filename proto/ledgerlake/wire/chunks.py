@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.errors import CorruptEntryError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.wire.entry import RawEntry, encode_entry, parse_entry
+from ledgerlake.wire.entry import encode_entry, entry_time_ms, parse_entry, text_of
 from ledgerlake.wire.message_id import MessageId, Position, parse_message_id
 
 if TYPE_CHECKING:
@@ -100,25 +100,6 @@ def parse_marker(raw: bytes | memoryview) -> Marker:
     if len(set(positions)) != len(positions) or len(positions) < 2:
         raise CorruptEntryError("a marker lists two chunks at least, each once", reason="malformed_marker")
     return Marker(text_of(metadata, "producer_name"), text_of(metadata, "uuid"), positions, entry_time_ms(entry))
-
-
-def text_of(metadata: pb.MessageMetadata, field: str) -> str:
-    """A text field. Protobuf's C parser hands out the bytes themselves where they are not UTF-8.
-
-    Raises:
-        CorruptEntryError: it is no text.
-    """
-    value = getattr(metadata, field)
-    if not isinstance(value, str):
-        raise CorruptEntryError(f"{field} is not text", reason="malformed_entry")
-    return value
-
-
-def entry_time_ms(entry: RawEntry) -> int:
-    """When an entry was stored, by the broker; by its producer where the broker does not say."""
-    if entry.broker is not None and entry.broker.HasField("broker_timestamp"):
-        return entry.broker.broker_timestamp
-    return entry.metadata.publish_time
 
 
 def _position(text: object) -> Position:

@@ -16,12 +16,16 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import crc32c
 from google.protobuf.message import DecodeError
 
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 MAGIC_BROKER_METADATA = 0x0E02
 MAGIC_CRC32C = 0x0E01
@@ -135,6 +139,25 @@ def read_stamp(raw: memoryview) -> Stamp:
     if broker is not None and broker.HasField("broker_timestamp"):
         return Stamp(broker.broker_timestamp, broker.index if broker.HasField("index") else None, True)
     return Stamp(_peek(rest).publish_time, None, False)
+
+
+def entry_time_ms(entry: RawEntry) -> int:
+    """When an entry was stored, by the broker; by its producer where the broker does not say."""
+    if entry.broker is not None and entry.broker.HasField("broker_timestamp"):
+        return entry.broker.broker_timestamp
+    return entry.metadata.publish_time
+
+
+def text_of(message: Message, field: str) -> str:
+    """A text field. Protobuf's C parser hands out the bytes themselves where they are not UTF-8.
+
+    Raises:
+        CorruptEntryError: it is no text.
+    """
+    value = getattr(message, field)
+    if not isinstance(value, str):
+        raise CorruptEntryError(f"{field} is not text", reason="malformed_entry")
+    return value
 
 
 def peek_metadata(raw: memoryview) -> pb.MessageMetadata:

@@ -37,6 +37,11 @@ def partition_name(topic: str, partition: int) -> str:
     return f"{topic}-partition-{partition}"
 
 
+def join_partition(topic: str, partition: int) -> str:
+    """The full name of a topic partition; ``split_partition`` takes it apart."""
+    return topic if partition < 0 else partition_name(topic, partition)
+
+
 def split_partition(name: str) -> tuple[str, int]:
     """The topic and partition number of a topic partition; the number is -1 for a topic without partitions."""
     matched = _PARTITION.fullmatch(name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ledgerlake.decode.split import MARKER
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.state.chunks import Chunk, SetKey
-from ledgerlake.wire.chunks import Marker, entry_time_ms, has_promise, parse_marker, text_of
-from ledgerlake.wire.entry import parse_entry
+from ledgerlake.wire.chunks import Marker, has_promise, parse_marker
+from ledgerlake.wire.entry import entry_time_ms, parse_entry, text_of
 from ledgerlake.wire.message_id import Position
 
 

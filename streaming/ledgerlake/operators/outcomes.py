@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ledgerlake.client.topics import partition_name
+from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.large import decode_large
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.decode.rejects import RejectedEntry, reject_rows
+from ledgerlake.decode.split import ENTRIES
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.assembly import Assembled, Entry, Outcome, Rejected
 from ledgerlake.operators.rows import Standing, standing_from_json
-from ledgerlake.source.partition_reader import read_again
+from ledgerlake.source.partition_reader import Piece, read_again
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -24,27 +25,15 @@ if TYPE_CHECKING:
     from ledgerlake.client.cluster import ClientSettings
 
 
-@dataclass(frozen=True)
-class Plain:
-    """Entries that passed the stage untouched."""
-
-    frames: bytes
-    after_batch_index: int | None
-
-
-def full_name(source: TopicPartition) -> str:
-    return source.topic if source.partition < 0 else partition_name(source.topic, source.partition)
-
-
-def read_flow(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[TopicPartition, Outcome | Plain | Standing]]:
+def read_flow(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[TopicPartition, Outcome | Piece | Standing]]:
     """What the rows say, in their order; each is to be used up before the next."""
     rows = (row for batch in batches for number in range(batch.num_rows) for row in batch.slice(number, 1).to_pylist())
     for row in rows:
         source = TopicPartition(row["topic"], row["partition"])
         if row["kind"] == "report":
             yield source, standing_from_json(row["note"])
-        elif row["kind"] == "entries":
-            yield source, Plain(row["entry"], json.loads(row["note"]))
+        elif row["kind"] == ENTRIES:
+            yield source, Piece(ENTRIES, memoryview(row["entry"]), json.loads(row["note"]))
         elif row["kind"] == "reject":
             yield source, Rejected(row["note"], [(Position(row["ledger_id"], row["entry_id"]), row["entry"])])
         else:
@@ -103,7 +92,7 @@ class OutcomeDecoder:
             yield reject_rows([found], self._source)
 
     def _read_again(self, positions: Iterable[Position]) -> Iterator[bytes | None]:
-        return read_again(self._client, full_name(self._source), positions)
+        return read_again(self._client, join_partition(self._source.topic, self._source.partition), positions)
 
 
 def _all_there(entries: Iterable[Entry | None]) -> Iterator[Entry]:

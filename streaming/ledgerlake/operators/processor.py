@@ -33,6 +33,7 @@ from ledgerlake.operators.rows import (
     Event,
     Report,
     Standing,
+    flow_values,
     open_set_from_dict,
     report_from_json,
     standing_to_json,
@@ -101,7 +102,7 @@ class ChunkProcessor(StatefulProcessor):  # type: ignore[misc]
         reports.sort(key=lambda report: report.end)
         stored = self._load() if self._sets.exists() else {}
         if not stored and not any(report.events for report in reports):
-            yield _standing_row(source, Standing([report.fact for report in reports], None, None, 0, 0))
+            yield _standing_row(source, Standing([report.fact for report in reports]))
             return
         assembly = Assembly(self._limits, parts, sorted(stored.values(), key=lambda one: one.positions[0]))
         for outcome in _happened(assembly, reports):
@@ -235,6 +236,4 @@ def _standing_row(source: TopicPartition, standing: Standing) -> pd.DataFrame:
 def _row(
     source: TopicPartition, kind: str, position: Position | None, note: str | None, entry: bytes | memoryview | None
 ) -> pd.DataFrame:
-    ledger_id, entry_id = (position.ledger_id, position.entry_id) if position is not None else (-1, -1)
-    values = (source.topic, source.partition, kind, ledger_id, entry_id, note, entry)
-    return pd.DataFrame([values], columns=FLOW.names)
+    return pd.DataFrame([flow_values(source, kind, position, note, entry)], columns=FLOW.names)

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from ledgerlake.state.chunks import Chunk, OpenSet, SetKey
 from ledgerlake.wire.chunks import Marker
-from ledgerlake.wire.message_id import Position
+from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,10 +70,10 @@ class Standing:
     """A topic partition after the stage: the facts of its tasks, and the open sets' extent."""
 
     facts: list[dict[str, Any]]
-    oldest_open: Position | None
-    expires_ms: int | None
-    open_sets: int
-    held_bytes: int
+    oldest_open: Position | None = None
+    expires_ms: int | None = None
+    open_sets: int = 0
+    held_bytes: int = 0
 
 
 def report_to_json(report: Report) -> str:
@@ -92,9 +92,12 @@ def standing_to_json(standing: Standing) -> str:
 
 
 def standing_from_json(text: str) -> Standing:
-    data = json.loads(text)
-    oldest = data.pop("oldest_open")
-    return Standing(oldest_open=Position(**oldest) if oldest else None, **data)
+    return standing_from_dict(json.loads(text))
+
+
+def standing_from_dict(data: dict[str, Any]) -> Standing:
+    oldest = data["oldest_open"]
+    return Standing(**{**data, "oldest_open": Position(**oldest) if oldest else None})
 
 
 def open_set_from_dict(data: dict[str, Any]) -> OpenSet:
@@ -125,10 +128,20 @@ def flow_row(
     note: str | None = None,
     entry: bytes | memoryview | None = None,
 ) -> pa.RecordBatch:
-    """One row of ``FLOW``."""
-    # Pandas, through which these rows pass, has no integer column with nulls that keeps large numbers exact.
-    ledger_id, entry_id = (position.ledger_id, position.entry_id) if position is not None else (-1, -1)
-    content = bytes(entry) if entry is not None else None
-    values = [source.topic, source.partition, kind, ledger_id, entry_id, note, content]
+    """One row of ``FLOW``, for Arrow."""
+    values = flow_values(source, kind, position, note, bytes(entry) if entry is not None else None)
     columns = [pa.array([value], one.type) for value, one in zip(values, FLOW, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=FLOW)
+
+
+def flow_values(
+    source: TopicPartition,
+    kind: str,
+    position: Position | None,
+    note: str | None,
+    entry: bytes | memoryview | None,
+) -> list[Any]:
+    """The values of one row of ``FLOW``, in the order of its columns."""
+    # Pandas, through which these rows pass, has no integer column with nulls that keeps large numbers exact.
+    position = position or BEFORE_ALL
+    return [source.topic, source.partition, kind, position.ledger_id, position.entry_id, note, entry]

@@ -6,21 +6,20 @@ Everything passes the stateful stage here: bundles untouched, chunks one by one.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from ledgerlake.decode import schema
-from ledgerlake.decode.messages import TopicPartition, as_view, decode_bundle, rejects_as_view
+from ledgerlake.decode.messages import TopicPartition, as_view, rejects_as_view
 from ledgerlake.decode.split import ENTRIES, only_entry
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.chunk_entries import read_alone
-from ledgerlake.operators.outcomes import OutcomeDecoder, Plain, read_flow
+from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
 from ledgerlake.operators.processor import assemble
 from ledgerlake.operators.rows import FLOW_DDL, Event, Report, Standing, flow_row, report_to_json
-from ledgerlake.source.partition_reader import check_broker_metadata
+from ledgerlake.source.partition_reader import Piece, check_broker_metadata, piece_as_view
 from ledgerlake.state.chunks import Chunk, Limits
 from ledgerlake.wire.message_id import Position
 
@@ -29,24 +28,13 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from ledgerlake.client.cluster import ClientSettings
+    from ledgerlake.source.options import SourceOptions
 
 
-@dataclass(frozen=True)
-class WholeSettings:
-    """What the tasks need to know; pickled with the plan."""
-
-    require_broker_metadata: bool
-    max_uncompressed_bytes: int
-    limits: Limits
-    client: ClientSettings
-
-
-def whole_messages(bundles: DataFrame, settings: WholeSettings) -> DataFrame:
+def whole_messages(bundles: DataFrame, options: SourceOptions, limits: Limits) -> DataFrame:
     """Rows of ``schema.VIEW``: messages, and what is none with its ``reject_reason``."""
-    flow = bundles.mapInArrow(_forward, FLOW_DDL)
-    assembled = assemble(flow, settings.limits)
-    return assembled.mapInArrow(lambda rows: _decode(rows, settings), from_arrow_schema(schema.VIEW))
+    assembled = assemble(bundles.mapInArrow(_forward, FLOW_DDL), limits)
+    return assembled.mapInArrow(lambda rows: _decode(rows, options, limits), from_arrow_schema(schema.VIEW))
 
 
 def _forward(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -68,7 +56,7 @@ def _forward_row(
     source: TopicPartition, row: dict[str, Any], frames: pa.Buffer, events: list[Event]
 ) -> Iterator[pa.RecordBatch]:
     if row["kind"] == ENTRIES:
-        yield flow_row(source, "entries", note=json.dumps(row["after_batch_index"]), entry=frames.to_pybytes())
+        yield flow_row(source, ENTRIES, note=json.dumps(row["after_batch_index"]), entry=frames.to_pybytes())
         return
     position, entry = only_entry(frames)
     try:
@@ -81,26 +69,15 @@ def _forward_row(
         yield flow_row(source, "chunk", position, entry=bytes(entry))
 
 
-def _decode(rows: Iterable[pa.RecordBatch], settings: WholeSettings) -> Iterator[pa.RecordBatch]:
+def _decode(rows: Iterable[pa.RecordBatch], options: SourceOptions, limits: Limits) -> Iterator[pa.RecordBatch]:
     for source, found in read_flow(rows):
-        if isinstance(found, Plain):
-            yield from _decode_plain(source, found, settings)
+        if isinstance(found, Piece):
+            yield from piece_as_view(found, source, options)
         elif not isinstance(found, Standing):
-            decoder = OutcomeDecoder(source, settings.client, settings.limits.max_message_bytes)
+            decoder = OutcomeDecoder(source, options.client, limits.max_message_bytes)
             decoded = decoder.decode(found)
             if isinstance(decoded, list):
                 yield from (rejects_as_view(one) for table in decoder.whole(decoded) for one in table.to_batches())
             else:
-                check_broker_metadata(settings.require_broker_metadata, decoded, source)
+                check_broker_metadata(options.require_broker_metadata, decoded, source)
                 yield as_view(decoded)
-
-
-def _decode_plain(source: TopicPartition, plain: Plain, settings: WholeSettings) -> Iterator[pa.RecordBatch]:
-    parts = decode_bundle(
-        plain.frames, source, after_batch_index=plain.after_batch_index, max_bytes=settings.max_uncompressed_bytes
-    )
-    for decoded in parts:
-        check_broker_metadata(settings.require_broker_metadata, decoded.messages, source)
-        yield decoded.messages
-        if decoded.rejects.num_rows:
-            yield rejects_as_view(decoded.rejects)

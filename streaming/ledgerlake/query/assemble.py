@@ -17,7 +17,7 @@ from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.decode import schema
 from ledgerlake.errors import LedgerlakeError, SetupError
 from ledgerlake.operators.processor import set_up_state
-from ledgerlake.operators.whole import WholeSettings, whole_messages
+from ledgerlake.operators.whole import whole_messages
 from ledgerlake.query.config import Config, parse_trigger
 from ledgerlake.query.start import as_option, load_start, save_start
 from ledgerlake.sinks.delta import BatchResult, DeltaSink
@@ -85,14 +85,7 @@ class Pipeline:
         self._cluster = Cluster(options.client)
         self._cursors: dict[str, DurableCursor] = {}
         self._sink = DeltaSink(
-            TaskSettings(
-                config.delta.path,
-                config.delta.rejects_path,
-                options.require_broker_metadata,
-                options.max_uncompressed_bytes,
-                config.chunks.limits,
-                options.client,
-            )
+            TaskSettings(config.delta.path, config.delta.rejects_path, config.chunks.limits, options)
         )
         self._wake_file = f"{config.stream.checkpoint}/ledgerlake/wakes.json"
         self._wakes_ms: dict[str, int] = {}
@@ -236,11 +229,7 @@ def cause_of(error: BaseException) -> LedgerlakeError:
 
 
 def _whole(spark: SparkSession, config: Config) -> DataFrame:
-    options = config.parsed_options()
-    settings = WholeSettings(
-        options.require_broker_metadata, options.max_uncompressed_bytes, config.chunks.limits, options.client
-    )
     spark.dataSource.register(LedgerlakeDataSource)
     set_up_state(spark)
     bundles = spark.readStream.format("ledgerlake").options(**config.source_options()).option("view", "bundles").load()
-    return whole_messages(bundles, settings)
+    return whole_messages(bundles, config.parsed_options(), config.chunks.limits)

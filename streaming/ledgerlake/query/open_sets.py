@@ -6,9 +6,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.client.topics import join_partition
 from ledgerlake.errors import SetupError
-from ledgerlake.operators.outcomes import full_name
 from ledgerlake.operators.processor import set_from_json, set_up_state
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ def open_messages(spark: SparkSession, config: Config) -> list[OpenMessage]:
 def _describe(row: Row, now_ms: int) -> OpenMessage:
     one: OpenSet = set_from_json(row.user_map_value["set"])
     return OpenMessage(
-        topic_partition=full_name(TopicPartition(row.key["topic"], row.key["partition"])),
+        topic_partition=join_partition(row.key["topic"], row.key["partition"]),
         producer_name=one.key.producer_name,
         uuid=one.key.uuid,
         first_chunk_id=str(one.positions[0]),

@@ -77,10 +77,12 @@ class DeltaSink:
         Raises:
             TableError: a commit did not land; the batch is not counted as done.
         """
-        settings, note = self._settings, BatchNote(batch_id, self._floors_us)
+        settings, note = self._settings, asdict(BatchNote(batch_id, self._floors_us))
         # Tasks of every stage of this batch can read it, also those whose code was fixed when the query began.
-        rest.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, json.dumps(asdict(note)))
-        written = rest.mapInArrow(lambda rows: write_rest(rows, settings, note), FACT_SCHEMA).collect()
+        rest.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, json.dumps(note))
+        written = rest.mapInArrow(
+            lambda rows: write_rest(rows, settings, BatchNote.of_this_task()), FACT_SCHEMA
+        ).collect()
         return self._commit(query, batch_id, [fact_from_json(row.fact) for row in written])
 
     def _commit(self, query: str, batch_id: int, facts: list[PartitionFact]) -> BatchResult:

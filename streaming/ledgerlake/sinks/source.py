@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from ledgerlake.client.cluster import ClientSettings
 from ledgerlake.operators.rows import FLOW
 from ledgerlake.sinks.writing import BatchNote, TaskSettings, write_range
 from ledgerlake.source.options import SourceOptions, parse_options
@@ -34,7 +33,8 @@ _TASK_OPTION = "task"
 def write_stream(spark: SparkSession, source_options: dict[str, str], settings: TaskSettings) -> DataFrame:
     """A stream whose tasks write their ranges; its rows are those of ``FLOW``."""
     spark.dataSource.register(_WritingDataSource)
-    options = source_options | {_TASK_OPTION: json.dumps(asdict(settings))}
+    own = {"paths": [settings.messages_path, settings.rejects_path], "limits": asdict(settings.limits)}
+    options = source_options | {_TASK_OPTION: json.dumps(own)}
     return spark.readStream.format(_WritingDataSource.name()).options(**options).load()
 
 
@@ -47,9 +47,13 @@ class _WritingDataSource(DataSource):  # type: ignore[misc]
         return from_arrow_schema(FLOW)
 
     def streamReader(self, schema: StructType) -> _WritingStreamReader:
-        options = dict(self.options)
-        settings = _settings_from_json(options.pop(_TASK_OPTION))
-        return _WritingStreamReader(parse_options(options), settings)
+        given = dict(self.options)
+        own = json.loads(given.pop(_TASK_OPTION))
+        options = parse_options(given)
+        messages_path, rejects_path = own["paths"]
+        return _WritingStreamReader(
+            options, TaskSettings(messages_path, rejects_path, Limits(**own["limits"]), options)
+        )
 
 
 class _WritingStreamReader(LedgerlakeStreamReader):
@@ -63,8 +67,3 @@ class _WritingStreamReader(LedgerlakeStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         pieces = read_pieces(self._options, partition.span)
         return write_range(pieces, partition.span, self._settings, BatchNote.of_this_task())
-
-
-def _settings_from_json(text: str) -> TaskSettings:
-    data = json.loads(text)
-    return TaskSettings(**{**data, "limits": Limits(**data["limits"]), "client": ClientSettings(**data["client"])})

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ledgerlake.client.topics import split_partition
+from ledgerlake.client.topics import join_partition, split_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.decode.rejects import RejectedEntry
@@ -25,8 +25,8 @@ from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.assembly import Entry, Outcome
 from ledgerlake.operators.chunk_entries import read_alone
 from ledgerlake.operators.local import LocalAssembly
-from ledgerlake.operators.outcomes import OutcomeDecoder, Plain, full_name, read_flow
-from ledgerlake.operators.rows import Report, Standing, flow_row, report_to_json, standing_from_json
+from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
+from ledgerlake.operators.rows import Report, Standing, flow_row, report_to_json, standing_from_dict
 from ledgerlake.sinks.memory import return_large_blocks
 from ledgerlake.sinks.ordered import DataFile, GatheringWriter, OrderedWriter, merge_overlapping
 from ledgerlake.sinks.tables import data_folder
@@ -37,7 +37,7 @@ from ledgerlake.wire.message_id import Position
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ledgerlake.client.cluster import ClientSettings
+    from ledgerlake.source.options import SourceOptions
     from ledgerlake.source.planning import EntryRange
 
 _UNREAD_MOST = 10_000
@@ -50,14 +50,12 @@ BATCH_PROPERTY = "ledgerlake.batch"
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """What a writing task needs to know; pickled with the plan, the same for all batches."""
+    """What a writing task needs to know; the same for all batches."""
 
     messages_path: str
     rejects_path: str
-    require_broker_metadata: bool
-    max_uncompressed_bytes: int
     limits: Limits
-    client: ClientSettings
+    options: SourceOptions
 
 
 @dataclass(frozen=True)
@@ -71,8 +69,7 @@ class BatchNote:
     def of_this_task(cls) -> BatchNote:
         from pyspark import TaskContext
 
-        context = TaskContext.get()
-        return cls(**json.loads(context.getLocalProperty(BATCH_PROPERTY) if context else "{}"))
+        return cls(**json.loads(TaskContext.get().getLocalProperty(BATCH_PROPERTY)))
 
 
 @dataclass(frozen=True)
@@ -86,10 +83,6 @@ class TaskFact:
     messages: list[DataFile]
     rejects: list[DataFile]
 
-    @property
-    def source(self) -> TopicPartition:
-        return TopicPartition(self.topic, self.partition)
-
 
 @dataclass(frozen=True)
 class PartitionFact:
@@ -101,7 +94,7 @@ class PartitionFact:
 
     @property
     def topic_partition(self) -> str:
-        return full_name(self.written.source)
+        return join_partition(self.written.topic, self.written.partition)
 
     @property
     def done(self) -> Position:
@@ -131,14 +124,13 @@ def write_rest(rows: Iterable[pa.RecordBatch], settings: TaskSettings, note: Bat
         if isinstance(found, Standing):
             fact = open_rests.pop(source).finish(found)
             yield pa.RecordBatch.from_arrays([pa.array([json.dumps(asdict(fact))], pa.string())], names=["fact"])
-        elif not isinstance(found, Plain):
+        elif not isinstance(found, Piece):
             open_rests[source].take(found)
 
 
 def fact_from_json(text: str) -> PartitionFact:
     data = json.loads(text)
-    standing = standing_from_json(json.dumps(data["standing"]))
-    return PartitionFact(_task_fact(data["written"]), standing, data["replaced"])
+    return PartitionFact(_task_fact(data["written"]), standing_from_dict(data["standing"]), data["replaced"])
 
 
 def _task_fact(data: dict[str, Any]) -> TaskFact:
@@ -156,11 +148,13 @@ class _PartitionWriter:
 
     def __init__(self, source: TopicPartition, settings: TaskSettings, note: BatchNote) -> None:
         self.source = source
-        self._settings = settings
+        self._options = settings.options
         prefix = f"part-{note.batch_id:08d}-{max(source.partition, 0):05d}"
         self.messages_folder = data_folder(settings.messages_path, schema.MESSAGES, prefix)
-        self.messages = OrderedWriter(self.messages_folder, note.floors_us.get(full_name(source)))
-        self._decoder = OutcomeDecoder(source, settings.client, settings.limits.max_message_bytes)
+        self.messages = OrderedWriter(
+            self.messages_folder, note.floors_us.get(join_partition(source.topic, source.partition))
+        )
+        self._decoder = OutcomeDecoder(source, settings.options.client, settings.limits.max_message_bytes)
         self._unread: list[RejectedEntry] = []
         self._rejects = GatheringWriter(data_folder(settings.rejects_path, schema.REJECTS, prefix))
 
@@ -169,7 +163,7 @@ class _PartitionWriter:
             frames,
             self.source,
             after_batch_index=after_batch_index,
-            max_bytes=self._settings.max_uncompressed_bytes,
+            max_bytes=self._options.max_uncompressed_bytes,
         )
         for decoded in decoded_parts:
             self._write_messages(decoded.messages.select(schema.MESSAGES.names))
@@ -214,7 +208,7 @@ class _PartitionWriter:
             self._rejects.write(table)
 
     def _write_messages(self, messages: pa.RecordBatch) -> None:
-        check_broker_metadata(self._settings.require_broker_metadata, messages, self.source)
+        check_broker_metadata(self._options.require_broker_metadata, messages, self.source)
         self.messages.write(messages)
 
 

@@ -100,29 +100,29 @@ def read_again(client: ClientSettings, topic_partition: str, positions: Iterable
         TopicNotFoundError, BrokerError, TransportError: as for a reader.
     """
     reader: EntryReader | None = None
-    ahead: EntryReceived | None = None
+    taken: EntryReceived | None = None
     try:
         for position in positions:
-            if reader is None or not _is_near(reader, ahead, position):
+            if reader is None or not _is_near(reader, taken, position):
                 if reader is not None:
                     reader.close()
                 before = Position(position.ledger_id, position.entry_id - 1)
-                reader, ahead = EntryReader(shared_cluster(client), topic_partition, before, _AGAIN_WINDOW), None
-            while ahead is None or _position(ahead) < position:
-                ahead = next_until(reader, position)
-                if ahead is None:
+                reader, taken = EntryReader(shared_cluster(client), topic_partition, before, _AGAIN_WINDOW), None
+            while taken is None or _position(taken) < position:
+                taken = next_until(reader, position)
+                if taken is None:
                     break
-            yield bytes(ahead.entry) if ahead is not None and _position(ahead) == position else None
+            yield bytes(taken.entry) if taken is not None and _position(taken) == position else None
     finally:
         if reader is not None:
             reader.close()
 
 
-def _is_near(reader: EntryReader, ahead: EntryReceived | None, position: Position) -> bool:
+def _is_near(reader: EntryReader, taken: EntryReceived | None, position: Position) -> bool:
     """Whether reading on is cheaper than a new start. A reader that found a gap may have passed over what comes next."""
     reached = reader.after
     distance = position.entry_id - reached.entry_id
-    return ahead is not None and reached.ledger_id == position.ledger_id and 0 <= distance <= _AGAIN_NEAR
+    return taken is not None and reached.ledger_id == position.ledger_id and 0 <= distance <= _AGAIN_NEAR
 
 
 def _position(entry: EntryReceived) -> Position:
@@ -133,17 +133,27 @@ def read_messages(options: SourceOptions, span: EntryRange) -> Iterator[pa.Recor
     """The range as rows of ``schema.VIEW``; a bad entry is a row with its bytes in ``value`` and a ``reject_reason``."""
     source = TopicPartition(*split_partition(span.topic_partition))
     for piece in read_pieces(options, span):
-        for decoded in decode_bundle(
-            piece.frames,
-            source,
-            after_batch_index=piece.after_batch_index,
-            max_bytes=options.max_uncompressed_bytes,
-            chunks_as_rejects=False,
-        ):
-            check_broker_metadata(options.require_broker_metadata, decoded.messages, source)
-            yield decoded.messages
-            if decoded.rejects.num_rows:
-                yield rejects_as_view(decoded.rejects)
+        yield from piece_as_view(piece, source, options)
+
+
+def piece_as_view(piece: Piece, source: TopicPartition, options: SourceOptions) -> Iterator[pa.RecordBatch]:
+    """A piece as rows of ``schema.VIEW``.
+
+    Raises:
+        SetupError: as ``check_broker_metadata``.
+    """
+    decoded_parts = decode_bundle(
+        piece.frames,
+        source,
+        after_batch_index=piece.after_batch_index,
+        max_bytes=options.max_uncompressed_bytes,
+        chunks_as_rejects=False,
+    )
+    for decoded in decoded_parts:
+        check_broker_metadata(options.require_broker_metadata, decoded.messages, source)
+        yield decoded.messages
+        if decoded.rejects.num_rows:
+            yield rejects_as_view(decoded.rejects)
 
 
 def read_entries(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:

@@ -54,20 +54,13 @@ def split(spans: list[EntryRange], min_partitions: int) -> list[EntryRange]:
 
 
 def _split_one(span: EntryRange, parts: int) -> list[EntryRange]:
+    """At least two parts are asked for; what lies before the last ledger is one of them."""
     ledger_id, last = span.end.ledger_id, span.end.entry_id
     same_ledger = span.after.ledger_id == ledger_id
-    before = span.after.entry_id if same_ledger else -1
-    here = parts if same_ledger else parts - 1
-    cuts = (
-        sorted({before + (last - before) * number // here for number in range(1, here)} - {before, last})
-        if here
-        else []
-    )
-    ends = [
-        *([] if same_ledger or not here else [Position(ledger_id, -1)]),
-        *(Position(ledger_id, one) for one in cuts),
-        span.end,
-    ]
+    before, here = (span.after.entry_id, parts) if same_ledger else (-1, parts - 1)
+    cuts = {before + (last - before) * number // here for number in range(1, here)} - {before, last}
+    ledger_begins = [] if same_ledger else [Position(ledger_id, -1)]
+    ends = [*ledger_begins, *(Position(ledger_id, one) for one in sorted(cuts)), span.end]
     starts = [span.after, *ends[:-1]]
     return [
         replace(span, after=start, end=end, after_batch_index=span.after_batch_index if start == span.after else None)

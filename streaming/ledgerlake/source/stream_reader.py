@@ -146,7 +146,7 @@ class _Planner:
 
     def _woken(self, idle: Offset) -> Offset:
         """Idle topic partitions whose time has come, with the clock that says so."""
-        if self._options.wake_file is None:
+        if self._options.wake_file is None or not idle:
             return {}
         clock_ms = self._fixed_clock_ms or _clock_ms()
         wakes_ms = load_wakes(self._options.wake_file)

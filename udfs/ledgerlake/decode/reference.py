@@ -20,7 +20,7 @@ from ledgerlake.decode.codecs import decompress
 from ledgerlake.decode.kernels import MAX_BATCH_MESSAGES, MAX_TIME_MS
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.wire.entry import RawEntry, parse_entry
+from ledgerlake.wire.entry import RawEntry, parse_entry, text_of
 
 Row = dict[str, Any]
 
@@ -74,7 +74,7 @@ def _shared_columns(entry: RawEntry, ledger_id: int, entry_id: int) -> Row:
         "broker_index": broker.index if broker and broker.HasField("index") else None,
         "publish_time": metadata.publish_time * 1000,
         "deliver_at": metadata.deliver_at_time * 1000 if metadata.HasField("deliver_at_time") else None,
-        "producer_name": _text(metadata, "producer_name"),
+        "producer_name": text_of(metadata, "producer_name"),
         "schema_version": metadata.schema_version if metadata.HasField("schema_version") else None,
     }
 
@@ -88,7 +88,7 @@ def _own_columns(source: pb.MessageMetadata | pb.SingleMessageMetadata, sequence
         "key": key,
         "key_bytes": key_bytes,
         "ordering_key": source.ordering_key if source.HasField("ordering_key") else None,
-        "properties": [(_text(one, "key"), _text(one, "value")) for one in source.properties],
+        "properties": [(text_of(one, "key"), text_of(one, "value")) for one in source.properties],
         "is_null": source.null_value,
     }
 
@@ -116,7 +116,7 @@ def _chunk_row(shared: Row, entry: RawEntry) -> Row:
         **shared,
         **_own_columns(metadata, metadata.sequence_id),
         "chunk_count": metadata.num_chunks_from_msg,
-        "chunk_uuid": _text(metadata, "uuid"),
+        "chunk_uuid": text_of(metadata, "uuid"),
         "chunk_id": metadata.chunk_id,
         "chunk_total_bytes": metadata.total_chunk_msg_size,
         "value": bytes(entry.payload),
@@ -179,11 +179,3 @@ def _take_message(
     if single.payload_size < 0 or end > len(payload):
         raise CorruptEntryError(f"the batch ends inside message {batch_index}", reason="truncated_batch")
     return single, payload[metadata_end:end], payload[end:]
-
-
-def _text(message: Any, field: str) -> str:
-    """A string field. Protobuf's C parser hands out the bytes themselves where they are not UTF-8."""
-    value = getattr(message, field)
-    if not isinstance(value, str):
-        raise CorruptEntryError(f"{field} is not text", reason="malformed_entry")
-    return value
