@@ -17,10 +17,14 @@ class DelayedIndex(_message.Message):
     def __init__(self, timestamp: _Optional[int] = ..., ledger_id: _Optional[int] = ..., entry_id: _Optional[int] = ...) -> None: ...
 
 class SnapshotSegment(_message.Message):
-    __slots__ = ("indexes",)
+    __slots__ = ("indexes", "frames", "frame_sizes")
     INDEXES_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    FRAME_SIZES_FIELD_NUMBER: _ClassVar[int]
     indexes: _containers.RepeatedCompositeFieldContainer[DelayedIndex]
-    def __init__(self, indexes: _Optional[_Iterable[_Union[DelayedIndex, _Mapping]]] = ...) -> None: ...
+    frames: bytes
+    frame_sizes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, indexes: _Optional[_Iterable[_Union[DelayedIndex, _Mapping]]] = ..., frames: _Optional[bytes] = ..., frame_sizes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SnapshotSegmentMetadata(_message.Message):
     __slots__ = ("delayed_index_bit_map", "max_schedule_timestamp", "min_schedule_timestamp")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 
+import pyarrow as pa
 import pytest
 from pyroaring import BitMap
 
 from ledgerlake.errors import OffsetError
 from ledgerlake.pb import delay_pb2 as pb
-from ledgerlake.state.delay.segment import DelayedIndex, cut
+from ledgerlake.state.delay.segment import SEGMENT_BYTES, Key, cut, in_order, key_at, waiting
 from ledgerlake.state.delay.snapshot import (
     describe,
     metadata_from_bytes,
@@ -19,8 +20,12 @@ from ledgerlake.state.delay.snapshot import (
 )
 
 
-def indexes(*times_ms: int) -> list[DelayedIndex]:
-    return [DelayedIndex(time_ms, 1, number) for number, time_ms in enumerate(times_ms)]
+def keys_of(batch: pa.RecordBatch) -> list[Key]:
+    return [key_at(batch, row) for row in range(batch.num_rows)]
+
+
+def keys_at(*times_ms: int) -> list[Key]:
+    return [(time_ms, 1, number) for number, time_ms in enumerate(times_ms)]
 
 
 @pytest.mark.parametrize(
@@ -34,27 +39,39 @@ def indexes(*times_ms: int) -> list[DelayedIndex]:
     ],
 )
 def test_segments_end_by_time_and_by_count(times_ms: list[int], step_ms: int, most: int, sizes: list[int]) -> None:
-    found = list(cut(indexes(*times_ms), step_ms, most))
-    assert [len(one) for one in found] == sizes
-    assert [one for segment in found for one in segment] == indexes(*times_ms)
+    keys = keys_at(*times_ms)
+    for pieces in ([keys], [keys[:3], keys[3:4], keys[4:]]):
+        found = list(cut((waiting(one) for one in pieces), step_ms, most))
+        assert [one.num_rows for one in found] == sizes
+        assert [key for segment in found for key in keys_of(segment)] == keys
+
+
+def test_segments_end_by_bytes_and_a_large_entry_has_its_own() -> None:
+    sizes = [SEGMENT_BYTES // 2, SEGMENT_BYTES // 2, 1, 2 * SEGMENT_BYTES, 1, 1]
+    found = list(cut([waiting(keys_at(*range(len(sizes))), [bytes(size) for size in sizes])]))
+    assert [one.num_rows for one in found] == [2, 1, 1, 2]
+
+
+def test_rows_come_in_order_and_once() -> None:
+    rows = waiting([(5, 1, 1), (3, 2, 9), (3, 1, 9), (5, 1, 1)], [b"a", b"b", None, b"a"])
+    found = in_order([rows, waiting([(3, 2, 9), (4, 1, 0)], [b"b", b"c"])])
+    assert keys_of(found) == [(3, 1, 9), (3, 2, 9), (4, 1, 0), (5, 1, 1)]
+    assert found["frame"].to_pylist() == [None, b"b", b"c", b"a"]
 
 
 def test_metadata_knows_what_is_in_its_segment() -> None:
-    found = describe([DelayedIndex(5, 1, 7), DelayedIndex(5, 2, 7), DelayedIndex(9, 1, 3)])
+    found = describe(waiting([(5, 1, 7), (5, 2, 7), (9, 1, 3)]))
     assert (found.min_ms, found.max_ms, found.count) == (5, 9, 3)
-    assert [found.contains(*one) for one in [(1, 7), (1, 3), (2, 7), (2, 3), (3, 7)]] == [
-        True,
-        True,
-        True,
-        False,
-        False,
-    ]
+    asked = [(1, 7), (1, 3), (2, 7), (2, 3), (3, 7)]
+    assert [found.contains(*one) for one in asked] == [True, True, True, False, False]
 
 
-def test_bytes_read_back_are_what_was_written() -> None:
+@pytest.mark.parametrize("kept", ["all", "some", "none"])
+def test_bytes_read_back_are_what_was_written(kept: str) -> None:
     rng = random.Random(1)
-    waiting = sorted(DelayedIndex(rng.randrange(10**6), rng.randrange(5), rng.randrange(2**32)) for _ in range(3000))
-    segments = list(cut(waiting, 50_000, 100))
+    keys = sorted({(rng.randrange(10**6), rng.randrange(5), rng.randrange(2**32)) for _ in range(3000)})
+    frames = [rng.randbytes(rng.randrange(1, 300)) if kept == "all" or (kept == "some" and rng.random() < 0.5) else None for _ in keys]  # fmt: skip
+    segments = list(cut([waiting(keys, frames)], 50_000, 100))
     metadata = [describe(one) for one in segments]
     assert metadata_from_bytes(metadata_to_bytes(metadata)) == metadata
     assert [segment_from_bytes(segment_to_bytes(one)) for one in segments] == segments
@@ -68,7 +85,7 @@ def test_bytes_read_back_are_what_was_written() -> None:
     ],
 )
 def test_bitmaps_are_the_bytes_that_pulsars_java_writes(entries: list[int], golden: str) -> None:
-    segment = [DelayedIndex(1, 4, entry_id) for entry_id in entries]
+    segment = waiting([(1, 4, entry_id) for entry_id in entries])
     written = pb.SnapshotMetadata.FromString(metadata_to_bytes([describe(segment)]))
     assert written.metadata_list[0].delayed_index_bit_map[4].hex() == golden
     assert describe(segment).entries[4] == BitMap.deserialize(bytes.fromhex(golden))
@@ -90,5 +107,22 @@ def test_a_newer_version_is_refused_with_advice() -> None:
 def test_damaged_bytes_are_an_error_of_ours(data: bytes) -> None:
     with pytest.raises(OffsetError, match="damaged"):
         metadata_from_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"\x0a\x02\x08\x05", id="a required field is missing"),
+        pytest.param(b"\x0a\x0f\x08" + b"\xff" * 9 + b"\x01\x10\x01\x18\x01", id="a time beyond all"),
+        pytest.param(pb.SnapshotSegment(frames=b"abc", frame_sizes=[3]).SerializeToString(), id="a size for nobody"),
+    ],
+)
+def test_a_damaged_segment_is_an_error_of_ours(data: bytes) -> None:
     with pytest.raises(OffsetError, match="damaged"):
-        segment_from_bytes(b"\x0a\x02\x08\x05")
+        segment_from_bytes(data)
+
+
+def test_a_segment_that_a_broker_wrote_has_no_entries() -> None:
+    theirs = pb.SnapshotSegment()
+    theirs.indexes.add(timestamp=5, ledger_id=1, entry_id=2)
+    assert segment_from_bytes(theirs.SerializeToString()) == waiting([(5, 1, 2)])

@@ -1,6 +1,7 @@
 """The bytes of an immutable bucket: metadata first, then segment after segment (PIP-195).
 
-What Pulsar's brokers write can be read, and they can read ours: the messages are theirs, with a version of ours beside.
+What Pulsar's brokers write can be read, and they can read ours: the messages are theirs, with a version and the waiting
+entries' own bytes beside.
 
 Rules kept here:
   - A newer version is refused with advice. Bytes without a version are Pulsar's own, and are read.
@@ -9,19 +10,20 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+import pyarrow as pa
 from google.protobuf.message import DecodeError
 from pyroaring import BitMap
 
 from ledgerlake.errors import OffsetError
 from ledgerlake.pb import delay_pb2 as pb
-from ledgerlake.state.delay.segment import DelayedIndex
+from ledgerlake.state.delay.segment import frame_sizes, key_columns, waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
 VERSION = 1
 
@@ -42,13 +44,12 @@ class SegmentMetadata:
         return ledger_id in self.entries and entry_id in self.entries[ledger_id]
 
 
-def describe(segment: Sequence[DelayedIndex]) -> SegmentMetadata:
+def describe(segment: pa.RecordBatch) -> SegmentMetadata:
     """The metadata of a segment, which is in order and not empty."""
-    by_ledger: dict[int, list[int]] = defaultdict(list)
-    for index in segment:
-        by_ledger[index.ledger_id].append(index.entry_id)
-    entries = {ledger_id: BitMap(entry_ids) for ledger_id, entry_ids in by_ledger.items()}
-    return SegmentMetadata(segment[0].time_ms, segment[-1].time_ms, entries)
+    time_ms, ledger_id, entry_id = key_columns(segment)
+    ledgers = np.unique(ledger_id).tolist()
+    entries = {one: BitMap(entry_id[ledger_id == one].astype(np.uint32)) for one in ledgers}
+    return SegmentMetadata(int(time_ms[0]), int(time_ms[-1]), entries)
 
 
 def metadata_to_bytes(segments: Iterable[SegmentMetadata]) -> bytes:
@@ -75,15 +76,20 @@ def metadata_from_bytes(data: bytes) -> list[SegmentMetadata]:
         raise OffsetError(f"a snapshot of delayed messages is damaged ({error}); restore the checkpoint") from None
 
 
-def segment_to_bytes(segment: Iterable[DelayedIndex]) -> bytes:
-    """One segment."""
-    indexes = [
-        pb.DelayedIndex(timestamp=one.time_ms, ledger_id=one.ledger_id, entry_id=one.entry_id) for one in segment
-    ]
-    return pb.SnapshotSegment(indexes=indexes).SerializeToString()
+def segment_to_bytes(segment: pa.RecordBatch) -> bytes:
+    """One segment, rows of ``WAITING``."""
+    written = pb.SnapshotSegment()
+    add = written.indexes.add
+    for time_ms, ledger_id, entry_id in zip(*(column.tolist() for column in key_columns(segment)), strict=True):
+        add(timestamp=time_ms, ledger_id=ledger_id, entry_id=entry_id)
+    sizes = frame_sizes(segment)
+    if sizes.any():
+        written.frame_sizes.extend(sizes.tolist())
+        written.frames = b"".join(one for one in segment.column(3).to_pylist() if one is not None)
+    return written.SerializeToString()
 
 
-def segment_from_bytes(data: bytes) -> list[DelayedIndex]:
+def segment_from_bytes(data: bytes) -> pa.RecordBatch:
     """Read one segment.
 
     Raises:
@@ -92,9 +98,22 @@ def segment_from_bytes(data: bytes) -> list[DelayedIndex]:
     try:
         found = pb.SnapshotSegment.FromString(data)
         _check_whole(found)
-    except (DecodeError, ValueError) as error:
+        keys = [(one.timestamp, one.ledger_id, one.entry_id) for one in found.indexes]
+        return waiting(keys).set_column(3, "frame", _frames(found, len(keys)))
+    except (DecodeError, ValueError, OverflowError, pa.ArrowInvalid) as error:
         raise OffsetError(f"a segment of delayed messages is damaged ({error}); restore the checkpoint") from None
-    return [DelayedIndex(one.timestamp, one.ledger_id, one.entry_id) for one in found.indexes]
+
+
+def _frames(found: pb.SnapshotSegment, count: int) -> pa.Array:
+    if not found.frame_sizes:
+        return pa.nulls(count, pa.binary())
+    sizes = np.array(found.frame_sizes, dtype=np.int64)
+    if len(sizes) != count or sizes.sum() != len(found.frames):
+        raise ValueError("the sizes of its entries do not fit")
+    offsets = np.zeros(count + 1, dtype=np.int32)
+    np.cumsum(sizes, out=offsets[1:])
+    validity = None if sizes.all() else pa.py_buffer(np.packbits(sizes > 0, bitorder="little"))
+    return pa.Array.from_buffers(pa.binary(), count, [validity, pa.py_buffer(offsets), pa.py_buffer(found.frames)])
 
 
 def _check_whole(message: pb.SnapshotMetadata | pb.SnapshotSegment) -> None:

@@ -1,0 +1,80 @@
+"""Where the snapshots of immutable buckets are kept: one small interface (PIP-195's BucketSnapshotStorage).
+
+A bucket is numbered values: 0 is its metadata, from 1 on its segments (see ``snapshot``). It is written once, metadata
+last, so a bucket that has metadata is whole; it never changes, and ids are never used again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from ledgerlake.errors import OffsetError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+METADATA = 0
+
+
+class SnapshotStorage(Protocol):
+    """Errors are the storage's own; whoever meets one forgets what was not yet recorded and starts from the record."""
+
+    def start(self) -> None:
+        """Make ready."""
+
+    def create_bucket(self) -> int:
+        """An id for a new bucket."""
+
+    def save_all_segments(self, bucket_id: int, snapshots: Iterable[tuple[int, bytes]]) -> None:
+        """Store a bucket's values by number, as they are made."""
+
+    def get_segment(self, bucket_id: int, number: int) -> bytes:
+        """One value.
+
+        Raises:
+            OffsetError: it is not there.
+        """
+
+    def delete_bucket(self, bucket_id: int) -> None:
+        """Remove a bucket, whole or not, there or not."""
+
+    def close(self) -> None:
+        """Let go of whatever is held."""
+
+
+class MemoryStorage:
+    """Buckets in memory, for tests and for trying things out."""
+
+    def __init__(self) -> None:
+        self.buckets: dict[int, dict[int, bytes]] = {}
+        self._last_id = 0
+
+    def start(self) -> None:
+        pass
+
+    def create_bucket(self) -> int:
+        self._last_id += 1
+        return self._last_id
+
+    def save_all_segments(self, bucket_id: int, snapshots: Iterable[tuple[int, bytes]]) -> None:
+        bucket = self.buckets.setdefault(bucket_id, {})
+        for number, value in snapshots:
+            bucket[number] = value
+
+    def get_segment(self, bucket_id: int, number: int) -> bytes:
+        try:
+            return self.buckets[bucket_id][number]
+        except KeyError:
+            raise missing(bucket_id, number) from None
+
+    def delete_bucket(self, bucket_id: int) -> None:
+        self.buckets.pop(bucket_id, None)
+
+    def close(self) -> None:
+        pass
+
+
+def missing(bucket_id: int, number: int) -> OffsetError:
+    return OffsetError(
+        f"bucket {bucket_id} of delayed messages lacks its value {number}; restore the checkpoint and what belongs to it"
+    )

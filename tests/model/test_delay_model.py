@@ -1,0 +1,199 @@
+"""Random lives of the delayed message tracker against a plain sorted list, one seed one life.
+
+A life: messages are added out of ledgers that come and go, the clock steps, what is due is taken, micro-batches end or are
+killed and run again, storage fails at any call. The reference is a list of what waits, and a copy of it from the last
+micro-batch that ended.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ledgerlake.state.delay.bucket import Record, record_from_json, record_to_json
+from ledgerlake.state.delay.segment import Key, key_at, waiting
+from ledgerlake.state.delay.storage import MemoryStorage
+from ledgerlake.state.delay.tracker import DelayedTracker, DelaySettings
+from ledgerlake.wire.message_id import BEFORE_ALL, Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+pytestmark = pytest.mark.slow
+
+SEEDS = 20_000 if os.environ.get("LEDGERLAKE_CAMPAIGN") == "long" else 2_000
+_AT_ONCE = 250
+
+
+class StorageFailed(Exception):  # noqa: N818
+    """Injected."""
+
+
+class FailingStorage(MemoryStorage):
+    """Fails now and then, in the middle of what it does."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__()
+        self.rng = rng
+        self.fails = 0.0
+
+    def _may_fail(self) -> None:
+        if self.rng.random() < self.fails:
+            raise StorageFailed
+
+    def create_bucket(self) -> int:
+        self._may_fail()
+        return super().create_bucket()
+
+    def save_all_segments(self, bucket_id: int, snapshots: Iterable[tuple[int, bytes]]) -> None:
+        for snapshot in snapshots:
+            self._may_fail()
+            super().save_all_segments(bucket_id, [snapshot])
+
+    def get_segment(self, bucket_id: int, number: int) -> bytes:
+        self._may_fail()
+        return super().get_segment(bucket_id, number)
+
+    def delete_bucket(self, bucket_id: int) -> None:
+        self._may_fail()
+        super().delete_bucket(bucket_id)
+        self._may_fail()
+
+
+@dataclass
+class Reference:
+    """What waits, whatever was taken, and where the next entry will stand."""
+
+    waits: set[Key] = field(default_factory=set)
+    taken: list[list[Key]] = field(default_factory=list)
+    next_position: Position = Position(0, 0)
+
+    def copy(self) -> Reference:
+        return Reference(set(self.waits), list(self.taken), self.next_position)
+
+
+class Life:
+    """One seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        self.settings = DelaySettings(
+            min_indexes_per_bucket=rng.choice([1, 2, 5, 20]),
+            ledger_step_per_bucket=rng.choice([1, 2, 5]),
+            time_step_per_segment_ms=rng.choice([1, 10, 1000]),
+            max_indexes_per_segment=rng.choice([1, 2, 7, 100]),
+            max_buckets=rng.choice([1, 2, 3, 5, 20]),
+        )
+        self.storage = FailingStorage(rng)
+        self.killed = False
+        self.clock_ms = 0
+        self.ended, self.record = Reference(), record_to_json(Record())
+        self.start()
+
+    def start(self) -> None:
+        """A micro-batch begins, from what the last one that ended left."""
+        self.now = self.ended.copy()
+        self.tracker = DelayedTracker(self.storage, self.settings, record_from_json(self.record))
+
+    def play(self, steps: int) -> None:
+        for _ in range(steps):
+            step = self.rng.choices([self.add, self.take, self.look, self.end, self.kill], [5, 3, 1, 3, 1])[0]
+            self.storage.fails = self.rng.choice([0.0, 0.0, 0.02])
+            try:
+                step()
+            except StorageFailed:
+                self.kill()
+        self.storage.fails = 0.0
+        self.end()
+        self.check_storage()
+        self.clock_ms = 10_000
+        self.take()
+        assert self.tracker.waiting == 0
+        self.end()
+        self.end()
+        assert self.killed or self.storage.buckets == {}
+
+    def add(self) -> None:
+        keys = [self.fresh_key() for _ in range(self.rng.choice([1, 1, 3, 30]))]
+        again = sorted(self.ended.waits & self.now.waits, key=lambda one: one[1:])
+        again = [one for one in again if self.rng.random() < 0.05]
+        self.tracker.add(waiting(again, [frame_of(one) for one in again]))
+        self.tracker.add(waiting(keys, [frame_of(one) for one in keys]))
+        self.now.waits |= set(keys)
+        assert self.tracker.waiting == len(self.now.waits)
+
+    def fresh_key(self) -> Key:
+        position = self.now.next_position
+        if self.rng.random() < 0.1:
+            position = Position(position.ledger_id + self.rng.randint(1, 7), 0)
+        self.now.next_position = Position(position.ledger_id, position.entry_id + self.rng.randint(1, 2))
+        return self.clock_ms + self.rng.choice([0, 1, 5, 50, 500]), position.ledger_id, position.entry_id
+
+    def take(self) -> None:
+        self.clock_ms += self.rng.choice([0, 1, 10, 100])
+        found = []
+        for batch in self.tracker.take_due(self.clock_ms):
+            keys = [key_at(batch, row) for row in range(batch.num_rows)]
+            assert batch["frame"].to_pylist() == [frame_of(one) for one in keys]
+            found += keys
+        due = sorted(one for one in self.now.waits if one[0] <= self.clock_ms)
+        assert found == due
+        self.now.waits -= set(due)
+        self.now.taken.append(due)
+
+    def look(self) -> None:
+        waits = self.now.waits
+        for key in self.rng.sample(sorted(waits), min(3, len(waits))):
+            assert self.tracker.contains(key[1], key[2])
+        for batch in self.now.taken[-3:]:
+            assert not any(self.tracker.contains(key[1], key[2]) for key in batch[:2])
+        assert self.tracker.next_due_ms == min((one[0] for one in waits), default=None)
+        assert self.tracker.last_due_ms == max((one[0] for one in waits), default=None)
+        oldest = min((Position(*one[1:]) for one in waits), default=None)
+        assert (self.tracker.oldest or Position(2**62, 0)) <= (oldest or Position(2**62, 0))
+        assert sum(one.sealed for one in self.tracker.buckets) <= self.settings.max_buckets
+
+    def end(self) -> None:
+        """The micro-batch ends: what it did counts."""
+        record = record_to_json(self.tracker.save())
+        self.ended, self.record = self.now, record
+        self.restart()
+
+    def kill(self) -> None:
+        """The micro-batch does not count, and is begun again with other messages at the same positions or others."""
+        self.killed = True
+        self.restart()
+
+    def restart(self) -> None:
+        try:
+            self.start()
+        except StorageFailed:
+            self.storage.fails = 0.0
+            self.start()
+
+    def check_storage(self) -> None:
+        """What the record uses is there, and nothing else but what killed micro-batches left."""
+        used = {one.bucket_id for one in self.tracker.buckets}
+        assert used <= self.storage.buckets.keys()
+        assert self.killed or used == self.storage.buckets.keys()
+
+
+def frame_of(key: Key) -> bytes:
+    return b"%d:%d:%d" % key
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, _AT_ONCE))
+def test_nothing_is_lost_doubled_early_or_out_of_order(first: int) -> None:
+    for seed in range(first, first + _AT_ONCE):
+        try:
+            Life(seed).play(40)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def test_positions_before_all_are_nobodys() -> None:
+    assert DelayedTracker(MemoryStorage(), DelaySettings()).save().reached == BEFORE_ALL
