@@ -31,6 +31,7 @@ test-campaign: setup ## the long version of the kill campaign and of the random 
 bench: setup ## side by side with pulsar-client, in one run
 	$(BIN)/python -m bench.throughput
 	$(BIN)/python -m bench.large
+	$(BIN)/python -m bench.delay
 
 check: setup ## style, types, walls between rooms, generated code, duplicates of truth
 	$(BIN)/ruff check .

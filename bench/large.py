@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
     from ledgerlake.broker.standalone import BrokerAddress
     from ledgerlake.sinks.delta import BatchResult
-    from ledgerlake.state.chunks import Limits
 
 MIB = 1024 * 1024
 SIZES_MIB = [5] * 20 + [10] * 10 + [20] * 5 + [50] * 2 + [100] * 2
@@ -263,7 +262,7 @@ class _SmallPublisher:
             producer.flush()
 
 
-def _no_stage(flow: DataFrame, _limits: Limits) -> DataFrame:
+def _no_stage(flow: DataFrame, *_: object) -> DataFrame:
     """In place of the stateful stage: reports become standings, nothing is open."""
     return flow.mapInArrow(_standings, FLOW_DDL)
 

@@ -13,7 +13,7 @@ import sys
 import threading
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from ledgerlake.errors import LedgerlakeError, SetupError, UsageError
 
@@ -105,8 +105,24 @@ def _parser() -> argparse.ArgumentParser:
     )
     verify.add_argument("config", metavar="CONFIG")
 
-    state = add("state", _state, "list the large messages that are not whole yet", "ledgerlake state orders.toml")
+    state = add(
+        "state",
+        _state,
+        "show what waits: large messages that are not whole, delayed ones",
+        "ledgerlake state orders.toml",
+    )
     state.add_argument("config", metavar="CONFIG")
+
+    cancel = add(
+        "cancel",
+        _cancel,
+        "cancel delayed messages that wait, by message id or by key",
+        "ledgerlake cancel orders.toml --key order-17",
+    )
+    cancel.add_argument("config", metavar="CONFIG")
+    target = cancel.add_mutually_exclusive_group(required=True)
+    target.add_argument("--id", help="the message's id, such as 12:345")
+    target.add_argument("--key", help="every waiting message with this key")
 
     forget = add(
         "forget", _forget, "remove the pipeline's durable cursors from the broker", "ledgerlake forget orders.toml"
@@ -200,16 +216,32 @@ def _state(options: argparse.Namespace) -> int:
     from ledgerlake.query.config import load_config
     from ledgerlake.query.open_sets import open_messages
     from ledgerlake.query.session import start_session
+    from ledgerlake.query.waiting import waiting_messages
 
     config = load_config(options.config)
-    found = open_messages(start_session(f"ledgerlake state {config.stream.name}"), config)
+    spark = start_session(f"ledgerlake state {config.stream.name}")
+    found, delayed = open_messages(spark, config), waiting_messages(spark, config)
     if options.json:
-        print(json.dumps([asdict(one) for one in found]))
+        print(json.dumps({"large": [asdict(one) for one in found], "delayed": [asdict(one) for one in delayed]}))
         return 0
-    for one in found:
-        print(one.sentence())
+    for line in [*(one.sentence() for one in found), *(one.sentence() for one in delayed)]:
+        print(line)
     held_bytes = sum(one.held_bytes for one in found)
     print(f"{len(found):,} large messages are not whole, {held_bytes:,} bytes held")
+    print(f"{sum(one.waiting for one in delayed):,} delayed messages wait")
+    return 0
+
+
+def _cancel(options: argparse.Namespace) -> int:
+    from ledgerlake.query.assemble import cancel
+    from ledgerlake.query.config import load_config
+
+    config = load_config(options.config)
+    by: Literal["id", "key"] = "id" if options.id is not None else "key"
+    target = options.id if by == "id" else options.key
+    names = cancel(config, by, target)
+    result = {"by": by, "target": target, "topics": names}
+    print(json.dumps(result) if options.json else f"cancel of {by} {target} stored in {', '.join(names)}")
     return 0
 
 

@@ -33,7 +33,8 @@ _SECONDS = 15.0
 class ProducerPlan:
     """One producer: its share of the messages, codec, batch size (1: single messages), clock error, and library.
 
-    ``large`` is a number of messages in place of a share, each too large for the broker to take in one piece.
+    ``large`` is a number of messages in place of a share, each too large for the broker to take in one piece; ``delayed``
+    likewise, each to be delivered some seconds after it was sent.
     """
 
     name: str
@@ -43,6 +44,7 @@ class ProducerPlan:
     skew_minutes: int
     library: str
     large: int = 0
+    delayed: int = 0
 
 
 PLANS = (
@@ -51,7 +53,9 @@ PLANS = (
     ProducerPlan("kiosk-fast-clock", 0.2, "LZ4", 200, 7, "ledgerlake"),
     ProducerPlan("till-slow-clock", 0.1, "NONE", 1, -5, "ledgerlake"),
     ProducerPlan("scanner", 0, "NONE", 1, 0, "pulsar-client", large=12),
+    ProducerPlan("reminder", 0, "NONE", 1, 0, "pulsar-client", delayed=300),
 )
+_MOST_DELAY_MS = 8000
 _LARGE_BYTES = 7_000_000
 
 
@@ -123,6 +127,9 @@ def _stream_while_producing(spark: SparkSession, config: Config, service_url: st
         if failed:
             raise SetupError(f"the demo's producer {failed[0]} failed; its own message stands above")
         pipeline.query.processAllAvailable()
+        give_up_s = time.monotonic() + 2 * _MOST_DELAY_MS / 1000 + 20
+        while pipeline.waiting and time.monotonic() < give_up_s:
+            time.sleep(0.2)
         pipeline.stop()
     finally:
         screen.stop()
@@ -146,9 +153,14 @@ def _show(spark: SparkSession, config: Config, messages: int, seconds: float, as
         "select partition, first_chunk_id, message_id, chunk_count, length(value) as bytes from demo "
         "where chunk_count is not null order by partition, ledger_id, entry_id limit 5"
     )
+    delayed = (
+        "select partition, message_id, broker_timestamp, deliver_at, delivered_at from demo "
+        "where delivered_at is not null order by deliver_at limit 5"
+    )
     if not as_json:
         spark.sql(ordered).show(truncate=False)
         spark.sql(large).show(truncate=False)
+        spark.sql(delayed).show(truncate=False)
         spark.sql(skew).show(truncate=False)
     verdict = verify(config)
     expected = sum(_share(plan, messages) for plan in PLANS)
@@ -165,11 +177,13 @@ def _describe(plan: ProducerPlan) -> str:
     kind = f"batches of {plan.batch}" if plan.batch > 1 else "single"
     if plan.large:
         kind = f"{plan.large} of {_LARGE_BYTES / 1e6:g} MB in chunks"
+    if plan.delayed:
+        kind = f"{plan.delayed} delayed by up to {_MOST_DELAY_MS / 1000:g} s"
     return f"{plan.name} ({kind}, {plan.codec}{clock})"
 
 
 def _share(plan: ProducerPlan, messages: int) -> int:
-    return plan.large or int(messages * plan.share)
+    return plan.large or plan.delayed or int(messages * plan.share)
 
 
 def _start_producer(plan: ProducerPlan, service_url: str, topic: str, messages: int) -> subprocess.Popen[bytes]:
@@ -213,8 +227,13 @@ def _produce_pulsar_client(plan: ProducerPlan, service_url: str, topic: str, cou
     )
     began_s = time.monotonic()
     for number in range(count):
+        delay_ms = _MOST_DELAY_MS * (number * 37 % 101) // 100
         producer.send_async(
-            _value(plan, number), None, properties={"source": plan.name}, partition_key=f"k{number % 100}"
+            _value(plan, number),
+            None,
+            properties={"source": plan.name},
+            partition_key=f"k{number % 100}",
+            deliver_at=int(time.time() * 1000) + delay_ms if plan.delayed else None,
         )
         if number % plan.batch == 0:
             _pace(began_s, number, count)

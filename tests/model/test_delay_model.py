@@ -29,7 +29,7 @@ SEEDS = 20_000 if os.environ.get("LEDGERLAKE_CAMPAIGN") == "long" else 2_000
 _AT_ONCE = 250
 
 
-class StorageFailed(Exception):  # noqa: N818
+class StorageFailed(Exception):
     """Injected."""
 
 
@@ -70,7 +70,7 @@ class Reference:
 
     waits: set[Key] = field(default_factory=set)
     taken: list[list[Key]] = field(default_factory=list)
-    next_position: Position = Position(0, 0)
+    next_position: Position = field(default_factory=lambda: Position(0, 0))
 
     def copy(self) -> Reference:
         return Reference(set(self.waits), list(self.taken), self.next_position)

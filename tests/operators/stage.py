@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.operators.delayed import DelayOptions
 from ledgerlake.operators.local import LocalAssembly
-from ledgerlake.operators.processor import ChunkProcessor
+from ledgerlake.operators.processor import Processor
 from ledgerlake.operators.rows import Report, Standing, flow_row, report_to_json, standing_from_json
 from ledgerlake.wire.message_id import Position
 
@@ -50,22 +51,44 @@ class DictState:
         return iter(list(self.values.items()))
 
 
+class DictValue:
+    """As much of Spark's ValueState as is used."""
+
+    def __init__(self) -> None:
+        self.values: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self.writes = 0
+
+    def get(self) -> tuple[Any, ...] | None:
+        return self.values.get(())
+
+    def update(self, value: tuple[Any, ...]) -> None:
+        self.writes += 1
+        self.values[()] = value
+
+    def clear(self) -> None:
+        self.values.clear()
+
+
 @dataclass
 class Stage:
     """State that lives from batch to batch, as Spark keeps it."""
 
     limits: Limits
-    states: dict[str, DictState] = field(default_factory=dict)
+    delay: DelayOptions = field(default_factory=DelayOptions)
+    states: dict[str, DictState | DictValue] = field(default_factory=dict)
 
     def getMapState(self, name: str, _key_schema: str, _value_schema: str) -> DictState:
-        return self.states.setdefault(name, DictState())
+        return self.states.setdefault(name, DictState())  # type: ignore[return-value]
+
+    def getValueState(self, name: str, _schema: str) -> DictValue:
+        return self.states.setdefault(name, DictValue())  # type: ignore[return-value]
 
     def copy(self) -> Stage:
         return copy.deepcopy(self)
 
     def run(self, rows: list[pa.RecordBatch], rng: random.Random | None = None) -> list[Any]:
         """One batch; the rows that come out. With ``rng`` the rows come in shuffled, in frames of any size."""
-        processor = ChunkProcessor(self.limits)
+        processor = Processor(self.limits, self.delay)
         processor.init(self)
         rows = rng.sample(rows, len(rows)) if rng else rows
         frames = []
@@ -100,7 +123,7 @@ class Settled:
             row = waiting.pop(0)
             if row.kind == "message":
                 note = json.loads(row.note)
-                positions = tuple(Position(**one) for one in note["positions"])
+                positions = tuple(Position(*one) for one in note["positions"])
                 count = 0 if note["read_again"] else len(positions)
                 parts, waiting = waiting[:count], waiting[count:]
                 assert all(part.kind == "part" for part in parts)

@@ -34,7 +34,7 @@ def rows(tables: Any) -> list[dict[str, Any]]:
 def test_a_set_that_was_put_aside_is_read_again_from_the_topic() -> None:
     with Peer() as peer:
         fill(peer)
-        found = decoder(peer).decode(Assembled(AT, None))
+        (found,) = decoder(peer).decode(Assembled(AT, None))
         assert not isinstance(found, list)
         assert found.to_pylist()[0]["value"] == b"large message"
 
@@ -44,7 +44,7 @@ def test_what_the_topic_no_longer_has_becomes_rejects_with_positions() -> None:
         fill(peer)
         del peer.entries[:2]
         judge = decoder(peer)
-        found = judge.decode(Assembled(AT, None))
+        (found,) = judge.decode(Assembled(AT, None))
         assert isinstance(found, list)
         written = rows(judge.whole(found))
         assert [(row["reason"], row["entry_id"], row["entry"]) for row in written] == [
@@ -58,7 +58,7 @@ def test_chunks_without_bytes_are_read_again_to_be_rejected_whole() -> None:
     with Peer() as peer:
         fill(peer)
         judge = decoder(peer)
-        found = judge.decode(Rejected("chunk_expired", [(AT[2], None), (AT[0], b"held"), (AT[1], None)]))
+        (found,) = judge.decode(Rejected("chunk_expired", [(AT[2], None), (AT[0], b"held"), (AT[1], None)]))
         assert isinstance(found, list)
         written = rows(judge.whole(found))
         assert [(row["entry_id"], row["entry"]) for row in written] == [(1, b"held"), (2, ENTRIES[1]), (4, ENTRIES[2])]

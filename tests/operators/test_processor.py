@@ -40,7 +40,7 @@ class Play:
 
     @property
     def state(self) -> dict[str, int]:
-        return {name: len(one.values) for name, one in self.stage.states.items()}
+        return {name: len(self.stage.states[name].values) for name in ("sets", "parts")}
 
     @property
     def writes(self) -> int:

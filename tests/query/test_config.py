@@ -95,3 +95,41 @@ def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path: Path) -> None:
     (tmp_path / "key.toml").write_text("[source]\ntopic = 1\n")
     with pytest.raises(UsageError, match=r"key\.toml: \[source\] has no key 'topic'"):
         load_config(tmp_path / "key.toml")
+
+
+def test_delays_are_held_unless_told_otherwise() -> None:
+    options = parse_config(data()).delay_options
+    assert (options.enabled, options.folder, options.reread, options.republish) == (True, None, False, None)
+
+
+def test_how_delayed_messages_wait_can_be_told() -> None:
+    delay = {
+        "storage": "s3://bucket/delayed",
+        "payloads": "reread",
+        "time_step_per_segment": "1 hour",
+        "max_buckets": 1,
+    }
+    options = parse_config(data(delay=delay, deliver={"topic": "due"})).delay_options
+    assert (options.folder, options.reread, options.republish) == ("s3://bucket/delayed", True, "earliest")
+    assert (options.settings.time_step_per_segment_ms, options.settings.max_buckets) == (3_600_000, 1)
+
+
+def test_due_messages_need_delays() -> None:
+    with pytest.raises(UsageError, match=r"\[deliver\] publishes what was held back"):
+        parse_config(data(delay={"enabled": False}, deliver={"topic": "due"}))
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("delay", {"payloads": "gone"}, r"\[delay\] payloads cannot be 'gone'"),
+        ("delay", {"time_step_per_segment": "soon"}, r"\[delay\] time_step_per_segment 'soon' is not a duration"),
+        ("delay", {"max_buckets": 0}, r"\[delay\] max_buckets must be a whole number above 0"),
+        ("deliver", {}, r"\[deliver\] topic is missing"),
+        ("deliver", {"topic": "due", "starting": "now"}, r"\[deliver\] starting cannot be 'now'"),
+        ("deliver", {"topic": "orders"}, r"is one of those that are read"),
+    ],
+)
+def test_what_cannot_be_said_of_delays_is_refused(section: str, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_config(data(**{section: values}))

@@ -94,6 +94,15 @@ def test_messages_without_broker_time_are_ordered_by_publish_time(tmp_path: Path
     assert entries_of(tmp_path, writer.finish()) == [1, 0]
 
 
+def test_delayed_messages_are_ordered_by_when_they_were_due_or_stored_if_that_is_later(tmp_path: Path) -> None:
+    writer = writer_in(tmp_path)
+    writer.write(rows([3000, 5000], first_entry=0))
+    writer.write(rows([1000], first_entry=2, deliver_at=4_000_000, delivered_at=9_000_000))
+    writer.write(rows([6000], first_entry=3, deliver_at=2_000_000, delivered_at=9_000_000))
+    writer.write(rows([2000], first_entry=4, deliver_at=4_000_000, delivered_at=None))
+    assert entries_of(tmp_path, writer.finish()) == [4, 0, 2, 1, 3]
+
+
 def test_what_is_earlier_than_the_table_had_reached_is_marked_late(tmp_path: Path) -> None:
     writer = writer_in(tmp_path, floor_us=3000)
     writer.write(rows([4, 1, 3, 2]))

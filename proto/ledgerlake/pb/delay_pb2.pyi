@@ -50,3 +50,17 @@ class SnapshotMetadata(_message.Message):
     metadata_list: _containers.RepeatedCompositeFieldContainer[SnapshotSegmentMetadata]
     version: int
     def __init__(self, metadata_list: _Optional[_Iterable[_Union[SnapshotSegmentMetadata, _Mapping]]] = ..., version: _Optional[int] = ...) -> None: ...
+
+class SegmentBlock(_message.Message):
+    __slots__ = ("segments",)
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    segments: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, segments: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class BlockDirectory(_message.Message):
+    __slots__ = ("first_segments", "version")
+    FIRST_SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    first_segments: _containers.RepeatedScalarFieldContainer[int]
+    version: int
+    def __init__(self, first_segments: _Optional[_Iterable[int]] = ..., version: _Optional[int] = ...) -> None: ...

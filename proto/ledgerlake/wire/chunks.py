@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.errors import CorruptEntryError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.wire.entry import encode_entry, entry_time_ms, parse_entry, text_of
+from ledgerlake.wire.entry import delivery_time_ms, encode_entry, entry_time_ms, parse_entry, text_of
 from ledgerlake.wire.message_id import MessageId, Position, parse_message_id
 
 if TYPE_CHECKING:
@@ -33,12 +33,16 @@ MARKER_VERSION = "1"
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """The chunks of one message, in order, as its producer listed them. ``time_ms`` is the broker's where it is known."""
+    """The chunks of one message, in order, as its producer listed them. ``time_ms`` is the broker's where it is known.
+
+    ``deliver_ms`` is when the message is to be delivered, where it says.
+    """
 
     producer_name: str
     uuid: str
     positions: tuple[Position, ...]
     time_ms: int
+    deliver_ms: int | None = None
 
 
 def encode_chunks(metadata: pb.MessageMetadata, packed: bytes, chunk_bytes: int) -> Iterator[bytes]:
@@ -70,6 +74,8 @@ def encode_marker(chunks: pb.MessageMetadata, sequence_id: int, positions: list[
         num_chunks_from_msg=1,
         properties=[promise()],
     )
+    if chunks.HasField("deliver_at_time"):
+        metadata.deliver_at_time = chunks.deliver_at_time
     return encode_entry(metadata, json.dumps({"chunks": [str(one) for one in positions]}).encode())
 
 
@@ -99,7 +105,8 @@ def parse_marker(raw: bytes | memoryview) -> Marker:
         raise CorruptEntryError("the list of chunks does not parse", reason="malformed_marker") from None
     if len(set(positions)) != len(positions) or len(positions) < 2:
         raise CorruptEntryError("a marker lists two chunks at least, each once", reason="malformed_marker")
-    return Marker(text_of(metadata, "producer_name"), text_of(metadata, "uuid"), positions, entry_time_ms(entry))
+    producer_name, uuid = text_of(metadata, "producer_name"), text_of(metadata, "uuid")
+    return Marker(producer_name, uuid, positions, entry_time_ms(entry), delivery_time_ms(entry))
 
 
 def _position(text: object) -> Position:

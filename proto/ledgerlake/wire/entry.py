@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 MAGIC_BROKER_METADATA = 0x0E02
 MAGIC_CRC32C = 0x0E01
 
+# The most milliseconds whose microseconds still fit a signed 64-bit number.
+MAX_TIME_MS = 9_000_000_000_000_000
+
 _U16 = struct.Struct(">H")
 _U32 = struct.Struct(">I")
 
@@ -146,6 +149,12 @@ def entry_time_ms(entry: RawEntry) -> int:
     if entry.broker is not None and entry.broker.HasField("broker_timestamp"):
         return entry.broker.broker_timestamp
     return entry.metadata.publish_time
+
+
+def delivery_time_ms(entry: RawEntry) -> int | None:
+    """When an entry that says a time is to be delivered: then, or when it was stored if that is later."""
+    deliver_ms: int = entry.metadata.deliver_at_time
+    return max(deliver_ms, entry_time_ms(entry)) if 0 < deliver_ms <= MAX_TIME_MS else None
 
 
 def text_of(message: Message, field: str) -> str:

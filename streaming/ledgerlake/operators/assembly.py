@@ -5,14 +5,15 @@ The same whether the bytes are kept in a task's memory or in Spark's state: ``Pa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from ledgerlake.state.chunks import Deliver, Effect, Hold, PendingSets, PutAside, Reject
+from ledgerlake.state.chunks import Deliver, Effect, Hold, PendingSets, PutAside, Reject, SetKey
 
 if TYPE_CHECKING:
-    from ledgerlake.state.chunks import Chunk, Limits, OpenSet, SetKey
+    from ledgerlake.state.chunks import Chunk, Limits, OpenSet
+    from ledgerlake.wire.chunks import Marker
     from ledgerlake.wire.message_id import Position
 
 
@@ -31,10 +32,17 @@ class Parts(Protocol):
 
 @dataclass(frozen=True)
 class Assembled:
-    """A whole message: its chunks in order. ``entries`` is None where they must be read from the topic again."""
+    """A whole message: its chunks in order. ``entries`` is None where they must be read from the topic again.
+
+    ``deliver_ms`` is when it is to be delivered, where it has to wait; ``delivered_ms`` when it was, where it had to, and
+    ``outputs`` then as in ``Due``.
+    """
 
     positions: tuple[Position, ...]
     entries: Iterable[Entry | None] | None
+    deliver_ms: int | None = None
+    delivered_ms: int | None = None
+    outputs: Mapping[str, Position] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -45,27 +53,53 @@ class Rejected:
     entries: list[tuple[Position, Entry | None]]
 
 
-Outcome = Assembled | Rejected
+@dataclass(frozen=True)
+class Due:
+    """Delayed entries, in the order in which they are due: whole MESSAGE frames.
+
+    ``outputs`` are those beside the table; what stands at an output's position or before is not for it.
+    """
+
+    frames: Entry
+    delivered_ms: int
+    outputs: Mapping[str, Position]
+
+
+@dataclass(frozen=True)
+class DueAgain:
+    """Delayed entries of which only the topic has the bytes."""
+
+    positions: list[Position]
+    delivered_ms: int
+    outputs: Mapping[str, Position]
+
+
+Outcome = Assembled | Rejected | Due | DueAgain
 
 
 class Assembly:
     """The open sets of one topic partition with their bytes.
 
-    The entry of an arriving chunk must be in ``parts``; outcomes are to be used up before the next call.
+    The entry of an arriving chunk must be in ``parts``; outcomes are to be used up before the next call. With
+    ``hold_delayed`` the entries of a message that is to be delivered later stay in ``parts`` unless they are taken.
     """
 
-    def __init__(self, limits: Limits, parts: Parts, sets: Iterable[OpenSet] = ()) -> None:
+    def __init__(
+        self, limits: Limits, parts: Parts, sets: Iterable[OpenSet] = (), *, hold_delayed: bool = False
+    ) -> None:
         self.pending = PendingSets(limits, sets)
         self._parts = parts
+        self._hold_delayed = hold_delayed
 
     def arrive(self, chunk: Chunk) -> Iterator[Outcome]:
         effects = self.pending.arrive(chunk)
-        yield from self._apply(effects)
-        if Hold(chunk.position) not in effects:
+        yield from self._apply(effects, chunk.deliver_ms)
+        if Hold(chunk.position) not in effects and not any(isinstance(one, Deliver) for one in effects):
             self._parts.drop(chunk.position)
 
-    def mark(self, key: SetKey, positions: tuple[Position, ...]) -> Iterator[Outcome]:
-        yield from self._apply(self.pending.mark(key, positions))
+    def mark(self, marker: Marker) -> Iterator[Outcome]:
+        effects = self.pending.mark(SetKey(marker.producer_name, marker.uuid), marker.positions)
+        yield from self._apply(effects, marker.deliver_ms)
 
     def supersede(self, key: SetKey) -> Iterator[Outcome]:
         yield from self._apply(self.pending.supersede(key))
@@ -76,15 +110,17 @@ class Assembly:
     def expire(self, now_ms: int) -> Iterator[Outcome]:
         yield from self._apply(self.pending.expire(now_ms))
 
-    def _apply(self, effects: list[Effect]) -> Iterator[Outcome]:
+    def _apply(self, effects: list[Effect], deliver_ms: int | None = None) -> Iterator[Outcome]:
         for effect in effects:
             if isinstance(effect, PutAside):
                 for position in effect.positions:
                     self._parts.drop(position)
             elif isinstance(effect, Deliver):
                 entries = None if effect.reread else map(self._parts.take, effect.positions)
-                yield Assembled(effect.positions, entries)
-                for position in effect.positions:
-                    self._parts.drop(position)
+                waits_ms = deliver_ms if self._hold_delayed else None
+                yield Assembled(effect.positions, entries, waits_ms)
+                if waits_ms is None or effect.reread:
+                    for position in effect.positions:
+                        self._parts.drop(position)
             elif isinstance(effect, Reject):
                 yield Rejected(effect.reason, [(one, self._parts.take(one)) for one in effect.positions])

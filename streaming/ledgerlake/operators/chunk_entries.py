@@ -6,7 +6,7 @@ from ledgerlake.decode.split import MARKER
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.state.chunks import Chunk, SetKey
 from ledgerlake.wire.chunks import Marker, has_promise, parse_marker
-from ledgerlake.wire.entry import entry_time_ms, parse_entry, text_of
+from ledgerlake.wire.entry import delivery_time_ms, entry_time_ms, parse_entry, text_of
 from ledgerlake.wire.message_id import Position
 
 
@@ -38,4 +38,5 @@ def read_chunk(raw: bytes | memoryview, position: Position) -> Chunk:
         size_bytes=len(entry.payload),
         time_ms=entry_time_ms(entry),
         marked=has_promise(metadata),
+        deliver_ms=delivery_time_ms(entry),
     )

@@ -43,11 +43,11 @@ class MemoryParts:
 class LocalAssembly:
     """One task's range of one topic partition. ``events`` is what the stateful stage has to hear, in order."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, *, hold_delayed: bool = False) -> None:
         self.events: list[Event] = []
         self._limits = limits
         self._parts = MemoryParts()
-        self._assembly = Assembly(limits, self._parts)
+        self._assembly = Assembly(limits, self._parts, hold_delayed=hold_delayed)
 
     def arrive(self, chunk: Chunk, entry: Entry) -> Iterator[Outcome] | None:
         """Take one chunk; None where it is not for this task to settle."""
@@ -66,7 +66,7 @@ class LocalAssembly:
         key = SetKey(marker.producer_name, marker.uuid)
         if self._assembly.pending.find(key) is None:
             self.events.append(marker)
-        return self._assembly.mark(key, marker.positions)
+        return self._assembly.mark(marker)
 
     def hand_over(self) -> Iterator[tuple[Position, Entry]]:
         """End: what is open becomes an event, and its bytes come out."""

@@ -6,51 +6,79 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ledgerlake.client.topics import join_partition
+from ledgerlake.decode import schema
+from ledgerlake.decode.codecs import DEFAULT_MAX_UNCOMPRESSED_BYTES
 from ledgerlake.decode.large import decode_large
-from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.decode.messages import Decoded, TopicPartition, decode_bundle, decode_entries
 from ledgerlake.decode.rejects import RejectedEntry, reject_rows
-from ledgerlake.decode.split import ENTRIES
+from ledgerlake.decode.split import entries_of
 from ledgerlake.errors import CorruptEntryError
-from ledgerlake.operators.assembly import Assembled, Entry, Outcome, Rejected
+from ledgerlake.operators.assembly import Assembled, Due, DueAgain, Entry, Outcome, Rejected
 from ledgerlake.operators.rows import Standing, standing_from_json
-from ledgerlake.source.partition_reader import Piece, read_again
+from ledgerlake.source.partition_reader import BUNDLE_BYTES, read_again
+from ledgerlake.state.delay.cancels import Cancels, cancels_from_json
+from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from numpy.typing import NDArray
+
     from ledgerlake.client.cluster import ClientSettings
 
+CANCELLED = "cancelled"
 
-def read_flow(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[TopicPartition, Outcome | Piece | Standing]]:
+
+def read_flow(
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[tuple[TopicPartition, Outcome | pa.RecordBatch | Standing | Cancels]]:
     """What the rows say, in their order; each is to be used up before the next."""
     rows = (row for batch in batches for number in range(batch.num_rows) for row in batch.slice(number, 1).to_pylist())
     for row in rows:
         source = TopicPartition(row["topic"], row["partition"])
         if row["kind"] == "report":
             yield source, standing_from_json(row["note"])
-        elif row["kind"] == ENTRIES:
-            yield source, Piece(ENTRIES, memoryview(row["entry"]), json.loads(row["note"]))
+        elif row["kind"] == "rows":
+            with pa.ipc.open_stream(row["entry"]) as reader:
+                yield from ((source, batch) for batch in reader)
         elif row["kind"] == "reject":
             yield source, Rejected(row["note"], [(Position(row["ledger_id"], row["entry_id"]), row["entry"])])
+        elif row["kind"] == "cancels":
+            yield source, cancels_from_json(row["note"])
+        elif row["kind"] == "due":
+            note = json.loads(row["note"])
+            yield source, Due(row["entry"], note["delivered_ms"], _outputs(note))
+        elif row["kind"] == "again":
+            note = json.loads(row["note"])
+            yield source, DueAgain(list(_positions(note)), note["delivered_ms"], _outputs(note))
         else:
             yield source, _message(row, rows)
 
 
 def _message(header: dict[str, Any], rows: Iterator[dict[str, Any]]) -> Assembled:
     note = json.loads(header["note"])
-    positions = tuple(Position(**one) for one in note["positions"])
+    whole = Assembled(_positions(note), None, delivered_ms=note["delivered_ms"], outputs=_outputs(note))
     if note["read_again"]:
-        return Assembled(positions, None)
+        return whole
     # Taken now, since the rows behind must be reached also when the message is given up half-way.
-    entries = [next(rows)["entry"] for _ in positions]
-    return Assembled(positions, _emptying(entries))
+    return replace(whole, entries=_emptying([next(rows)["entry"] for _ in whole.positions]))
 
 
-def _emptying(entries: list[bytes | None]) -> Iterator[bytes | None]:
+def _positions(note: dict[str, Any]) -> tuple[Position, ...]:
+    return tuple(Position(*one) for one in note["positions"])
+
+
+def _outputs(note: dict[str, Any]) -> dict[str, Position]:
+    return {name: Position(**mark) for name, mark in note["outputs"].items()}
+
+
+def _emptying(entries: list[Entry | None]) -> Iterator[Entry | None]:
     """The entries in order, each let go of once it was used."""
     entries.reverse()
     while entries:
@@ -60,24 +88,93 @@ def _emptying(entries: list[bytes | None]) -> Iterator[bytes | None]:
 class OutcomeDecoder:
     """Outcomes of one topic partition as rows; reads from the topic what nobody holds any more."""
 
-    def __init__(self, source: TopicPartition, client: ClientSettings, max_message_bytes: int) -> None:
+    def __init__(
+        self,
+        source: TopicPartition,
+        client: ClientSettings,
+        max_message_bytes: int,
+        max_entry_bytes: int = DEFAULT_MAX_UNCOMPRESSED_BYTES,
+    ) -> None:
+        self.cancels = Cancels()
         self._source = source
         self._client = client
         self._max_message_bytes = max_message_bytes
+        self._max_entry_bytes = max_entry_bytes
 
-    def decode(self, outcome: Outcome) -> pa.RecordBatch | list[RejectedEntry]:
-        """A row of ``schema.MESSAGES``, or what is no message.
+    def decode(self, outcome: Outcome) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
+        """Rows of ``schema.MESSAGES``, and what is no message; what ``cancels`` hits is none.
 
         Raises:
             BrokerError, TransportError: entries had to be read again and could not.
         """
-        if isinstance(outcome, Rejected):
-            return [RejectedEntry(*one, outcome.reason) for one in outcome.entries]
+        if isinstance(outcome, Due):
+            yield from self._due(decode_bundle(outcome.frames, self._source, max_bytes=self._max_entry_bytes), outcome)
+        elif isinstance(outcome, DueAgain):
+            yield from self._due_again(outcome)
+        elif isinstance(outcome, Assembled):
+            yield self._large(outcome)
+        else:
+            yield [RejectedEntry(*one, outcome.reason) for one in outcome.entries]
+
+    def _large(self, outcome: Assembled) -> pa.RecordBatch | list[RejectedEntry]:
         entries = self._read_again(outcome.positions) if outcome.entries is None else outcome.entries
+        if outcome.delivered_ms is not None and len(self.cancels):
+            kept = list(entries)
+            if self._is_cancelled(kept[-1], outcome.positions[-1]):
+                return [RejectedEntry(*one, CANCELLED) for one in zip(outcome.positions, kept, strict=True)]
+            entries = _emptying(kept)
         try:
-            return decode_large(_all_there(entries), outcome.positions, self._source, self._max_message_bytes)
+            row = decode_large(_all_there(entries), outcome.positions, self._source, self._max_message_bytes)
         except CorruptEntryError as error:
             return [RejectedEntry(one, None, error.reason, error.message) for one in outcome.positions]
+        return row if outcome.delivered_ms is None else _with_delivery(row, outcome.delivered_ms)
+
+    def _is_cancelled(self, entry: Entry | None, position: Position) -> bool:
+        if entry is None:
+            return False
+        metadata = peek_metadata(memoryview(entry))
+        key = str(metadata.partition_key) if metadata.HasField("partition_key") else None
+        return self.cancels.hit(position, key, metadata.deliver_at_time)
+
+    def _due(self, parts: Iterable[Decoded], outcome: Due | DueAgain) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
+        for decoded in parts:
+            messages = _with_delivery(decoded.messages.select(schema.MESSAGES.names), outcome.delivered_ms)
+            hit = cancelled_rows(messages, self.cancels)
+            if hit.any():
+                yield self._cancelled(messages.filter(pa.array(hit)), outcome)
+                messages = messages.filter(pa.array(~hit))
+            yield messages
+            if decoded.rejects.num_rows:
+                yield [_rejected(row) for row in decoded.rejects.to_pylist()]
+
+    def _cancelled(self, messages: pa.RecordBatch, outcome: Due | DueAgain) -> list[RejectedEntry]:
+        """Each entry once, with its bytes where they are at hand."""
+        places = dict.fromkeys(zip(messages["ledger_id"].to_pylist(), messages["entry_id"].to_pylist(), strict=True))
+        entries = entries_of(outcome.frames) if isinstance(outcome, Due) else {}
+        return [RejectedEntry(Position(*one), entries.get(Position(*one)), CANCELLED) for one in places]
+
+    def _due_again(self, outcome: DueAgain) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
+        found: list[tuple[Position, bytes]] = []
+        missing: list[Position] = []
+        size = 0
+        for position, entry in zip(positions := sorted(outcome.positions), self._read_again(positions), strict=True):
+            if entry is None:
+                missing.append(position)
+                continue
+            found.append((position, entry))
+            size += len(entry)
+            if size >= BUNDLE_BYTES:
+                yield from self._due(self._entries(found), outcome)
+                found, size = [], 0
+        if found:
+            yield from self._due(self._entries(found), outcome)
+        if missing:
+            yield [RejectedEntry(one, None, "entry_trimmed") for one in missing]
+
+    def _entries(self, found: list[tuple[Position, bytes]]) -> Iterator[Decoded]:
+        ledger_ids, entry_ids = (np.array(ids, dtype=np.int64) for ids in zip(*((one.ledger_id, one.entry_id) for one, _ in found), strict=True))  # fmt: skip
+        raw = pa.array([entry for _, entry in found], pa.binary())
+        return decode_entries(raw, ledger_ids, entry_ids, self._source, max_bytes=self._max_entry_bytes)
 
     def whole(self, rejected: list[RejectedEntry]) -> Iterator[pa.Table]:
         """Rows of ``schema.REJECTS``, one by one; entries whose bytes are not at hand are read from the topic.
@@ -93,6 +190,29 @@ class OutcomeDecoder:
 
     def _read_again(self, positions: Iterable[Position]) -> Iterator[bytes | None]:
         return read_again(self._client, join_partition(self._source.topic, self._source.partition), positions)
+
+
+def cancelled_rows(messages: pa.RecordBatch, cancels: Cancels) -> NDArray[np.bool_]:
+    """Which delayed messages are cancelled."""
+    hit = np.zeros(messages.num_rows, dtype=bool)
+    if not len(cancels):
+        return hit
+    by_key = pc.is_in(messages["key"], pa.array(cancels.keys, pa.string()))
+    by_id = np.isin(messages["ledger_id"].to_numpy(), [one.ledger_id for one in cancels.positions])
+    for row in np.flatnonzero(by_key.to_numpy(zero_copy_only=False) | by_id).tolist():
+        position = Position(messages["ledger_id"][row].as_py(), messages["entry_id"][row].as_py())
+        deliver_us = messages["deliver_at"][row].cast(pa.int64()).as_py()
+        hit[row] = cancels.hit(position, messages["key"][row].as_py(), deliver_us // 1000)
+    return hit
+
+
+def _with_delivery(messages: pa.RecordBatch, delivered_ms: int) -> pa.RecordBatch:
+    when = pa.repeat(pa.scalar(delivered_ms * 1000, pa.int64()), messages.num_rows).cast(schema.TIMESTAMP)
+    return messages.set_column(messages.schema.get_field_index("delivered_at"), "delivered_at", when)
+
+
+def _rejected(row: dict[str, Any]) -> RejectedEntry:
+    return RejectedEntry(Position(row["ledger_id"], row["entry_id"]), row["entry"], row["reason"], row["detail"])
 
 
 def _all_there(entries: Iterable[Entry | None]) -> Iterator[Entry]:

@@ -1,17 +1,19 @@
-"""The stateful stage: open sets of large messages in Spark's state store, keyed by topic partition.
+"""The stateful stage: what outlives a micro-batch, in Spark's state store, keyed by topic partition.
 
 State, in RocksDB, per topic partition:
 
     sets     (producer, uuid) -> what is open of that message, as JSON with a version
     parts    (ledger, entry)  -> one chunk's entry as the broker stored it; one value for each, never a growing one
 
+and what ``delayed`` keeps there.
+
 Rules kept here:
   - Only what is open when a micro-batch ends is written; what comes and goes within one stays in memory, as far as
     ``_FRESH_BYTES`` reach.
   - Rows may come in any order, the reports say what happened when. Several tasks may have read one topic partition:
     their reports are taken in the order of their ranges, so all chunks of a message meet here, in order.
-  - A topic partition with nothing open and nothing to say costs one look at the state.
-  - The time by which sets expire is the batch's, so a batch that is run again does the same again.
+  - A topic partition with nothing open, nothing that waits and nothing to say costs two looks at the state.
+  - The time by which sets expire and messages are due is the batch's, so a batch that is run again does the same again.
 """
 
 from __future__ import annotations
@@ -25,30 +27,33 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.errors import OffsetError
-from ledgerlake.operators.assembly import Assembled, Assembly, Outcome
+from ledgerlake.operators.assembly import Assembled, Assembly, Due, DueAgain, Outcome
+from ledgerlake.operators.delayed import DelayedMessages, DelayedState
 from ledgerlake.operators.rows import (
     FLOW,
     FLOW_DDL,
     Begun,
-    Event,
     Report,
     Standing,
+    Waits,
     flow_values,
     open_set_from_dict,
     report_from_json,
     standing_to_json,
 )
 from ledgerlake.state.chunks import OpenSet, SetKey
+from ledgerlake.state.delay.cancels import Cancel, Cancels, cancels_to_json
 from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle
 
-    from ledgerlake.state.chunks import Limits
+    from ledgerlake.operators.delayed import DelayOptions, Waiting
+    from ledgerlake.state.chunks import Chunk, Limits
 
 SET_VERSION = 1
 
@@ -69,47 +74,52 @@ def set_up_state(spark: SparkSession) -> None:
         spark.conf.set(name, value)
 
 
-def assemble(flow: DataFrame, limits: Limits) -> DataFrame:
+def assemble(flow: DataFrame, limits: Limits, delay: DelayOptions) -> DataFrame:
     """Put the stage behind rows of ``FLOW``; the result has the same columns."""
     keyed = flow.groupBy("topic", "partition")
-    return keyed.transformWithStateInPandas(ChunkProcessor(limits), FLOW_DDL, "append", "none")
+    return keyed.transformWithStateInPandas(Processor(limits, delay), FLOW_DDL, "append", "none")
 
 
-class ChunkProcessor(StatefulProcessor):  # type: ignore[misc]
+class Processor(StatefulProcessor):  # type: ignore[misc]
     """See the module."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, delay: DelayOptions) -> None:
         self._limits = limits
+        self._delay = delay
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._sets: MapState = handle.getMapState("sets", "producer string, uuid string", "set string")
         self._parts: MapState = handle.getMapState("parts", "ledger_id bigint, entry_id bigint", "entry binary")
+        self._delayed = DelayedState(handle)
 
     def handleInputRows(
         self, key: tuple[str, int], rows: Iterator[pd.DataFrame], timerValues: Any
     ) -> Iterator[pd.DataFrame]:
         source = TopicPartition(*key)
         parts = _StateParts(self._parts)
+        delayed = DelayedMessages(source, self._delayed, self._delay, parts)
         reports: list[Report] = []
         for frame in rows:
             for row in frame.itertuples(index=False):
                 if row.kind == "chunk":
                     parts.put(Position(int(row.ledger_id), int(row.entry_id)), row.entry)
+                elif row.kind == "delayed":
+                    delayed.add(row.entry)
                 elif row.kind == "report":
                     reports.append(report_from_json(row.note))
                 else:
                     yield pd.DataFrame([row], columns=FLOW.names)
         reports.sort(key=lambda report: report.end)
         stored = self._load() if self._sets.exists() else {}
-        if not stored and not any(report.events for report in reports):
-            yield _standing_row(source, Standing([report.fact for report in reports]))
-            return
-        assembly = Assembly(self._limits, parts, sorted(stored.values(), key=lambda one: one.positions[0]))
-        for outcome in _happened(assembly, reports):
+        oldest_first = sorted(stored.values(), key=lambda one: one.positions[0])
+        assembly = Assembly(self._limits, parts, oldest_first, hold_delayed=self._delay.enabled)
+        for outcome in _happened(assembly, delayed, reports):
             yield from _outcome_rows(source, outcome)
+        for due in delayed.release(_latest(report.due_ms for report in reports)):
+            yield from _outcome_rows(source, due)
         parts.store_fresh()
         self._store(stored, assembly.pending.sets)
-        yield _standing_row(source, _standing(assembly, reports, self._limits))
+        yield _standing_row(source, _standing(assembly, delayed.save(), reports, self._limits))
 
     def close(self) -> None:
         pass
@@ -187,26 +197,43 @@ def set_from_json(text: str) -> OpenSet:
     return open_set_from_dict(data)
 
 
-def _happened(assembly: Assembly, reports: list[Report]) -> Iterator[Outcome]:
+def _happened(assembly: Assembly, delayed: DelayedMessages, reports: list[Report]) -> Iterator[Outcome]:
     for report in reports:
         for event in report.events:
-            yield from _apply(assembly, event)
-    now_ms = max((report.now_ms for report in reports if report.now_ms is not None), default=None)
+            if isinstance(event, Waits):
+                delayed.add_large(event)
+            elif isinstance(event, Cancel):
+                delayed.cancel(event)
+            else:
+                yield from _unless_delayed(_apply(assembly, event), delayed)
+    now_ms = _latest(report.now_ms for report in reports)
     if now_ms is not None:
         yield from assembly.expire(now_ms)
 
 
-def _apply(assembly: Assembly, event: Event) -> Iterator[Outcome]:
+def _unless_delayed(outcomes: Iterator[Outcome], delayed: DelayedMessages) -> Iterator[Outcome]:
+    for outcome in outcomes:
+        if isinstance(outcome, Assembled) and outcome.deliver_ms is not None:
+            delayed.add_large(Waits(outcome.positions, outcome.deliver_ms, outcome.entries is not None))
+        else:
+            yield outcome
+
+
+def _apply(assembly: Assembly, event: Chunk | Begun | OpenSet | Marker) -> Iterator[Outcome]:
     if isinstance(event, Begun):
         return assembly.supersede(event.key)
     if isinstance(event, OpenSet):
         return assembly.adopt(event)
     if isinstance(event, Marker):
-        return assembly.mark(SetKey(event.producer_name, event.uuid), event.positions)
+        return assembly.mark(event)
     return assembly.arrive(event)
 
 
-def _standing(assembly: Assembly, reports: list[Report], limits: Limits) -> Standing:
+def _latest(times_ms: Iterable[int | None]) -> int | None:
+    return max((one for one in times_ms if one is not None), default=None)
+
+
+def _standing(assembly: Assembly, waiting: Waiting, reports: list[Report], limits: Limits) -> Standing:
     sets = assembly.pending.sets
     return Standing(
         facts=[report.fact for report in reports],
@@ -214,19 +241,34 @@ def _standing(assembly: Assembly, reports: list[Report], limits: Limits) -> Stan
         expires_ms=min((one.opened_ms + limits.expire_after_ms for one in sets), default=None),
         open_sets=len(sets),
         held_bytes=assembly.pending.held_bytes,
+        waiting=waiting.messages,
+        next_due_ms=waiting.next_due_ms,
+        oldest_waiting=waiting.oldest,
     )
 
 
-def _outcome_rows(source: TopicPartition, outcome: Outcome) -> Iterator[pd.DataFrame]:
-    if isinstance(outcome, Assembled):
-        again = outcome.entries is None
-        note = {"positions": [asdict(one) for one in outcome.positions], "read_again": again}
-        yield _row(source, "message", outcome.positions[-1], json.dumps(note), None)
+def _outcome_rows(source: TopicPartition, outcome: Outcome | Cancels) -> Iterator[pd.DataFrame]:
+    if isinstance(outcome, Cancels):
+        yield _row(source, "cancels", None, cancels_to_json(outcome.all), None)
+    elif isinstance(outcome, Due):
+        yield _row(source, "due", None, _due_note(outcome), outcome.frames)
+    elif isinstance(outcome, DueAgain):
+        positions = [[one.ledger_id, one.entry_id] for one in outcome.positions]
+        yield _row(source, "again", None, _due_note(outcome, positions=positions), None)
+    elif isinstance(outcome, Assembled):
+        positions = [[one.ledger_id, one.entry_id] for one in outcome.positions]
+        note = _due_note(outcome, positions=positions, read_again=outcome.entries is None)
+        yield _row(source, "message", outcome.positions[-1], note, None)
         for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
             yield _row(source, "part", position, None, entry)
     else:
         for position, entry in outcome.entries:
             yield _row(source, "reject", position, outcome.reason, entry)
+
+
+def _due_note(outcome: Due | DueAgain | Assembled, **more: Any) -> str:
+    outputs = {name: asdict(mark) for name, mark in outcome.outputs.items()}
+    return json.dumps({"delivered_ms": outcome.delivered_ms, "outputs": outputs, **more})
 
 
 def _standing_row(source: TopicPartition, standing: Standing) -> pd.DataFrame:

@@ -2,15 +2,19 @@
 
 To the stage, of each task and topic partition, in any order (a shuffle lies between):
 
-    entries  a bundle that passes untouched; ``note`` is its ``after_batch_index``
+    rows     decoded messages that pass untouched, as an Arrow stream
     chunk    the bytes of one entry that the task could not settle itself, by position
+    delayed  entries that are to be delivered later (see ``decode.split``)
     report   once: what became of the task's range, and the events that need the open sets, in order (``Report``)
 
-From the stage, in order but for ``entries``, which pass as they come:
+From the stage, in order but for ``rows``, which pass as they come:
 
     message  a whole message follows: ``note`` lists its positions, and whether to read it again from the topic
     part     the next chunk of that message
-    reject   one chunk that cannot become a message; ``entry`` is null where only the topic may still have it
+    reject   one entry that cannot become a message; ``entry`` is null where only the topic may still have it
+    cancels  what is cancelled, of everything due that follows
+    due      delayed entries that are due now; ``note`` says when that is, and which outputs they are for
+    again    positions of such entries, of which only the topic has the bytes
     report   once for a topic partition, last: what the tasks did, and how the open sets stand (``Standing``)
 """
 
@@ -23,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ledgerlake.state.chunks import Chunk, OpenSet, SetKey
+from ledgerlake.state.delay.cancels import Cancel
 from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
@@ -52,39 +57,60 @@ class Begun:
     key: SetKey
 
 
-Event = Chunk | Begun | OpenSet | Marker
+@dataclass(frozen=True)
+class Waits:
+    """A whole large message that is to be delivered later: its chunks in order, and whether their bytes are held."""
+
+    positions: tuple[Position, ...]
+    deliver_ms: int
+    held: bool
+
+
+Event = Chunk | Begun | OpenSet | Marker | Waits | Cancel
 
 
 @dataclass(frozen=True)
 class Report:
-    """One task's range of one topic partition, up to ``end``. ``fact`` is the writer's own and only handed on."""
+    """One task's range of one topic partition, up to ``end``. ``fact`` is the writer's own and only handed on.
+
+    ``now_ms`` is the latest time that the range knows of; ``due_ms`` too, but by the broker or the planner's clock alone,
+    since producers' clocks may not say that something is due.
+    """
 
     end: Position
     now_ms: int | None
     fact: dict[str, Any]
     events: list[Event] = field(default_factory=list)
+    due_ms: int | None = None
 
 
 @dataclass(frozen=True)
 class Standing:
-    """A topic partition after the stage: the facts of its tasks, and the open sets' extent."""
+    """A topic partition after the stage: the facts of its tasks, and the extent of what is open and what waits.
+
+    ``oldest_waiting`` is where the first delayed message stands whose bytes only the topic has.
+    """
 
     facts: list[dict[str, Any]]
     oldest_open: Position | None = None
     expires_ms: int | None = None
     open_sets: int = 0
     held_bytes: int = 0
+    waiting: int = 0
+    next_due_ms: int | None = None
+    oldest_waiting: Position | None = None
 
 
 def report_to_json(report: Report) -> str:
     events = [[type(one).__name__, asdict(one)] for one in report.events]
-    return json.dumps({"end": asdict(report.end), "now_ms": report.now_ms, "fact": report.fact, "events": events})
+    data = {"end": asdict(report.end), "now_ms": report.now_ms, "fact": report.fact, "due_ms": report.due_ms}
+    return json.dumps({**data, "events": events})
 
 
 def report_from_json(text: str) -> Report:
     data = json.loads(text)
     events: list[Event] = [_READERS[kind](fields) for kind, fields in data["events"]]
-    return Report(Position(**data["end"]), data["now_ms"], data["fact"], events)
+    return Report(Position(**data["end"]), data["now_ms"], data["fact"], events, data["due_ms"])
 
 
 def standing_to_json(standing: Standing) -> str:
@@ -96,8 +122,8 @@ def standing_from_json(text: str) -> Standing:
 
 
 def standing_from_dict(data: dict[str, Any]) -> Standing:
-    oldest = data["oldest_open"]
-    return Standing(**{**data, "oldest_open": Position(**oldest) if oldest else None})
+    oldest = {name: Position(**data[name]) if data[name] else None for name in ("oldest_open", "oldest_waiting")}
+    return Standing(**{**data, **oldest})
 
 
 def open_set_from_dict(data: dict[str, Any]) -> OpenSet:
@@ -113,11 +139,17 @@ def _marker(data: dict[str, Any]) -> Marker:
     return Marker(**{**data, "positions": tuple(Position(**one) for one in data["positions"])})
 
 
+def _waits(data: dict[str, Any]) -> Waits:
+    return Waits(**{**data, "positions": tuple(Position(**one) for one in data["positions"])})
+
+
 _READERS: dict[str, Callable[[dict[str, Any]], Event]] = {
     "Chunk": _chunk,
     "Begun": lambda data: Begun(SetKey(**data["key"])),
     "OpenSet": open_set_from_dict,
     "Marker": _marker,
+    "Waits": _waits,
+    "Cancel": lambda data: Cancel(**{**data, "position": Position(**data["position"])}),
 }
 
 

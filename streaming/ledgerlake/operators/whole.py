@@ -1,11 +1,10 @@
 """A stream of bundles as a stream of whole, decoded messages and of rejects, for sinks that are not ours.
 
-Everything passes the stateful stage here: bundles untouched, chunks one by one.
+Everything passes the stateful stage here: plain messages as decoded rows, packed; delayed entries and chunks as they are.
 """
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,14 +12,16 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, as_view, rejects_as_view
-from ledgerlake.decode.split import ENTRIES, only_entry
+from ledgerlake.decode.split import DELAYED, ENTRIES, only_entry
 from ledgerlake.errors import CorruptEntryError
+from ledgerlake.operators.cancelling import find_cancels
 from ledgerlake.operators.chunk_entries import read_alone
 from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
 from ledgerlake.operators.processor import assemble
 from ledgerlake.operators.rows import FLOW_DDL, Event, Report, Standing, flow_row, report_to_json
 from ledgerlake.source.partition_reader import Piece, check_broker_metadata, piece_as_view
 from ledgerlake.state.chunks import Chunk, Limits
+from ledgerlake.state.delay.cancels import Cancels
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -28,56 +29,108 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from ledgerlake.operators.assembly import Outcome
+    from ledgerlake.operators.delayed import DelayOptions
     from ledgerlake.source.options import SourceOptions
 
 
-def whole_messages(bundles: DataFrame, options: SourceOptions, limits: Limits) -> DataFrame:
+def whole_messages(bundles: DataFrame, options: SourceOptions, limits: Limits, delay: DelayOptions) -> DataFrame:
     """Rows of ``schema.VIEW``: messages, and what is none with its ``reject_reason``."""
-    assembled = assemble(bundles.mapInArrow(_forward, FLOW_DDL), limits)
+    flow = bundles.mapInArrow(lambda rows: _forward(rows, options, delay.enabled), FLOW_DDL)
+    assembled = assemble(flow, limits, delay)
     return assembled.mapInArrow(lambda rows: _decode(rows, options, limits), from_arrow_schema(schema.VIEW))
 
 
-def _forward(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _forward(
+    batches: Iterable[pa.RecordBatch], options: SourceOptions, holds_delayed: bool
+) -> Iterator[pa.RecordBatch]:
     """Rows of ``schema.BUNDLES`` as rows of ``FLOW``."""
-    reports: dict[TopicPartition, Report] = {}
+    ranges: dict[TopicPartition, _Range] = {}
     for batch in batches:
         for number in range(batch.num_rows):
             row = {name: batch[name][number].as_py() for name in batch.schema.names if name != "frames"}
             source = TopicPartition(row["topic"], row["partition"])
-            end = Position(row["end_ledger_id"], row["end_entry_id"])
-            report = reports.setdefault(source, Report(end, row["clock_ms"], {}))
-            yield from _forward_row(source, row, batch["frames"][number].as_buffer(), report.events)
-    for source, report in reports.items():
-        now_ms = max([event.time_ms for event in report.events if hasattr(event, "time_ms")], default=report.now_ms)
-        yield flow_row(source, "report", note=report_to_json(Report(report.end, now_ms, {}, report.events)))
+            if source not in ranges:
+                ranges[source] = _Range(source, row, options, holds_delayed)
+            frames = memoryview(batch["frames"][number].as_buffer())
+            yield from ranges[source].take(Piece(row["kind"], frames, row["after_batch_index"], row["broker_ms"]))
+    for one in ranges.values():
+        yield one.report()
 
 
-def _forward_row(
-    source: TopicPartition, row: dict[str, Any], frames: pa.Buffer, events: list[Event]
-) -> Iterator[pa.RecordBatch]:
-    if row["kind"] == ENTRIES:
-        yield flow_row(source, ENTRIES, note=json.dumps(row["after_batch_index"]), entry=frames.to_pybytes())
-        return
-    position, entry = only_entry(frames)
-    try:
-        event = read_alone(row["kind"], entry, position)
-    except CorruptEntryError as error:
-        yield flow_row(source, "reject", position, error.reason, bytes(entry))
-        return
-    events.append(event)
-    if isinstance(event, Chunk):
-        yield flow_row(source, "chunk", position, entry=bytes(entry))
+class _Range:
+    """One topic partition's rows in a task before the stateful stage."""
+
+    def __init__(
+        self, source: TopicPartition, row: dict[str, Any], options: SourceOptions, holds_delayed: bool
+    ) -> None:
+        self._source = source
+        self._end = Position(row["end_ledger_id"], row["end_entry_id"])
+        self._now_ms = self._due_ms = row["clock_ms"]
+        self._options = options
+        self._holds_delayed = holds_delayed
+        self._events: list[Event] = []
+
+    def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        self._now_ms, self._due_ms = _later(self._now_ms, piece.broker_ms), _later(self._due_ms, piece.broker_ms)
+        if piece.kind == DELAYED and self._holds_delayed:
+            yield flow_row(self._source, DELAYED, entry=piece.frames)
+        elif piece.kind in (ENTRIES, DELAYED):
+            yield from self._decode(piece)
+        else:
+            yield from self._take_alone(piece)
+
+    def report(self) -> pa.RecordBatch:
+        report = Report(self._end, self._now_ms, {}, self._events, self._due_ms)
+        return flow_row(self._source, "report", note=report_to_json(report))
+
+    def _decode(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        for batch in piece_as_view(piece, self._source, self._options):
+            self._events += find_cancels(batch)
+            with pa.BufferOutputStream() as out, pa.ipc.new_stream(out, batch.schema) as writer:
+                writer.write_batch(batch)
+            yield flow_row(self._source, "rows", entry=out.getvalue())
+
+    def _take_alone(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        position, entry = only_entry(piece.frames)
+        try:
+            event = read_alone(piece.kind, entry, position)
+        except CorruptEntryError as error:
+            yield flow_row(self._source, "reject", position, error.reason, entry)
+            return
+        self._now_ms = _later(self._now_ms, event.time_ms)
+        self._events.append(event)
+        if isinstance(event, Chunk):
+            yield flow_row(self._source, "chunk", position, entry=entry)
+
+
+def _later(time_ms: int | None, other_ms: int | None) -> int | None:
+    return max((one for one in (time_ms, other_ms) if one is not None), default=None)
 
 
 def _decode(rows: Iterable[pa.RecordBatch], options: SourceOptions, limits: Limits) -> Iterator[pa.RecordBatch]:
+    decoders: dict[TopicPartition, OutcomeDecoder] = {}
     for source, found in read_flow(rows):
-        if isinstance(found, Piece):
-            yield from piece_as_view(found, source, options)
-        elif not isinstance(found, Standing):
-            decoder = OutcomeDecoder(source, options.client, limits.max_message_bytes)
-            decoded = decoder.decode(found)
-            if isinstance(decoded, list):
-                yield from (rejects_as_view(one) for table in decoder.whole(decoded) for one in table.to_batches())
-            else:
-                check_broker_metadata(options.require_broker_metadata, decoded, source)
-                yield as_view(decoded)
+        if source not in decoders:
+            decoders[source] = OutcomeDecoder(
+                source, options.client, limits.max_message_bytes, options.max_uncompressed_bytes
+            )
+        if isinstance(found, pa.RecordBatch):
+            yield found
+        elif isinstance(found, Cancels):
+            decoders[source].cancels = found
+        elif isinstance(found, Standing):
+            del decoders[source]
+        else:
+            yield from _as_view(found, decoders[source], source, options)
+
+
+def _as_view(
+    outcome: Outcome, decoder: OutcomeDecoder, source: TopicPartition, options: SourceOptions
+) -> Iterator[pa.RecordBatch]:
+    for decoded in decoder.decode(outcome):
+        if isinstance(decoded, list):
+            yield from (rejects_as_view(one) for table in decoder.whole(decoded) for one in table.to_batches())
+        else:
+            check_broker_metadata(options.require_broker_metadata, decoded, source)
+            yield as_view(decoded)

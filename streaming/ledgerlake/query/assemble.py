@@ -9,23 +9,31 @@ from __future__ import annotations
 
 import re
 import threading
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Literal
 
 from ledgerlake import errors as _errors
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.cursor import DurableCursor
+from ledgerlake.client.producer import EntryProducer
 from ledgerlake.decode import schema
-from ledgerlake.errors import LedgerlakeError, SetupError
+from ledgerlake.errors import LedgerlakeError, SetupError, UsageError
 from ledgerlake.operators.processor import set_up_state
 from ledgerlake.operators.whole import whole_messages
+from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.query.config import Config, parse_trigger
 from ledgerlake.query.start import as_option, load_start, save_start
 from ledgerlake.sinks.delta import BatchResult, DeltaSink
+from ledgerlake.sinks.outbox import Outbox
+from ledgerlake.sinks.republish import Republisher
 from ledgerlake.sinks.writing import TaskSettings
 from ledgerlake.source.datasource import LedgerlakeDataSource
 from ledgerlake.source.options import parse_bound
 from ledgerlake.source.positions import resolve_start
 from ledgerlake.source.wakes import load_wakes, save_wakes
+from ledgerlake.state.delay.cancels import CANCEL_PROPERTY, parse_cancel
+from ledgerlake.wire.entry import encode_entry
+from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,8 +47,8 @@ if TYPE_CHECKING:
 def messages(spark: SparkSession, config: Config) -> DataFrame:
     """A streaming DataFrame of whole, decoded messages with the table's columns, for any sink or transformation.
 
-    Large messages are put together in the state of whatever query this becomes a part of; one that never becomes whole
-    is given up when a later entry of its topic partition comes. What cannot become a message is not in it: ``rejects``
+    Large messages are put together, and delayed ones wait, in the state of whatever query this becomes a part of; so
+    that they leave it in time, an idle topic still has a micro-batch every second. What cannot become a message is not in it: ``rejects``
     streams that.
     """
     return _whole(spark, config).where("reject_reason is null").select(*schema.MESSAGES.names)
@@ -84,14 +92,34 @@ class Pipeline:
         options = config.parsed_options()
         self._cluster = Cluster(options.client)
         self._cursors: dict[str, DurableCursor] = {}
+        self._outbox = Outbox(config.outbox_path) if config.outbox_path else None
+        self._republisher: Republisher | None = None
+        if self._outbox is not None and config.deliver is not None:
+            self._republisher = Republisher(
+                self._outbox, config.source.service_url, config.deliver.topic, config.stream.name
+            )
         self._sink = DeltaSink(
-            TaskSettings(config.delta.path, config.delta.rejects_path, config.chunks.limits, options)
+            TaskSettings(
+                config.delta.path,
+                config.delta.rejects_path,
+                config.chunks.limits,
+                config.delay_options,
+                options,
+                config.outbox_path,
+            ),
+            self._outbox,
         )
         self._wake_file = f"{config.stream.checkpoint}/ledgerlake/wakes.json"
         self._wakes_ms: dict[str, int] = {}
         self._stopping = threading.Event()
         self._batch_in_work = threading.Lock()
+        self._waiting: dict[str, int] = {}
         self.query: StreamingQuery | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Delayed messages that wait on the topic partitions that had a batch since the start."""
+        return sum(self._waiting.values())
 
     def start(self, once: bool) -> None:
         names = self._cluster.all_partitions(self.config.source.topics)
@@ -101,7 +129,7 @@ class Pipeline:
         start = self._hold_cursors(names)
         self._wakes_ms = load_wakes(self._wake_file)
         set_up_state(self._spark)
-        own = {"startingOffsets": as_option(start), "wakeFile": self._wake_file}
+        own = {"startingOffsets": as_option(start), "wakes": self._wake_file}
         stream = self._sink.stream(self._spark, self.config.source_options() | own)
         writer = (
             stream.writeStream.queryName(self.config.stream.name)
@@ -109,6 +137,8 @@ class Pipeline:
             .foreachBatch(self._write_batch)
         )
         trigger = {"availableNow": True} if once else {"processingTime": parse_trigger(self.config.stream.trigger)}
+        if self._republisher is not None:
+            self._republisher.start()
         self.query = writer.trigger(**trigger).start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -127,6 +157,8 @@ class Pipeline:
             if self._stopping.is_set():
                 return True
             raise cause_of(error) from None
+        if ended is not False and self._republisher is not None and not self._stopping.is_set():
+            self._republisher.drain(self.config.source.retry_timeout_s)
         return ended is not False
 
     def stop(self) -> None:
@@ -138,7 +170,9 @@ class Pipeline:
             self.query.stop()
 
     def close(self) -> None:
-        """Let go of the broker; the cursors stay on it."""
+        """Let go of the broker; the cursors stay on it, and what was not sent stays in the outbox."""
+        if self._republisher is not None:
+            self._republisher.stop()
         for cursor in self._cursors.values():
             cursor.close()
         self._cluster.close()
@@ -165,6 +199,9 @@ class Pipeline:
             for name, position in result.ends.items():
                 self._cursors[name].advance(position)
             self._note_wakes(result.wakes_ms)
+            self._waiting |= result.waiting
+            if self._republisher is not None:
+                self._republisher.notify()
             if self._on_batch is not None:
                 self._on_batch(result)
 
@@ -216,6 +253,34 @@ def forget(config: Config) -> list[str]:
     return names
 
 
+def cancel(config: Config, by: Literal["id", "key"], target: str) -> list[str]:
+    """Cancel waiting messages: one cancel to each topic partition, since an id does not say where it belongs.
+
+    Raises:
+        UsageError: the target is no message id.
+        BrokerError, TransportError, TopicNotFoundError: it was not stored everywhere; sending it again is harmless.
+    """
+    value = f"{by}={target}"
+    if parse_cancel(value, BEFORE_ALL, 0) is None:
+        raise UsageError(f"'{target}' is no {'message id' if by == 'id' else 'key'}")
+    cluster = Cluster(config.parsed_options().client)
+    try:
+        names = cluster.all_partitions(config.source.topics)
+        for name in names:
+            producer = EntryProducer(cluster, name)
+            metadata = pb.MessageMetadata(
+                producer_name=producer.name,
+                sequence_id=0,
+                publish_time=int(time.time() * 1000),
+                properties=[pb.KeyValue(key=CANCEL_PROPERTY, value=value)],
+            )
+            producer.send_and_wait([encode_entry(metadata, b"")])
+            producer.close()
+    finally:
+        cluster.close()
+    return names
+
+
 def cause_of(error: BaseException) -> LedgerlakeError:
     """The error of ours inside Spark's, which carries Python tracebacks as text."""
     text = str(error)
@@ -231,5 +296,9 @@ def cause_of(error: BaseException) -> LedgerlakeError:
 def _whole(spark: SparkSession, config: Config) -> DataFrame:
     spark.dataSource.register(LedgerlakeDataSource)
     set_up_state(spark)
-    bundles = spark.readStream.format("ledgerlake").options(**config.source_options()).option("view", "bundles").load()
-    return whole_messages(bundles, config.parsed_options(), config.chunks.limits)
+    bundles = (
+        spark.readStream.format("ledgerlake")
+        .options(**config.source_options() | {"view": "bundles", "wakes": "always"})
+        .load()
+    )
+    return whole_messages(bundles, config.parsed_options(), config.chunks.limits, config.delay.options)

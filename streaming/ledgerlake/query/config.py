@@ -5,20 +5,25 @@
 [stream]   name; trigger, checkpoint
 [delta]    path; rejects_path
 [chunks]   max_pending, max_pending_bytes, max_message_bytes, expire_after
+[delay]    enabled, storage, payloads, min_indexes_per_bucket, ledger_step_per_bucket, time_step_per_segment,
+           max_indexes_per_segment, max_buckets
+[deliver]  topic; starting
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ledgerlake.client.topics import full_name
 from ledgerlake.errors import UsageError
+from ledgerlake.operators.delayed import DelayOptions
 from ledgerlake.source.options import SourceOptions, nearest, parse_bound, parse_options
 from ledgerlake.state.chunks import Limits
+from ledgerlake.state.delay.tracker import DelaySettings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -28,7 +33,7 @@ else:
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _DURATION = re.compile(r"(\d+)\s*(milliseconds?|ms|seconds?|s|minutes?|min|hours?|h)")
 
-_SECTIONS = ("source", "stream", "delta", "chunks")
+_SECTIONS = ("source", "stream", "delta", "chunks", "delay", "deliver")
 
 # Arrow and Parquet count the bytes of a value with 31 bits.
 _MOST_MESSAGE_BYTES = 2**31 - 1024
@@ -87,6 +92,48 @@ class ChunksConfig:
 
 
 @dataclass(frozen=True)
+class DelayConfig:
+    """``[delay]``: how delayed messages wait.
+
+    ``storage`` is ``state`` (the query's state store) or a folder; ``payloads`` is ``kept``, or ``reread`` where the topic
+    holds every message for longer than it is delayed. The rest is about the index, named as in the broker's configuration.
+    """
+
+    enabled: bool = True
+    storage: str = "state"
+    payloads: str = "kept"
+    min_indexes_per_bucket: int = DelaySettings.min_indexes_per_bucket
+    ledger_step_per_bucket: int = DelaySettings.ledger_step_per_bucket
+    time_step_per_segment: str = "5 minutes"
+    max_indexes_per_segment: int = DelaySettings.max_indexes_per_segment
+    max_buckets: int = DelaySettings.max_buckets
+
+    @property
+    def options(self) -> DelayOptions:
+        settings = DelaySettings(
+            self.min_indexes_per_bucket,
+            self.ledger_step_per_bucket,
+            _duration_ms("[delay] time_step_per_segment", self.time_step_per_segment),
+            self.max_indexes_per_segment,
+            self.max_buckets,
+        )
+        folder = None if self.storage == "state" else self.storage
+        return DelayOptions(self.enabled, folder, self.payloads == "reread", settings=settings)
+
+
+@dataclass(frozen=True)
+class DeliverConfig:
+    """``[deliver]``: a topic that gets due messages too, beside the table.
+
+    ``starting``: ``earliest`` is everything that waits when the topic is first named, ``latest`` what is published from then
+    on.
+    """
+
+    topic: str
+    starting: str = "earliest"
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole, checked configuration."""
 
@@ -94,6 +141,17 @@ class Config:
     stream: StreamConfig
     delta: DeltaConfig
     chunks: ChunksConfig = ChunksConfig()
+    delay: DelayConfig = DelayConfig()
+    deliver: DeliverConfig | None = None
+
+    @property
+    def delay_options(self) -> DelayOptions:
+        return replace(self.delay.options, republish=self.deliver.starting if self.deliver else None)
+
+    @property
+    def outbox_path(self) -> str | None:
+        """Where due messages wait for their topic."""
+        return f"{self.stream.checkpoint}/ledgerlake/outbox" if self.deliver else None
 
     @property
     def subscription(self) -> str:
@@ -156,18 +214,31 @@ def parse_config(data: dict[str, Any]) -> Config:
             f"[chunks] max_message_bytes is more than {_MOST_MESSAGE_BYTES}, the most that a message can have"
         )
     _duration_ms("[chunks] expire_after", chunks.expire_after)
+    delay = _section(DelayConfig, "delay", data)
+    if delay.payloads not in ("kept", "reread"):
+        raise UsageError(f"[delay] payloads cannot be '{delay.payloads}'; it is kept or reread")
+    _duration_ms("[delay] time_step_per_segment", delay.time_step_per_segment)
+    deliver = _section(DeliverConfig, "deliver", data) if "deliver" in data else None
+    if deliver is not None:
+        if deliver.starting not in ("earliest", "latest"):
+            raise UsageError(f"[deliver] starting cannot be '{deliver.starting}'; it is earliest or latest")
+        if not delay.enabled:
+            raise UsageError("[deliver] publishes what was held back, and [delay] enabled = false holds nothing back")
+        deliver = replace(deliver, topic=full_name(deliver.topic))
+        if deliver.topic in [full_name(topic) for topic in source.topics]:
+            raise UsageError(f"[deliver] topic {deliver.topic} is one of those that are read; name another")
     if not source.topics:
         raise UsageError("[source] topics is empty")
-    source = _replace(source, topics=tuple(full_name(topic) for topic in source.topics))
+    source = replace(source, topics=tuple(full_name(topic) for topic in source.topics))
     parse_bound(source.starting, "[source] starting")
     if not _NAME.fullmatch(stream.name):
         raise UsageError(f"[stream] name '{stream.name}' may hold letters, digits, dot, dash and underscore only")
     parse_trigger(stream.trigger)
-    stream = _replace(stream, checkpoint=stream.checkpoint or f"checkpoints/{stream.name}")
-    delta = _replace(delta, rejects_path=delta.rejects_path or delta.path.rstrip("/") + "_rejects")
+    stream = replace(stream, checkpoint=stream.checkpoint or f"checkpoints/{stream.name}")
+    delta = replace(delta, rejects_path=delta.rejects_path or delta.path.rstrip("/") + "_rejects")
     if delta.path.rstrip("/") == delta.rejects_path.rstrip("/"):
         raise UsageError("[delta] path and rejects_path are the same folder")
-    config = Config(source, stream, delta, chunks)
+    config = Config(source, stream, delta, chunks, delay, deliver)
     config.parsed_options()
     return config
 
@@ -223,9 +294,3 @@ def _checked(where: str, value: Any, kind: str) -> Any:
         return value
     wanted = {"str": "a text", "bool": "true or false"}.get(kind, "a whole number above 0")
     raise UsageError(f"{where} must be {wanted}")
-
-
-def _replace(section: Section, **changes: Any) -> Section:
-    from dataclasses import replace
-
-    return replace(section, **changes)  # type: ignore[type-var]

@@ -11,7 +11,7 @@ from ledgerlake.errors import SetupError
 from ledgerlake.operators.processor import set_from_json, set_up_state
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
     from ledgerlake.query.config import Config
     from ledgerlake.state.chunks import OpenSet
@@ -51,19 +51,26 @@ def open_messages(spark: SparkSession, config: Config) -> list[OpenMessage]:
     Raises:
         SetupError: there is no checkpoint of a pipeline that has run.
     """
+    now_ms = int(time.time() * 1000)
+    found = [_describe(row, now_ms) for row in read_state(spark, config, "sets").collect()]
+    return sorted(found, key=lambda one: -one.age_ms)
+
+
+def read_state(spark: SparkSession, config: Config, variable: str) -> DataFrame:
+    """One state variable of a pipeline, as its last committed batch left it.
+
+    Raises:
+        SetupError: there is no checkpoint of a pipeline that has run.
+    """
     from pyspark.errors import PySparkException
 
-    now_ms = int(time.time() * 1000)
     set_up_state(spark)
     # Reading state needs Spark's coordinator of state stores, which only comes with the manager of streams.
     _ = spark.streams.active
     try:
-        reader = spark.read.format("statestore").option("stateVarName", "sets")
-        rows = reader.load(config.stream.checkpoint).collect()
+        return spark.read.format("statestore").option("stateVarName", variable).load(config.stream.checkpoint)
     except PySparkException:
         raise SetupError(f"the checkpoint {config.stream.checkpoint} holds no state; run the pipeline first") from None
-    found = [_describe(row, now_ms) for row in rows]
-    return sorted(found, key=lambda one: -one.age_ms)
 
 
 def _describe(row: Row, now_ms: int) -> OpenMessage:

@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ledgerlake.client.topics import split_partition
@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class Totals:
-    """Counted since the start, as batches commit."""
+    """Counted since the start, as batches commit; ``waiting`` delayed messages by topic partition."""
 
     messages: int = 0
     rejects: int = 0
     batches: int = 0
+    waiting: dict[str, int] = field(default_factory=dict)
 
     def add(self, result: BatchResult) -> None:
+        self.waiting |= result.waiting
         if not result.repeated:
             self.messages += result.messages
             self.rejects += result.rejects
@@ -80,7 +82,9 @@ def progress_line(totals: Totals, rate: float, taken: Offset, latest: Offset) ->
     times = [one.time_ms for one in taken.values() if one.time_ms is not None]
     reached = time.strftime("%H:%M:%S", time.gmtime(max(times) / 1000)) if times else "-"
     lags = " ".join(_lag(name, taken, latest) for name in sorted(latest))
-    return f"{totals.messages:,} messages  {rate:,.0f}/s  broker time {reached}  lag {lags or '-'}  rejects {totals.rejects:,}"
+    line = f"{totals.messages:,} messages  {rate:,.0f}/s  broker time {reached}  lag {lags or '-'}  rejects {totals.rejects:,}"
+    waiting = sum(totals.waiting.values())
+    return f"{line}  waiting {waiting:,}" if waiting else line
 
 
 def _lag(name: str, taken: Offset, latest: Offset) -> str:

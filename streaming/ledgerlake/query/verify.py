@@ -11,6 +11,8 @@ their large message, which stands at the last of them; whether that message is w
                    (rows marked ``late`` say so themselves and are not counted)
     not_checked    rows of positions that the topic no longer has
     open_chunks    chunks of large messages that are not whole yet
+    waiting        delayed messages that were not due when the last micro-batch was planned
+    early          rows that were delivered before they were due
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ from pyarrow import fs
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
-from ledgerlake.decode.split import ENTRIES, only_entry
+from ledgerlake.decode.split import DELAYED, ENTRIES, only_entry
 from ledgerlake.errors import CorruptEntryError, TableError
 from ledgerlake.files import resolve
-from ledgerlake.operators.assembly import Assembled
+from ledgerlake.operators.assembly import Assembled, Rejected
 from ledgerlake.operators.chunk_entries import read_alone
 from ledgerlake.operators.local import LocalAssembly
 from ledgerlake.query.start import load_start
@@ -66,6 +68,8 @@ _ORDER_COLUMNS = [
     "broker_timestamp",
     "publish_time",
     "late",
+    "deliver_at",
+    "delivered_at",
 ]
 
 
@@ -81,16 +85,22 @@ class Verdict:
     late: int = 0
     not_checked: int = 0
     open_chunks: int = 0
+    waiting: int = 0
+    early: int = 0
 
     @property
     def clean(self) -> bool:
-        return not (self.missing or self.duplicate or self.out_of_order)
+        return not (self.missing or self.duplicate or self.out_of_order or self.early)
 
     def sentence(self) -> str:
         found = f"{self.missing:,} missing, {self.duplicate:,} duplicate, {self.out_of_order:,} out of order"
         rest = f"{self.rejects:,} rejects, {self.late:,} late, {self.not_checked:,} no longer in the topic"
         if self.open_chunks:
             rest += f", {self.open_chunks:,} chunks of messages that are not whole yet"
+        if self.waiting:
+            rest += f", {self.waiting:,} delayed messages wait"
+        if self.early:
+            found += f", {self.early:,} early"
         return f"{self.messages:,} messages: {found} ({rest})"
 
     def add(self, other: Verdict) -> None:
@@ -115,14 +125,23 @@ def verify(config: Config) -> Verdict:
         for name in sorted(end):
             begin = start.get(name, PartitionOffset(BEFORE_ALL))
             span = EntryRange(name, begin.position, end[name].position, begin.batch_index)
-            verdict.add(_verify_partition(options, span, table, rejected))
+            reached_ms = _reached_ms(end[name]) if config.delay.enabled else None
+            verdict.add(_verify_partition(options, span, reached_ms, table, rejected))
         return verdict
     finally:
         cluster.close()
 
 
-def _verify_partition(options: SourceOptions, span: EntryRange, table: _TableRows, rejected: _TableRows) -> Verdict:
-    in_topic = _read_topic(options, span)
+def _reached_ms(end: PartitionOffset) -> int:
+    """What time it was for delayed messages: by the broker's time of the last entry, or the planner's clock."""
+    broker_ms = end.time_ms if end.index is not None else None
+    return max(broker_ms or 0, end.clock_ms or 0)
+
+
+def _verify_partition(
+    options: SourceOptions, span: EntryRange, reached_ms: int | None, table: _TableRows, rejected: _TableRows
+) -> Verdict:
+    in_topic = _read_topic(options, span, reached_ms)
     expected, bad_entries = in_topic.messages, in_topic.bad_entries
     files = table.files_of(span.topic_partition, span.end)
     rows = np.concatenate([_keys(one) for one in files]) if files else np.empty((0, 4), dtype=np.int64)
@@ -135,9 +154,15 @@ def _verify_partition(options: SourceOptions, span: EntryRange, table: _TableRow
     in_rejects = np.isin(_packed(expected[:, :2]), _packed(reject_entries))
     missing = int((~np.isin(wanted, distinct) & ~in_rejects).sum())
     missing += int((~np.isin(_packed(bad_entries), _packed(reject_entries))).sum())
-    missing += _missing_large(
-        in_topic.large, set(map(tuple, rows[:, :2].tolist())), set(map(tuple, reject_entries.tolist()))
+    row_places, reject_places = set(map(tuple, rows[:, :2].tolist())), set(map(tuple, reject_entries.tolist()))
+    missing += _missing_large(in_topic.large, row_places, reject_places)
+    waiting = int(
+        (
+            ~np.isin(_packed(in_topic.waiting), distinct)
+            & ~np.isin(_packed(in_topic.waiting[:, :2]), _packed(reject_entries))
+        ).sum()
     )
+    waiting += _missing_large(in_topic.large_waiting, row_places, reject_places)
     return Verdict(
         messages=len(rows),
         missing=missing,
@@ -147,6 +172,8 @@ def _verify_partition(options: SourceOptions, span: EntryRange, table: _TableRow
         late=sum(int(pc.sum(one["late"]).as_py() or 0) for one in files),
         not_checked=_before(rows, in_topic.first),
         open_chunks=in_topic.open_chunks,
+        waiting=waiting,
+        early=sum(int(pc.sum(pc.less(one["delivered_at"], one["deliver_at"])).as_py() or 0) for one in files),
     )
 
 
@@ -155,51 +182,66 @@ class _InTopic:
     """What the range of a topic partition holds.
 
     ``messages`` are keys, ``bad_entries`` entries that cannot be messages; ``large`` are the chunks of each whole large
-    message, and chunks that belong to none alone; ``first`` is the first entry.
+    message, and chunks that belong to none alone; ``waiting`` and ``large_waiting`` are the same of what is not due;
+    ``first`` is the first entry.
     """
 
     messages: Keys
     bad_entries: Keys
+    waiting: Keys
     large: list[tuple[Position, ...]]
+    large_waiting: list[tuple[Position, ...]]
     open_chunks: int
     first: Position | None
 
 
-def _read_topic(options: SourceOptions, span: EntryRange) -> _InTopic:
+def _read_topic(options: SourceOptions, span: EntryRange, reached_ms: int | None) -> _InTopic:
     source = TopicPartition(*split_partition(span.topic_partition))
     keys: list[Keys] = [np.empty((0, 4), dtype=np.int64)]
     bad: list[Keys] = [np.empty((0, 2), dtype=np.int64)]
-    chunks = LocalAssembly(_NO_LIMITS)
+    waiting: list[Keys] = [np.empty((0, 4), dtype=np.int64)]
+    chunks = LocalAssembly(_NO_LIMITS, hold_delayed=reached_ms is not None)
     large: list[tuple[Position, ...]] = []
+    large_waiting: list[tuple[Position, ...]] = []
     first: Position | None = None
     for piece in read_pieces(options, span):
-        if piece.kind != ENTRIES:
+        if piece.kind not in (ENTRIES, DELAYED):
             position, entry = only_entry(piece.frames)
             first = first or position
             try:
-                large += _take_alone(chunks, piece.kind, entry, position)
+                for positions, deliver_ms in _take_alone(chunks, piece.kind, entry, position):
+                    (large_waiting if deliver_ms > (reached_ms or 0) else large).append(positions)
             except CorruptEntryError:
                 bad.append(np.array([[position.ledger_id, position.entry_id]], dtype=np.int64))
             continue
         for decoded in decode_bundle(piece.frames, source, after_batch_index=piece.after_batch_index):
-            keys.append(_keys(decoded.messages))
+            waits = np.zeros(decoded.messages.num_rows, dtype=bool)
+            if piece.kind == DELAYED and reached_ms is not None:
+                waits = decoded.messages["deliver_at"].cast(pa.int64()).to_numpy() > reached_ms * 1000
+            found = _keys(decoded.messages)
+            keys.append(found[~waits])
+            waiting.append(found[waits])
             bad.append(_entries(decoded.rejects))
-            first = first or _first_of(keys[-1], bad[-1])
+            first = first or _first_of(found, bad[-1])
     large += [(event.position,) for event in chunks.events if isinstance(event, Chunk)]
     open_chunks = len(list(chunks.hand_over()))
-    return _InTopic(np.concatenate(keys), np.concatenate(bad), large, open_chunks, first)
+    return _InTopic(
+        np.concatenate(keys), np.concatenate(bad), np.concatenate(waiting), large, large_waiting, open_chunks, first
+    )
 
 
-def _take_alone(chunks: LocalAssembly, kind: str, entry: memoryview, position: Position) -> list[tuple[Position, ...]]:
-    """Chunks that ended with this one: a whole message's together, those that belong to none alone."""
+def _take_alone(
+    chunks: LocalAssembly, kind: str, entry: memoryview, position: Position
+) -> list[tuple[tuple[Position, ...], int]]:
+    """Chunks that ended with this one: a whole message's together, those that belong to none alone; and when they are due."""
     event = read_alone(kind, entry, position)
     outcomes = chunks.arrive(event, b"") if isinstance(event, Chunk) else chunks.mark(event)
-    found: list[tuple[Position, ...]] = []
+    found: list[tuple[tuple[Position, ...], int]] = []
     for outcome in outcomes or ():
         if isinstance(outcome, Assembled):
-            found.append(outcome.positions)
-        else:
-            found += [(one,) for one, _ in outcome.entries]
+            found.append((outcome.positions, outcome.deliver_ms or 0))
+        elif isinstance(outcome, Rejected):
+            found += [((one,), 0) for one, _ in outcome.entries]
     return found
 
 

@@ -3,9 +3,10 @@
 Order of a micro-batch, each step safe to repeat after a kill at any point:
 
     1. tasks write Parquet files that no table knows (see ``writing``); what a killed task leaves is an orphan for VACUUM
-    2. commit ``rejects``     with (query, batch id); skipped where that batch is in already
-    3. commit ``messages``    likewise, with how far each topic partition's time has come
-    4. move the durable cursors
+    2. note what is for a topic in the outbox (see ``outbox``), where there is one
+    3. commit ``rejects``     with (query, batch id); skipped where that batch is in already
+    4. commit ``messages``    likewise, with how far each topic partition's time has come
+    5. let the outbox be sent, move the durable cursors
 
 The plan is run once per batch and also on a replay, since stateful stages must see every batch; only commits are skipped.
 """
@@ -33,6 +34,7 @@ from ledgerlake.sinks.writing import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from ledgerlake.sinks.outbox import Outbox
     from ledgerlake.wire.message_id import Position
 
 
@@ -40,8 +42,9 @@ if TYPE_CHECKING:
 class BatchResult:
     """What a micro-batch brought; ``repeated`` where the table had it already.
 
-    ``ends`` is how far each topic partition is done: read, and before the first chunk of any message that is still open.
-    ``wakes_ms`` is when it wants a batch although nothing new has come; ``open_sets`` and ``held_bytes`` count what waits.
+    ``ends`` is how far each topic partition is done: read, and nothing before it that only the topic holds. ``wakes_ms`` is
+    when it wants a batch although nothing new has come; ``open_sets`` and ``held_bytes`` count large messages that are not
+    whole, ``waiting`` delayed messages; all of the topic partitions that had a part in the batch.
     """
 
     batch_id: int
@@ -52,15 +55,17 @@ class BatchResult:
     wakes_ms: dict[str, int | None] = field(default_factory=dict)
     open_sets: int = 0
     held_bytes: int = 0
+    waiting: dict[str, int] = field(default_factory=dict)
 
 
 class DeltaSink:
     """Writes micro-batches into the two tables."""
 
-    def __init__(self, settings: TaskSettings) -> None:
+    def __init__(self, settings: TaskSettings, outbox: Outbox | None = None) -> None:
         self.messages = Table(settings.messages_path, schema.MESSAGES)
         self.rejects = Table(settings.rejects_path, schema.REJECTS)
         self._settings = settings
+        self._outbox = outbox
         self._floors_us: dict[str, int] = {}
 
     def load_floors(self, topic_partitions: list[str]) -> None:
@@ -69,7 +74,9 @@ class DeltaSink:
 
     def stream(self, spark: SparkSession, source_options: dict[str, str]) -> DataFrame:
         """The streaming part: everything up to what ``write`` takes, batch by batch."""
-        return assemble(write_stream(spark, source_options, self._settings), self._settings.limits)
+        return assemble(
+            write_stream(spark, source_options, self._settings), self._settings.limits, self._settings.delay
+        )
 
     def write(self, rest: DataFrame, query: str, batch_id: int) -> BatchResult:
         """Run the batch's plan and commit what it wrote.
@@ -89,6 +96,8 @@ class DeltaSink:
         rejects = [file for fact in facts for file in fact.written.rejects]
         messages = [file for fact in facts for file in fact.written.messages]
         result = BatchResult(batch_id, sum(file.rows for file in messages), sum(file.rows for file in rejects))
+        if self._outbox is not None:
+            self._outbox.add(batch_id, {fact.topic_partition: fact.outbox for fact in facts})
         if rejects:
             result.repeated = not self.rejects.commit(query, batch_id, rejects, {})
         if messages:
@@ -96,12 +105,15 @@ class DeltaSink:
             result.repeated = not self.messages.commit(query, batch_id, messages, later_us)
             if not result.repeated:
                 self._floors_us = self._floors_us | later_us
+        if self._outbox is not None:
+            self._outbox.commit(batch_id)
         self.messages.remove_files([name for fact in facts for name in fact.replaced])
         for fact in facts:
             result.ends[fact.topic_partition] = fact.done
-            result.wakes_ms[fact.topic_partition] = fact.standing.expires_ms
+            result.wakes_ms[fact.topic_partition] = fact.wakes_ms
             result.open_sets += fact.standing.open_sets
             result.held_bytes += fact.standing.held_bytes
+            result.waiting[fact.topic_partition] = fact.standing.waiting
         return result
 
     def _later_times(self, facts: list[PartitionFact]) -> dict[str, int]:

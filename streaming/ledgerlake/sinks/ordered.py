@@ -1,7 +1,7 @@
 """Parquet files whose rows stand in order, from batches that mostly do already.
 
-Key: (effective time, ledger, entry, batch index), where effective time is the broker's timestamp, or the publish time
-of a message that has none. Broker times only rise, so rows normally pass straight through; publish times of several
+Key: (effective time, ledger, entry, batch index), where effective time is the broker's timestamp, or the publish time where
+there is none, and of a message that waited its delivery time where that is later. Broker times only rise, so rows normally pass straight through; publish times of several
 producers do not, and a broker's clock can step back.
 
 How it stays bounded: rows gather up to one row group and are sorted there. While each group begins at or after the end
@@ -298,9 +298,14 @@ def _row_groups(folder: ParquetFolder, name: str) -> Iterator[pa.Table]:
 
 
 def effective_times(table: pa.Table | pa.RecordBatch) -> Times:
-    """Microseconds by which rows are ordered: the broker's timestamp, or the publish time where there is none."""
-    times = pc.coalesce(table["broker_timestamp"], table["publish_time"])
-    return times.cast(pa.int64()).to_numpy()  # type: ignore[no-any-return]
+    """Microseconds by which rows are ordered; see the module."""
+    stored = pc.coalesce(table["broker_timestamp"], table["publish_time"])
+    times: Times = stored.cast(pa.int64()).to_numpy()
+    if table["delivered_at"].null_count == table.num_rows:
+        return times
+    due = pc.if_else(pc.is_valid(table["delivered_at"]), table["deliver_at"].cast(pa.int64()), None)
+    latest: Times = np.maximum(times, pc.fill_null(due, 0).to_numpy())
+    return latest
 
 
 def sort_keys(table: pa.Table | pa.RecordBatch) -> tuple[Times, ...]:

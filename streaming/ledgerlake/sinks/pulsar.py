@@ -43,9 +43,17 @@ class LargeMessageProducer:
         self._sequence_id = 0
 
     def send(
-        self, value: bytes, *, key: str | None = None, properties: Mapping[str, str] | None = None
+        self,
+        value: bytes,
+        *,
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        deliver_at_ms: int | None = None,
     ) -> AnyMessageId:
         """Publish one message and wait until it is stored; where it was cut into chunks, its marker too.
+
+        Args:
+            deliver_at_ms: when it is to be delivered, in milliseconds since 1970; at once by default.
 
         Raises:
             BrokerError: the broker refused it.
@@ -61,6 +69,8 @@ class LargeMessageProducer:
         )
         if key is not None:
             metadata.partition_key = key
+        if deliver_at_ms is not None:
+            metadata.deliver_at_time = deliver_at_ms
         packed = compress(self._codec, value)
         if len(packed) <= self._chunk_bytes:
             (only,) = self._producer.send_and_wait([encode_entry(metadata, packed)])

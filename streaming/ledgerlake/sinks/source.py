@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from ledgerlake.operators.delayed import DelayOptions
 from ledgerlake.operators.rows import FLOW
 from ledgerlake.sinks.writing import BatchNote, TaskSettings, write_range
 from ledgerlake.source.options import SourceOptions, parse_options
 from ledgerlake.source.partition_reader import read_pieces
 from ledgerlake.source.stream_reader import LedgerlakeStreamReader
 from ledgerlake.state.chunks import Limits
+from ledgerlake.state.delay.tracker import DelaySettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +35,11 @@ _TASK_OPTION = "task"
 def write_stream(spark: SparkSession, source_options: dict[str, str], settings: TaskSettings) -> DataFrame:
     """A stream whose tasks write their ranges; its rows are those of ``FLOW``."""
     spark.dataSource.register(_WritingDataSource)
-    own = {"paths": [settings.messages_path, settings.rejects_path], "limits": asdict(settings.limits)}
+    own = {
+        "paths": [settings.messages_path, settings.rejects_path],
+        "limits": asdict(settings.limits),
+        "delay": asdict(settings.delay),
+    }
     options = source_options | {_TASK_OPTION: json.dumps(own)}
     return spark.readStream.format(_WritingDataSource.name()).options(**options).load()
 
@@ -51,9 +57,9 @@ class _WritingDataSource(DataSource):  # type: ignore[misc]
         own = json.loads(given.pop(_TASK_OPTION))
         options = parse_options(given)
         messages_path, rejects_path = own["paths"]
-        return _WritingStreamReader(
-            options, TaskSettings(messages_path, rejects_path, Limits(**own["limits"]), options)
-        )
+        delay = DelayOptions(**{**own["delay"], "settings": DelaySettings(**own["delay"]["settings"])})
+        settings = TaskSettings(messages_path, rejects_path, Limits(**own["limits"]), delay, options)
+        return _WritingStreamReader(options, settings)
 
 
 class _WritingStreamReader(LedgerlakeStreamReader):

@@ -15,30 +15,36 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ledgerlake.client.topics import join_partition, split_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.decode.rejects import RejectedEntry
-from ledgerlake.decode.split import ENTRIES, only_entry
+from ledgerlake.decode.split import DELAYED, ENTRIES, only_entry
 from ledgerlake.errors import CorruptEntryError
-from ledgerlake.operators.assembly import Entry, Outcome
+from ledgerlake.operators.assembly import Assembled, Entry, Outcome, Rejected
+from ledgerlake.operators.cancelling import find_cancels
 from ledgerlake.operators.chunk_entries import read_alone
+from ledgerlake.operators.delayed import TOPIC
 from ledgerlake.operators.local import LocalAssembly
 from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
-from ledgerlake.operators.rows import Report, Standing, flow_row, report_to_json, standing_from_dict
+from ledgerlake.operators.rows import Report, Standing, Waits, flow_row, report_to_json, standing_from_dict
 from ledgerlake.sinks.memory import return_large_blocks
 from ledgerlake.sinks.ordered import DataFile, GatheringWriter, OrderedWriter, merge_overlapping
 from ledgerlake.sinks.tables import data_folder
 from ledgerlake.source.partition_reader import BUNDLE_BYTES, Piece, check_broker_metadata
 from ledgerlake.state.chunks import Chunk, Limits
+from ledgerlake.state.delay.cancels import Cancels
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from ledgerlake.operators.delayed import DelayOptions
     from ledgerlake.source.options import SourceOptions
     from ledgerlake.source.planning import EntryRange
+    from ledgerlake.state.delay.cancels import Cancel
 
 _UNREAD_MOST = 10_000
 
@@ -50,12 +56,14 @@ BATCH_PROPERTY = "ledgerlake.batch"
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """What a writing task needs to know; the same for all batches."""
+    """What a writing task needs to know; the same for all batches. ``outbox_path``: see ``outbox``."""
 
     messages_path: str
     rejects_path: str
     limits: Limits
+    delay: DelayOptions
     options: SourceOptions
+    outbox_path: str | None = None
 
 
 @dataclass(frozen=True)
@@ -86,11 +94,15 @@ class TaskFact:
 
 @dataclass(frozen=True)
 class PartitionFact:
-    """A topic partition's share of a batch, all tasks together. ``replaced`` are files that were merged into others."""
+    """A topic partition's share of a batch, all tasks together.
+
+    ``replaced`` are files that were merged into others; ``outbox`` holds what is for the topic of due messages.
+    """
 
     written: TaskFact
     standing: Standing
     replaced: list[str] = field(default_factory=list)
+    outbox: list[DataFile] = field(default_factory=list)
 
     @property
     def topic_partition(self) -> str:
@@ -98,11 +110,15 @@ class PartitionFact:
 
     @property
     def done(self) -> Position:
-        """Where a durable cursor may stand: read up to here, and no chunk of an open message before it."""
-        oldest = self.standing.oldest_open
-        if oldest is None:
-            return self.written.end
-        return min(self.written.end, Position(oldest.ledger_id, oldest.entry_id - 1))
+        """Where a durable cursor may stand: read up to here, and nothing before it that only the topic holds."""
+        oldest = [one for one in (self.standing.oldest_open, self.standing.oldest_waiting) if one is not None]
+        return min([self.written.end, *(Position(one.ledger_id, one.entry_id - 1) for one in oldest)])
+
+    @property
+    def wakes_ms(self) -> int | None:
+        """When there is something to do although nothing new has come."""
+        times_ms = (self.standing.expires_ms, self.standing.next_due_ms)
+        return min((one for one in times_ms if one is not None), default=None)
 
 
 def write_range(
@@ -124,13 +140,14 @@ def write_rest(rows: Iterable[pa.RecordBatch], settings: TaskSettings, note: Bat
         if isinstance(found, Standing):
             fact = open_rests.pop(source).finish(found)
             yield pa.RecordBatch.from_arrays([pa.array([json.dumps(asdict(fact))], pa.string())], names=["fact"])
-        elif not isinstance(found, Piece):
+        elif not isinstance(found, pa.RecordBatch):
             open_rests[source].take(found)
 
 
 def fact_from_json(text: str) -> PartitionFact:
     data = json.loads(text)
-    return PartitionFact(_task_fact(data["written"]), standing_from_dict(data["standing"]), data["replaced"])
+    outbox = [_data_file(one) for one in data["outbox"]]
+    return PartitionFact(_task_fact(data["written"]), standing_from_dict(data["standing"]), data["replaced"], outbox)
 
 
 def _task_fact(data: dict[str, Any]) -> TaskFact:
@@ -149,16 +166,23 @@ class _PartitionWriter:
     def __init__(self, source: TopicPartition, settings: TaskSettings, note: BatchNote) -> None:
         self.source = source
         self._options = settings.options
-        prefix = f"part-{note.batch_id:08d}-{max(source.partition, 0):05d}"
+        prefix = file_prefix(source, note)
         self.messages_folder = data_folder(settings.messages_path, schema.MESSAGES, prefix)
         self.messages = OrderedWriter(
             self.messages_folder, note.floors_us.get(join_partition(source.topic, source.partition))
         )
-        self._decoder = OutcomeDecoder(source, settings.options.client, settings.limits.max_message_bytes)
+        self.decoder = OutcomeDecoder(
+            source,
+            settings.options.client,
+            settings.limits.max_message_bytes,
+            settings.options.max_uncompressed_bytes,
+        )
         self._unread: list[RejectedEntry] = []
         self._rejects = GatheringWriter(data_folder(settings.rejects_path, schema.REJECTS, prefix))
 
-    def write_entries(self, frames: memoryview, after_batch_index: int | None) -> None:
+    def write_entries(self, frames: memoryview, after_batch_index: int | None) -> list[Cancel]:
+        """Write plain entries; the cancels among them."""
+        cancels: list[Cancel] = []
         decoded_parts = decode_bundle(
             frames,
             self.source,
@@ -167,18 +191,19 @@ class _PartitionWriter:
         )
         for decoded in decoded_parts:
             self._write_messages(decoded.messages.select(schema.MESSAGES.names))
+            cancels += find_cancels(decoded.messages)
             if decoded.rejects.num_rows:
                 self._rejects.write(pa.Table.from_batches([decoded.rejects]))
+        return cancels
 
-    def write_outcomes(self, outcomes: Iterable[Outcome]) -> None:
-        for outcome in outcomes:
-            self._write_decoded(self._decoder.decode(outcome))
-
-    def _write_decoded(self, decoded: pa.RecordBatch | list[RejectedEntry]) -> None:
-        if isinstance(decoded, list):
-            self.write_rejects(decoded)
-        else:
-            self._write_messages(decoded)
+    def write_outcome(self, outcome: Outcome) -> Iterator[pa.RecordBatch]:
+        """Write what became of entries; the messages among it come out again."""
+        for decoded in self.decoder.decode(outcome):
+            if isinstance(decoded, list):
+                self.write_rejects(decoded)
+            else:
+                self._write_messages(decoded)
+                yield decoded
 
     def write_rejects(self, rejected: list[RejectedEntry]) -> None:
         """Write entries into ``rejects``; those that must be read again wait, so that neighbours are read together."""
@@ -204,7 +229,7 @@ class _PartitionWriter:
         self._gather(unread)
 
     def _gather(self, rejected: list[RejectedEntry]) -> None:
-        for table in self._decoder.whole(rejected):
+        for table in self.decoder.whole(rejected):
             self._rejects.write(table)
 
     def _write_messages(self, messages: pa.RecordBatch) -> None:
@@ -217,13 +242,21 @@ class _Range:
 
     def __init__(self, span: EntryRange, settings: TaskSettings, note: BatchNote) -> None:
         self._writer = _PartitionWriter(TopicPartition(*split_partition(span.topic_partition)), settings, note)
-        self._local = LocalAssembly(settings.limits)
+        self._holds_delayed = settings.delay.enabled
+        self._local = LocalAssembly(settings.limits, hold_delayed=settings.delay.enabled)
         self._end = span.end
-        self._now_ms = span.clock_ms
+        self._now_ms = self._due_ms = span.clock_ms
 
     def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
-        if piece.kind == ENTRIES:
-            self._writer.write_entries(piece.frames, piece.after_batch_index)
+        if piece.broker_ms is not None:
+            self._due_ms = max(piece.broker_ms, self._due_ms or 0)
+            self._saw(piece.broker_ms)
+        if piece.kind == DELAYED and self._holds_delayed:
+            # An entry of which a part was taken before is held whole: producers do not batch what is delayed.
+            yield flow_row(self._writer.source, DELAYED, entry=piece.frames)
+            return
+        if piece.kind in (ENTRIES, DELAYED):
+            self._local.events += self._writer.write_entries(piece.frames, piece.after_batch_index)
             return
         position, entry = only_entry(piece.frames)
         try:
@@ -236,7 +269,7 @@ class _Range:
             # A small chunk must not keep the whole bundle in memory that it came with.
             yield from self._take_chunk(event, bytes(entry) if len(entry) < BUNDLE_BYTES else entry)
         else:
-            self._writer.write_outcomes(self._local.mark(event))
+            yield from self._settle(self._local.mark(event))
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         for position, entry in self._local.hand_over():
@@ -244,18 +277,28 @@ class _Range:
         fact = self._writer.finish(self._end)
         if fact.max_effective_us is not None:
             self._saw(fact.max_effective_us // 1000)
-        report = Report(self._end, self._now_ms, asdict(fact), self._local.events)
+        report = Report(self._end, self._now_ms, asdict(fact), self._local.events, self._due_ms)
         yield flow_row(self._writer.source, "report", note=report_to_json(report))
 
     def _take_chunk(self, chunk: Chunk, entry: Entry) -> Iterator[pa.RecordBatch]:
         return_large_blocks()
         outcomes = self._local.arrive(chunk, entry)
         if outcomes is not None:
-            self._writer.write_outcomes(outcomes)
+            yield from self._settle(outcomes)
             return
         yield flow_row(self._writer.source, "chunk", chunk.position, entry=entry)
         if chunk.chunk_id == chunk.chunk_count - 1:
             self._writer.messages.cut()
+
+    def _settle(self, outcomes: Iterable[Outcome]) -> Iterator[pa.RecordBatch]:
+        """Write what can be written now; a message that is to be delivered later goes on to the stateful stage."""
+        for outcome in outcomes:
+            if not isinstance(outcome, Assembled) or outcome.deliver_ms is None:
+                _use_up(self._writer.write_outcome(outcome))
+                continue
+            self._local.events.append(Waits(outcome.positions, outcome.deliver_ms, outcome.entries is not None))
+            for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
+                yield flow_row(self._writer.source, "chunk", position, entry=entry)
 
     def _saw(self, time_ms: int) -> None:
         self._now_ms = max(time_ms, self._now_ms or time_ms)
@@ -266,9 +309,19 @@ class _Rest:
 
     def __init__(self, source: TopicPartition, settings: TaskSettings, note: BatchNote) -> None:
         self._writer = _PartitionWriter(source, settings, note)
+        self._outbox: GatheringWriter | None = None
+        if settings.outbox_path is not None:
+            folder = data_folder(settings.outbox_path, schema.MESSAGES, file_prefix(source, note))
+            self._outbox = GatheringWriter(folder)
 
-    def take(self, outcome: Outcome) -> None:
-        self._writer.write_outcomes([outcome])
+    def take(self, found: Outcome | Cancels) -> None:
+        if isinstance(found, Cancels):
+            self._writer.decoder.cancels = found
+            return
+        mark = None if isinstance(found, Rejected) else found.outputs.get(TOPIC)
+        for messages in self._writer.write_outcome(found):
+            if self._outbox is not None and mark is not None:
+                self._outbox.write(pa.Table.from_batches([_behind(messages, mark)]))
 
     def finish(self, standing: Standing) -> PartitionFact:
         tasks = [_task_fact(one) for one in standing.facts]
@@ -279,4 +332,20 @@ class _Rest:
         times_us = [one.max_effective_us for one in everything if one.max_effective_us is not None]
         rejects = [file for one in everything for file in one.rejects]
         written = TaskFact(own.topic, own.partition, own.end, max(times_us, default=None), messages, rejects)
-        return PartitionFact(written, replace(standing, facts=[]), replaced)
+        outbox = self._outbox.finish() if self._outbox is not None else []
+        return PartitionFact(written, replace(standing, facts=[]), replaced, outbox)
+
+
+def file_prefix(source: TopicPartition, note: BatchNote) -> str:
+    return f"part-{note.batch_id:08d}-{max(source.partition, 0):05d}"
+
+
+def _behind(messages: pa.RecordBatch, mark: Position) -> pa.RecordBatch:
+    ledger, entry = messages["ledger_id"], messages["entry_id"]
+    same = pc.and_(pc.equal(ledger, mark.ledger_id), pc.greater(entry, mark.entry_id))
+    return messages.filter(pc.or_(pc.greater(ledger, mark.ledger_id), same))
+
+
+def _use_up(messages: Iterator[pa.RecordBatch]) -> None:
+    for _ in messages:
+        pass

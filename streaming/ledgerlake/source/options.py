@@ -16,7 +16,7 @@
 | ``pulsar.client.connectionTimeoutMs`` | how long to wait for a connection | 10000 |
 | ``retryTimeoutMs`` | how long a broken connection is tried again | 120000 |
 | ``maxUncompressedBytes`` | an entry that expands to more is a reject | 134217728 |
-| ``wakeFile`` | the pipeline's own: see ``wakes`` | none |
+| ``wakes`` | the pipeline's own: a file (see ``wakes``), or ``always`` for a micro-batch every second | none |
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _NAMES = (
     "pulsar.client.connectionTimeoutMs",
     "retryTimeoutMs",
     "maxUncompressedBytes",
-    "wakeFile",
+    "wakes",
 )
 # Spark adds these to every source by itself.
 _SPARKS_OWN = frozenset({"path", "paths"})
@@ -88,7 +88,7 @@ class SourceOptions:
     subscription: str | None = None
     require_broker_metadata: bool = False
     max_uncompressed_bytes: int = DEFAULT_MAX_UNCOMPRESSED_BYTES
-    wake_file: str | None = None
+    wakes: str | None = None
 
     def starting_of(self, topic_partition: str, default: Bound) -> Bound:
         return dict(self.starting_by_topic).get(topic_partition, self.starting or default)
@@ -128,7 +128,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         subscription=values.get("subscription") or None,
         require_broker_metadata=_flag(values, "requireBrokerMetadata"),
         max_uncompressed_bytes=_positive(values, "maxUncompressedBytes") or DEFAULT_MAX_UNCOMPRESSED_BYTES,
-        wake_file=values.get("wakeFile") or None,
+        wakes=values.get("wakes") or None,
     )
 
 

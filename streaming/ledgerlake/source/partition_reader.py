@@ -43,18 +43,22 @@ _AGAIN_NEAR = 16
 
 @dataclass(frozen=True)
 class Piece:
-    """MESSAGE frames of one kind (see ``decode.split``), in order; of the first entry, messages up to an index were taken."""
+    """MESSAGE frames of one kind (see ``decode.split``), in order; of the first entry, messages up to an index were taken.
+
+    ``broker_ms`` is the broker's time of the last entry, where it says one.
+    """
 
     kind: str
     frames: memoryview
-    after_batch_index: int | None
+    after_batch_index: int | None = None
+    broker_ms: int | None = None
 
 
 def read_pieces(options: SourceOptions, span: EntryRange) -> Iterator[Piece]:
     """The range in pieces up to a bundle's size, read a little ahead."""
     for frames, after_batch_index in ahead(_gather(options, span), _BUNDLES_AHEAD):
-        for number, (kind, piece) in enumerate(split_bundle(frames)):
-            yield Piece(kind, piece, after_batch_index if number == 0 else None)
+        for number, (kind, piece, broker_ms) in enumerate(split_bundle(frames)):
+            yield Piece(kind, piece, after_batch_index if number == 0 else None, broker_ms)
 
 
 def read_bundles(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
@@ -64,7 +68,7 @@ def read_bundles(options: SourceOptions, span: EntryRange) -> Iterator[pa.Record
         yield _bundle(span, piece)
         sent = True
     if not sent:
-        yield _bundle(span, Piece(ENTRIES, memoryview(b""), None))
+        yield _bundle(span, Piece(ENTRIES, memoryview(b"")))
 
 
 def _gather(options: SourceOptions, span: EntryRange) -> Generator[tuple[bytes | bytearray, int | None], None, None]:
@@ -193,6 +197,7 @@ def _bundle(span: EntryRange, piece: Piece) -> pa.RecordBatch:
         pa.array([span.end.entry_id], pa.int64()),
         pa.array([span.clock_ms], pa.int64()),
         pa.array([piece.after_batch_index], pa.int32()),
+        pa.array([piece.broker_ms], pa.int64()),
         pa.Array.from_buffers(
             pa.binary(), 1, [None, pa.py_buffer(np.array([0, len(data)], dtype=np.int32)), pa.py_buffer(data)]
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.reader import EntryReader
@@ -79,6 +80,15 @@ class Tail:
             self._pause_s = _POLL_FIRST_S if moved else min(self._pause_s * 2, _POLL_MOST_S)
             self._asked_s = time.monotonic()
         return self._last
+
+    def remember(self, known: PartitionOffset) -> None:
+        """What is known of an entry already: should the topic end there, nothing is read to describe it."""
+        if known.position > self._last.position:
+            self._last = replace(known, batch_index=None, clock_ms=None)
+
+    def ask_again(self) -> None:
+        """Do not answer the next question from memory."""
+        self._asked_s = float("-inf")
 
     def close(self) -> None:
         self._reader.close()

@@ -5,6 +5,7 @@ Rules kept here:
   - Nothing is opened before the first question: Spark makes readers only to pickle them.
   - With ``Trigger.AvailableNow`` the end is fixed once, and the limits still hold.
   - Where nothing new has come, a batch is planned all the same for a topic partition that asked to be woken (``wakes``).
+    While entries come, their broker times say what time it is; where the broker says none, the clock is ours then too.
   - A position that did not move keeps the very JSON it had, since Spark takes a changed offset for new data.
 """
 
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ledgerlake.source.options import SourceOptions
+
+# How often a batch is planned of an idle topic where nobody says when one is wanted.
+_TICK_MS = 1000
 
 _log = logging.getLogger(__name__)
 
@@ -128,10 +132,14 @@ class _Planner:
         return found
 
     def fix_end(self) -> None:
-        self._fixed_end = self.tails()
         self._fixed_clock_ms = _clock_ms()
+        self._fixed_end = self.tails()
 
     def latest(self, start: Offset, limited: bool) -> Offset:
+        for name, one in start.items():
+            if name in self._tails:
+                self._tails[name].remember(one)
+        clock_ms, woken = self._woken(start)
         ends = self._fixed_end or self.tails()
         nothing = PartitionOffset(BEFORE_ALL)
         moved = [name for name in ends if ends[name].position > start.get(name, nothing).position]
@@ -142,16 +150,28 @@ class _Planner:
                 result[name] = self._scouts[name].advance(start.get(name, nothing).position, ends[name], rows, size)
             else:
                 result[name] = ends[name]
-        return result | self._woken({name: one for name, one in start.items() if name not in moved})
+        for name in woken:
+            if name not in moved or result[name].index is None:
+                result[name] = replace(result[name], clock_ms=clock_ms)
+        return result
 
-    def _woken(self, idle: Offset) -> Offset:
-        """Idle topic partitions whose time has come, with the clock that says so."""
-        if self._options.wake_file is None or not idle:
-            return {}
+    def _woken(self, start: Offset) -> tuple[int, list[str]]:
+        """What time it is, and the topic partitions whose time has come.
+
+        The clock is read before the broker is asked where they end: so nothing that was stored before that time is missed.
+        """
         clock_ms = self._fixed_clock_ms or _clock_ms()
-        wakes_ms = load_wakes(self._options.wake_file)
-        due = {name for name in idle if clock_ms > wakes_ms.get(name, clock_ms) > (idle[name].clock_ms or 0)}
-        return {name: replace(idle[name], clock_ms=clock_ms) for name in due}
+        if self._options.wakes is None:
+            return clock_ms, []
+        if self._options.wakes == "always":
+            wakes_ms = {name: (one.clock_ms or 0) + _TICK_MS for name, one in start.items()}
+        else:
+            wakes_ms = load_wakes(self._options.wakes)
+        woken = [name for name in start if clock_ms > wakes_ms.get(name, clock_ms) > (start[name].clock_ms or 0)]
+        for name in woken:
+            if name in self._tails:
+                self._tails[name].ask_again()
+        return clock_ms, woken
 
     def committed(self, end: Offset) -> None:
         for cursor in self._cursors:

@@ -73,7 +73,10 @@ class SetKey:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One arriving chunk. ``size_bytes`` is what it adds to the message, after decryption; ``time_ms`` the broker's."""
+    """One arriving chunk. ``size_bytes`` is what it adds to the message, after decryption; ``time_ms`` the broker's.
+
+    ``deliver_ms`` is when the message is to be delivered, where it says.
+    """
 
     key: SetKey
     position: Position
@@ -83,6 +86,7 @@ class Chunk:
     size_bytes: int
     time_ms: int
     marked: bool = False
+    deliver_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,31 @@ def test_test() -> None:
     assert (tracker.waiting, tracker.next_due_ms) == (0, None)
 
 
+def test_with_timer() -> None:
+    tracker = DelayedTracker(MemoryStorage(), SMALL)
+    wanted = []
+    for number, time_ms in enumerate((20, 10, 30)):
+        add(tracker, (time_ms, 1, number))
+        wanted.append(tracker.next_due_ms)
+    assert wanted == [20, 10, 10]
+
+
+def test_add_within_tick_time() -> None:
+    """The broker may deliver a tick early unless it is told to be strict; here nothing ever is."""
+    tracker = DelayedTracker(MemoryStorage(), SMALL)
+    add(tracker, *((time_ms, 1, time_ms) for time_ms in (10, 99, 100, 101, 200)))
+    assert take(tracker, 0) == []
+    assert [key[0] for key in take(tracker, 100)] == [10, 99, 100]
+    assert tracker.waiting == 2
+
+
+def test_add_message_with_strict_delay() -> None:
+    tracker = DelayedTracker(MemoryStorage(), SMALL)
+    add(tracker, (9, 1, 9), (10, 1, 10), (11, 1, 11))
+    assert [key[0] for key in take(tracker, 10)] == [9, 10]
+    assert (take(tracker, 10), tracker.waiting) == ([], 1)
+
+
 def test_contains_message() -> None:
     tracker = DelayedTracker(MemoryStorage(), SMALL)
     add(tracker, (10, 1, 1), (20, 2, 2))

@@ -11,7 +11,7 @@ from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, read_entry_table
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.wire.entry import parse_entry, split_broker_metadata
+from ledgerlake.wire.entry import MAX_TIME_MS, parse_entry, split_broker_metadata
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -72,7 +72,7 @@ def _present(message: Message, field: str) -> Any:
 
 def _time(message: Message, field: str) -> int | None:
     milliseconds = _present(message, field)
-    if milliseconds is not None and abs(milliseconds) > k.MAX_TIME_MS:
+    if milliseconds is not None and abs(milliseconds) > MAX_TIME_MS:
         raise CorruptEntryError(f"{field} is out of range", reason="malformed_entry")
     return None if milliseconds is None else milliseconds * 1000
 

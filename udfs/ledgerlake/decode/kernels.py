@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numba import njit
 
+from ledgerlake.wire.entry import MAX_TIME_MS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -68,7 +70,6 @@ NONE = -(2**62)  # "absent", in every column where a real value cannot be this
     MESSAGE_COLUMNS,
 ) = range(18)  # fmt: skip
 
-MAX_TIME_MS = 9_000_000_000_000_000  # the most that still fits a signed 64-bit count of microseconds
 _INT32_MAX = 2**31 - 1
 _LAST_FIELD = 2**29 - 1
 

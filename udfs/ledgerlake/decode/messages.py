@@ -21,6 +21,7 @@ from ledgerlake.decode import schema
 from ledgerlake.decode.codecs import DEFAULT_MAX_UNCOMPRESSED_BYTES, decompress
 from ledgerlake.decode.reference import Row, decode_base64_key, decode_entry
 from ledgerlake.errors import CorruptEntryError, MalformedFrameError
+from ledgerlake.wire.entry import MAX_TIME_MS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -256,7 +257,7 @@ def _reject(raw: memoryview, entry: Matrix, reason: str, detail: str) -> Row:
         "message_id": f"{entry[k.E_LEDGER]}:{entry[k.E_ENTRY]}",
         "ledger_id": int(entry[k.E_LEDGER]),
         "entry_id": int(entry[k.E_ENTRY]),
-        "broker_timestamp": broker_time * 1000 if 0 <= broker_time <= k.MAX_TIME_MS else None,
+        "broker_timestamp": broker_time * 1000 if 0 <= broker_time <= MAX_TIME_MS else None,
         "broker_index": broker_index if broker_index >= 0 else None,
         "reason": reason,
         "detail": detail,

@@ -17,10 +17,10 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from ledgerlake.decode.codecs import decompress
-from ledgerlake.decode.kernels import MAX_BATCH_MESSAGES, MAX_TIME_MS
+from ledgerlake.decode.kernels import MAX_BATCH_MESSAGES
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.wire.entry import RawEntry, parse_entry, text_of
+from ledgerlake.wire.entry import MAX_TIME_MS, RawEntry, parse_entry, text_of
 
 Row = dict[str, Any]
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ledgerlake.decode import schema
-from ledgerlake.decode.kernels import MAX_TIME_MS
 from ledgerlake.errors import CorruptEntryError
-from ledgerlake.wire.entry import peek_metadata, split_broker_metadata
+from ledgerlake.wire.entry import MAX_TIME_MS, peek_metadata, split_broker_metadata
 
 if TYPE_CHECKING:
     from ledgerlake.decode.messages import TopicPartition

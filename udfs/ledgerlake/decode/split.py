@@ -1,38 +1,61 @@
-"""A bundle cut where an entry must travel alone: parts of large messages, and the markers that list them.
+"""A bundle cut where entries go different ways: delayed ones, parts of large messages, and the markers that list those.
 
 Kinds:
 
-    entries   consecutive plain entries; all that most topics ever have, and then the bundle stays one piece, untouched
+    entries   plain entries; all that most topics ever have, and then the bundle stays one piece, untouched
+    delayed   plain entries that say when they are to be delivered, be it long past
     chunk     one chunk of a large message (PIP-37): ``num_chunks_from_msg`` above 1
     marker    the list of a large message's chunks (PIP-37, option 2), see ``wire.chunks``
+
+Chunks and markers travel alone. A delivery time counts only where the entry's checksum is right, since what is damaged is
+rejected, not kept waiting until the year that it claims.
 """
 
 from __future__ import annotations
 
-from itertools import groupby
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import crc32c
 import numpy as np
 
 from ledgerlake.decode import kernels as k
 from ledgerlake.decode.messages import read_entry_table
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.wire.chunks import has_promise
-from ledgerlake.wire.entry import peek_metadata
+from ledgerlake.wire.entry import delivery_time_ms, parse_entry, peek_metadata
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from ledgerlake.decode.messages import Bytes, Matrix
 
 ENTRIES = "entries"
+DELAYED = "delayed"
 CHUNK = "chunk"
 MARKER = "marker"
 
+# What a bitmap of the delayed index can hold. Brokers close ledgers long before.
+MAX_DELAYED_ENTRY_ID = 2**32 - 1
 
-def split_bundle(frames: bytes | bytearray) -> Iterator[tuple[str, memoryview]]:
-    """Pieces of a bundle in order, each with its kind.
+
+@dataclass(frozen=True)
+class DelayedEntries:
+    """Entries of a ``delayed`` piece: when each is due (no sooner than it was stored), where it stands, and where its frame ends in the piece."""
+
+    due_ms: Matrix
+    ledger_ids: Matrix
+    entry_ids: Matrix
+    frame_ends: Matrix
+
+
+def split_bundle(frames: bytes | bytearray) -> Iterator[tuple[str, memoryview, int | None]]:
+    """Pieces of a bundle in order, each with its kind and the broker's time of its last entry, where the broker says one.
 
     Raises:
         MalformedFrameError: the bundle is not whole frames.
@@ -41,18 +64,52 @@ def split_bundle(frames: bytes | bytearray) -> Iterator[tuple[str, memoryview]]:
     status = np.zeros(len(entries), dtype=np.int8)
     k.walk_entries(buffer, entries, status)
     view = memoryview(frames)
-    alone = {
-        row: kind
-        for row in np.flatnonzero(status != k.OK).tolist()
-        if (kind := _kind(view[entries[row, k.E_START] : entries[row, k.E_END]])) != ENTRIES
-    }
-    start = 0
-    for (_, kind), rows in groupby(
-        range(len(entries)), lambda row: (row if row in alone else -1, alone.get(row, ENTRIES))
-    ):
-        end = int(entries[max(rows), k.E_END])
-        yield kind, view[start:end]
-        start = end
+    kinds = dict.fromkeys(_delayed(buffer, entries, status).tolist(), DELAYED)
+    for row in np.flatnonzero(status != k.OK).tolist():
+        kind = _kind(view[slice(*_span(entries, row))])
+        if kind != ENTRIES:
+            kinds[row] = kind
+    ends = entries[:, k.E_END].tolist()
+    for kind, runs in _pieces(len(entries), kinds):
+        spans = [view[ends[first - 1] if first else 0 : ends[last]] for first, last in runs]
+        last = runs[-1][1]
+        time_ms = int(entries[last, k.E_BROKER_TIME])
+        known = time_ms >= 0 and status[last] == k.OK
+        yield kind, spans[0] if len(spans) == 1 else memoryview(b"".join(spans)), time_ms if known else None
+
+
+def _pieces(count: int, kinds: dict[int, str]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
+    """Kinds with their runs of rows (first and last). Between entries that travel alone there is one piece of each kind.
+
+    That of the very first row comes first.
+    """
+    together: dict[str, list[tuple[int, int]]] = {}
+    rows = sorted({0, count, *kinds, *(row + 1 for row in kinds)})
+    for first, end in pairwise(rows):
+        kind = kinds.get(first, ENTRIES)
+        if kind in (CHUNK, MARKER):
+            yield from together.items()
+            yield kind, [(first, end - 1)]
+            together = {}
+        elif together.get(kind, [(0, -2)])[-1][1] == first - 1:
+            together[kind][-1] = (together[kind][-1][0], end - 1)
+        else:
+            together.setdefault(kind, []).append((first, end - 1))
+    yield from together.items()
+
+
+def read_delayed(frames: bytes | memoryview) -> DelayedEntries:
+    """What must be known of the entries of a ``delayed`` piece."""
+    buffer, entries = read_entry_table(frames)
+    status = np.zeros(len(entries), dtype=np.int8)
+    k.walk_entries(buffer, entries, status)
+    broker_ms = entries[:, k.E_BROKER_TIME]
+    stored_ms = np.where(broker_ms == k.NONE, entries[:, k.E_PUBLISH], broker_ms)
+    due_ms = np.maximum(entries[:, k.E_DELIVER], stored_ms)
+    for row in np.flatnonzero(status != k.OK).tolist():
+        due_ms[row] = delivery_time_ms(parse_entry(buffer.data[slice(*_span(entries, row))])) or 0
+    columns = [k.E_LEDGER, k.E_ENTRY, k.E_END]
+    return DelayedEntries(due_ms, *(np.ascontiguousarray(entries[:, one]) for one in columns))
 
 
 def only_entry(frames: pa.Buffer | memoryview) -> tuple[Position, memoryview]:
@@ -62,12 +119,38 @@ def only_entry(frames: pa.Buffer | memoryview) -> tuple[Position, memoryview]:
     return Position(ledger_id, entry_id), buffer.data[start:end]
 
 
+def entries_of(frames: bytes | memoryview) -> dict[Position, bytes]:
+    """The stored entries of a piece by position."""
+    buffer, entries = read_entry_table(frames)
+    rows = entries[:, [k.E_LEDGER, k.E_ENTRY, k.E_START, k.E_END]].tolist()
+    return {Position(ledger_id, entry_id): bytes(buffer.data[start:end]) for ledger_id, entry_id, start, end in rows}
+
+
+def _span(entries: Matrix, row: int) -> tuple[int, int]:
+    return int(entries[row, k.E_START]), int(entries[row, k.E_END])
+
+
+def _delayed(buffer: Bytes, entries: Matrix, status: NDArray[np.int8]) -> Matrix:
+    """Rows of whole, ordinary entries that say when they are to be delivered."""
+    timed = (entries[:, k.E_DELIVER] > 0) & (entries[:, k.E_ENTRY] <= MAX_DELAYED_ENTRY_ID)
+    rows = np.flatnonzero((status == k.OK) & timed)
+    return np.array([row for row in rows.tolist() if _checksum_fits(buffer, entries[row])], dtype=np.int64)
+
+
+def _checksum_fits(buffer: Bytes, entry: Matrix) -> bool:
+    crc = int(entry[k.E_CRC])
+    return crc == k.NONE or crc32c.crc32c(buffer.data[entry[k.E_BODY] : entry[k.E_END]]) == crc
+
+
 def _kind(raw: memoryview) -> str:
     """What cannot be read is plain: decoding rejects it, whole."""
     try:
         metadata = peek_metadata(raw)
+        if metadata.num_chunks_from_msg > 1:
+            return CHUNK
+        if metadata.num_chunks_from_msg == 1 and has_promise(metadata):
+            return MARKER
+        delayed = not metadata.encryption_keys and delivery_time_ms(parse_entry(raw)) is not None
     except CorruptEntryError:
         return ENTRIES
-    if metadata.num_chunks_from_msg > 1:
-        return CHUNK
-    return MARKER if metadata.num_chunks_from_msg == 1 and has_promise(metadata) else ENTRIES
+    return DELAYED if delayed else ENTRIES

@@ -19,11 +19,8 @@ if TYPE_CHECKING:
 DEFAULT_TIME_STEP_MS = 300_000
 DEFAULT_MAX_INDEXES = 5000
 
-# One stored value; reading one from Spark's state costs about 20 ms for a mebibyte.
+# With its entries; one of each bucket is in memory.
 SEGMENT_BYTES = 256 * 1024
-
-# What a bitmap can hold. Ledgers are closed long before.
-MAX_ENTRY_ID = 2**32 - 1
 
 # One row is one waiting message: when it is due, where it stands, and its entry with the frame that it came in. The frame
 # is null where the bytes are kept elsewhere, or nowhere.

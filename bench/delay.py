@@ -1,0 +1,305 @@
+"""The stateful stage with millions of delayed messages waiting, in real Spark: state on disk, memory, rates.
+
+Messages of 100 bytes, due at random over a horizon of days, are fed to the stage as the source would hand them on; Spark
+keeps them in RocksDB. Then the clock is moved, and they come out.
+
+    added       messages a second into the stage, micro-batches and their state commits included
+    released    messages a second out of it, when a stretch of the horizon is due at once
+    worker      peak resident set of the largest Python worker
+    state       the checkpoint's folder on disk when all wait
+    index       what the index of one topic partition takes in memory by itself, its bitmaps all loaded; the broker's own
+                tracker of delayed messages holds 24 bytes a message in its heap, for each subscription
+
+Peers: what Pulsar's brokers and clients do is not the same thing (readers get delayed messages at once), so nothing is
+compared but the memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from bench.throughput import WorkerMemory
+from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.operators.buckets import FolderStorage
+from ledgerlake.operators.delayed import DelayOptions
+from ledgerlake.operators.processor import assemble, set_up_state
+from ledgerlake.operators.rows import FLOW, Report, flow_row, report_to_json
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.state.chunks import Limits
+from ledgerlake.state.delay.bucket import record_from_json, record_to_json
+from ledgerlake.state.delay.segment import WAITING
+from ledgerlake.state.delay.tracker import DelayedTracker, DelaySettings
+from ledgerlake.wire import commands
+from ledgerlake.wire.entry import encode_entry
+from ledgerlake.wire.message_id import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+LATEST = Path(__file__).parent / "latest-delay.json"
+SOURCE = TopicPartition("persistent://public/default/bench", -1)
+VALUE_BYTES = 100
+BATCH = 500_000
+HORIZON_MS = 7 * 86_400_000
+FIRST_DUE_MS = 1_800_000_000_000
+RELEASES = 5
+
+# Brokers begin another ledger after 50,000 entries unless told otherwise.
+_LEDGER_ENTRIES = 50_000
+_BUNDLE = 5000
+_BROKER_BYTES = 24
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--messages", type=int, nargs="+", default=[1_000_000, 10_000_000])
+    parser.add_argument("--open-index", metavar="FOLDER", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.open_index:
+        print(_open_index(options.open_index))
+        return
+    from ledgerlake.query.session import start_session
+
+    spark = start_session("bench", "local[2]")
+    spark.sparkContext.setLogLevel("ERROR")
+    set_up_state(spark)
+    spark.dataSource.register(_BenchSource)
+    found = []
+    for messages in options.messages:
+        one = _measure(spark, messages)
+        found.append(one | {"index_bytes_per_message": _index_bytes(messages)})
+        _show(found[-1])
+    spark.stop()
+    LATEST.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def _show(one: dict[str, Any]) -> None:
+    print(
+        f"\n{one['messages']:,} messages of {VALUE_BYTES} bytes wait ({one['frame_bytes']} with all that is stored of each)"
+    )
+    print(f"{'added':<10}{one['added_per_s']:>14,.0f} messages/s")
+    print(f"{'released':<10}{one['released_per_s']:>14,.0f} messages/s")
+    print(
+        f"{'worker':<10}{one['worker_mb']:>14,.0f} MB at its peak, {one['idle_worker_mb']:,.0f} MB before anything waits"
+    )
+    print(
+        f"{'state':<10}{one['state_mb']:>14,.0f} MB on disk, {one['state_mb'] * 1e6 / one['messages']:,.0f} bytes a message"
+    )
+    print(
+        f"{'index':<10}{one['index_bytes_per_message']:>14.2f} bytes a message in memory "
+        f"(the broker's tracker: {_BROKER_BYTES} for each subscription)",
+        flush=True,
+    )
+
+
+def _measure(spark: SparkSession, messages: int) -> dict[str, Any]:
+    batches = -(-messages // BATCH)
+    with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder, WorkerMemory() as memory:
+        run = _Run(spark, f"{folder}/checkpoint", messages)
+        run.to(1)
+        idle_mb, memory.peak_mb = memory.peak_mb, 0.0
+        add_s = run.to(1 + batches)
+        worker_mb = memory.peak_mb
+        state_mb = _folder_mb(Path(folder) / "checkpoint" / "state")
+        release_s = run.to(1 + batches + RELEASES)
+        run.stop()
+        released = run.released
+    return {
+        "messages": messages,
+        "frame_bytes": len(_template()),
+        "added_per_s": messages / add_s,
+        "released_per_s": released / release_s,
+        "released": released,
+        "idle_worker_mb": idle_mb,
+        "worker_mb": max(worker_mb, memory.peak_mb),
+        "state_mb": state_mb,
+    }
+
+
+class _Run:
+    """The stage as a running query whose steps are let through one by one."""
+
+    def __init__(self, spark: SparkSession, checkpoint: str, messages: int) -> None:
+        self.released = 0
+        self._steps = Path(f"{checkpoint}-steps")
+        self._steps.write_text("0")
+        self._done = threading.Semaphore(0)
+        self._at = 0
+        options = {"messages": str(messages), "steps": str(self._steps)}
+        flow = spark.readStream.format(_BenchSource.name()).options(**options).load()
+        settled = assemble(flow, Limits(), DelayOptions())
+        counted = settled.mapInArrow(_count, "released bigint")
+        writer = counted.writeStream.option("checkpointLocation", checkpoint).foreachBatch(self._take)
+        self._query = writer.trigger(processingTime="0 seconds").start()
+
+    def to(self, step: int) -> float:
+        """Let the steps up to one through, each a micro-batch; how long they took."""
+        began_s = time.monotonic()
+        while self._at < step:
+            self._at += 1
+            self._steps.write_text(str(self._at))
+            while not self._done.acquire(timeout=1):
+                if self._query.exception() is not None:
+                    raise self._query.exception()
+        return time.monotonic() - began_s
+
+    def stop(self) -> None:
+        self._query.stop()
+
+    def _take(self, rows: DataFrame, _batch_id: int) -> None:
+        self.released += sum(row.released for row in rows.collect())
+        self._done.release()
+
+
+class _BenchSource(DataSource):  # type: ignore[misc]
+    """Steps: one that brings nothing, then batches of messages, then steps of the clock."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "ledgerlake-bench-delay"
+
+    def schema(self) -> StructType:
+        return from_arrow_schema(FLOW)
+
+    def streamReader(self, schema: StructType) -> _BenchReader:
+        return _BenchReader(int(self.options["messages"]), self.options["steps"])
+
+
+class _Step(InputPartition):  # type: ignore[misc]
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class _BenchReader(DataSourceStreamReader):  # type: ignore[misc]
+    def __init__(self, messages: int, steps: str) -> None:
+        self._messages = messages
+        self._steps = steps
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"step": 0}
+
+    def latestOffset(self) -> dict[str, int]:
+        return {"step": int(Path(self._steps).read_text() or 0)}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        return [_Step(number) for number in range(start["step"] + 1, end["step"] + 1)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        batches = -(-self._messages // BATCH)
+        number = partition.number - 2
+        due_ms = FIRST_DUE_MS - 1
+        if 0 <= number < batches:
+            for start in range(number * BATCH, min((number + 1) * BATCH, self._messages), _BUNDLE):
+                count = min(_BUNDLE, self._messages - start)
+                yield flow_row(SOURCE, "delayed", entry=_frames(start, count))
+        elif number >= batches:
+            # A twentieth of the horizon at a time.
+            due_ms += (number - batches + 1) * HORIZON_MS // 20
+        report = Report(Position(partition.number, 0), None, {}, [], due_ms)
+        yield flow_row(SOURCE, "report", note=report_to_json(report))
+
+
+def _count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    released = 0
+    for batch in batches:
+        for kind, entry in zip(batch["kind"].to_pylist(), batch["entry"], strict=True):
+            if kind == "due":
+                released += len(entry.as_buffer()) // _frame_bytes()
+    yield pa.RecordBatch.from_pydict({"released": pa.array([released], pa.int64())})
+
+
+def _times_ms(first: int, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """When messages are due: at random, but always the same."""
+    return FIRST_DUE_MS + np.random.default_rng(first).integers(0, HORIZON_MS, count)
+
+
+def _template() -> bytes:
+    metadata = pb.MessageMetadata(producer_name="bench", sequence_id=1, publish_time=FIRST_DUE_MS - HORIZON_MS)
+    metadata.deliver_at_time = FIRST_DUE_MS
+    broker = pb.BrokerEntryMetadata(broker_timestamp=FIRST_DUE_MS - HORIZON_MS, index=1)
+    return commands.message(1, 2**21, 2**21, encode_entry(metadata, bytes(VALUE_BYTES), broker))
+
+
+def _frame_bytes() -> int:
+    return len(_template())
+
+
+def _frames(first: int, count: int) -> bytes:
+    """MESSAGE frames of consecutive entries: one for all, with ledger, entry and delivery time written over."""
+    template = _template()
+    frames = np.tile(np.frombuffer(template, dtype=np.uint8), (count, 1))
+    numbers = np.arange(first, first + count)
+    place = template.index(_varint(np.array([2**21]), 4).tobytes() + b"\x10")
+    frames[:, place : place + 4] = _varint(2**21 + numbers // _LEDGER_ENTRIES, 4)
+    frames[:, place + 5 : place + 9] = _varint(2**21 + numbers % _LEDGER_ENTRIES, 4)
+    time_ms = _varint(np.array([FIRST_DUE_MS]), 6).tobytes()
+    place = template.rindex(time_ms)
+    frames[:, place : place + 6] = _varint(_times_ms(first, count), 6)
+    # Values that no compression makes smaller.
+    frames[:, -VALUE_BYTES:] = np.random.default_rng(first).integers(0, 256, (count, VALUE_BYTES), dtype=np.uint8)
+    return frames.tobytes()
+
+
+def _varint(values: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    shifted = values[:, None] >> (7 * np.arange(size))
+    more = np.where(np.arange(size) < size - 1, 0x80, 0)
+    return ((shifted & 0x7F) | more).astype(np.uint8)
+
+
+def _index_bytes(messages: int) -> float:
+    """Resident bytes per message that the index takes in a process that opens it and asks about every bucket."""
+    with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
+        tracker = DelayedTracker(FolderStorage(f"{folder}/buckets", []), DelaySettings())
+        for first in range(0, messages, _BUNDLE):
+            numbers = np.arange(first, min(first + _BUNDLE, messages))
+            columns = [pa.array(_times_ms(first, len(numbers))), pa.array(numbers // _LEDGER_ENTRIES)]
+            columns += [pa.array(numbers % _LEDGER_ENTRIES), pa.nulls(len(numbers), pa.binary())]
+            tracker.add(pa.RecordBatch.from_arrays(columns, schema=WAITING))
+        Path(folder, "record.json").write_text(record_to_json(tracker.save()))
+        return int(_in_process("--open-index", folder)) / messages
+
+
+def _open_index(folder: str) -> int:
+    """What the resident set grows by."""
+    record = record_from_json(Path(folder, "record.json").read_text())
+    before = _resident_bytes()
+    storage = FolderStorage(f"{folder}/buckets", [one.bucket_id for one in record.buckets])
+    tracker = DelayedTracker(storage, DelaySettings(), record)
+    for bucket in tracker.buckets:
+        tracker.contains(bucket.first.ledger_id, bucket.first.entry_id)
+    return _resident_bytes() - before
+
+
+def _in_process(*arguments: str) -> str:
+    command = [sys.executable, "-m", "bench.delay", *arguments]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+def _folder_mb(folder: Path) -> float:
+    return sum(one.stat().st_size for one in folder.rglob("*") if one.is_file()) / 1e6
+
+
+if __name__ == "__main__":
+    main()

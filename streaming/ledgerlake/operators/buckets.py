@@ -1,0 +1,220 @@
+"""Where the snapshots of delayed messages' buckets are kept: in Spark's state store, or in a folder.
+
+The state store forgets what a failed micro-batch wrote; a folder does not. There, what no record names is left over from a
+killed task, and is removed when it is older than any task can be.
+"""
+
+from __future__ import annotations
+
+import abc
+import bisect
+import contextlib
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from pyarrow import fs
+
+from ledgerlake.errors import OffsetError
+from ledgerlake.files import resolve
+from ledgerlake.pb import delay_pb2 as pb
+from ledgerlake.state.delay.snapshot import VERSION
+from ledgerlake.state.delay.storage import METADATA, missing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pyspark.sql.streaming.stateful_processor import MapState
+
+_LEFT_OVER_AFTER_S = 24 * 3600
+
+
+# Reading costs about 20 ms for a mebibyte.
+_BLOCK_BYTES = 256 * 1024
+
+_DIRECTORY = -1
+
+
+class _PackedStorage(abc.ABC):
+    """Segments lie together in blocks, since one may be small and a stored value costs a call.
+
+    Stored by number: 0 the metadata, -1 the directory of the blocks, and each block at the number of its first segment.
+    """
+
+    def create_bucket(self) -> int:
+        return secrets.randbits(62) + 1
+
+    def save_all_segments(self, bucket_id: int, snapshots: Iterable[tuple[int, bytes]]) -> None:
+        directory = pb.BlockDirectory(version=VERSION)
+        block = pb.SegmentBlock()
+        size = 0
+        for number, value in snapshots:
+            if size and (number == METADATA or size + len(value) > _BLOCK_BYTES):
+                self._put(bucket_id, directory.first_segments[-1], block.SerializeToString())
+                block, size = pb.SegmentBlock(), 0
+            if number == METADATA:
+                self._put(bucket_id, _DIRECTORY, directory.SerializeToString())
+                self._put(bucket_id, METADATA, value)
+                continue
+            if not size:
+                directory.first_segments.append(number)
+            block.segments.append(value)
+            size += len(value)
+
+    def get_segment(self, bucket_id: int, number: int) -> bytes:
+        if number == METADATA:
+            return self._values(bucket_id, METADATA)[0]
+        firsts = _read_directory(self._values(bucket_id, _DIRECTORY)[0])
+        place = bisect.bisect_right(firsts, number) - 1
+        if place < 0:
+            raise missing(bucket_id, number)
+        segments = self._values(bucket_id, firsts[place])
+        if number - firsts[place] >= len(segments):
+            raise missing(bucket_id, number)
+        return segments[number - firsts[place]]
+
+    def delete_bucket(self, bucket_id: int) -> None:
+        directory = self._get(bucket_id, _DIRECTORY)
+        firsts = _read_directory(directory) if directory is not None else []
+        self._remove(bucket_id, [METADATA, _DIRECTORY, *firsts])
+
+    def _values(self, bucket_id: int, number: int) -> list[bytes]:
+        found = _recent.get(bucket_id, number)
+        if found is None:
+            value = self._get(bucket_id, number)
+            if value is None:
+                raise missing(bucket_id, number)
+            found = list(pb.SegmentBlock.FromString(value).segments) if number > 0 else [value]
+            _recent.put(bucket_id, number, found)
+        return found
+
+    @abc.abstractmethod
+    def _put(self, bucket_id: int, number: int, value: bytes) -> None: ...
+
+    @abc.abstractmethod
+    def _get(self, bucket_id: int, number: int) -> bytes | None: ...
+
+    @abc.abstractmethod
+    def _remove(self, bucket_id: int, numbers: list[int]) -> None: ...
+
+
+class StateStorage(_PackedStorage):
+    """Buckets in a map of the state store: (bucket id, number) -> value."""
+
+    def __init__(self, state: MapState) -> None:
+        self._state = state
+
+    def start(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def _put(self, bucket_id: int, number: int, value: bytes) -> None:
+        self._state.updateValue((bucket_id, number), (value,))
+
+    def _get(self, bucket_id: int, number: int) -> bytes | None:
+        row = self._state.getValue((bucket_id, number))
+        return None if row is None else bytes(row[0])
+
+    def _remove(self, bucket_id: int, numbers: list[int]) -> None:
+        for number in numbers:
+            self._state.removeKey((bucket_id, number))
+
+
+class FolderStorage(_PackedStorage):
+    """Buckets in a folder of any filesystem that pyarrow knows: ``<folder>/<bucket id>/<number>``.
+
+    Args:
+        used: the buckets that a record names.
+    """
+
+    def __init__(self, folder: str, used: Iterable[int]) -> None:
+        self._filesystem, self._root = resolve(folder)
+        self._used = {str(one) for one in used}
+
+    def start(self) -> None:
+        self._filesystem.create_dir(self._root, recursive=True)
+        if _first_time(self._root):
+            self._remove_left_over()
+
+    def close(self) -> None:
+        pass
+
+    def create_bucket(self) -> int:
+        bucket_id = super().create_bucket()
+        self._filesystem.create_dir(f"{self._root}/{bucket_id}")
+        return bucket_id
+
+    def _put(self, bucket_id: int, number: int, value: bytes) -> None:
+        with self._filesystem.open_output_stream(f"{self._root}/{bucket_id}/{number}") as stream:
+            stream.write(value)
+
+    def _get(self, bucket_id: int, number: int) -> bytes | None:
+        try:
+            with self._filesystem.open_input_stream(f"{self._root}/{bucket_id}/{number}") as stream:
+                return bytes(stream.read())
+        except FileNotFoundError:
+            return None
+
+    def _remove(self, bucket_id: int, numbers: list[int]) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._filesystem.delete_dir(f"{self._root}/{bucket_id}")
+
+    def _remove_left_over(self) -> None:
+        oldest_s = time.time() - _LEFT_OVER_AFTER_S
+        for one in self._filesystem.get_file_info(fs.FileSelector(self._root)):
+            # An object store's folders have no time of their own.
+            if one.base_name not in self._used and one.mtime_ns and one.mtime_ns / 1e9 < oldest_s:
+                self._filesystem.delete_dir(one.path)
+
+
+class _Recent:
+    """Blocks that were read lately in this worker process: the first unfinished segments are asked for in every batch.
+
+    Values never change and ids are never used again, so nothing here can be stale.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._values: OrderedDict[tuple[int, int], list[bytes]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, bucket_id: int, number: int) -> list[bytes] | None:
+        with self._lock:
+            if (bucket_id, number) in self._values:
+                self._values.move_to_end((bucket_id, number))
+            return self._values.get((bucket_id, number))
+
+    def put(self, bucket_id: int, number: int, values: list[bytes]) -> None:
+        with self._lock:
+            if (bucket_id, number) in self._values:
+                return
+            self._values[bucket_id, number] = values
+            self._bytes += sum(map(len, values))
+            while self._bytes > self._most_bytes:
+                _, old = self._values.popitem(last=False)
+                self._bytes -= sum(map(len, old))
+
+
+def _read_directory(data: bytes) -> list[int]:
+    found = pb.BlockDirectory.FromString(data)
+    if found.version > VERSION:
+        raise OffsetError(
+            f"a bucket of delayed messages was written by a newer Ledgerlake (version {found.version}, this one reads up to "
+            f"{VERSION}); upgrade Ledgerlake"
+        )
+    return list(found.first_segments)
+
+
+_recent = _Recent(32 * 1024 * 1024)
+_started: set[str] = set()
+
+
+def _first_time(root: str) -> bool:
+    found = root not in _started
+    _started.add(root)
+    return found

@@ -1,0 +1,285 @@
+"""Delayed messages of one topic partition in one micro-batch: what arrives waits, what is due comes out.
+
+State beside that of large messages:
+
+    index      the record of all buckets, JSON with a version (``state.delay.bucket``)
+    snapshots  (bucket, number) -> a bucket's metadata or one of its segments, with the entries that wait in it
+    large      (ledger, entry) of a large message's last chunk -> the positions of all, JSON with a version; the chunks
+               themselves stay in ``parts``
+    cancels    what is not to be delivered after all, JSON with a version (``state.delay.cancels``)
+
+An entry is stored once, in a segment with its neighbours in time; merging buckets moves it. With ``reread`` only its
+position waits, and it is read from the topic when it is due.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from ledgerlake.client.topics import join_partition
+from ledgerlake.decode.split import read_delayed
+from ledgerlake.errors import OffsetError
+from ledgerlake.operators.assembly import Assembled, Due, DueAgain, Rejected
+from ledgerlake.operators.buckets import FolderStorage, StateStorage
+from ledgerlake.state.delay.bucket import Record, record_from_json, record_to_json
+from ledgerlake.state.delay.cancels import MOST_CANCELS, Cancel, Cancels, cancels_from_json, cancels_to_json
+from ledgerlake.state.delay.segment import WAITING, frame_sizes, waiting
+from ledgerlake.state.delay.tracker import DelayedTracker, DelaySettings
+from ledgerlake.wire.message_id import BEFORE_ALL, Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle, ValueState
+
+    from ledgerlake.decode.messages import TopicPartition
+    from ledgerlake.operators.assembly import Outcome, Parts
+    from ledgerlake.operators.rows import Waits
+
+TABLE = "table"
+TOPIC = "topic"
+
+# Entries that come out together.
+_TOGETHER_BYTES = 1024 * 1024
+_TOGETHER_POSITIONS = 1000
+
+_LARGE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class DelayOptions:
+    """How messages wait.
+
+    Args:
+        enabled: delayed messages wait; else they are delivered as they come, and only what waits already still waits.
+        folder: where buckets are kept instead of the state store.
+        reread: keep positions only.
+        republish: whether there is an output beside the table, and where it begins: ``earliest`` (everything that waits)
+            or ``latest`` (what is published from now on).
+    """
+
+    enabled: bool = True
+    folder: str | None = None
+    reread: bool = False
+    republish: str | None = None
+    settings: DelaySettings = field(default_factory=DelaySettings)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """How a topic partition's delayed messages stand. ``oldest`` is the first entry that only the topic has."""
+
+    messages: int = 0
+    next_due_ms: int | None = None
+    oldest: Position | None = None
+
+
+class DelayedState:
+    """The state variables of delayed messages."""
+
+    def __init__(self, handle: StatefulProcessorHandle) -> None:
+        self.index: ValueState = handle.getValueState("index", "record string")
+        self.snapshots: MapState = handle.getMapState("snapshots", "bucket_id bigint, number int", "snapshot binary")
+        self.large: MapState = handle.getMapState("large", "ledger_id bigint, entry_id bigint", "positions string")
+        self.cancels: ValueState = handle.getValueState("cancels", "cancels string")
+
+
+class DelayedMessages:
+    """See the module. Nothing is opened before it is needed."""
+
+    def __init__(self, source: TopicPartition, state: DelayedState, options: DelayOptions, parts: Parts) -> None:
+        self._source = source
+        self._state = state
+        self._options = options
+        self._parts = parts
+        self._stored = _only(state.index)
+        self._tracker: DelayedTracker | None = None
+        self._new_cancels: list[Cancel] = []
+
+    def add(self, frames: bytes) -> None:
+        """A ``delayed`` piece (see ``decode.split``)."""
+        found = read_delayed(frames)
+        kept = pa.nulls(len(found.due_ms), pa.binary()) if self._options.reread else _frames(frames, found.frame_ends)
+        numbers = [pa.array(one) for one in (found.due_ms, found.ledger_ids, found.entry_ids)]
+        self._open().add(pa.RecordBatch.from_arrays([*numbers, kept], schema=WAITING))
+
+    def add_large(self, event: Waits) -> None:
+        """A whole large message; its chunks are in ``parts``, or to be read again."""
+        last = event.positions[-1]
+        if self._options.reread:
+            for position in event.positions:
+                self._parts.drop(position)
+        held = event.held and not self._options.reread
+        self._state.large.updateValue((last.ledger_id, last.entry_id), (_large_to_json(event.positions, held),))
+        self._open().add(waiting([(event.deliver_ms, last.ledger_id, last.entry_id)]))
+
+    def cancel(self, cancel: Cancel) -> None:
+        self._new_cancels.append(cancel)
+
+    def release(self, due_ms: int | None) -> Iterator[Outcome | Cancels]:
+        """What is due by then, in order; before it what was cancelled, where something was."""
+        if self._tracker is None and self._stored is None:
+            return
+        tracker = self._open()
+        stored = _only(self._state.cancels)
+        cancels = cancels_from_json(stored) if stored else Cancels()
+        refused = self._add_cancels(cancels, tracker.last_due_ms)
+        if refused:
+            yield Rejected("cancel_refused", [(one.position, None) for one in refused])
+        next_due_ms = tracker.next_due_ms
+        if due_ms is not None and next_due_ms is not None and next_due_ms <= due_ms:
+            if len(cancels):
+                yield cancels
+            delivered_ms = max(due_ms, int(time.time() * 1000))
+            for batch in _gathered(tracker.take_due(due_ms)):
+                yield from self._outcomes(batch, delivered_ms, tracker)
+        self._keep_cancels(cancels.after(due_ms or 0), stored)
+
+    def save(self) -> Waiting:
+        """The micro-batch ends."""
+        if self._tracker is None:
+            return Waiting()
+        record = record_to_json(self._tracker.save())
+        if record != self._stored:
+            self._state.index.update((record,))
+        return Waiting(self._tracker.waiting, self._tracker.next_due_ms, self._oldest(self._tracker))
+
+    def _oldest(self, tracker: DelayedTracker) -> Position | None:
+        """The first entry that must be read again; of a large message that is its first chunk."""
+        again = [tracker.oldest] if self._options.reread else []
+        if self._state.large.exists():
+            large = [_large_from_json(value[0]) for _, value in self._state.large.iterator()]
+            again += [positions[0] for positions, held in large if not held]
+        return min((one for one in again if one is not None), default=None)
+
+    def _open(self) -> DelayedTracker:
+        if self._tracker is None:
+            record = record_from_json(self._stored) if self._stored else Record()
+            self._tracker = DelayedTracker(self._storage(record), self._options.settings, record)
+            self._tracker.join(TABLE, BEFORE_ALL)
+            if self._options.republish is None:
+                self._tracker.leave(TOPIC)
+            else:
+                self._tracker.join(TOPIC, BEFORE_ALL if self._options.republish == "earliest" else record.reached)
+        return self._tracker
+
+    def _storage(self, record: Record) -> StateStorage | FolderStorage:
+        if self._options.folder is None:
+            return StateStorage(self._state.snapshots)
+        folder = bucket_folder(self._options.folder, self._source)
+        return FolderStorage(folder, [one.bucket_id for one in record.buckets])
+
+    def _add_cancels(self, cancels: Cancels, until_ms: int | None) -> list[Cancel]:
+        """Those that are refused because there are too many. Where nothing waits there is nothing to cancel."""
+        if until_ms is None:
+            return []
+        room = max(0, MOST_CANCELS - len(cancels))
+        for one in self._new_cancels[:room]:
+            cancels.add(replace(one, until_ms=until_ms))
+        return self._new_cancels[room:]
+
+    def _keep_cancels(self, kept: list[Cancel], stored: str | None) -> None:
+        text = cancels_to_json(kept) if kept else None
+        if text == stored:
+            return
+        if text is None:
+            self._state.cancels.clear()
+        else:
+            self._state.cancels.update((text,))
+
+    def _outcomes(self, batch: pa.RecordBatch, delivered_ms: int, tracker: DelayedTracker) -> Iterator[Outcome]:
+        outputs = {name: mark for name, mark in tracker.outputs.items() if name != TABLE}
+        kept = batch.column(3).is_valid().to_numpy(zero_copy_only=False)
+        rows = range(batch.num_rows)
+        for has_frame, group in groupby(rows, lambda row: bool(kept[row])):
+            places = list(group)
+            part = batch.slice(places[0], len(places))
+            if has_frame:
+                yield from (Due(frames, delivered_ms, outputs) for frames in _together(part))
+            else:
+                yield from self._elsewhere(part, delivered_ms, outputs)
+
+    def _elsewhere(self, batch: pa.RecordBatch, delivered_ms: int, outputs: dict[str, Position]) -> Iterator[Outcome]:
+        """Messages whose bytes are not in their segment: large ones, and those that are read from the topic."""
+        again: list[Position] = []
+        for ledger_id, entry_id in zip(batch.column(1).to_pylist(), batch.column(2).to_pylist(), strict=True):
+            found = self._state.large.getValue((ledger_id, entry_id))
+            if found is None:
+                again.append(Position(ledger_id, entry_id))
+                continue
+            positions, held = _large_from_json(found[0])
+            entries = map(self._parts.take, positions) if held else None
+            yield Assembled(positions, entries, delivered_ms=delivered_ms, outputs=outputs)
+            self._state.large.removeKey((ledger_id, entry_id))
+        for start in range(0, len(again), _TOGETHER_POSITIONS):
+            yield DueAgain(again[start : start + _TOGETHER_POSITIONS], delivered_ms, outputs)
+
+
+def bucket_folder(folder: str, source: TopicPartition) -> str:
+    """Where a topic partition's buckets are, below a folder for all."""
+    name = join_partition(source.topic, source.partition)
+    return f"{folder.rstrip('/')}/{name.rpartition('/')[2]}-{zlib.crc32(name.encode()):08x}"
+
+
+def _only(state: ValueState) -> str | None:
+    found = state.get()
+    return None if found is None else str(found[0])
+
+
+def _large_to_json(positions: tuple[Position, ...], held: bool) -> str:
+    places = [[one.ledger_id, one.entry_id] for one in positions]
+    return json.dumps({"version": _LARGE_VERSION, "positions": places, "held": held})
+
+
+def _large_from_json(text: str) -> tuple[tuple[Position, ...], bool]:
+    data: dict[str, Any] = json.loads(text)
+    if data["version"] > _LARGE_VERSION:
+        raise OffsetError(
+            f"the checkpoint was written by a newer Ledgerlake (delayed large messages of version {data['version']}, this "
+            f"one reads up to {_LARGE_VERSION}); upgrade Ledgerlake"
+        )
+    return tuple(Position(*one) for one in data["positions"]), data["held"]
+
+
+def _frames(frames: bytes, ends: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Array:
+    """Each frame as a value, without a copy."""
+    offsets = np.zeros(len(ends) + 1, dtype=np.int32)
+    offsets[1:] = ends
+    return pa.Array.from_buffers(pa.binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(frames)])
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in fewer batches: each that comes out costs much more than a message in it."""
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= _TOGETHER_BYTES:
+            yield _joined(held)
+            held, size = [], 0
+    if held:
+        yield _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+def _together(batch: pa.RecordBatch) -> Iterator[bytes]:
+    """The frames of rows that all have one, joined up to a bundle's size."""
+    ends = frame_sizes(batch).cumsum()
+    start = 0
+    while start < batch.num_rows:
+        before = ends[start - 1] if start else 0
+        end = max(start + 1, int(np.searchsorted(ends, before + _TOGETHER_BYTES, "right")))
+        yield b"".join(batch.column(3).slice(start, end - start).to_pylist())
+        start = end

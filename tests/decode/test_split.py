@@ -1,0 +1,96 @@
+"""Bundles cut by kind: nothing is lost, order is kept within a kind, and only what is whole and later waits."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from ledgerlake.decode.split import CHUNK, DELAYED, ENTRIES, entries_of, read_delayed, split_bundle
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire.entry import encode_entry
+from ledgerlake.wire.message_id import Position
+from tests.chunks import chunk_entries
+from tests.entries import bundle
+
+STORED_MS = 1_700_000_000_000
+
+
+def entry(deliver_ms: int | None = None, broker_ms: int | None = STORED_MS, value: bytes = b"v", **more: Any) -> bytes:
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=STORED_MS - 5000, **more)
+    if deliver_ms is not None:
+        metadata.deliver_at_time = deliver_ms
+    return encode_entry(metadata, value, pb.BrokerEntryMetadata(broker_timestamp=broker_ms) if broker_ms else None)
+
+
+PLAIN = entry()
+LATER = entry(STORED_MS + 1)
+
+
+def pieces(*entries: bytes) -> list[tuple[str, list[int], int | None]]:
+    """Kind, entry ids and time of each piece."""
+    found = split_bundle(bundle(entries))
+    return [(kind, [one.entry_id for one in entries_of(view)], time_ms) for kind, view, time_ms in found]
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        pytest.param(LATER, DELAYED, id="later than it was stored"),
+        pytest.param(entry(1), DELAYED, id="long past, to be delivered at once"),
+        pytest.param(entry(-1), ENTRIES, id="a time before all"),
+        pytest.param(entry(0), ENTRIES, id="no time"),
+        pytest.param(LATER[:-1] + b"w", ENTRIES, id="damaged, to be rejected"),
+        pytest.param(entry(STORED_MS + 1, compacted_batch_indexes=[1]), DELAYED, id="with a field that kernels leave"),
+        pytest.param(entry(2**62), ENTRIES, id="a time beyond all, to be rejected"),
+    ],
+)
+def test_an_entry_is_delayed_where_it_says_a_time_and_its_bytes_are_whole(given: bytes, kind: str) -> None:
+    assert [one[0] for one in pieces(given)] == [kind]
+
+
+def test_a_bundle_without_delayed_entries_stays_one_piece_without_a_copy() -> None:
+    frames = bundle([PLAIN, PLAIN, PLAIN])
+    ((kind, view, time_ms),) = split_bundle(frames)
+    assert (kind, time_ms) == (ENTRIES, STORED_MS)
+    assert view.obj is frames
+
+
+def test_mixed_entries_are_two_pieces_and_that_of_the_first_entry_comes_first() -> None:
+    assert pieces(PLAIN, LATER, PLAIN, PLAIN, LATER) == [(ENTRIES, [0, 2, 3], STORED_MS), (DELAYED, [1, 4], STORED_MS)]
+    assert [one[0] for one in pieces(LATER, PLAIN, LATER)] == [DELAYED, ENTRIES]
+
+
+def test_entries_that_travel_alone_keep_their_place() -> None:
+    first, second = chunk_entries(b"large message", 2)
+    found = pieces(PLAIN, LATER, first, LATER, PLAIN, second, PLAIN)
+    assert [one[:2] for one in found] == [
+        (ENTRIES, [0]),
+        (DELAYED, [1]),
+        (CHUNK, [2]),
+        (DELAYED, [3]),
+        (ENTRIES, [4]),
+        (CHUNK, [5]),
+        (ENTRIES, [6]),
+    ]
+
+
+def test_nothing_is_lost_whatever_the_mixture() -> None:
+    rng = random.Random(1)
+    choices = [PLAIN, LATER, chunk_entries(b"large message", 2)[0], b"garbage"]
+    for _ in range(300):
+        entries = [rng.choice(choices) for _ in range(rng.randint(0, 12))]
+        found = [one for _, ids, _ in pieces(*entries) for one in ids]
+        assert sorted(found) == list(range(len(entries)))
+
+
+def test_what_is_known_of_delayed_entries() -> None:
+    odd = entry(STORED_MS + 7, compacted_batch_indexes=[1])
+    past, published = entry(5), entry(5, broker_ms=None)
+    frames = bundle([LATER, odd, past, published])
+    found = read_delayed(frames)
+    assert found.due_ms.tolist() == [STORED_MS + 1, STORED_MS + 7, STORED_MS, STORED_MS - 5000]
+    assert list(zip(found.ledger_ids.tolist(), found.entry_ids.tolist(), strict=True)) == [(7, one) for one in range(4)]
+    assert found.frame_ends.tolist()[-1] == len(frames)
+    assert entries_of(frames) == {Position(7, row): one for row, one in enumerate([LATER, odd, past, published])}

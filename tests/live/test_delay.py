@@ -1,0 +1,308 @@
+"""Delayed delivery (PIP-195): never early, in order, once, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import bisect
+import random
+import threading
+import time
+from collections import Counter
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+
+from ledgerlake.query import messages, run
+from ledgerlake.query.assemble import cancel
+from ledgerlake.query.config import parse_config
+from ledgerlake.query.verify import verify
+from ledgerlake.query.waiting import waiting_messages
+from ledgerlake.sinks.pulsar import LargeMessageProducer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from tests.live.runtime import Runtime
+
+pytestmark = [pytest.mark.live, pytest.mark.spark]
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def table_rows(folder: Path) -> list[dict[str, Any]]:
+    rows = DeltaTable(str(folder / "messages")).to_pyarrow_table().to_pylist()
+    return sorted(rows, key=lambda row: (row["ledger_id"], row["entry_id"]))
+
+
+def publish(runtime: Runtime, topic: str, messages: list[tuple[bytes, int | None]], **options: Any) -> None:
+    """Values with the time at which each is to be delivered, or None."""
+    producer = runtime.client().create_producer(topic, block_if_queue_full=True, **options)
+    for value, deliver_ms in messages:
+        producer.send_async(value, lambda *_: None, deliver_at=deliver_ms)
+    producer.flush()
+    producer.close()
+
+
+def wait_for_rows(folder: Path, count: int, timeout_s: float = 90) -> None:
+    deadline = time.monotonic() + timeout_s
+    while (found := DeltaTable(str(folder / "messages")).to_pyarrow_table(columns=["ledger_id"]).num_rows) < count:
+        assert time.monotonic() < deadline, f"{found} rows of {count}"
+        time.sleep(0.1)
+
+
+def milliseconds(moment: Any) -> int:
+    return round(moment.timestamp() * 1000)
+
+
+def test_fifty_thousand_delays_among_other_messages_are_kept(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic(partitions=2)
+    data = runtime.config(tmp_path, topic)
+    data["stream"]["trigger"] = "1 second"
+    data["delay"] = {"min_indexes_per_bucket": 2000, "max_indexes_per_segment": 500}
+    config = parse_config(data)
+    commits_ms: list[int] = []
+    pipeline = run(spark, config, on_batch=lambda _: commits_ms.append(now_ms()))
+    count = 0
+    for _ in range(3):
+        # Workers and their compiled code are to be warm before anything is measured.
+        publish(runtime, topic, [(b"warm", now_ms() + 100) for _ in range(1000)])
+        count += 1000
+        wait_for_rows(tmp_path, count)
+
+    def produce(number: int) -> None:
+        rng = random.Random(number)
+        producer = runtime.client().create_producer(topic, block_if_queue_full=True)
+        for one in range(15_000):
+            delay_ms = rng.randrange(60_000) if one % 6 else None
+            deliver_ms = None if delay_ms is None else now_ms() + delay_ms
+            producer.send_async(b"%d-%d" % (number, one), lambda *_: None, deliver_at=deliver_ms)
+            if one % 100 == 0:
+                time.sleep(0.1)
+        producer.flush()
+        producer.close()
+
+    threads = [threading.Thread(target=produce, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    time.sleep(63)
+    pipeline.stop()
+    pipeline.close()
+    run(spark, config, once=True).wait()
+    verdict = verify(config)
+    assert verdict.clean, verdict.sentence()
+    assert (verdict.messages, verdict.waiting, verdict.late, verdict.rejects) == (63_000, 0, 0, 0), verdict.sentence()
+    held = [row for row in table_rows(tmp_path) if row["delivered_at"] is not None and row["value"] != b"warm"]
+    assert len(held) > 40_000
+    lateness_ms = sorted(milliseconds(row["delivered_at"]) - milliseconds(row["deliver_at"]) for row in held)
+    visible_ms = []
+    for row in held:
+        place = bisect.bisect_left(commits_ms, milliseconds(row["delivered_at"]))
+        if place < len(commits_ms):
+            visible_ms.append(commits_ms[place] - milliseconds(row["deliver_at"]))
+    visible_ms.sort()
+    assert lateness_ms[0] >= 0
+    assert visible_ms[0] >= 0
+    for name, times in (("let go", lateness_ms), ("in the table", visible_ms)):
+        print(f"{name}: p50 {times[len(times) // 2]} ms, p99 {times[len(times) * 99 // 100]} ms late, trigger 1,000 ms")
+
+
+def settings(runtime: Runtime, folder: Path, topic: str, **delay: Any) -> dict[str, Any]:
+    """A pipeline whose buckets are so small that few messages make many."""
+    data = runtime.config(folder, topic)
+    data["delay"] = {"min_indexes_per_bucket": 20, "max_indexes_per_segment": 7, "max_buckets": 3, **delay}
+    return data
+
+
+def rejects_rows(folder: Path) -> list[dict[str, Any]]:
+    rows = DeltaTable(str(folder / "rejects")).to_pyarrow_table().to_pylist()
+    return sorted(rows, key=lambda row: (row["ledger_id"], row["entry_id"]))
+
+
+@contextmanager
+def running(spark: SparkSession, data: dict[str, Any]) -> Iterator[Any]:
+    pipeline = run(spark, parse_config(data))
+    try:
+        yield pipeline
+    finally:
+        pipeline.stop()
+        pipeline.close()
+
+
+def once(spark: SparkSession, data: dict[str, Any]) -> Any:
+    """Run until everything that is there is done; the verdict."""
+    config = parse_config(data)
+    pipeline = run(spark, config, once=True)
+    try:
+        pipeline.wait()
+    finally:
+        pipeline.close()
+    return verify(config)
+
+
+@pytest.mark.parametrize("storage", ["state", "folder", "reread"])
+def test_an_idle_topic_releases_on_time_whatever_keeps_the_messages(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path, storage: str
+) -> None:
+    topic = runtime.topic()
+    options = {
+        "state": {},
+        "folder": {"storage": str(tmp_path / "buckets")},
+        "reread": {"payloads": "reread"},
+    }[storage]
+    data = settings(runtime, tmp_path, topic, **options)
+    publish(runtime, topic, [(b"now", None)])
+    assert once(spark, data).messages == 1
+    due_ms = now_ms() + 4000
+    publish(runtime, topic, [(b"%d" % one, due_ms + one % 50) for one in range(100)])
+    with running(spark, data) as pipeline:
+        wait_until(lambda: waits(pipeline) == 100)
+        assert backlog(runtime, topic) == (100 if storage == "reread" else 0)
+        wait_for_rows(tmp_path, 101)
+        wait_until(lambda: backlog(runtime, topic) == 0)
+    rows = table_rows(tmp_path)[1:]
+    assert [row["value"] for row in rows] == [b"%d" % one for one in range(100)]
+    for one, row in enumerate(rows):
+        assert milliseconds(row["deliver_at"]) == due_ms + one % 50
+        assert 0 <= milliseconds(row["delivered_at"]) - milliseconds(row["deliver_at"]) < 5000
+    verdict = verify(parse_config(data))
+    assert verdict.clean, verdict.sentence()
+    assert (verdict.messages, verdict.waiting, verdict.late) == (101, 0, 0)
+
+
+def waits(pipeline: Any) -> int:
+    return int(pipeline.waiting)
+
+
+def backlog(runtime: Runtime, topic: str) -> int:
+    stats = runtime.admin("GET", topic, "/stats?getPreciseBacklog=true")["subscriptions"]
+    return int(next(one["msgBacklog"] for name, one in stats.items() if name.startswith("ledgerlake-test")))
+
+
+def wait_until(condition: Any, timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_what_waits_survives_restarts_and_is_shown(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+    topic = runtime.topic(partitions=2)
+    data = settings(runtime, tmp_path, topic)
+    due_ms = now_ms() + 20_000
+    for part in range(5):
+        publish(runtime, topic, [(b"%d-%d" % (part, one), due_ms + one) for one in range(60)])
+        verdict = once(spark, data)
+        assert verdict.clean, verdict.sentence()
+        assert (verdict.messages, verdict.waiting) == (0, 60 * (part + 1))
+    shown = waiting_messages(spark, parse_config(data))
+    assert sum(one.waiting for one in shown) == 300
+    assert sum(one.horizon["within a minute"] for one in shown) == 300
+    assert all(due_ms <= one.next_due_ms[0] < due_ms + 60 for one in shown)
+    assert all(f"{one.waiting:,} messages wait" in one.sentence() for one in shown)
+    time.sleep(max(0, due_ms + 100 - now_ms()) / 1000)
+    verdict = once(spark, data)
+    assert verdict.clean, verdict.sentence()
+    assert (verdict.messages, verdict.waiting, verdict.late) == (300, 0, 0)
+    assert sum(one.waiting for one in waiting_messages(spark, parse_config(data))) == 0
+
+
+def test_a_large_message_waits_too(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+    topic = runtime.topic()
+    data = settings(runtime, tmp_path, topic)
+    due_ms = now_ms() + 8000
+    values = [bytes([one]) * (6 * 1024 * 1024 + one) for one in range(3)]
+    publish(runtime, topic, [(values[0], due_ms), (values[1], None), (values[2], due_ms + 1)], chunking_enabled=True, batching_enabled=False)  # fmt: skip
+    cluster = runtime.cluster()
+    LargeMessageProducer(cluster, topic, chunk_bytes=1000).send(b"marked" * 1000, deliver_at_ms=due_ms + 2)
+    cluster.close()
+    verdict = once(spark, data)
+    assert (verdict.messages, verdict.waiting) == (1, 3), verdict.sentence()
+    time.sleep(max(0, due_ms + 100 - now_ms()) / 1000)
+    verdict = once(spark, data)
+    assert verdict.clean, verdict.sentence()
+    assert (verdict.messages, verdict.waiting, verdict.rejects) == (4, 0, 0)
+    rows = sorted(table_rows(tmp_path), key=lambda row: len(row["value"]))
+    assert [row["value"] for row in rows] == [b"marked" * 1000, *values]
+    assert [row["delivered_at"] is None for row in rows] == [False, False, True, False]
+    assert rows[1]["chunk_count"] == 2
+
+
+def test_cancels_by_id_and_by_key_before_and_after_due_and_while_nobody_runs(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic(partitions=2)
+    data = settings(runtime, tmp_path, topic)
+    config = parse_config(data)
+    due_ms = now_ms() + 15_000
+    producer = runtime.client().create_producer(topic)
+    sent = {}
+    for number in range(20):
+        for name, deliver_ms in (("soon", now_ms() + 1), ("id", due_ms), ("key", due_ms + 1), ("kept", due_ms + 2)):
+            message_id = producer.send(name.encode(), partition_key=f"{name}-{number}", deliver_at=deliver_ms)
+            sent[name, number] = f"{message_id.ledger_id()}:{message_id.entry_id()}"
+    with running(spark, data):
+        wait_for_rows(tmp_path, 20)
+        for number in range(10):
+            cancel(config, "id", sent["id", number])
+            cancel(config, "key", f"key-{number}")
+        cancel(config, "id", sent["soon", 1])
+        cancel(config, "key", "soon-2")
+    for number in range(10, 19):
+        cancel(config, "id", sent["id", number])
+        # As any client sends it, in a batch.
+        producer.send(b"", partition_key=f"key-{number}", properties={"ledgerlake.cancel": f"key=key-{number}"})
+    assert once(spark, data).waiting == 60
+    producer.send(b"again", partition_key="key-3", deliver_at=due_ms + 3)
+    time.sleep(max(0, due_ms + 1000 - now_ms()) / 1000)
+    verdict = once(spark, data)
+    assert verdict.clean, verdict.sentence()
+    delivered = Counter(row["value"] for row in table_rows(tmp_path))
+    del delivered[b""]
+    assert delivered == {b"soon": 20, b"kept": 20, b"id": 1, b"key": 1, b"again": 1}
+    rejects = rejects_rows(tmp_path)
+    assert Counter(row["reason"] for row in rejects) == {"cancelled": 38}
+    assert {row["message_id"] for row in rejects} == {
+        sent[name, number] for name in ("id", "key") for number in range(19)
+    }
+    assert all(row["entry"] for row in rejects)
+
+
+def test_messages_for_any_sink_wait_too(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+    topic = runtime.topic()
+    data = settings(runtime, tmp_path, topic)
+    due_ms = now_ms() + 15_000
+    publish(runtime, topic, [(b"now", None), (b"later", due_ms), (b"never", due_ms)])
+    config = parse_config(data)
+    found: list[Any] = []
+    query = (
+        messages(spark, config)
+        .select("entry_id", "value", "deliver_at", "delivered_at")
+        .writeStream.foreachBatch(lambda batch, _: found.extend(batch.collect()))
+        .option("checkpointLocation", str(tmp_path / "own"))
+        .trigger(processingTime="500 milliseconds")
+        .start()
+    )
+    try:
+        wait_until(lambda: len(found) == 1)
+        cancel(config, "id", f"{first_ledger(runtime, topic)}:2")
+        wait_until(lambda: len(found) == 3)
+        assert now_ms() >= due_ms
+        assert sorted(bytes(row.value or b"") for row in found) == [b"", b"later", b"now"]
+        (later,) = [row for row in found if bytes(row.value) == b"later"]
+        assert later.delivered_at >= later.deliver_at
+    finally:
+        query.stop()
+
+
+def first_ledger(runtime: Runtime, topic: str) -> int:
+    return int(runtime.admin("GET", topic, "/internalStats")["ledgers"][0]["ledgerId"])

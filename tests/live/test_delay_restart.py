@@ -1,0 +1,79 @@
+"""A restart with very many messages waiting: soon at work again, and without reading the topic."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from deltalake import DeltaTable
+
+from ledgerlake.client.producer import EntryProducer
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire.entry import encode_entry
+from tests.live.runtime import start_runtime
+from tests.live.test_cli import config_file, ledgerlake
+from tests.live.test_delay import now_ms
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.live.runtime import Runtime
+
+pytestmark = [pytest.mark.live, pytest.mark.slow]
+
+
+def publish_waiting(runtime: Runtime, topic: str, count: int, due_ms: int) -> None:
+    """Messages of which one is due then, and then one every ten milliseconds."""
+    cluster = runtime.cluster()
+    producer = EntryProducer(cluster, topic)
+    metadata = pb.MessageMetadata(producer_name=producer.name, sequence_id=0, publish_time=now_ms())
+    for number in range(count):
+        metadata.deliver_at_time = due_ms + 10 * ((number * 7919) % count)
+        producer.send(encode_entry(metadata, b"%-100d" % number))
+    producer.close()
+    cluster.close()
+
+
+def sent_by_broker(runtime: Runtime, topic: str) -> int:
+    """Messages that the broker has sent to anyone."""
+    return int(runtime.admin("GET", topic, "/stats")["msgOutCounter"])
+
+
+def rows(folder: Path) -> int:
+    return int(DeltaTable(str(folder / "messages")).to_pyarrow_table(columns=["ledger_id"]).num_rows)
+
+
+def test_a_restart_reads_nothing_again_and_delivers_soon(tmp_path: Path, campaign_is_long: bool) -> None:
+    count = 1_000_000 if campaign_is_long else 50_000
+    with start_runtime(broker_metadata=True) as runtime:
+        topic = runtime.topic()
+        config = config_file(tmp_path, runtime.config(tmp_path, topic))
+        due_ms = now_ms() + (240_000 if campaign_is_long else 45_000)
+        publish_waiting(runtime, topic, count, due_ms)
+        assert ledgerlake("run", config, "--once").returncode == 0
+        assert rows(tmp_path) == 0
+        shown = json.loads(ledgerlake("state", config, "--json").stdout)["delayed"]
+        assert sum(one["waiting"] for one in shown) == count
+        time.sleep(max(0, due_ms + 1000 - now_ms()) / 1000)
+        before = sent_by_broker(runtime, topic)
+        began_ms = now_ms()
+        with open(tmp_path / "run.log", "wb") as errors:
+            running = subprocess.Popen([sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=errors)
+        try:
+            while not rows(tmp_path):
+                assert now_ms() < began_ms + 120_000
+                time.sleep(0.1)
+            took_ms = now_ms() - began_ms
+        finally:
+            running.send_signal(signal.SIGINT)
+            running.wait(timeout=60)
+        again = sent_by_broker(runtime, topic) - before
+        print(
+            f"{count:,} waiting: first due message in the table after {took_ms:,} ms; the broker sent {again} entries"
+        )
+        assert again == 0

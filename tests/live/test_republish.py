@@ -1,0 +1,182 @@
+"""Due messages on a topic too, each once: read back by pulsar-client alone."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import pulsar
+import pytest
+
+from ledgerlake.query import run
+from ledgerlake.query.config import parse_config
+from ledgerlake.query.verify import verify
+from ledgerlake.sinks.republish import java_hash
+from tests.live.runtime import start_runtime
+from tests.live.test_cli import config_file, ledgerlake
+from tests.live.test_delay import now_ms, once, publish, settings, wait_for_rows, wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from tests.live.runtime import Runtime
+
+pytestmark = [pytest.mark.live, pytest.mark.spark]
+
+
+def make_namespace(runtime: Runtime, name: str) -> None:
+    """A namespace whose broker drops what a producer sends twice."""
+    _namespace(runtime, "PUT", name, b"{}")
+    _namespace(runtime, "POST", f"{name}/deduplication", b"true")
+
+
+def _namespace(runtime: Runtime, method: str, path: str, body: bytes) -> None:
+    url = f"{runtime.admin_url}/admin/v2/namespaces/public/{path}"
+    headers = {"Content-Type": "application/json"}
+    with urllib.request.urlopen(urllib.request.Request(url, body, headers, method=method), timeout=30) as response:
+        response.read()
+
+
+def read_all(runtime: Runtime, topic: str) -> list[Any]:
+
+    found = []
+    for partition in runtime.client().get_topic_partitions(topic):
+        reader = runtime.client().create_reader(partition, pulsar.MessageId.earliest)
+        while reader.has_message_available():
+            found.append(reader.read_next(10_000))
+        reader.close()
+    return found
+
+
+def test_each_output_gets_each_message_once_also_when_one_failed_for_a_while(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    source = runtime.topic(partitions=2)
+    namespace = f"later-{os.getpid()}"
+    target = f"persistent://public/{namespace}/due"
+    data = settings(runtime, tmp_path, source)
+    data["deliver"] = {"topic": target}
+    pipeline = run(spark, parse_config(data))
+    try:
+        publish(runtime, source, [(b"first %d" % one, now_ms() + 3000) for one in range(200)])
+        wait_for_rows(tmp_path, 200)
+        assert len(list((tmp_path / "checkpoint" / "ledgerlake" / "outbox").glob("*.parquet"))) > 0, (
+            "nowhere to send it"
+        )
+        make_namespace(runtime, namespace)
+        publish(runtime, source, [(b"second %d" % one, now_ms() + 3000) for one in range(200)])
+        wait_for_rows(tmp_path, 400)
+        wait_until(lambda: len(read_all(runtime, target)) >= 400)
+    finally:
+        pipeline.stop()
+        pipeline.close()
+    values = [one.data() for one in read_all(runtime, target)]
+    assert sorted(values) == sorted(b"%s %d" % (part, one) for part in (b"first", b"second") for one in range(200))
+    verdict = verify(parse_config(data))
+    assert verdict.clean, verdict.sentence()
+    assert (verdict.messages, verdict.waiting) == (400, 0)
+
+
+def test_a_message_keeps_what_it_has_and_says_where_it_comes_from(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    source, target = runtime.topic(), runtime.topic(partitions=3)
+    data = settings(runtime, tmp_path, source)
+    data["deliver"] = {"topic": target}
+    producer = runtime.client().create_producer(source, chunking_enabled=True, batching_enabled=False)
+    due_ms = now_ms() + 100
+    large = bytes(6 * 1024 * 1024)
+    sent = {}
+    for number in range(10):
+        content = large if number == 0 else b"%d" % number
+        message_id = producer.send(
+            content,
+            properties={"own": "yes"},
+            partition_key=f"key-{number}",
+            ordering_key="order",
+            event_timestamp=1_700_000_000_123 + number,
+            deliver_at=due_ms + number,
+        )
+        sent[f"key-{number}"] = (content, message_id)
+    producer.send(b"at once", partition_key="key-0")
+    time.sleep(1)
+    verdict = once(spark, data)
+    assert verdict.clean, verdict.sentence()
+    found = read_all(runtime, target)
+    assert sorted(one.partition_key() for one in found) == sorted(sent)
+    for one in found:
+        content, message_id = sent[one.partition_key()]
+        number = int(one.partition_key().removeprefix("key-"))
+        assert one.data() == content
+        assert (one.ordering_key(), one.event_timestamp()) == ("order", 1_700_000_000_123 + number)
+        properties = one.properties()
+        stored_ms = int(properties.pop("ledgerlake.broker_timestamp"))
+        assert due_ms - 5000 < stored_ms <= now_ms()
+        assert properties == {
+            "own": "yes",
+            "ledgerlake.topic": source,
+            "ledgerlake.message_id": f"{message_id.ledger_id()}:{message_id.entry_id()}",
+            "ledgerlake.deliver_at": str(due_ms + number),
+        }
+        assert one.message_id().partition() == java_hash(one.partition_key()) % 3
+
+
+def test_an_output_that_joins_at_the_end_gets_what_is_published_from_then_on(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    source, target = runtime.topic(), runtime.topic()
+    data = settings(runtime, tmp_path, source)
+    due_ms = now_ms() + 12_000
+    publish(runtime, source, [(b"before", due_ms)])
+    assert once(spark, data).waiting == 1
+    data["deliver"] = {"topic": target, "starting": "latest"}
+    assert once(spark, data).waiting == 1
+    publish(runtime, source, [(b"after", due_ms)])
+    assert once(spark, data).waiting == 2
+    time.sleep(max(0, due_ms + 500 - now_ms()) / 1000)
+    verdict = once(spark, data)
+    assert (verdict.clean, verdict.messages) == (True, 2), verdict.sentence()
+    assert [one.data() for one in read_all(runtime, target)] == [b"after"]
+
+
+@pytest.mark.slow
+def test_each_message_is_on_the_topic_once_after_kills(tmp_path: Path, campaign_is_long: bool) -> None:
+    kills = 10 if campaign_is_long else 3
+    seed = int(os.environ.get("LEDGERLAKE_SEED", "0")) or random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    with start_runtime(broker_metadata=True) as runtime:
+        source, target = runtime.topic(partitions=2), "persistent://public/once/due"
+        make_namespace(runtime, "once")
+        data = settings(runtime, tmp_path, source)
+        data["deliver"] = {"topic": target}
+        config = config_file(tmp_path, data)
+        count = kills * 1500
+        began_ms = now_ms()
+        publish(runtime, source, [(b"%d" % one, began_ms + 8000 + one * 10) for one in range(count)])
+        for kill in range(kills):
+            log = tmp_path / f"run-{kill}.log"
+            with open(log, "wb") as errors:
+                one = subprocess.Popen([sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=errors)
+            try:
+                time.sleep(rng.uniform(11, 18))
+                assert one.poll() is None, log.read_text()
+            finally:
+                one.send_signal(signal.SIGKILL)
+                one.wait()
+        time.sleep(max(0, began_ms + 9000 + count * 10 - now_ms()) / 1000)
+        last = ledgerlake("run", config, "--once")
+        assert last.returncode == 0, last.stderr
+        verified = ledgerlake("verify", config, "--json")
+        assert verified.returncode == 0, verified.stdout
+        values = [message.data() for message in read_all(runtime, target)]
+        print(f"{len(values)} messages on the topic, {len(set(values))} of them different, after {kills} kills")
+        assert sorted(values) == sorted(b"%d" % one for one in range(count))

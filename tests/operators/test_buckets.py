@@ -1,0 +1,93 @@
+"""Where buckets are kept: the same behaviour in the state store and in a folder, few calls, nothing left over."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ledgerlake.errors import OffsetError
+from ledgerlake.operators import buckets
+from ledgerlake.operators.buckets import FolderStorage, StateStorage
+from ledgerlake.pb import delay_pb2 as pb
+from tests.operators.stage import DictState
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SEGMENTS = [bytes([number]) * size for number, size in enumerate([5, 100, 300_000, 1, 200_000, 60_000, 0, 7])]
+
+
+@pytest.fixture(params=["state", "folder"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(buckets, "_recent", buckets._Recent(10**6))
+    one = StateStorage(DictState()) if request.param == "state" else FolderStorage(str(tmp_path / "buckets"), [])  # type: ignore[arg-type]
+    one.start()
+    return one
+
+
+def save(storage: Any, segments: list[bytes]) -> int:
+    bucket_id: int = storage.create_bucket()
+    storage.save_all_segments(bucket_id, [*enumerate(segments, 1), (0, b"metadata")])
+    return bucket_id
+
+
+def test_every_segment_is_read_back(storage: Any) -> None:
+    bucket_id, other = save(storage, SEGMENTS), save(storage, [])
+    for _ in range(2):
+        assert storage.get_segment(bucket_id, 0) == b"metadata"
+        assert [storage.get_segment(bucket_id, number) for number in range(1, 9)] == SEGMENTS
+        assert storage.get_segment(other, 0) == b"metadata"
+        buckets._recent.__init__(10**6)  # type: ignore[misc]
+
+
+def test_what_is_not_there_is_an_error_that_says_so(storage: Any) -> None:
+    bucket_id = save(storage, SEGMENTS)
+    for asked, number in ((bucket_id, 9), (bucket_id + 1, 0), (bucket_id + 1, 3)):
+        with pytest.raises(OffsetError, match=f"bucket {asked} of delayed messages lacks its value"):
+            storage.get_segment(asked, number)
+
+
+def test_a_deleted_bucket_leaves_nothing_and_may_be_deleted_again(storage: Any, tmp_path: Path) -> None:
+    bucket_id, kept = save(storage, SEGMENTS), save(storage, SEGMENTS[:1])
+    storage.delete_bucket(bucket_id)
+    storage.delete_bucket(bucket_id)
+    assert storage.get_segment(kept, 1) == SEGMENTS[0]
+    storage.delete_bucket(kept)
+    if isinstance(storage, StateStorage):
+        assert not storage._state.exists()
+    else:
+        assert list((tmp_path / "buckets").iterdir()) == []
+
+
+def test_small_segments_share_a_value() -> None:
+    state = DictState()
+    storage = StateStorage(state)  # type: ignore[arg-type]
+    save(storage, [bytes(100)] * 1000)
+    assert state.writes == 3
+
+
+def test_memory_for_what_was_read_is_bounded() -> None:
+    recent = buckets._Recent(100)
+    for number in range(50):
+        recent.put(1, number, [bytes(20), bytes(20)])
+    assert [number for number in range(50) if recent.get(1, number)] == [48, 49]
+
+
+def test_a_newer_directory_is_refused_with_advice(storage: Any) -> None:
+    storage.save_all_segments(bucket_id := storage.create_bucket(), [(0, b"metadata")])
+    storage._put(bucket_id, -1, pb.BlockDirectory(version=2).SerializeToString())
+    with pytest.raises(OffsetError, match=r"newer Ledgerlake \(version 2.*upgrade"):
+        storage.get_segment(bucket_id, 1)
+
+
+def test_what_killed_tasks_left_in_a_folder_goes_when_it_is_old(tmp_path: Path) -> None:
+    storage = FolderStorage(str(tmp_path), [])
+    used, fresh, old = (save(storage, SEGMENTS) for _ in range(3))
+    yesterday = time.time() - 25 * 3600
+    for one in (used, old):
+        os.utime(tmp_path / str(one), (yesterday, yesterday))
+    FolderStorage(str(tmp_path), [used]).start()
+    assert sorted(one.name for one in tmp_path.iterdir()) == sorted([str(used), str(fresh)])

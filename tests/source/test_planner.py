@@ -1,0 +1,99 @@
+"""When the planner gives a batch its clock: on an idle topic that wants one, and where the broker tells no time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.source import stream_reader
+from ledgerlake.source.offsets import from_json
+from ledgerlake.source.options import parse_options
+from ledgerlake.source.stream_reader import LedgerlakeStreamReader
+from ledgerlake.source.wakes import save_wakes
+from ledgerlake.wire.entry import encode_entry
+from tests.entries import single
+from tests.peer import TOPIC, Peer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+NOW_MS = 1_700_000_100_000
+BARE = encode_entry(pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=NOW_MS + 10**9), b"v")
+
+
+class Planning:
+    """A planner over a peer, with the clock in the test's hand."""
+
+    def __init__(self, peer: Peer, wakes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock_ms = NOW_MS
+        monkeypatch.setattr(stream_reader, "_clock_ms", lambda: self.clock_ms)
+        options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest", "wakes": wakes}
+        self.reader = LedgerlakeStreamReader(parse_options(options))
+        self.offset: dict[str, Any] = self.reader.initialOffset()
+
+    def plan(self) -> int | None:
+        """Plan a batch; the clock that it carries, if there is anything to do."""
+        before, self.offset = self.offset, self.reader.latestOffset(self.offset, ReadAllAvailable())
+        return None if before == self.offset else from_json(self.offset)[TOPIC].clock_ms
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    with Peer() as one:
+        yield one
+
+
+def test_an_idle_topic_gets_a_batch_when_its_time_has_come_and_only_one(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer.add(single(b"a"))
+    path = str(tmp_path / "wakes.json")
+    planning = Planning(peer, path, monkeypatch)
+    planning.plan()
+    save_wakes(path, {TOPIC: NOW_MS + 5000})
+    assert planning.plan() is None
+    planning.clock_ms += 5001
+    assert planning.plan() == NOW_MS + 5001
+    planning.clock_ms += 5000
+    assert planning.plan() is None
+
+
+def test_while_entries_come_the_broker_tells_the_time(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer.add(single(b"a"))
+    path = str(tmp_path / "wakes.json")
+    planning = Planning(peer, path, monkeypatch)
+    planning.plan()
+    save_wakes(path, {TOPIC: NOW_MS - 1})
+    peer.add(single(b"b"), first=1)
+    before = planning.offset
+    assert planning.plan() is None
+    assert planning.offset != before, "the new entry is taken, although the last question was just now"
+
+
+def test_where_the_broker_tells_no_time_the_clock_does_also_while_entries_come(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer.add(BARE)
+    path = str(tmp_path / "wakes.json")
+    planning = Planning(peer, path, monkeypatch)
+    assert planning.plan() is None
+    save_wakes(path, {TOPIC: NOW_MS - 1})
+    peer.add(BARE, first=1)
+    assert planning.plan() == NOW_MS
+
+
+def test_a_stream_for_any_sink_has_a_batch_every_second(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer.add(single(b"a"))
+    planning = Planning(peer, "always", monkeypatch)
+    planning.plan()
+    found = []
+    for _ in range(5):
+        planning.clock_ms += 600
+        found.append(planning.plan())
+    assert found == [NOW_MS + 600, None, NOW_MS + 1800, None, NOW_MS + 3000]
