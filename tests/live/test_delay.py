@@ -198,28 +198,28 @@ def wait_until(condition: Any, timeout_s: float = 60) -> None:
 def test_what_waits_survives_restarts_and_is_shown(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
     topic = runtime.topic(partitions=2)
     data = settings(runtime, tmp_path, topic)
-    due_ms = now_ms() + 20_000
-    for part in range(5):
+    due_ms = now_ms() + 60_000
+    for part in range(4):
         publish(runtime, topic, [(b"%d-%d" % (part, one), due_ms + one) for one in range(60)])
         verdict = once(spark, data)
         assert verdict.clean, verdict.sentence()
         assert (verdict.messages, verdict.waiting) == (0, 60 * (part + 1))
     shown = waiting_messages(spark, parse_config(data))
-    assert sum(one.waiting for one in shown) == 300
-    assert sum(one.horizon["within a minute"] for one in shown) == 300
+    assert sum(one.waiting for one in shown) == 240
+    assert sum(one.horizon["within a minute"] for one in shown) == 240
     assert all(due_ms <= one.next_due_ms[0] < due_ms + 60 for one in shown)
     assert all(f"{one.waiting:,} messages wait" in one.sentence() for one in shown)
     time.sleep(max(0, due_ms + 100 - now_ms()) / 1000)
     verdict = once(spark, data)
     assert verdict.clean, verdict.sentence()
-    assert (verdict.messages, verdict.waiting, verdict.late) == (300, 0, 0)
+    assert (verdict.messages, verdict.waiting, verdict.late) == (240, 0, 0)
     assert sum(one.waiting for one in waiting_messages(spark, parse_config(data))) == 0
 
 
 def test_a_large_message_waits_too(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
     topic = runtime.topic()
     data = settings(runtime, tmp_path, topic)
-    due_ms = now_ms() + 8000
+    due_ms = now_ms() + 20_000
     values = [bytes([one]) * (6 * 1024 * 1024 + one) for one in range(3)]
     publish(runtime, topic, [(values[0], due_ms), (values[1], None), (values[2], due_ms + 1)], chunking_enabled=True, batching_enabled=False)  # fmt: skip
     cluster = runtime.cluster()
@@ -243,7 +243,7 @@ def test_cancels_by_id_and_by_key_before_and_after_due_and_while_nobody_runs(
     topic = runtime.topic(partitions=2)
     data = settings(runtime, tmp_path, topic)
     config = parse_config(data)
-    due_ms = now_ms() + 15_000
+    due_ms = now_ms() + 40_000
     producer = runtime.client().create_producer(topic)
     sent = {}
     for number in range(20):

@@ -134,7 +134,7 @@ def test_an_output_that_joins_at_the_end_gets_what_is_published_from_then_on(
 ) -> None:
     source, target = runtime.topic(), runtime.topic()
     data = settings(runtime, tmp_path, source)
-    due_ms = now_ms() + 12_000
+    due_ms = now_ms() + 45_000
     publish(runtime, source, [(b"before", due_ms)])
     assert once(spark, data).waiting == 1
     data["deliver"] = {"topic": target, "starting": "latest"}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from ledgerlake.errors import UsageError
-from ledgerlake.source.options import parse_options
+from ledgerlake.source.options import Since, parse_options
 from ledgerlake.wire.message_id import MessageId
 
 MINIMUM = {"service.url": "pulsar://h:1", "topic": "t"}
@@ -60,3 +61,35 @@ def test_starts_differ_by_topic_partition() -> None:
     assert options.starting_of("persistent://public/default/t-partition-1", "latest") == MessageId(3, 4, 5)
     assert options.starting_of("persistent://public/default/t-partition-0", "latest") == "earliest"
     assert options.starting_of("persistent://public/default/t-partition-2", "latest") == "latest"
+
+
+@pytest.mark.parametrize(
+    ("text", "time_ms"),
+    [
+        ("1777626000123", 1_777_626_000_123),
+        ("2026-05-01T09:00:00.123Z", 1_777_626_000_123),
+        ("2026-05-01T11:00:00.123+02:00", 1_777_626_000_123),
+    ],
+)
+def test_a_start_by_time_is_iso_with_a_zone_or_milliseconds(text: str, time_ms: int) -> None:
+    assert parse_options({**MINIMUM, "startingTime": text}).starting == Since(time_ms)
+    name = "persistent://public/default/t"
+    assert parse_options({**MINIMUM, "startingTime": json.dumps({"t": text})}).starting_by_topic == (
+        (name, Since(time_ms)),
+    )
+    if not text.isdigit():
+        assert parse_options({**MINIMUM, "startingOffsets": text}).starting == Since(time_ms)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"startingTime": "2026-05-01T09:00:00"}, "has no zone; write for example 2026-05-01T09:00:00Z"),
+        ({"startingTime": "yesterday"}, "'yesterday' is no time"),
+        ({"startingTime": "5", "startingOffsets": "latest"}, "exclude each other"),
+        ({"endingOffsets": "2026-05-01T09:00:00Z"}, "'endingOffsets' cannot be a time"),
+    ],
+)
+def test_times_that_cannot_be_are_refused(options: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_options({**MINIMUM, **options})

@@ -88,6 +88,15 @@ def test_where_the_broker_tells_no_time_the_clock_does_also_while_entries_come(
     assert planning.plan() == NOW_MS
 
 
+def test_the_last_batch_of_a_run_that_ends_carries_the_clock(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer.add(single(b"a"))
+    planning = Planning(peer, "always", monkeypatch)
+    planning.reader.prepareForTriggerAvailableNow()
+    planning.clock_ms += 5000
+    assert planning.plan() == NOW_MS
+    assert planning.plan() is None
+
+
 def test_a_stream_for_any_sink_has_a_batch_every_second(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
     peer.add(single(b"a"))
     planning = Planning(peer, "always", monkeypatch)

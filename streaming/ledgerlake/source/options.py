@@ -5,7 +5,8 @@
 | ``service.url`` | ``pulsar://host:6650`` | required |
 | ``topic`` or ``topics`` | one topic, or several with commas | required |
 | ``view`` | ``messages``, ``entries``, or ``bundles`` (the pipeline's own) | ``messages`` |
-| ``startingOffsets`` | ``earliest``, ``latest``, a message id (its message is the first read), ``after ID``, or JSON topic partition -> these | stream ``latest``, batch ``earliest`` |
+| ``startingOffsets`` | ``earliest``, ``latest``, a message id (its message is the first read), ``after ID``, an ISO time with a zone, or JSON topic partition -> these | stream ``latest``, batch ``earliest`` |
+| ``startingTime`` | in place of it: the first entry that the broker stored at a time or later; ISO with a zone, or milliseconds since 1970, or JSON topic partition -> these | none |
 | ``endingOffsets`` | the same, inclusive; batch reads only | ``latest`` |
 | ``maxRowsPerTrigger`` | messages per micro-batch, at least one entry per topic partition | no limit |
 | ``maxBytesPerTrigger`` | stored bytes per micro-batch, likewise | no limit |
@@ -23,7 +24,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Literal, cast
 
 from ledgerlake.client.cluster import ClientSettings
@@ -46,8 +49,16 @@ class After:
     message_id: AnyMessageId
 
 
-Bound = Literal["earliest", "latest"] | AnyMessageId | After
+@dataclass(frozen=True)
+class Since:
+    """A start at the first entry that was stored at a time or later."""
 
+    time_ms: int
+
+
+Bound = Literal["earliest", "latest"] | AnyMessageId | After | Since
+
+_ISO = re.compile(r"\d{4}-\d{2}-\d{2}")
 _VIEWS = ("messages", "entries", "bundles")
 _NAMES = (
     "service.url",
@@ -55,6 +66,7 @@ _NAMES = (
     "topics",
     "view",
     "startingOffsets",
+    "startingTime",
     "endingOffsets",
     "maxRowsPerTrigger",
     "maxBytesPerTrigger",
@@ -110,8 +122,12 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
             values[known[name.lower()]] = value
         elif name.lower() not in _SPARKS_OWN:
             raise UsageError(f"the source has no option '{name}'{nearest(name, _NAMES)}")
-    starting, starting_by_topic = _bounds(values, "startingOffsets")
+    if values.get("startingTime") and values.get("startingOffsets"):
+        raise UsageError("the options 'startingTime' and 'startingOffsets' exclude each other")
+    starting, starting_by_topic = _bounds(values, "startingTime" if values.get("startingTime") else "startingOffsets")
     ending, ending_by_topic = _bounds(values, "endingOffsets")
+    if any(isinstance(one, Since) for one in (ending, *dict(ending_by_topic).values())):
+        raise UsageError("the option 'endingOffsets' cannot be a time; it is earliest, latest or a message id")
     if any(isinstance(one, After) for one in (ending, *dict(ending_by_topic).values())):
         raise UsageError("the option 'endingOffsets' is inclusive; write the id of the last message without 'after'")
     return SourceOptions(
@@ -140,8 +156,10 @@ def nearest(name: str, known: tuple[str, ...]) -> str:
 
 
 def parse_bound(text: str, where: str) -> Bound:
-    """``earliest``, ``latest``, a message id, or ``after`` and a message id."""
+    """``earliest``, ``latest``, a message id, ``after`` and a message id, or an ISO time with a zone."""
     word = text.strip()
+    if _ISO.match(word):
+        return Since(parse_time_ms(word, where))
     if word.lower() in ("earliest", "latest"):
         return cast("Bound", word.lower())
     behind = word.lower().startswith("after ")
@@ -149,7 +167,25 @@ def parse_bound(text: str, where: str) -> Bound:
         message_id = parse_message_id(word[len("after ") :].strip() if behind else word)
         return After(message_id) if behind else message_id
     except UsageError as error:
-        raise UsageError(f"{where}: {error.message}, earliest or latest") from None
+        raise UsageError(f"{where}: {error.message}, an ISO time, earliest or latest") from None
+
+
+def parse_time_ms(text: str, where: str) -> int:
+    """A moment, as ISO with a zone or in milliseconds since 1970.
+
+    Raises:
+        UsageError: it is neither, or has no zone.
+    """
+    word = text.strip()
+    if word.isdigit():
+        return int(word)
+    try:
+        moment = datetime.fromisoformat(word.replace("Z", "+00:00"))
+    except ValueError:
+        raise UsageError(f"{where}: '{word}' is no time; write for example 2026-05-01T08:00:00+02:00") from None
+    if moment.tzinfo is None:
+        raise UsageError(f"{where}: '{word}' has no zone; write for example {word}Z or {word}+02:00")
+    return round(moment.timestamp() * 1000)
 
 
 def _client(values: dict[str, str]) -> ClientSettings:
@@ -187,13 +223,18 @@ def _bounds(values: dict[str, str], name: str) -> tuple[Bound | None, tuple[tupl
     if not text:
         return None, ()
     where = f"the option '{name}'"
+    parse = _since if name == "startingTime" else parse_bound
     if not text.startswith("{"):
-        return parse_bound(text, where), ()
+        return parse(text, where), ()
     try:
         by_topic = json.loads(text)
     except ValueError:
         raise UsageError(f"{where} is not JSON: {text[:80]}") from None
-    return None, tuple((full_name(topic), parse_bound(str(bound), where)) for topic, bound in by_topic.items())
+    return None, tuple((full_name(topic), parse(str(bound), where)) for topic, bound in by_topic.items())
+
+
+def _since(text: str, where: str) -> Bound:
+    return Since(parse_time_ms(text, where))
 
 
 def _positive(values: dict[str, str], name: str) -> int | None:

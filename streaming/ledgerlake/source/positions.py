@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.errors import CorruptEntryError, DeadlineError
 from ledgerlake.source.offsets import PartitionOffset
-from ledgerlake.source.options import After
+from ledgerlake.source.options import After, Since
+from ledgerlake.source.search import Dated, first_since
 from ledgerlake.wire.entry import message_count, read_stamp
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, AnyMessageId, ChunkMessageId, MessageId, Position
 
@@ -118,6 +120,8 @@ def resolve_start(cluster: Cluster, topic_partition: str, bound: Bound) -> Parti
     """
     if isinstance(bound, After):
         return _behind(bound.message_id)
+    if isinstance(bound, Since):
+        return _since(cluster, topic_partition, bound.time_ms)
     if isinstance(bound, ChunkMessageId):
         bound = bound.first
     if isinstance(bound, MessageId):
@@ -132,6 +136,34 @@ def resolve_start(cluster: Cluster, topic_partition: str, bound: Bound) -> Parti
     finally:
         reader.close()
     return PartitionOffset(Position(first.ledger_id, first.entry_id - 1) if first is not None else BEFORE_ALL)
+
+
+def _since(cluster: Cluster, topic_partition: str, time_ms: int) -> PartitionOffset:
+    """Before the first entry of that time or later; behind the last one where all are earlier."""
+    reader = EntryReader(cluster, topic_partition, AFTER_ALL)
+    try:
+        last = reader.last_position()
+    finally:
+        reader.close()
+    if last is None:
+        return PartitionOffset(BEFORE_ALL)
+    found = first_since(lambda position: _dated(cluster, topic_partition, position, last), last, time_ms)
+    if found is None:
+        return PartitionOffset(last)
+    return PartitionOffset(Position(found.position.ledger_id, found.position.entry_id - 1))
+
+
+def _dated(cluster: Cluster, topic_partition: str, position: Position, last: Position) -> Dated | None:
+    """The first entry from a position on that says when it was stored."""
+    before = position if position == BEFORE_ALL else Position(position.ledger_id, position.entry_id - 1)
+    reader = EntryReader(cluster, topic_partition, before, window=1)
+    try:
+        while (entry := next_until(reader, last)) is not None:
+            with contextlib.suppress(CorruptEntryError):
+                return Dated(Position(entry.ledger_id, entry.entry_id), read_stamp(entry.entry).time_ms)
+    finally:
+        reader.close()
+    return None
 
 
 def _behind(message_id: AnyMessageId) -> PartitionOffset:

@@ -151,7 +151,9 @@ class _Planner:
             else:
                 result[name] = ends[name]
         for name in woken:
-            if name not in moved or result[name].index is None:
+            # A run that ends here has no later batch that could carry the clock.
+            ends_here = self._fixed_end is not None and result[name] == ends[name]
+            if name not in moved or result[name].index is None or ends_here:
                 result[name] = replace(result[name], clock_ms=clock_ms)
         return result
 

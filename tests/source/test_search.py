@@ -1,0 +1,126 @@
+"""Searching by time: exact against a plain look at every entry, in few reads, whatever holes there are."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.source.options import Since
+from ledgerlake.source.positions import resolve_start
+from ledgerlake.source.search import Dated, first_since
+from ledgerlake.wire.entry import encode_entry
+from ledgerlake.wire.message_id import Position
+from tests.peer import TOPIC, Peer
+
+
+def search(entries: list[Dated], time_ms: int, last: Position | None = None) -> tuple[Dated | None, int]:
+    """What is found, and in how many reads."""
+    reads = 0
+    end = last or (entries[-1].position if entries else Position(-1, -1))
+
+    def probe(position: Position) -> Dated | None:
+        nonlocal reads
+        reads += 1
+        return next((one for one in entries if position <= one.position <= end), None)
+
+    return first_since(probe, end, time_ms), reads
+
+
+def topic(rng: random.Random) -> list[Dated]:
+    """Ledgers with sparse ids, of one entry or many, with holes; several entries may share a time."""
+    entries, ledger_id, time_ms = [], rng.randrange(5), 1000
+    for _ in range(rng.randint(0, 6)):
+        ledger_id += rng.choice([1, 1, 2, 50])
+        entry_id = rng.choice([0, 0, 3])
+        for _ in range(rng.choice([1, 1, 5, 40])):
+            time_ms += rng.choice([0, 0, 1, 10])
+            entries.append(Dated(Position(ledger_id, entry_id), time_ms))
+            entry_id += rng.choice([1, 1, 1, 4])
+    return entries
+
+
+def test_the_first_entry_at_or_after_the_time_is_found_in_every_topic() -> None:
+    rng = random.Random(1)
+    for _ in range(3000):
+        entries = topic(rng)
+        asked = rng.choice([one.time_ms for one in entries] or [0]) + rng.choice([-1, 0, 1])
+        expected = next((one for one in entries if one.time_ms >= asked), None)
+        assert search(entries, asked)[0] == expected
+
+
+def test_an_end_that_is_a_hole_does_not_matter() -> None:
+    entries = [Dated(Position(3, one), 1000 + one) for one in range(10)]
+    for last in (Position(3, 12), Position(4, 0), Position(9, 7)):
+        assert search(entries, 1005, last)[0] == entries[5]
+        assert search(entries, 1009, last)[0] == entries[9]
+        assert search(entries, 1010, last)[0] is None
+
+
+@pytest.mark.parametrize(
+    "ledgers", [[100_000], [50_000, 50_000], [33_000, 1, 33_000, 1, 33_000], [1] * 300, [10] * 1000]
+)
+def test_the_number_of_reads_grows_with_the_logarithm(ledgers: list[int]) -> None:
+    positions = [Position(7 + 3 * number, entry) for number, count in enumerate(ledgers) for entry in range(count)]
+    place = {position: index for index, position in enumerate(positions)}
+    ends = {7 + 3 * number: count for number, count in enumerate(ledgers)}
+    rng = random.Random(2)
+    for _ in range(200):
+        time_ms = rng.randrange(len(positions))
+        reads = 0
+
+        def probe(asked: Position) -> Dated:
+            nonlocal reads
+            reads += 1
+            ledger_id = max(asked.ledger_id, 7)
+            ledger_id += -(ledger_id - 7) % 3
+            entry_id = max(asked.entry_id, 0) if ledger_id == asked.ledger_id else 0
+            if entry_id >= ends.get(ledger_id, 0):
+                ledger_id, entry_id = ledger_id + 3, 0
+            position = Position(ledger_id, entry_id)
+            return Dated(position, place[position])
+
+        found = first_since(probe, positions[-1], time_ms)
+        assert found == Dated(positions[time_ms], time_ms)
+        assert reads <= 2 * math.log2(len(positions)) + 10
+
+
+def stored(time_ms: int, by_broker: bool = True) -> bytes:
+    """An entry of that time; its producer's clock is wrong where the broker says it."""
+    publish_ms = 5 if by_broker else time_ms
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=publish_ms)
+    return encode_entry(metadata, b"v", pb.BrokerEntryMetadata(broker_timestamp=time_ms) if by_broker else None)
+
+
+@pytest.mark.parametrize(
+    ("time_ms", "start"),
+    [
+        pytest.param(0, (3, -1), id="before all"),
+        pytest.param(100, (3, -1), id="at the first"),
+        pytest.param(101, (3, 0), id="between two"),
+        pytest.param(300, (8, -1), id="at the first of another ledger"),
+        pytest.param(400, (8, 0), id="of two at the same time the first, and an odd entry between does not matter"),
+        pytest.param(401, (8, 3), id="behind all"),
+    ],
+)
+def test_a_start_by_time_is_before_the_first_entry_of_that_time_or_later(time_ms: int, start: tuple[int, int]) -> None:
+    with Peer() as peer:
+        peer.add(stored(100, by_broker=False), stored(200), ledger_id=3)
+        peer.add(stored(300), stored(400), b"odd", stored(400), ledger_id=8)
+        cluster = Cluster(ClientSettings(peer.url, give_up_after_s=2))
+        try:
+            assert resolve_start(cluster, TOPIC, Since(time_ms)).position == Position(*start)
+        finally:
+            cluster.close()
+
+
+def test_a_start_by_time_in_an_empty_topic_is_its_beginning() -> None:
+    with Peer() as peer:
+        cluster = Cluster(ClientSettings(peer.url, give_up_after_s=2))
+        try:
+            assert resolve_start(cluster, TOPIC, Since(5)).position == Position(-1, -1)
+        finally:
+            cluster.close()
