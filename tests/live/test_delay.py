@@ -162,7 +162,7 @@ def test_an_idle_topic_releases_on_time_whatever_keeps_the_messages(
     data = settings(runtime, tmp_path, topic, **options)
     publish(runtime, topic, [(b"now", None)])
     assert once(spark, data).messages == 1
-    due_ms = now_ms() + 4000
+    due_ms = now_ms() + 15_000
     publish(runtime, topic, [(b"%d" % one, due_ms + one % 50) for one in range(100)])
     with running(spark, data) as pipeline:
         wait_until(lambda: waits(pipeline) == 100)
@@ -280,7 +280,7 @@ def test_cancels_by_id_and_by_key_before_and_after_due_and_while_nobody_runs(
 def test_messages_for_any_sink_wait_too(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
     topic = runtime.topic()
     data = settings(runtime, tmp_path, topic)
-    due_ms = now_ms() + 15_000
+    due_ms = now_ms() + 30_000
     publish(runtime, topic, [(b"now", None), (b"later", due_ms), (b"never", due_ms)])
     config = parse_config(data)
     found: list[Any] = []
