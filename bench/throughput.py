@@ -233,10 +233,10 @@ def _pulsar_batch_receive(service_url: str, topic: str, count: int) -> None:
 
 
 def _own_decode(service_url: str, topic: str, count: int) -> None:
+    from ledgerlake.source.bounds import resolve_end
     from ledgerlake.source.options import parse_options
     from ledgerlake.source.partition_reader import read_messages
     from ledgerlake.source.planning import EntryRange
-    from ledgerlake.source.positions import resolve_end
     from ledgerlake.wire.message_id import BEFORE_ALL
 
     options = parse_options({"service.url": service_url, "topic": topic})

@@ -14,7 +14,7 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
 from ledgerlake.wire.connection import Connection, Role
 from ledgerlake.wire.entry import message_count
-from ledgerlake.wire.message_id import Position, from_wire
+from ledgerlake.wire.message_id import Position, from_wire, to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +28,7 @@ class _Consumer:
     permits: int = 0
     durable: bool = False
     subscription: str = ""
+    read_compacted: bool = False
 
 
 @dataclass
@@ -40,6 +41,10 @@ class Peer:
         rewrite: turns an outgoing MESSAGE frame into what is really sent.
         drop_after: the connection is cut after so many entries, once.
         refuse_subscribe: an error code for the next subscriptions, taken one by one.
+        compacted: what compacted readers get in place of ``entries``; None: the same.
+        last_entry: the stored entry behind the answer to GET_LAST_MESSAGE_ID, as PIP-429 proposed it.
+        cannot_tell_last: compacted readers that ask for the last message get an error, as of a 4.0 broker.
+        first_ledger_id: where the topic begins; None: with the ledger of the first entry.
     """
 
     entries: list[tuple[Position, bytes]] = field(default_factory=list)
@@ -54,6 +59,10 @@ class Peer:
     greeting: bytes | None = None
     lookup: dict[str, Any] = field(default_factory=dict)
     proxied_to: str | None = None
+    compacted: list[tuple[Position, bytes]] | None = None
+    last_entry: bytes = b""
+    cannot_tell_last: bool = False
+    first_ledger_id: int | None = None
 
     def __enter__(self) -> Peer:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -86,6 +95,7 @@ class Peer:
                 accepted, _ = self._listener.accept()
             except OSError:
                 return
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._open.add(accepted)
             threading.Thread(target=self._serve, args=(accepted,), daemon=True).start()
 
@@ -120,15 +130,30 @@ class Peer:
         elif isinstance(event, pb.CommandFlow):
             consumers[event.consumer_id].permits += event.message_permits
         elif isinstance(event, pb.CommandGetLastMessageId):
-            last = self.last_position or (self.entries[-1][0] if self.entries else Position(-1, -1))
-            wire = pb.MessageIdData(ledger_id=last.ledger_id % 2**64, entry_id=last.entry_id % 2**64)
-            connection.send(_encode("GET_LAST_MESSAGE_ID_RESPONSE", request_id=event.request_id, last_message_id=wire))
+            self._tell_last(connection, consumers[event.consumer_id], event.request_id)
         elif isinstance(event, pb.CommandAck):
             self.acknowledged = from_wire(event.message_id[0]).position
             connection.send(_encode("ACK_RESPONSE", request_id=event.request_id, consumer_id=event.consumer_id))
         elif isinstance(event, (pb.CommandCloseConsumer, pb.CommandUnsubscribe)):
             consumers.pop(event.consumer_id, None)
             connection.send(commands.success(event.request_id))
+
+    def _tell_last(self, connection: Connection, consumer: _Consumer, request_id: int) -> None:
+        if self.cannot_tell_last and consumer.read_compacted:
+            connection.send(commands.error(request_id, pb.MetadataError, "Failed to read last entry"))
+            return
+        entries = self._seen_by(consumer)
+        last = self.last_position or (entries[-1][0] if entries else Position(-1, -1))
+        first = (
+            self.first_ledger_id if self.first_ledger_id is not None else (entries[0][0].ledger_id if entries else 0)
+        )
+        marked = Position(first, -1) if consumer.after == Position(-1, -1) else consumer.after
+        answer = {"last_message_id": to_wire(last), "consumer_mark_delete_position": to_wire(marked)}
+        behind = self.last_entry if consumer.read_compacted else b""
+        connection.send(_encode("GET_LAST_MESSAGE_ID_RESPONSE", behind, request_id=request_id, **answer))
+
+    def _seen_by(self, consumer: _Consumer) -> list[tuple[Position, bytes]]:
+        return self.compacted if consumer.read_compacted and self.compacted is not None else self.entries
 
     def _subscribe(self, connection: Connection, consumers: dict[int, _Consumer], event: pb.CommandSubscribe) -> None:
         if self.refuse_subscribe:
@@ -137,11 +162,13 @@ class Peer:
             return
         start = from_wire(event.start_message_id).position
         after = start if start == Position(-1, -1) else Position(start.ledger_id, start.entry_id - 1)
-        consumers[event.consumer_id] = _Consumer(after, durable=event.durable, subscription=event.subscription)
+        consumers[event.consumer_id] = _Consumer(
+            after, durable=event.durable, subscription=event.subscription, read_compacted=event.read_compacted
+        )
         connection.send(commands.success(event.request_id))
 
     def _deliver(self, accepted: socket.socket, consumer_id: int, consumer: _Consumer) -> None:
-        for position, entry in self.entries:
+        for position, entry in self._seen_by(consumer):
             if consumer.durable or position <= consumer.after or consumer.permits <= 0 or position in self.hold_back:
                 continue
             if self.drop_after is not None and self._sent >= self.drop_after:
@@ -155,9 +182,9 @@ class Peer:
             consumer.permits -= message_count(memoryview(entry))
 
 
-def _encode(kind: str, **fields: Any) -> bytes:
+def _encode(kind: str, payload: bytes = b"", **fields: Any) -> bytes:
     number = pb.BaseCommand.Type.Value(kind)
     command = pb.BaseCommand(type=number)
     name = next(one.name for one in pb.BaseCommand.DESCRIPTOR.fields if one.number == number)
     getattr(command, name).CopyFrom(type(getattr(command, name))(**fields))
-    return commands.encode(command)
+    return commands.encode(command, payload)

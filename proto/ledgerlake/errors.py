@@ -12,6 +12,7 @@
     │   ├── TopicNotFoundError   never created by us
     │   └── ConsumerBusyError    somebody else holds the exclusive subscription
     ├── CorruptEntryError        one entry's bytes; it becomes a row in ``rejects``
+    ├── DataLossError            messages went before they were read, and that must not be  exit 1
     ├── OffsetError              a checkpoint or offset that this version cannot read      exit 2
     └── TableError               the table is not what the contract says, or not reachable exit 3
 
@@ -113,10 +114,34 @@ class CorruptEntryError(LedgerlakeError):
     reason: str = "malformed_entry"
 
 
+class DataLossError(LedgerlakeError):
+    """A topic no longer has what was to be read next, and the user wants to be stopped by that."""
+
+    lost = "yes"
+    exit_code = 1
+
+
 class OffsetError(LedgerlakeError):
     """An offset or checkpoint of a version or shape that this release cannot read."""
 
     exit_code = 2
+
+
+def refuse_newer(written: str, version: int, known: int, number: str = "version") -> None:
+    """Refuse what a newer release wrote.
+
+    Args:
+        written: what it is, as the sentence's subject.
+        number: what of it has that version.
+
+    Raises:
+        OffsetError: the version is above the last that is known.
+    """
+    if version > known:
+        raise OffsetError(
+            f"{written} was written by a newer Ledgerlake ({number} {version}, this one reads up to {known}); "
+            "upgrade Ledgerlake"
+        )
 
 
 class TableError(LedgerlakeError):

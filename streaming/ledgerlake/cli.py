@@ -97,6 +97,24 @@ def _parser() -> argparse.ArgumentParser:
     peek.add_argument("--from", dest="start", default="earliest", help="earliest or a message id (default: earliest)")
     _service_url(peek)
 
+    positions = add(
+        "positions",
+        _positions,
+        "where a time, a message's number or an id stands in a topic, with its neighbours",
+        "ledgerlake positions orders --at 2026-05-01T08:00:00Z",
+    )
+    positions.add_argument("topic", metavar="TOPIC")
+    asked = positions.add_mutually_exclusive_group(required=True)
+    asked.add_argument(
+        "--at", metavar="TIME", help="ISO with a zone, or milliseconds since 1970: by the broker's clock"
+    )
+    asked.add_argument("--index", metavar="N", help="the broker's number of a message, from 0")
+    asked.add_argument("--id", help="a message id: as text, or serialised by any client as hex or base64")
+    _service_url(positions)
+
+    lag = add("lag", _lag, "how far the table is behind its topics", "ledgerlake lag orders.toml")
+    lag.add_argument("config", metavar="CONFIG")
+
     verify = add(
         "verify",
         _verify,
@@ -197,6 +215,38 @@ def _peek(options: argparse.Namespace) -> int:
         raise UsageError("--count must be at least 1")
     for entry in peek(options.service_url, options.topic, options.start, options.count):
         print(json.dumps(entry, default=str) if options.json else entry_line(entry))
+    return 0
+
+
+def _positions(options: argparse.Namespace) -> int:
+    from ledgerlake.query.peek import entry_line
+    from ledgerlake.query.positions import find_places
+    from ledgerlake.source.options import AtIndex, AtTime, Bound, parse_index, parse_time_ms
+    from ledgerlake.wire.message_id import parse_message_id
+
+    if options.at is not None:
+        bound: Bound = AtTime(parse_time_ms(options.at, "--at"))
+    elif options.index is not None:
+        bound = AtIndex(parse_index(options.index, "--index"))
+    else:
+        bound = parse_message_id(options.id)
+    for place in find_places(options.service_url, options.topic, bound):
+        if options.json:
+            print(json.dumps(asdict(place), default=str))
+            continue
+        where = f"{place.message_id} ({place.serialised})" if place.message_id else "behind the last message"
+        print(f"{place.topic_partition}: {where}")
+        for word, entry in (("before", place.before), ("at", place.at), ("after", place.after)):
+            print(f"  {word:<6}  {entry_line(entry) if entry else 'no entry'}")
+    return 0
+
+
+def _lag(options: argparse.Namespace) -> int:
+    from ledgerlake.query.config import load_config
+    from ledgerlake.query.lag import find_lags
+
+    for lag in find_lags(load_config(options.config)):
+        print(json.dumps(asdict(lag)) if options.json else lag.sentence())
     return 0
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledgerlake.decode import kernels, schema
-from ledgerlake.decode.messages import decode_bundle, decode_entries
+from ledgerlake.decode.messages import BatchPart, decode_bundle, decode_entries
 from ledgerlake.decode.reference import decode_entry
 from ledgerlake.errors import CorruptEntryError, MalformedFrameError
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -197,8 +197,13 @@ def test_odd_entries_stand_where_they_belong() -> None:
 
 
 def test_what_an_earlier_batch_took_of_the_first_entry_is_left_out() -> None:
-    messages, _ = decoded([batch([b"0", b"1", b"2"]), batch([b"3"])], after_batch_index=1)
+    messages, _ = decoded([batch([b"0", b"1", b"2"]), batch([b"3"])], first_entry=BatchPart(after=1))
     assert [row["value"] for row in messages] == [b"2", b"3"]
+
+
+def test_a_part_of_a_batch_can_end_before_the_batch_does() -> None:
+    messages, _ = decoded([batch([b"0", b"1", b"2", b"3"]), single(b"4")], first_entry=BatchPart(0, 2))
+    assert [row["value"] for row in messages] == [b"1", b"2", b"4"]
 
 
 def test_large_payloads_are_expanded_in_slices_without_losing_rows() -> None:

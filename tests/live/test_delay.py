@@ -19,6 +19,8 @@ from ledgerlake.query.config import parse_config
 from ledgerlake.query.verify import verify
 from ledgerlake.query.waiting import waiting_messages
 from ledgerlake.sinks.pulsar import LargeMessageProducer
+from tests.live.test_columns import run_once
+from tests.live.test_large import backlog, rejects_rows, table_rows, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,11 +35,6 @@ pytestmark = [pytest.mark.live, pytest.mark.spark]
 
 def now_ms() -> int:
     return int(time.time() * 1000)
-
-
-def table_rows(folder: Path) -> list[dict[str, Any]]:
-    rows = DeltaTable(str(folder / "messages")).to_pyarrow_table().to_pylist()
-    return sorted(rows, key=lambda row: (row["ledger_id"], row["entry_id"]))
 
 
 def publish(runtime: Runtime, topic: str, messages: list[tuple[bytes, int | None]], **options: Any) -> None:
@@ -123,11 +120,6 @@ def settings(runtime: Runtime, folder: Path, topic: str, **delay: Any) -> dict[s
     return data
 
 
-def rejects_rows(folder: Path) -> list[dict[str, Any]]:
-    rows = DeltaTable(str(folder / "rejects")).to_pyarrow_table().to_pylist()
-    return sorted(rows, key=lambda row: (row["ledger_id"], row["entry_id"]))
-
-
 @contextmanager
 def running(spark: SparkSession, data: dict[str, Any]) -> Iterator[Any]:
     pipeline = run(spark, parse_config(data))
@@ -140,13 +132,7 @@ def running(spark: SparkSession, data: dict[str, Any]) -> Iterator[Any]:
 
 def once(spark: SparkSession, data: dict[str, Any]) -> Any:
     """Run until everything that is there is done; the verdict."""
-    config = parse_config(data)
-    pipeline = run(spark, config, once=True)
-    try:
-        pipeline.wait()
-    finally:
-        pipeline.close()
-    return verify(config)
+    return verify(run_once(spark, data))
 
 
 @pytest.mark.parametrize("storage", ["state", "folder", "reread"])
@@ -181,18 +167,6 @@ def test_an_idle_topic_releases_on_time_whatever_keeps_the_messages(
 
 def waits(pipeline: Any) -> int:
     return int(pipeline.waiting)
-
-
-def backlog(runtime: Runtime, topic: str) -> int:
-    stats = runtime.admin("GET", topic, "/stats?getPreciseBacklog=true")["subscriptions"]
-    return int(next(one["msgBacklog"] for name, one in stats.items() if name.startswith("ledgerlake-test")))
-
-
-def wait_until(condition: Any, timeout_s: float = 60) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_what_waits_survives_restarts_and_is_shown(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:

@@ -121,11 +121,15 @@ def _run_and_kill(runtime: Runtime, folder: Path, config: str, kills: int, resta
             running.wait()
 
 
+# Of tasks and of planners.
+_DAEMONS = {"ledgerlake.query.daemon", "pyspark.daemon"}
+
+
 def _kill_a_worker(driver: int, rng: random.Random) -> None:
     """End one of Spark's Python workers, if there is one; the task that it was in is tried again."""
     with contextlib.suppress(psutil.NoSuchProcess):
         below = psutil.Process(driver).children(recursive=True)
-        daemons = [one for one in below if "pyspark.daemon" in " ".join(one.cmdline())]
+        daemons = [one for one in below if _DAEMONS & set(one.cmdline())]
         workers = [one for one in daemons if one.parent() in daemons]
         if workers:
             rng.choice(workers).kill()

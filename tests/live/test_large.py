@@ -46,7 +46,7 @@ def publish_entries(runtime: Runtime, topic: str, entries: list[bytes]) -> None:
 
 def table_rows(folder: Path) -> list[dict[str, Any]]:
     rows = DeltaTable(str(folder / "messages")).to_pyarrow_table().to_pylist()
-    return sorted(rows, key=lambda row: (row["ledger_id"], row["entry_id"]))
+    return sorted(rows, key=lambda row: (row["ledger_id"], row["entry_id"], row["batch_index"]))
 
 
 def rejects_rows(folder: Path) -> list[dict[str, Any]]:

@@ -1,49 +1,67 @@
-"""Starts by time on a real topic: exact against every entry, in few reads, whatever producers say of their clocks."""
+"""Starts and ends by time, number and id on a real topic: exact against every message, in few reads."""
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import time
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
+import pulsar
 import pytest
 
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.query.config import parse_config
-from ledgerlake.source import positions
-from ledgerlake.source.options import Since
-from ledgerlake.source.positions import next_until, resolve_start
-from ledgerlake.wire.entry import encode_entry, read_stamp
-from ledgerlake.wire.message_id import BEFORE_ALL, Position
+from ledgerlake.query.lag import find_lags
+from ledgerlake.source import bounds
+from ledgerlake.source.bounds import resolve_end, resolve_start
+from ledgerlake.source.last_entry import last_position
+from ledgerlake.source.options import AtIndex, AtTime
+from ledgerlake.source.positions import next_until
+from ledgerlake.wire.entry import Stamp, encode_batch, encode_entry, message_count, read_stamp
+from ledgerlake.wire.message_id import BEFORE_ALL, Position, from_bytes, parse_message_id, to_bytes
+from tests.live.runtime import Runtime, start_runtime
+from tests.live.test_cli import config_file, ledgerlake
 from tests.live.test_columns import run_once
 from tests.live.test_large import table_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
     from ledgerlake.client.cluster import Cluster
-    from tests.live.runtime import Runtime
 
 pytestmark = pytest.mark.live
 
-LEDGERS, ENTRIES, SEARCHES = 4, 3000, 100
+LEDGERS, MESSAGES, SEARCHES = 4, 100_000, 200
 
 
-def publish(runtime: Runtime, topic: str, rng: random.Random) -> None:
-    """Several producers whose clocks are anywhere, and a new ledger now and then."""
+@dataclass(frozen=True)
+class Stored:
+    """An entry of the topic as a plain reading of everything found it."""
+
+    position: Position
+    stamp: Stamp
+    count: int
+
+
+def publish(runtime: Runtime, topic: str, rng: random.Random, messages: int = MESSAGES) -> None:
+    """Several producers whose clocks are anywhere, batches and single messages, and a new ledger now and then."""
     cluster = runtime.cluster()
-    for _ in range(LEDGERS):
+    number = 0
+    for ledger in range(LEDGERS):
         producers = [EntryProducer(cluster, topic) for _ in range(3)]
-        for number in range(ENTRIES):
-            producer = rng.choice(producers)
-            metadata = pb.MessageMetadata(producer_name=producer.name, sequence_id=number)
-            metadata.publish_time = rng.randrange(2**41)
-            producer.send(encode_entry(metadata, b"v"))
+        while number < messages * (ledger + 1) // LEDGERS:
+            count = min(rng.choice([0, 0, 1, 5, 20, 40]), messages - number)
+            rng.choice(producers).send(entry(rng.randrange(2**41), number, count), max(count, 1))
+            number += max(count, 1)
         for one in producers:
             one.close()
         runtime.admin("PUT", topic, "/unload")
@@ -51,57 +69,174 @@ def publish(runtime: Runtime, topic: str, rng: random.Random) -> None:
     cluster.close()
 
 
-def every_entry(cluster: Cluster, topic: str) -> list[tuple[Position, int]]:
+def entry(publish_ms: int, number: int, count: int) -> bytes:
+    """Messages that are numbers, from one on; a count of 0 is one message that is not in a batch."""
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=number, publish_time=publish_ms)
+    if not count:
+        return encode_entry(metadata, b"%d" % number)
+    plain = encode_batch([(pb.SingleMessageMetadata(), b"%d" % (number + one)) for one in range(count)])
+    metadata.num_messages_in_batch = count
+    return encode_entry(metadata, plain)
+
+
+def every_entry(cluster: Cluster, topic: str) -> list[Stored]:
     reader = EntryReader(cluster, topic, BEFORE_ALL)
-    last = reader.last_position()
+    last = last_position(reader)
     assert last is not None
     found = []
-    while (entry := next_until(reader, last)) is not None:
-        found.append((Position(entry.ledger_id, entry.entry_id), read_stamp(entry.entry).time_ms))
+    while (one := next_until(reader, last)) is not None:
+        position = Position(one.ledger_id, one.entry_id)
+        found.append(Stored(position, read_stamp(one.entry), message_count(one.entry)))
     reader.close()
     return found
 
 
-def test_times_are_found_exactly_and_in_few_reads(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = random.Random(1)
-    topic = runtime.topic()
-    publish(runtime, topic, rng)
-    cluster = runtime.cluster()
+@pytest.fixture(scope="module")
+def topic(runtime: Runtime) -> str:
+    name = runtime.topic()
+    publish(runtime, name, random.Random(1))
+    return name
+
+
+@pytest.fixture
+def cluster(runtime: Runtime) -> Iterator[Cluster]:
+    one = runtime.cluster()
+    yield one
+    one.close()
+
+
+class Reads:
+    """Counts the entries that a search reads."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = self.most = 0
+        really = bounds.entry_from
+
+        def counted(*arguments: Any) -> Any:
+            self.count += 1
+            return really(*arguments)
+
+        monkeypatch.setattr(bounds, "entry_from", counted)
+
+    def end_of_search(self) -> None:
+        self.most = max(self.most, self.count)
+        self.count = 0
+
+
+def test_times_are_found_exactly_and_in_few_reads(
+    runtime: Runtime, topic: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(2)
     entries = every_entry(cluster, topic)
-    assert len(entries) == LEDGERS * ENTRIES
-    assert len({position.ledger_id for position, _ in entries}) >= 3
-    reads: list[Position] = []
-    really = positions._dated
-
-    def counted(one: Cluster, name: str, position: Position, last: Position) -> object:
-        reads.append(position)
-        return really(one, name, position, last)
-
-    monkeypatch.setattr(positions, "_dated", counted)
-    most, took_s, off = 0, 0.0, 0
+    assert sum(one.count for one in entries) == MESSAGES
+    assert len({one.position.ledger_id for one in entries}) >= 3
+    theirs = runtime.client().create_reader(topic, pulsar.MessageId.earliest)
+    reads, ours_s, rest_s, seek_s, rest_off, seek_off = Reads(monkeypatch), [], [], [], 0, 0
     for _ in range(SEARCHES):
-        asked_ms = rng.randint(entries[0][1] - 5, entries[-1][1] + 5)
-        expected = next((position for position, time_ms in entries if time_ms >= asked_ms), None)
-        reads.clear()
+        asked_ms = rng.randint(entries[0].stamp.time_ms - 5, entries[-1].stamp.time_ms)
+        expected = next(one.position for one in entries if one.stamp.time_ms >= asked_ms)
         began_s = time.monotonic()
-        found = resolve_start(cluster, topic, Since(asked_ms)).position
-        took_s += time.monotonic() - began_s
-        if expected is None:
-            assert found == entries[-1][0]
-        else:
-            assert found == Position(expected.ledger_id, expected.entry_id - 1)
-        most = max(most, len(reads))
-        theirs = runtime.admin("GET", topic, f"/messageid/{asked_ms}")
-        off += expected is not None and (theirs["ledgerId"], theirs["entryId"]) != (
-            expected.ledger_id,
-            expected.entry_id,
-        )
+        start = resolve_start(cluster, topic, AtTime(asked_ms))
+        ours_s.append(time.monotonic() - began_s)
+        reads.end_of_search()
+        reader = EntryReader(cluster, topic, start.position, window=1)
+        first = reader.next(10)
+        reader.close()
+        assert first is not None
+        assert Position(first.ledger_id, first.entry_id) == expected
+        began_s = time.monotonic()
+        answer = runtime.admin("GET", topic, f"/messageid/{asked_ms}")
+        rest_s.append(time.monotonic() - began_s)
+        rest_off += Position(answer["ledgerId"], answer["entryId"]) != expected
+        began_s = time.monotonic()
+        theirs.seek(asked_ms)
+        sought = theirs.read_next(10_000).message_id()
+        seek_s.append(time.monotonic() - began_s)
+        seek_off += Position(sought.ledger_id(), sought.entry_id()) != expected
     print(
-        f"{len(entries):,} entries, {SEARCHES} times: at most {most} reads, {took_s / SEARCHES * 1000:.0f} ms a search; "
-        f"the broker's own search differs in {off}"
+        f"{MESSAGES:,} messages in {len(entries):,} entries, {SEARCHES} times: at most {reads.most} reads\n"
+        f"ours {median(ours_s) * 1000:.0f} ms a search, 0 wrong; the broker's by REST {median(rest_s) * 1000:.0f} ms, "
+        f"{rest_off} wrong; pulsar-client's seek and first message {median(seek_s) * 1000:.0f} ms, {seek_off} wrong"
     )
-    assert most <= 2 * math.log2(len(entries)) + 10
-    cluster.close()
+    assert reads.most <= 2 * math.log2(len(entries)) + 10
+    beyond = resolve_start(cluster, topic, AtTime(entries[-1].stamp.time_ms + 1))
+    assert beyond.position == entries[-1].position
+
+
+def test_numbers_are_found_to_the_message_and_in_few_reads(
+    topic: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(3)
+    entries = every_entry(cluster, topic)
+    place: dict[int, tuple[Position, int]] = {}
+    for one in entries:
+        assert one.stamp.index is not None
+        for batch_index in range(one.count):
+            place[one.stamp.index - one.count + 1 + batch_index] = (one.position, batch_index)
+    assert set(place) == set(range(MESSAGES))
+    reads = Reads(monkeypatch)
+    for index in rng.sample(range(MESSAGES), 1000):
+        start = resolve_start(cluster, topic, AtIndex(index))
+        reads.end_of_search()
+        position, batch_index = place[index]
+        assert start.next_position == position
+        assert (start.batch_index or 0) == (batch_index - 1 if batch_index > 1 else 0)
+        assert (start.batch_index is None) == (batch_index == 0)
+    print(f"1,000 numbers: at most {reads.most} reads")
+    assert reads.most <= 2 * math.log2(len(entries)) + 10
+
+
+@pytest.mark.spark
+def test_a_range_of_numbers_or_times_is_the_same_rows_each_time(
+    spark: SparkSession, runtime: Runtime, topic: str
+) -> None:
+    def read(**options: str) -> list[Any]:
+        given = {"service.url": runtime.service_url, "topic": topic, **options}
+        rows = spark.read.format("ledgerlake").options(**given).load().select("broker_index", "value", "message_id")
+        return sorted(rows.collect())
+
+    rows = read(startingIndex="12345", endingIndex="54321", minPartitions="2")
+    assert [row.broker_index for row in rows] == list(range(12345, 54322))
+    assert [int(row.value) for row in rows] == list(range(12345, 54322))
+    assert read(startingIndex="12345", endingIndex="54321") == rows
+    first, last = rows[0].message_id, rows[-1].message_id
+    assert read(startingOffsets=first, endingOffsets=last) == rows
+    assert read(startingOffsets=f"after {first}", endingOffsets=f"before {last}") == rows[1:-1]
+
+
+@pytest.mark.spark
+def test_times_cut_a_topic_into_parts_that_fit(
+    spark: SparkSession, runtime: Runtime, topic: str, cluster: Cluster
+) -> None:
+    entries = every_entry(cluster, topic)
+    middle_ms = str(entries[len(entries) // 2].stamp.time_ms)
+    given = {"service.url": runtime.service_url, "topic": topic}
+    before = spark.read.format("ledgerlake").options(**given, endingTime=middle_ms).load().count()
+    behind = spark.read.format("ledgerlake").options(**given, startingTime=middle_ms).load().count()
+    assert before + behind == MESSAGES
+    assert min(before, behind) > 0
+
+
+@pytest.mark.spark
+def test_a_pipeline_runs_between_two_numbers_and_its_lag_is_the_truth(
+    spark: SparkSession, runtime: Runtime, topic: str, tmp_path: Path
+) -> None:
+    data = runtime.config(tmp_path, topic, starting="index 70000", ending="index 79999")
+    config = parse_config(data)
+    assert [one.messages for one in find_lags(config)] == [MESSAGES - 70_000]
+    run_once(spark, data)
+    assert [int(row["value"]) for row in table_rows(tmp_path)] == list(range(70_000, 80_000))
+    assert [one.messages for one in find_lags(config)] == [MESSAGES - 80_000]
+    data["source"]["ending"] = "index 80004"
+    run_once(spark, data)
+    assert [int(row["value"]) for row in table_rows(tmp_path)] == list(range(70_000, 80_005))
+    said = ledgerlake("lag", config_file(tmp_path, data), "--json")
+    assert (said.returncode, json.loads(said.stdout)["messages"]) == (0, MESSAGES - 80_005)
+    data["source"]["ending"] = "latest"
+    run_once(spark, data)
+    (lag,) = find_lags(config)
+    assert (lag.messages, lag.time_ms) == (0, 0)
+    assert [int(row["value"]) for row in table_rows(tmp_path)] == list(range(70_000, MESSAGES))
 
 
 @pytest.mark.spark
@@ -114,7 +249,85 @@ def test_a_pipeline_starts_at_a_time(runtime: Runtime, spark: SparkSession, tmp_
     time.sleep(0.05)
     producer.send(b"after")
     text = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(moment)) + f".{int(moment * 1000) % 1000:03d}Z"
-    data = runtime.config(tmp_path, topic, starting=text)
-    assert parse_config(data).source.starting == text
-    run_once(spark, data)
+    run_once(spark, runtime.config(tmp_path, topic, starting=text))
     assert [row["value"] for row in table_rows(tmp_path)] == [b"after"]
+
+
+def test_a_place_is_shown_with_its_neighbours(runtime: Runtime, topic: str, cluster: Cluster) -> None:
+    entries = every_entry(cluster, topic)
+    for index in (0, 5000, MESSAGES - 1):
+        said = ledgerlake("positions", topic, "--index", str(index), "--service-url", runtime.service_url, "--json")
+        place = json.loads(said.stdout)
+        number = next(number for number, one in enumerate(entries) if (one.stamp.index or 0) >= index)
+        shown = [
+            None if one is None else Position(one["ledger_id"], one["entry_id"])
+            for one in map(place.get, ("before", "at", "after"))
+        ]
+        around = [entries[one].position if 0 <= one < len(entries) else None for one in range(number - 1, number + 2)]
+        assert shown == around
+        again = ledgerlake("positions", topic, "--id", place["serialised"], "--service-url", runtime.service_url)
+        assert again.stdout.splitlines()[0] == f"{topic}: {place['message_id']} ({place['serialised']})"
+    time_ms = entries[77].stamp.time_ms
+    said = ledgerlake("positions", topic, "--at", str(time_ms), "--service-url", runtime.service_url, "--json")
+    first = next(one for one in entries if one.stamp.time_ms >= time_ms)
+    assert json.loads(said.stdout)["at"]["broker_index"] == first.stamp.index
+
+
+def test_where_a_broker_began_to_add_metadata_in_mid_life_the_search_is_right(tmp_path: Path) -> None:
+    """The producers' clocks before are an hour ahead; what the broker stored itself is found exactly all the same."""
+    with start_runtime(broker_metadata=False, data_dir=tmp_path / "broker") as bare:
+        assert bare.broker is not None
+        topic = bare.topic()
+        cluster = bare.cluster()
+        producer = EntryProducer(cluster, topic)
+        for number in range(300):
+            producer.send(entry(int(time.time() * 1000) + 3_600_000, number, 0))
+        producer.close()
+        cluster.close()
+    with start_runtime(broker_metadata=True, data_dir=tmp_path / "broker") as running:
+        cluster = running.cluster()
+        producer = EntryProducer(cluster, topic)
+        for number in range(300, 800):
+            producer.send(entry(5, number, 0))
+        producer.close()
+        entries = every_entry(cluster, topic)
+        assert [one.stamp.by_broker for one in entries] == [False] * 300 + [True] * 500
+        for one in random.Random(4).sample(entries[301:], 50):
+            found = resolve_start(cluster, topic, AtTime(one.stamp.time_ms))
+            expected = next(two for two in entries[300:] if two.stamp.time_ms >= one.stamp.time_ms)
+            assert found.next_position == expected.position
+        first_number = entries[300].stamp.index
+        assert first_number is not None
+        assert resolve_start(cluster, topic, AtIndex(first_number + 5)).next_position == entries[305].position
+        assert resolve_end(cluster, topic, AtIndex(first_number)).position == entries[300].position
+        cluster.close()
+
+
+def test_every_id_of_pulsar_client_is_ours_and_the_other_way_round(runtime: Runtime) -> None:
+    topic = runtime.topic(partitions=2)
+    client = runtime.client()
+    ids: list[Any] = []
+    for batched in (False, True):
+        producer = client.create_producer(topic, batching_enabled=batched, batching_max_publish_delay_ms=50)
+        for _ in range(20):
+            producer.send_async(b"v", lambda _result, message_id: ids.append(message_id))
+        producer.flush()
+    ids.append(
+        client.create_producer(f"{topic}-partition-0", chunking_enabled=True, batching_enabled=False).send(
+            b"x" * 12_000_000
+        )
+    )
+    for theirs in ids:
+        serialised = theirs.serialize()
+        ours = from_bytes(serialised)
+        forms = [serialised.hex(), str(list(serialised)), str([one - 256 if one > 127 else one for one in serialised])]
+        assert {str(parse_message_id(one)) for one in forms} == {str(ours)}
+        back = pulsar.MessageId.deserialize(to_bytes(ours, theirs.partition()))
+        assert (back.ledger_id(), back.entry_id(), back.batch_index(), back.partition()) == (
+            theirs.ledger_id(),
+            theirs.entry_id(),
+            theirs.batch_index(),
+            theirs.partition(),
+        )
+        assert str(from_bytes(back.serialize())) == str(ours)
+    assert ";" in str(from_bytes(ids[-1].serialize()))

@@ -20,7 +20,8 @@ from ledgerlake.query.verify import verify
 from ledgerlake.sinks.republish import java_hash
 from tests.live.runtime import start_runtime
 from tests.live.test_cli import config_file, ledgerlake
-from tests.live.test_delay import now_ms, once, publish, settings, wait_for_rows, wait_until
+from tests.live.test_delay import now_ms, once, publish, settings, wait_for_rows
+from tests.live.test_large import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,6 +14,7 @@ from ledgerlake.errors import LedgerlakeError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.query.config import parse_config
 from ledgerlake.query.verify import verify
+from ledgerlake.source.last_entry import last_position
 from ledgerlake.source.positions import next_until
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.message_id import BEFORE_ALL
@@ -49,7 +50,7 @@ def test_a_reader_resumes_exactly_after_an_unload(runtime: Runtime) -> None:
     topic = runtime.topic()
     publish(runtime, topic, range(500))
     reader = EntryReader(runtime.cluster(), topic, BEFORE_ALL, window=20)
-    last = reader.last_position()
+    last = last_position(reader)
     assert last is not None
     found = []
     while (entry := next_until(reader, last)) is not None:
@@ -64,7 +65,7 @@ def test_a_reader_resumes_exactly_after_a_broker_restart() -> None:
         topic = own.topic()
         publish(own, topic, range(300))
         reader = EntryReader(own.cluster(), topic, BEFORE_ALL, window=20)
-        last = reader.last_position()
+        last = last_position(reader)
         assert last is not None
         assert own.broker is not None
         found = []

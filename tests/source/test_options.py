@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ledgerlake.errors import UsageError
-from ledgerlake.source.options import Since, parse_options
+from ledgerlake.source.options import AtIndex, AtTime, Before, Bound, parse_options
 from ledgerlake.wire.message_id import MessageId
 
 MINIMUM = {"service.url": "pulsar://h:1", "topic": "t"}
@@ -72,13 +72,34 @@ def test_starts_differ_by_topic_partition() -> None:
     ],
 )
 def test_a_start_by_time_is_iso_with_a_zone_or_milliseconds(text: str, time_ms: int) -> None:
-    assert parse_options({**MINIMUM, "startingTime": text}).starting == Since(time_ms)
+    assert parse_options({**MINIMUM, "startingTime": text}).starting == AtTime(time_ms)
     name = "persistent://public/default/t"
     assert parse_options({**MINIMUM, "startingTime": json.dumps({"t": text})}).starting_by_topic == (
-        (name, Since(time_ms)),
+        (name, AtTime(time_ms)),
     )
     if not text.isdigit():
-        assert parse_options({**MINIMUM, "startingOffsets": text}).starting == Since(time_ms)
+        assert parse_options({**MINIMUM, "startingOffsets": text}).starting == AtTime(time_ms)
+
+
+@pytest.mark.parametrize(
+    ("options", "bound"),
+    [
+        ({"endingOffsets": "2026-05-01T09:00:00.123Z"}, AtTime(1_777_626_000_123)),
+        ({"endingTime": "5"}, AtTime(5)),
+        ({"endingIndex": "17"}, AtIndex(17)),
+        ({"endingOffsets": "Index 17"}, AtIndex(17)),
+        ({"endingOffsets": "before 1:2:3"}, Before(MessageId(1, 2, 3))),
+        ({"endingOffsets": "CAEQAhgDMAA="}, MessageId(1, 2)),
+    ],
+)
+def test_an_end_is_an_id_a_time_or_an_index(options: dict[str, str], bound: Bound) -> None:
+    assert parse_options({**MINIMUM, **options}).ending_of("persistent://public/default/t") == bound
+
+
+def test_a_bound_of_a_topic_is_that_of_its_partitions_unless_they_have_their_own() -> None:
+    options = parse_options({**MINIMUM, "startingIndex": '{"t": 5, "t-partition-1": 7}'})
+    assert options.starting_of("persistent://public/default/t-partition-0", "latest") == AtIndex(5)
+    assert options.starting_of("persistent://public/default/t-partition-1", "latest") == AtIndex(7)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +108,13 @@ def test_a_start_by_time_is_iso_with_a_zone_or_milliseconds(text: str, time_ms: 
         ({"startingTime": "2026-05-01T09:00:00"}, "has no zone; write for example 2026-05-01T09:00:00Z"),
         ({"startingTime": "yesterday"}, "'yesterday' is no time"),
         ({"startingTime": "5", "startingOffsets": "latest"}, "exclude each other"),
-        ({"endingOffsets": "2026-05-01T09:00:00Z"}, "'endingOffsets' cannot be a time"),
+        ({"endingTime": "5", "endingIndex": "5"}, "exclude each other"),
+        ({"endingOffsets": "after 1:2"}, "cannot be 'after 1:2'; write the id alone, or before and the id"),
+        ({"startingOffsets": "before 1:2"}, "cannot be 'before 1:2'; write the id alone, or after and the id"),
+        ({"startingIndex": "-5"}, "'-5' is no message number"),
+        ({"startingOffsets": "index x"}, "'x' is no message number"),
     ],
 )
-def test_times_that_cannot_be_are_refused(options: dict[str, str], message: str) -> None:
+def test_bounds_that_cannot_be_are_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parse_options({**MINIMUM, **options})

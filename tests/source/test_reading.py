@@ -10,11 +10,12 @@ from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import read_entry_table
 from ledgerlake.errors import SetupError
+from ledgerlake.source.bounds import resolve_end, resolve_start
 from ledgerlake.source.offsets import PartitionOffset, from_json
 from ledgerlake.source.options import parse_options
 from ledgerlake.source.partition_reader import read_again, read_bundles, read_entries, read_messages
 from ledgerlake.source.planning import EntryRange
-from ledgerlake.source.positions import Scout, Tail, resolve_end, resolve_start
+from ledgerlake.source.positions import Scout, Tail
 from ledgerlake.wire.chunks import encode_marker
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.message_id import BEFORE_ALL, MessageId, Position
@@ -95,6 +96,28 @@ def test_a_start_inside_a_batch_leaves_out_what_was_taken() -> None:
         span = EntryRange(TOPIC, Position(7, -1), Position(7, 1), after_batch_index=1)
         rows = [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]
         assert [row["value"] for row in rows] == [b"2", b"3"]
+
+
+@pytest.mark.parametrize(
+    ("after", "until", "expected"),
+    [(None, 1, [b"0", b"1", b"2", b"3", b"4"]), (1, 0, [b"2", b"3"]), (None, 9, [b"0", b"1", b"2", b"3", b"4", b"5"])],
+)
+def test_an_end_inside_a_batch_leaves_out_what_is_behind_it(
+    after: int | None, until: int, expected: list[bytes]
+) -> None:
+    with Peer() as peer:
+        peer.add(batch([b"0", b"1", b"2"]), batch([b"3", b"4", b"5"]), batch([b"6"]))
+        span = EntryRange(TOPIC, Position(7, -1), Position(7, 1), after, end_batch_index=until)
+        rows = [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]
+        assert [row["value"] for row in rows] == expected
+
+
+def test_both_ends_of_a_read_can_lie_in_the_same_batch() -> None:
+    with Peer() as peer:
+        peer.add(batch([b"0", b"1", b"2", b"3"]))
+        span = EntryRange(TOPIC, Position(7, -1), Position(7, 0), 0, end_batch_index=2)
+        rows = [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]
+        assert [row["value"] for row in rows] == [b"1", b"2"]
 
 
 def test_entries_have_their_bytes_and_both_kinds_of_metadata() -> None:

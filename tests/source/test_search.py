@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.source.options import Since
-from ledgerlake.source.positions import resolve_start
-from ledgerlake.source.search import Dated, first_since
-from ledgerlake.wire.entry import encode_entry
+from ledgerlake.source.bounds import resolve_start
+from ledgerlake.source.options import AtTime
+from ledgerlake.source.search import Probe, StampedEntry, first_since, first_with_index
+from ledgerlake.wire.entry import Stamp, encode_entry
 from ledgerlake.wire.message_id import Position
 from tests.peer import TOPIC, Peer
 
 
-def search(entries: list[Dated], time_ms: int, last: Position | None = None) -> tuple[Dated | None, int]:
+def dated(position: Position, time_ms: int) -> StampedEntry:
+    return StampedEntry(position, Stamp(time_ms, None, True))
+
+
+def prober(entries: list[StampedEntry], end: Position | None = None) -> Probe:
+    return lambda position: next(
+        (one for one in entries if position <= one.position and (end is None or one.position <= end)), None
+    )
+
+
+def search(entries: list[StampedEntry], time_ms: int, last: Position | None = None) -> tuple[StampedEntry | None, int]:
     """What is found, and in how many reads."""
     reads = 0
     end = last or (entries[-1].position if entries else Position(-1, -1))
 
-    def probe(position: Position) -> Dated | None:
+    def probe(position: Position) -> StampedEntry | None:
         nonlocal reads
         reads += 1
         return next((one for one in entries if position <= one.position <= end), None)
@@ -30,7 +41,7 @@ def search(entries: list[Dated], time_ms: int, last: Position | None = None) -> 
     return first_since(probe, end, time_ms), reads
 
 
-def topic(rng: random.Random) -> list[Dated]:
+def topic(rng: random.Random) -> list[StampedEntry]:
     """Ledgers with sparse ids, of one entry or many, with holes; several entries may share a time."""
     entries, ledger_id, time_ms = [], rng.randrange(5), 1000
     for _ in range(rng.randint(0, 6)):
@@ -38,7 +49,7 @@ def topic(rng: random.Random) -> list[Dated]:
         entry_id = rng.choice([0, 0, 3])
         for _ in range(rng.choice([1, 1, 5, 40])):
             time_ms += rng.choice([0, 0, 1, 10])
-            entries.append(Dated(Position(ledger_id, entry_id), time_ms))
+            entries.append(dated(Position(ledger_id, entry_id), time_ms))
             entry_id += rng.choice([1, 1, 1, 4])
     return entries
 
@@ -47,17 +58,55 @@ def test_the_first_entry_at_or_after_the_time_is_found_in_every_topic() -> None:
     rng = random.Random(1)
     for _ in range(3000):
         entries = topic(rng)
-        asked = rng.choice([one.time_ms for one in entries] or [0]) + rng.choice([-1, 0, 1])
-        expected = next((one for one in entries if one.time_ms >= asked), None)
+        asked = rng.choice([one.stamp.time_ms for one in entries] or [0]) + rng.choice([-1, 0, 1])
+        expected = next((one for one in entries if one.stamp.time_ms >= asked), None)
         assert search(entries, asked)[0] == expected
 
 
 def test_an_end_that_is_a_hole_does_not_matter() -> None:
-    entries = [Dated(Position(3, one), 1000 + one) for one in range(10)]
+    entries = [dated(Position(3, one), 1000 + one) for one in range(10)]
     for last in (Position(3, 12), Position(4, 0), Position(9, 7)):
         assert search(entries, 1005, last)[0] == entries[5]
         assert search(entries, 1009, last)[0] == entries[9]
         assert search(entries, 1010, last)[0] is None
+
+
+def test_where_broker_timestamps_begin_in_mid_life_publish_times_decide_only_about_what_is_before() -> None:
+    rng = random.Random(3)
+    for _ in range(3000):
+        entries = topic(rng)
+        begin = rng.randint(0, len(entries))
+        old = [replace(one, stamp=Stamp(one.stamp.time_ms, None, False)) for one in entries[:begin]]
+        is_wrong = bool(old) and begin < len(entries) and rng.random() < 0.5
+        if is_wrong:
+            # The clock of the last producer before was years ahead.
+            old[-1] = replace(old[-1], stamp=Stamp(10**13, None, False))
+        asked = rng.choice([one.stamp.time_ms for one in entries] or [0]) + rng.choice([-1, 0, 1])
+        exact = next((one.position for one in entries if one.stamp.time_ms >= asked), None)
+        found = search(old + entries[begin:], asked)[0]
+        position = None if found is None else found.position
+        if is_wrong and entries[begin].stamp.time_ms >= asked:
+            assert position in (exact, old[-1].position)
+        else:
+            assert position == exact
+
+
+def test_an_index_is_found_in_the_entry_that_holds_it() -> None:
+    rng = random.Random(4)
+    for _ in range(2000):
+        entries, index, before_index = [], -1, rng.choice([0, 0, 3])
+        for number, one in enumerate(topic(rng)):
+            if number < before_index:
+                entries.append(replace(one, stamp=Stamp(one.stamp.time_ms, None, False)))
+                continue
+            count = rng.choice([1, 1, 5, 100])
+            index += count + rng.choice([0, 0, 0, 2])
+            entries.append(replace(one, stamp=Stamp(one.stamp.time_ms, index, True), message_count=count))
+        asked = rng.randint(0, max(index, 0) + 1)
+        expected = next((one for one in entries if one.stamp.index is not None and one.stamp.index >= asked), None)
+        assert (
+            first_with_index(prober(entries), entries[-1].position if entries else Position(-1, -1), asked) == expected
+        )
 
 
 @pytest.mark.parametrize(
@@ -72,7 +121,7 @@ def test_the_number_of_reads_grows_with_the_logarithm(ledgers: list[int]) -> Non
         time_ms = rng.randrange(len(positions))
         reads = 0
 
-        def probe(asked: Position) -> Dated:
+        def probe(asked: Position) -> StampedEntry:
             nonlocal reads
             reads += 1
             ledger_id = max(asked.ledger_id, 7)
@@ -81,10 +130,10 @@ def test_the_number_of_reads_grows_with_the_logarithm(ledgers: list[int]) -> Non
             if entry_id >= ends.get(ledger_id, 0):
                 ledger_id, entry_id = ledger_id + 3, 0
             position = Position(ledger_id, entry_id)
-            return Dated(position, place[position])
+            return dated(position, place[position])
 
         found = first_since(probe, positions[-1], time_ms)
-        assert found == Dated(positions[time_ms], time_ms)
+        assert found == dated(positions[time_ms], time_ms)
         assert reads <= 2 * math.log2(len(positions)) + 10
 
 
@@ -112,7 +161,7 @@ def test_a_start_by_time_is_before_the_first_entry_of_that_time_or_later(time_ms
         peer.add(stored(300), stored(400), b"odd", stored(400), ledger_id=8)
         cluster = Cluster(ClientSettings(peer.url, give_up_after_s=2))
         try:
-            assert resolve_start(cluster, TOPIC, Since(time_ms)).position == Position(*start)
+            assert resolve_start(cluster, TOPIC, AtTime(time_ms)).position == Position(*start)
         finally:
             cluster.close()
 
@@ -121,6 +170,6 @@ def test_a_start_by_time_in_an_empty_topic_is_its_beginning() -> None:
     with Peer() as peer:
         cluster = Cluster(ClientSettings(peer.url, give_up_after_s=2))
         try:
-            assert resolve_start(cluster, TOPIC, Since(5)).position == Position(-1, -1)
+            assert resolve_start(cluster, TOPIC, AtTime(5)).position == Position(-1, -1)
         finally:
             cluster.close()

@@ -63,7 +63,7 @@ def lookup(topic: str, request_id: int, authoritative: bool = False) -> bytes:
 
 
 def subscribe_reader(
-    topic: str, subscription: str, consumer_id: int, request_id: int, start: pb.MessageIdData
+    topic: str, subscription: str, consumer_id: int, request_id: int, start: pb.MessageIdData, read_compacted: bool
 ) -> bytes:
     """A non-durable exclusive subscription; the broker delivers from the entry before ``start``, exclusive of it."""
     body = pb.CommandSubscribe(
@@ -74,6 +74,7 @@ def subscribe_reader(
         request_id=request_id,
         durable=False,
         start_message_id=start,
+        read_compacted=read_compacted,
         force_topic_creation=False,
     )
     return encode(pb.BaseCommand(type=_Type.SUBSCRIBE, subscribe=body))

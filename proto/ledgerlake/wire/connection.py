@@ -58,7 +58,19 @@ class EntryReceived:
         return memoryview(self.frame)[self.entry_start :]
 
 
-Event = EntryReceived | Message
+@dataclass(frozen=True, slots=True)
+class LastMessageIdReceived:
+    """The answer to GET_LAST_MESSAGE_ID. ``entry`` is the stored entry behind it (PIP-429); no released broker sends one."""
+
+    answer: pb.CommandGetLastMessageIdResponse
+    entry: bytes
+
+    @property
+    def request_id(self) -> int:
+        return int(self.answer.request_id)
+
+
+Event = EntryReceived | LastMessageIdReceived | Message
 
 # Which commands may arrive, by our role and state. Everything else that we know by name is the peer's mistake.
 _ACCEPTED: dict[tuple[Role, State], frozenset[int]] = {
@@ -166,14 +178,17 @@ class Connection:
         if not command.HasField("type"):
             return None
         self._check_accepted(kind)
-        return self._advance(command)
+        body = self._advance(command)
+        if isinstance(body, pb.CommandGetLastMessageIdResponse):
+            return LastMessageIdReceived(body, bytes(frame.payload))
+        return body
 
     def _check_accepted(self, kind: int) -> None:
         if kind not in _ACCEPTED.get((self.role, self.state), frozenset()):
             name = pb.BaseCommand.Type.Name(kind)
             raise MalformedFrameError(f"the peer sent {name} to a {self.role.value} that is {self.state.value}")
 
-    def _advance(self, command: pb.BaseCommand) -> Event | None:
+    def _advance(self, command: pb.BaseCommand) -> Message | None:
         field = _FIELD_OF_TYPE[command.type]
         if not command.HasField(field):
             raise MalformedFrameError(f"a command of type {command.type} lacks its {field}")

@@ -186,6 +186,31 @@ def _peek(rest: memoryview) -> pb.MessageMetadata:
     return metadata
 
 
+def take_message(
+    payload: memoryview, batch_index: int, count: int
+) -> tuple[pb.SingleMessageMetadata, memoryview, memoryview]:
+    """The next message of a batch's plain payload: its metadata, its value, and the rest of the payload.
+
+    Raises:
+        CorruptEntryError: ``batch_count``, ``truncated_batch`` or ``malformed_entry``.
+    """
+    if len(payload) == 0:
+        raise CorruptEntryError(f"the batch claims {count} messages and holds {batch_index}", reason="batch_count")
+    if len(payload) < 4 or _U32.unpack_from(payload)[0] > len(payload) - 4:
+        raise CorruptEntryError(f"the batch ends inside message {batch_index}", reason="truncated_batch")
+    metadata_end = 4 + _U32.unpack_from(payload)[0]
+    try:
+        single = pb.SingleMessageMetadata.FromString(bytes(payload[4:metadata_end]))
+    except DecodeError as error:
+        raise CorruptEntryError(f"metadata of message {batch_index}: {error}", reason="malformed_entry") from None
+    if not single.IsInitialized() or single.event_time > MAX_TIME_MS or single.sequence_id >= 2**63:
+        raise CorruptEntryError(f"metadata of message {batch_index} is not usable", reason="malformed_entry")
+    end = metadata_end + single.payload_size
+    if single.payload_size < 0 or end > len(payload):
+        raise CorruptEntryError(f"the batch ends inside message {batch_index}", reason="truncated_batch")
+    return single, payload[metadata_end:end], payload[end:]
+
+
 def encode_entry(metadata: pb.MessageMetadata, payload: bytes, broker: pb.BrokerEntryMetadata | None = None) -> bytes:
     """An entry as a producer sends it, checksum included; with ``broker``, as a broker shows it to readers."""
     metadata_bytes = metadata.SerializeToString()

@@ -1,7 +1,7 @@
 """Where a message stands: ledger, entry, and the index inside a batch.
 
-Text form: ``ledger:entry`` or ``ledger:entry:batch``; of a chunked message ``first;last`` (PIP-107). Byte form: MessageIdData,
-as every Pulsar client serialises it; what lacks ``first_chunk_message_id`` (field 7) is a plain id, as older clients wrote it.
+Text form: ``ledger:entry`` or ``ledger:entry:batch``; of a chunked message ``first;last`` (PIP-107). Byte form (given as hex,
+base64, or the list of signed or unsigned bytes that Spark's JVM connector writes): MessageIdData, as every Pulsar client serialises it; what lacks ``first_chunk_message_id`` (field 7) is a plain id, as older clients wrote it.
 Positions order by (ledger, entry); ids of ledgers only grow, but are not dense. A batch index of -1 means "the entry itself".
 
 A chunked message stands at its last chunk: a ``ChunkMessageId`` orders, equals and hashes by ``last`` alone, also against
@@ -12,6 +12,8 @@ EARLIEST and LATEST are the protocol's: all ones (-1 as u64) and the largest sig
 
 from __future__ import annotations
 
+import base64
+import json
 import re
 from dataclasses import dataclass
 
@@ -94,22 +96,39 @@ def _standing(message_id: AnyMessageId) -> MessageId:
 
 
 def parse_message_id(text: str) -> AnyMessageId:
-    """Read ``ledger:entry[:batch]``, ``first;last`` of a chunked message, or the hex of a serialised id.
+    """Read ``ledger:entry[:batch]``, ``first;last`` of a chunked message, or a serialised id.
+
+    That one is hex, base64 (also of the URL alphabet), or a list of its bytes, such as ``[8, -41, 2, 16, 0]``.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: it is none of these.
     """
     ends = [_parse_text(part) for part in text.split(";")]
     if len(ends) == 1 and ends[0] is not None:
         return ends[0]
     if len(ends) == 2 and ends[0] is not None and ends[1] is not None:
         return ChunkMessageId(ends[0], ends[1])
-    try:
-        return from_bytes(bytes.fromhex(text))
-    except (ValueError, DecodeError):
-        raise UsageError(
-            f"'{text}' is not a message id; write ledger:entry, ledger:entry:batch, or the hex of a serialised id"
-        ) from None
+    for read in (bytes.fromhex, _from_base64, _from_list):
+        try:
+            return from_bytes(read(text.strip()))
+        except (ValueError, DecodeError):
+            continue
+    raise UsageError(
+        f"'{text}' is not a message id; write ledger:entry, ledger:entry:batch, or a serialised id as hex or base64"
+    )
+
+
+def _from_base64(text: str) -> bytes:
+    standard = text.replace("-", "+").replace("_", "/").rstrip("=")
+    return base64.b64decode(standard + "=" * (-len(standard) % 4), validate=True)
+
+
+def _from_list(text: str) -> bytes:
+    """A JSON list of bytes, signed as Java has them or unsigned."""
+    numbers = json.loads(text)
+    if not isinstance(numbers, list) or not all(isinstance(one, int) and -128 <= one < 256 for one in numbers):
+        raise ValueError("no list of bytes")
+    return bytes(one % 256 for one in numbers)
 
 
 def _parse_text(text: str) -> MessageId | None:

@@ -24,12 +24,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClientSettings:
-    """How to reach a cluster; travels with a pickled reader to Spark's workers."""
+    """How to reach a cluster, and what its readers see of a topic; travels with a pickled reader to Spark's workers.
+
+    ``read_compacted``: of what was compacted, only the latest message of each key. ``converter``: where such a topic ends,
+    by somebody else's reading of its last entry (see ``source.last_entry``), as ``package.module:name``.
+    """
 
     service_url: str
     connect_timeout_s: float = 10.0
     request_timeout_s: float = 30.0
     give_up_after_s: float = 120.0
+    read_compacted: bool = False
+    converter: str | None = None
 
 
 class Cluster:

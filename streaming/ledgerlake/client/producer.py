@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from ledgerlake.client.backoff import patiently
 from ledgerlake.errors import DeadlineError, TransportError
 from ledgerlake.wire.message_id import Position, from_wire
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ledgerlake.client.cluster import Cluster
+    from ledgerlake.client.session import Receipts, Session
     from ledgerlake.pb import pulsar_pb2 as pb
 
 _PENDING_MOST = 500
@@ -24,12 +26,21 @@ _TOGETHER_MOST = 4
 
 
 class EntryProducer:
-    """Sends entries to one topic partition, a bounded number ahead of their receipts."""
+    """Sends entries to one topic partition, a bounded number ahead of their receipts.
+
+    Opening it waits for a broker that is away or still loads the topic.
+
+    Raises:
+        TopicNotFoundError, BrokerError, TransportError: as for a reader.
+    """
 
     def __init__(self, cluster: Cluster, topic_partition: str, name: str | None = None) -> None:
+        def open_once() -> tuple[Session, Receipts, str]:
+            session = cluster.session_for(topic_partition)
+            return session, *session.open_producer(topic_partition, name)
+
         self.topic_partition = topic_partition
-        self._session = cluster.session_for(topic_partition)
-        self._queue, self.name = self._session.open_producer(topic_partition, name)
+        self._session, self._queue, self.name = patiently(open_once, cluster.settings.give_up_after_s)
         self._pending = 0
         self._sequence = 0
 

@@ -13,9 +13,9 @@ import uuid
 from typing import TYPE_CHECKING, TypeVar
 
 from ledgerlake.client.backoff import Backoff
-from ledgerlake.errors import LedgerlakeError, TransportError, is_retryable
-from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.errors import BrokerError, LedgerlakeError, TransportError, is_retryable
 from ledgerlake.wire import commands
+from ledgerlake.wire.connection import LastMessageIdReceived
 from ledgerlake.wire.consumer import Permits
 from ledgerlake.wire.entry import message_count
 from ledgerlake.wire.message_id import Position, from_wire, start_after
@@ -33,12 +33,24 @@ Result = TypeVar("Result")
 
 
 class EntryReader:
-    """A non-durable reader of one topic partition, positioned after ``after``."""
+    """A non-durable reader of one topic partition, positioned after ``after``.
 
-    def __init__(self, cluster: Cluster, topic_partition: str, after: Position, window: int = DEFAULT_WINDOW) -> None:
+    Args:
+        read_compacted: whether it sees the topic as compaction left it; None: as the cluster's settings say.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        topic_partition: str,
+        after: Position,
+        window: int = DEFAULT_WINDOW,
+        read_compacted: bool | None = None,
+    ) -> None:
         self.topic_partition = topic_partition
         self.after = after
-        self._cluster = cluster
+        self.cluster = cluster
+        self.read_compacted = cluster.settings.read_compacted if read_compacted is None else read_compacted
         self._permits = Permits(window)
         self._open: tuple[Session, Consumer] | None = None
         self._backoff = Backoff(give_up_after_s=cluster.settings.give_up_after_s)
@@ -59,13 +71,22 @@ class EntryReader:
             if time.monotonic() >= deadline:
                 return None
 
-    def last_position(self) -> Position | None:
-        """The last entry that a reader can get now, or None where there is none.
+    def last_message(self) -> LastMessageIdReceived | None:
+        """What the broker says of the last message; None where it cannot read what compaction left of the topic.
 
         Raises:
             As ``next``.
         """
-        return self._retrying(self._last_position_once)
+        return self._retrying(self._last_message_once)
+
+    def mark_delete_position(self) -> Position:
+        """The last entry that counts as taken; of a reader from ``BEFORE_ALL`` the first ledger, and no entry of it.
+
+        Raises:
+            As ``next``.
+        """
+        received = self._retrying(self._ask_last_message)
+        return from_wire(received.answer.consumer_mark_delete_position).position
 
     def wake(self) -> None:
         """Grant a fresh window: for a broker that has entries for us and sends none."""
@@ -98,24 +119,30 @@ class EntryReader:
                 self.after = position
                 return entry
 
-    def _last_position_once(self) -> Position | None:
+    def _last_message_once(self) -> LastMessageIdReceived | None:
+        try:
+            return self._ask_last_message()
+        except BrokerError as error:
+            if self.read_compacted and error.code == "MetadataError":
+                return None
+            raise
+
+    def _ask_last_message(self) -> LastMessageIdReceived:
         session, consumer = self._opened()
-        answer = session.request(
-            pb.CommandGetLastMessageIdResponse,
+        return session.request(
+            LastMessageIdReceived,
             f"tell the last message of {self.topic_partition}",
             lambda request_id: commands.get_last_message_id(consumer.consumer_id, request_id),
         )
-        position = from_wire(answer.last_message_id).position
-        return position if position.ledger_id >= 0 and position.entry_id >= 0 else None
 
     def _opened(self) -> tuple[Session, Consumer]:
         if self._open is None or self._open[1].closed:
-            session = self._cluster.session_for(self.topic_partition)
+            session = self.cluster.session_for(self.topic_partition)
             start = start_after(self.after)
             consumer = session.subscribe(
                 f"open a reader on {self.topic_partition}",
                 lambda consumer_id, request_id: commands.subscribe_reader(
-                    self.topic_partition, self._name, consumer_id, request_id, start
+                    self.topic_partition, self._name, consumer_id, request_id, start, self.read_compacted
                 ),
             )
             self._open = session, consumer

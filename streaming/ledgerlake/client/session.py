@@ -16,7 +16,7 @@ import time
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ledgerlake.client.transport import Transport
 from ledgerlake.errors import ConsumerBusyError, DeadlineError, LedgerlakeError, ProtocolError, TransportError
@@ -28,14 +28,13 @@ from ledgerlake.wire.lookup import refused
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from google.protobuf.message import Message
 
 CLIENT_VERSION = "ledgerlake 0.1"
 KEEPALIVE_S = 15.0
 _IDLE_LOOK_S = 1.0
 _READ_AHEAD_BYTES = 1024 * 1024
 
-Answer = TypeVar("Answer", bound="Message")
+Answer = TypeVar("Answer")
 
 
 @dataclass
@@ -66,7 +65,7 @@ class Session:
         self.request_timeout_s = request_timeout_s
         self._failure: LedgerlakeError | None = None
         self._connection = Connection(Role.CLIENT)
-        self._answers: dict[int, Message] = {}
+        self._answers: dict[int, Any] = {}
         self._waiting: set[int] = set()
         self._consumers: dict[int, Consumer] = {}
         self._producers: dict[int, Receipts] = {}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pyarrow import fs
 
-from ledgerlake.errors import OffsetError
+from ledgerlake.errors import refuse_newer
 from ledgerlake.files import resolve
 from ledgerlake.pb import delay_pb2 as pb
 from ledgerlake.state.delay.snapshot import VERSION
@@ -202,11 +202,7 @@ class _Recent:
 
 def _read_directory(data: bytes) -> list[int]:
     found = pb.BlockDirectory.FromString(data)
-    if found.version > VERSION:
-        raise OffsetError(
-            f"a bucket of delayed messages was written by a newer Ledgerlake (version {found.version}, this one reads up to "
-            f"{VERSION}); upgrade Ledgerlake"
-        )
+    refuse_newer("a bucket of delayed messages", found.version, VERSION)
     return list(found.first_segments)
 
 

@@ -26,9 +26,10 @@ import pyarrow as pa
 
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.split import read_delayed
-from ledgerlake.errors import OffsetError
+from ledgerlake.errors import refuse_newer
 from ledgerlake.operators.assembly import Assembled, Due, DueAgain, Rejected
 from ledgerlake.operators.buckets import FolderStorage, StateStorage
+from ledgerlake.operators.rows import places
 from ledgerlake.state.delay.bucket import Record, record_from_json, record_to_json
 from ledgerlake.state.delay.cancels import MOST_CANCELS, Cancel, Cancels, cancels_from_json, cancels_to_json
 from ledgerlake.state.delay.segment import WAITING, frame_sizes, waiting
@@ -200,8 +201,8 @@ class DelayedMessages:
         kept = batch.column(3).is_valid().to_numpy(zero_copy_only=False)
         rows = range(batch.num_rows)
         for has_frame, group in groupby(rows, lambda row: bool(kept[row])):
-            places = list(group)
-            part = batch.slice(places[0], len(places))
+            together = list(group)
+            part = batch.slice(together[0], len(together))
             if has_frame:
                 yield from (Due(frames, delivered_ms, outputs) for frames in _together(part))
             else:
@@ -235,17 +236,12 @@ def _only(state: ValueState) -> str | None:
 
 
 def _large_to_json(positions: tuple[Position, ...], held: bool) -> str:
-    places = [[one.ledger_id, one.entry_id] for one in positions]
-    return json.dumps({"version": _LARGE_VERSION, "positions": places, "held": held})
+    return json.dumps({"version": _LARGE_VERSION, "positions": places(positions), "held": held})
 
 
 def _large_from_json(text: str) -> tuple[tuple[Position, ...], bool]:
     data: dict[str, Any] = json.loads(text)
-    if data["version"] > _LARGE_VERSION:
-        raise OffsetError(
-            f"the checkpoint was written by a newer Ledgerlake (delayed large messages of version {data['version']}, this "
-            f"one reads up to {_LARGE_VERSION}); upgrade Ledgerlake"
-        )
+    refuse_newer("the checkpoint", data["version"], _LARGE_VERSION, "delayed large messages of version")
     return tuple(Position(*one) for one in data["positions"]), data["held"]
 
 

@@ -26,7 +26,7 @@ import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from ledgerlake.decode.messages import TopicPartition
-from ledgerlake.errors import OffsetError
+from ledgerlake.errors import refuse_newer
 from ledgerlake.operators.assembly import Assembled, Assembly, Due, DueAgain, Outcome
 from ledgerlake.operators.delayed import DelayedMessages, DelayedState
 from ledgerlake.operators.rows import (
@@ -37,7 +37,9 @@ from ledgerlake.operators.rows import (
     Standing,
     Waits,
     flow_values,
+    latest,
     open_set_from_dict,
+    places,
     report_from_json,
     standing_to_json,
 )
@@ -47,7 +49,7 @@ from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle
@@ -115,7 +117,7 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         assembly = Assembly(self._limits, parts, oldest_first, hold_delayed=self._delay.enabled)
         for outcome in _happened(assembly, delayed, reports):
             yield from _outcome_rows(source, outcome)
-        for due in delayed.release(_latest(report.due_ms for report in reports)):
+        for due in delayed.release(latest(report.due_ms for report in reports)):
             yield from _outcome_rows(source, due)
         parts.store_fresh()
         self._store(stored, assembly.pending.sets)
@@ -188,12 +190,7 @@ def set_from_json(text: str) -> OpenSet:
         OffsetError: a newer release wrote it.
     """
     data = json.loads(text)
-    version = data.pop("version")
-    if version > SET_VERSION:
-        raise OffsetError(
-            f"the checkpoint was written by a newer Ledgerlake (open sets of version {version}, this one reads up to "
-            f"{SET_VERSION}); upgrade Ledgerlake"
-        )
+    refuse_newer("the checkpoint", data.pop("version"), SET_VERSION, "open sets of version")
     return open_set_from_dict(data)
 
 
@@ -206,7 +203,7 @@ def _happened(assembly: Assembly, delayed: DelayedMessages, reports: list[Report
                 delayed.cancel(event)
             else:
                 yield from _unless_delayed(_apply(assembly, event), delayed)
-    now_ms = _latest(report.now_ms for report in reports)
+    now_ms = latest(report.now_ms for report in reports)
     if now_ms is not None:
         yield from assembly.expire(now_ms)
 
@@ -229,10 +226,6 @@ def _apply(assembly: Assembly, event: Chunk | Begun | OpenSet | Marker) -> Itera
     return assembly.arrive(event)
 
 
-def _latest(times_ms: Iterable[int | None]) -> int | None:
-    return max((one for one in times_ms if one is not None), default=None)
-
-
 def _standing(assembly: Assembly, waiting: Waiting, reports: list[Report], limits: Limits) -> Standing:
     sets = assembly.pending.sets
     return Standing(
@@ -253,11 +246,9 @@ def _outcome_rows(source: TopicPartition, outcome: Outcome | Cancels) -> Iterato
     elif isinstance(outcome, Due):
         yield _row(source, "due", None, _due_note(outcome), outcome.frames)
     elif isinstance(outcome, DueAgain):
-        positions = [[one.ledger_id, one.entry_id] for one in outcome.positions]
-        yield _row(source, "again", None, _due_note(outcome, positions=positions), None)
+        yield _row(source, "again", None, _due_note(outcome, positions=places(outcome.positions)), None)
     elif isinstance(outcome, Assembled):
-        positions = [[one.ledger_id, one.entry_id] for one in outcome.positions]
-        note = _due_note(outcome, positions=positions, read_again=outcome.entries is None)
+        note = _due_note(outcome, positions=places(outcome.positions), read_again=outcome.entries is None)
         yield _row(source, "message", outcome.positions[-1], note, None)
         for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
             yield _row(source, "part", position, None, entry)

@@ -32,7 +32,7 @@ from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ledgerlake.decode.messages import TopicPartition
 
@@ -151,6 +151,16 @@ _READERS: dict[str, Callable[[dict[str, Any]], Event]] = {
     "Waits": _waits,
     "Cancel": lambda data: Cancel(**{**data, "position": Position(**data["position"])}),
 }
+
+
+def latest(times_ms: Iterable[int | None]) -> int | None:
+    """The latest time that is known; None where none is."""
+    return max((one for one in times_ms if one is not None), default=None)
+
+
+def places(positions: Iterable[Position]) -> list[list[int]]:
+    """Positions for JSON."""
+    return [[one.ledger_id, one.entry_id] for one in positions]
 
 
 def flow_row(

@@ -11,14 +11,14 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from ledgerlake.decode import schema
-from ledgerlake.decode.messages import TopicPartition, as_view, rejects_as_view
-from ledgerlake.decode.split import DELAYED, ENTRIES, only_entry
+from ledgerlake.decode.messages import BatchPart, TopicPartition, as_view, rejects_as_view
+from ledgerlake.decode.split import DATA_LOSS, DELAYED, ENTRIES, LOST, only_entry
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.cancelling import find_cancels
 from ledgerlake.operators.chunk_entries import read_alone
 from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
 from ledgerlake.operators.processor import assemble
-from ledgerlake.operators.rows import FLOW_DDL, Event, Report, Standing, flow_row, report_to_json
+from ledgerlake.operators.rows import FLOW_DDL, Event, Report, Standing, flow_row, latest, report_to_json
 from ledgerlake.source.partition_reader import Piece, check_broker_metadata, piece_as_view
 from ledgerlake.state.chunks import Chunk, Limits
 from ledgerlake.state.delay.cancels import Cancels
@@ -53,7 +53,8 @@ def _forward(
             if source not in ranges:
                 ranges[source] = _Range(source, row, options, holds_delayed)
             frames = memoryview(batch["frames"][number].as_buffer())
-            yield from ranges[source].take(Piece(row["kind"], frames, row["after_batch_index"], row["broker_ms"]))
+            part = BatchPart(row["after_batch_index"], row["until_batch_index"])
+            yield from ranges[source].take(Piece(row["kind"], frames, part, row["broker_ms"]))
     for one in ranges.values():
         yield one.report()
 
@@ -72,7 +73,8 @@ class _Range:
         self._events: list[Event] = []
 
     def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
-        self._now_ms, self._due_ms = _later(self._now_ms, piece.broker_ms), _later(self._due_ms, piece.broker_ms)
+        self._now_ms = latest((self._now_ms, piece.broker_ms))
+        self._due_ms = latest((self._due_ms, piece.broker_ms))
         if piece.kind == DELAYED and self._holds_delayed:
             yield flow_row(self._source, DELAYED, entry=piece.frames)
         elif piece.kind in (ENTRIES, DELAYED):
@@ -93,19 +95,18 @@ class _Range:
 
     def _take_alone(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         position, entry = only_entry(piece.frames)
+        if piece.kind == LOST:
+            yield flow_row(self._source, "reject", position, DATA_LOSS, entry)
+            return
         try:
             event = read_alone(piece.kind, entry, position)
         except CorruptEntryError as error:
             yield flow_row(self._source, "reject", position, error.reason, entry)
             return
-        self._now_ms = _later(self._now_ms, event.time_ms)
+        self._now_ms = latest((self._now_ms, event.time_ms))
         self._events.append(event)
         if isinstance(event, Chunk):
             yield flow_row(self._source, "chunk", position, entry=entry)
-
-
-def _later(time_ms: int | None, other_ms: int | None) -> int | None:
-    return max((one for one in (time_ms, other_ms) if one is not None), default=None)
 
 
 def _decode(rows: Iterable[pa.RecordBatch], options: SourceOptions, limits: Limits) -> Iterator[pa.RecordBatch]:

@@ -9,30 +9,27 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from typing import TYPE_CHECKING, Literal
 
 from ledgerlake import errors as _errors
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.cursor import DurableCursor
-from ledgerlake.client.producer import EntryProducer
 from ledgerlake.decode import schema
 from ledgerlake.errors import LedgerlakeError, SetupError, UsageError
 from ledgerlake.operators.processor import set_up_state
 from ledgerlake.operators.whole import whole_messages
-from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.query.config import Config, parse_trigger
 from ledgerlake.query.start import as_option, load_start, save_start
 from ledgerlake.sinks.delta import BatchResult, DeltaSink
 from ledgerlake.sinks.outbox import Outbox
+from ledgerlake.sinks.pulsar import LargeMessageProducer
 from ledgerlake.sinks.republish import Republisher
 from ledgerlake.sinks.writing import TaskSettings
+from ledgerlake.source.bounds import resolve_start
 from ledgerlake.source.datasource import LedgerlakeDataSource
-from ledgerlake.source.options import parse_bound
-from ledgerlake.source.positions import resolve_start
+from ledgerlake.source.options import parse_start
 from ledgerlake.source.wakes import load_wakes, save_wakes
 from ledgerlake.state.delay.cancels import CANCEL_PROPERTY, parse_cancel
-from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
@@ -48,8 +45,8 @@ def messages(spark: SparkSession, config: Config) -> DataFrame:
     """A streaming DataFrame of whole, decoded messages with the table's columns, for any sink or transformation.
 
     Large messages are put together, and delayed ones wait, in the state of whatever query this becomes a part of; so
-    that they leave it in time, an idle topic still has a micro-batch every second. What cannot become a message is not in it: ``rejects``
-    streams that.
+    that they leave it in time, an idle topic still has a micro-batch every second. What cannot become a message is not in
+    it: ``rejects`` streams that.
     """
     return _whole(spark, config).where("reject_reason is null").select(*schema.MESSAGES.names)
 
@@ -179,7 +176,7 @@ class Pipeline:
 
     def _hold_cursors(self, names: list[str]) -> Offset:
         """Make the cursors before anything is read; the pipeline's very first position, resolved once for all runs."""
-        bound = parse_bound(self.config.source.starting, "[source] starting")
+        bound = parse_start(self.config.source.starting, "[source] starting")
         start = load_start(self.config.stream.checkpoint)
         for name in names:
             self._cursors[name] = DurableCursor(self._cluster, name, self.config.subscription)
@@ -267,14 +264,8 @@ def cancel(config: Config, by: Literal["id", "key"], target: str) -> list[str]:
     try:
         names = cluster.all_partitions(config.source.topics)
         for name in names:
-            producer = EntryProducer(cluster, name)
-            metadata = pb.MessageMetadata(
-                producer_name=producer.name,
-                sequence_id=0,
-                publish_time=int(time.time() * 1000),
-                properties=[pb.KeyValue(key=CANCEL_PROPERTY, value=value)],
-            )
-            producer.send_and_wait([encode_entry(metadata, b"")])
+            producer = LargeMessageProducer(cluster, name)
+            producer.send(b"", properties={CANCEL_PROPERTY: value})
             producer.close()
     finally:
         cluster.close()

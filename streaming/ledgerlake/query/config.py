@@ -1,7 +1,7 @@
 """The configuration file: TOML, checked whole before Spark starts; an unknown key names the nearest known one.
 
-[source]   service_url, topics; starting, require_broker_metadata, max_rows_per_trigger, max_bytes_per_trigger, min_partitions,
-           retry_timeout_s
+[source]   service_url, topics; starting, ending, read_compacted, fail_on_data_loss, require_broker_metadata,
+           max_rows_per_trigger, max_bytes_per_trigger, min_partitions, retry_timeout_s
 [stream]   name; trigger, checkpoint
 [delta]    path; rejects_path
 [chunks]   max_pending, max_pending_bytes, max_message_bytes, expire_after
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from ledgerlake.client.topics import full_name
 from ledgerlake.errors import UsageError
 from ledgerlake.operators.delayed import DelayOptions
-from ledgerlake.source.options import SourceOptions, nearest, parse_bound, parse_options
+from ledgerlake.source.options import SourceOptions, nearest, parse_end, parse_options, parse_start
 from ledgerlake.state.chunks import Limits
 from ledgerlake.state.delay.tracker import DelaySettings
 
@@ -43,11 +43,14 @@ Section = TypeVar("Section")
 
 @dataclass(frozen=True)
 class SourceConfig:
-    """``[source]``: which topics, from where on."""
+    """``[source]``: which topics, from where on and up to where; ``latest`` is no end."""
 
     service_url: str
     topics: tuple[str, ...]
     starting: str = "earliest"
+    ending: str = "latest"
+    read_compacted: bool = False
+    fail_on_data_loss: bool = True
     require_broker_metadata: bool = False
     max_rows_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
@@ -165,6 +168,9 @@ class Config:
             "service.url": source.service_url,
             "topics": ",".join(source.topics),
             "startingOffsets": source.starting,
+            "endingOffsets": source.ending,
+            "readCompacted": str(source.read_compacted).lower(),
+            "failOnDataLoss": str(source.fail_on_data_loss).lower(),
             "requireBrokerMetadata": str(source.require_broker_metadata).lower(),
             "maxRowsPerTrigger": source.max_rows_per_trigger,
             "maxBytesPerTrigger": source.max_bytes_per_trigger,
@@ -230,7 +236,8 @@ def parse_config(data: dict[str, Any]) -> Config:
     if not source.topics:
         raise UsageError("[source] topics is empty")
     source = replace(source, topics=tuple(full_name(topic) for topic in source.topics))
-    parse_bound(source.starting, "[source] starting")
+    parse_start(source.starting, "[source] starting")
+    parse_end(source.ending, "[source] ending")
     if not _NAME.fullmatch(stream.name):
         raise UsageError(f"[stream] name '{stream.name}' may hold letters, digits, dot, dash and underscore only")
     parse_trigger(stream.trigger)

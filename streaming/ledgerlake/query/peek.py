@@ -9,11 +9,15 @@ from ledgerlake.client.reader import EntryReader
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.entries import entry_rows
 from ledgerlake.decode.messages import TopicPartition
-from ledgerlake.source.options import parse_bound
-from ledgerlake.source.positions import next_until, resolve_start
+from ledgerlake.source.bounds import resolve_start
+from ledgerlake.source.last_entry import last_position
+from ledgerlake.source.options import parse_start
+from ledgerlake.source.positions import next_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import pyarrow as pa
 
 
 def peek(service_url: str, topic: str, start: str, count: int) -> Iterator[dict[str, Any]]:
@@ -22,7 +26,7 @@ def peek(service_url: str, topic: str, start: str, count: int) -> Iterator[dict[
     Raises:
         UsageError, BrokerError, TransportError, ProtocolError.
     """
-    bound = parse_bound(start, "--from")
+    bound = parse_start(start, "--from")
     cluster = Cluster(ClientSettings(service_url, give_up_after_s=5.0))
     try:
         for name in cluster.topic_partitions(topic):
@@ -35,14 +39,19 @@ def _peek_partition(cluster: Cluster, name: str, bound: Any, count: int) -> Iter
     reader = EntryReader(cluster, name, resolve_start(cluster, name, bound).position, window=count)
     source = TopicPartition(*split_partition(name))
     try:
-        end = reader.last_position()
+        end = last_position(reader)
         while end is not None and count > 0 and (entry := next_until(reader, end)) is not None:
-            row: dict[str, Any] = entry_rows(entry.frame, source).to_pylist()[0]
-            row["entry_bytes"] = len(row.pop("entry"))
-            yield row
+            yield described(entry_rows(entry.frame, source))
             count -= 1
     finally:
         reader.close()
+
+
+def described(rows: pa.RecordBatch) -> dict[str, Any]:
+    """The one row of an entry, with its size in place of its bytes."""
+    row: dict[str, Any] = rows.to_pylist()[0]
+    row["entry_bytes"] = len(row.pop("entry"))
+    return row
 
 
 def entry_line(row: dict[str, Any]) -> str:

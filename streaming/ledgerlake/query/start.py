@@ -1,4 +1,4 @@
-"""Where a pipeline began, kept beside Spark's checkpoint: ``<checkpoint>/ledgerlake/start.json``.
+"""Where a pipeline began, kept beside Spark's checkpoint: ``<checkpoint>/ledgerlake/start.json``; and where it is.
 
 Spark asks a source for its first offset again when it restarts before the first batch was committed, and ``latest`` would
 then mean another place. So the first start is resolved once, written down, and handed to the source as positions. The file
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 
+from pyarrow import fs
+
 from ledgerlake.errors import SetupError
-from ledgerlake.files import load_json, save_json
-from ledgerlake.source.offsets import Offset, PartitionOffset, from_json, to_json
-from ledgerlake.wire.message_id import BEFORE_ALL, MessageId
+from ledgerlake.files import load_json, resolve, save_json
+from ledgerlake.source.offsets import Offset, from_json, to_json
 
 
 def load_start(checkpoint: str) -> Offset | None:
@@ -40,12 +41,21 @@ def save_start(checkpoint: str, start: Offset) -> None:
 
 
 def as_option(start: Offset) -> str:
-    """The start as the source's ``startingOffsets``, which name the first message to read."""
-    return json.dumps({name: _first_to_read(one) for name, one in start.items()})
+    """The start as the source's ``startingOffsets``."""
+    return json.dumps(to_json(start))
 
 
-def _first_to_read(offset: PartitionOffset) -> str:
-    if offset.position == BEFORE_ALL:
-        return "earliest"
-    position, batch_index = offset.position, offset.batch_index
-    return str(MessageId(position.ledger_id, position.entry_id + 1, -1 if batch_index is None else batch_index + 1))
+def committed_offset(checkpoint: str) -> Offset | None:
+    """Where the query's last committed batch ended; None before the first.
+
+    Raises:
+        OffsetError: a newer release wrote it, or nobody of ours.
+    """
+    filesystem, root = resolve(checkpoint)
+    found = filesystem.get_file_info(fs.FileSelector(f"{root}/commits", allow_not_found=True))
+    numbers = [int(one.base_name) for one in found if one.base_name.isdigit()]
+    if not numbers:
+        return None
+    with filesystem.open_input_stream(f"{root}/offsets/{max(numbers)}") as stream:
+        # Spark writes a version, its own metadata, and then what the source said.
+        return from_json(json.loads(bytes(stream.read()).decode().splitlines()[-1]))

@@ -17,8 +17,7 @@ their large message, which stands at the last of them; whether that message is w
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,23 +26,22 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
-from pyarrow import fs
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
-from ledgerlake.decode.split import DELAYED, ENTRIES, only_entry
+from ledgerlake.decode.split import DELAYED, ENTRIES, LOST, only_entry
 from ledgerlake.errors import CorruptEntryError, TableError
 from ledgerlake.files import resolve
 from ledgerlake.operators.assembly import Assembled, Rejected
 from ledgerlake.operators.chunk_entries import read_alone
 from ledgerlake.operators.local import LocalAssembly
-from ledgerlake.query.start import load_start
+from ledgerlake.query.start import committed_offset, load_start
 from ledgerlake.sinks.ordered import sort_keys
-from ledgerlake.source.offsets import Offset, PartitionOffset, from_json
+from ledgerlake.source.bounds import resolve_end
+from ledgerlake.source.offsets import Offset, PartitionOffset
 from ledgerlake.source.partition_reader import read_pieces
-from ledgerlake.source.planning import EntryRange
-from ledgerlake.source.positions import resolve_end
+from ledgerlake.source.planning import EntryRange, entry_range
 from ledgerlake.state.chunks import Chunk, Limits
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
@@ -124,7 +122,7 @@ def verify(config: Config) -> Verdict:
         verdict = Verdict()
         for name in sorted(end):
             begin = start.get(name, PartitionOffset(BEFORE_ALL))
-            span = EntryRange(name, begin.position, end[name].position, begin.batch_index)
+            span = entry_range(name, begin, end[name])
             reached_ms = _reached_ms(end[name]) if config.delay.enabled else None
             verdict.add(_verify_partition(options, span, reached_ms, table, rejected))
         return verdict
@@ -150,18 +148,11 @@ def _verify_partition(
         np.concatenate([_entries(one) for one in reject_rows]) if reject_rows else np.empty((0, 2), dtype=np.int64)
     )
     distinct = np.unique(_packed(rows))
-    wanted = _packed(expected)
-    in_rejects = np.isin(_packed(expected[:, :2]), _packed(reject_entries))
-    missing = int((~np.isin(wanted, distinct) & ~in_rejects).sum())
+    missing = _absent(expected, distinct, reject_entries)
     missing += int((~np.isin(_packed(bad_entries), _packed(reject_entries))).sum())
     row_places, reject_places = set(map(tuple, rows[:, :2].tolist())), set(map(tuple, reject_entries.tolist()))
     missing += _missing_large(in_topic.large, row_places, reject_places)
-    waiting = int(
-        (
-            ~np.isin(_packed(in_topic.waiting), distinct)
-            & ~np.isin(_packed(in_topic.waiting[:, :2]), _packed(reject_entries))
-        ).sum()
-    )
+    waiting = _absent(in_topic.waiting, distinct, reject_entries)
     waiting += _missing_large(in_topic.large_waiting, row_places, reject_places)
     return Verdict(
         messages=len(rows),
@@ -204,7 +195,9 @@ def _read_topic(options: SourceOptions, span: EntryRange, reached_ms: int | None
     large: list[tuple[Position, ...]] = []
     large_waiting: list[tuple[Position, ...]] = []
     first: Position | None = None
-    for piece in read_pieces(options, span):
+    for piece in read_pieces(replace(options, fail_on_data_loss=False), span):
+        if piece.kind == LOST:
+            continue
         if piece.kind not in (ENTRIES, DELAYED):
             position, entry = only_entry(piece.frames)
             first = first or position
@@ -214,7 +207,7 @@ def _read_topic(options: SourceOptions, span: EntryRange, reached_ms: int | None
             except CorruptEntryError:
                 bad.append(np.array([[position.ledger_id, position.entry_id]], dtype=np.int64))
             continue
-        for decoded in decode_bundle(piece.frames, source, after_batch_index=piece.after_batch_index):
+        for decoded in decode_bundle(piece.frames, source, first_entry=piece.first_entry):
             waits = np.zeros(decoded.messages.num_rows, dtype=bool)
             if piece.kind == DELAYED and reached_ms is not None:
                 waits = decoded.messages["deliver_at"].cast(pa.int64()).to_numpy() > reached_ms * 1000
@@ -243,6 +236,12 @@ def _take_alone(
         elif isinstance(outcome, Rejected):
             found += [((one,), 0) for one, _ in outcome.entries]
     return found
+
+
+def _absent(keys: Keys, rows: NDArray[np.void], rejected: Keys) -> int:
+    """Messages that are neither rows of the table nor accounted for by an entry in rejects."""
+    in_rejects = np.isin(_packed(keys[:, :2]), _packed(rejected))
+    return int((~np.isin(_packed(keys), rows) & ~in_rejects).sum())
 
 
 def _missing_large(large: list[tuple[Position, ...]], rows: set[Any], rejected: set[Any]) -> int:
@@ -352,20 +351,8 @@ def _before(rows: Keys, first: Position | None) -> int:
 
 def _committed_range(config: Config, cluster: Cluster) -> tuple[Offset, Offset]:
     """The query's first offset and that of its last committed batch; the whole topics where there is no checkpoint."""
-    filesystem, root = resolve(config.stream.checkpoint)
-    committed = _batch_numbers(filesystem, f"{root}/commits")
-    if committed:
-        end = from_json(json.loads(_read_text(filesystem, f"{root}/offsets/{max(committed)}").splitlines()[-1]))
+    end = committed_offset(config.stream.checkpoint)
+    if end is not None:
         return load_start(config.stream.checkpoint) or {}, end
     names = cluster.all_partitions(config.source.topics)
     return {}, {name: resolve_end(cluster, name, "latest") for name in names}
-
-
-def _batch_numbers(filesystem: fs.FileSystem, folder: str) -> list[int]:
-    found = filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
-    return [int(one.base_name) for one in found if one.base_name.isdigit()]
-
-
-def _read_text(filesystem: fs.FileSystem, path: str) -> str:
-    with filesystem.open_input_stream(path) as stream:
-        return bytes(stream.read()).decode()

@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ledgerlake.sinks.memory import release_arrow
+from ledgerlake.state import ordering
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -320,31 +321,13 @@ def _key(table: pa.Table | pa.RecordBatch, row: int) -> Key:
 
 
 def merge_sorted(runs: list[Iterator[pa.Table]]) -> Iterator[pa.Table]:
-    """Merge sorted runs; one table of each is held at a time.
-
-    In each step everything up to the smallest of the tables' last keys can go out: no run has anything earlier left.
-    """
-    heads = {number: table for number, run in enumerate(runs) if (table := next(run, None)) is not None}
-    while heads:
-        cut = min(tuple(int(column[-1]) for column in sort_keys(table)) for table in heads.values())
-        ready = []
-        for number, table in list(heads.items()):
-            count = int(_not_after(sort_keys(table), cut).sum())
-            ready.append(table.slice(0, count))
-            rest = table.slice(count) if count < table.num_rows else next(runs[number], None)
-            if rest is None:
-                del heads[number]
-            else:
-                heads[number] = rest
-        joined = pa.concat_tables(ready)
-        yield joined.take(pa.array(np.lexsort(sort_keys(joined)[::-1])))
+    """Merge sorted runs; one table of each is held at a time."""
+    return ordering.merge_sorted(runs, sort_keys, pa.Table.slice, _joined)
 
 
-def _not_after(keys: tuple[Times, ...], cut: tuple[int, ...]) -> NDArray[np.bool_]:
-    result = np.ones(len(keys[0]), dtype=bool)
-    for column, value in zip(reversed(keys), reversed(cut), strict=True):
-        result = (column < value) | ((column == value) & result)
-    return result
+def _joined(tables: list[pa.Table]) -> pa.Table:
+    whole = pa.concat_tables(tables)
+    return whole.take(pa.array(np.lexsort(sort_keys(whole)[::-1])))
 
 
 def _mark_late(table: pa.Table, late: NDArray[np.bool_]) -> pa.Table:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
 
-from ledgerlake.errors import OffsetError
+from ledgerlake.errors import refuse_newer
 from ledgerlake.files import load_json, resolve, save_json
 
 if TYPE_CHECKING:
@@ -60,11 +60,7 @@ class Outbox:
         self._filesystem, self._root = resolve(folder)
         self._filesystem.create_dir(self._root, recursive=True)
         data = load_json(f"{folder}/outbox.json") or {"version": VERSION, "name": secrets.token_hex(4)}
-        if data["version"] > VERSION:
-            raise OffsetError(
-                f"the outbox {folder} was written by a newer Ledgerlake (version {data['version']}, this one reads up to "
-                f"{VERSION}); upgrade Ledgerlake"
-            )
+        refuse_newer(f"the outbox {folder}", data["version"], VERSION)
         self.name: str = data["name"]
         self._files = [OutboxFile(**one) for one in data.get("files", [])]
         self._numbers = {name: _Numbers(**one) for name, one in data.get("numbers", {}).items()}

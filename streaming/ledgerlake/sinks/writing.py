@@ -21,7 +21,7 @@ from ledgerlake.client.topics import join_partition, split_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.decode.rejects import RejectedEntry
-from ledgerlake.decode.split import DELAYED, ENTRIES, only_entry
+from ledgerlake.decode.split import DELAYED, ENTRIES, LOST, only_entry
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.assembly import Assembled, Entry, Outcome, Rejected
 from ledgerlake.operators.cancelling import find_cancels
@@ -29,11 +29,11 @@ from ledgerlake.operators.chunk_entries import read_alone
 from ledgerlake.operators.delayed import TOPIC
 from ledgerlake.operators.local import LocalAssembly
 from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
-from ledgerlake.operators.rows import Report, Standing, Waits, flow_row, report_to_json, standing_from_dict
+from ledgerlake.operators.rows import Report, Standing, Waits, flow_row, latest, report_to_json, standing_from_dict
 from ledgerlake.sinks.memory import return_large_blocks
 from ledgerlake.sinks.ordered import DataFile, GatheringWriter, OrderedWriter, merge_overlapping
 from ledgerlake.sinks.tables import data_folder
-from ledgerlake.source.partition_reader import BUNDLE_BYTES, Piece, check_broker_metadata
+from ledgerlake.source.partition_reader import BUNDLE_BYTES, Piece, check_broker_metadata, read_loss
 from ledgerlake.state.chunks import Chunk, Limits
 from ledgerlake.state.delay.cancels import Cancels
 from ledgerlake.wire.message_id import Position
@@ -41,6 +41,7 @@ from ledgerlake.wire.message_id import Position
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from ledgerlake.decode.messages import BatchPart
     from ledgerlake.operators.delayed import DelayOptions
     from ledgerlake.source.options import SourceOptions
     from ledgerlake.source.planning import EntryRange
@@ -180,13 +181,13 @@ class _PartitionWriter:
         self._unread: list[RejectedEntry] = []
         self._rejects = GatheringWriter(data_folder(settings.rejects_path, schema.REJECTS, prefix))
 
-    def write_entries(self, frames: memoryview, after_batch_index: int | None) -> list[Cancel]:
+    def write_entries(self, frames: memoryview, first_entry: BatchPart) -> list[Cancel]:
         """Write plain entries; the cancels among them."""
         cancels: list[Cancel] = []
         decoded_parts = decode_bundle(
             frames,
             self.source,
-            after_batch_index=after_batch_index,
+            first_entry=first_entry,
             max_bytes=self._options.max_uncompressed_bytes,
         )
         for decoded in decoded_parts:
@@ -244,19 +245,21 @@ class _Range:
         self._writer = _PartitionWriter(TopicPartition(*split_partition(span.topic_partition)), settings, note)
         self._holds_delayed = settings.delay.enabled
         self._local = LocalAssembly(settings.limits, hold_delayed=settings.delay.enabled)
-        self._end = span.end
+        self._end = span.through
         self._now_ms = self._due_ms = span.clock_ms
 
     def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
-        if piece.broker_ms is not None:
-            self._due_ms = max(piece.broker_ms, self._due_ms or 0)
-            self._saw(piece.broker_ms)
+        self._due_ms = latest((self._due_ms, piece.broker_ms))
+        self._saw(piece.broker_ms)
         if piece.kind == DELAYED and self._holds_delayed:
             # An entry of which a part was taken before is held whole: producers do not batch what is delayed.
             yield flow_row(self._writer.source, DELAYED, entry=piece.frames)
             return
         if piece.kind in (ENTRIES, DELAYED):
-            self._local.events += self._writer.write_entries(piece.frames, piece.after_batch_index)
+            self._local.events += self._writer.write_entries(piece.frames, piece.first_entry)
+            return
+        if piece.kind == LOST:
+            self._writer.write_rejects([read_loss(piece.frames)])
             return
         position, entry = only_entry(piece.frames)
         try:
@@ -300,8 +303,8 @@ class _Range:
             for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
                 yield flow_row(self._writer.source, "chunk", position, entry=entry)
 
-    def _saw(self, time_ms: int) -> None:
-        self._now_ms = max(time_ms, self._now_ms or time_ms)
+    def _saw(self, time_ms: int | None) -> None:
+        self._now_ms = latest((self._now_ms, time_ms))
 
 
 class _Rest:

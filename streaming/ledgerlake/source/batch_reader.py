@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from ledgerlake.client.cluster import Cluster
+from ledgerlake.source.bounds import resolve_end, resolve_start
 from ledgerlake.source.planning import EntryRange, ranges, split
-from ledgerlake.source.positions import resolve_end, resolve_start
 from ledgerlake.source.views import read_view
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@
 
 The position is the last entry taken (``"entry": -1``: nothing of that ledger; ledger -1: nothing at all). ``batch``, where
 present, says that only the messages up to that index of the *next* entry were taken. ``time`` and ``index`` are the
-broker's, of that entry; they are for people and never steer a read. ``clock``, where present, is what time it was when
+broker's, of that entry: for people, and to tell loss from a hole (see ``loss``); where a read begins does not depend on
+them. ``clock``, where present, is what time it was when
 nothing new had come and something was to be done all the same, such as to give up a large message that never ends.
 
 Version 1 had no ``clock``.
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from ledgerlake.errors import OffsetError
+from ledgerlake.errors import OffsetError, refuse_newer
 from ledgerlake.wire.message_id import Position
 
 VERSION = 2
@@ -36,6 +37,19 @@ class PartitionOffset:
     time_ms: int | None = None
     index: int | None = None
     clock_ms: int | None = None
+
+    @property
+    def next_position(self) -> Position:
+        """Where the entry after ``position`` would stand in the same ledger; ``batch_index`` belongs to that one."""
+        return Position(self.position.ledger_id, self.position.entry_id + 1)
+
+    def is_beyond(self, other: PartitionOffset) -> bool:
+        """Whether more was taken here than there."""
+        return _taken(self) > _taken(other)
+
+
+def _taken(offset: PartitionOffset) -> tuple[Position, int]:
+    return offset.position, -1 if offset.batch_index is None else offset.batch_index
 
 
 Offset = dict[str, PartitionOffset]
@@ -53,11 +67,7 @@ def from_json(data: Any) -> Offset:
     """
     if not isinstance(data, dict) or not isinstance(data.get("version"), int):
         raise OffsetError("the checkpoint holds an offset that Ledgerlake did not write; use another checkpoint folder")
-    if data["version"] > VERSION:
-        raise OffsetError(
-            f"the checkpoint was written by a newer Ledgerlake (offset version {data['version']}, this one reads up to {VERSION}); "
-            "upgrade Ledgerlake"
-        )
+    refuse_newer("the checkpoint", data["version"], VERSION, "offset version")
     try:
         return {str(name): _from_json(one) for name, one in data["positions"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -5,13 +5,19 @@
 | ``service.url`` | ``pulsar://host:6650`` | required |
 | ``topic`` or ``topics`` | one topic, or several with commas | required |
 | ``view`` | ``messages``, ``entries``, or ``bundles`` (the pipeline's own) | ``messages`` |
-| ``startingOffsets`` | ``earliest``, ``latest``, a message id (its message is the first read), ``after ID``, an ISO time with a zone, or JSON topic partition -> these | stream ``latest``, batch ``earliest`` |
-| ``startingTime`` | in place of it: the first entry that the broker stored at a time or later; ISO with a zone, or milliseconds since 1970, or JSON topic partition -> these | none |
-| ``endingOffsets`` | the same, inclusive; batch reads only | ``latest`` |
+| ``startingOffsets`` | ``earliest``, ``latest``, a message id (its message is the first read), ``after ID``, an ISO time with a zone, ``index N``, or JSON topic or topic partition -> these; or an offset as a checkpoint holds it | stream ``latest``, batch ``earliest`` |
+| ``startingTime`` | in place of it: the first entry that the broker stored at a time or later; ISO with a zone, or milliseconds since 1970, or JSON topic or topic partition -> these | none |
+| ``startingIndex`` | in place of it: the message with that number of the broker's, from 0; or JSON topic or topic partition -> these | none |
+| ``endingOffsets`` | likewise, the last message read: ``latest``, a message id, ``before ID``, an ISO time (what was stored before it), ``index N``; a stream idles there, or ends with ``Trigger.AvailableNow`` | ``latest``; a stream goes on |
+| ``endingTime`` | in place of it: only what the broker stored before a time | none |
+| ``endingIndex`` | in place of it: the last message's number | none |
 | ``maxRowsPerTrigger`` | messages per micro-batch, at least one entry per topic partition | no limit |
 | ``maxBytesPerTrigger`` | stored bytes per micro-batch, likewise | no limit |
 | ``minPartitions`` | read with at least so many tasks, several to a topic partition where there are fewer of those | one each |
 | ``subscription`` | durable subscription that pins what was not read | none |
+| ``readCompacted`` | of what was compacted, only the latest message of each key; then the topic as it goes on | ``false`` |
+| ``payloadToMessageIdConverter`` | ``package.module:name`` of a function that finds the last message in the last entry of a topic with a compaction of its own (see ``wire.last_message``) | Pulsar's own compaction |
+| ``failOnDataLoss`` | end with an error where the topic no longer has what was to be read next; with ``false`` that is a reject, and the read goes on | ``true`` |
 | ``requireBrokerMetadata`` | fail where entries have no broker timestamp | ``false`` |
 | ``pulsar.client.operationTimeoutMs`` | how long to wait for an answer | 30000 |
 | ``pulsar.client.connectionTimeoutMs`` | how long to wait for a connection | 10000 |
@@ -30,14 +36,16 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Literal, cast
 
 from ledgerlake.client.cluster import ClientSettings
-from ledgerlake.client.topics import full_name
+from ledgerlake.client.topics import full_name, split_partition
 from ledgerlake.client.transport import parse_service_url
 from ledgerlake.decode.codecs import DEFAULT_MAX_UNCOMPRESSED_BYTES
 from ledgerlake.errors import UsageError
+from ledgerlake.source.offsets import PartitionOffset, from_json
+from ledgerlake.source.plugins import check_path
 from ledgerlake.wire.message_id import AnyMessageId, parse_message_id
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 View = Literal["messages", "entries", "bundles"]
 
@@ -50,13 +58,29 @@ class After:
 
 
 @dataclass(frozen=True)
-class Since:
-    """A start at the first entry that was stored at a time or later."""
+class Before:
+    """An end before a message, where the id alone would be an end at it."""
+
+    message_id: AnyMessageId
+
+
+@dataclass(frozen=True)
+class AtTime:
+    """The first entry that was stored at a time or later: a start at it, an end before it."""
 
     time_ms: int
 
 
-Bound = Literal["earliest", "latest"] | AnyMessageId | After | Since
+@dataclass(frozen=True)
+class AtIndex:
+    """The message with this number of the broker's: a start or an end at it."""
+
+    index: int
+
+
+Bound = Literal["earliest", "latest"] | AnyMessageId | After | Before | AtTime | AtIndex | PartitionOffset
+
+_Bounds = tuple[Bound | None, tuple[tuple[str, Bound], ...]]
 
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}")
 _VIEWS = ("messages", "entries", "bundles")
@@ -67,11 +91,17 @@ _NAMES = (
     "view",
     "startingOffsets",
     "startingTime",
+    "startingIndex",
     "endingOffsets",
+    "endingTime",
+    "endingIndex",
     "maxRowsPerTrigger",
     "maxBytesPerTrigger",
     "minPartitions",
     "subscription",
+    "readCompacted",
+    "payloadToMessageIdConverter",
+    "failOnDataLoss",
     "requireBrokerMetadata",
     "pulsar.client.operationTimeoutMs",
     "pulsar.client.connectionTimeoutMs",
@@ -98,15 +128,22 @@ class SourceOptions:
     max_bytes: int | None = None
     min_partitions: int = 1
     subscription: str | None = None
+    fail_on_data_loss: bool = True
     require_broker_metadata: bool = False
     max_uncompressed_bytes: int = DEFAULT_MAX_UNCOMPRESSED_BYTES
     wakes: str | None = None
 
     def starting_of(self, topic_partition: str, default: Bound) -> Bound:
-        return dict(self.starting_by_topic).get(topic_partition, self.starting or default)
+        return _of(topic_partition, self.starting_by_topic) or self.starting or default
 
     def ending_of(self, topic_partition: str) -> Bound:
-        return dict(self.ending_by_topic).get(topic_partition, self.ending or "latest")
+        return _of(topic_partition, self.ending_by_topic) or self.ending or "latest"
+
+
+def _of(topic_partition: str, by_topic: tuple[tuple[str, Bound], ...]) -> Bound | None:
+    """What is said of a topic partition, or of its topic."""
+    bounds = dict(by_topic)
+    return bounds.get(topic_partition) or bounds.get(split_partition(topic_partition)[0])
 
 
 def parse_options(given: Mapping[str, str]) -> SourceOptions:
@@ -124,15 +161,14 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
             raise UsageError(f"the source has no option '{name}'{nearest(name, _NAMES)}")
     if values.get("startingTime") and values.get("startingOffsets"):
         raise UsageError("the options 'startingTime' and 'startingOffsets' exclude each other")
-    starting, starting_by_topic = _bounds(values, "startingTime" if values.get("startingTime") else "startingOffsets")
-    ending, ending_by_topic = _bounds(values, "endingOffsets")
-    if any(isinstance(one, Since) for one in (ending, *dict(ending_by_topic).values())):
-        raise UsageError("the option 'endingOffsets' cannot be a time; it is earliest, latest or a message id")
-    if any(isinstance(one, After) for one in (ending, *dict(ending_by_topic).values())):
-        raise UsageError("the option 'endingOffsets' is inclusive; write the id of the last message without 'after'")
+    starting, starting_by_topic = _bounds(values, "starting")
+    ending, ending_by_topic = _bounds(values, "ending")
+    client, topics = _client(values), _topics(values)
+    if client.read_compacted and any(not one.startswith("persistent://") for one in topics):
+        raise UsageError("the option 'readCompacted' is for persistent topics")
     return SourceOptions(
-        client=_client(values),
-        topics=_topics(values),
+        client=client,
+        topics=topics,
         view=_view(values.get("view", "messages")),
         starting=starting,
         starting_by_topic=starting_by_topic,
@@ -142,6 +178,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         max_bytes=_positive(values, "maxBytesPerTrigger"),
         min_partitions=_positive(values, "minPartitions") or 1,
         subscription=values.get("subscription") or None,
+        fail_on_data_loss=_flag(values, "failOnDataLoss", default=True),
         require_broker_metadata=_flag(values, "requireBrokerMetadata"),
         max_uncompressed_bytes=_positive(values, "maxUncompressedBytes") or DEFAULT_MAX_UNCOMPRESSED_BYTES,
         wakes=values.get("wakes") or None,
@@ -156,18 +193,47 @@ def nearest(name: str, known: tuple[str, ...]) -> str:
 
 
 def parse_bound(text: str, where: str) -> Bound:
-    """``earliest``, ``latest``, a message id, ``after`` and a message id, or an ISO time with a zone."""
+    """``earliest``, ``latest``, a message id, ``after`` or ``before`` and one, an ISO time with a zone, or ``index N``."""
     word = text.strip()
     if _ISO.match(word):
-        return Since(parse_time_ms(word, where))
+        return AtTime(parse_time_ms(word, where))
     if word.lower() in ("earliest", "latest"):
         return cast("Bound", word.lower())
-    behind = word.lower().startswith("after ")
+    first, _, rest = word.partition(" ")
+    if first.lower() == "index":
+        return AtIndex(parse_index(rest, where))
+    beside = first.lower() if first.lower() in ("after", "before") else None
     try:
-        message_id = parse_message_id(word[len("after ") :].strip() if behind else word)
-        return After(message_id) if behind else message_id
+        message_id = parse_message_id(rest.strip() if beside else word)
     except UsageError as error:
-        raise UsageError(f"{where}: {error.message}, an ISO time, earliest or latest") from None
+        raise UsageError(f"{where}: {error.message}, an ISO time, index N, earliest or latest") from None
+    if beside is None:
+        return message_id
+    return After(message_id) if beside == "after" else Before(message_id)
+
+
+def parse_start(text: str, where: str) -> Bound:
+    """A bound that a read can begin at.
+
+    Raises:
+        UsageError: it is none.
+    """
+    bound = parse_bound(text, where)
+    if isinstance(bound, Before):
+        raise UsageError(f"{where} cannot be '{text.strip()}'; write the id alone, or after and the id")
+    return bound
+
+
+def parse_end(text: str, where: str) -> Bound:
+    """A bound that a read can end at.
+
+    Raises:
+        UsageError: it is none.
+    """
+    bound = parse_bound(text, where)
+    if isinstance(bound, After):
+        raise UsageError(f"{where} cannot be '{text.strip()}'; write the id alone, or before and the id")
+    return bound
 
 
 def parse_time_ms(text: str, where: str) -> int:
@@ -188,6 +254,17 @@ def parse_time_ms(text: str, where: str) -> int:
     return round(moment.timestamp() * 1000)
 
 
+def parse_index(text: str, where: str) -> int:
+    """A message's number.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not text.strip().isdigit():
+        raise UsageError(f"{where}: '{text.strip()}' is no message number; they count from 0")
+    return int(text)
+
+
 def _client(values: dict[str, str]) -> ClientSettings:
     url = values.get("service.url")
     if not url:
@@ -199,6 +276,8 @@ def _client(values: dict[str, str]) -> ClientSettings:
         connect_timeout_s=_seconds(values, "pulsar.client.connectionTimeoutMs", defaults.connect_timeout_s),
         request_timeout_s=_seconds(values, "pulsar.client.operationTimeoutMs", defaults.request_timeout_s),
         give_up_after_s=_seconds(values, "retryTimeoutMs", defaults.give_up_after_s),
+        read_compacted=_flag(values, "readCompacted"),
+        converter=_function(values, "payloadToMessageIdConverter"),
     )
 
 
@@ -218,23 +297,31 @@ def _view(text: str) -> View:
     return cast("View", text.lower())
 
 
-def _bounds(values: dict[str, str], name: str) -> tuple[Bound | None, tuple[tuple[str, Bound], ...]]:
-    text = values.get(name, "").strip()
-    if not text:
+def _bounds(values: dict[str, str], edge: Literal["starting", "ending"]) -> _Bounds:
+    """Of a read's start or end, what is said of all topics, and what of single ones."""
+    parsers: dict[str, Callable[[str, str], Bound]] = {
+        f"{edge}Offsets": parse_start if edge == "starting" else parse_end,
+        f"{edge}Time": lambda text, where: AtTime(parse_time_ms(text, where)),
+        f"{edge}Index": lambda text, where: AtIndex(parse_index(text, where)),
+    }
+    given = [name for name in parsers if values.get(name, "").strip()]
+    if not given:
         return None, ()
-    where = f"the option '{name}'"
-    parse = _since if name == "startingTime" else parse_bound
+    if len(given) > 1:
+        raise UsageError(f"the options '{given[0]}' and '{given[1]}' exclude each other")
+    return _one_or_by_topic(values[given[0]].strip(), f"the option '{given[0]}'", parsers[given[0]])
+
+
+def _one_or_by_topic(text: str, where: str, parse: Callable[[str, str], Bound]) -> _Bounds:
     if not text.startswith("{"):
         return parse(text, where), ()
     try:
         by_topic = json.loads(text)
     except ValueError:
         raise UsageError(f"{where} is not JSON: {text[:80]}") from None
+    if "version" in by_topic:
+        return None, tuple(from_json(by_topic).items())
     return None, tuple((full_name(topic), parse(str(bound), where)) for topic, bound in by_topic.items())
-
-
-def _since(text: str, where: str) -> Bound:
-    return Since(parse_time_ms(text, where))
 
 
 def _positive(values: dict[str, str], name: str) -> int | None:
@@ -251,8 +338,13 @@ def _seconds(values: dict[str, str], name: str, default_s: float) -> float:
     return default_s if milliseconds is None else milliseconds / 1000
 
 
-def _flag(values: dict[str, str], name: str) -> bool:
-    text = values.get(name, "false").strip().lower()
+def _function(values: dict[str, str], name: str) -> str | None:
+    path = values.get(name)
+    return None if not path else check_path(path, f"the option '{name}'")
+
+
+def _flag(values: dict[str, str], name: str, default: bool = False) -> bool:
+    text = values.get(name, str(default)).strip().lower()
     if text not in ("true", "false"):
         raise UsageError(f"the option '{name}' cannot be '{text}'; it is true or false")
     return text == "true"

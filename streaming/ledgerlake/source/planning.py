@@ -20,6 +20,8 @@ class EntryRange:
     """Entries of one topic partition after ``after`` up to and including ``end``.
 
     ``after_batch_index`` belongs to the first entry after ``after``: its messages up to that index were taken before.
+    ``end_batch_index`` belongs to the entry at ``end``: only its messages up to that index are in the range.
+    ``after_index`` is the broker's index of the entry at ``after``, where it is known.
     ``clock_ms`` is what time it is by the batch, where it says so; a range without entries is there for that alone.
     """
 
@@ -28,6 +30,13 @@ class EntryRange:
     end: Position
     after_batch_index: int | None = None
     clock_ms: int | None = None
+    end_batch_index: int | None = None
+    after_index: int | None = None
+
+    @property
+    def through(self) -> Position:
+        """The last position of which the range takes everything."""
+        return self.end if self.end_batch_index is None else Position(self.end.ledger_id, self.end.entry_id - 1)
 
 
 def ranges(start: Offset, end: Offset) -> list[EntryRange]:
@@ -37,9 +46,23 @@ def ranges(start: Offset, end: Offset) -> list[EntryRange]:
     for name in sorted(end):
         before, after = start.get(name, nothing), end[name]
         ticked = after.clock_ms is not None and after.clock_ms != before.clock_ms
-        if after.position > before.position or ticked:
-            found.append(EntryRange(name, before.position, after.position, before.batch_index, after.clock_ms))
+        if after.is_beyond(before) or ticked:
+            found.append(entry_range(name, before, after))
     return found
+
+
+def entry_range(topic_partition: str, before: PartitionOffset, after: PartitionOffset) -> EntryRange:
+    """What lies between two offsets of a topic partition."""
+    end = after.position if after.batch_index is None else after.next_position
+    return EntryRange(
+        topic_partition,
+        before.position,
+        end,
+        before.batch_index,
+        after.clock_ms,
+        after.batch_index,
+        before.index if before.batch_index is None else None,
+    )
 
 
 def split(spans: list[EntryRange], min_partitions: int) -> list[EntryRange]:
@@ -63,7 +86,14 @@ def _split_one(span: EntryRange, parts: int) -> list[EntryRange]:
     ends = [*ledger_begins, *(Position(ledger_id, one) for one in sorted(cuts)), span.end]
     starts = [span.after, *ends[:-1]]
     return [
-        replace(span, after=start, end=end, after_batch_index=span.after_batch_index if start == span.after else None)
+        replace(
+            span,
+            after=start,
+            end=end,
+            after_batch_index=span.after_batch_index if start == span.after else None,
+            after_index=span.after_index if start == span.after else None,
+            end_batch_index=span.end_batch_index if end == span.end else None,
+        )
         for start, end in zip(starts, ends, strict=True)
     ]
 

@@ -1,23 +1,20 @@
-"""From words to positions: where a read starts, where the topic ends now, and how far a limited batch may go."""
+"""Where a topic partition ends now, what stands at a position, and how far a limited batch may go."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.errors import CorruptEntryError, DeadlineError
+from ledgerlake.source.last_entry import last_position
 from ledgerlake.source.offsets import PartitionOffset
-from ledgerlake.source.options import After, Since
-from ledgerlake.source.search import Dated, first_since
 from ledgerlake.wire.entry import message_count, read_stamp
-from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, AnyMessageId, ChunkMessageId, MessageId, Position
+from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 
 if TYPE_CHECKING:
     from ledgerlake.client.cluster import Cluster
-    from ledgerlake.source.options import Bound
     from ledgerlake.wire.connection import EntryReceived
 
 # Between two looks at an idle topic: short after news, longer while nothing happens.
@@ -44,7 +41,7 @@ def next_until(reader: EntryReader, end: Position) -> EntryReceived | None:
         entry = reader.next(pause_s)
         if entry is not None:
             return entry if Position(entry.ledger_id, entry.entry_id) <= end else None
-        last = reader.last_position()
+        last = last_position(reader)
         if last is None or last <= reader.after:
             return None
         waited_s += pause_s
@@ -75,7 +72,7 @@ class Tail:
             As ``EntryReader.next``.
         """
         if time.monotonic() - self._asked_s >= self._pause_s:
-            position = self._reader.last_position() or BEFORE_ALL
+            position = last_position(self._reader) or BEFORE_ALL
             moved = position > self._last.position
             if moved:
                 self._last = describe(self._cluster, self.topic_partition, position)
@@ -110,84 +107,6 @@ def describe(cluster: Cluster, topic_partition: str, position: Position) -> Part
     except CorruptEntryError:
         return PartitionOffset(position)
     return PartitionOffset(position, None, stamp.time_ms, stamp.index)
-
-
-def resolve_start(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionOffset:
-    """The position after which a read begins. A message id is inclusive: its message is the first one read.
-
-    A chunked message begins at its first chunk and ends at its last one. The plain id of a chunk names that entry alone: a
-    start there finds the rest of a message whose beginning it does not see.
-    """
-    if isinstance(bound, After):
-        return _behind(bound.message_id)
-    if isinstance(bound, Since):
-        return _since(cluster, topic_partition, bound.time_ms)
-    if isinstance(bound, ChunkMessageId):
-        bound = bound.first
-    if isinstance(bound, MessageId):
-        before = Position(bound.ledger_id, bound.entry_id - 1)
-        return PartitionOffset(before, bound.batch_index - 1 if bound.batch_index > 0 else None)
-    if bound == "latest":
-        return _tail_once(cluster, topic_partition)
-    reader = EntryReader(cluster, topic_partition, BEFORE_ALL, window=1)
-    try:
-        last = reader.last_position()
-        first = next_until(reader, last) if last is not None else None
-    finally:
-        reader.close()
-    return PartitionOffset(Position(first.ledger_id, first.entry_id - 1) if first is not None else BEFORE_ALL)
-
-
-def _since(cluster: Cluster, topic_partition: str, time_ms: int) -> PartitionOffset:
-    """Before the first entry of that time or later; behind the last one where all are earlier."""
-    reader = EntryReader(cluster, topic_partition, AFTER_ALL)
-    try:
-        last = reader.last_position()
-    finally:
-        reader.close()
-    if last is None:
-        return PartitionOffset(BEFORE_ALL)
-    found = first_since(lambda position: _dated(cluster, topic_partition, position, last), last, time_ms)
-    if found is None:
-        return PartitionOffset(last)
-    return PartitionOffset(Position(found.position.ledger_id, found.position.entry_id - 1))
-
-
-def _dated(cluster: Cluster, topic_partition: str, position: Position, last: Position) -> Dated | None:
-    """The first entry from a position on that says when it was stored."""
-    before = position if position == BEFORE_ALL else Position(position.ledger_id, position.entry_id - 1)
-    reader = EntryReader(cluster, topic_partition, before, window=1)
-    try:
-        while (entry := next_until(reader, last)) is not None:
-            with contextlib.suppress(CorruptEntryError):
-                return Dated(Position(entry.ledger_id, entry.entry_id), read_stamp(entry.entry).time_ms)
-    finally:
-        reader.close()
-    return None
-
-
-def _behind(message_id: AnyMessageId) -> PartitionOffset:
-    last = message_id.last if isinstance(message_id, ChunkMessageId) else message_id
-    if last.batch_index < 0:
-        return PartitionOffset(last.position)
-    return PartitionOffset(Position(last.ledger_id, last.entry_id - 1), last.batch_index)
-
-
-def resolve_end(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionOffset:
-    """The last entry of a bounded read. A message id is inclusive, and whole entries are read."""
-    if isinstance(bound, ChunkMessageId):
-        bound = bound.last
-    if isinstance(bound, MessageId):
-        return PartitionOffset(bound.position)
-    return PartitionOffset(BEFORE_ALL) if bound == "earliest" else _tail_once(cluster, topic_partition)
-
-
-def _tail_once(cluster: Cluster, topic_partition: str) -> PartitionOffset:
-    tail = Tail(cluster, topic_partition)
-    try:
-        return tail.now()
-    finally:
-        tail.close()
 
 
 class Scout:

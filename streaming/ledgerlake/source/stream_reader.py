@@ -3,7 +3,7 @@
 Rules kept here:
   - A batch depends only on (start, end); what is remembered here only saves questions to the broker.
   - Nothing is opened before the first question: Spark makes readers only to pickle them.
-  - With ``Trigger.AvailableNow`` the end is fixed once, and the limits still hold.
+  - With ``Trigger.AvailableNow`` the end is fixed once, and the limits still hold. A stream with an end never reads past it.
   - Where nothing new has come, a batch is planned all the same for a topic partition that asked to be woken (``wakes``).
     While entries come, their broker times say what time it is; where the broker says none, the clock is ours then too.
   - A position that did not move keeps the very JSON it had, since Spark takes a changed offset for new data.
@@ -28,9 +28,10 @@ from pyspark.sql.streaming.datasource import (
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.source.batch_reader import RangePartition
+from ledgerlake.source.bounds import Ending, resolve_start
 from ledgerlake.source.offsets import Offset, PartitionOffset, from_json, to_json
 from ledgerlake.source.planning import ranges, share, split
-from ledgerlake.source.positions import Scout, Tail, resolve_start
+from ledgerlake.source.positions import Scout, Tail
 from ledgerlake.source.views import read_view
 from ledgerlake.source.wakes import load_wakes
 from ledgerlake.wire.message_id import BEFORE_ALL
@@ -111,6 +112,7 @@ class _Planner:
         self._cluster = Cluster(options.client)
         self._names = self._cluster.all_partitions(options.topics)
         self._tails = {name: Tail(self._cluster, name) for name in self._names}
+        self._endings = {name: Ending(self._cluster, name, options.ending_of(name)) for name in self._names}
         self._scouts = {name: Scout(self._cluster, name) for name in self._names}
         self._cursors = [
             DurableCursor(self._cluster, name, options.subscription) for name in self._names if options.subscription
@@ -129,7 +131,7 @@ class _Planner:
     def tails(self) -> Offset:
         found = {name: tail.now() for name, tail in self._tails.items()}
         self._warn_without_broker_metadata(found)
-        return found
+        return {name: self._endings[name].cap(one) for name, one in found.items()}
 
     def fix_end(self) -> None:
         self._fixed_clock_ms = _clock_ms()
@@ -142,7 +144,7 @@ class _Planner:
         clock_ms, woken = self._woken(start)
         ends = self._fixed_end or self.tails()
         nothing = PartitionOffset(BEFORE_ALL)
-        moved = [name for name in ends if ends[name].position > start.get(name, nothing).position]
+        moved = [name for name in ends if ends[name].is_beyond(start.get(name, nothing))]
         rows, size = share(self._options.max_rows, len(moved)), share(self._options.max_bytes, len(moved))
         result = dict(start)
         for name in moved:

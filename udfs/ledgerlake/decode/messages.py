@@ -55,6 +55,17 @@ class Decoded:
 
 
 @dataclass(frozen=True)
+class BatchPart:
+    """Which messages of a batch belong to a read: those behind index ``after``, up to and including index ``until``."""
+
+    after: int | None = None
+    until: int | None = None
+
+
+WHOLE = BatchPart()
+
+
+@dataclass(frozen=True)
 class _Slice:
     """Some entries of one buffer with what was found out about each."""
 
@@ -67,14 +78,14 @@ def decode_bundle(
     frames: pa.Buffer | memoryview | bytes,
     source: TopicPartition,
     *,
-    after_batch_index: int | None = None,
+    first_entry: BatchPart = WHOLE,
     max_bytes: int = DEFAULT_MAX_UNCOMPRESSED_BYTES,
     chunks_as_rejects: bool = True,
 ) -> Iterator[Decoded]:
     """Decode consecutive MESSAGE frames.
 
     Args:
-        after_batch_index: of the first entry, messages up to this index were taken before and are left out.
+        first_entry: what of the first entry belongs to the read; the rest is left out.
         max_bytes: an entry that expands to more is a reject.
         chunks_as_rejects: parts of large messages become rejects (``chunk_part``); else rows with chunk columns.
 
@@ -82,7 +93,7 @@ def decode_bundle(
         MalformedFrameError: the bundle is not whole frames, which is our own fault.
     """
     buffer, entries = read_entry_table(frames)
-    yield from _decode(buffer, entries, source, after_batch_index, max_bytes, chunks_as_rejects)
+    yield from _decode(buffer, entries, source, first_entry, max_bytes, chunks_as_rejects)
 
 
 def decode_entries(
@@ -99,7 +110,7 @@ def decode_entries(
     entries = np.zeros((len(raw), k.ENTRY_COLUMNS), dtype=np.int64)
     entries[:, k.E_START], entries[:, k.E_END] = offsets[:-1], offsets[1:]
     entries[:, k.E_LEDGER], entries[:, k.E_ENTRY] = ledger_ids, entry_ids
-    yield from _decode(buffer, entries, source, None, max_bytes, True)
+    yield from _decode(buffer, entries, source, WHOLE, max_bytes, True)
 
 
 def as_view(messages: pa.RecordBatch) -> pa.RecordBatch:
@@ -135,7 +146,7 @@ def _decode(
     buffer: Bytes,
     entries: Matrix,
     source: TopicPartition,
-    after_batch_index: int | None,
+    first_entry: BatchPart,
     max_bytes: int,
     chunks_as_rejects: bool,
 ) -> Iterator[Decoded]:
@@ -145,8 +156,8 @@ def _decode(
     status[(status == k.OK) & (entries[:, k.E_UNCOMPRESSED] > max_bytes) & (entries[:, k.E_COMPRESSION] > 0)] = k.ODD
     for start, stop in _slices(entries, status):
         part = _expand(_Slice(buffer, entries[start:stop], status[start:stop]), max_bytes)
-        skip = after_batch_index if start == 0 else None
-        yield _decode_slice(part, source, skip, max_bytes, chunks_as_rejects)
+        wanted = first_entry if start == 0 else WHOLE
+        yield _decode_slice(part, source, wanted, max_bytes, chunks_as_rejects)
 
 
 def _verify_checksums(buffer: Bytes, entries: Matrix, status: NDArray[np.int8]) -> None:
@@ -210,7 +221,7 @@ def _shift(entries: Matrix, distance: int) -> None:
 
 
 def _decode_slice(
-    part: _Slice, source: TopicPartition, skip: int | None, max_bytes: int, chunks_as_rejects: bool
+    part: _Slice, source: TopicPartition, first_entry: BatchPart, max_bytes: int, chunks_as_rejects: bool
 ) -> Decoded:
     rows = _allocate_rows(part)
     rows = rows[: k.walk_messages(part.buffer, part.entries, part.status, rows)]
@@ -223,8 +234,8 @@ def _decode_slice(
     messages = _columns(part, rows, source)
     if odd_rows:
         messages = _put_back(messages, odd_rows, source)
-    if skip is not None and messages.num_rows:
-        messages = _drop_taken(messages, part.entries[0], skip)
+    if first_entry != WHOLE and messages.num_rows:
+        messages = _keep_part(messages, part.entries[0], first_entry)
     return Decoded(messages, _to_batch(rejects, source, schema.REJECTS))
 
 
@@ -272,12 +283,17 @@ def _put_back(messages: pa.RecordBatch, odd_rows: list[Row], source: TopicPartit
     return both.take(order).combine_chunks().to_batches()[0]
 
 
-def _drop_taken(messages: pa.RecordBatch, first_entry: Matrix, through_batch_index: int) -> pa.RecordBatch:
+def _keep_part(messages: pa.RecordBatch, first_entry: Matrix, part: BatchPart) -> pa.RecordBatch:
     of_first = (messages["ledger_id"].to_numpy() == first_entry[k.E_LEDGER]) & (
         messages["entry_id"].to_numpy() == first_entry[k.E_ENTRY]
     )
-    taken = of_first & (messages["batch_index"].to_numpy() <= through_batch_index)
-    return messages.filter(pa.array(~taken))
+    batch_indexes = messages["batch_index"].to_numpy()
+    left_out = np.zeros(messages.num_rows, dtype=bool)
+    if part.after is not None:
+        left_out |= batch_indexes <= part.after
+    if part.until is not None:
+        left_out |= batch_indexes > part.until
+    return messages.filter(pa.array(~(of_first & left_out)))
 
 
 def _to_batch(rows: list[Row], source: TopicPartition, target: pa.Schema) -> pa.RecordBatch:

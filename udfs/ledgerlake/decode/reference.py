@@ -11,20 +11,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-import struct
 from typing import Any
-
-from google.protobuf.message import DecodeError
 
 from ledgerlake.decode.codecs import decompress
 from ledgerlake.decode.kernels import MAX_BATCH_MESSAGES
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.wire.entry import MAX_TIME_MS, RawEntry, parse_entry, text_of
+from ledgerlake.wire.entry import MAX_TIME_MS, RawEntry, parse_entry, take_message, text_of
 
 Row = dict[str, Any]
-
-_U32 = struct.Struct(">I")
 
 
 def decode_entry(raw: memoryview, ledger_id: int, entry_id: int, max_bytes: int) -> list[Row]:
@@ -145,7 +140,7 @@ def _batch_rows(shared: Row, entry: RawEntry, payload: memoryview) -> list[Row]:
         raise CorruptEntryError(f"the batch claims {count} messages", reason="batch_count")
     rows = []
     for batch_index in range(count):
-        single, value, payload = _take_message(payload, batch_index, count)
+        single, value, payload = take_message(payload, batch_index, count)
         if single.compacted_out:
             continue
         sequence_id = single.sequence_id if single.HasField("sequence_id") else entry.metadata.sequence_id
@@ -159,23 +154,3 @@ def _batch_rows(shared: Row, entry: RawEntry, payload: memoryview) -> list[Row]:
     if len(payload):
         raise CorruptEntryError(f"{len(payload)} bytes follow the batch's {count} messages", reason="batch_count")
     return rows
-
-
-def _take_message(
-    payload: memoryview, batch_index: int, count: int
-) -> tuple[pb.SingleMessageMetadata, memoryview, memoryview]:
-    if len(payload) == 0:
-        raise CorruptEntryError(f"the batch claims {count} messages and holds {batch_index}", reason="batch_count")
-    if len(payload) < 4 or _U32.unpack_from(payload)[0] > len(payload) - 4:
-        raise CorruptEntryError(f"the batch ends inside message {batch_index}", reason="truncated_batch")
-    metadata_end = 4 + _U32.unpack_from(payload)[0]
-    try:
-        single = pb.SingleMessageMetadata.FromString(bytes(payload[4:metadata_end]))
-    except DecodeError as error:
-        raise CorruptEntryError(f"metadata of message {batch_index}: {error}", reason="malformed_entry") from None
-    if not single.IsInitialized() or single.event_time > MAX_TIME_MS or single.sequence_id >= 2**63:
-        raise CorruptEntryError(f"metadata of message {batch_index} is not usable", reason="malformed_entry")
-    end = metadata_end + single.payload_size
-    if single.payload_size < 0 or end > len(payload):
-        raise CorruptEntryError(f"the batch ends inside message {batch_index}", reason="truncated_batch")
-    return single, payload[metadata_end:end], payload[end:]

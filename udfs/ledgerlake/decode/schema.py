@@ -92,8 +92,9 @@ ENTRIES = pa.schema(
 # One row holds MESSAGE frames as they came from the broker: consecutive ones up to about a mebibyte (kind ``entries``),
 # or another kind of ``split``.
 # ``end_*`` is where the micro-batch's range of this topic partition ends, and ``clock_ms`` what time it is by the batch
-# where it says so, on every row of the range; ``after_batch_index`` says how much of the first entry was taken by an
-# earlier batch (null: nothing); ``broker_ms`` is the broker's time of the last entry, where it says one.
+# where it says so, on every row of the range; of the first entry only the messages behind ``after_batch_index`` and up to
+# ``until_batch_index`` belong to it (null: no such bound); ``broker_ms`` is the broker's time of the last entry, where it
+# says one.
 BUNDLES = pa.schema(
     [
         ("topic", pa.string()),
@@ -103,6 +104,7 @@ BUNDLES = pa.schema(
         ("end_entry_id", pa.int64()),
         ("clock_ms", pa.int64()),
         ("after_batch_index", pa.int32()),
+        ("until_batch_index", pa.int32()),
         ("broker_ms", pa.int64()),
         ("frames", pa.binary()),
     ]

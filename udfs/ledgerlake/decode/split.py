@@ -6,8 +6,9 @@ Kinds:
     delayed   plain entries that say when they are to be delivered, be it long past
     chunk     one chunk of a large message (PIP-37): ``num_chunks_from_msg`` above 1
     marker    the list of a large message's chunks (PIP-37, option 2), see ``wire.chunks``
+    lost      no entry: in place of one, a sentence on what is not there any more, at the first position that is missing
 
-Chunks and markers travel alone. A delivery time counts only where the entry's checksum is right, since what is damaged is
+Chunks, markers and losses travel alone. A delivery time counts only where the entry's checksum is right, since what is damaged is
 rejected, not kept waiting until the year that it claims.
 """
 
@@ -39,6 +40,10 @@ ENTRIES = "entries"
 DELAYED = "delayed"
 CHUNK = "chunk"
 MARKER = "marker"
+LOST = "lost"
+
+# The reason of a loss in ``rejects``.
+DATA_LOSS = "data_loss"
 
 # What a bitmap of the delayed index can hold. Brokers close ledgers long before.
 MAX_DELAYED_ENTRY_ID = 2**32 - 1
@@ -46,7 +51,9 @@ MAX_DELAYED_ENTRY_ID = 2**32 - 1
 
 @dataclass(frozen=True)
 class DelayedEntries:
-    """Entries of a ``delayed`` piece: when each is due (no sooner than it was stored), where it stands, and where its frame ends in the piece."""
+    """Entries of a ``delayed`` piece: when each is due (no sooner than it was stored), where it stands, and where its frame
+    ends in the piece.
+    """
 
     due_ms: Matrix
     ledger_ids: Matrix

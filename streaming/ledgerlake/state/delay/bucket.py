@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ledgerlake.errors import OffsetError
+from ledgerlake.errors import refuse_newer
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 VERSION = 1
@@ -64,12 +64,7 @@ def record_from_json(text: str) -> Record:
         OffsetError: a newer release wrote it.
     """
     data = json.loads(text)
-    version = data.pop("version")
-    if version > VERSION:
-        raise OffsetError(
-            f"the checkpoint was written by a newer Ledgerlake (delayed index of version {version}, this one reads up to "
-            f"{VERSION}); upgrade Ledgerlake"
-        )
+    refuse_newer("the checkpoint", data.pop("version"), VERSION, "delayed index of version")
     return Record(
         buckets=[_bucket(one) for one in data["buckets"]],
         range_end=data["range_end"],

@@ -15,7 +15,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ledgerlake.errors import OffsetError, UsageError
+from ledgerlake.errors import UsageError, refuse_newer
 from ledgerlake.wire.message_id import ChunkMessageId, Position, parse_message_id
 
 if TYPE_CHECKING:
@@ -109,9 +109,5 @@ def cancels_from_json(text: str) -> Cancels:
         OffsetError: a newer release wrote it.
     """
     data = json.loads(text)
-    if data["version"] > VERSION:
-        raise OffsetError(
-            f"the checkpoint was written by a newer Ledgerlake (cancels of version {data['version']}, this one reads up to "
-            f"{VERSION}); upgrade Ledgerlake"
-        )
+    refuse_newer("the checkpoint", data["version"], VERSION, "cancels of version")
     return Cancels(Cancel(**{**one, "position": Position(**one["position"])}) for one in data["cancels"])

@@ -67,14 +67,6 @@ def in_order(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
     return whole.take(pa.array(order))
 
 
-def count_through(batch: pa.RecordBatch, last: Key) -> int:
-    """How many rows of a batch in order come up to and including a key."""
-    time_ms, ledger_id, entry_id = key_columns(batch)
-    start, end = (int(np.searchsorted(time_ms, last[0], side)) for side in ("left", "right"))
-    ledgers, entries = ledger_id[start:end], entry_id[start:end]
-    return start + int(((ledgers < last[1]) | ((ledgers == last[1]) & (entries <= last[2]))).sum())
-
-
 def cut(
     batches: Iterable[pa.RecordBatch], time_step_ms: int = DEFAULT_TIME_STEP_MS, max_indexes: int = DEFAULT_MAX_INDEXES
 ) -> Iterator[pa.RecordBatch]:

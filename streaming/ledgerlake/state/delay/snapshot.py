@@ -18,7 +18,7 @@ import pyarrow as pa
 from google.protobuf.message import DecodeError
 from pyroaring import BitMap
 
-from ledgerlake.errors import OffsetError
+from ledgerlake.errors import OffsetError, refuse_newer
 from ledgerlake.pb import delay_pb2 as pb
 from ledgerlake.state.delay.segment import frame_sizes, key_columns, waiting
 
@@ -65,11 +65,7 @@ def metadata_from_bytes(data: bytes) -> list[SegmentMetadata]:
     """
     try:
         found = pb.SnapshotMetadata.FromString(data)
-        if found.version > VERSION:
-            raise OffsetError(
-                f"a snapshot of delayed messages was written by a newer Ledgerlake (version {found.version}, this one reads "
-                f"up to {VERSION}); upgrade Ledgerlake"
-            )
+        refuse_newer("a snapshot of delayed messages", found.version, VERSION)
         _check_whole(found)
         return [_from_pb(one) for one in found.metadata_list]
     except (DecodeError, ValueError, IndexError) as error:

@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ledgerlake.state.delay.bucket import Bucket, Record
-from ledgerlake.state.delay.merge import fewest_together, merge_sorted
+from ledgerlake.state.delay.merge import fewest_together, shared_queue
 from ledgerlake.state.delay.segment import (
     DEFAULT_MAX_INDEXES,
     DEFAULT_TIME_STEP_MS,
@@ -147,7 +147,7 @@ class DelayedTracker:
     def take_due(self, cutoff_ms: int) -> Iterator[pa.RecordBatch]:
         """Everything due at a time or before, in order; to be used up before anything else is asked."""
         due = [one for one in self._buckets if one.waiting and one.next_ms <= cutoff_ms]
-        yield from merge_sorted([self._take_fresh(cutoff_ms), *(self._take_of(one, cutoff_ms) for one in due)])
+        yield from shared_queue([self._take_fresh(cutoff_ms), *(self._take_of(one, cutoff_ms) for one in due)])
 
     def join(self, output: str, mark: Position) -> None:
         """An output that gets what stands behind a position; one that is known already keeps its own."""
@@ -287,7 +287,7 @@ class DelayedTracker:
         bucket_id = self._storage.create_bucket()
         written = _Written()
         segments = cut(
-            merge_sorted(sources), self._settings.time_step_per_segment_ms, self._settings.max_indexes_per_segment
+            shared_queue(sources), self._settings.time_step_per_segment_ms, self._settings.max_indexes_per_segment
         )
         self._storage.save_all_segments(bucket_id, written.snapshots(segments))
         if written.first is None or written.last is None:

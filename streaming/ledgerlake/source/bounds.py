@@ -1,0 +1,208 @@
+"""From what a user says of a start or an end to a position: ids (PIP-107), times and indexes of the broker (PIP-70).
+
+    starts                                 ends
+    earliest  before the first entry       latest    the last entry that there is
+    latest    behind the last entry
+    ID        its message is the first     ID        its message is the last
+    after ID  the one behind it            before ID the one before it
+    TIME      first stored then or later   TIME      last stored before that
+    index N   message number N             index N   message number N
+
+So the end of one read by time is the start of the next, and one by index goes on at N + 1.
+
+A chunked message begins at its first chunk and ends at its last one. Times and indexes, and the plain id of a chunk, name
+single entries: a start there finds the rest of a message whose beginning it does not see.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ledgerlake.client.reader import EntryReader
+from ledgerlake.errors import CorruptEntryError, SetupError
+from ledgerlake.source.last_entry import last_position
+from ledgerlake.source.offsets import PartitionOffset
+from ledgerlake.source.options import After, AtIndex, AtTime, Before
+from ledgerlake.source.positions import Tail, next_until
+from ledgerlake.source.search import StampedEntry, first_since, first_with_index
+from ledgerlake.wire.entry import message_count, read_stamp
+from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, ChunkMessageId, MessageId, Position
+
+if TYPE_CHECKING:
+    from ledgerlake.client.cluster import Cluster
+    from ledgerlake.source.options import Bound
+
+
+def resolve_start(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionOffset:
+    """The position after which a read begins.
+
+    Raises:
+        SetupError: a start by index, and the entries have none.
+    """
+    if isinstance(bound, PartitionOffset):
+        return replace(bound, clock_ms=None)
+    if isinstance(bound, (AtTime, AtIndex)):
+        found, last = find(cluster, topic_partition, bound)
+        return PartitionOffset(last) if found is None else _before_message(found, bound)
+    if isinstance(bound, After):
+        return _through(bound.message_id)
+    if isinstance(bound, ChunkMessageId):
+        return _before(bound.first)
+    if isinstance(bound, MessageId):
+        return _before(bound)
+    if bound == "latest":
+        return tail_once(cluster, topic_partition)
+    first = entry_from(cluster, topic_partition, BEFORE_ALL, AFTER_ALL)
+    return PartitionOffset(BEFORE_ALL) if first is None else _before_entry(first.position)
+
+
+def resolve_end(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionOffset:
+    """The last entry, or part of one, of a bounded read.
+
+    Raises:
+        SetupError: an end by index, and the entries have none.
+    """
+    return _reached(cluster, topic_partition, bound) or tail_once(cluster, topic_partition)
+
+
+class Ending:
+    """The end of a stream of one topic partition, which the topic may not have reached yet."""
+
+    def __init__(self, cluster: Cluster, topic_partition: str, bound: Bound) -> None:
+        self._cluster = cluster
+        self._topic_partition = topic_partition
+        self._bound = bound
+        self._known: PartitionOffset | None = None
+
+    def cap(self, tail: PartitionOffset) -> PartitionOffset:
+        """Where the stream may read to, of a topic that ends at ``tail`` now."""
+        if self._known is None and self._may_be_reached(tail):
+            self._known = _reached(self._cluster, self._topic_partition, self._bound)
+        return self._known if self._known is not None and tail.is_beyond(self._known) else tail
+
+    def _may_be_reached(self, tail: PartitionOffset) -> bool:
+        """Whether a look at the topic is worth it."""
+        if self._bound == "latest" or tail.position == BEFORE_ALL:
+            return False
+        if isinstance(self._bound, AtTime) and tail.index is not None and tail.time_ms is not None:
+            return tail.time_ms >= self._bound.time_ms
+        if isinstance(self._bound, AtIndex) and tail.index is not None:
+            return tail.index >= self._bound.index
+        return True
+
+
+def find(cluster: Cluster, topic_partition: str, bound: AtTime | AtIndex) -> tuple[StampedEntry | None, Position]:
+    """The entry that a time or an index means, None where the topic has not reached it; and where the topic ends.
+
+    Raises:
+        SetupError: by index, and the entries have none.
+    """
+    end = _end(cluster, topic_partition)
+    if end is None:
+        return None, BEFORE_ALL
+
+    def probe(position: Position) -> StampedEntry | None:
+        return entry_from(cluster, topic_partition, position, end)
+
+    if isinstance(bound, AtTime):
+        return first_since(probe, end, bound.time_ms), end
+    last = probe(end)
+    if last is not None and last.stamp.index is None:
+        raise SetupError(
+            f"the entries of {topic_partition} have no index; set brokerEntryMetadataInterceptors and "
+            "exposingBrokerEntryMetadataToClientEnabled in the broker's configuration, or give an id or a time"
+        )
+    return first_with_index(probe, end, bound.index), end
+
+
+def entry_from(cluster: Cluster, topic_partition: str, position: Position, last: Position) -> StampedEntry | None:
+    """The first readable entry at a position or behind it, up to ``last`` (``AFTER_ALL``: up to the end)."""
+    before = position if position == BEFORE_ALL else Position(position.ledger_id, position.entry_id - 1)
+    reader = EntryReader(cluster, topic_partition, before, window=1)
+    try:
+        end = last if last != AFTER_ALL else last_position(reader)
+        while end is not None and (entry := next_until(reader, end)) is not None:
+            with contextlib.suppress(CorruptEntryError):
+                stamp = read_stamp(entry.entry)
+                return StampedEntry(Position(entry.ledger_id, entry.entry_id), stamp, message_count(entry.entry))
+    finally:
+        reader.close()
+    return None
+
+
+def first_available(cluster: Cluster, topic_partition: str) -> Position:
+    """Before everything that the topic still holds, be it deliverable or not: its first ledger, and no entry of it."""
+    reader = EntryReader(cluster, topic_partition, BEFORE_ALL, window=1)
+    try:
+        return reader.mark_delete_position()
+    finally:
+        reader.close()
+
+
+def _end(cluster: Cluster, topic_partition: str) -> Position | None:
+    reader = EntryReader(cluster, topic_partition, AFTER_ALL)
+    try:
+        return last_position(reader)
+    finally:
+        reader.close()
+
+
+def tail_once(cluster: Cluster, topic_partition: str) -> PartitionOffset:
+    """Where a topic partition ends now."""
+    tail = Tail(cluster, topic_partition)
+    try:
+        return tail.now()
+    finally:
+        tail.close()
+
+
+def _reached(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionOffset | None:
+    """The end that is meant, or None where that is the end of the topic."""
+    if isinstance(bound, PartitionOffset):
+        return replace(bound, clock_ms=None)
+    if isinstance(bound, (AtTime, AtIndex)):
+        found, _ = find(cluster, topic_partition, bound)
+        if found is None:
+            return None
+        return _before_entry(found.position) if isinstance(bound, AtTime) else _through_message(found, bound)
+    if isinstance(bound, Before):
+        return _before(bound.message_id.last if isinstance(bound.message_id, ChunkMessageId) else bound.message_id)
+    if isinstance(bound, (MessageId, ChunkMessageId)):
+        return _through(bound)
+    return PartitionOffset(BEFORE_ALL) if bound == "earliest" else None
+
+
+def _before_message(found: StampedEntry, bound: AtTime | AtIndex) -> PartitionOffset:
+    before = _before_entry(found.position)
+    first_index = found.first_index
+    if isinstance(bound, AtTime) or first_index is None or bound.index <= first_index:
+        return before
+    return PartitionOffset(before.position, bound.index - first_index - 1)
+
+
+def _through_message(found: StampedEntry, bound: AtIndex) -> PartitionOffset:
+    first_index, last_index = found.first_index, found.stamp.index
+    if first_index is None or bound.index < first_index:
+        # That number was given to something that is no message any more.
+        return _before_entry(found.position)
+    if bound.index == last_index:
+        return PartitionOffset(found.position)
+    return PartitionOffset(_before_entry(found.position).position, bound.index - first_index)
+
+
+def _before(message_id: MessageId) -> PartitionOffset:
+    before = _before_entry(message_id.position)
+    return PartitionOffset(before.position, message_id.batch_index - 1) if message_id.batch_index > 0 else before
+
+
+def _through(message_id: MessageId | ChunkMessageId) -> PartitionOffset:
+    last = message_id.last if isinstance(message_id, ChunkMessageId) else message_id
+    if last.batch_index < 0:
+        return PartitionOffset(last.position)
+    return PartitionOffset(_before_entry(last.position).position, last.batch_index)
+
+
+def _before_entry(position: Position) -> PartitionOffset:
+    return PartitionOffset(Position(position.ledger_id, position.entry_id - 1))

@@ -1,0 +1,146 @@
+"""Where a topic partition ends for a reader: the last message that it will really get (PIP-429).
+
+For an ordinary read that is what the broker answers. The end of a compacted read is found from the entry behind that answer,
+where a broker sends one. Where the broker cannot tell, as those of Pulsar 4.0 cannot when compaction left an encrypted or an
+oddly compressed batch at the end, it is looked for here, from the end of the topic backwards.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ledgerlake.client.reader import EntryReader
+from ledgerlake.client.topics import split_partition
+from ledgerlake.decode.codecs import DEFAULT_MAX_UNCOMPRESSED_BYTES, decompress
+from ledgerlake.errors import CorruptEntryError, SetupError
+from ledgerlake.source.plugins import load
+from ledgerlake.wire.entry import RawEntry, parse_entry
+from ledgerlake.wire.last_message import LastEntry, last_message_id
+from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, MessageId, Position, from_wire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ledgerlake.client.cluster import ClientSettings
+    from ledgerlake.wire.connection import EntryReceived, LastMessageIdReceived
+    from ledgerlake.wire.last_message import PayloadToMessageIdConverter
+
+# How long a reader that gets nothing may still get something, of a topic that another reader gets entries of meanwhile.
+_QUIET_S = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+def last_position(reader: EntryReader) -> Position | None:
+    """The last entry that a reader will get of what is there now, or None where there is none.
+
+    Raises:
+        As ``last_message``.
+    """
+    found = last_message(reader)
+    return None if found is None else found.position
+
+
+def last_message(reader: EntryReader) -> MessageId | None:
+    """The last message that a reader will get of what is there now, or None where there is none.
+
+    Raises:
+        SetupError: a converter of the user's failed, or does not exist.
+        BrokerError, TransportError, ProtocolError: as ``EntryReader.next``.
+    """
+    received = reader.last_message()
+    if received is None:
+        return _search(reader)
+    answered = from_wire(received.answer.last_message_id)
+    if answered.ledger_id < 0 or answered.entry_id < 0:
+        return None
+    if not reader.read_compacted or not received.entry:
+        return answered
+    return _of_last_entry(reader, answered, received) or _search(reader)
+
+
+def _of_last_entry(reader: EntryReader, answered: MessageId, received: LastMessageIdReceived) -> MessageId | None:
+    """What the entry behind an answer says; None where that is no entry that we can read."""
+    try:
+        return _convert(reader.cluster.settings, reader.topic_partition, answered.position, received.entry)
+    except CorruptEntryError as error:
+        _log.warning("the last entry that the broker sent of %s is not usable: %s", reader.topic_partition, error)
+        return None
+
+
+def _convert(
+    settings: ClientSettings, topic_partition: str, position: Position, stored: bytes | memoryview
+) -> MessageId:
+    """The id of the last message in an entry.
+
+    Raises:
+        CorruptEntryError: it does not parse.
+        SetupError: the user's converter failed.
+    """
+    entry = parse_entry(stored)
+    last = LastEntry(
+        position.ledger_id,
+        position.entry_id,
+        split_partition(topic_partition)[1],
+        entry.metadata.SerializeToString(),
+        _plain_payload(entry),
+    )
+    if settings.converter is None:
+        return last_message_id(last)
+    converter: PayloadToMessageIdConverter = load(settings.converter)
+    try:
+        return converter(last)
+    except Exception as error:
+        raise SetupError(f"{settings.converter} failed on the last entry of {topic_partition}: {error}") from error
+
+
+def _plain_payload(entry: RawEntry) -> bytes | None:
+    metadata = entry.metadata
+    if metadata.encryption_keys:
+        return None
+    return bytes(
+        decompress(metadata.compression, entry.payload, metadata.uncompressed_size, DEFAULT_MAX_UNCOMPRESSED_BYTES)
+    )
+
+
+def _search(reader: EntryReader) -> MessageId | None:
+    """The last message that a compacted reader gets, looked for from the end of the uncompacted topic backwards."""
+    raw = EntryReader(reader.cluster, reader.topic_partition, AFTER_ALL, read_compacted=False)
+    try:
+        end = last_position(raw)
+    finally:
+        raw.close()
+    if end is None:
+        return None
+    for start in _backwards(end):
+        entry = _last_entry_from(reader, start, end)
+        if entry is not None:
+            position = Position(entry.ledger_id, entry.entry_id)
+            try:
+                return _convert(reader.cluster.settings, reader.topic_partition, position, entry.entry)
+            except CorruptEntryError:
+                return MessageId(position.ledger_id, position.entry_id)
+    return None
+
+
+def _backwards(end: Position) -> Iterator[Position]:
+    """Positions to read behind: just before the end, twice as far each time, the ledger's begin, the topic's."""
+    distance = 1
+    while distance <= end.entry_id:
+        yield Position(end.ledger_id, end.entry_id - distance)
+        distance *= 2
+    yield Position(end.ledger_id, -1)
+    yield BEFORE_ALL
+
+
+def _last_entry_from(reader: EntryReader, after: Position, end: Position) -> EntryReceived | None:
+    """The last entry behind a position, up to ``end``, that a compacted reader gets; None when it stays quiet."""
+    following = EntryReader(reader.cluster, reader.topic_partition, after)
+    found = None
+    try:
+        while following.after < end and (entry := following.next(_QUIET_S)) is not None:
+            found = entry
+    finally:
+        following.close()
+    return found

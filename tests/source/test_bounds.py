@@ -1,0 +1,140 @@
+"""Starts and ends as positions: ids, times and the broker's numbers, to the message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.errors import SetupError
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.source.bounds import Ending, resolve_end, resolve_start, tail_once
+from ledgerlake.source.offsets import PartitionOffset
+from ledgerlake.source.options import After, AtIndex, AtTime, Before, Bound, parse_options
+from ledgerlake.source.partition_reader import read_messages
+from ledgerlake.source.planning import entry_range
+from ledgerlake.wire.entry import encode_entry
+from ledgerlake.wire.message_id import ChunkMessageId, MessageId, Position
+from tests.entries import BROKER_TIME_MS, batch
+from tests.peer import TOPIC, Peer
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    """Messages 0 to 2 in one batch, 3 to 4 in the next, 5 and 6 to 9 in another ledger; stored at their last number."""
+    with Peer() as one:
+        one.add(batch([b"0", b"1", b"2"], index=2), batch([b"3", b"4"], index=4), ledger_id=7)
+        one.add(batch([b"5"], index=5), batch([b"6", b"7", b"8", b"9"], index=9), ledger_id=9)
+        yield one
+
+
+def at(ledger_id: int, entry_id: int, batch_index: int | None = None) -> PartitionOffset:
+    return PartitionOffset(Position(ledger_id, entry_id), batch_index)
+
+
+def cluster_of(peer: Peer) -> Cluster:
+    return Cluster(ClientSettings(peer.url, give_up_after_s=2))
+
+
+CHUNKED = ChunkMessageId(MessageId(7, 0), MessageId(9, 1))
+
+
+@pytest.mark.parametrize(
+    ("bound", "start"),
+    [
+        (MessageId(7, 1), at(7, 0)),
+        (MessageId(7, 1, 0), at(7, 0)),
+        (MessageId(7, 1, 1), at(7, 0, 0)),
+        (After(MessageId(7, 1)), at(7, 1)),
+        (After(MessageId(7, 1, 0)), at(7, 0, 0)),
+        (CHUNKED, at(7, -1)),
+        (After(CHUNKED), at(9, 1)),
+        (AtIndex(0), at(7, -1)),
+        (AtIndex(1), at(7, -1, 0)),
+        (AtIndex(3), at(7, 0)),
+        (AtIndex(5), at(9, -1)),
+        (AtIndex(9), at(9, 0, 2)),
+        (AtIndex(10), at(9, 1)),
+        (AtTime(BROKER_TIME_MS + 3), at(7, 0)),
+        (AtTime(BROKER_TIME_MS + 10), at(9, 1)),
+    ],
+)
+def test_a_start(peer: Peer, bound: Bound, start: PartitionOffset) -> None:
+    assert resolve_start(cluster_of(peer), TOPIC, bound) == start
+
+
+@pytest.mark.parametrize(
+    ("bound", "end"),
+    [
+        (MessageId(7, 1), at(7, 1)),
+        (MessageId(7, 1, 0), at(7, 0, 0)),
+        (Before(MessageId(7, 1)), at(7, 0)),
+        (Before(MessageId(7, 1, 0)), at(7, 0)),
+        (Before(MessageId(7, 1, 1)), at(7, 0, 0)),
+        (CHUNKED, at(9, 1)),
+        (Before(CHUNKED), at(9, 0)),
+        (AtIndex(0), at(7, -1, 0)),
+        (AtIndex(2), at(7, 0)),
+        (AtIndex(7), at(9, 0, 1)),
+        (AtTime(BROKER_TIME_MS), at(7, -1)),
+        (AtTime(BROKER_TIME_MS + 4), at(7, 0)),
+        (AtTime(BROKER_TIME_MS + 5), at(9, -1)),
+    ],
+)
+def test_an_end(peer: Peer, bound: Bound, end: PartitionOffset) -> None:
+    assert resolve_end(cluster_of(peer), TOPIC, bound) == end
+
+
+@pytest.mark.parametrize("bound", [AtIndex(9), AtIndex(99), AtTime(BROKER_TIME_MS + 99), "latest"])
+def test_an_end_that_is_not_there_yet_is_the_end_of_the_topic(peer: Peer, bound: Bound) -> None:
+    assert resolve_end(cluster_of(peer), TOPIC, bound).position == Position(9, 1)
+
+
+def test_every_range_of_numbers_is_read_to_the_message(peer: Peer) -> None:
+    options = parse_options({"service.url": peer.url, "topic": TOPIC})
+    cluster = cluster_of(peer)
+    for first in range(10):
+        for last in range(first, 10):
+            start, end = resolve_start(cluster, TOPIC, AtIndex(first)), resolve_end(cluster, TOPIC, AtIndex(last))
+            rows = [row for part in read_messages(options, entry_range(TOPIC, start, end)) for row in part.to_pylist()]
+            assert [row["broker_index"] for row in rows] == list(range(first, last + 1))
+            assert [row["value"] for row in rows] == [str(one).encode() for one in range(first, last + 1)]
+
+
+def test_a_number_between_what_is_left_starts_and_ends_beside_it() -> None:
+    with Peer() as peer:
+        peer.add(batch([b"2"], index=2), batch([b"8", b"9"], index=9))
+        cluster = cluster_of(peer)
+        assert resolve_start(cluster, TOPIC, AtIndex(5)) == at(7, 0)
+        assert resolve_end(cluster, TOPIC, AtIndex(5)) == at(7, 0)
+
+
+def test_a_topic_without_numbers_says_what_to_do_about_it() -> None:
+    with Peer() as peer:
+        peer.add(encode_entry(pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=5), b"v"))
+        with pytest.raises(SetupError, match="have no index; set brokerEntryMetadataInterceptors"):
+            resolve_start(cluster_of(peer), TOPIC, AtIndex(5))
+
+
+@pytest.mark.parametrize(
+    ("bound", "end"),
+    [
+        (AtIndex(11), at(9, 1, 1)),
+        (AtTime(BROKER_TIME_MS + 12), at(9, 1)),
+        (MessageId(9, 2, 0), at(9, 1, 0)),
+        (Before(MessageId(9, 2)), at(9, 1)),
+    ],
+)
+def test_a_stream_goes_up_to_its_end_once_the_topic_has_it_and_no_further(
+    peer: Peer, bound: Bound, end: PartitionOffset
+) -> None:
+    cluster = cluster_of(peer)
+    ending = Ending(cluster, TOPIC, bound)
+    tail = tail_once(cluster, TOPIC)
+    assert ending.cap(tail) == (tail if tail.position <= end.position and not tail.is_beyond(end) else end)
+    peer.add(batch([b"10", b"11", b"12"], index=12), ledger_id=9, first=2)
+    for _ in range(2):
+        assert ending.cap(tail_once(cluster, TOPIC)) == end
+    peer.add(batch([b"13"], index=13), ledger_id=10)
+    assert ending.cap(tail_once(cluster, TOPIC)) == end

@@ -1,0 +1,130 @@
+"""Where a compacted topic ends for a reader (PIP-429): told by the entry behind the answer, or found where nobody tells."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.client.reader import EntryReader
+from ledgerlake.decode.codecs import compress
+from ledgerlake.errors import SetupError
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.source import last_entry
+from ledgerlake.wire.entry import encode_batch, encode_entry
+from ledgerlake.wire.last_message import LastEntry
+from ledgerlake.wire.message_id import AFTER_ALL, MessageId, Position
+from tests.entries import broker, metadata, single
+from tests.peer import TOPIC, Peer
+
+
+def compacted_batch(kept: str, codec: int = pb.NONE) -> bytes:
+    """A batch as compaction leaves it: ``x`` for a message, ``-`` for a slot without one."""
+    slots = [(pb.SingleMessageMetadata(compacted_out=one == "-"), b"" if one == "-" else b"v") for one in kept]
+    plain = encode_batch(slots)
+    own = metadata(compression=codec, uncompressed_size=len(plain), num_messages_in_batch=len(kept))
+    return encode_entry(own, compress(codec, plain), broker())
+
+
+def encrypted_batch(count: int) -> bytes:
+    own = metadata(num_messages_in_batch=count, encryption_param=b"0" * 12)
+    own.encryption_keys.add(key="k", value=b"wrapped")
+    return encode_entry(own, b"nobody can read this", broker())
+
+
+def found_by(peer: Peer, **settings: str) -> MessageId | None:
+    cluster = Cluster(replace(ClientSettings(peer.url, give_up_after_s=2), read_compacted=True, **settings))
+    reader = EntryReader(cluster, TOPIC, AFTER_ALL)
+    try:
+        return last_entry.last_message(reader)
+    finally:
+        cluster.close()
+
+
+def topic(peer: Peer, last: bytes) -> None:
+    """Three entries of which compaction left two; the last one's batch is ``last``."""
+    peer.add(single(b"a"), single(b"b"), compacted_batch("xxxx"))
+    peer.compacted = [peer.entries[0], (peer.entries[2][0], last)]
+
+
+def test_an_older_broker_tells_the_id_and_sends_no_entry() -> None:
+    with Peer() as peer:
+        topic(peer, compacted_batch("-x--"))
+        assert found_by(peer) == MessageId(7, 2)
+
+
+@pytest.mark.parametrize("codec", [pb.NONE, pb.LZ4, pb.ZLIB, pb.ZSTD, pb.SNAPPY])
+def test_the_entry_behind_the_answer_decides(codec: int) -> None:
+    with Peer() as peer:
+        peer.last_entry = compacted_batch("-x--", codec)
+        topic(peer, peer.last_entry)
+        assert found_by(peer) == MessageId(7, 2, 1)
+
+
+def test_an_encrypted_entry_ends_with_its_last_slot() -> None:
+    with Peer() as peer:
+        peer.last_entry = encrypted_batch(5)
+        topic(peer, peer.last_entry)
+        assert found_by(peer) == MessageId(7, 2, 4)
+
+
+def second_slot(last: LastEntry) -> MessageId:
+    assert pb.MessageMetadata.FromString(last.metadata).num_messages_in_batch == 4
+    assert last.partition == -1
+    return MessageId(last.ledger_id, last.entry_id, 2)
+
+
+def refuse(_: LastEntry) -> MessageId:
+    raise ValueError("this is no format of mine")
+
+
+def test_a_converter_of_the_users_decides_for_a_compaction_of_its_own() -> None:
+    with Peer() as peer:
+        peer.last_entry = compacted_batch("-x--")
+        topic(peer, peer.last_entry)
+        assert found_by(peer, converter=f"{__name__}:second_slot") == MessageId(7, 2, 2)
+
+
+def test_a_converter_that_raises_fails_the_call_with_its_own_words() -> None:
+    with Peer() as peer:
+        peer.last_entry = compacted_batch("-x--")
+        topic(peer, peer.last_entry)
+        with pytest.raises(SetupError, match=r"refuse failed on the last entry .*: this is no format of mine"):
+            found_by(peer, converter=f"{__name__}:refuse")
+        with pytest.raises(SetupError, match="nowhere:at_all cannot be imported"):
+            found_by(peer, converter="nowhere:at_all")
+
+
+@pytest.mark.parametrize("garbage", [b"\x00", b"\xff" * 50, compacted_batch("----"), compacted_batch("x")[:-3]])
+def test_behind_garbage_the_end_is_looked_for(garbage: bytes) -> None:
+    with Peer() as peer:
+        topic(peer, compacted_batch("-x--"))
+        peer.last_entry = garbage
+        assert found_by(peer) == MessageId(7, 2, 1)
+
+
+def test_where_the_broker_cannot_tell_the_end_is_looked_for() -> None:
+    with Peer(cannot_tell_last=True) as peer:
+        topic(peer, compacted_batch("-x--", pb.LZ4))
+        assert found_by(peer) == MessageId(7, 2, 1)
+
+
+def test_the_end_is_found_also_where_the_last_entries_were_compacted_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(last_entry, "_QUIET_S", 0.2)
+    with Peer(cannot_tell_last=True) as peer:
+        peer.add(*(single(b"v") for _ in range(100)))
+        peer.compacted = [peer.entries[one] for one in (3, 40, 57)]
+        assert found_by(peer) == MessageId(7, 57)
+
+
+def test_of_a_topic_where_nothing_was_kept_there_is_no_last_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(last_entry, "_QUIET_S", 0.05)
+    with Peer(cannot_tell_last=True, compacted=[]) as peer:
+        peer.add(single(b"v"), single(b"v"))
+        assert found_by(peer) is None
+
+
+def test_an_empty_compacted_topic_ends_nowhere() -> None:
+    with Peer(compacted=[], last_position=Position(-1, -1)) as peer:
+        assert found_by(peer) is None

@@ -1,0 +1,118 @@
+"""Loss and holes told apart: the rule for itself, and in reads of a topic that changed meanwhile."""
+
+from __future__ import annotations
+
+import pytest
+
+from ledgerlake.decode.split import DATA_LOSS
+from ledgerlake.errors import DataLossError
+from ledgerlake.source.loss import Taken, find_loss
+from ledgerlake.source.options import SourceOptions, parse_options
+from ledgerlake.source.partition_reader import read_bundles, read_entries, read_messages
+from ledgerlake.source.planning import EntryRange
+from ledgerlake.wire.message_id import BEFORE_ALL, Position
+from tests.entries import batch
+from tests.peer import TOPIC, Peer
+
+
+@pytest.mark.parametrize(
+    ("taken", "first_index", "first_ledger", "messages"),
+    [
+        pytest.param(Taken(BEFORE_ALL), 5, 12, "none", id="nothing was taken yet"),
+        pytest.param(Taken(Position(10, 50), 99), 200, 10, "none", id="the ledger is still there, so a gap is a hole"),
+        pytest.param(Taken(Position(10, 50)), None, 10, "none", id="the same without an index"),
+        pytest.param(Taken(Position(10, 50), 99), 100, 12, "none", id="the ledger went, the numbers go on"),
+        pytest.param(Taken(Position(10, 50), 99), 101, 12, 1, id="one message is missing"),
+        pytest.param(Taken(Position(10, 50), 99), 99, 12, "new", id="the numbers begin again"),
+        pytest.param(Taken(Position(10, 50), 99), None, 12, None, id="what follows has no number"),
+        pytest.param(Taken(Position(10, 50)), 100, 12, None, id="what was taken has no number"),
+    ],
+)
+def test_only_a_ledger_that_is_gone_and_a_number_that_is_missing_are_loss(
+    taken: Taken, first_index: int | None, first_ledger: int, messages: int | str | None
+) -> None:
+    loss = find_loss(taken, Position(13, 4), first_index, Position(first_ledger, -1))
+    if messages == "none":
+        assert loss is None
+        return
+    assert loss is not None
+    assert (loss.after, loss.before, loss.first) == (taken.position, Position(13, 4), Position(10, 51))
+    assert (loss.is_new_topic, loss.messages) == (True, None) if messages == "new" else (False, messages)
+
+
+def options_for(peer: Peer, **more: str) -> SourceOptions:
+    return parse_options({"service.url": peer.url, "topic": TOPIC, "retryTimeoutMs": "3000", **more})
+
+
+def trimmed(peer: Peer) -> EntryRange:
+    """Ledger 7 with messages 0 to 4 and ledger 8 with 5 to 9 are gone, of which 0 to 1 were read; 9 has 10 and 11."""
+    peer.add(batch([b"10", b"11"], index=11), ledger_id=9)
+    return EntryRange(TOPIC, Position(7, 0), Position(9, 0), after_index=1)
+
+
+def test_a_range_that_the_topic_no_longer_has_whole_ends_the_read_and_is_named() -> None:
+    with Peer() as peer:
+        span = trimmed(peer)
+        with pytest.raises(
+            DataLossError, match=r"at most 8 messages after 7:0 and before 9:0 are lost.*failOnDataLoss"
+        ):
+            list(read_messages(options_for(peer), span))
+
+
+def test_or_it_is_a_reject_and_the_read_goes_on() -> None:
+    with Peer() as peer:
+        span, options = trimmed(peer), options_for(peer, failOnDataLoss="false")
+        rows = [row for part in read_messages(options, span) for row in part.to_pylist()]
+        assert [(row["message_id"], row["reject_reason"]) for row in rows] == [
+            ("7:1", DATA_LOSS),
+            ("9:0:0", None),
+            ("9:0:1", None),
+        ]
+        entries = [row for part in read_entries(options, span) for row in part.to_pylist()]
+        assert [(row["ledger_id"], row["entry_id"], row["reject_reason"]) for row in entries] == [
+            (7, 1, DATA_LOSS),
+            (9, 0, None),
+        ]
+        assert [one["kind"][0].as_py() for one in read_bundles(options, span)] == ["lost", "entries"]
+
+
+def test_a_range_of_which_nothing_is_left_is_lost_too() -> None:
+    with Peer() as peer:
+        peer.add(batch([b"later"], index=20), ledger_id=9)
+        span = EntryRange(TOPIC, Position(7, 0), Position(8, 3), after_index=1)
+        with pytest.raises(DataLossError, match="at most 18 messages after 7:0 and before 9:0"):
+            list(read_messages(options_for(peer), span))
+
+
+def test_a_topic_that_was_created_again_is_named_so() -> None:
+    with Peer() as peer:
+        peer.add(batch([b"0"], index=0), batch([b"1"], index=1), ledger_id=9)
+        span = EntryRange(TOPIC, Position(7, 3), Position(9, 1), after_index=40)
+        with pytest.raises(DataLossError, match="deleted and created again"):
+            list(read_messages(options_for(peer), span))
+
+
+def test_gaps_between_ledgers_that_are_there_are_no_loss() -> None:
+    with Peer(first_ledger_id=7) as peer:
+        peer.add(batch([b"a"], index=30), ledger_id=9, first=5)
+        peer.add(batch([b"b"], index=60), ledger_id=12, first=2)
+        span = EntryRange(TOPIC, Position(7, 0), Position(12, 2), after_index=1)
+        rows = [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]
+        assert [row["value"] for row in rows] == [b"a", b"b"]
+
+
+def test_ledgers_that_went_after_all_of_them_was_read_are_no_loss() -> None:
+    with Peer() as peer:
+        peer.add(batch([b"a"], index=2), ledger_id=9)
+        span = EntryRange(TOPIC, Position(7, 0), Position(9, 0), after_index=1)
+        rows = [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]
+        assert [row["value"] for row in rows] == [b"a"]
+
+
+def test_what_compaction_left_has_no_losses() -> None:
+    with Peer() as peer:
+        span = trimmed(peer)
+        rows = [
+            row for part in read_messages(options_for(peer, readCompacted="true"), span) for row in part.to_pylist()
+        ]
+        assert [row["value"] for row in rows] == [b"10", b"11"]
