@@ -42,7 +42,7 @@ class Peer:
         drop_after: the connection is cut after so many entries, once.
         refuse_subscribe: an error code for the next subscriptions, taken one by one.
         compacted: what compacted readers get in place of ``entries``; None: the same.
-        last_entry: the stored entry behind the answer to GET_LAST_MESSAGE_ID, as PIP-429 proposed it.
+        last_entry: the stored entry behind the answer to GET_LAST_MESSAGE_ID, for who knows protocol v22 (PIP-429).
         cannot_tell_last: compacted readers that ask for the last message get an error, as of a 4.0 broker.
         first_ledger_id: where the topic begins; None: with the ledger of the first entry.
     """
@@ -101,6 +101,7 @@ class Peer:
 
     def _serve(self, accepted: socket.socket) -> None:
         connection, consumers = Connection(Role.SERVER), {}
+        self._client_version = 0
         try:
             while data := accepted.recv(65536):
                 connection.receive_data(data)
@@ -119,9 +120,13 @@ class Peer:
         self.requests.append(type(event).__name__)
         if isinstance(event, pb.CommandConnect):
             self.proxied_to = event.proxy_to_broker_url or self.proxied_to
-            connection.send(self.greeting or commands.connected("peer", self.max_message_bytes))
+            self._client_version = event.protocol_version
+            version = min(event.protocol_version, commands.LAST_ENTRY_PROTOCOL_VERSION)
+            connection.send(self.greeting or commands.connected("peer", self.max_message_bytes, version))
         elif isinstance(event, pb.CommandPartitionedTopicMetadata):
-            connection.send(_encode("PARTITIONED_METADATA_RESPONSE", request_id=event.request_id, partitions=0))
+            connection.send(
+                _encode("PARTITIONED_METADATA_RESPONSE", request_id=event.request_id, partitions=0, response=0)
+            )
         elif isinstance(event, pb.CommandLookupTopic):
             answer = {"response": pb.CommandLookupTopicResponse.Connect, "broker_service_url": self.url} | self.lookup
             connection.send(_encode("LOOKUP_RESPONSE", request_id=event.request_id, **answer))
@@ -149,7 +154,8 @@ class Peer:
         )
         marked = Position(first, -1) if consumer.after == Position(-1, -1) else consumer.after
         answer = {"last_message_id": to_wire(last), "consumer_mark_delete_position": to_wire(marked)}
-        behind = self.last_entry if consumer.read_compacted else b""
+        knows_entries = self._client_version >= commands.LAST_ENTRY_PROTOCOL_VERSION
+        behind = self.last_entry if consumer.read_compacted and knows_entries else b""
         connection.send(_encode("GET_LAST_MESSAGE_ID_RESPONSE", behind, request_id=request_id, **answer))
 
     def _seen_by(self, consumer: _Consumer) -> list[tuple[Position, bytes]]:

@@ -201,6 +201,13 @@ def test_what_an_earlier_batch_took_of_the_first_entry_is_left_out() -> None:
     assert [row["value"] for row in messages] == [b"2", b"3"]
 
 
+@pytest.mark.parametrize("more", [{}, {"uuid": "makes it go the plain route"}])
+def test_a_broker_gives_one_number_to_a_whole_batch_of_a_transaction(more: dict[str, str]) -> None:
+    own = {"txnid_most_bits": 0, "txnid_least_bits": 7, **more}
+    messages, _ = decoded([batch([b"0", b"1", b"2"], index=5, **own), batch([b"3", b"4"], index=7)])
+    assert [row["broker_index"] for row in messages] == [5, 5, 5, 6, 7]
+
+
 def test_a_part_of_a_batch_can_end_before_the_batch_does() -> None:
     messages, _ = decoded([batch([b"0", b"1", b"2", b"3"]), single(b"4")], first_entry=BatchPart(0, 2))
     assert [row["value"] for row in messages] == [b"1", b"2", b"4"]

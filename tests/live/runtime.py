@@ -83,12 +83,12 @@ SETTINGS = {
 
 
 @contextmanager
-def start_runtime(**broker_options: Any) -> Iterator[Runtime]:
+def start_runtime(settings: dict[str, str] | None = None, **broker_options: Any) -> Iterator[Runtime]:
     service_url = os.environ.get("LEDGERLAKE_TEST_SERVICE_URL")
-    if service_url and not broker_options:
+    if service_url and not broker_options and not settings:
         yield Runtime(service_url, os.environ["LEDGERLAKE_TEST_ADMIN_URL"])
         return
-    broker = Broker(settings=SETTINGS, **broker_options)
+    broker = Broker(settings={**SETTINGS, **(settings or {})}, **broker_options)
     address = broker.start()
     running = Runtime(address.service_url, address.admin_url, broker)
     try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ledgerlake.decode.split import DATA_LOSS
 from ledgerlake.errors import DataLossError
+from ledgerlake.source.gathering import DATA_LOSS
 from ledgerlake.source.loss import Taken, find_loss
 from ledgerlake.source.options import SourceOptions, parse_options
 from ledgerlake.source.partition_reader import read_bundles, read_entries, read_messages
@@ -73,7 +73,7 @@ def test_or_it_is_a_reject_and_the_read_goes_on() -> None:
             (7, 1, DATA_LOSS),
             (9, 0, None),
         ]
-        assert [one["kind"][0].as_py() for one in read_bundles(options, span)] == ["lost", "entries"]
+        assert [one["kind"][0].as_py() for one in read_bundles(options, span)] == ["reject", "entries"]
 
 
 def test_a_range_of_which_nothing_is_left_is_lost_too() -> None:

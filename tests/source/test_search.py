@@ -101,7 +101,7 @@ def test_an_index_is_found_in_the_entry_that_holds_it() -> None:
                 continue
             count = rng.choice([1, 1, 5, 100])
             index += count + rng.choice([0, 0, 0, 2])
-            entries.append(replace(one, stamp=Stamp(one.stamp.time_ms, index, True), message_count=count))
+            entries.append(replace(one, stamp=Stamp(one.stamp.time_ms, index, True), index_count=count))
         asked = rng.randint(0, max(index, 0) + 1)
         expected = next((one for one in entries if one.stamp.index is not None and one.stamp.index >= asked), None)
         assert (

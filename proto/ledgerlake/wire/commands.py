@@ -12,6 +12,10 @@ from ledgerlake.wire.framing import encode_frame
 # v18 is the first whose clients are sent broker entry metadata; v21 is what the newest releases speak.
 PROTOCOL_VERSION = 21
 
+# What PIP-429 proposed: from here on a broker sends the last compacted entry itself. No release has this number; what a peer
+# says of itself decides nothing here, and brokers take a higher number than theirs for theirs.
+LAST_ENTRY_PROTOCOL_VERSION = 22
+
 _Type = pb.BaseCommand
 
 
@@ -24,6 +28,7 @@ def connect(
     auth_method: str = "none",
     auth_data: bytes | None = None,
     proxy_to_broker_url: str | None = None,
+    protocol_version: int = PROTOCOL_VERSION,
 ) -> bytes:
     """CONNECT, asking for broker entry metadata and able to answer auth challenges."""
     flags = pb.FeatureFlags(
@@ -35,17 +40,19 @@ def connect(
         client_version=client_version,
         auth_method_name=auth_method,
         auth_data=auth_data,
-        protocol_version=PROTOCOL_VERSION,
+        protocol_version=protocol_version,
         proxy_to_broker_url=proxy_to_broker_url,
         feature_flags=flags,
     )
     return encode(pb.BaseCommand(type=_Type.CONNECT, connect=body))
 
 
-def connected(server_version: str, max_message_size: int | None = None) -> bytes:
+def connected(
+    server_version: str, max_message_size: int | None = None, protocol_version: int = PROTOCOL_VERSION
+) -> bytes:
     body = pb.CommandConnected(
         server_version=server_version,
-        protocol_version=PROTOCOL_VERSION,
+        protocol_version=protocol_version,
         max_message_size=max_message_size,
         feature_flags=pb.FeatureFlags(supports_get_partitioned_metadata_without_auto_creation=True),
     )

@@ -120,6 +120,15 @@ def message_count(raw: memoryview) -> int:
     return max(count, 1)
 
 
+def index_count(raw: memoryview) -> int:
+    """How many numbers the broker's index gave to an entry: one each message, but one to a whole batch of a transaction."""
+    try:
+        metadata = peek_metadata(raw)
+    except CorruptEntryError:
+        return 1
+    return 1 if metadata.HasField("txnid_most_bits") else max(metadata.num_messages_in_batch, 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Stamp:
     """When an entry was stored and how many messages the topic held then, both by the broker.

@@ -100,11 +100,13 @@ class Cluster:
         key = (self.settings.service_url, broker_url) if proxied else (broker_url, None)
         session = self._sessions.get(key)
         if session is None or not session.usable:
+            compacted = self.settings.read_compacted
             session = Session(
                 key[0],
                 connect_timeout_s=self.settings.connect_timeout_s,
                 request_timeout_s=self.settings.request_timeout_s,
                 proxy_to_broker_url=key[1],
+                protocol_version=commands.LAST_ENTRY_PROTOCOL_VERSION if compacted else commands.PROTOCOL_VERSION,
             )
             self._sessions[key] = session
         return session

@@ -59,7 +59,13 @@ class Session:
     """A connection after its handshake."""
 
     def __init__(
-        self, url: str, *, connect_timeout_s: float, request_timeout_s: float, proxy_to_broker_url: str | None = None
+        self,
+        url: str,
+        *,
+        connect_timeout_s: float,
+        request_timeout_s: float,
+        proxy_to_broker_url: str | None = None,
+        protocol_version: int = commands.PROTOCOL_VERSION,
     ) -> None:
         self.url = url
         self.request_timeout_s = request_timeout_s
@@ -74,7 +80,7 @@ class Session:
         self._lock = threading.RLock()
         self._transport = Transport(url, connect_timeout_s)
         try:
-            self._shake_hands(proxy_to_broker_url)
+            self._shake_hands(proxy_to_broker_url, protocol_version)
         except BaseException:
             self._transport.close()
             raise
@@ -225,8 +231,10 @@ class Session:
             self._lock.release()
         return True
 
-    def _shake_hands(self, proxy_to_broker_url: str | None) -> None:
-        self._send(commands.connect(CLIENT_VERSION, proxy_to_broker_url=proxy_to_broker_url))
+    def _shake_hands(self, proxy_to_broker_url: str | None, protocol_version: int) -> None:
+        self._send(
+            commands.connect(CLIENT_VERSION, proxy_to_broker_url=proxy_to_broker_url, protocol_version=protocol_version)
+        )
         deadline = time.monotonic() + self.request_timeout_s
         try:
             while (event := self._connection.next_event()) is None:

@@ -20,7 +20,8 @@ from ledgerlake.decode.split import entries_of
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.assembly import Assembled, Due, DueAgain, Entry, Outcome, Rejected
 from ledgerlake.operators.rows import Standing, standing_from_json
-from ledgerlake.source.partition_reader import BUNDLE_BYTES, read_again
+from ledgerlake.source.gathering import BUNDLE_BYTES
+from ledgerlake.source.partition_reader import read_again
 from ledgerlake.state.delay.cancels import Cancels, cancels_from_json
 from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import Position

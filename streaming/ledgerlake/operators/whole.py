@@ -12,7 +12,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import BatchPart, TopicPartition, as_view, rejects_as_view
-from ledgerlake.decode.split import DATA_LOSS, DELAYED, ENTRIES, LOST, only_entry
+from ledgerlake.decode.rejects import read_reject
+from ledgerlake.decode.split import DELAYED, ENTRIES, REJECT, only_entry
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.cancelling import find_cancels
 from ledgerlake.operators.chunk_entries import read_alone
@@ -94,10 +95,12 @@ class _Range:
             yield flow_row(self._source, "rows", entry=out.getvalue())
 
     def _take_alone(self, piece: Piece) -> Iterator[pa.RecordBatch]:
-        position, entry = only_entry(piece.frames)
-        if piece.kind == LOST:
-            yield flow_row(self._source, "reject", position, DATA_LOSS, entry)
+        if piece.kind == REJECT:
+            rejected = read_reject(piece.frames)
+            shown = rejected.entry or rejected.detail.encode()
+            yield flow_row(self._source, "reject", rejected.position, rejected.reason, shown)
             return
+        position, entry = only_entry(piece.frames)
         try:
             event = read_alone(piece.kind, entry, position)
         except CorruptEntryError as error:

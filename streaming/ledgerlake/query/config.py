@@ -1,7 +1,8 @@
 """The configuration file: TOML, checked whole before Spark starts; an unknown key names the nearest known one.
 
-[source]   service_url, topics; starting, ending, read_compacted, fail_on_data_loss, require_broker_metadata,
-           max_rows_per_trigger, max_bytes_per_trigger, min_partitions, retry_timeout_s
+[source]   service_url, topics; starting, ending, read_compacted, payload_to_message_id_converter,
+           message_payload_processor, fail_on_data_loss, require_broker_metadata, max_rows_per_trigger,
+           max_bytes_per_trigger, min_partitions, retry_timeout_s
 [stream]   name; trigger, checkpoint
 [delta]    path; rejects_path
 [chunks]   max_pending, max_pending_bytes, max_message_bytes, expire_after
@@ -51,6 +52,8 @@ class SourceConfig:
     ending: str = "latest"
     read_compacted: bool = False
     fail_on_data_loss: bool = True
+    payload_to_message_id_converter: str | None = None
+    message_payload_processor: str | None = None
     require_broker_metadata: bool = False
     max_rows_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
@@ -171,6 +174,8 @@ class Config:
             "endingOffsets": source.ending,
             "readCompacted": str(source.read_compacted).lower(),
             "failOnDataLoss": str(source.fail_on_data_loss).lower(),
+            "payloadToMessageIdConverter": source.payload_to_message_id_converter,
+            "messagePayloadProcessor": source.message_payload_processor,
             "requireBrokerMetadata": str(source.require_broker_metadata).lower(),
             "maxRowsPerTrigger": source.max_rows_per_trigger,
             "maxBytesPerTrigger": source.max_bytes_per_trigger,

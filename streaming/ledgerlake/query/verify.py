@@ -30,7 +30,8 @@ from deltalake.exceptions import DeltaError
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
-from ledgerlake.decode.split import DELAYED, ENTRIES, LOST, only_entry
+from ledgerlake.decode.rejects import read_reject
+from ledgerlake.decode.split import DELAYED, ENTRIES, REJECT, only_entry
 from ledgerlake.errors import CorruptEntryError, TableError
 from ledgerlake.files import resolve
 from ledgerlake.operators.assembly import Assembled, Rejected
@@ -39,6 +40,7 @@ from ledgerlake.operators.local import LocalAssembly
 from ledgerlake.query.start import committed_offset, load_start
 from ledgerlake.sinks.ordered import sort_keys
 from ledgerlake.source.bounds import resolve_end
+from ledgerlake.source.gathering import DATA_LOSS
 from ledgerlake.source.offsets import Offset, PartitionOffset
 from ledgerlake.source.partition_reader import read_pieces
 from ledgerlake.source.planning import EntryRange, entry_range
@@ -196,7 +198,10 @@ def _read_topic(options: SourceOptions, span: EntryRange, reached_ms: int | None
     large_waiting: list[tuple[Position, ...]] = []
     first: Position | None = None
     for piece in read_pieces(replace(options, fail_on_data_loss=False), span):
-        if piece.kind == LOST:
+        if piece.kind == REJECT:
+            rejected = read_reject(piece.frames)
+            if rejected.reason != DATA_LOSS:
+                bad.append(np.array([[rejected.position.ledger_id, rejected.position.entry_id]], dtype=np.int64))
             continue
         if piece.kind not in (ENTRIES, DELAYED):
             position, entry = only_entry(piece.frames)

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 from ledgerlake.client.topics import join_partition, split_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
-from ledgerlake.decode.rejects import RejectedEntry
-from ledgerlake.decode.split import DELAYED, ENTRIES, LOST, only_entry
+from ledgerlake.decode.rejects import RejectedEntry, read_reject
+from ledgerlake.decode.split import DELAYED, ENTRIES, REJECT, only_entry
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.assembly import Assembled, Entry, Outcome, Rejected
 from ledgerlake.operators.cancelling import find_cancels
@@ -33,7 +33,8 @@ from ledgerlake.operators.rows import Report, Standing, Waits, flow_row, latest,
 from ledgerlake.sinks.memory import return_large_blocks
 from ledgerlake.sinks.ordered import DataFile, GatheringWriter, OrderedWriter, merge_overlapping
 from ledgerlake.sinks.tables import data_folder
-from ledgerlake.source.partition_reader import BUNDLE_BYTES, Piece, check_broker_metadata, read_loss
+from ledgerlake.source.gathering import BUNDLE_BYTES
+from ledgerlake.source.partition_reader import Piece, check_broker_metadata
 from ledgerlake.state.chunks import Chunk, Limits
 from ledgerlake.state.delay.cancels import Cancels
 from ledgerlake.wire.message_id import Position
@@ -258,8 +259,8 @@ class _Range:
         if piece.kind in (ENTRIES, DELAYED):
             self._local.events += self._writer.write_entries(piece.frames, piece.first_entry)
             return
-        if piece.kind == LOST:
-            self._writer.write_rejects([read_loss(piece.frames)])
+        if piece.kind == REJECT:
+            self._writer.write_rejects([read_reject(piece.frames)])
             return
         position, entry = only_entry(piece.frames)
         try:

@@ -27,7 +27,7 @@ from ledgerlake.source.offsets import PartitionOffset
 from ledgerlake.source.options import After, AtIndex, AtTime, Before
 from ledgerlake.source.positions import Tail, next_until
 from ledgerlake.source.search import StampedEntry, first_since, first_with_index
-from ledgerlake.wire.entry import message_count, read_stamp
+from ledgerlake.wire.entry import index_count, read_stamp
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, ChunkMessageId, MessageId, Position
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def entry_from(cluster: Cluster, topic_partition: str, position: Position, last:
         while end is not None and (entry := next_until(reader, end)) is not None:
             with contextlib.suppress(CorruptEntryError):
                 stamp = read_stamp(entry.entry)
-                return StampedEntry(Position(entry.ledger_id, entry.entry_id), stamp, message_count(entry.entry))
+                return StampedEntry(Position(entry.ledger_id, entry.entry_id), stamp, index_count(entry.entry))
     finally:
         reader.close()
     return None
@@ -166,7 +166,7 @@ def _reached(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionO
         found, _ = find(cluster, topic_partition, bound)
         if found is None:
             return None
-        return _before_entry(found.position) if isinstance(bound, AtTime) else _through_message(found, bound)
+        return _before_found(found) if isinstance(bound, AtTime) else _through_message(found, bound)
     if isinstance(bound, Before):
         return _before(bound.message_id.last if isinstance(bound.message_id, ChunkMessageId) else bound.message_id)
     if isinstance(bound, (MessageId, ChunkMessageId)):
@@ -174,22 +174,30 @@ def _reached(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionO
     return PartitionOffset(BEFORE_ALL) if bound == "earliest" else None
 
 
+def _before_found(found: StampedEntry) -> PartitionOffset:
+    first_index = found.first_index
+    return replace(_before_entry(found.position), index=first_index - 1 if first_index else None)
+
+
 def _before_message(found: StampedEntry, bound: AtTime | AtIndex) -> PartitionOffset:
-    before = _before_entry(found.position)
     first_index = found.first_index
     if isinstance(bound, AtTime) or first_index is None or bound.index <= first_index:
-        return before
-    return PartitionOffset(before.position, bound.index - first_index - 1)
+        return _before_found(found)
+    return _inside(found, bound.index - first_index - 1, bound.index - 1)
 
 
 def _through_message(found: StampedEntry, bound: AtIndex) -> PartitionOffset:
     first_index, last_index = found.first_index, found.stamp.index
     if first_index is None or bound.index < first_index:
         # That number was given to something that is no message any more.
-        return _before_entry(found.position)
+        return _before_found(found)
     if bound.index == last_index:
-        return PartitionOffset(found.position)
-    return PartitionOffset(_before_entry(found.position).position, bound.index - first_index)
+        return PartitionOffset(found.position, None, found.stamp.time_ms, last_index)
+    return _inside(found, bound.index - first_index, bound.index)
+
+
+def _inside(found: StampedEntry, batch_index: int, index: int) -> PartitionOffset:
+    return PartitionOffset(_before_entry(found.position).position, batch_index, None, index)
 
 
 def _before(message_id: MessageId) -> PartitionOffset:

@@ -17,6 +17,7 @@
 | ``subscription`` | durable subscription that pins what was not read | none |
 | ``readCompacted`` | of what was compacted, only the latest message of each key; then the topic as it goes on | ``false`` |
 | ``payloadToMessageIdConverter`` | ``package.module:name`` of a function that finds the last message in the last entry of a topic with a compaction of its own (see ``wire.last_message``) | Pulsar's own compaction |
+| ``messagePayloadProcessor`` | ``package.module:name`` of a function that finds the messages in entries of a format of its own (see ``decode.payloads``) | Pulsar's own format |
 | ``failOnDataLoss`` | end with an error where the topic no longer has what was to be read next; with ``false`` that is a reject, and the read goes on | ``true`` |
 | ``requireBrokerMetadata`` | fail where entries have no broker timestamp | ``false`` |
 | ``pulsar.client.operationTimeoutMs`` | how long to wait for an answer | 30000 |
@@ -101,6 +102,7 @@ _NAMES = (
     "subscription",
     "readCompacted",
     "payloadToMessageIdConverter",
+    "messagePayloadProcessor",
     "failOnDataLoss",
     "requireBrokerMetadata",
     "pulsar.client.operationTimeoutMs",
@@ -131,6 +133,7 @@ class SourceOptions:
     fail_on_data_loss: bool = True
     require_broker_metadata: bool = False
     max_uncompressed_bytes: int = DEFAULT_MAX_UNCOMPRESSED_BYTES
+    payload_processor: str | None = None
     wakes: str | None = None
 
     def starting_of(self, topic_partition: str, default: Bound) -> Bound:
@@ -181,6 +184,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         fail_on_data_loss=_flag(values, "failOnDataLoss", default=True),
         require_broker_metadata=_flag(values, "requireBrokerMetadata"),
         max_uncompressed_bytes=_positive(values, "maxUncompressedBytes") or DEFAULT_MAX_UNCOMPRESSED_BYTES,
+        payload_processor=_function(values, "messagePayloadProcessor"),
         wakes=values.get("wakes") or None,
     )
 

@@ -21,7 +21,7 @@ class EntryRange:
 
     ``after_batch_index`` belongs to the first entry after ``after``: its messages up to that index were taken before.
     ``end_batch_index`` belongs to the entry at ``end``: only its messages up to that index are in the range.
-    ``after_index`` is the broker's index of the entry at ``after``, where it is known.
+    ``after_index`` is the broker's index of the last message taken before, where it is known.
     ``clock_ms`` is what time it is by the batch, where it says so; a range without entries is there for that alone.
     """
 
@@ -61,7 +61,7 @@ def entry_range(topic_partition: str, before: PartitionOffset, after: PartitionO
         before.batch_index,
         after.clock_ms,
         after.batch_index,
-        before.index if before.batch_index is None else None,
+        before.index,
     )
 
 

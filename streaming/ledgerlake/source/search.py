@@ -27,16 +27,16 @@ _FIRST_STEP = 8192
 
 @dataclass(frozen=True)
 class StampedEntry:
-    """An entry of a topic, when it was stored, and how many messages it holds."""
+    """An entry of a topic, when it was stored, and how many numbers the broker's index gave to it."""
 
     position: Position
     stamp: Stamp
-    message_count: int = 1
+    index_count: int = 1
 
     @property
     def first_index(self) -> int | None:
         """The broker's index of its first message; the stamp has that of its last."""
-        return None if self.stamp.index is None else self.stamp.index - self.message_count + 1
+        return None if self.stamp.index is None else self.stamp.index - self.index_count + 1
 
 
 # The first entry at a position or behind it, up to where the search ends.

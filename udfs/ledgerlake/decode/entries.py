@@ -17,22 +17,15 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 
-def entry_rows(
-    frames: pa.Buffer | memoryview | bytes, source: TopicPartition, reject_reason: str | None = None
-) -> pa.RecordBatch:
-    """Rows of ``schema.ENTRIES`` in order; an entry that does not parse has a ``reject_reason`` and its bytes.
-
-    Args:
-        reject_reason: why none of these is an entry, whatever the bytes say.
-    """
+def entry_rows(frames: pa.Buffer | memoryview | bytes, source: TopicPartition) -> pa.RecordBatch:
+    """Rows of ``schema.ENTRIES`` in order; an entry that does not parse has a ``reject_reason`` and its bytes."""
     buffer, entries = read_entry_table(frames)
     view = buffer.data
     rows = []
     for start, end, ledger_id, entry_id in entries[:, [k.E_START, k.E_END, k.E_LEDGER, k.E_ENTRY]].tolist():
         raw = view[start:end]
         place = {"topic": source.topic, "partition": source.partition, "ledger_id": ledger_id, "entry_id": entry_id}
-        described = {"reject_reason": reject_reason} if reject_reason else _describe(raw)
-        rows.append({**place, **described, "entry": bytes(raw)})
+        rows.append({**place, **_describe(raw), "entry": bytes(raw)})
     return pa.RecordBatch.from_pylist(rows, schema=schema.ENTRIES)
 
 

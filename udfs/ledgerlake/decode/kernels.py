@@ -56,10 +56,10 @@ NONE = -(2**62)  # "absent", in every column where a real value cannot be this
     E_PRODUCER, E_PRODUCER_SIZE, E_SEQUENCE, E_PUBLISH,
     E_KEY, E_KEY_SIZE, E_KEY_BASE64, E_ORDERING, E_ORDERING_SIZE,
     E_COMPRESSION, E_UNCOMPRESSED, E_BATCH, E_EVENT,
-    E_SCHEMA, E_SCHEMA_SIZE, E_DELIVER, E_NULL, E_PROPERTIES,
+    E_SCHEMA, E_SCHEMA_SIZE, E_DELIVER, E_NULL, E_PROPERTIES, E_TRANSACTION,
     E_PLAIN, E_PLAIN_END,
     ENTRY_COLUMNS,
-) = range(31)  # fmt: skip
+) = range(32)  # fmt: skip
 
 # Columns of a message row.
 (
@@ -348,9 +348,11 @@ def read_metadata(buffer, entry, position, end):  # type: ignore[no-untyped-def]
                 entry[E_KEY_BASE64] = value
             elif field == 19:
                 entry[E_DELIVER] = value
+            elif field == 23:
+                entry[E_TRANSACTION] = value
             elif field == 25:
                 entry[E_NULL] = value
-            elif field not in (22, 23, 24, 30):
+            elif field not in (22, 24, 30):
                 return False
         elif wire_type == 2:
             size, position = read_varint(buffer, position, end)
@@ -453,10 +455,10 @@ def read_batch(buffer, entry, index, messages, row):  # type: ignore[no-untyped-
             return -1
         message[M_VALUE], message[M_VALUE_SIZE] = position, payload_size
         position += payload_size
-        if entry[E_BROKER_INDEX] == NONE:
-            message[M_BROKER_INDEX] = NONE
-        else:
-            message[M_BROKER_INDEX] = entry[E_BROKER_INDEX] - count + 1 + batch_index
+        message[M_BROKER_INDEX] = entry[E_BROKER_INDEX]
+        # Of a transaction brokers count entries in place of messages.
+        if entry[E_BROKER_INDEX] != NONE and entry[E_TRANSACTION] == NONE:
+            message[M_BROKER_INDEX] += batch_index + 1 - count
         if not compacted_out:
             filled += 1
     return filled if position == end else -1

@@ -148,7 +148,8 @@ def _batch_rows(shared: Row, entry: RawEntry, payload: memoryview) -> list[Row]:
         row["message_id"] = f"{shared['message_id']}:{batch_index}"
         row["batch_index"] = batch_index
         row["value"] = None if single.null_value else bytes(value)
-        if row["broker_index"] is not None:
+        # Of a transaction brokers count entries in place of messages.
+        if row["broker_index"] is not None and not entry.metadata.HasField("txnid_most_bits"):
             row["broker_index"] += batch_index + 1 - count
         rows.append(row)
     if len(payload):

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from ledgerlake.decode import schema
+from ledgerlake.decode.split import only_entry
 from ledgerlake.errors import CorruptEntryError
+from ledgerlake.wire import commands
 from ledgerlake.wire.entry import MAX_TIME_MS, peek_metadata, split_broker_metadata
 
 if TYPE_CHECKING:
     from ledgerlake.decode.messages import TopicPartition
     from ledgerlake.wire.message_id import Position
+
+
+_U32 = struct.Struct(">I")
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,34 @@ def reject_rows(rejected: list[RejectedEntry], source: TopicPartition) -> pa.Tab
     """Rows of ``schema.REJECTS``."""
     rows = [{"topic": source.topic, "partition": source.partition, **_row(one)} for one in rejected]
     return pa.Table.from_pylist(rows, schema=schema.REJECTS)
+
+
+def rejected_row(rejected: RejectedEntry, source: TopicPartition) -> pa.RecordBatch:
+    """The row of ``schema.ENTRIES`` of an entry, or of what stands in place of one."""
+    row = {
+        "topic": source.topic,
+        "partition": source.partition,
+        "ledger_id": rejected.position.ledger_id,
+        "entry_id": rejected.position.entry_id,
+        "reject_reason": rejected.reason,
+        "entry": bytes(rejected.entry or rejected.detail.encode()),
+    }
+    return pa.RecordBatch.from_pylist([row], schema=schema.ENTRIES)
+
+
+def reject_frame(rejected: RejectedEntry) -> memoryview:
+    """A frame that carries it through a bundle: ``[u32 size] [reason \\0 detail]`` before the entry's bytes."""
+    said = f"{rejected.reason}\0{rejected.detail}".encode()
+    content = _U32.pack(len(said)) + said + bytes(rejected.entry or b"")
+    return memoryview(commands.message(0, rejected.position.ledger_id, rejected.position.entry_id, content))
+
+
+def read_reject(frames: memoryview) -> RejectedEntry:
+    """What ``reject_frame`` wrote."""
+    position, content = only_entry(frames)
+    said_end = 4 + int(_U32.unpack_from(content)[0])
+    reason, _, detail = bytes(content[4:said_end]).decode().partition("\0")
+    return RejectedEntry(position, bytes(content[said_end:]), reason, detail)
 
 
 def _row(one: RejectedEntry) -> dict[str, Any]:

@@ -6,9 +6,9 @@ Kinds:
     delayed   plain entries that say when they are to be delivered, be it long past
     chunk     one chunk of a large message (PIP-37): ``num_chunks_from_msg`` above 1
     marker    the list of a large message's chunks (PIP-37, option 2), see ``wire.chunks``
-    lost      no entry: in place of one, a sentence on what is not there any more, at the first position that is missing
+    reject    no message already when it was read, or not there to be read (see ``rejects.reject_frame``)
 
-Chunks, markers and losses travel alone. A delivery time counts only where the entry's checksum is right, since what is damaged is
+Chunks, markers and rejects travel alone. A delivery time counts only where the entry's checksum is right, since what is damaged is
 rejected, not kept waiting until the year that it claims.
 """
 
@@ -40,10 +40,7 @@ ENTRIES = "entries"
 DELAYED = "delayed"
 CHUNK = "chunk"
 MARKER = "marker"
-LOST = "lost"
-
-# The reason of a loss in ``rejects``.
-DATA_LOSS = "data_loss"
+REJECT = "reject"
 
 # What a bitmap of the delayed index can hold. Brokers close ledgers long before.
 MAX_DELAYED_ENTRY_ID = 2**32 - 1

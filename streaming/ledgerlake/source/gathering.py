@@ -1,0 +1,185 @@
+"""Reading a range of entries: gathered up to a bundle's size, with what is missing or cannot be read told beside it.
+
+Three things besides plain entries can happen on the way: of the first or last entry only a part belongs to the range, what
+was in the topic may be lost (``loss``), and a function of the user's may read entries in a format of its own (PIP-96).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ledgerlake.client.cluster import shared_cluster
+from ledgerlake.client.reader import EntryReader
+from ledgerlake.decode.messages import WHOLE, BatchPart
+from ledgerlake.decode.payloads import process_entry
+from ledgerlake.decode.rejects import RejectedEntry
+from ledgerlake.errors import CorruptEntryError, DataLossError
+from ledgerlake.source.bounds import entry_from, first_available
+from ledgerlake.source.loss import Taken, find_loss
+from ledgerlake.source.plugins import load
+from ledgerlake.source.positions import next_until
+from ledgerlake.wire import commands
+from ledgerlake.wire.entry import index_count, read_stamp
+from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from ledgerlake.decode.payloads import MessagePayloadProcessor
+    from ledgerlake.source.options import SourceOptions
+    from ledgerlake.source.planning import EntryRange
+    from ledgerlake.wire.connection import EntryReceived
+
+BUNDLE_BYTES = 1024 * 1024
+
+# The reason of a loss in ``rejects``.
+DATA_LOSS = "data_loss"
+
+# Frames of consecutive entries, and what of the first one belongs to the range.
+Gathered = tuple[bytes | bytearray, BatchPart]
+
+
+def gather(options: SourceOptions, span: EntryRange) -> Generator[Gathered | RejectedEntry, None, None]:
+    """The entries of a range in order.
+
+    Raises:
+        DataLossError: the topic no longer has some of them, and the options say so.
+    """
+    if span.end <= span.after:
+        return
+    reader = EntryReader(shared_cluster(options.client), span.topic_partition, span.after)
+    watch, parts, bundle = _LossWatch(options, span), _parts(span), _Bundle()
+    process = partial(_process, options, load(options.payload_processor)) if options.payload_processor else None
+    try:
+        while (entry := next_until(reader, span.end)) is not None:
+            loss = watch.take(entry)
+            kept = entry.frame if process is None else process(entry)
+            part = parts.get(_position(entry), WHOLE) if parts else WHOLE
+            rejected = [one for one in (loss, kept) if isinstance(one, RejectedEntry)]
+            if rejected or part != WHOLE:
+                yield from bundle.take()
+                yield from rejected
+            if kept and not isinstance(kept, RejectedEntry):
+                bundle.add(kept, part)
+            if bundle.size >= BUNDLE_BYTES:
+                yield from bundle.take()
+    finally:
+        reader.close()
+    yield from bundle.take()
+    loss = watch.end()
+    if loss is not None:
+        yield loss
+
+
+class _Bundle:
+    """Frames that wait until there are enough of them."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._frames: list[bytes | bytearray] = []
+        self._first_entry = WHOLE
+
+    def add(self, frame: bytes | bytearray, part: BatchPart) -> None:
+        if not self._frames:
+            self._first_entry = part
+        self._frames.append(frame)
+        self.size += len(frame)
+
+    def take(self) -> Iterator[Gathered]:
+        """All of them in one, if there are any."""
+        frames, self._frames, self.size = self._frames, [], 0
+        if frames:
+            yield frames[0] if len(frames) == 1 else b"".join(frames), self._first_entry
+
+
+def _process(
+    options: SourceOptions, processor: MessagePayloadProcessor, entry: EntryReceived
+) -> bytes | bytearray | RejectedEntry:
+    """An entry's frame after the user's function; empty where that found nothing."""
+    try:
+        changed = process_entry(processor, entry.entry, entry.ledger_id, entry.entry_id, options.max_uncompressed_bytes)
+    except CorruptEntryError as error:
+        return RejectedEntry(_position(entry), bytes(entry.entry), error.reason, error.message)
+    if not changed:
+        return entry.frame if changed is None else b""
+    return commands.message(entry.consumer_id, entry.ledger_id, entry.entry_id, changed)
+
+
+class _LossWatch:
+    """Looks for loss where a range goes from one ledger to another, which is the only place where there can be any."""
+
+    def __init__(self, options: SourceOptions, span: EntryRange) -> None:
+        self._cluster = shared_cluster(options.client)
+        self._fails = options.fail_on_data_loss
+        self._span = span
+        # What compaction took away is no loss, and what it left stands where ledgers may be gone.
+        self._looks = not options.client.read_compacted and span.after.ledger_id >= 0
+        self._ledger_id = span.after.ledger_id
+        self._last: EntryReceived | None = None
+
+    def take(self, entry: EntryReceived) -> RejectedEntry | None:
+        """The loss before an entry of the range.
+
+        Raises:
+            DataLossError: there is one, and there must not be.
+        """
+        loss = None
+        if self._looks and entry.ledger_id != self._ledger_id:
+            loss = self._look(_position(entry), _first_index(entry))
+        self._ledger_id, self._last = entry.ledger_id, entry
+        return loss
+
+    def end(self) -> RejectedEntry | None:
+        """The loss before the end of the range, where its last ledger was never seen.
+
+        Raises:
+            As ``take``.
+        """
+        if not self._looks or self._span.end.ledger_id == self._ledger_id:
+            return None
+        first = entry_from(self._cluster, self._span.topic_partition, BEFORE_ALL, AFTER_ALL)
+        return self._look(*(first.position, first.first_index) if first is not None else (self._span.end, None))
+
+    def _look(self, following: Position, first_index: int | None) -> RejectedEntry | None:
+        begin = first_available(self._cluster, self._span.topic_partition)
+        loss = find_loss(self._taken(), following, first_index, begin)
+        if loss is None:
+            return None
+        if self._fails:
+            raise DataLossError(
+                f"{self._span.topic_partition}: {loss.sentence()}; to record that in rejects and go on, "
+                "set failOnDataLoss (fail_on_data_loss) to false"
+            )
+        return RejectedEntry(loss.first, b"", DATA_LOSS, loss.sentence())
+
+    def _taken(self) -> Taken:
+        if self._last is None:
+            return Taken(self._span.after, self._span.after_index)
+        try:
+            return Taken(_position(self._last), read_stamp(self._last.entry).index)
+        except CorruptEntryError:
+            return Taken(_position(self._last))
+
+
+def _first_index(entry: EntryReceived) -> int | None:
+    try:
+        index = read_stamp(entry.entry).index
+    except CorruptEntryError:
+        return None
+    return None if index is None else index - index_count(entry.entry) + 1
+
+
+def _parts(span: EntryRange) -> dict[Position, BatchPart]:
+    """The entries of a range of which not every message belongs to it."""
+    parts = {}
+    if span.after_batch_index is not None:
+        parts[Position(span.after.ledger_id, span.after.entry_id + 1)] = BatchPart(after=span.after_batch_index)
+    if span.end_batch_index is not None:
+        parts[span.end] = replace(parts.get(span.end, WHOLE), until=span.end_batch_index)
+    return parts
+
+
+def _position(entry: EntryReceived) -> Position:
+    return Position(entry.ledger_id, entry.entry_id)

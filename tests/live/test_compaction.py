@@ -1,0 +1,285 @@
+"""Compacted topics (PIP-429): where they end, what is left of them, and how they go on."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pulsar
+import pytest
+
+from ledgerlake.client.cluster import Cluster
+from ledgerlake.client.producer import EntryProducer
+from ledgerlake.client.reader import EntryReader
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.source.bounds import tail_once
+from ledgerlake.source.last_entry import last_message
+from ledgerlake.source.offsets import PartitionOffset
+from ledgerlake.source.options import parse_options
+from ledgerlake.source.partition_reader import read_messages
+from ledgerlake.source.planning import entry_range
+from ledgerlake.wire.entry import encode_entry, parse_entry
+from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, MessageId, Position
+from tests.live.test_columns import run_once
+from tests.live.test_large import table_rows, wait_until
+from tests.peer import TOPIC, Peer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from ledgerlake.wire.connection import EntryReceived
+    from tests.live.runtime import Runtime
+
+pytestmark = pytest.mark.live
+
+CODECS = ["NONE", "LZ4", "ZLib", "ZSTD", "SNAPPY"]
+EACH = [(codec, batched) for codec in CODECS for batched in (False, True)]
+
+
+class Topic:
+    """A topic with one producer of keyed messages; each call of ``send`` is one batch where it batches."""
+
+    def __init__(self, runtime: Runtime, codec: str = "NONE", *, batched: bool = True) -> None:
+        self.name = runtime.topic()
+        self._runtime = runtime
+        self._producer = runtime.client().create_producer(
+            self.name,
+            compression_type=getattr(pulsar.CompressionType, codec),
+            batching_enabled=batched,
+            batching_max_publish_delay_ms=500,
+        )
+
+    def send(self, *messages: tuple[str | None, bytes]) -> list[MessageId]:
+        """Publish keys with values; the ids that the broker gave."""
+        ids: list[Any] = []
+        for key, value in messages:
+            keyed = {} if key is None else {"partition_key": key}
+            self._producer.send_async(value, lambda _result, message_id: ids.append(message_id), **keyed)
+        self._producer.flush()
+        wait_until(lambda: len(ids) == len(messages))
+        return [MessageId(one.ledger_id(), one.entry_id(), one.batch_index()) for one in ids]
+
+    def tombstone(self, key: str) -> MessageId:
+        """A message without a value, as Java's ``value(null)`` sends it."""
+        cluster = self._runtime.cluster()
+        producer = EntryProducer(cluster, self.name)
+        metadata = pb.MessageMetadata(producer_name="t", sequence_id=1, publish_time=int(time.time() * 1000))
+        metadata.partition_key, metadata.null_value = key, True
+        metadata.uncompressed_size = 0
+        (position,) = producer.send_and_wait([encode_entry(metadata, b"")])
+        cluster.close()
+        return MessageId(position.ledger_id, position.entry_id)
+
+    def compact(self) -> None:
+        self._runtime.admin("PUT", self.name, "/compaction")
+        wait_until(lambda: self._runtime.admin("GET", self.name, "/compaction")["status"] != "RUNNING")
+        assert self._runtime.admin("GET", self.name, "/compaction")["status"] == "SUCCESS"
+
+
+def compacted(runtime: Runtime) -> Cluster:
+    return Cluster(replace(runtime.cluster().settings, read_compacted=True))
+
+
+def end_of(runtime: Runtime, topic: str) -> MessageId | None:
+    cluster = compacted(runtime)
+    reader = EntryReader(cluster, topic, AFTER_ALL)
+    try:
+        return last_message(reader)
+    finally:
+        cluster.close()
+
+
+def rows_of(runtime: Runtime, topic: str) -> list[tuple[str | None, bytes]]:
+    """Keys and values of a compacted read up to its end."""
+    options = parse_options({"service.url": runtime.service_url, "topic": topic, "readCompacted": "true"})
+    cluster = Cluster(options.client)
+    try:
+        span = entry_range(topic, PartitionOffset(BEFORE_ALL), tail_once(cluster, topic))
+        rows = [row for part in read_messages(options, span) for row in part.to_pylist()]
+        return [(row["key"], row["value"]) for row in rows]
+    finally:
+        cluster.close()
+
+
+def seen_by_pulsar_client(runtime: Runtime, topic: str) -> list[tuple[str | None, bytes]]:
+    """The same by pulsar-client, which hands out the emptied slots of a batch as well."""
+    reader = runtime.client().create_reader(topic, pulsar.MessageId.earliest, is_read_compacted=True)
+    found = []
+    with contextlib.suppress(pulsar.Timeout):
+        while True:
+            message = reader.read_next(500)
+            found.append((message.partition_key() or None, message.data()))
+    reader.close()
+    return [one for one in found if one != (None, b"")]
+
+
+def test_an_empty_topic_and_one_of_which_nothing_was_kept_end_nowhere(runtime: Runtime) -> None:
+    topic = Topic(runtime)
+    assert end_of(runtime, topic.name) is None
+    assert rows_of(runtime, topic.name) == []
+    topic.send(("k0", b"v0"), ("k0", b""))
+    topic.compact()
+    assert end_of(runtime, topic.name) is None
+    assert rows_of(runtime, topic.name) == []
+
+
+@pytest.mark.parametrize(("codec", "batched"), EACH)
+def test_a_topic_ends_with_its_last_message_before_and_after_compaction(
+    runtime: Runtime, codec: str, batched: bool
+) -> None:
+    topic = Topic(runtime, codec, batched=batched)
+    topic.send(("k0", b"v0"), ("k0", b"v1"), ("k0", b"v2"))
+    last = topic.send(("k1", b"v0"), ("k1", b"v1"), ("k1", b"v2"))[-1]
+    assert end_of(runtime, topic.name) == last
+    assert len(rows_of(runtime, topic.name)) == 6
+    topic.compact()
+    assert end_of(runtime, topic.name) == last
+    assert rows_of(runtime, topic.name) == [("k0", b"v2"), ("k1", b"v2")]
+    assert seen_by_pulsar_client(runtime, topic.name) == [("k0", b"v2"), ("k1", b"v2")]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_of_the_proposals_example_one_message_is_left_and_is_the_last(runtime: Runtime, codec: str) -> None:
+    topic = Topic(runtime, codec)
+    ids = topic.send(("k0", b"v0"), ("k0", b"v1"), ("k1", b"v0"), ("k1", b""))
+    assert end_of(runtime, topic.name) == ids[-1]
+    topic.compact()
+    assert end_of(runtime, topic.name) == ids[1]
+    assert rows_of(runtime, topic.name) == [("k0", b"v1")]
+
+
+@pytest.mark.parametrize(("codec", "batched"), EACH)
+def test_what_comes_after_compaction_follows_what_it_left(runtime: Runtime, codec: str, batched: bool) -> None:
+    topic = Topic(runtime, codec, batched=batched)
+    topic.send(("k", b"v0"), ("k", b"v1"), ("k", b"v2"))
+    topic.compact()
+    (last,) = topic.send(("k", b"v3"))
+    assert end_of(runtime, topic.name) == last
+    assert rows_of(runtime, topic.name) == [("k", b"v2"), ("k", b"v3")]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_messages_without_a_key_at_the_end_are_compacted_away(runtime: Runtime, codec: str) -> None:
+    """A 4.0 broker answers some of these with an error of its own; what is left is found all the same."""
+    topic = Topic(runtime, codec)
+    ids = topic.send((None, b"x"), ("k", b"v"), (None, b"y"))
+    topic.compact()
+    assert end_of(runtime, topic.name) == ids[1]
+    assert rows_of(runtime, topic.name) == [("k", b"v")]
+
+
+@pytest.mark.spark
+def test_a_pipeline_of_a_compacted_topic_ends_by_itself_and_goes_on_live(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = Topic(runtime, "LZ4")
+    for value in range(5):
+        topic.send(*((f"k{key}", b"%d" % value) for key in range(10)), (None, b"no key"))
+    topic.compact()
+    data = runtime.config(tmp_path, topic.name, read_compacted=True)
+    run_once(spark, data)
+    assert [(row["key"], row["value"]) for row in table_rows(tmp_path)] == [(f"k{key}", b"4") for key in range(10)]
+    run_once(spark, data)
+    topic.send(("k3", b"5"))
+    topic.tombstone("k4")
+    run_once(spark, data)
+    rows = table_rows(tmp_path)
+    assert [(row["key"], row["value"], row["is_null"]) for row in rows[10:]] == [
+        ("k3", b"5", False),
+        ("k4", None, True),
+    ]
+    topic.compact()
+    given = {"service.url": runtime.service_url, "topic": topic.name, "readCompacted": "true"}
+    latest = {row.key: bytes(row.value) for row in spark.read.format("ledgerlake").options(**given).load().collect()}
+    assert latest == {f"k{key}": b"5" if key == 3 else b"4" for key in range(10) if key != 4}
+
+
+@pytest.fixture(scope="module")
+def captured(runtime: Runtime) -> tuple[list[EntryReceived], list[EntryReceived]]:
+    """Entries of a topic as a live broker stored them, and those that its compaction left."""
+    topic = Topic(runtime, "LZ4")
+    topic.send(("k0", b"v0"), ("k1", b"v0"))
+    topic.send(("k0", b"v0"), ("k0", b"v1"), ("k1", b"v0"), ("k1", b""))
+    raw = entries_of(runtime.cluster(), topic.name)
+    topic.compact()
+    return raw, entries_of(compacted(runtime), topic.name)
+
+
+def entries_of(cluster: Cluster, topic: str) -> list[EntryReceived]:
+    reader = EntryReader(cluster, topic, BEFORE_ALL)
+    found = []
+    while (entry := reader.next(1)) is not None:
+        found.append(entry)
+    cluster.close()
+    return found
+
+
+def peer_with(captured: tuple[list[EntryReceived], list[EntryReceived]]) -> Peer:
+    """A broker that knows protocol v22, with what the live one stored."""
+    stored, kept = ([(Position(one.ledger_id, one.entry_id), bytes(one.entry)) for one in part] for part in captured)
+    return Peer(entries=stored, compacted=kept, last_entry=kept[-1][1])
+
+
+def test_a_broker_that_sends_the_last_entry_is_understood(captured: Any) -> None:
+    with peer_with(captured) as peer:
+        cluster = Cluster(replace(parse_options({"service.url": peer.url, "topic": TOPIC}).client, read_compacted=True))
+        found = last_message(EntryReader(cluster, TOPIC, AFTER_ALL))
+        cluster.close()
+        assert found == MessageId(peer.entries[-1][0].ledger_id, 1, 1)
+
+
+def test_an_older_client_gets_no_entry_from_it_and_reads_as_before(captured: Any) -> None:
+    with peer_with(captured) as peer:
+        client = pulsar.Client(peer.url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        reader = client.create_reader(TOPIC, pulsar.MessageId.earliest, is_read_compacted=True)
+        assert reader.has_message_available()
+        # It hands out the slots that compaction emptied.
+        assert [reader.read_next(5000).data() for _ in range(2)] == [b"", b"v1"]
+        client.close()
+
+
+def test_a_4_0_broker_cannot_tell_the_end_of_an_encrypted_topic_and_we_find_it(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    keys = encryption_keys(tmp_path)
+    topic = runtime.topic()
+    producer = runtime.client().create_producer(
+        topic,
+        batching_enabled=True,
+        batching_max_publish_delay_ms=500,
+        compression_type=pulsar.CompressionType.LZ4,
+        encryption_key="key",
+        crypto_key_reader=keys,
+    )
+    ids: list[Any] = []
+    for value in range(4):
+        producer.send_async(b"%d" % value, lambda _result, message_id: ids.append(message_id), partition_key="k")
+    producer.flush()
+    runtime.admin("PUT", topic, "/compaction")
+    wait_until(lambda: runtime.admin("GET", topic, "/compaction")["status"] == "SUCCESS")
+    cluster = compacted(runtime)
+    reader = EntryReader(cluster, topic, AFTER_ALL)
+    assert reader.last_message() is None
+    assert last_message(reader) == MessageId(ids[-1].ledger_id(), ids[-1].entry_id(), 3)
+    (entry,) = entries_of(cluster, topic)
+    assert parse_entry(entry.entry).metadata.encryption_keys
+    plain = runtime.client().create_reader(
+        topic, pulsar.MessageId.earliest, is_read_compacted=True, crypto_key_reader=keys
+    )
+    with pytest.raises(pulsar.PulsarException):
+        plain.has_message_available()
+
+
+def encryption_keys(folder: Path) -> pulsar.CryptoKeyReader:
+    import subprocess
+
+    private, public = folder / "private.pem", folder / "public.pem"
+    subprocess.run(["openssl", "genrsa", "-out", str(private), "2048"], check=True, capture_output=True)
+    subprocess.run(
+        ["openssl", "rsa", "-in", str(private), "-pubout", "-out", str(public)], check=True, capture_output=True
+    )
+    return pulsar.CryptoKeyReader(str(public), str(private))

@@ -1,0 +1,76 @@
+"""Entries in a format of the user's own: read by a function of the user's, and rejected where that fails."""
+
+from __future__ import annotations
+
+from ledgerlake.decode.payloads import EntryPayload, PayloadMessage
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.source.options import SourceOptions, parse_options
+from ledgerlake.source.partition_reader import read_bundles, read_entries, read_messages
+from ledgerlake.source.planning import EntryRange
+from ledgerlake.wire.message_id import BEFORE_ALL
+from tests.chunks import chunk_entries
+from tests.entries import batch, single
+from tests.peer import TOPIC, Peer
+
+
+def lines(entry: EntryPayload) -> list[PayloadMessage] | None:
+    """A format of lines: ``key=value``, or ``key`` alone for a null value; what does not begin so is Pulsar's own."""
+    if not entry.payload.startswith(b"lines:"):
+        return None
+    assert pb.MessageMetadata.FromString(entry.metadata).producer_name == "p"
+    found = []
+    for line in entry.payload.removeprefix(b"lines:").decode().split():
+        key, _, value = line.partition("=")
+        if key == "bad":
+            raise ValueError("this line is bad")
+        found.append(PayloadMessage(value.encode() if value else None, key, {"entry": str(entry.entry_id)}, 17))
+    return found
+
+
+def options_for(peer: Peer) -> SourceOptions:
+    return parse_options(
+        {
+            "service.url": peer.url,
+            "topic": TOPIC,
+            "messagePayloadProcessor": f"{__name__}:lines",
+            "retryTimeoutMs": "3000",
+        }
+    )
+
+
+def test_a_function_of_the_users_finds_the_messages_of_its_format() -> None:
+    with Peer() as peer:
+        peer.add(batch([b"own"]), single(b"lines:a=1 b=2 c"), single(b"lines:"), chunk_entries(b"x" * 9, 2)[0])
+        span = EntryRange(TOPIC, BEFORE_ALL, peer.entries[-1][0])
+        rows = [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]
+        shown = [
+            (row["message_id"], row["key"], row["value"], row["is_null"]) for row in rows if row["chunk_id"] is None
+        ]
+        assert shown == [
+            ("7:0:0", None, b"own", False),
+            ("7:1:0", "a", b"1", False),
+            ("7:1:1", "b", b"2", False),
+            ("7:1:2", "c", None, True),
+        ]
+        assert (dict(rows[1]["properties"]), rows[1]["broker_index"]) == ({"entry": "1"}, None)
+        assert rows[1]["broker_timestamp"] is not None
+        assert len(rows) == 5
+
+
+def test_an_entry_that_the_function_cannot_read_is_a_reject_with_its_words() -> None:
+    with Peer() as peer:
+        peer.add(single(b"a"), single(b"lines:bad"), single(b"b"))
+        span = EntryRange(TOPIC, BEFORE_ALL, peer.entries[-1][0])
+        rows = [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]
+        assert [(row["value"], row["reject_reason"]) for row in rows] == [
+            (b"a", None),
+            (peer.entries[1][1], "payload_processor"),
+            (b"b", None),
+        ]
+        entries = [row for part in read_entries(options_for(peer), span) for row in part.to_pylist()]
+        assert [row["reject_reason"] for row in entries] == [None, "payload_processor", None]
+        assert [one["kind"][0].as_py() for one in read_bundles(options_for(peer), span)] == [
+            "entries",
+            "reject",
+            "entries",
+        ]

@@ -1,0 +1,87 @@
+"""Entries in formats of the user's own, turned into batches that everything behind understands (PIP-96).
+
+The user's function gets an entry's metadata and plain payload and says which messages are in it. They are written as a batch
+in place of the payload, uncompressed; position and broker timestamp stay as they are, and the broker's index where it counted
+as many messages. Parts of large messages, encrypted
+entries and what a broker wrote for itself go by unasked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ledgerlake.decode.codecs import decompress
+from ledgerlake.errors import CorruptEntryError
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire.entry import encode_batch, encode_entry, parse_entry
+
+# The reason in ``rejects`` for an entry that the user's function could not read.
+PAYLOAD_PROCESSOR = "payload_processor"
+
+
+@dataclass(frozen=True)
+class EntryPayload:
+    """An entry for a user's function: bytes of its MessageMetadata, and the payload, decompressed."""
+
+    ledger_id: int
+    entry_id: int
+    metadata: bytes
+    payload: bytes
+
+
+@dataclass(frozen=True)
+class PayloadMessage:
+    """One message that the function found. ``value`` None is a null value; ``event_time_ms`` 0 is none."""
+
+    value: bytes | None
+    key: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    event_time_ms: int = 0
+
+
+# The messages of an entry, in order; None for one in Pulsar's own format.
+MessagePayloadProcessor = Callable[[EntryPayload], "Iterable[PayloadMessage] | None"]
+
+
+def process_entry(
+    processor: MessagePayloadProcessor, raw: memoryview, ledger_id: int, entry_id: int, max_bytes: int
+) -> bytes | None:
+    """The entry as a batch of what the function found in it, empty for nothing; None where it stays as it is.
+
+    Raises:
+        CorruptEntryError: ``payload_processor``, with the function's own words.
+    """
+    try:
+        entry = parse_entry(raw)
+        metadata = entry.metadata
+        if metadata.encryption_keys or metadata.num_chunks_from_msg > 0 or metadata.HasField("marker_type"):
+            return None
+        plain = decompress(metadata.compression, entry.payload, metadata.uncompressed_size, max_bytes)
+    except CorruptEntryError:
+        # Decoding rejects it, and says why.
+        return None
+    try:
+        found = processor(EntryPayload(ledger_id, entry_id, metadata.SerializeToString(), bytes(plain)))
+        slots = None if found is None else [_slot(one) for one in found]
+    except Exception as error:
+        raise CorruptEntryError(f"{type(error).__name__}: {error}", reason=PAYLOAD_PROCESSOR) from error
+    if not slots:
+        return None if slots is None else b""
+    if entry.broker is not None and len(slots) != max(metadata.num_messages_in_batch, 1):
+        entry.broker.ClearField("index")
+    payload = encode_batch(slots)
+    metadata.num_messages_in_batch = len(slots)
+    metadata.compression, metadata.uncompressed_size = pb.NONE, len(payload)
+    return encode_entry(metadata, payload, entry.broker)
+
+
+def _slot(message: PayloadMessage) -> tuple[pb.SingleMessageMetadata, bytes]:
+    single = pb.SingleMessageMetadata(null_value=message.value is None)
+    if message.key is not None:
+        single.partition_key = message.key
+    if message.event_time_ms:
+        single.event_time = message.event_time_ms
+    for key, value in message.properties.items():
+        single.properties.add(key=key, value=value)
+    return single, message.value or b""
