@@ -6,10 +6,12 @@ It serves one topic without partitions from a list of entries. What it does wron
 from __future__ import annotations
 
 import socket
+import ssl
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ledgerlake.errors import ProtocolError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
 from ledgerlake.wire.connection import Connection, Role
@@ -44,6 +46,9 @@ class Peer:
         compacted: what compacted readers get in place of ``entries``; None: the same.
         last_entry: the stored entry behind the answer to GET_LAST_MESSAGE_ID, for who knows protocol v22 (PIP-429).
         cannot_tell_last: compacted readers that ask for the last message get an error, as of a 4.0 broker.
+        challenges: how many connections are asked again who they are, before or behind an answer.
+        credentials: what clients said of themselves.
+        tls: speaks TLS with this context; ``host`` is where it listens.
         first_ledger_id: where the topic begins; None: with the ledger of the first entry.
     """
 
@@ -63,9 +68,13 @@ class Peer:
     last_entry: bytes = b""
     cannot_tell_last: bool = False
     first_ledger_id: int | None = None
+    challenges: int = 0
+    credentials: list[tuple[str, bytes]] = field(default_factory=list)
+    tls: ssl.SSLContext | None = None
+    host: str = "127.0.0.1"
 
     def __enter__(self) -> Peer:
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server((self.host, 0))
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._sent = 0
@@ -79,7 +88,7 @@ class Peer:
 
     @property
     def url(self) -> str:
-        return f"pulsar://127.0.0.1:{self._listener.getsockname()[1]}"
+        return f"{'pulsar' if self.tls is None else 'pulsar+ssl'}://{self.host}:{self._listener.getsockname()[1]}"
 
     def add(self, *entries: bytes, ledger_id: int = 7, first: int = 0) -> None:
         self.entries += [(Position(ledger_id, first + number), entry) for number, entry in enumerate(entries)]
@@ -95,6 +104,11 @@ class Peer:
                 accepted, _ = self._listener.accept()
             except OSError:
                 return
+            if self.tls is not None:
+                try:
+                    accepted = self.tls.wrap_socket(accepted, server_side=True)
+                except OSError:
+                    continue
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._open.add(accepted)
             threading.Thread(target=self._serve, args=(accepted,), daemon=True).start()
@@ -110,7 +124,7 @@ class Peer:
                     accepted.sendall(connection.data_to_send())
                     for consumer_id, consumer in consumers.items():
                         self._deliver(accepted, consumer_id, consumer)
-        except OSError:
+        except (OSError, ProtocolError):
             pass
         finally:
             self._open.discard(accepted)
@@ -118,7 +132,15 @@ class Peer:
 
     def _answer(self, connection: Connection, consumers: dict[int, _Consumer], event: Any) -> None:
         self.requests.append(type(event).__name__)
+        if isinstance(event, pb.CommandAuthResponse):
+            self.credentials.append((event.response.auth_method_name, event.response.auth_data))
+            return
+        if self.challenges:
+            self.challenges -= 1
+            challenge = pb.AuthData(auth_method_name="token", auth_data=b"PulsarAuthRefresh")
+            connection.send(_encode("AUTH_CHALLENGE", server_version="peer", challenge=challenge))
         if isinstance(event, pb.CommandConnect):
+            self.credentials.append((event.auth_method_name, event.auth_data))
             self.proxied_to = event.proxy_to_broker_url or self.proxied_to
             self._client_version = event.protocol_version
             version = min(event.protocol_version, commands.LAST_ENTRY_PROTOCOL_VERSION)

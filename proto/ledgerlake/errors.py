@@ -12,6 +12,7 @@
     │   ├── TopicNotFoundError   never created by us
     │   └── ConsumerBusyError    somebody else holds the exclusive subscription
     ├── CorruptEntryError        one entry's bytes; it becomes a row in ``rejects``
+    ├── DecryptionError          no key opens an entry, and that must not be               exit 2
     ├── DataLossError            messages went before they were read, and that must not be  exit 1
     ├── OffsetError              a checkpoint or offset that this version cannot read      exit 2
     └── TableError               the table is not what the contract says, or not reachable exit 3
@@ -112,6 +113,12 @@ class CorruptEntryError(LedgerlakeError):
     """One stored entry cannot become messages; ``reason`` is the word that goes into ``rejects``."""
 
     reason: str = "malformed_entry"
+
+
+class DecryptionError(LedgerlakeError):
+    """An entry is encrypted for somebody else, and the user wants to be stopped by that."""
+
+    exit_code = 2
 
 
 class DataLossError(LedgerlakeError):

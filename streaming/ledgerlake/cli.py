@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NoReturn
 
@@ -19,6 +19,8 @@ from ledgerlake.errors import LedgerlakeError, SetupError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ledgerlake.client.cluster import ClientSettings
 
 DEFAULT_SERVICE_URL = "pulsar://localhost:6650"
 _STATE_FOLDER = "~/.local/share/ledgerlake/broker"
@@ -149,13 +151,28 @@ def _parser() -> argparse.ArgumentParser:
 
     broker = add("broker", _broker, "the embedded development broker", "ledgerlake broker start --data-dir /tmp/broker")
     broker.add_argument("action", choices=["start", "stop", "status", "env"])
+    broker.add_argument(
+        "--secure", action="store_true", help="start with TLS and tokens, and say where certificates and tokens are"
+    )
     broker.add_argument("--data-dir", help=f"where it keeps everything (default: {_STATE_FOLDER})")
     return parser
 
 
 def _service_url(parser: argparse.ArgumentParser) -> None:
     default = os.environ.get("LEDGERLAKE_SERVICE_URL", DEFAULT_SERVICE_URL)
-    parser.add_argument("--service-url", default=default, help=f"default: $LEDGERLAKE_SERVICE_URL, now {default}")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--service-url", default=default, help=f"default: $LEDGERLAKE_SERVICE_URL, now {default}")
+    where.add_argument("--config", help="the TOML file that says how to reach the broker, in place of --service-url")
+
+
+def _client_settings(options: argparse.Namespace) -> ClientSettings:
+    from ledgerlake.client.cluster import ClientSettings
+    from ledgerlake.query.config import load_config
+
+    settings = (
+        load_config(options.config).parsed_options().client if options.config else ClientSettings(options.service_url)
+    )
+    return replace(settings, give_up_after_s=5.0)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -213,7 +230,7 @@ def _peek(options: argparse.Namespace) -> int:
 
     if options.count < 1:
         raise UsageError("--count must be at least 1")
-    for entry in peek(options.service_url, options.topic, options.start, options.count):
+    for entry in peek(_client_settings(options), options.topic, options.start, options.count):
         print(json.dumps(entry, default=str) if options.json else entry_line(entry))
     return 0
 
@@ -230,7 +247,7 @@ def _positions(options: argparse.Namespace) -> int:
         bound = AtIndex(parse_index(options.index, "--index"))
     else:
         bound = parse_message_id(options.id)
-    for place in find_places(options.service_url, options.topic, bound):
+    for place in find_places(_client_settings(options), options.topic, bound):
         if options.json:
             print(json.dumps(asdict(place), default=str))
             continue
@@ -309,7 +326,7 @@ def _forget(options: argparse.Namespace) -> int:
 def _broker(options: argparse.Namespace) -> int:
     from ledgerlake.broker import Broker
 
-    broker = Broker(Path(options.data_dir or _STATE_FOLDER).expanduser())
+    broker = Broker(Path(options.data_dir or _STATE_FOLDER).expanduser(), secure=options.secure)
     if options.action == "start":
         address = broker.start(attached=False)
     elif options.action == "stop":
@@ -330,6 +347,8 @@ def _broker(options: argparse.Namespace) -> int:
         print(
             f"broker at {address.service_url}, admin {address.admin_url}, pid {address.pid}, data in {address.data_dir}"
         )
+        if options.secure:
+            print(f"certificates and tokens in {broker.security.folder}")
     return 0
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from ledgerlake.client.backoff import Backoff
 from ledgerlake.client.topics import full_name, partition_name, split_partition
-from ledgerlake.client.transport import parse_service_url
+from ledgerlake.client.transport import Address, parse_service_url
 from ledgerlake.errors import UsageError
 
 
@@ -29,15 +29,25 @@ def test_a_partition_knows_its_topic() -> None:
 
 @pytest.mark.parametrize(
     ("url", "expected"),
-    [("pulsar://h", ("h", 6650)), ("pulsar://h:1", ("h", 1)), ("pulsar://[::1]:2/", ("::1", 2))],
+    [
+        ("pulsar://h", [Address("h", 6650, False)]),
+        ("pulsar://h:1", [Address("h", 1, False)]),
+        ("pulsar://[::1]:2/", [Address("::1", 2, False)]),
+        ("pulsar+ssl://h", [Address("h", 6651, True)]),
+        ("pulsar+ssl://a:1,b,[::1]:3", [Address("a", 1, True), Address("b", 6651, True), Address("::1", 3, True)]),
+    ],
 )
-def test_service_urls(url: str, expected: tuple[str, int]) -> None:
+def test_service_urls(url: str, expected: list[Address]) -> None:
     assert parse_service_url(url) == expected
+    assert [parse_service_url(one.url) for one in expected] == [[one] for one in expected]
 
 
-@pytest.mark.parametrize("url", ["", "h:6650", "http://h:1", "pulsar://", "pulsar://h:99999", "pulsar://h:x"])
+@pytest.mark.parametrize(
+    "url",
+    ["", "h:6650", "http://h:1", "pulsar://", "pulsar://h:99999", "pulsar://h:x", "pulsar://a,", "pulsar+tls://a"],
+)
 def test_what_is_no_service_url_is_refused(url: str) -> None:
-    with pytest.raises(UsageError, match="write pulsar://host:6650"):
+    with pytest.raises(UsageError, match=r"write pulsar://host:6650|port above"):
         parse_service_url(url)
 
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from ledgerlake.broker import Broker
 from ledgerlake.client.cluster import ClientSettings, Cluster
-from ledgerlake.demo import create_partitioned_topic
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from ledgerlake.broker.security import Security
 
 _numbers = itertools.count()
 
@@ -29,12 +30,13 @@ class Runtime:
     admin_url: str
     broker: Broker | None = None
     clients: list[Any] = field(default_factory=list)
+    security: Security | None = None
 
     def topic(self, partitions: int = 0) -> str:
         """A topic of its own, pinned so that the broker's cleaning leaves it alone."""
         name = f"persistent://public/default/test-{os.getpid()}-{next(_numbers)}"
         if partitions:
-            create_partitioned_topic(self.admin_url, name.removeprefix("persistent://"), partitions)
+            self.admin("PUT", name, "/partitions", partitions)
         else:
             self.admin("PUT", name)
         return name
@@ -43,7 +45,10 @@ class Runtime:
         """One call of the broker's REST address for a topic."""
         url = f"{self.admin_url}/admin/v2/{topic.replace('://', '/')}{action}"
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(url, data=data, method=method, headers={"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"}
+        if self.security is not None:
+            headers["Authorization"] = f"Bearer {self.security.admin_token}"
+        request = urllib.request.Request(url, data=data, method=method, headers=headers)
         with urllib.request.urlopen(request, timeout=30) as response:
             text = response.read()
         return json.loads(text) if text else None
@@ -58,7 +63,12 @@ class Runtime:
         """A pulsar-client, closed at the end of the run."""
         import pulsar
 
-        made = pulsar.Client(self.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+        secured: dict[str, Any] = {}
+        if self.security is not None:
+            secured["authentication"] = pulsar.AuthenticationToken(self.security.admin_token)
+            secured["tls_trust_certs_file_path"] = self.security.ca_file
+        made = pulsar.Client(self.service_url, logger=quiet, **secured)
         self.clients.append(made)
         return made
 
@@ -90,7 +100,8 @@ def start_runtime(settings: dict[str, str] | None = None, **broker_options: Any)
         return
     broker = Broker(settings={**SETTINGS, **(settings or {})}, **broker_options)
     address = broker.start()
-    running = Runtime(address.service_url, address.admin_url, broker)
+    security = broker.security if broker_options.get("secure") else None
+    running = Runtime(address.service_url, address.admin_url, broker, security=security)
     try:
         yield running
     finally:

@@ -144,10 +144,10 @@ def test_peek_shows_the_brokers_own_metadata(runtime: Runtime) -> None:
     producer = runtime.client().create_producer(topic, producer_name="peeked", batching_enabled=False)
     for number in range(4):
         producer.send(b"%d" % number, partition_key="k")
-    rows = list(peek(runtime.service_url, topic, "earliest", 3))
+    rows = list(peek(runtime.cluster().settings, topic, "earliest", 3))
     assert [row["broker_index"] for row in rows] == [0, 1, 2]
     line = entry_line(rows[1])
     assert "index 1" in line
     assert "by peeked #1" in line
-    (last,) = peek(runtime.service_url, topic, f"{rows[2]['ledger_id']}:3", 10)
+    (last,) = peek(runtime.cluster().settings, topic, f"{rows[2]['ledger_id']}:3", 10)
     assert last["broker_index"] == 3

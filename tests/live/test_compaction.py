@@ -13,6 +13,7 @@ import pytest
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.client.reader import EntryReader
+from ledgerlake.decode.crypto import CryptoSettings
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.bounds import tail_once
 from ledgerlake.source.last_entry import last_message
@@ -20,9 +21,11 @@ from ledgerlake.source.offsets import PartitionOffset
 from ledgerlake.source.options import parse_options
 from ledgerlake.source.partition_reader import read_messages
 from ledgerlake.source.planning import entry_range
+from ledgerlake.source.read_settings import ReadSettings
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, MessageId, Position
 from tests.live.test_columns import run_once
+from tests.live.test_encryption import crypto_key_reader
 from tests.live.test_large import table_rows, wait_until
 from tests.peer import TOPIC, Peer
 
@@ -245,7 +248,7 @@ def test_an_older_client_gets_no_entry_from_it_and_reads_as_before(captured: Any
 def test_a_4_0_broker_cannot_tell_the_end_of_an_encrypted_topic_and_we_find_it(
     runtime: Runtime, tmp_path: Path
 ) -> None:
-    keys = encryption_keys(tmp_path)
+    keys = crypto_key_reader(tmp_path, "key")
     topic = runtime.topic()
     producer = runtime.client().create_producer(
         topic,
@@ -265,6 +268,10 @@ def test_a_4_0_broker_cannot_tell_the_end_of_an_encrypted_topic_and_we_find_it(
     reader = EntryReader(cluster, topic, AFTER_ALL)
     assert reader.last_message() is None
     assert last_message(reader) == MessageId(ids[-1].ledger_id(), ids[-1].entry_id(), 3)
+    opening = ReadSettings(**vars(cluster.settings), crypto=CryptoSettings(str(tmp_path)))
+    assert last_message(EntryReader(Cluster(opening), topic, AFTER_ALL)) == MessageId(
+        ids[-1].ledger_id(), ids[-1].entry_id(), 3
+    )
     (entry,) = entries_of(cluster, topic)
     assert parse_entry(entry.entry).metadata.encryption_keys
     plain = runtime.client().create_reader(
@@ -272,14 +279,3 @@ def test_a_4_0_broker_cannot_tell_the_end_of_an_encrypted_topic_and_we_find_it(
     )
     with pytest.raises(pulsar.PulsarException):
         plain.has_message_available()
-
-
-def encryption_keys(folder: Path) -> pulsar.CryptoKeyReader:
-    import subprocess
-
-    private, public = folder / "private.pem", folder / "public.pem"
-    subprocess.run(["openssl", "genrsa", "-out", str(private), "2048"], check=True, capture_output=True)
-    subprocess.run(
-        ["openssl", "rsa", "-in", str(private), "-pubout", "-out", str(public)], check=True, capture_output=True
-    )
-    return pulsar.CryptoKeyReader(str(public), str(private))

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ledgerlake.client.cluster import ClientSettings
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import DELAYED, entries_of
 from ledgerlake.errors import OffsetError
@@ -15,6 +14,7 @@ from ledgerlake.operators.delayed import DelayOptions
 from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
 from ledgerlake.operators.rows import FLOW, Report, Standing, Waits, flow_row, report_to_json
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.source.options import parse_options
 from ledgerlake.state.chunks import Limits
 from ledgerlake.state.delay import cancels as cancel_rules
 from ledgerlake.state.delay.cancels import Cancel, Cancels, cancels_from_json, cancels_to_json, parse_cancel
@@ -71,7 +71,7 @@ class Play:
         return self.values[before:]
 
     def _settle(self, rows: list[pa.RecordBatch]) -> None:
-        decoder = OutcomeDecoder(SOURCE, ClientSettings("pulsar://nowhere:1"), 10**6)
+        decoder = OutcomeDecoder(SOURCE, parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"}), 10**6)
         for _, found in read_flow(rows):
             if isinstance(found, Standing):
                 self.standing = found

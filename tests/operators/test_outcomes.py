@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ledgerlake.client.cluster import ClientSettings
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.operators.assembly import Assembled, Rejected
 from ledgerlake.operators.outcomes import OutcomeDecoder
+from ledgerlake.source.options import parse_options
 from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
 from tests.entries import single
@@ -19,8 +19,8 @@ AT = tuple(Position(7, number) for number in (1, 2, 4))
 
 
 def decoder(peer: Peer) -> OutcomeDecoder:
-    settings = ClientSettings(peer.url, give_up_after_s=2)
-    return OutcomeDecoder(TopicPartition(*split_partition(TOPIC)), settings, 10**6)
+    options = parse_options({"service.url": peer.url, "topic": TOPIC, "retryTimeoutMs": "2000"})
+    return OutcomeDecoder(TopicPartition(*split_partition(TOPIC)), options, 10**6)
 
 
 def fill(peer: Peer) -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.decode.codecs import compress
+from ledgerlake.decode.crypto import CryptoSettings
 from ledgerlake.errors import SetupError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source import last_entry
+from ledgerlake.source.read_settings import ReadSettings
 from ledgerlake.wire.entry import encode_batch, encode_entry
 from ledgerlake.wire.last_message import LastEntry
 from ledgerlake.wire.message_id import AFTER_ALL, MessageId, Position
+from tests.encryption import encrypted, key_folder
 from tests.entries import broker, metadata, single
 from tests.peer import TOPIC, Peer
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def compacted_batch(kept: str, codec: int = pb.NONE) -> bytes:
@@ -33,8 +39,8 @@ def encrypted_batch(count: int) -> bytes:
     return encode_entry(own, b"nobody can read this", broker())
 
 
-def found_by(peer: Peer, **settings: str) -> MessageId | None:
-    cluster = Cluster(replace(ClientSettings(peer.url, give_up_after_s=2), read_compacted=True, **settings))
+def found_by(peer: Peer, **settings: Any) -> MessageId | None:
+    cluster = Cluster(ReadSettings(peer.url, give_up_after_s=2, read_compacted=True, **settings))
     reader = EntryReader(cluster, TOPIC, AFTER_ALL)
     try:
         return last_entry.last_message(reader)
@@ -67,6 +73,14 @@ def test_an_encrypted_entry_ends_with_its_last_slot() -> None:
         peer.last_entry = encrypted_batch(5)
         topic(peer, peer.last_entry)
         assert found_by(peer) == MessageId(7, 2, 4)
+
+
+def test_an_entry_that_our_key_opens_is_looked_into(tmp_path: Path) -> None:
+    with Peer() as peer:
+        peer.last_entry = encrypted(compacted_batch("-x--", pb.LZ4), "ours")
+        topic(peer, peer.last_entry)
+        assert found_by(peer, crypto=CryptoSettings(key_folder(tmp_path, "ours"))) == MessageId(7, 2, 1)
+        assert found_by(peer, crypto=CryptoSettings(key_folder(tmp_path / "none"))) == MessageId(7, 2, 3)
 
 
 def second_slot(last: LastEntry) -> MessageId:

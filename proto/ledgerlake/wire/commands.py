@@ -64,8 +64,20 @@ def partition_metadata(topic: str, request_id: int) -> bytes:
     return encode(pb.BaseCommand(type=_Type.PARTITIONED_METADATA, partition_metadata=body))
 
 
-def lookup(topic: str, request_id: int, authoritative: bool = False) -> bytes:
-    body = pb.CommandLookupTopic(topic=topic, request_id=request_id, authoritative=authoritative)
+def auth_response(client_version: str, auth_method: str, auth_data: bytes | None) -> bytes:
+    """The answer to AUTH_CHALLENGE: credentials that are valid now."""
+    body = pb.CommandAuthResponse(
+        client_version=client_version,
+        response=pb.AuthData(auth_method_name=auth_method, auth_data=auth_data),
+        protocol_version=PROTOCOL_VERSION,
+    )
+    return encode(pb.BaseCommand(type=_Type.AUTH_RESPONSE, auth_response=body))
+
+
+def lookup(topic: str, request_id: int, authoritative: bool = False, listener_name: str | None = None) -> bytes:
+    body = pb.CommandLookupTopic(
+        topic=topic, request_id=request_id, authoritative=authoritative, advertised_listener_name=listener_name
+    )
     return encode(pb.BaseCommand(type=_Type.LOOKUP, lookup_topic=body))
 
 

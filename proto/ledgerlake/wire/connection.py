@@ -111,6 +111,7 @@ _ACCEPTED: dict[tuple[Role, State], frozenset[int]] = {
             _T.PARTITIONED_METADATA,
             _T.LOOKUP,
             _T.GET_LAST_MESSAGE_ID,
+            _T.AUTH_RESPONSE,
         }
     ),
 }

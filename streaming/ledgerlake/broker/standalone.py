@@ -32,6 +32,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ledgerlake.broker.security import Security, make_security
 from ledgerlake.errors import SetupError
 from ledgerlake.java import cache_folder, fetch_file, find_java, locked
 
@@ -40,7 +41,7 @@ _SHA512 = (
     "65b769b10696cdfebf7fc5bcdc95dd663702e27051e616c1a13cb100e91279525"
     "be35352171befe7b0011176330aab29bd0a6c8a0f2f0646641af46d2e33cbd6"
 )
-_STATE_VERSION = 1
+_STATE_VERSION = 2
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 30
 
@@ -91,6 +92,7 @@ class _Ports:
     service: int
     web: int
     bookie: int
+    service_tls: int
 
 
 class Broker:
@@ -100,6 +102,7 @@ class Broker:
         data_dir: kept across restarts; None makes a temporary folder that ``stop`` removes.
         broker_metadata: whether the PIP-70 interceptors and their exposure to clients are switched on.
         settings: further lines for the broker's configuration.
+        secure: TLS, and tokens or client certificates for everybody (see ``security``).
     """
 
     def __init__(
@@ -108,11 +111,13 @@ class Broker:
         *,
         broker_metadata: bool = True,
         settings: dict[str, str] | None = None,
+        secure: bool = False,
     ) -> None:
         self._temporary = data_dir is None
         self.data_dir = Path(data_dir or tempfile.mkdtemp(prefix="ledgerlake-broker-")).resolve()
         self._broker_metadata = broker_metadata
         self._settings = settings or {}
+        self._secure = secure
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, attached: bool = True) -> BrokerAddress:
@@ -128,6 +133,8 @@ class Broker:
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
             ports = self._ports()
+            if self._secure:
+                self._settings |= make_security(self.security.folder).settings(ports.service_tls)
             (self.data_dir / "standalone.conf").write_text(self._configuration(home, ports))
         except OSError as error:
             raise SetupError(
@@ -135,7 +142,7 @@ class Broker:
             ) from None
         self._process = self._spawn(home, ports, attached)
         address = BrokerAddress(
-            f"pulsar://127.0.0.1:{ports.service}",
+            f"pulsar+ssl://127.0.0.1:{ports.service_tls}" if self._secure else f"pulsar://127.0.0.1:{ports.service}",
             f"http://127.0.0.1:{ports.web}",
             self._process.pid,
             str(self.data_dir),
@@ -148,6 +155,11 @@ class Broker:
             self.stop()
             raise
         return address
+
+    @property
+    def security(self) -> Security:
+        """Certificates and tokens of a secure broker."""
+        return Security(self.data_dir / "security")
 
     def status(self) -> BrokerAddress | None:
         """The running broker of this data folder, or None."""
@@ -198,9 +210,9 @@ class Broker:
     def _ports(self) -> _Ports:
         state = self._state()
         if state is not None:
-            return _Ports(state["service"], state["web"], state["bookie"])
+            return _Ports(state["service"], state["web"], state["bookie"], state["service_tls"])
         with contextlib.ExitStack() as held:
-            sockets = [held.enter_context(socket.socket()) for _ in range(3)]
+            sockets = [held.enter_context(socket.socket()) for _ in range(4)]
             for one in sockets:
                 one.bind(("127.0.0.1", 0))
             return _Ports(*(one.getsockname()[1] for one in sockets))
@@ -250,7 +262,8 @@ class Broker:
         while time.monotonic() < deadline:
             if self._process is not None and self._process.poll() is not None:
                 raise SetupError(f"the broker ended while starting; read {log}")
-            if _answers(f"{address.admin_url}/admin/v2/namespaces/public/default"):
+            token = self.security.admin_token if self._secure else None
+            if _answers(f"{address.admin_url}/admin/v2/namespaces/public/default", token):
                 return
             time.sleep(0.1)
         raise SetupError(f"the broker was not ready after {START_TIMEOUT_S} s; read {log}")
@@ -274,9 +287,10 @@ def distribution() -> Path:
     return home
 
 
-def _answers(url: str) -> bool:
+def _answers(url: str, token: str | None) -> bool:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
-        with urllib.request.urlopen(url, timeout=2) as response:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=2) as response:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False

@@ -10,10 +10,12 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ledgerlake.client.auth import NOBODY, Authentication
 from ledgerlake.client.backoff import patiently
 from ledgerlake.client.session import Session
 from ledgerlake.client.topics import full_name, partition_name
-from ledgerlake.errors import ProtocolError
+from ledgerlake.client.transport import DEFAULT_TLS, TlsSettings, parse_service_url
+from ledgerlake.errors import ProtocolError, TransportError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands, limits
 from ledgerlake.wire.lookup import AskAgain, Owner, refused, step
@@ -26,8 +28,7 @@ if TYPE_CHECKING:
 class ClientSettings:
     """How to reach a cluster, and what its readers see of a topic; travels with a pickled reader to Spark's workers.
 
-    ``read_compacted``: of what was compacted, only the latest message of each key. ``converter``: where such a topic ends,
-    by somebody else's reading of its last entry (see ``source.last_entry``), as ``package.module:name``.
+    ``service_url`` may name several brokers. ``read_compacted``: of what was compacted, only the latest message of each key.
     """
 
     service_url: str
@@ -35,7 +36,9 @@ class ClientSettings:
     request_timeout_s: float = 30.0
     give_up_after_s: float = 120.0
     read_compacted: bool = False
-    converter: str | None = None
+    authentication: Authentication = NOBODY
+    tls: TlsSettings = DEFAULT_TLS
+    listener_name: str | None = None
 
 
 class Cluster:
@@ -43,6 +46,7 @@ class Cluster:
 
     def __init__(self, settings: ClientSettings) -> None:
         self.settings = settings
+        self._addresses = parse_service_url(settings.service_url)
         self._sessions: dict[tuple[str, str | None], Session] = {}
 
     def topic_partitions(self, topic: str) -> list[str]:
@@ -83,9 +87,11 @@ class Cluster:
             answer = self._session(url, proxied).request(
                 pb.CommandLookupTopicResponse,
                 f"look up {topic_partition}",
-                lambda request_id, must=authoritative: commands.lookup(topic_partition, request_id, must),  # type: ignore[misc]
+                lambda request_id, must=authoritative: commands.lookup(  # type: ignore[misc]
+                    topic_partition, request_id, must, self.settings.listener_name
+                ),
             )
-            outcome: Owner | AskAgain = step(topic_partition, answer, hops)
+            outcome: Owner | AskAgain = step(topic_partition, answer, hops, self._addresses[0].is_tls)
             if isinstance(outcome, Owner):
                 return self._session(outcome.broker_url, outcome.through_proxy)
             url, proxied = outcome.broker_url, outcome.through_proxy
@@ -100,16 +106,37 @@ class Cluster:
         key = (self.settings.service_url, broker_url) if proxied else (broker_url, None)
         session = self._sessions.get(key)
         if session is None or not session.usable:
-            compacted = self.settings.read_compacted
-            session = Session(
-                key[0],
-                connect_timeout_s=self.settings.connect_timeout_s,
-                request_timeout_s=self.settings.request_timeout_s,
-                proxy_to_broker_url=key[1],
-                protocol_version=commands.LAST_ENTRY_PROTOCOL_VERSION if compacted else commands.PROTOCOL_VERSION,
-            )
-            self._sessions[key] = session
+            session = self._sessions[key] = self._connect(*key)
         return session
+
+    def _connect(self, url: str, proxy_to_broker_url: str | None) -> Session:
+        """A session at the first address that answers; where the one that did last time is asked first."""
+        if url != self.settings.service_url:
+            return self._connect_to(url, proxy_to_broker_url)
+        for number, address in enumerate(list(self._addresses)):
+            try:
+                session = self._connect_to(address.url, proxy_to_broker_url)
+            except TransportError:
+                if number == len(self._addresses) - 1:
+                    raise
+                continue
+            self._addresses = self._addresses[number:] + self._addresses[:number]
+            return session
+        raise AssertionError("a service url has an address")
+
+    def _connect_to(self, url: str, proxy_to_broker_url: str | None) -> Session:
+        settings = self.settings
+        return Session(
+            url,
+            connect_timeout_s=settings.connect_timeout_s,
+            request_timeout_s=settings.request_timeout_s,
+            proxy_to_broker_url=proxy_to_broker_url,
+            protocol_version=(
+                commands.LAST_ENTRY_PROTOCOL_VERSION if settings.read_compacted else commands.PROTOCOL_VERSION
+            ),
+            authentication=settings.authentication,
+            tls=settings.tls,
+        )
 
 
 _clusters: dict[tuple[int, ClientSettings], Cluster] = {}

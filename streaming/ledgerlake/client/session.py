@@ -18,8 +18,16 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ledgerlake.client.transport import Transport
-from ledgerlake.errors import ConsumerBusyError, DeadlineError, LedgerlakeError, ProtocolError, TransportError
+from ledgerlake.client.auth import NOBODY, Authentication, hint
+from ledgerlake.client.transport import DEFAULT_TLS, TlsSettings, Transport
+from ledgerlake.errors import (
+    BrokerError,
+    ConsumerBusyError,
+    DeadlineError,
+    LedgerlakeError,
+    ProtocolError,
+    TransportError,
+)
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
 from ledgerlake.wire.connection import Connection, EntryReceived, Event, Role
@@ -66,8 +74,11 @@ class Session:
         request_timeout_s: float,
         proxy_to_broker_url: str | None = None,
         protocol_version: int = commands.PROTOCOL_VERSION,
+        authentication: Authentication = NOBODY,
+        tls: TlsSettings = DEFAULT_TLS,
     ) -> None:
         self.url = url
+        self._authentication = authentication
         self.request_timeout_s = request_timeout_s
         self._failure: LedgerlakeError | None = None
         self._connection = Connection(Role.CLIENT)
@@ -78,7 +89,7 @@ class Session:
         self._ids = 0
         self._next_ping_s = time.monotonic() + KEEPALIVE_S
         self._lock = threading.RLock()
-        self._transport = Transport(url, connect_timeout_s)
+        self._transport = Transport(url, connect_timeout_s, tls)
         try:
             self._shake_hands(proxy_to_broker_url, protocol_version)
         except BaseException:
@@ -233,22 +244,47 @@ class Session:
 
     def _shake_hands(self, proxy_to_broker_url: str | None, protocol_version: int) -> None:
         self._send(
-            commands.connect(CLIENT_VERSION, proxy_to_broker_url=proxy_to_broker_url, protocol_version=protocol_version)
+            commands.connect(
+                CLIENT_VERSION,
+                self._authentication.method,
+                self._authentication.data(),
+                proxy_to_broker_url,
+                protocol_version,
+            )
         )
         deadline = time.monotonic() + self.request_timeout_s
         try:
-            while (event := self._connection.next_event()) is None:
-                self._receive(deadline, "greet us")
+            while (event := self._connection.next_event()) is None or isinstance(event, pb.CommandAuthChallenge):
+                if event is None:
+                    self._receive(deadline, "greet us")
+                else:
+                    self._answer_challenge()
         except ProtocolError:
             raise ProtocolError(
                 f"what answers at {self.url} does not speak Pulsar's binary protocol; check the port"
             ) from None
         if isinstance(event, pb.CommandError):
-            raise refused(f"let us connect at {self.url}", event.error, event.message)
+            error = refused(f"let us connect at {self.url}", event.error, event.message)
+            if error.code == "AuthenticationError":
+                raise BrokerError(error.message + hint(self._authentication, time.time()), code=error.code)
+            raise error
         if not isinstance(event, pb.CommandConnected):
             raise ProtocolError(
                 f"the peer at {self.url} answered CONNECT with {type(event).__name__}; is it a Pulsar broker?"
             )
+
+    def _answer_challenge(self) -> None:
+        """A broker asks again who we are: our credentials are about to expire.
+
+        Raises:
+            BrokerError: we have none.
+        """
+        if self._authentication == NOBODY:
+            raise BrokerError(
+                f"the broker at {self.url} asks who we are, and no authentication is configured",
+                code="AuthenticationError",
+            )
+        self._send(commands.auth_response(CLIENT_VERSION, self._authentication.method, self._authentication.data()))
 
     def _wait(self, deadline: float, attempt: str) -> None:
         remaining_s = deadline - time.monotonic()
@@ -303,7 +339,7 @@ class Session:
             if receipts is not None:
                 receipts.closed = True
         elif isinstance(event, pb.CommandAuthChallenge):
-            raise ProtocolError(f"the broker at {self.url} asks for authentication, which was not configured")
+            self._answer_challenge()
         else:
             request_id = getattr(event, "request_id", None)
             if request_id in self._waiting:

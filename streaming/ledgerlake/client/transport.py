@@ -1,36 +1,76 @@
-"""A TCP stream with deadlines; every operating system error becomes a TransportError that names the address."""
+"""A TCP stream with deadlines, in TLS or not; every operating system error becomes a TransportError that names the address."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 import socket
+import ssl
 import threading
+from dataclasses import dataclass
 
-from ledgerlake.errors import DeadlineError, TransportError, UsageError
+from ledgerlake.errors import DeadlineError, SetupError, TransportError, UsageError
 
 RECEIVE_BYTES = 256 * 1024
-_URL = re.compile(r"pulsar://([^/:,\s]+|\[[0-9a-fA-F:]+\])(?::(\d{1,5}))?/?")
+_PORTS = {"pulsar": 6650, "pulsar+ssl": 6651}
+_HOST = r"(?:[^/:,\s]+|\[[0-9a-fA-F:]+\])(?::\d{1,5})?"
+_URL = re.compile(rf"(pulsar(?:\+ssl)?)://({_HOST}(?:,{_HOST})*)/?")
 
 
-def parse_service_url(url: str) -> tuple[str, int]:
-    """Host and port of ``pulsar://host[:6650]``.
+@dataclass(frozen=True)
+class Address:
+    """One broker's, of a service url."""
+
+    host: str
+    port: int
+    is_tls: bool
+
+    @property
+    def url(self) -> str:
+        scheme = "pulsar+ssl" if self.is_tls else "pulsar"
+        return f"{scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class TlsSettings:
+    """Whom we trust and who we are, as paths of PEM files; no ``ca_file``: whom the machine trusts."""
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    checks_hostname: bool = True
+    allows_insecure: bool = False
+
+
+DEFAULT_TLS = TlsSettings()
+
+
+def parse_service_url(url: str) -> list[Address]:
+    """The addresses of ``pulsar://host[:6650][,host...]``, or of ``pulsar+ssl://`` with port 6651.
 
     Raises:
         UsageError: another form.
     """
     matched = _URL.fullmatch(url)
-    if matched is None or int(matched.group(2) or 6650) > 65535:
-        raise UsageError(f"'{url}' is not a service url; write pulsar://host:6650")
-    return matched.group(1).strip("[]"), int(matched.group(2) or 6650)
+    if matched is None:
+        raise UsageError(f"'{url}' is not a service url; write pulsar://host:6650 or pulsar+ssl://host:6651")
+    scheme = matched.group(1)
+    found = []
+    for one in matched.group(2).split(","):
+        host, port = re.fullmatch(r"(.+?)(?::(\d+))?", one).groups()  # type: ignore[union-attr]
+        found.append(Address(host.strip("[]"), int(port or _PORTS[scheme]), scheme == "pulsar+ssl"))
+    if any(one.port > 65535 for one in found):
+        raise UsageError(f"'{url}' has a port above 65535")
+    return found
 
 
 class Transport:
-    """One connected socket. Sending is safe from any thread, receiving belongs to one."""
+    """One connected socket. Whoever sends or receives holds the session's lock."""
 
-    def __init__(self, url: str, connect_timeout_s: float) -> None:
+    def __init__(self, url: str, connect_timeout_s: float, tls: TlsSettings = DEFAULT_TLS) -> None:
         self.url = url
-        host, port = parse_service_url(url)
+        (address,) = parse_service_url(url)
+        host, port = address.host, address.port
         try:
             self._socket = socket.create_connection((host, port), timeout=connect_timeout_s)
         except socket.gaierror as error:
@@ -46,6 +86,8 @@ class Transport:
                 f"no broker listens at {url} ({error.strerror or error}); start it or correct the service url"
             ) from None
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if address.is_tls:
+            self._socket = _in_tls(self._socket, address, tls)
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._sending = threading.Lock()
 
@@ -69,7 +111,7 @@ class Transport:
             count = self._socket.recv_into(buffer)
         except TimeoutError:
             return None
-        except BlockingIOError:
+        except (BlockingIOError, ssl.SSLWantReadError):
             return None
         except OSError as error:
             raise TransportError(
@@ -82,3 +124,34 @@ class Transport:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.close()
+
+
+def _in_tls(connected: socket.socket, address: Address, tls: TlsSettings) -> ssl.SSLSocket:
+    context = _context(tls)
+    try:
+        return context.wrap_socket(connected, server_hostname=address.host)
+    except ssl.SSLCertVerificationError as error:
+        connected.close()
+        raise SetupError(
+            f"the certificate of {address.url} is not accepted: {error.verify_message}; check tlsTrustCertsFilePath "
+            "and the host name"
+        ) from None
+    except OSError as error:
+        connected.close()
+        raise TransportError(
+            f"no TLS connection to {address.url} ({error.strerror or error}); check that the port is the one for TLS"
+        ) from None
+
+
+def _context(tls: TlsSettings) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=tls.ca_file)
+        if tls.cert_file is not None:
+            context.load_cert_chain(tls.cert_file, tls.key_file)
+    except (OSError, ssl.SSLError) as error:
+        files = ", ".join(one for one in (tls.ca_file, tls.cert_file, tls.key_file) if one)
+        raise SetupError(f"the TLS files {files} cannot be used ({error})") from None
+    context.check_hostname = tls.checks_hostname and not tls.allows_insecure
+    if tls.allows_insecure:
+        context.verify_mode = ssl.CERT_NONE
+    return context

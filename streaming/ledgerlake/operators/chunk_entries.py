@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ledgerlake.decode.crypto import TAG_BYTES
 from ledgerlake.decode.split import MARKER
-from ledgerlake.errors import CorruptEntryError
 from ledgerlake.state.chunks import Chunk, SetKey
 from ledgerlake.wire.chunks import Marker, has_promise, parse_marker
 from ledgerlake.wire.entry import delivery_time_ms, entry_time_ms, parse_entry, text_of
@@ -23,19 +23,19 @@ def read_chunk(raw: bytes | memoryview, position: Position) -> Chunk:
     """What an entry says of itself as a chunk.
 
     Raises:
-        CorruptEntryError: bad checksum, malformed, or encrypted.
+        CorruptEntryError: bad checksum or malformed.
     """
     entry = parse_entry(raw)
     metadata = entry.metadata
-    if metadata.encryption_keys:
-        raise CorruptEntryError("the entry is encrypted", reason="encrypted")
+    # What a set adds up to is counted before encryption.
+    tag_bytes = TAG_BYTES if metadata.encryption_keys else 0
     return Chunk(
         key=SetKey(text_of(metadata, "producer_name"), text_of(metadata, "uuid")),
         position=position,
         chunk_id=metadata.chunk_id,
         chunk_count=metadata.num_chunks_from_msg,
         total_bytes=metadata.total_chunk_msg_size,
-        size_bytes=len(entry.payload),
+        size_bytes=len(entry.payload) - tag_bytes,
         time_ms=entry_time_ms(entry),
         marked=has_promise(metadata),
         deliver_ms=delivery_time_ms(entry),

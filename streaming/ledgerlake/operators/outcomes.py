@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode import schema
-from ledgerlake.decode.codecs import DEFAULT_MAX_UNCOMPRESSED_BYTES
 from ledgerlake.decode.large import decode_large
 from ledgerlake.decode.messages import Decoded, TopicPartition, decode_bundle, decode_entries
 from ledgerlake.decode.rejects import RejectedEntry, reject_rows
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ledgerlake.client.cluster import ClientSettings
+    from ledgerlake.source.options import SourceOptions
 
 CANCELLED = "cancelled"
 
@@ -92,15 +91,13 @@ class OutcomeDecoder:
     def __init__(
         self,
         source: TopicPartition,
-        client: ClientSettings,
+        options: SourceOptions,
         max_message_bytes: int,
-        max_entry_bytes: int = DEFAULT_MAX_UNCOMPRESSED_BYTES,
     ) -> None:
         self.cancels = Cancels()
         self._source = source
-        self._client = client
+        self._options = options
         self._max_message_bytes = max_message_bytes
-        self._max_entry_bytes = max_entry_bytes
 
     def decode(self, outcome: Outcome) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
         """Rows of ``schema.MESSAGES``, and what is no message; what ``cancels`` hits is none.
@@ -109,7 +106,7 @@ class OutcomeDecoder:
             BrokerError, TransportError: entries had to be read again and could not.
         """
         if isinstance(outcome, Due):
-            yield from self._due(decode_bundle(outcome.frames, self._source, max_bytes=self._max_entry_bytes), outcome)
+            yield from self._due(decode_bundle(outcome.frames, self._source, **self._options.decoding), outcome)
         elif isinstance(outcome, DueAgain):
             yield from self._due_again(outcome)
         elif isinstance(outcome, Assembled):
@@ -125,7 +122,13 @@ class OutcomeDecoder:
                 return [RejectedEntry(*one, CANCELLED) for one in zip(outcome.positions, kept, strict=True)]
             entries = _emptying(kept)
         try:
-            row = decode_large(_all_there(entries), outcome.positions, self._source, self._max_message_bytes)
+            row = decode_large(
+                _all_there(entries),
+                outcome.positions,
+                self._source,
+                self._max_message_bytes,
+                self._options.client.crypto,
+            )
         except CorruptEntryError as error:
             return [RejectedEntry(one, None, error.reason, error.message) for one in outcome.positions]
         return row if outcome.delivered_ms is None else _with_delivery(row, outcome.delivered_ms)
@@ -175,7 +178,7 @@ class OutcomeDecoder:
     def _entries(self, found: list[tuple[Position, bytes]]) -> Iterator[Decoded]:
         ledger_ids, entry_ids = (np.array(ids, dtype=np.int64) for ids in zip(*((one.ledger_id, one.entry_id) for one, _ in found), strict=True))  # fmt: skip
         raw = pa.array([entry for _, entry in found], pa.binary())
-        return decode_entries(raw, ledger_ids, entry_ids, self._source, max_bytes=self._max_entry_bytes)
+        return decode_entries(raw, ledger_ids, entry_ids, self._source, **self._options.decoding)
 
     def whole(self, rejected: list[RejectedEntry]) -> Iterator[pa.Table]:
         """Rows of ``schema.REJECTS``, one by one; entries whose bytes are not at hand are read from the topic.
@@ -190,7 +193,7 @@ class OutcomeDecoder:
             yield reject_rows([found], self._source)
 
     def _read_again(self, positions: Iterable[Position]) -> Iterator[bytes | None]:
-        return read_again(self._client, join_partition(self._source.topic, self._source.partition), positions)
+        return read_again(self._options.client, join_partition(self._source.topic, self._source.partition), positions)
 
 
 def cancelled_rows(messages: pa.RecordBatch, cancels: Cancels) -> NDArray[np.bool_]:

@@ -116,9 +116,7 @@ def _decode(rows: Iterable[pa.RecordBatch], options: SourceOptions, limits: Limi
     decoders: dict[TopicPartition, OutcomeDecoder] = {}
     for source, found in read_flow(rows):
         if source not in decoders:
-            decoders[source] = OutcomeDecoder(
-                source, options.client, limits.max_message_bytes, options.max_uncompressed_bytes
-            )
+            decoders[source] = OutcomeDecoder(source, options, limits.max_message_bytes)
         if isinstance(found, pa.RecordBatch):
             yield found
         elif isinstance(found, Cancels):

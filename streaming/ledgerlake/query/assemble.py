@@ -92,9 +92,7 @@ class Pipeline:
         self._outbox = Outbox(config.outbox_path) if config.outbox_path else None
         self._republisher: Republisher | None = None
         if self._outbox is not None and config.deliver is not None:
-            self._republisher = Republisher(
-                self._outbox, config.source.service_url, config.deliver.topic, config.stream.name
-            )
+            self._republisher = Republisher(self._outbox, options.client, config.deliver.topic, config.stream.name)
         self._sink = DeltaSink(
             TaskSettings(
                 config.delta.path,

@@ -1,8 +1,10 @@
 """The configuration file: TOML, checked whole before Spark starts; an unknown key names the nearest known one.
 
 [source]   service_url, topics; starting, ending, read_compacted, payload_to_message_id_converter,
-           message_payload_processor, fail_on_data_loss, require_broker_metadata, max_rows_per_trigger,
-           max_bytes_per_trigger, min_partitions, retry_timeout_s
+           message_payload_processor, crypto_key_folder, crypto_key_reader, crypto_failure_action, fail_on_data_loss,
+           require_broker_metadata, max_rows_per_trigger, max_bytes_per_trigger, min_partitions, retry_timeout_s
+[auth]     method; token, user, password, issuer_url, private_key, audience, scope
+[tls]      ca_file, cert_file, key_file, checks_hostname
 [stream]   name; trigger, checkpoint
 [delta]    path; rejects_path
 [chunks]   max_pending, max_pending_bytes, max_message_bytes, expire_after
@@ -13,9 +15,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,7 +37,7 @@ else:
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _DURATION = re.compile(r"(\d+)\s*(milliseconds?|ms|seconds?|s|minutes?|min|hours?|h)")
 
-_SECTIONS = ("source", "stream", "delta", "chunks", "delay", "deliver")
+_SECTIONS = ("source", "auth", "tls", "stream", "delta", "chunks", "delay", "deliver")
 
 # Arrow and Parquet count the bytes of a value with 31 bits.
 _MOST_MESSAGE_BYTES = 2**31 - 1024
@@ -54,11 +57,50 @@ class SourceConfig:
     fail_on_data_loss: bool = True
     payload_to_message_id_converter: str | None = None
     message_payload_processor: str | None = None
+    crypto_key_folder: str | None = None
+    crypto_key_reader: str | None = None
+    crypto_failure_action: str = "reject"
     require_broker_metadata: bool = False
     max_rows_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
     min_partitions: int | None = None
     retry_timeout_s: int = 120
+
+
+@dataclass(frozen=True)
+class AuthConfig:
+    """``[auth]``: who we are to the broker.
+
+    ``method`` is ``token``, ``basic``, ``oauth2`` or ``tls`` (the certificate of ``[tls]``). Secrets are given as they are, as
+    ``file:PATH`` or ``env:NAME``; ``private_key`` is OAuth2's file of client id and secret.
+    """
+
+    method: str
+    token: str = field(default="", repr=False)
+    user: str = ""
+    password: str = field(default="", repr=False)
+    issuer_url: str = ""
+    private_key: str = field(default="", repr=False)
+    audience: str = ""
+    scope: str = ""
+
+    @property
+    def parameters(self) -> str:
+        """What the plugin of that method takes."""
+        if self.method == "oauth2":
+            given = {"issuerUrl": self.issuer_url, "privateKey": self.private_key}
+            return "secret:" + json.dumps(given | {"audience": self.audience, "scope": self.scope})
+        return f"secret:{self.user}:{self.password}" if self.method == "basic" else f"secret:{self.token}"
+
+
+@dataclass(frozen=True)
+class TlsConfig:
+    """``[tls]``: whom we trust, and our own certificate; paths of PEM files."""
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    checks_hostname: bool = True
 
 
 @dataclass(frozen=True)
@@ -149,6 +191,8 @@ class Config:
     chunks: ChunksConfig = ChunksConfig()
     delay: DelayConfig = DelayConfig()
     deliver: DeliverConfig | None = None
+    auth: AuthConfig | None = None
+    tls: TlsConfig = TlsConfig()
 
     @property
     def delay_options(self) -> DelayOptions:
@@ -176,11 +220,20 @@ class Config:
             "failOnDataLoss": str(source.fail_on_data_loss).lower(),
             "payloadToMessageIdConverter": source.payload_to_message_id_converter,
             "messagePayloadProcessor": source.message_payload_processor,
+            "cryptoKeyFolder": source.crypto_key_folder,
+            "cryptoKeyReader": source.crypto_key_reader,
+            "cryptoFailureAction": source.crypto_failure_action,
             "requireBrokerMetadata": str(source.require_broker_metadata).lower(),
             "maxRowsPerTrigger": source.max_rows_per_trigger,
             "maxBytesPerTrigger": source.max_bytes_per_trigger,
             "minPartitions": source.min_partitions,
             "retryTimeoutMs": source.retry_timeout_s * 1000,
+            "pulsar.client.authPluginClassName": self.auth.method if self.auth else None,
+            "pulsar.client.authParams": self.auth.parameters if self.auth else None,
+            "pulsar.client.tlsTrustCertsFilePath": self.tls.ca_file,
+            "pulsar.client.tlsCertificateFilePath": self.tls.cert_file,
+            "pulsar.client.tlsKeyFilePath": self.tls.key_file,
+            "pulsar.client.tlsHostnameVerificationEnable": str(self.tls.checks_hostname).lower(),
         }
         return {name: str(value) for name, value in given.items() if value is not None}
 
@@ -250,7 +303,8 @@ def parse_config(data: dict[str, Any]) -> Config:
     delta = replace(delta, rejects_path=delta.rejects_path or delta.path.rstrip("/") + "_rejects")
     if delta.path.rstrip("/") == delta.rejects_path.rstrip("/"):
         raise UsageError("[delta] path and rejects_path are the same folder")
-    config = Config(source, stream, delta, chunks, delay, deliver)
+    auth = _section(AuthConfig, "auth", data) if "auth" in data else None
+    config = Config(source, stream, delta, chunks, delay, deliver, auth, _section(TlsConfig, "tls", data))
     config.parsed_options()
     return config
 
@@ -286,7 +340,7 @@ def _section(kind: type[Section], name: str, data: dict[str, Any]) -> Section:
     for key, value in given.items():
         if key not in known:
             raise UsageError(f"[{name}] has no key '{key}'{nearest(key, tuple(known))}")
-        values[key] = _checked(f"[{name}] {key}", value, str(known[key].type))
+        values[key] = _checked(f"[{name}] {key}", value, str(known[key].type).removesuffix(" | None"))
     for key, one in known.items():
         if key not in values and one.default is one.default_factory:
             raise UsageError(f"[{name}] {key} is missing")
@@ -302,7 +356,7 @@ def _checked(where: str, value: Any, kind: str) -> Any:
         return value
     if kind == "bool" and isinstance(value, bool):
         return value
-    if kind.startswith("int") and isinstance(value, int) and not isinstance(value, bool) and value > 0:
+    if kind == "int" and isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     wanted = {"str": "a text", "bool": "true or false"}.get(kind, "a whole number above 0")
     raise UsageError(f"{where} must be {wanted}")

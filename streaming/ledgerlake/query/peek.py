@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.entries import entry_rows
@@ -19,15 +19,17 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from ledgerlake.client.cluster import ClientSettings
 
-def peek(service_url: str, topic: str, start: str, count: int) -> Iterator[dict[str, Any]]:
+
+def peek(settings: ClientSettings, topic: str, start: str, count: int) -> Iterator[dict[str, Any]]:
     """Up to ``count`` entries of each topic partition as rows of ``schema.ENTRIES`` without the bytes, which are counted.
 
     Raises:
         UsageError, BrokerError, TransportError, ProtocolError.
     """
     bound = parse_start(start, "--from")
-    cluster = Cluster(ClientSettings(service_url, give_up_after_s=5.0))
+    cluster = Cluster(settings)
     try:
         for name in cluster.topic_partitions(topic):
             yield from _peek_partition(cluster, name, bound, count)

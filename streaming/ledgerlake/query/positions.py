@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.entries import entry_rows
@@ -19,6 +19,7 @@ from ledgerlake.wire.message_id import BEFORE_ALL, MessageId, Position, to_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ledgerlake.client.cluster import ClientSettings
     from ledgerlake.source.options import Bound
 
 # How many entries are shown from the position on.
@@ -41,14 +42,14 @@ class Place:
     after: dict[str, Any] | None
 
 
-def find_places(service_url: str, topic: str, bound: Bound) -> Iterator[Place]:
+def find_places(settings: ClientSettings, topic: str, bound: Bound) -> Iterator[Place]:
     """Where a bound stands in each partition of a topic.
 
     Raises:
         SetupError: a number is asked for, and the entries have none.
         BrokerError, TransportError, ProtocolError.
     """
-    cluster = Cluster(ClientSettings(service_url, give_up_after_s=5.0))
+    cluster = Cluster(settings)
     try:
         for name in cluster.topic_partitions(topic):
             yield _place(cluster, name, bound)

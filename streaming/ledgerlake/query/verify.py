@@ -212,7 +212,7 @@ def _read_topic(options: SourceOptions, span: EntryRange, reached_ms: int | None
             except CorruptEntryError:
                 bad.append(np.array([[position.ledger_id, position.entry_id]], dtype=np.int64))
             continue
-        for decoded in decode_bundle(piece.frames, source, first_entry=piece.first_entry):
+        for decoded in decode_bundle(piece.frames, source, first_entry=piece.first_entry, **options.decoding):
             waits = np.zeros(decoded.messages.num_rows, dtype=bool)
             if piece.kind == DELAYED and reached_ms is not None:
                 waits = decoded.messages["deliver_at"].cast(pa.int64()).to_numpy() > reached_ms * 1000

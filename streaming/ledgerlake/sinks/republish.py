@@ -24,6 +24,7 @@ import contextlib
 import logging
 import threading
 import zlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
@@ -34,6 +35,8 @@ from ledgerlake.files import resolve
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ledgerlake.client.auth import Authentication
+    from ledgerlake.client.cluster import ClientSettings
     from ledgerlake.sinks.outbox import Outbox, OutboxFile
 
 _log = logging.getLogger(__name__)
@@ -46,9 +49,9 @@ _ROWS_TOGETHER = 1000
 class Republisher:
     """Sends what the outbox holds, as it comes; what cannot be sent now is tried again, and the table does not wait."""
 
-    def __init__(self, outbox: Outbox, service_url: str, topic: str, stream: str) -> None:
+    def __init__(self, outbox: Outbox, settings: ClientSettings, topic: str, stream: str) -> None:
         self._outbox = outbox
-        self._service_url = service_url
+        self._settings = settings
         self._topic = topic
         self._name = f"ledgerlake-{stream}-{outbox.name}"
         self._wake = threading.Event()
@@ -104,7 +107,7 @@ class Republisher:
     def _send_ready(self) -> None:
         if not (files := self._outbox.ready()):
             return
-        with _Sender(self._service_url, self._topic, self._name) as sender:
+        with _Sender(self._settings, self._topic, self._name) as sender:
             while files:
                 for one in files:
                     if self._stopping.is_set():
@@ -114,14 +117,40 @@ class Republisher:
                 files = self._outbox.ready()
 
 
+def pulsar_client(settings: ClientSettings) -> Any:
+    """pulsar-client's, that reaches the cluster as we do."""
+    import pulsar
+
+    tls, authentication = settings.tls, settings.authentication
+    who: Any = None
+    if authentication.method == "tls":
+        who = pulsar.AuthenticationTLS(tls.cert_file, tls.key_file)
+    elif authentication.method == "token":
+        who = pulsar.AuthenticationToken(partial(_text, authentication))
+    elif authentication.method == "basic":
+        user, _, password = _text(authentication).partition(":")
+        who = pulsar.AuthenticationBasic(user, password)
+    return pulsar.Client(
+        settings.service_url,
+        authentication=who,
+        tls_trust_certs_file_path=tls.ca_file,
+        tls_allow_insecure_connection=tls.allows_insecure,
+        tls_validate_hostname=tls.checks_hostname and not tls.allows_insecure,
+        listener_name=settings.listener_name,
+        logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
+        operation_timeout_seconds=10,
+    )
+
+
+def _text(authentication: Authentication) -> str:
+    return (authentication.data() or b"").decode()
+
+
 class _Sender:
     """pulsar-client's producers: one for each topic partition of ours and each partition of the target."""
 
-    def __init__(self, service_url: str, topic: str, name: str) -> None:
-        import pulsar
-
-        quiet = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
-        self._client: Any = pulsar.Client(service_url, logger=quiet, operation_timeout_seconds=10)
+    def __init__(self, settings: ClientSettings, topic: str, name: str) -> None:
+        self._client: Any = pulsar_client(settings)
         self._topic = topic
         self._name = name
         self._targets: list[str] = []

@@ -173,12 +173,7 @@ class _PartitionWriter:
         self.messages = OrderedWriter(
             self.messages_folder, note.floors_us.get(join_partition(source.topic, source.partition))
         )
-        self.decoder = OutcomeDecoder(
-            source,
-            settings.options.client,
-            settings.limits.max_message_bytes,
-            settings.options.max_uncompressed_bytes,
-        )
+        self.decoder = OutcomeDecoder(source, settings.options, settings.limits.max_message_bytes)
         self._unread: list[RejectedEntry] = []
         self._rejects = GatheringWriter(data_folder(settings.rejects_path, schema.REJECTS, prefix))
 
@@ -189,7 +184,7 @@ class _PartitionWriter:
             frames,
             self.source,
             first_entry=first_entry,
-            max_bytes=self._options.max_uncompressed_bytes,
+            **self._options.decoding,
         )
         for decoded in decoded_parts:
             self._write_messages(decoded.messages.select(schema.MESSAGES.names))

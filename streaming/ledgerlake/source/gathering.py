@@ -16,9 +16,9 @@ from ledgerlake.decode.messages import WHOLE, BatchPart
 from ledgerlake.decode.payloads import process_entry
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.errors import CorruptEntryError, DataLossError
+from ledgerlake.plugins import load
 from ledgerlake.source.bounds import entry_from, first_available
 from ledgerlake.source.loss import Taken, find_loss
-from ledgerlake.source.plugins import load
 from ledgerlake.source.positions import next_until
 from ledgerlake.wire import commands
 from ledgerlake.wire.entry import index_count, read_stamp
@@ -99,7 +99,7 @@ def _process(
 ) -> bytes | bytearray | RejectedEntry:
     """An entry's frame after the user's function; empty where that found nothing."""
     try:
-        changed = process_entry(processor, entry.entry, entry.ledger_id, entry.entry_id, options.max_uncompressed_bytes)
+        changed = process_entry(processor, entry.entry, entry.ledger_id, entry.entry_id, **options.decoding)
     except CorruptEntryError as error:
         return RejectedEntry(_position(entry), bytes(entry.entry), error.reason, error.message)
     if not changed:

@@ -8,13 +8,16 @@ oddly compressed batch at the end, it is looked for here, from the end of the to
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.codecs import DEFAULT_MAX_UNCOMPRESSED_BYTES, decompress
+from ledgerlake.decode.crypto import CryptoSettings, open_entry
 from ledgerlake.errors import CorruptEntryError, SetupError
-from ledgerlake.source.plugins import load
+from ledgerlake.plugins import load
+from ledgerlake.source.read_settings import ReadSettings
 from ledgerlake.wire.entry import RawEntry, parse_entry
 from ledgerlake.wire.last_message import LastEntry, last_message_id
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, MessageId, Position, from_wire
@@ -22,7 +25,6 @@ from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, MessageId, Positio
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ledgerlake.client.cluster import ClientSettings
     from ledgerlake.wire.connection import EntryReceived, LastMessageIdReceived
     from ledgerlake.wire.last_message import PayloadToMessageIdConverter
 
@@ -63,15 +65,13 @@ def last_message(reader: EntryReader) -> MessageId | None:
 def _of_last_entry(reader: EntryReader, answered: MessageId, received: LastMessageIdReceived) -> MessageId | None:
     """What the entry behind an answer says; None where that is no entry that we can read."""
     try:
-        return _convert(reader.cluster.settings, reader.topic_partition, answered.position, received.entry)
+        return _convert(reader, answered.position, received.entry)
     except CorruptEntryError as error:
         _log.warning("the last entry that the broker sent of %s is not usable: %s", reader.topic_partition, error)
         return None
 
 
-def _convert(
-    settings: ClientSettings, topic_partition: str, position: Position, stored: bytes | memoryview
-) -> MessageId:
+def _convert(reader: EntryReader, position: Position, stored: bytes | memoryview) -> MessageId:
     """The id of the last message in an entry.
 
     Raises:
@@ -79,12 +79,15 @@ def _convert(
         SetupError: the user's converter failed.
     """
     entry = parse_entry(stored)
+    settings = reader.cluster.settings
+    if not isinstance(settings, ReadSettings):
+        settings = ReadSettings(**vars(settings))
     last = LastEntry(
         position.ledger_id,
         position.entry_id,
-        split_partition(topic_partition)[1],
+        split_partition(reader.topic_partition)[1],
         entry.metadata.SerializeToString(),
-        _plain_payload(entry),
+        _plain_payload(entry, settings.crypto),
     )
     if settings.converter is None:
         return last_message_id(last)
@@ -92,15 +95,19 @@ def _convert(
     try:
         return converter(last)
     except Exception as error:
-        raise SetupError(f"{settings.converter} failed on the last entry of {topic_partition}: {error}") from error
+        raise SetupError(
+            f"{settings.converter} failed on the last entry of {reader.topic_partition}: {error}"
+        ) from error
 
 
-def _plain_payload(entry: RawEntry) -> bytes | None:
-    metadata = entry.metadata
-    if metadata.encryption_keys:
+def _plain_payload(entry: RawEntry, crypto: CryptoSettings) -> bytes | None:
+    try:
+        opened = open_entry(entry, replace(crypto, failure_action="reject"))
+    except CorruptEntryError:
         return None
+    metadata = opened.metadata
     return bytes(
-        decompress(metadata.compression, entry.payload, metadata.uncompressed_size, DEFAULT_MAX_UNCOMPRESSED_BYTES)
+        decompress(metadata.compression, opened.payload, metadata.uncompressed_size, DEFAULT_MAX_UNCOMPRESSED_BYTES)
     )
 
 
@@ -118,7 +125,7 @@ def _search(reader: EntryReader) -> MessageId | None:
         if entry is not None:
             position = Position(entry.ledger_id, entry.entry_id)
             try:
-                return _convert(reader.cluster.settings, reader.topic_partition, position, entry.entry)
+                return _convert(reader, position, entry.entry)
             except CorruptEntryError:
                 return MessageId(position.ledger_id, position.entry_id)
     return None

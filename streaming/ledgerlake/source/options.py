@@ -2,7 +2,7 @@
 
 | option | meaning | default |
 |---|---|---|
-| ``service.url`` | ``pulsar://host:6650`` | required |
+| ``service.url`` | ``pulsar://host:6650``, ``pulsar+ssl://host:6651``; several hosts with commas | required |
 | ``topic`` or ``topics`` | one topic, or several with commas | required |
 | ``view`` | ``messages``, ``entries``, or ``bundles`` (the pipeline's own) | ``messages`` |
 | ``startingOffsets`` | ``earliest``, ``latest``, a message id (its message is the first read), ``after ID``, an ISO time with a zone, ``index N``, or JSON topic or topic partition -> these; or an offset as a checkpoint holds it | stream ``latest``, batch ``earliest`` |
@@ -20,9 +20,19 @@
 | ``messagePayloadProcessor`` | ``package.module:name`` of a function that finds the messages in entries of a format of its own (see ``decode.payloads``) | Pulsar's own format |
 | ``failOnDataLoss`` | end with an error where the topic no longer has what was to be read next; with ``false`` that is a reject, and the read goes on | ``true`` |
 | ``requireBrokerMetadata`` | fail where entries have no broker timestamp | ``false`` |
+| ``pulsar.client.authPluginClassName`` | ``token``, ``oauth2``, ``basic`` or ``tls``, or the Java class of that name | none |
+| ``pulsar.client.authParams`` | a secret as it is, ``file:PATH`` or ``env:NAME``; of OAuth2 and TLS as for the Java client (see ``client.auth``) | none |
+| ``pulsar.client.tlsTrustCertsFilePath`` | PEM file of the authorities that are trusted | the machine's |
+| ``pulsar.client.tlsCertificateFilePath``, ``pulsar.client.tlsKeyFilePath`` | our own certificate and its key | none |
+| ``pulsar.client.tlsHostnameVerificationEnable`` | check that a certificate is for the host | ``true`` |
+| ``pulsar.client.tlsAllowInsecureConnection`` | accept any certificate | ``false`` |
+| ``pulsar.client.listenerName`` | which of a broker's advertised addresses to use | the internal one |
 | ``pulsar.client.operationTimeoutMs`` | how long to wait for an answer | 30000 |
 | ``pulsar.client.connectionTimeoutMs`` | how long to wait for a connection | 10000 |
 | ``retryTimeoutMs`` | how long a broken connection is tried again | 120000 |
+| ``cryptoKeyFolder`` | private keys for encrypted topics: PEM files in a folder, by the name of the key | none |
+| ``cryptoKeyReader`` | in place of it, ``package.module:name`` of a function from the key's name and metadata to its PEM | none |
+| ``cryptoFailureAction`` | what no key opens: ``reject``, ``fail``, or ``pass`` for a message of its bytes as they are | ``reject`` |
 | ``maxUncompressedBytes`` | an entry that expands to more is a reject | 134217728 |
 | ``wakes`` | the pipeline's own: a file (see ``wakes``), or ``always`` for a micro-batch every second | none |
 """
@@ -34,15 +44,17 @@ import json
 import re
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
-from ledgerlake.client.cluster import ClientSettings
+from ledgerlake.client.auth import parse_authentication, tls_files
 from ledgerlake.client.topics import full_name, split_partition
-from ledgerlake.client.transport import parse_service_url
+from ledgerlake.client.transport import TlsSettings, parse_service_url
 from ledgerlake.decode.codecs import DEFAULT_MAX_UNCOMPRESSED_BYTES
+from ledgerlake.decode.crypto import CryptoSettings, FailureAction
 from ledgerlake.errors import UsageError
+from ledgerlake.plugins import check_path
 from ledgerlake.source.offsets import PartitionOffset, from_json
-from ledgerlake.source.plugins import check_path
+from ledgerlake.source.read_settings import ReadSettings
 from ledgerlake.wire.message_id import AnyMessageId, parse_message_id
 
 if TYPE_CHECKING:
@@ -105,9 +117,20 @@ _NAMES = (
     "messagePayloadProcessor",
     "failOnDataLoss",
     "requireBrokerMetadata",
+    "pulsar.client.authPluginClassName",
+    "pulsar.client.authParams",
+    "pulsar.client.tlsTrustCertsFilePath",
+    "pulsar.client.tlsCertificateFilePath",
+    "pulsar.client.tlsKeyFilePath",
+    "pulsar.client.tlsHostnameVerificationEnable",
+    "pulsar.client.tlsAllowInsecureConnection",
+    "pulsar.client.listenerName",
     "pulsar.client.operationTimeoutMs",
     "pulsar.client.connectionTimeoutMs",
     "retryTimeoutMs",
+    "cryptoKeyFolder",
+    "cryptoKeyReader",
+    "cryptoFailureAction",
     "maxUncompressedBytes",
     "wakes",
 )
@@ -115,11 +138,18 @@ _NAMES = (
 _SPARKS_OWN = frozenset({"path", "paths"})
 
 
+class Decoding(TypedDict):
+    """The arguments of ``decode_bundle`` and ``decode_entries`` that hold for a whole read."""
+
+    max_bytes: int
+    crypto: CryptoSettings
+
+
 @dataclass(frozen=True)
 class SourceOptions:
     """Checked options. ``starting`` and ``ending`` may differ by topic partition (``*_by_topic``)."""
 
-    client: ClientSettings
+    client: ReadSettings
     topics: tuple[str, ...]
     view: View = "messages"
     starting: Bound | None = None
@@ -135,6 +165,11 @@ class SourceOptions:
     max_uncompressed_bytes: int = DEFAULT_MAX_UNCOMPRESSED_BYTES
     payload_processor: str | None = None
     wakes: str | None = None
+
+    @property
+    def decoding(self) -> Decoding:
+        """What ``decode`` must know of them."""
+        return {"max_bytes": self.max_uncompressed_bytes, "crypto": self.client.crypto}
 
     def starting_of(self, topic_partition: str, default: Bound) -> Bound:
         return _of(topic_partition, self.starting_by_topic) or self.starting or default
@@ -269,19 +304,42 @@ def parse_index(text: str, where: str) -> int:
     return int(text)
 
 
-def _client(values: dict[str, str]) -> ClientSettings:
+def _client(values: dict[str, str]) -> ReadSettings:
     url = values.get("service.url")
     if not url:
         raise UsageError("the option 'service.url' is missing; write pulsar://host:6650")
     parse_service_url(url)
-    defaults = ClientSettings(url)
-    return ClientSettings(
+    defaults = ReadSettings(url)
+    return ReadSettings(
         url,
         connect_timeout_s=_seconds(values, "pulsar.client.connectionTimeoutMs", defaults.connect_timeout_s),
         request_timeout_s=_seconds(values, "pulsar.client.operationTimeoutMs", defaults.request_timeout_s),
         give_up_after_s=_seconds(values, "retryTimeoutMs", defaults.give_up_after_s),
+        authentication=parse_authentication(
+            values.get("pulsar.client.authPluginClassName"),
+            values.get("pulsar.client.authParams"),
+            "the option 'pulsar.client.authParams'",
+        ),
+        tls=_tls(values),
+        listener_name=values.get("pulsar.client.listenerName") or None,
         read_compacted=_flag(values, "readCompacted"),
         converter=_function(values, "payloadToMessageIdConverter"),
+        crypto=_crypto(values),
+    )
+
+
+def _tls(values: dict[str, str]) -> TlsSettings:
+    cert_file, key_file = tls_files(values.get("pulsar.client.authParams") or "")
+    cert_file = values.get("pulsar.client.tlsCertificateFilePath") or cert_file
+    key_file = values.get("pulsar.client.tlsKeyFilePath") or key_file
+    if (cert_file is None) != (key_file is None):
+        raise UsageError("a client certificate needs both its file and its key's")
+    return TlsSettings(
+        values.get("pulsar.client.tlsTrustCertsFilePath") or None,
+        cert_file,
+        key_file,
+        checks_hostname=_flag(values, "pulsar.client.tlsHostnameVerificationEnable", default=True),
+        allows_insecure=_flag(values, "pulsar.client.tlsAllowInsecureConnection"),
     )
 
 
@@ -340,6 +398,16 @@ def _positive(values: dict[str, str], name: str) -> int | None:
 def _seconds(values: dict[str, str], name: str, default_s: float) -> float:
     milliseconds = _positive(values, name)
     return default_s if milliseconds is None else milliseconds / 1000
+
+
+def _crypto(values: dict[str, str]) -> CryptoSettings:
+    folder, reader = values.get("cryptoKeyFolder") or None, _function(values, "cryptoKeyReader")
+    if folder and reader:
+        raise UsageError("the options 'cryptoKeyFolder' and 'cryptoKeyReader' exclude each other")
+    action = values.get("cryptoFailureAction", "reject").strip().lower()
+    if action not in ("reject", "fail", "pass"):
+        raise UsageError(f"the option 'cryptoFailureAction' cannot be '{action}'; it is reject, fail or pass")
+    return CryptoSettings(folder, reader, cast("FailureAction", action))
 
 
 def _function(values: dict[str, str], name: str) -> str | None:

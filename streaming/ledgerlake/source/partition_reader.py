@@ -135,7 +135,7 @@ def piece_as_view(piece: Piece, source: TopicPartition, options: SourceOptions) 
         piece.frames,
         source,
         first_entry=piece.first_entry,
-        max_bytes=options.max_uncompressed_bytes,
+        **options.decoding,
         chunks_as_rejects=False,
     )
     for decoded in decoded_parts:

@@ -1,7 +1,6 @@
 """A large message from its chunks (PIP-37).
 
-Order of work on the bytes: verify each chunk, decrypt each chunk (entries are only recognised as encrypted so far), join,
-decompress once; ``uncompressed_size`` is that of the whole. The row is the last chunk's: position, broker time, index and
+Order of work on the bytes: verify each chunk, decrypt each chunk, join, decompress once; ``uncompressed_size`` is that of the whole. The row is the last chunk's: position, broker time, index and
 metadata, which producers repeat on every chunk.
 
 Memory: chunks are let go of as they are joined; then the joined bytes and, where compressed, the plain ones.
@@ -17,6 +16,7 @@ import pyarrow as pa
 
 from ledgerlake.decode import schema
 from ledgerlake.decode.codecs import decompress
+from ledgerlake.decode.crypto import CLOSED, CryptoSettings, open_entry
 from ledgerlake.decode.reference import large_row
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.wire.entry import RawEntry, parse_entry
@@ -29,27 +29,34 @@ if TYPE_CHECKING:
 
 
 def decode_large(
-    entries: Iterable[bytes | memoryview], positions: tuple[Position, ...], source: TopicPartition, max_bytes: int
+    entries: Iterable[bytes | memoryview],
+    positions: tuple[Position, ...],
+    source: TopicPartition,
+    max_bytes: int,
+    crypto: CryptoSettings = CLOSED,
 ) -> pa.RecordBatch:
     """The message as one row of ``schema.MESSAGES``.
 
     Args:
         entries: the chunks' stored entries, as many as ``positions``, in order.
         max_bytes: the message may not be larger, packed or plain.
+        crypto: what opens encrypted chunks.
 
     Raises:
         CorruptEntryError: the chunks are no message; ``reason`` says why.
+        DecryptionError: they are not for us, and the settings say to fail.
     """
     payloads: list[memoryview] = []
     last: RawEntry | None = None
     for chunk_id, raw in enumerate(entries):
-        last = _checked(parse_entry(raw), chunk_id, len(positions), last)
+        last = _checked(_open(parse_entry(raw), crypto), chunk_id, len(positions), last)
         payloads.append(last.payload)
     if last is None:
         raise CorruptEntryError("a message without chunks", reason="chunk_mismatch")
     last = replace(last, payload=memoryview(b""))
     joined = _join(payloads, max_bytes)
-    codec = last.metadata.compression
+    is_opaque = bool(last.metadata.encryption_keys)
+    codec = 0 if is_opaque else last.metadata.compression
     value = joined if codec == 0 else decompress(codec, joined, last.metadata.uncompressed_size, max_bytes)
     end = positions[-1]
     row = large_row(last, end.ledger_id, end.entry_id, first_chunk_id=str(positions[0]))
@@ -78,8 +85,6 @@ def _join(payloads: list[memoryview], max_bytes: int) -> memoryview:
 def _checked(entry: RawEntry, chunk_id: int, count: int, before: RawEntry | None) -> RawEntry:
     """The entry, where it is this chunk of the message that the one before belongs to."""
     metadata = entry.metadata
-    if metadata.encryption_keys:
-        raise CorruptEntryError("the entry is encrypted", reason="encrypted")
     same = before is None or (before.metadata.uuid, before.metadata.producer_name) == (
         metadata.uuid,
         metadata.producer_name,
@@ -87,6 +92,15 @@ def _checked(entry: RawEntry, chunk_id: int, count: int, before: RawEntry | None
     if not same or (metadata.chunk_id, metadata.num_chunks_from_msg) != (chunk_id, count):
         raise CorruptEntryError(f"an entry is not chunk {chunk_id} of {count} of its message", reason="chunk_mismatch")
     return entry
+
+
+def _open(entry: RawEntry, crypto: CryptoSettings) -> RawEntry:
+    try:
+        return open_entry(entry, crypto)
+    except CorruptEntryError:
+        if crypto.failure_action != "pass":
+            raise
+        return entry
 
 
 def _binary(value: bytes | memoryview) -> pa.Array:

@@ -19,9 +19,10 @@ import pyarrow as pa
 from ledgerlake.decode import kernels as k
 from ledgerlake.decode import schema
 from ledgerlake.decode.codecs import DEFAULT_MAX_UNCOMPRESSED_BYTES, decompress
+from ledgerlake.decode.crypto import CLOSED, CryptoSettings, open_entry
 from ledgerlake.decode.reference import Row, decode_base64_key, decode_entry
 from ledgerlake.errors import CorruptEntryError, MalformedFrameError
-from ledgerlake.wire.entry import MAX_TIME_MS
+from ledgerlake.wire.entry import MAX_TIME_MS, encode_entry, parse_entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,6 +67,15 @@ WHOLE = BatchPart()
 
 
 @dataclass(frozen=True)
+class _Rules:
+    """What holds for every entry of a read."""
+
+    max_bytes: int
+    crypto: CryptoSettings
+    chunks_as_rejects: bool
+
+
+@dataclass(frozen=True)
 class _Slice:
     """Some entries of one buffer with what was found out about each."""
 
@@ -80,6 +90,7 @@ def decode_bundle(
     *,
     first_entry: BatchPart = WHOLE,
     max_bytes: int = DEFAULT_MAX_UNCOMPRESSED_BYTES,
+    crypto: CryptoSettings = CLOSED,
     chunks_as_rejects: bool = True,
 ) -> Iterator[Decoded]:
     """Decode consecutive MESSAGE frames.
@@ -87,13 +98,15 @@ def decode_bundle(
     Args:
         first_entry: what of the first entry belongs to the read; the rest is left out.
         max_bytes: an entry that expands to more is a reject.
+        crypto: what opens encrypted entries.
         chunks_as_rejects: parts of large messages become rejects (``chunk_part``); else rows with chunk columns.
 
     Raises:
         MalformedFrameError: the bundle is not whole frames, which is our own fault.
+        DecryptionError: an entry is not for us, and the settings say to fail.
     """
     buffer, entries = read_entry_table(frames)
-    yield from _decode(buffer, entries, source, first_entry, max_bytes, chunks_as_rejects)
+    yield from _decode(buffer, entries, source, first_entry, _Rules(max_bytes, crypto, chunks_as_rejects))
 
 
 def decode_entries(
@@ -103,6 +116,7 @@ def decode_entries(
     source: TopicPartition,
     *,
     max_bytes: int = DEFAULT_MAX_UNCOMPRESSED_BYTES,
+    crypto: CryptoSettings = CLOSED,
 ) -> Iterator[Decoded]:
     """Decode stored entries (the bytes after the command, as ``view = entries`` gives them), one per array element."""
     buffer = np.frombuffer(raw.buffers()[2] or b"", dtype=np.uint8)
@@ -110,7 +124,7 @@ def decode_entries(
     entries = np.zeros((len(raw), k.ENTRY_COLUMNS), dtype=np.int64)
     entries[:, k.E_START], entries[:, k.E_END] = offsets[:-1], offsets[1:]
     entries[:, k.E_LEDGER], entries[:, k.E_ENTRY] = ledger_ids, entry_ids
-    yield from _decode(buffer, entries, source, WHOLE, max_bytes, True)
+    yield from _decode(buffer, entries, source, WHOLE, _Rules(max_bytes, crypto, True))
 
 
 def as_view(messages: pa.RecordBatch) -> pa.RecordBatch:
@@ -147,17 +161,50 @@ def _decode(
     entries: Matrix,
     source: TopicPartition,
     first_entry: BatchPart,
-    max_bytes: int,
-    chunks_as_rejects: bool,
+    rules: _Rules,
 ) -> Iterator[Decoded]:
     status = np.zeros(len(entries), dtype=np.int8)
     k.walk_entries(buffer, entries, status)
+    if rules.crypto != CLOSED and (status != k.OK).any():
+        buffer = _open_encrypted(buffer, entries, status, rules.crypto)
     _verify_checksums(buffer, entries, status)
-    status[(status == k.OK) & (entries[:, k.E_UNCOMPRESSED] > max_bytes) & (entries[:, k.E_COMPRESSION] > 0)] = k.ODD
+    too_large = (entries[:, k.E_UNCOMPRESSED] > rules.max_bytes) & (entries[:, k.E_COMPRESSION] > 0)
+    status[(status == k.OK) & too_large] = k.ODD
     for start, stop in _slices(entries, status):
-        part = _expand(_Slice(buffer, entries[start:stop], status[start:stop]), max_bytes)
+        part = _expand(_Slice(buffer, entries[start:stop], status[start:stop]), rules.max_bytes)
         wanted = first_entry if start == 0 else WHOLE
-        yield _decode_slice(part, source, wanted, max_bytes, chunks_as_rejects)
+        yield _decode_slice(part, source, wanted, rules)
+
+
+def _open_encrypted(buffer: Bytes, entries: Matrix, status: NDArray[np.int8], crypto: CryptoSettings) -> Bytes:
+    """A buffer with entries decrypted in place of those that a key opens, which are read anew; the others stay odd."""
+    opened = {
+        row: plain
+        for row in np.flatnonzero(status != k.OK).tolist()
+        if (plain := _opened(buffer, entries[row], crypto))
+    }
+    if not opened:
+        return buffer
+    spans = entries[:, [k.E_START, k.E_END]].tolist()
+    pieces = [opened.get(row) or buffer.data[start:end] for row, (start, end) in enumerate(spans)]
+    entries[:, k.E_END] = np.cumsum([len(one) for one in pieces])
+    entries[:, k.E_START] = np.concatenate([[0], entries[:-1, k.E_END]])
+    status[list(opened)] = k.OK
+    together = np.frombuffer(b"".join(pieces), dtype=np.uint8)
+    k.walk_entries(together, entries, status)
+    return together
+
+
+def _opened(buffer: Bytes, entry: Matrix, crypto: CryptoSettings) -> bytes | None:
+    """The entry without its encryption; None where it has none, or no key opens it, or it is a part of a message."""
+    try:
+        raw = parse_entry(buffer.data[entry[k.E_START] : entry[k.E_END]])
+        if not raw.metadata.encryption_keys or raw.metadata.num_chunks_from_msg > 1:
+            return None
+        plain = open_entry(raw, crypto)
+    except CorruptEntryError:
+        return None
+    return encode_entry(plain.metadata, bytes(plain.payload), plain.broker)
 
 
 def _verify_checksums(buffer: Bytes, entries: Matrix, status: NDArray[np.int8]) -> None:
@@ -220,16 +267,14 @@ def _shift(entries: Matrix, distance: int) -> None:
         entries[present, column] += distance
 
 
-def _decode_slice(
-    part: _Slice, source: TopicPartition, first_entry: BatchPart, max_bytes: int, chunks_as_rejects: bool
-) -> Decoded:
+def _decode_slice(part: _Slice, source: TopicPartition, first_entry: BatchPart, rules: _Rules) -> Decoded:
     rows = _allocate_rows(part)
     rows = rows[: k.walk_messages(part.buffer, part.entries, part.status, rows)]
     odd = np.flatnonzero(part.status != k.OK).tolist()
     odd_rows: list[Row] = []
     rejects: list[Row] = []
     for index in odd:
-        found = _judge(part, index, max_bytes, chunks_as_rejects)
+        found = _judge(part, index, rules)
         (rejects if found and "reason" in found[0] else odd_rows).extend(found)
     messages = _columns(part, rows, source)
     if odd_rows:
@@ -248,14 +293,14 @@ def _allocate_rows(part: _Slice) -> Matrix:
     return np.empty((count, k.MESSAGE_COLUMNS), dtype=np.int64)
 
 
-def _judge(part: _Slice, index: int, max_bytes: int, chunks_as_rejects: bool) -> list[Row]:
+def _judge(part: _Slice, index: int, rules: _Rules) -> list[Row]:
     start, end, ledger_id, entry_id = part.entries[index, [k.E_START, k.E_END, k.E_LEDGER, k.E_ENTRY]].tolist()
     raw = part.buffer.data[start:end]
     try:
-        rows = decode_entry(raw, ledger_id, entry_id, max_bytes)
+        rows = decode_entry(raw, ledger_id, entry_id, rules.max_bytes, rules.crypto)
     except CorruptEntryError as error:
         return [_reject(raw, part.entries[index], error.reason, error.message)]
-    if chunks_as_rejects and rows and "chunk_uuid" in rows[0]:
+    if rules.chunks_as_rejects and rows and "chunk_uuid" in rows[0]:
         row = rows[0]
         detail = f"part {row['chunk_id']} of {row['chunk_count']} of {row['chunk_uuid']}"
         return [_reject(raw, part.entries[index], "chunk_part", detail)]

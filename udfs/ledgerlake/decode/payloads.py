@@ -1,17 +1,18 @@
 """Entries in formats of the user's own, turned into batches that everything behind understands (PIP-96).
 
 The user's function gets an entry's metadata and plain payload and says which messages are in it. They are written as a batch
-in place of the payload, uncompressed; position and broker timestamp stay as they are, and the broker's index where it counted
-as many messages. Parts of large messages, encrypted
-entries and what a broker wrote for itself go by unasked.
+in place of the payload, decrypted and uncompressed; position and broker timestamp stay as they are, and the broker's index where it counted
+as many messages. Parts of large messages, entries
+that no key here opens and what a broker wrote for itself go by unasked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ledgerlake.decode.codecs import decompress
+from ledgerlake.decode.crypto import CryptoSettings, open_entry
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_batch, encode_entry, parse_entry
@@ -45,7 +46,12 @@ MessagePayloadProcessor = Callable[[EntryPayload], "Iterable[PayloadMessage] | N
 
 
 def process_entry(
-    processor: MessagePayloadProcessor, raw: memoryview, ledger_id: int, entry_id: int, max_bytes: int
+    processor: MessagePayloadProcessor,
+    raw: memoryview,
+    ledger_id: int,
+    entry_id: int,
+    max_bytes: int,
+    crypto: CryptoSettings,
 ) -> bytes | None:
     """The entry as a batch of what the function found in it, empty for nothing; None where it stays as it is.
 
@@ -54,8 +60,10 @@ def process_entry(
     """
     try:
         entry = parse_entry(raw)
+        if entry.metadata.num_chunks_from_msg == 0:
+            entry = open_entry(entry, replace(crypto, failure_action="reject"))
         metadata = entry.metadata
-        if metadata.encryption_keys or metadata.num_chunks_from_msg > 0 or metadata.HasField("marker_type"):
+        if metadata.num_chunks_from_msg > 0 or metadata.HasField("marker_type"):
             return None
         plain = decompress(metadata.compression, entry.payload, metadata.uncompressed_size, max_bytes)
     except CorruptEntryError:

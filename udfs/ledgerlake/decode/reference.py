@@ -1,10 +1,10 @@
 """One entry at a time through protobuf: slow, plain, and the judge of everything odd.
 
 The kernels hand over what they do not accept; tests compare both routes on random bytes. Order of work on the bytes:
-checksum, decrypt (each chunk; entries are only recognised as encrypted here), decompress, unbatch.
+checksum, decrypt (chunks only when they are joined), decompress, unbatch.
 
 Reasons that end in ``rejects``: ``bad_checksum``, ``malformed_entry``, ``unknown_codec``, ``bad_compression``,
-``too_large``, ``truncated_batch``, ``batch_count``, ``encrypted``.
+``too_large``, ``truncated_batch``, ``batch_count``, ``encrypted``, ``undecryptable``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import binascii
 from typing import Any
 
 from ledgerlake.decode.codecs import decompress
+from ledgerlake.decode.crypto import CLOSED, CryptoSettings, open_entry
 from ledgerlake.decode.kernels import MAX_BATCH_MESSAGES
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -21,12 +22,18 @@ from ledgerlake.wire.entry import MAX_TIME_MS, RawEntry, parse_entry, take_messa
 
 Row = dict[str, Any]
 
+# The property of a message that is the bytes of an entry which no key here opens.
+ENCRYPTED_FOR = "ledgerlake.encrypted_for"
 
-def decode_entry(raw: memoryview, ledger_id: int, entry_id: int, max_bytes: int) -> list[Row]:
+
+def decode_entry(
+    raw: memoryview, ledger_id: int, entry_id: int, max_bytes: int, crypto: CryptoSettings = CLOSED
+) -> list[Row]:
     """The rows (columns of ``schema.VIEW``; times in microseconds) of one entry; none for a server's own marker.
 
     Raises:
         CorruptEntryError: the entry cannot become messages; ``reason`` says why.
+        DecryptionError: it is not for us, and the settings say to fail.
     """
     entry = parse_entry(raw)
     metadata = entry.metadata
@@ -34,10 +41,15 @@ def decode_entry(raw: memoryview, ledger_id: int, entry_id: int, max_bytes: int)
     if metadata.HasField("marker_type"):
         return []
     shared = _shared_columns(entry, ledger_id, entry_id)
-    if metadata.encryption_keys:
-        raise CorruptEntryError("the entry is encrypted", reason="encrypted")
     if metadata.num_chunks_from_msg > 1:
         return [_chunk_row(shared, entry)]
+    try:
+        entry = open_entry(entry, crypto)
+    except CorruptEntryError:
+        if crypto.failure_action != "pass":
+            raise
+        return [_opaque_row(shared, entry)]
+    metadata = entry.metadata
     plain = decompress(metadata.compression, entry.payload, metadata.uncompressed_size, max_bytes)
     if metadata.HasField("num_messages_in_batch"):
         return _batch_rows(shared, entry, memoryview(plain))
@@ -83,9 +95,16 @@ def _own_columns(source: pb.MessageMetadata | pb.SingleMessageMetadata, sequence
         "key": key,
         "key_bytes": key_bytes,
         "ordering_key": source.ordering_key if source.HasField("ordering_key") else None,
-        "properties": [(text_of(one, "key"), text_of(one, "value")) for one in source.properties],
+        "properties": [(text_of(one, "key"), text_of(one, "value")) for one in source.properties] + _recipients(source),
         "is_null": source.null_value,
     }
+
+
+def _recipients(source: pb.MessageMetadata | pb.SingleMessageMetadata) -> list[tuple[str, str]]:
+    """Whom an entry that is still encrypted is for, as a property."""
+    if isinstance(source, pb.SingleMessageMetadata) or not source.encryption_keys:
+        return []
+    return [(ENCRYPTED_FOR, ",".join(text_of(one, "key") for one in source.encryption_keys))]
 
 
 def _key(source: pb.MessageMetadata | pb.SingleMessageMetadata) -> tuple[str | None, bytes | None]:
@@ -116,6 +135,12 @@ def _chunk_row(shared: Row, entry: RawEntry) -> Row:
         "chunk_total_bytes": metadata.total_chunk_msg_size,
         "value": bytes(entry.payload),
     }
+
+
+def _opaque_row(shared: Row, entry: RawEntry) -> Row:
+    """An entry that nobody here can open, as one message of its bytes; a property names whom it is for."""
+    own = _own_columns(entry.metadata, entry.metadata.sequence_id)
+    return {**shared, **own, "is_null": False, "value": bytes(entry.payload)}
 
 
 def large_row(last: RawEntry, ledger_id: int, entry_id: int, first_chunk_id: str) -> Row:

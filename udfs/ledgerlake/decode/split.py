@@ -154,7 +154,7 @@ def _kind(raw: memoryview) -> str:
             return CHUNK
         if metadata.num_chunks_from_msg == 1 and has_promise(metadata):
             return MARKER
-        delayed = not metadata.encryption_keys and delivery_time_ms(parse_entry(raw)) is not None
+        delayed = delivery_time_ms(parse_entry(raw)) is not None
     except CorruptEntryError:
         return ENTRIES
     return DELAYED if delayed else ENTRIES

@@ -1,0 +1,241 @@
+"""Who we are to a broker: token, OAuth2 client credentials, basic, or a client certificate.
+
+Methods as the protocol names them; data is what goes into CONNECT and AUTH_RESPONSE:
+
+    none     -
+    token    a JSON Web Token
+    token    OAuth2: an access token, fetched with a client's id and secret and again before it expires
+    basic    user:password
+    tls      nothing; the certificate of the connection is the identity
+
+Plugins and parameters are spelled as for Pulsar's Java client. A token or password may be given as ``token:...``, as ``file:PATH``
+(read again each time) or ``env:NAME``. What is secret shows in no ``repr``, and no error repeats it. Spark shows options in its plans
+except those that look like a secret, by words such as "token" or "secret" in them: so a secret as it is must come behind
+``token:`` or ``secret:``, or in JSON that says ``password`` or ``client_secret``.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from functools import cache
+from typing import Any
+from urllib.parse import unquote
+
+from ledgerlake.errors import SetupError, TransportError, UsageError
+
+_TIMEOUT_S = 10.0
+
+# What Spark does not show, or is no secret.
+_HIDDEN = re.compile(r"secret|password|token|^file:|^env:|file:", re.IGNORECASE)
+
+# An access token is not used in its last seconds.
+_SPARE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Authentication:
+    """``method`` is the protocol's name; ``parameters`` are the plugin's own, whatever their form."""
+
+    method: str = "none"
+    parameters: str = field(default="", repr=False)
+    is_oauth2: bool = False
+
+    def data(self) -> bytes | None:
+        """What to send now; fetched or read afresh where it can change.
+
+        Raises:
+            SetupError: a file, variable or answer is not there or not usable.
+            TransportError: the OAuth2 issuer cannot be reached.
+        """
+        if self.is_oauth2:
+            return _access_token(self.parameters).encode()
+        if self.method in ("token", "basic"):
+            return _secret(self.parameters).encode()
+        return b"" if self.method == "tls" else None
+
+
+NOBODY = Authentication()
+
+_PLUGINS = {
+    "authenticationtoken": Authentication("token"),
+    "token": Authentication("token"),
+    "authenticationbasic": Authentication("basic"),
+    "basic": Authentication("basic"),
+    "authenticationtls": Authentication("tls"),
+    "tls": Authentication("tls"),
+    "authenticationoauth2": Authentication("token", is_oauth2=True),
+    "oauth2": Authentication("token", is_oauth2=True),
+}
+
+
+def parse_authentication(plugin: str | None, parameters: str | None, where: str) -> Authentication:
+    """From a plugin's name (its Java class, or token, oauth2, basic, tls) and its parameters.
+
+    Raises:
+        UsageError: no such plugin, or parameters that it cannot have.
+    """
+    if not plugin:
+        return NOBODY
+    known = _PLUGINS.get(plugin.rpartition(".")[2].lower())
+    if known is None:
+        raise UsageError(f"{where}: '{plugin}' is not known; it is token, oauth2, basic or tls, or their Java class")
+    given = (parameters or "").strip()
+    text = given.removeprefix("secret:")
+    if known.is_oauth2:
+        _oauth2_parameters(text, where)
+    elif known.method == "basic":
+        text = _basic(text, where)
+    elif known.method == "token" and not text:
+        raise UsageError(f"{where}: the token is missing; write token:..., file:PATH or env:NAME")
+    if known.method != "tls" and not _HIDDEN.search(given):
+        raise UsageError(f"{where}: Spark would show this secret in its plans; write secret: before it")
+    return Authentication(known.method, text, known.is_oauth2)
+
+
+def hint(authentication: Authentication, now_s: float) -> str:
+    """What may be wrong with credentials that a broker refused, as the end of a sentence."""
+    if authentication == NOBODY:
+        return "; no authentication is configured"
+    if authentication.method != "token":
+        return "; check the credentials"
+    until_s = _expires_s((authentication.data() or b"").decode())
+    if until_s is not None and until_s <= now_s:
+        moment = datetime.fromtimestamp(until_s, tz=timezone.utc)
+        return f"; the token expired at {moment.isoformat().replace('+00:00', 'Z')}"
+    return "; check the token, and that it is signed with a key that this broker knows"
+
+
+def _expires_s(token: str) -> float | None:
+    """When a JSON Web Token says that it expires."""
+    try:
+        claims = token.split(".")[1]
+        return float(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["exp"])
+    except (IndexError, ValueError, KeyError, TypeError):
+        return None
+
+
+def tls_files(parameters: str) -> tuple[str | None, str | None]:
+    """Certificate and key of ``tlsCertFile:PATH,tlsKeyFile:PATH``; None where the parameters are of another plugin."""
+    given = dict(one.split(":", 1) for one in parameters.split(",") if ":" in one)
+    return given.get("tlsCertFile"), given.get("tlsKeyFile")
+
+
+def _secret(text: str) -> str:
+    """A secret given as it is, in a file, or in a variable.
+
+    Raises:
+        SetupError: the file or variable is not there.
+    """
+    word = text.removeprefix("token:")
+    if word.startswith("env:"):
+        name = word.removeprefix("env:")
+        if name not in os.environ:
+            raise SetupError(f"the variable {name}, which should hold a secret, is not set where this runs")
+        return os.environ[name].strip()
+    if word.startswith("file:"):
+        return _file(word).strip()
+    return word
+
+
+def _file(url: str) -> str:
+    path = unquote(url.removeprefix("file:"))
+    path = path.removeprefix("//") if path.startswith("//") else path
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SetupError(f"the file {path}, which should hold a secret, cannot be read ({error})") from None
+
+
+def _basic(text: str, where: str) -> str:
+    if text.startswith("{"):
+        given = _json(text, where)
+        text = f"{given.get('userId', '')}:{given.get('password', '')}"
+    if not text.startswith(("env:", "file:")) and ":" not in text:
+        raise UsageError(f"{where}: write user:password, or file:PATH or env:NAME of that")
+    return text
+
+
+def _oauth2_parameters(text: str, where: str = "the OAuth2 parameters") -> dict[str, Any]:
+    given = _json(text, where)
+    if not given.get("issuerUrl") or not (given.get("privateKey") or given.get("client_id")):
+        raise UsageError(f"{where}: OAuth2 needs issuerUrl, and privateKey or client_id with client_secret, as JSON")
+    return given
+
+
+def _json(text: str, where: str) -> dict[str, Any]:
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        raise UsageError(f"{where}: the parameters are no JSON object")
+    return given
+
+
+@dataclass
+class _AccessToken:
+    token: str = ""
+    until_s: float = 0.0
+
+
+@cache
+def _known_token(_parameters: str) -> _AccessToken:
+    return _AccessToken()
+
+
+def _access_token(parameters: str) -> str:
+    known = _known_token(parameters)
+    if time.monotonic() >= known.until_s:
+        asked_s = time.monotonic()
+        answer = _client_credentials(_oauth2_parameters(parameters))
+        known.token = str(answer["access_token"])
+        known.until_s = asked_s + float(answer.get("expires_in", 0)) - _SPARE_S
+    return known.token
+
+
+def _client_credentials(given: dict[str, Any]) -> dict[str, Any]:
+    issuer = str(given["issuerUrl"]).rstrip("/")
+    credentials = _credentials(str(given["privateKey"])) if given.get("privateKey") else given
+    form = {
+        "grant_type": "client_credentials",
+        "client_id": str(credentials.get("client_id", "")),
+        "client_secret": _secret(str(credentials.get("client_secret", ""))),
+        **{name: str(given[name]) for name in ("audience", "scope") if given.get(name)},
+    }
+    endpoint = _fetch(f"{issuer}/.well-known/openid-configuration", None, issuer).get("token_endpoint")
+    answer = _fetch(str(endpoint), urllib.parse.urlencode(form).encode(), issuer)
+    if not answer.get("access_token"):
+        raise SetupError(f"the OAuth2 issuer {issuer} gave no access token; check client id, secret and audience")
+    return answer
+
+
+def _credentials(private_key: str) -> dict[str, Any]:
+    """The JSON of a key file, given as ``file:PATH`` or ``data:application/json;base64,...``."""
+    if private_key.startswith("data:"):
+        text = base64.b64decode(private_key.partition(",")[2]).decode()
+    else:
+        text = _file(private_key if private_key.startswith("file:") else f"file:{private_key}")
+    return _json(text, "the OAuth2 privateKey")
+
+
+def _fetch(url: str, form: bytes | None, issuer: str) -> dict[str, Any]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, data=form), timeout=_TIMEOUT_S) as response:
+            answer = json.loads(response.read(1_000_000))
+    except urllib.error.HTTPError as error:
+        raise SetupError(
+            f"the OAuth2 issuer {issuer} refused us with status {error.code}; check client id, secret and audience"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise TransportError(f"the OAuth2 issuer {issuer} cannot be reached ({error})") from None
+    return answer if isinstance(answer, dict) else {}

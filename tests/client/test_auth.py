@@ -1,0 +1,231 @@
+"""Credentials: where they come from, what brokers are told, and that nobody else sees them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import parse_qs
+
+import pytest
+
+from ledgerlake.broker.security import make_security
+from ledgerlake.client import auth
+from ledgerlake.client.auth import NOBODY, Authentication, hint, parse_authentication
+from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.client.transport import TlsSettings
+from ledgerlake.errors import BrokerError, SetupError, TransportError, UsageError
+from ledgerlake.query.config import parse_config
+from ledgerlake.source.options import parse_options
+from tests.entries import single
+from tests.peer import TOPIC, Peer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+JAVA = "org.apache.pulsar.client.impl.auth."
+
+
+def parsed(plugin: str, parameters: str) -> Authentication:
+    return parse_authentication(plugin, parameters, "here")
+
+
+def test_a_secret_is_read_where_it_is_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "from-env\n")
+    (tmp_path / "token").write_text("from-file\n")
+    for plugin in ("token", f"{JAVA}AuthenticationToken"):
+        assert parsed(plugin, "token:abc").data() == b"abc"
+        assert parsed(plugin, "secret:abc").data() == b"abc"
+        assert parsed(plugin, "env:MY_TOKEN").data() == b"from-env"
+        assert parsed(plugin, f"file:{tmp_path}/token").data() == b"from-file"
+        assert parsed(plugin, f"file://{tmp_path}/token").data() == b"from-file"
+    held = parsed("token", f"file:{tmp_path}/token")
+    (tmp_path / "token").write_text("newer")
+    assert held.data() == b"newer"
+    assert parsed("basic", '{"userId": "u", "password": "p"}').data() == b"u:p"
+    assert parsed("basic", "secret:u:p").method == "basic"
+    assert parsed(f"{JAVA}AuthenticationTls", "tlsCertFile:/c,tlsKeyFile:/k") == Authentication(
+        "tls", "tlsCertFile:/c,tlsKeyFile:/k"
+    )
+
+
+@pytest.mark.parametrize(
+    ("plugin", "parameters", "message"),
+    [
+        ("kerberos", "", "'kerberos' is not known; it is token, oauth2, basic or tls"),
+        ("token", "", "the token is missing"),
+        ("token", "eyJhbGciOiJI", "Spark would show this secret in its plans; write secret: before it"),
+        ("basic", "u:p", "Spark would show"),
+        ("basic", "secret:u", "write user:password"),
+        ("oauth2", "x", "no JSON object"),
+        ("oauth2", "{}", "needs issuerUrl"),
+        ("oauth2", '{"issuerUrl": "https://i", "privateKey": "data:application/json;base64,e30="}', "Spark would show"),
+    ],
+)
+def test_what_cannot_be_is_refused_without_repeating_it(plugin: str, parameters: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message) as raised:
+        parsed(plugin, parameters)
+    assert not parameters or plugin == "oauth2" or parameters not in str(raised.value)
+
+
+def test_secrets_that_are_not_there_are_named() -> None:
+    with pytest.raises(SetupError, match="the variable NO_SUCH_TOKEN"):
+        parsed("token", "env:NO_SUCH_TOKEN").data()
+    with pytest.raises(SetupError, match="the file /no/such"):
+        parsed("token", "file:/no/such").data()
+
+
+def test_no_repr_shows_a_secret() -> None:
+    options = {"service.url": "pulsar://h", "topic": "t", "pulsar.client.authPluginClassName": "token"}
+    parsed_options = parse_options({**options, "pulsar.client.authParams": "token:hidden"})
+    data = {"source": {"service_url": "pulsar://h", "topics": ["t"]}, "stream": {"name": "n"}, "delta": {"path": "p"}}
+    config = parse_config({**data, "auth": {"method": "token", "token": "hidden"}})
+    assert "hidden" not in repr(parsed_options) + repr(config)
+    assert config.parsed_options().client.authentication.data() == b"hidden"
+
+
+def token(claims: dict[str, Any]) -> Authentication:
+    middle = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+    return parsed("token", f"token:x.{middle}.y")
+
+
+def test_a_refused_token_is_looked_at_for_when_it_expired() -> None:
+    assert hint(token({"exp": 1_700_000_000}), 1_800_000_000) == "; the token expired at 2023-11-14T22:13:20Z"
+    for one in (token({"exp": 1_900_000_000}), token({"sub": "x"}), parsed("token", "token:garbage")):
+        assert hint(one, 1_800_000_000).startswith("; check the token")
+    assert hint(NOBODY, 0) == "; no authentication is configured"
+
+
+class Issuer(BaseHTTPRequestHandler):
+    """An OAuth2 issuer that knows one client."""
+
+    forms: ClassVar[list[dict[str, list[str]]]] = []
+    expires_in = 3600
+
+    def do_GET(self) -> None:
+        self._answer({"token_endpoint": f"http://127.0.0.1:{self.server.server_address[1]}/token"})
+
+    def do_POST(self) -> None:
+        form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
+        self.forms.append(form)
+        if form["client_secret"] != ["hush"]:
+            self.send_error(401)
+            return
+        self._answer({"access_token": f"access-{len(self.forms)}", "expires_in": self.expires_in})
+
+    def _answer(self, data: dict[str, Any]) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(data).encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def issuer() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Issuer)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    Issuer.forms.clear()
+    auth._known_token.cache_clear()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+def oauth2(issuer: str, folder: Path, secret: str = "hush") -> Authentication:
+    (folder / "key.json").write_text(json.dumps({"client_id": "me", "client_secret": secret}))
+    given = {"issuerUrl": issuer, "privateKey": f"file://{folder}/key.json", "audience": "urn:pulsar"}
+    return parsed(f"{JAVA}oauth2.AuthenticationOAuth2", json.dumps(given))
+
+
+def test_oauth2_fetches_a_token_and_keeps_it_until_it_is_about_to_expire(
+    issuer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = oauth2(issuer, tmp_path)
+    assert (held.method, held.data(), held.data()) == ("token", b"access-1", b"access-1")
+    assert Issuer.forms == [
+        {
+            "grant_type": ["client_credentials"],
+            "client_id": ["me"],
+            "client_secret": ["hush"],
+            "audience": ["urn:pulsar"],
+        }
+    ]
+    monkeypatch.setattr(auth, "_SPARE_S", 4000)
+    auth._known_token.cache_clear()
+    assert (held.data(), held.data()) == (b"access-2", b"access-3")
+
+
+def test_an_issuer_that_refuses_or_is_not_there_is_named(issuer: str, tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=f"the OAuth2 issuer {issuer} refused us with status 401") as raised:
+        oauth2(issuer, tmp_path, "wrong-one").data()
+    assert "wrong-one" not in str(raised.value)
+    with pytest.raises(TransportError, match="cannot be reached"):
+        oauth2("http://127.0.0.1:1", tmp_path).data()
+
+
+def test_a_broker_is_told_who_we_are_and_again_when_it_asks(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("first")
+    with Peer(challenges=1) as peer:
+        peer.add(single(b"v"))
+        settings = ClientSettings(peer.url, authentication=parsed("token", f"file:{tmp_path}/token"), give_up_after_s=2)
+        cluster = Cluster(settings)
+        assert cluster.topic_partitions(TOPIC) == [TOPIC]
+        assert peer.credentials == [("token", b"first"), ("token", b"first")]
+        (tmp_path / "token").write_text("second")
+        peer.challenges = 1
+        assert cluster.topic_partitions(TOPIC) == [TOPIC]
+        deadline = time.monotonic() + 5
+        while len(peer.credentials) < 3 and time.monotonic() < deadline:
+            cluster.topic_partitions(TOPIC)
+        assert peer.credentials[2] == ("token", b"second")
+        cluster.close()
+
+
+def test_a_broker_that_asks_one_who_has_no_credentials_is_refused() -> None:
+    with Peer(challenges=1) as peer, pytest.raises(BrokerError, match="no authentication is configured"):
+        Cluster(ClientSettings(peer.url, give_up_after_s=1)).topic_partitions(TOPIC)
+
+
+def test_a_certificate_must_be_trusted_and_be_for_the_host(tmp_path: Path) -> None:
+    security = make_security(tmp_path / "security")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "security" / "broker.pem", tmp_path / "security" / "broker.key.pem")
+
+    def partitions(peer: Peer, tls: TlsSettings) -> list[str]:
+        cluster = Cluster(ClientSettings(peer.url, tls=tls, give_up_after_s=1))
+        try:
+            return cluster.topic_partitions(TOPIC)
+        finally:
+            cluster.close()
+
+    with Peer(tls=context) as peer:
+        assert partitions(peer, TlsSettings(security.ca_file)) == [TOPIC]
+        assert partitions(peer, TlsSettings(allows_insecure=True)) == [TOPIC]
+        with pytest.raises(SetupError, match=r"is not accepted: .*; check tlsTrustCertsFilePath"):
+            partitions(peer, TlsSettings())
+        with pytest.raises(SetupError, match="cannot be used"):
+            partitions(peer, TlsSettings("/no/such"))
+    with Peer(tls=context, host="127.0.0.2") as peer:
+        assert partitions(peer, TlsSettings(security.ca_file, checks_hostname=False)) == [TOPIC]
+        with pytest.raises(SetupError, match=r"is not accepted: .*127\.0\.0\.2"):
+            partitions(peer, TlsSettings(security.ca_file))
+
+
+def test_a_plain_broker_behind_a_tls_url_is_told_apart() -> None:
+    with Peer() as peer, pytest.raises(TransportError, match="check that the port is the one for TLS"):
+        Cluster(ClientSettings(peer.url.replace("pulsar:", "pulsar+ssl:"), give_up_after_s=1)).topic_partitions(TOPIC)
+
+
+def test_of_several_addresses_one_that_answers_is_enough() -> None:
+    with Peer() as peer:
+        port = peer.url.rpartition(":")[2]
+        cluster = Cluster(ClientSettings(f"pulsar://127.0.0.1:1,127.0.0.1:{port}", give_up_after_s=1))
+        assert cluster.topic_partitions(TOPIC) == [TOPIC]
+        cluster.close()

@@ -1,0 +1,121 @@
+"""Encrypted entries: opened by whoever has a key, told apart where nobody has one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ledgerlake.decode.crypto import CryptoSettings
+from ledgerlake.decode.large import decode_large
+from ledgerlake.decode.split import split_bundle
+from ledgerlake.errors import CorruptEntryError, DecryptionError
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire.message_id import Position
+from tests.chunks import chunk_entries
+from tests.encryption import encrypted, key_folder, private_pem
+from tests.entries import SOURCE, batch, bundle, decoded, single
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+@pytest.fixture
+def crypto(tmp_path: Path) -> CryptoSettings:
+    return CryptoSettings(key_folder(tmp_path / "keys", "ours"))
+
+
+ENTRIES = [
+    single(b"plain"),
+    encrypted(single(b"one", partition_key="k"), "ours"),
+    encrypted(batch([b"a", b"b", b"c"], pb.LZ4, index=5), "theirs", "ours"),
+    encrypted(batch([b"d"], pb.ZSTD), "ours", "theirs"),
+    single(b"plain"),
+]
+
+
+def test_whoever_has_one_of_the_keys_reads_every_message(crypto: CryptoSettings) -> None:
+    messages, rejects = decoded(ENTRIES, crypto=crypto)
+    assert [row["value"] for row in messages] == [b"plain", b"one", b"a", b"b", b"c", b"d", b"plain"]
+    assert [row["broker_index"] for row in messages[2:5]] == [3, 4, 5]
+    assert messages[1]["key"] == "k"
+    assert rejects == []
+
+
+def test_without_a_key_they_are_rejects_as_they_were_stored(tmp_path: Path) -> None:
+    messages, rejects = decoded(ENTRIES)
+    assert [row["value"] for row in messages] == [b"plain", b"plain"]
+    assert [(row["reason"], row["entry"]) for row in rejects] == [("encrypted", one) for one in ENTRIES[1:4]]
+    stranger = CryptoSettings(key_folder(tmp_path / "others", "another"))
+    _, rejects = decoded(ENTRIES, crypto=stranger)
+    assert [(row["reason"], row["entry"]) for row in rejects] == [("undecryptable", one) for one in ENTRIES[1:4]]
+    assert rejects[1]["detail"] == "the entry is encrypted for theirs, ours, and no key here opens it"
+
+
+def test_a_key_of_the_right_name_and_the_wrong_content_opens_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    key_folder(folder)
+    for content in (private_pem("another"), b"no key at all", b""):
+        (folder / "ours.pem").write_bytes(content)
+        _, rejects = decoded([ENTRIES[1]], crypto=CryptoSettings(str(folder), failure_action="reject"))
+        assert [row["reason"] for row in rejects] == ["undecryptable"]
+
+
+def test_what_nobody_opens_can_end_the_read_or_pass_as_its_bytes(crypto: CryptoSettings) -> None:
+    foreign = [encrypted(batch([b"a", b"b"]), "theirs"), single(b"plain")]
+    with pytest.raises(DecryptionError, match="encrypted for theirs, and no key here opens it; see cryptoKeyFolder"):
+        decoded(foreign, crypto=replace(crypto, failure_action="fail"))
+    messages, rejects = decoded(foreign, crypto=replace(crypto, failure_action="pass"))
+    assert (len(messages), messages[1]["value"], rejects) == (2, b"plain", [])
+    assert dict(messages[0]["properties"]) == {"ledgerlake.encrypted_for": "theirs"}
+    assert messages[0]["batch_index"] == -1
+    assert foreign[0].endswith(messages[0]["value"])
+
+
+def keys(name: str, metadata: Mapping[str, str]) -> bytes | None:
+    assert metadata == {}
+    return private_pem(name) if name == "ours" else None
+
+
+def test_keys_can_come_from_a_function_of_the_users() -> None:
+    messages, _ = decoded(ENTRIES, crypto=CryptoSettings(key_reader=f"{__name__}:keys"))
+    assert len(messages) == 7
+
+
+@pytest.mark.parametrize("name", ["../ours", "/etc/ours", "..", "a/b", "", "x" * 300, "ours\0"])
+def test_a_key_name_never_leads_out_of_the_folder(crypto: CryptoSettings, tmp_path: Path, name: str) -> None:
+    inner = tmp_path / "keys" / "inner"
+    inner.mkdir()
+    settings = CryptoSettings(str(inner))
+    _, rejects = decoded([encrypted(single(b"one"), name)], crypto=settings)
+    assert [row["reason"] for row in rejects] == ["undecryptable"]
+
+
+def test_bytes_that_were_changed_open_nothing(crypto: CryptoSettings) -> None:
+    entry = pb.MessageMetadata
+    stored = bytearray(encrypted(single(b"one"), "ours"))
+    for place in range(len(stored) - 20, len(stored)):
+        changed = bytearray(stored)
+        changed[place] ^= 1
+        messages, rejects = decoded([bytes(changed)], crypto=crypto)
+        assert (messages, len(rejects)) == ([], 1), entry
+
+
+def test_each_chunk_of_a_large_message_is_opened(crypto: CryptoSettings) -> None:
+    chunks = [encrypted(one, "ours") for one in chunk_entries(b"x" * 1000, 3)]
+    positions = tuple(Position(7, number) for number in range(3))
+    row = decode_large(chunks, positions, SOURCE, 10_000, crypto).to_pylist()[0]
+    assert row["value"] == b"x" * 1000
+    with pytest.raises(CorruptEntryError) as raised:
+        decode_large(chunks, positions, SOURCE, 10_000)
+    assert raised.value.reason == "encrypted"
+    opaque = decode_large(chunks, positions, SOURCE, 10_000, CryptoSettings(failure_action="pass")).to_pylist()[0]
+    assert len(opaque["value"]) == 1000 + 3 * 16
+    assert dict(opaque["properties"])["ledgerlake.encrypted_for"] == "ours"
+
+
+def test_an_encrypted_message_waits_like_any_other() -> None:
+    entry = encrypted(single(b"later", deliver_at_time=1_800_000_000_000), "ours")
+    assert [kind for kind, _, _ in split_bundle(bundle([entry]))] == ["delayed"]

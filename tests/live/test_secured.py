@@ -1,0 +1,167 @@
+"""A broker with TLS that asks who everybody is: the right credentials work, others are told apart in one sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ledgerlake.query import messages
+from ledgerlake.query.config import parse_config
+from ledgerlake.query.verify import verify
+from tests.live.runtime import Runtime, start_runtime
+from tests.live.test_cli import config_file, ledgerlake
+from tests.live.test_columns import run_once
+from tests.live.test_large import table_rows, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.live, pytest.mark.spark]
+
+
+@pytest.fixture(scope="module")
+def secured() -> Iterator[Runtime]:
+    with start_runtime(secure=True, settings={"authenticationRefreshCheckSeconds": "1"}) as running:
+        yield running
+
+
+def config(runtime: Runtime, folder: Path, *topics: str, **auth: str) -> dict[str, Any]:
+    assert runtime.security is not None
+    data = runtime.config(folder, *topics)
+    data["source"]["retry_timeout_s"] = 5
+    data["tls"] = {"ca_file": runtime.security.ca_file}
+    if auth:
+        data["auth"] = auth
+    return data
+
+
+def publish(runtime: Runtime, topic: str, values: range) -> None:
+    producer = runtime.client().create_producer(topic)
+    for value in values:
+        producer.send(b"%d" % value)
+    producer.close()
+
+
+def said_by(runtime: Runtime, folder: Path, *topics: str, **auth: str) -> str:
+    """What a run that must fail says: one sentence, without the secret."""
+    result = ledgerlake("run", config_file(folder, config(runtime, folder, *topics, **auth)), "--once")
+    assert result.returncode == 3, result.stderr
+    sentence = result.stderr.strip()
+    assert sentence.count("\n") == 0
+    assert all(len(secret) < 20 or secret not in sentence for secret in auth.values())
+    return sentence
+
+
+def test_a_token_in_a_file_opens_the_broker(secured: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+    assert secured.security is not None
+    topic = secured.topic(partitions=2)
+    publish(secured, topic, range(10))
+    data = config(secured, tmp_path, topic, method="token", token=f"file:{secured.security.folder}/admin.token")
+    made = run_once(spark, data)
+    assert sorted(int(row["value"]) for row in table_rows(tmp_path)) == list(range(10))
+    assert verify(made).clean
+    shown = ledgerlake("peek", topic, "--config", config_file(tmp_path, data), "-n", "1")
+    assert (shown.returncode, len(shown.stdout.splitlines())) == (0, 2)
+
+
+def test_a_client_certificate_opens_it_too(secured: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+    assert secured.security is not None
+    topic = secured.topic()
+    publish(secured, topic, range(3))
+    data = config(secured, tmp_path, topic, method="tls")
+    data["tls"]["cert_file"] = str(secured.security.folder / "client.pem")
+    data["tls"]["key_file"] = str(secured.security.folder / "client.key.pem")
+    run_once(spark, data)
+    assert len(table_rows(tmp_path)) == 3
+
+
+def test_wrong_expired_and_missing_credentials_are_one_sentence_each(secured: Runtime, tmp_path: Path) -> None:
+    assert secured.security is not None
+    topic = secured.topic()
+    wrong = secured.security.admin_token[:-6] + "AAAAAA"
+    assert "check the token" in said_by(secured, tmp_path, topic, method="token", token=wrong)
+    expired = secured.security.token("admin", -10)
+    assert "the token expired at 20" in said_by(secured, tmp_path, topic, method="token", token=expired)
+    assert "no authentication is configured" in said_by(secured, tmp_path, topic)
+
+
+def test_a_broker_that_nobody_vouches_for_is_not_talked_to(secured: Runtime, tmp_path: Path) -> None:
+    assert secured.security is not None
+    data = config(secured, tmp_path, secured.topic(), method="token", token=secured.security.admin_token)
+    del data["tls"]["ca_file"]
+    result = ledgerlake("run", config_file(tmp_path, data), "--once")
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
+    assert "the certificate of pulsar+ssl://127.0.0.1" in result.stderr
+    assert "tlsTrustCertsFilePath" in result.stderr
+
+
+def test_a_topic_that_we_may_not_read_is_named(secured: Runtime, tmp_path: Path) -> None:
+    assert secured.security is not None
+    allowed, forbidden = secured.topic(), secured.topic()
+    secured.admin("POST", allowed, "/permissions/reader", ["consume"])
+    said = said_by(secured, tmp_path, allowed, forbidden, method="token", token=secured.security.token("reader"))
+    assert forbidden in said
+    assert "AuthorizationError" in said
+
+
+def test_a_token_that_expires_in_mid_stream_is_refreshed(secured: Runtime, tmp_path: Path) -> None:
+    assert secured.security is not None
+    security = secured.security
+    topic = secured.topic()
+    file = tmp_path / "token"
+    file.write_text(security.token("admin", 8))
+    data = config(secured, tmp_path, topic, method="token", token=f"file:{file}")
+    stop = threading.Event()
+
+    def renew() -> None:
+        while not stop.wait(2):
+            file.write_text(security.token("admin", 8))
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    errors = tmp_path / "errors"
+    with open(errors, "wb") as into:
+        running = subprocess.Popen(
+            [sys.executable, "-m", "ledgerlake.cli", "run", config_file(tmp_path, data)], stderr=into
+        )
+    try:
+        for value in range(30):
+            publish(secured, topic, range(value, value + 1))
+            time.sleep(1)
+        wait_until(lambda: (tmp_path / "messages").exists() and len(table_rows(tmp_path)) == 30)
+        assert running.poll() is None, errors.read_text()
+    finally:
+        stop.set()
+        thread.join()
+        running.terminate()
+        running.wait()
+    assert [int(row["value"]) for row in table_rows(tmp_path)] == list(range(30))
+    assert "ledgerlake:" not in errors.read_text()
+
+
+def test_secrets_are_in_no_plan_progress_offset_or_log(secured: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+    assert secured.security is not None
+    secret = secured.security.admin_token
+    topic = secured.topic()
+    publish(secured, topic, range(3))
+    data = config(secured, tmp_path, topic, method="token", token=secret)
+    ran = ledgerlake("run", config_file(tmp_path / "..", data), "--once", "--debug")
+    assert ran.returncode == 0
+    assert secret not in ran.stdout + ran.stderr
+    stream = messages(spark, parse_config(data))
+    query = stream.writeStream.format("memory").queryName("secrets").trigger(availableNow=True).start()
+    query.awaitTermination()
+    shown = [str(stream._jdf.queryExecution()), str(query.lastProgress), repr(parse_config(data))]
+    shown += [str(query._jsq.explainInternal(True)), repr(parse_config(data).parsed_options())]
+    assert [one for one in shown if secret in one] == []
+    files = [one for one in tmp_path.rglob("*") if one.is_file()]
+    assert len(files) > 5
+    assert [one for one in files if secret.encode() in one.read_bytes()] == []

@@ -1,0 +1,151 @@
+"""End-to-end encryption, as Pulsar's clients do it: who has no key has no message.
+
+A producer encrypts each entry's payload, after compression, with a data key of its own: AES-256 in GCM, no additional data, the
+16-byte tag behind, the nonce in ``encryption_param``. The data key stands in the metadata once for each recipient, wrapped by
+RSA-OAEP (SHA-1), beside the recipient's key name. Each chunk of a large message is an entry of its own.
+
+Rules kept here:
+  - Private keys come from a folder, as ``<key name>.pem``, or from a function of the user's. A key name is text from outside
+    and never leads out of the folder.
+  - Unwrapped data keys are remembered, a bounded number of them; producers change theirs every few hours.
+  - No error shows a key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from ledgerlake.errors import CorruptEntryError, DecryptionError
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.plugins import load
+from ledgerlake.wire.entry import RawEntry
+
+TAG_BYTES = 16
+
+_KEY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+_DATA_KEYS_MOST = 1000
+
+# The PEM of the private key of this name (with the metadata that its producer gave it), or None for one that is not ours.
+CryptoKeyReader = Callable[[str, Mapping[str, str]], "bytes | None"]
+
+FailureAction = Literal["reject", "fail", "pass"]
+
+
+@dataclass(frozen=True)
+class CryptoSettings:
+    """Where private keys are, and what becomes of entries that none of them opens.
+
+    ``failure_action``: ``reject`` makes them rejects, ``fail`` ends the read, ``pass`` makes each one message of the bytes as they
+    are. Without a folder or a function (``package.module:name``) no entry is opened.
+    """
+
+    key_folder: str | None = None
+    key_reader: str | None = None
+    failure_action: FailureAction = "reject"
+
+
+CLOSED = CryptoSettings()
+
+
+def open_entry(entry: RawEntry, settings: CryptoSettings) -> RawEntry:
+    """The entry as it was before encryption; one that is not encrypted as it is.
+
+    Raises:
+        CorruptEntryError: ``encrypted`` where no key was configured, ``undecryptable`` where none fits.
+        DecryptionError: the same, where the settings say to fail.
+    """
+    if not entry.metadata.encryption_keys:
+        return entry
+    try:
+        return _opener(settings).open(entry)
+    except CorruptEntryError as error:
+        if settings.failure_action == "fail":
+            raise DecryptionError(f"{error.message}; see cryptoKeyFolder and cryptoFailureAction") from None
+        raise
+
+
+class _Opener:
+    """The keys of one process."""
+
+    def __init__(self, settings: CryptoSettings) -> None:
+        if settings.key_reader is not None:
+            self._read_key: CryptoKeyReader | None = load(settings.key_reader)
+        else:
+            folder = settings.key_folder
+            self._read_key = None if folder is None else lambda name, _metadata: _key_of_folder(Path(folder), name)
+        self._data_keys: OrderedDict[bytes, AESGCM] = OrderedDict()
+
+    def open(self, entry: RawEntry) -> RawEntry:
+        metadata = pb.MessageMetadata()
+        metadata.CopyFrom(entry.metadata)
+        for field in ("encryption_keys", "encryption_algo", "encryption_param"):
+            metadata.ClearField(field)
+        return replace(entry, metadata=metadata, payload=memoryview(self._decrypt(entry)))
+
+    def _decrypt(self, entry: RawEntry) -> bytes:
+        if self._read_key is None:
+            raise CorruptEntryError("the entry is encrypted", reason="encrypted")
+        names = []
+        for wrapped in entry.metadata.encryption_keys:
+            names.append(str(wrapped.key))
+            data_key = self._data_key(wrapped)
+            if data_key is None:
+                continue
+            try:
+                return data_key.decrypt(entry.metadata.encryption_param, bytes(entry.payload), None)
+            except (InvalidTag, ValueError):
+                self._data_keys.pop(wrapped.value, None)
+        raise CorruptEntryError(
+            f"the entry is encrypted for {', '.join(names)}, and no key here opens it", reason="undecryptable"
+        )
+
+    def _data_key(self, wrapped: pb.EncryptionKeys) -> AESGCM | None:
+        known = self._data_keys.get(wrapped.value)
+        if known is None:
+            known = self._unwrap(wrapped)
+            if known is None:
+                return None
+            self._data_keys[wrapped.value] = known
+            if len(self._data_keys) > _DATA_KEYS_MOST:
+                self._data_keys.popitem(last=False)
+        return known
+
+    def _unwrap(self, wrapped: pb.EncryptionKeys) -> AESGCM | None:
+        """The data key, or None where we have no private key that opens it."""
+        assert self._read_key is not None
+        pem = self._read_key(str(wrapped.key), {one.key: one.value for one in wrapped.metadata})
+        if pem is None:
+            return None
+        try:
+            private = serialization.load_pem_private_key(pem, password=None)
+            if not isinstance(private, rsa.RSAPrivateKey):
+                return None
+            scheme = padding.OAEP(padding.MGF1(hashes.SHA1()), hashes.SHA1(), None)
+            return AESGCM(private.decrypt(wrapped.value, scheme))
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            return None
+
+
+@cache
+def _opener(settings: CryptoSettings) -> _Opener:
+    return _Opener(settings)
+
+
+def _key_of_folder(folder: Path, name: str) -> bytes | None:
+    if not _KEY_NAME.fullmatch(name):
+        return None
+    try:
+        return (folder / f"{name}.pem").read_bytes()
+    except OSError:
+        return None
