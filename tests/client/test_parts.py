@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ledgerlake.client.backoff import Backoff
-from ledgerlake.client.topics import full_name, partition_name, split_partition
+from ledgerlake.client.topics import TopicSelection, full_name, full_pattern, partition_name, split_partition
 from ledgerlake.client.transport import Address, parse_service_url
 from ledgerlake.errors import UsageError
 
@@ -61,3 +61,31 @@ def test_success_starts_over() -> None:
     assert [backoff.failed(0), backoff.failed(19)] == [1, 2]
     backoff.succeeded()
     assert backoff.failed(100) == 1
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matching", "others"),
+    [
+        ("orders-.*", ["orders-1", "orders-", "orders-1-partition-0"], ["orders", "my-orders-1"]),
+        ("persistent://public/default/a|b", ["a", "b", "a-partition-11"], ["ab"]),
+        (".*", ["x"], ["__change_events", "__transaction_buffer_snapshot-partition-1"]),
+    ],
+)
+def test_a_pattern_matches_the_whole_local_name_of_a_topic(
+    pattern: str, matching: list[str], others: list[str]
+) -> None:
+    selection = TopicSelection(pattern=full_pattern(pattern))
+    assert (selection.namespace, selection.is_persistent) == ("public/default", True)
+    assert all(selection.matches(f"persistent://public/default/{one}") for one in matching)
+    assert not any(selection.matches(f"persistent://public/default/{one}") for one in others)
+
+
+def test_a_pattern_names_its_namespace() -> None:
+    assert TopicSelection(pattern=full_pattern("t/n/a.*")).namespace == "t/n"
+    assert not TopicSelection(pattern=full_pattern("non-persistent://t/n/a")).is_persistent
+
+
+@pytest.mark.parametrize("pattern", ["a(", "a/b", "a/b/c/d", "", "http://t/n/a"])
+def test_what_is_no_pattern_is_refused(pattern: str) -> None:
+    with pytest.raises(UsageError, match="pattern"):
+        full_pattern(pattern)

@@ -49,7 +49,7 @@ def test_limits_of_open_messages_are_read_in_their_units() -> None:
         ({"chunks": {"max_message_bytes": 2**31}}, "[chunks] max_message_bytes is more than"),
         ({"sorce": {}}, "there is no section [sorce]; did you mean 'source'?"),
         ({"source": {"topics": "x"}}, "[source] topics must be a list of texts"),
-        ({"source": {"topics": []}}, "[source] topics is empty"),
+        ({"source": {"topics": []}}, "[source] needs topics or topics_pattern, and not both"),
         ({"source": {"starting": "soon"}}, "[source] starting: 'soon' is not a message id"),
         ({"source": {"max_rows_per_trigger": 0}}, "[source] max_rows_per_trigger must be a whole number above 0"),
         ({"source": {"require_broker_metadata": "yes"}}, "[source] require_broker_metadata must be true or false"),

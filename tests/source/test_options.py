@@ -22,13 +22,13 @@ def refusal(**options: Any) -> str:
 
 def test_the_least_that_is_needed() -> None:
     options = parse_options(MINIMUM)
-    assert (options.client.service_url, options.topics) == ("pulsar://h:1", ("persistent://public/default/t",))
+    assert (options.client.service_url, options.topics.names) == ("pulsar://h:1", ("persistent://public/default/t",))
     assert (options.view, options.max_rows, options.subscription) == ("messages", None, None)
 
 
 def test_names_are_case_insensitive() -> None:
     options = parse_options({"SERVICE.URL": "pulsar://h:1", "TOPICS": "a, b,a", "MAXROWSPERTRIGGER": "5"})
-    assert options.topics == ("persistent://public/default/a", "persistent://public/default/b")
+    assert options.topics.names == ("persistent://public/default/a", "persistent://public/default/b")
     assert options.max_rows == 5
 
 
@@ -42,7 +42,7 @@ def test_an_unknown_option_names_the_nearest() -> None:
     ("options", "expected"),
     [
         ({"service.url": "http://x"}, "write pulsar://host:6650"),
-        ({"topics": "a"}, "exactly one of the options 'topic' and 'topics'"),
+        ({"topics": "a"}, "exactly one of the options 'topic', 'topics' and 'topicsPattern'"),
         ({"topic": "a,b"}, "use 'topics' for several"),
         ({"view": "rows"}, "it is messages or entries"),
         ({"maxRowsPerTrigger": "0"}, "a number above 0"),

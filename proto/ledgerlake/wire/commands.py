@@ -64,6 +64,12 @@ def partition_metadata(topic: str, request_id: int) -> bytes:
     return encode(pb.BaseCommand(type=_Type.PARTITIONED_METADATA, partition_metadata=body))
 
 
+def topics_of_namespace(namespace: str, is_persistent: bool, request_id: int) -> bytes:
+    mode = pb.CommandGetTopicsOfNamespace.PERSISTENT if is_persistent else pb.CommandGetTopicsOfNamespace.NON_PERSISTENT
+    body = pb.CommandGetTopicsOfNamespace(request_id=request_id, namespace=namespace, mode=mode)
+    return encode(pb.BaseCommand(type=_Type.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace=body))
+
+
 def auth_response(client_version: str, auth_method: str, auth_data: bytes | None) -> bytes:
     """The answer to AUTH_CHALLENGE: credentials that are valid now."""
     body = pb.CommandAuthResponse(

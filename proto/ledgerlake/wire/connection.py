@@ -91,6 +91,7 @@ _ACCEPTED: dict[tuple[Role, State], frozenset[int]] = {
             _T.LOOKUP_RESPONSE,
             _T.REACHED_END_OF_TOPIC,
             _T.GET_LAST_MESSAGE_ID_RESPONSE,
+            _T.GET_TOPICS_OF_NAMESPACE_RESPONSE,
             _T.AUTH_CHALLENGE,
             _T.ACK_RESPONSE,
         }
@@ -111,6 +112,7 @@ _ACCEPTED: dict[tuple[Role, State], frozenset[int]] = {
             _T.PARTITIONED_METADATA,
             _T.LOOKUP,
             _T.GET_LAST_MESSAGE_ID,
+            _T.GET_TOPICS_OF_NAMESPACE,
             _T.AUTH_RESPONSE,
         }
     ),

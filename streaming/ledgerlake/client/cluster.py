@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ledgerlake.client.auth import NOBODY, Authentication
 from ledgerlake.client.backoff import patiently
 from ledgerlake.client.session import Session
-from ledgerlake.client.topics import full_name, partition_name
+from ledgerlake.client.topics import TopicSelection, full_name, partition_name
 from ledgerlake.client.transport import DEFAULT_TLS, TlsSettings, parse_service_url
 from ledgerlake.errors import ProtocolError, TransportError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands, limits
 from ledgerlake.wire.lookup import AskAgain, Owner, refused, step
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 @dataclass(frozen=True)
@@ -68,17 +64,27 @@ class Cluster:
             raise ProtocolError(f"the broker claims {answer.partitions} partitions for {name}")
         return [partition_name(name, index) for index in range(answer.partitions)] or [name]
 
-    def all_partitions(self, topics: Iterable[str]) -> list[str]:
-        """The partitions of several topics; a broker that is away for a while is waited for.
+    def all_partitions(self, selection: TopicSelection) -> list[str]:
+        """The partitions of a selection's topics that there are now; a broker that is away for a while is waited for.
 
         Raises:
             As ``topic_partitions``.
         """
+        if selection.pattern is not None:
+            return patiently(lambda: self._matching(selection), self.settings.give_up_after_s)
         return [
             name
-            for topic in topics
+            for topic in selection.names
             for name in patiently(lambda one=topic: self.topic_partitions(one), self.settings.give_up_after_s)  # type: ignore[misc]
         ]
+
+    def _matching(self, selection: TopicSelection) -> list[str]:
+        answer = self._session(self.settings.service_url).request(
+            pb.CommandGetTopicsOfNamespaceResponse,
+            f"list the topics of {selection.namespace}",
+            lambda request_id: commands.topics_of_namespace(selection.namespace, selection.is_persistent, request_id),
+        )
+        return sorted(name for name in set(answer.topics) if selection.matches(name))
 
     def session_for(self, topic_partition: str) -> Session:
         """A session with the broker that serves a topic partition, by a fresh lookup."""

@@ -6,11 +6,74 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from functools import cached_property
 
 from ledgerlake.errors import UsageError
 
 _FULL = re.compile(r"(persistent|non-persistent)://([^/\s]+)/([^/\s]+)/(\S+)")
 _PARTITION = re.compile(r"(.+)-partition-(\d{1,6})")
+
+
+@dataclass(frozen=True)
+class TopicSelection:
+    """Which topics are read: some by name, or those of one namespace whose name a pattern matches.
+
+    The pattern is a regular expression behind ``persistent://tenant/namespace/``, and must match a topic's whole local name, that of
+    a partitioned topic without its ``-partition-N``. The cluster's own topics, which begin with ``__``, never match.
+    """
+
+    names: tuple[str, ...] = ()
+    pattern: str | None = None
+
+    @property
+    def is_persistent(self) -> bool:
+        return all(one.startswith("persistent://") for one in self.names or (self.pattern or "",))
+
+    @property
+    def namespace(self) -> str:
+        """Tenant and namespace of the pattern."""
+        return "/".join(self._parts[1:3])
+
+    def includes(self, topic_partition: str) -> bool:
+        """Whether a topic partition is one of those selected."""
+        if self.pattern is None:
+            return not {topic_partition, split_partition(topic_partition)[0]}.isdisjoint(self.names)
+        return topic_partition.rpartition("/")[0] == self.pattern.rpartition("/")[0] and self.matches(topic_partition)
+
+    def matches(self, topic_partition: str) -> bool:
+        """Whether a topic partition of that namespace belongs to the pattern."""
+        local_name = split_partition(topic_partition)[0].rpartition("/")[2]
+        return not local_name.startswith("__") and self._local.fullmatch(local_name) is not None
+
+    @cached_property
+    def _parts(self) -> tuple[str, str, str, str]:
+        matched = _FULL.fullmatch(self.pattern or "")
+        assert matched is not None
+        return matched.group(1), matched.group(2), matched.group(3), matched.group(4)
+
+    @cached_property
+    def _local(self) -> re.Pattern[str]:
+        return re.compile(self._parts[3])
+
+
+def full_pattern(pattern: str) -> str:
+    """The whole form of a pattern of topic names.
+
+    Raises:
+        UsageError: it is none.
+    """
+    text = pattern.strip()
+    if "://" not in text:
+        text = f"persistent://{text}" if text.count("/") == 2 else f"persistent://public/default/{text}"
+    try:
+        matched = _FULL.fullmatch(text)
+        if matched is None or "/" in matched.group(4):
+            raise UsageError(f"'{pattern}' is no pattern of topics; write persistent://tenant/namespace/orders-.*")
+        re.compile(matched.group(4))
+    except re.error as error:
+        raise UsageError(f"the pattern '{pattern}' is no regular expression: {error}") from None
+    return text
 
 
 def full_name(topic: str) -> str:

@@ -7,6 +7,7 @@ query started          the sink's stages, then ``foreachBatch``; the sink commit
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from typing import TYPE_CHECKING, Literal
@@ -15,7 +16,7 @@ from ledgerlake import errors as _errors
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.decode import schema
-from ledgerlake.errors import LedgerlakeError, SetupError, UsageError
+from ledgerlake.errors import LedgerlakeError, SetupError, TopicNotFoundError, UsageError
 from ledgerlake.operators.processor import set_up_state
 from ledgerlake.operators.whole import whole_messages
 from ledgerlake.query.config import Config, parse_trigger
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
     from ledgerlake.source.offsets import Offset
+    from ledgerlake.wire.message_id import Position
 
 
 def messages(spark: SparkSession, config: Config) -> DataFrame:
@@ -88,6 +90,7 @@ class Pipeline:
         self._on_batch = on_batch
         options = config.parsed_options()
         self._cluster = Cluster(options.client)
+        self._topics = options.topics
         self._cursors: dict[str, DurableCursor] = {}
         self._outbox = Outbox(config.outbox_path) if config.outbox_path else None
         self._republisher: Republisher | None = None
@@ -117,7 +120,7 @@ class Pipeline:
         return sum(self._waiting.values())
 
     def start(self, once: bool) -> None:
-        names = self._cluster.all_partitions(self.config.source.topics)
+        names = self._cluster.all_partitions(self._topics)
         self._sink.messages.ensure(self._spark)
         self._sink.rejects.ensure(self._spark)
         self._sink.load_floors(names)
@@ -186,13 +189,20 @@ class Pipeline:
                 self._cursors[name].advance(offset.position)
         return start
 
+    def _advance_cursor(self, name: str, position: Position) -> None:
+        """Move a topic partition's cursor; made here for one that came while the query runs. Of a deleted topic there is none."""
+        if name not in self._cursors:
+            self._cursors[name] = DurableCursor(self._cluster, name, self.config.subscription)
+        with contextlib.suppress(TopicNotFoundError):
+            self._cursors[name].advance(position)
+
     def _write_batch(self, rest: DataFrame, batch_id: int) -> None:
         with self._batch_in_work:
             if self._stopping.is_set():
                 raise _StoppedError
             result = self._sink.write(rest, self._query_identity(rest), batch_id)
             for name, position in result.ends.items():
-                self._cursors[name].advance(position)
+                self._advance_cursor(name, position)
             self._note_wakes(result.wakes_ms)
             self._waiting |= result.waiting
             if self._republisher is not None:
@@ -230,8 +240,7 @@ def check_reachable(config: Config) -> None:
     """
     cluster = Cluster(config.parsed_options().client)
     try:
-        for topic in config.source.topics:
-            cluster.topic_partitions(topic)
+        cluster.all_partitions(config.parsed_options().topics)
     finally:
         cluster.close()
 
@@ -240,7 +249,7 @@ def forget(config: Config) -> list[str]:
     """Remove the pipeline's durable cursors from the broker; the topic partitions that had one."""
     cluster = Cluster(config.parsed_options().client)
     try:
-        names = cluster.all_partitions(config.source.topics)
+        names = cluster.all_partitions(config.parsed_options().topics)
         for name in names:
             DurableCursor(cluster, name, config.subscription).forget()
     finally:
@@ -260,7 +269,7 @@ def cancel(config: Config, by: Literal["id", "key"], target: str) -> list[str]:
         raise UsageError(f"'{target}' is no {'message id' if by == 'id' else 'key'}")
     cluster = Cluster(config.parsed_options().client)
     try:
-        names = cluster.all_partitions(config.source.topics)
+        names = cluster.all_partitions(config.parsed_options().topics)
         for name in names:
             producer = LargeMessageProducer(cluster, name)
             producer.send(b"", properties={CANCEL_PROPERTY: value})

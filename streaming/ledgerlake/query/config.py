@@ -1,6 +1,6 @@
 """The configuration file: TOML, checked whole before Spark starts; an unknown key names the nearest known one.
 
-[source]   service_url, topics; starting, ending, read_compacted, payload_to_message_id_converter,
+[source]   service_url, topics or topics_pattern; starting, ending, read_compacted, payload_to_message_id_converter,
            message_payload_processor, crypto_key_folder, crypto_key_reader, crypto_failure_action, fail_on_data_loss,
            require_broker_metadata, max_rows_per_trigger, max_bytes_per_trigger, min_partitions, retry_timeout_s
 [auth]     method; token, user, password, issuer_url, private_key, audience, scope
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ledgerlake.client.topics import full_name
+from ledgerlake.client.topics import TopicSelection, full_name, full_pattern
 from ledgerlake.errors import UsageError
 from ledgerlake.operators.delayed import DelayOptions
 from ledgerlake.source.options import SourceOptions, nearest, parse_end, parse_options, parse_start
@@ -50,7 +50,8 @@ class SourceConfig:
     """``[source]``: which topics, from where on and up to where; ``latest`` is no end."""
 
     service_url: str
-    topics: tuple[str, ...]
+    topics: tuple[str, ...] = ()
+    topics_pattern: str | None = None
     starting: str = "earliest"
     ending: str = "latest"
     read_compacted: bool = False
@@ -213,7 +214,8 @@ class Config:
         source = self.source
         given = {
             "service.url": source.service_url,
-            "topics": ",".join(source.topics),
+            "topics": ",".join(source.topics) or None,
+            "topicsPattern": source.topics_pattern,
             "startingOffsets": source.starting,
             "endingOffsets": source.ending,
             "readCompacted": str(source.read_compacted).lower(),
@@ -289,10 +291,15 @@ def parse_config(data: dict[str, Any]) -> Config:
         if not delay.enabled:
             raise UsageError("[deliver] publishes what was held back, and [delay] enabled = false holds nothing back")
         deliver = replace(deliver, topic=full_name(deliver.topic))
-        if deliver.topic in [full_name(topic) for topic in source.topics]:
+        selection = (
+            TopicSelection(pattern=full_pattern(source.topics_pattern))
+            if source.topics_pattern
+            else TopicSelection(tuple(map(full_name, source.topics)))
+        )
+        if selection.includes(deliver.topic):
             raise UsageError(f"[deliver] topic {deliver.topic} is one of those that are read; name another")
-    if not source.topics:
-        raise UsageError("[source] topics is empty")
+    if bool(source.topics) == bool(source.topics_pattern):
+        raise UsageError("[source] needs topics or topics_pattern, and not both")
     source = replace(source, topics=tuple(full_name(topic) for topic in source.topics))
     parse_start(source.starting, "[source] starting")
     parse_end(source.ending, "[source] ending")

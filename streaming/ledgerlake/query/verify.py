@@ -359,5 +359,5 @@ def _committed_range(config: Config, cluster: Cluster) -> tuple[Offset, Offset]:
     end = committed_offset(config.stream.checkpoint)
     if end is not None:
         return load_start(config.stream.checkpoint) or {}, end
-    names = cluster.all_partitions(config.source.topics)
+    names = cluster.all_partitions(config.parsed_options().topics)
     return {}, {name: resolve_end(cluster, name, "latest") for name in names}

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.reader import EntryReader
-from ledgerlake.errors import CorruptEntryError, SetupError
+from ledgerlake.errors import CorruptEntryError, SetupError, TopicNotFoundError
 from ledgerlake.source.last_entry import last_position
 from ledgerlake.source.offsets import PartitionOffset
 from ledgerlake.source.options import After, AtIndex, AtTime, Before
@@ -153,7 +153,10 @@ def tail_once(cluster: Cluster, topic_partition: str) -> PartitionOffset:
     """Where a topic partition ends now."""
     tail = Tail(cluster, topic_partition)
     try:
-        return tail.now()
+        found = tail.now()
+        if tail.is_gone:
+            raise TopicNotFoundError(f"the topic {topic_partition} does not exist; create it or correct its name")
+        return found
     finally:
         tail.close()
 

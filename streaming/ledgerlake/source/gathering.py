@@ -15,10 +15,10 @@ from ledgerlake.client.reader import EntryReader
 from ledgerlake.decode.messages import WHOLE, BatchPart
 from ledgerlake.decode.payloads import process_entry
 from ledgerlake.decode.rejects import RejectedEntry
-from ledgerlake.errors import CorruptEntryError, DataLossError
+from ledgerlake.errors import CorruptEntryError, DataLossError, TopicNotFoundError
 from ledgerlake.plugins import load
 from ledgerlake.source.bounds import entry_from, first_available
-from ledgerlake.source.loss import Taken, find_loss
+from ledgerlake.source.loss import Loss, Taken, find_loss
 from ledgerlake.source.positions import next_until
 from ledgerlake.wire import commands
 from ledgerlake.wire.entry import index_count, read_stamp
@@ -53,7 +53,7 @@ def gather(options: SourceOptions, span: EntryRange) -> Generator[Gathered | Rej
     watch, parts, bundle = _LossWatch(options, span), _parts(span), _Bundle()
     process = partial(_process, options, load(options.payload_processor)) if options.payload_processor else None
     try:
-        while (entry := next_until(reader, span.end)) is not None:
+        for entry in _entries(reader, span.end, watch):
             loss = watch.take(entry)
             kept = entry.frame if process is None else process(entry)
             part = parts.get(_position(entry), WHOLE) if parts else WHOLE
@@ -71,6 +71,15 @@ def gather(options: SourceOptions, span: EntryRange) -> Generator[Gathered | Rej
     loss = watch.end()
     if loss is not None:
         yield loss
+
+
+def _entries(reader: EntryReader, end: Position, watch: _LossWatch) -> Iterator[EntryReceived]:
+    """The entries up to the end; a topic that is deleted has no more."""
+    try:
+        while (entry := next_until(reader, end)) is not None:
+            yield entry
+    except TopicNotFoundError:
+        watch.topic_is_gone = True
 
 
 class _Bundle:
@@ -114,6 +123,7 @@ class _LossWatch:
         self._cluster = shared_cluster(options.client)
         self._fails = options.fail_on_data_loss
         self._span = span
+        self.topic_is_gone = False
         # What compaction took away is no loss, and what it left stands where ledgers may be gone.
         self._looks = not options.client.read_compacted and span.after.ledger_id >= 0
         self._ledger_id = span.after.ledger_id
@@ -137,6 +147,9 @@ class _LossWatch:
         Raises:
             As ``take``.
         """
+        if self.topic_is_gone:
+            taken = self._taken()
+            return self._lost(Loss(taken.position, self._span.end, None, False, "the topic was deleted"))
         if not self._looks or self._span.end.ledger_id == self._ledger_id:
             return None
         first = entry_from(self._cluster, self._span.topic_partition, BEFORE_ALL, AFTER_ALL)
@@ -145,8 +158,9 @@ class _LossWatch:
     def _look(self, following: Position, first_index: int | None) -> RejectedEntry | None:
         begin = first_available(self._cluster, self._span.topic_partition)
         loss = find_loss(self._taken(), following, first_index, begin)
-        if loss is None:
-            return None
+        return None if loss is None else self._lost(loss)
+
+    def _lost(self, loss: Loss) -> RejectedEntry:
         if self._fails:
             raise DataLossError(
                 f"{self._span.topic_partition}: {loss.sentence()}; to record that in rejects and go on, "

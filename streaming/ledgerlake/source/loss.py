@@ -30,13 +30,14 @@ class Loss:
     """A range of a topic partition that is gone: behind ``after``, and before ``before``.
 
     ``messages`` is how many there were at most; None where nobody knows. ``is_new_topic`` says that the numbers begin
-    again: the topic was deleted and created anew.
+    again: the topic was deleted and created anew. ``cause`` ends the sentence on it.
     """
 
     after: Position
     before: Position
     messages: int | None
     is_new_topic: bool
+    cause: str = "they were removed before they were read"
 
     @property
     def first(self) -> Position:
@@ -45,11 +46,7 @@ class Loss:
 
     def sentence(self) -> str:
         count = "an unknown number of messages" if self.messages is None else f"at most {self.messages:,} messages"
-        how = (
-            "the topic was deleted and created again"
-            if self.is_new_topic
-            else "they were removed before they were read"
-        )
+        how = "the topic was deleted and created again" if self.is_new_topic else self.cause
         return f"{count} after {self.after} and before {self.before} are lost: {how}"
 
 

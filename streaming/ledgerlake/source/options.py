@@ -3,7 +3,7 @@
 | option | meaning | default |
 |---|---|---|
 | ``service.url`` | ``pulsar://host:6650``, ``pulsar+ssl://host:6651``; several hosts with commas | required |
-| ``topic`` or ``topics`` | one topic, or several with commas | required |
+| ``topic``, ``topics`` or ``topicsPattern`` | one topic, several with commas, or a regular expression behind ``tenant/namespace/``; topics and partitions that come later are read from their beginning | required |
 | ``view`` | ``messages``, ``entries``, or ``bundles`` (the pipeline's own) | ``messages`` |
 | ``startingOffsets`` | ``earliest``, ``latest``, a message id (its message is the first read), ``after ID``, an ISO time with a zone, ``index N``, or JSON topic or topic partition -> these; or an offset as a checkpoint holds it | stream ``latest``, batch ``earliest`` |
 | ``startingTime`` | in place of it: the first entry that the broker stored at a time or later; ISO with a zone, or milliseconds since 1970, or JSON topic or topic partition -> these | none |
@@ -47,7 +47,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
 from ledgerlake.client.auth import parse_authentication, tls_files
-from ledgerlake.client.topics import full_name, split_partition
+from ledgerlake.client.topics import TopicSelection, full_name, full_pattern, split_partition
 from ledgerlake.client.transport import TlsSettings, parse_service_url
 from ledgerlake.decode.codecs import DEFAULT_MAX_UNCOMPRESSED_BYTES
 from ledgerlake.decode.crypto import CryptoSettings, FailureAction
@@ -101,6 +101,7 @@ _NAMES = (
     "service.url",
     "topic",
     "topics",
+    "topicsPattern",
     "view",
     "startingOffsets",
     "startingTime",
@@ -150,7 +151,7 @@ class SourceOptions:
     """Checked options. ``starting`` and ``ending`` may differ by topic partition (``*_by_topic``)."""
 
     client: ReadSettings
-    topics: tuple[str, ...]
+    topics: TopicSelection
     view: View = "messages"
     starting: Bound | None = None
     starting_by_topic: tuple[tuple[str, Bound], ...] = ()
@@ -202,7 +203,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     starting, starting_by_topic = _bounds(values, "starting")
     ending, ending_by_topic = _bounds(values, "ending")
     client, topics = _client(values), _topics(values)
-    if client.read_compacted and any(not one.startswith("persistent://") for one in topics):
+    if client.read_compacted and not topics.is_persistent:
         raise UsageError("the option 'readCompacted' is for persistent topics")
     return SourceOptions(
         client=client,
@@ -343,14 +344,16 @@ def _tls(values: dict[str, str]) -> TlsSettings:
     )
 
 
-def _topics(values: dict[str, str]) -> tuple[str, ...]:
-    one, several = values.get("topic"), values.get("topics")
-    if bool(one) == bool(several):
-        raise UsageError("exactly one of the options 'topic' and 'topics' is needed")
+def _topics(values: dict[str, str]) -> TopicSelection:
+    one, several, pattern = (values.get(name) for name in ("topic", "topics", "topicsPattern"))
+    if sum(map(bool, (one, several, pattern))) != 1:
+        raise UsageError("exactly one of the options 'topic', 'topics' and 'topicsPattern' is needed")
+    if pattern:
+        return TopicSelection(pattern=full_pattern(pattern))
     if one and "," in one:
         raise UsageError("the option 'topic' names one topic; use 'topics' for several")
     names = [full_name(name) for name in (one or several or "").split(",") if name.strip()]
-    return tuple(dict.fromkeys(names))
+    return TopicSelection(tuple(dict.fromkeys(names)))
 
 
 def _view(text: str) -> View:

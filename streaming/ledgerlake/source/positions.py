@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.reader import EntryReader
-from ledgerlake.errors import CorruptEntryError, DeadlineError
+from ledgerlake.errors import CorruptEntryError, DeadlineError, TopicNotFoundError
 from ledgerlake.source.last_entry import last_position
 from ledgerlake.source.offsets import PartitionOffset
 from ledgerlake.wire.entry import message_count, read_stamp
@@ -59,6 +59,7 @@ class Tail:
 
     def __init__(self, cluster: Cluster, topic_partition: str) -> None:
         self.topic_partition = topic_partition
+        self.is_gone = False
         self._cluster = cluster
         self._reader = EntryReader(cluster, topic_partition, AFTER_ALL)
         self._last = PartitionOffset(BEFORE_ALL)
@@ -68,9 +69,19 @@ class Tail:
     def now(self) -> PartitionOffset:
         """The last entry with the broker's time and index of it; BEFORE_ALL for an empty topic.
 
+        Of a topic that is deleted it is what was known last, and ``is_gone`` says so.
+
         Raises:
             As ``EntryReader.next``.
         """
+        try:
+            return self._look()
+        except TopicNotFoundError:
+            self.is_gone = True
+            self._asked_s = time.monotonic()
+            return self._last
+
+    def _look(self) -> PartitionOffset:
         if time.monotonic() - self._asked_s >= self._pause_s:
             position = last_position(self._reader) or BEFORE_ALL
             moved = position > self._last.position
@@ -78,6 +89,7 @@ class Tail:
                 self._last = describe(self._cluster, self.topic_partition, position)
             self._pause_s = _POLL_FIRST_S if moved else min(self._pause_s * 2, _POLL_MOST_S)
             self._asked_s = time.monotonic()
+            self.is_gone = False
         return self._last
 
     def remember(self, known: PartitionOffset) -> None:

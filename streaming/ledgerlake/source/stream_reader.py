@@ -11,6 +11,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from dataclasses import replace
@@ -27,6 +28,7 @@ from pyspark.sql.streaming.datasource import (
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.cursor import DurableCursor
+from ledgerlake.errors import TopicNotFoundError
 from ledgerlake.source.batch_reader import RangePartition
 from ledgerlake.source.bounds import Ending, resolve_start
 from ledgerlake.source.offsets import Offset, PartitionOffset, from_json, to_json
@@ -42,6 +44,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ledgerlake.source.options import SourceOptions
+
+# How often topics and partitions are looked for.
+_LOOK_S = 2.0
 
 # How often a batch is planned of an idle topic where nobody says when one is wanted.
 _TICK_MS = 1000
@@ -110,25 +115,65 @@ class _Planner:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._cluster = Cluster(options.client)
-        self._names = self._cluster.all_partitions(options.topics)
-        self._tails = {name: Tail(self._cluster, name) for name in self._names}
-        self._endings = {name: Ending(self._cluster, name, options.ending_of(name)) for name in self._names}
-        self._scouts = {name: Scout(self._cluster, name) for name in self._names}
-        self._cursors = [
-            DurableCursor(self._cluster, name, options.subscription) for name in self._names if options.subscription
-        ]
+        self._names: set[str] = set()
+        self._tails: dict[str, Tail] = {}
+        self._endings: dict[str, Ending] = {}
+        self._scouts: dict[str, Scout] = {}
+        self._cursors: dict[str, DurableCursor] = {}
+        self._looked_s = float("-inf")
         self._fixed_end: Offset | None = None
         self._fixed_clock_ms: int | None = None
         self._warned = False
-        for cursor in self._cursors:
-            cursor.ensure(from_earliest=True)
+        self._look_for_topics()
 
     def initial(self) -> Offset:
         return {
-            name: resolve_start(self._cluster, name, self._options.starting_of(name, "latest")) for name in self._names
+            name: resolve_start(self._cluster, name, self._options.starting_of(name, "latest"))
+            for name in sorted(self._names)
         }
 
+    def _look_for_topics(self) -> None:
+        """Find out which topics and partitions there are, now and then; those that are new have no start, and are read whole."""
+        if time.monotonic() - self._looked_s < _LOOK_S:
+            return
+        try:
+            self._names = set(self._cluster.all_partitions(self._options.topics))
+        except TopicNotFoundError:
+            if self._options.fail_on_data_loss or not self._tails:
+                raise
+        self._looked_s = time.monotonic()
+        for name in sorted(self._names - set(self._tails)):
+            self._watch(name)
+            if self._options.subscription:
+                self._cursors[name] = DurableCursor(self._cluster, name, self._options.subscription)
+                self._cursors[name].ensure(from_earliest=True)
+
+    def _watch(self, name: str) -> None:
+        self._tails[name] = Tail(self._cluster, name)
+        self._endings[name] = Ending(self._cluster, name, self._options.ending_of(name))
+        self._scouts[name] = Scout(self._cluster, name)
+
+    def _forget_deleted(self, start: Offset, ends: Offset) -> Offset:
+        """The start without topic partitions that are deleted and were read whole: one made again is a new one."""
+        nothing = PartitionOffset(BEFORE_ALL)
+        gone = [
+            name
+            for name, tail in self._tails.items()
+            if tail.is_gone
+            and name not in self._names
+            and not ends.get(name, nothing).is_beyond(start.get(name, nothing))
+        ]
+        for name in gone:
+            if ends.get(name, nothing) == nothing:
+                _log.warning(
+                    "%s was deleted while nobody read it; what it had beyond %s is lost", name, start.get(name)
+                )
+            for known in (self._tails, self._endings, self._scouts, self._cursors, ends):
+                known.pop(name, None)
+        return {name: one for name, one in start.items() if name not in gone}
+
     def tails(self) -> Offset:
+        self._look_for_topics()
         found = {name: tail.now() for name, tail in self._tails.items()}
         self._warn_without_broker_metadata(found)
         return {name: self._endings[name].cap(one) for name, one in found.items()}
@@ -139,10 +184,16 @@ class _Planner:
 
     def latest(self, start: Offset, limited: bool) -> Offset:
         for name, one in start.items():
-            if name in self._tails:
+            if name not in self._tails and self._options.topics.includes(name):
+                # It was there when the query ran last. Whether it is deleted, the broker says.
+                self._watch(name)
+                self._tails[name].now()
+            elif name in self._tails:
                 self._tails[name].remember(one)
         clock_ms, woken = self._woken(start)
-        ends = self._fixed_end or self.tails()
+        ends = dict(self._fixed_end or self.tails())
+        start = self._forget_deleted(start, ends)
+        woken = [name for name in woken if name in start]
         nothing = PartitionOffset(BEFORE_ALL)
         moved = [name for name in ends if ends[name].is_beyond(start.get(name, nothing))]
         rows, size = share(self._options.max_rows, len(moved)), share(self._options.max_bytes, len(moved))
@@ -154,7 +205,7 @@ class _Planner:
                 result[name] = ends[name]
         for name in woken:
             # A run that ends here has no later batch that could carry the clock.
-            ends_here = self._fixed_end is not None and result[name] == ends[name]
+            ends_here = self._fixed_end is not None and result[name] == ends.get(name)
             if name not in moved or result[name].index is None or ends_here:
                 result[name] = replace(result[name], clock_ms=clock_ms)
         return result
@@ -178,9 +229,10 @@ class _Planner:
         return clock_ms, woken
 
     def committed(self, end: Offset) -> None:
-        for cursor in self._cursors:
-            if cursor.topic_partition in end:
-                cursor.advance(end[cursor.topic_partition].position)
+        for name, cursor in self._cursors.items():
+            if name in end:
+                with contextlib.suppress(TopicNotFoundError):
+                    cursor.advance(end[name].position)
 
     def close(self) -> None:
         self._cluster.close()

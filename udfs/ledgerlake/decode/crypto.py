@@ -107,7 +107,8 @@ class _Opener:
             except (InvalidTag, ValueError):
                 self._data_keys.pop(wrapped.value, None)
         raise CorruptEntryError(
-            f"the entry is encrypted for {', '.join(names)}, and no key here opens it", reason="undecryptable"
+            f"the entry is encrypted for {', '.join(dict.fromkeys(names))}, and no key here opens it",
+            reason="undecryptable",
         )
 
     def _data_key(self, wrapped: pb.EncryptionKeys) -> AESGCM | None:

@@ -104,7 +104,7 @@ def _recipients(source: pb.MessageMetadata | pb.SingleMessageMetadata) -> list[t
     """Whom an entry that is still encrypted is for, as a property."""
     if isinstance(source, pb.SingleMessageMetadata) or not source.encryption_keys:
         return []
-    return [(ENCRYPTED_FOR, ",".join(text_of(one, "key") for one in source.encryption_keys))]
+    return [(ENCRYPTED_FOR, ",".join(dict.fromkeys(text_of(one, "key") for one in source.encryption_keys)))]
 
 
 def _key(source: pb.MessageMetadata | pb.SingleMessageMetadata) -> tuple[str | None, bytes | None]:

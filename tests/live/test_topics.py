@@ -1,0 +1,144 @@
+"""Topics that come and go while a pipeline of a pattern runs; partitions that are added; topics that are deleted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from ledgerlake.errors import DataLossError, TopicNotFoundError
+from tests.live.test_cli import config_file, ledgerlake
+from tests.live.test_columns import run_once
+from tests.live.test_large import rejects_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from tests.live.runtime import Runtime
+
+pytestmark = [pytest.mark.live, pytest.mark.spark]
+
+
+def send(runtime: Runtime, topic: str, values: range) -> None:
+    client = runtime.clients[0] if runtime.clients else runtime.client()
+    producer = client.create_producer(topic)
+    for value in values:
+        producer.send_async(b"%d" % value, lambda *_: None)
+    producer.flush()
+    producer.close()
+
+
+def found(folder: Path) -> Counter[tuple[str, int]]:
+    try:
+        table = DeltaTable(str(folder / "messages")).to_pyarrow_table(columns=["topic", "value"])
+    except TableNotFoundError:
+        return Counter()
+    return Counter((row["topic"], int(row["value"])) for row in table.to_pylist())
+
+
+def wait_for(folder: Path, expected: set[tuple[str, int]], running: subprocess.Popen[bytes], errors: Path) -> None:
+    deadline = time.monotonic() + 180
+    while not expected <= set(found(folder)):
+        assert running.poll() is None, errors.read_text()
+        assert time.monotonic() < deadline, f"{len(expected - set(found(folder)))} missing"
+        time.sleep(1)
+
+
+@pytest.mark.slow
+def test_two_hundred_topics_come_and_go_while_a_pipeline_runs(runtime: Runtime, tmp_path: Path) -> None:
+    base = f"persistent://public/default/many-{os.getpid()}"
+    names = [f"{base}-{number}" for number in range(200)]
+    expected: set[tuple[str, int]] = set()
+
+    def create(some: list[str]) -> None:
+        for name in some:
+            runtime.admin("PUT", name)
+            send(runtime, name, range(3))
+            expected.update((name, value) for value in range(3))
+
+    create(names[:80])
+    data = runtime.config(tmp_path)
+    del data["source"]["topics"]
+    data["source"]["topics_pattern"] = f"many-{os.getpid()}-.*"
+    data["stream"]["trigger"] = "1 second"
+    errors = tmp_path / "errors"
+    with open(errors, "wb") as into:
+        running = subprocess.Popen(
+            [sys.executable, "-m", "ledgerlake.cli", "run", config_file(tmp_path, data)], stderr=into
+        )
+    try:
+        wait_for(tmp_path, set(expected), running, errors)
+        create(names[80:140])
+        wait_for(tmp_path, set(expected), running, errors)
+        for name in names[:60]:
+            runtime.admin("DELETE", name, "?force=true")
+        create(names[140:])
+        for name in names[60:140]:
+            send(runtime, name, range(3, 5))
+            expected.update((name, value) for value in range(3, 5))
+        wait_for(tmp_path, set(expected), running, errors)
+    finally:
+        running.terminate()
+        running.wait()
+    assert found(tmp_path) == Counter(expected)
+    assert rejects_rows(tmp_path) == []
+    assert running.returncode == 0, errors.read_text()
+    held = [name for name in names[60:] if "ledgerlake-test" in runtime.admin("GET", name, "/subscriptions")]
+    assert len(held) == 140
+    again = ledgerlake("run", config_file(tmp_path, data), "--once")
+    assert again.returncode == 0, again.stderr
+    assert found(tmp_path) == Counter(expected)
+
+
+def test_partitions_that_are_added_are_read_from_their_beginning(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic(partitions=1)
+    send(runtime, topic, range(10))
+    data = runtime.config(tmp_path, topic)
+    run_once(spark, data)
+    runtime.admin("POST", topic, "/partitions", 3)
+    client: Any = runtime.client()
+    for partition in range(3):
+        producer = client.create_producer(f"{topic}-partition-{partition}")
+        producer.send(b"%d" % (100 + partition))
+        producer.close()
+    run_once(spark, data)
+    assert sorted(value for _, value in found(tmp_path)) == [*range(10), 100, 101, 102]
+
+
+def test_a_deleted_topic_ends_a_pipeline_or_is_left_behind(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    kept, gone = runtime.topic(), runtime.topic()
+    for topic in (kept, gone):
+        send(runtime, topic, range(5))
+    prefix = kept.rpartition("-")[0]
+    data = runtime.config(tmp_path)
+    del data["source"]["topics"]
+    data["source"]["topics_pattern"] = f"{prefix}-({kept.rpartition('-')[2]}|{gone.rpartition('-')[2]})"
+    run_once(spark, data)
+    runtime.admin("DELETE", gone, "?force=true")
+    send(runtime, kept, range(5, 8))
+    run_once(spark, data)
+    assert sorted(found(tmp_path)) == sorted(
+        [(kept, value) for value in range(8)] + [(gone, value) for value in range(5)]
+    )
+    runtime.admin("PUT", gone)
+    send(runtime, gone, range(50, 53))
+    run_once(spark, data)
+    assert found(tmp_path)[(gone, 52)] == 1
+    named = runtime.config(tmp_path / "named", kept, gone)
+    run_once(spark, named)
+    runtime.admin("DELETE", gone, "?force=true")
+    with pytest.raises((TopicNotFoundError, DataLossError)):
+        run_once(spark, named)
