@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from ledgerlake.errors import OffsetError, SetupError, TopicNotFoundError
-from ledgerlake.query.assemble import cause_of
+from ledgerlake.errors import OffsetError, SetupError, TopicNotFoundError, TransportError
+from ledgerlake.query.assemble import cause_of, check_reachable
+from ledgerlake.query.config import parse_config
 from ledgerlake.query.progress import ProgressScreen, Totals, progress_line
 from ledgerlake.query.start import as_option, load_start, save_start
 from ledgerlake.query.verify import Verdict, _out_of_order
@@ -104,3 +105,17 @@ def test_our_error_is_found_inside_sparks() -> None:
     assert isinstance(cause, TopicNotFoundError)
     assert cause.message == "the broker says no"
     assert cause_of(RuntimeError("Java heap space\nmore")).message == "the query failed: Java heap space"
+
+
+def test_a_broker_that_is_not_there_is_found_out_before_anything_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_pause(_seconds: float) -> None:
+        raise AssertionError("it waits")
+
+    monkeypatch.setattr("ledgerlake.client.backoff.time.sleep", no_pause)
+    data = {
+        "source": {"service_url": "pulsar://127.0.0.1:1", "topics": ["t"]},
+        "stream": {"name": "n"},
+        "delta": {"path": "p"},
+    }
+    with pytest.raises(TransportError, match="no broker listens"):
+        check_reachable(parse_config(data))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from ledgerlake import errors as _errors
@@ -238,9 +239,10 @@ def check_reachable(config: Config) -> None:
     Raises:
         TransportError, BrokerError, TopicNotFoundError.
     """
-    cluster = Cluster(config.parsed_options().client)
+    options = config.parsed_options()
+    cluster = Cluster(replace(options.client, give_up_after_s=0.0))
     try:
-        cluster.all_partitions(config.parsed_options().topics)
+        cluster.all_partitions(options.topics)
     finally:
         cluster.close()
 
