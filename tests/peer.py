@@ -46,6 +46,7 @@ class Peer:
         compacted: what compacted readers get in place of ``entries``; None: the same.
         last_entry: the stored entry behind the answer to GET_LAST_MESSAGE_ID, for who knows protocol v22 (PIP-429).
         cannot_tell_last: compacted readers that ask for the last message get an error, as of a 4.0 broker.
+        is_deleted: the topic is not there any more.
         challenges: how many connections are asked again who they are, before or behind an answer.
         credentials: what clients said of themselves.
         tls: speaks TLS with this context; ``host`` is where it listens.
@@ -68,6 +69,7 @@ class Peer:
     last_entry: bytes = b""
     cannot_tell_last: bool = False
     first_ledger_id: int | None = None
+    is_deleted: bool = False
     challenges: int = 0
     credentials: list[tuple[str, bytes]] = field(default_factory=list)
     tls: ssl.SSLContext | None = None
@@ -149,6 +151,9 @@ class Peer:
             connection.send(
                 _encode("PARTITIONED_METADATA_RESPONSE", request_id=event.request_id, partitions=0, response=0)
             )
+        elif isinstance(event, pb.CommandGetTopicsOfNamespace):
+            topics = [] if self.is_deleted else [TOPIC]
+            connection.send(_encode("GET_TOPICS_OF_NAMESPACE_RESPONSE", request_id=event.request_id, topics=topics))
         elif isinstance(event, pb.CommandLookupTopic):
             answer = {"response": pb.CommandLookupTopicResponse.Connect, "broker_service_url": self.url} | self.lookup
             connection.send(_encode("LOOKUP_RESPONSE", request_id=event.request_id, **answer))
@@ -184,6 +189,9 @@ class Peer:
         return self.compacted if consumer.read_compacted and self.compacted is not None else self.entries
 
     def _subscribe(self, connection: Connection, consumers: dict[int, _Consumer], event: pb.CommandSubscribe) -> None:
+        if self.is_deleted:
+            connection.send(commands.error(event.request_id, pb.TopicNotFound, "it is gone"))
+            return
         if self.refuse_subscribe:
             code = self.refuse_subscribe.pop(0)
             connection.send(commands.error(event.request_id, pb.ServerError.ValueType(code), "the test says no"))

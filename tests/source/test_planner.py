@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from ledgerlake.errors import DataLossError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source import stream_reader
-from ledgerlake.source.offsets import from_json
+from ledgerlake.source.offsets import from_json, to_json
 from ledgerlake.source.options import parse_options
 from ledgerlake.source.stream_reader import LedgerlakeStreamReader
 from ledgerlake.source.wakes import save_wakes
 from ledgerlake.wire.entry import encode_entry
+from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.entries import single
 from tests.peer import TOPIC, Peer
 
@@ -106,3 +109,71 @@ def test_a_stream_for_any_sink_has_a_batch_every_second(peer: Peer, monkeypatch:
         planning.clock_ms += 600
         found.append(planning.plan())
     assert found == [NOW_MS + 600, None, NOW_MS + 1800, None, NOW_MS + 3000]
+
+
+def pattern_reader(peer: Peer, **more: str) -> LedgerlakeStreamReader:
+    options = {"service.url": peer.url, "topicsPattern": "pe+r", "startingOffsets": "earliest", **more}
+    return LedgerlakeStreamReader(parse_options(options))
+
+
+def planned(reader: LedgerlakeStreamReader, start: dict[str, Any]) -> dict[str, Any]:
+    return from_json(reader.latestOffset(start, ReadAllAvailable()))
+
+
+def test_a_deleted_topic_that_was_read_is_forgotten_and_is_new_when_it_comes_back(peer: Peer) -> None:
+    peer.add(single(b"a"), single(b"b"))
+    reader = pattern_reader(peer)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert from_json(end)[TOPIC].position == Position(7, 1)
+    reader.stop()
+    peer.is_deleted = True
+    again = pattern_reader(peer)
+    assert planned(again, end) == {}
+    again.stop()
+    peer.is_deleted = False
+    peer.entries.clear()
+    peer.add(single(b"c"), ledger_id=9)
+    back = pattern_reader(peer)
+    empty: dict[str, Any] = to_json({})
+    newer = back.latestOffset(empty, ReadAllAvailable())
+    (partition,) = back.partitions(empty, newer)
+    assert (partition.span.after, partition.span.end) == (BEFORE_ALL, Position(9, 0))
+    back.stop()
+
+
+def test_a_deleted_topic_of_which_something_waits_is_still_woken(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer.add(single(b"a"))
+    path = str(tmp_path / "wakes.json")
+    monkeypatch.setattr(stream_reader, "_clock_ms", lambda: NOW_MS)
+    reader = pattern_reader(peer, wakes=path)
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    reader.stop()
+    peer.is_deleted = True
+    save_wakes(path, {TOPIC: NOW_MS + 5000})
+    again = pattern_reader(peer, wakes=path)
+    assert planned(again, end) == from_json(end)
+    monkeypatch.setattr(stream_reader, "_clock_ms", lambda: NOW_MS + 5001)
+    later = planned(again, end)
+    assert (later[TOPIC].position, later[TOPIC].clock_ms) == (Position(7, 0), NOW_MS + 5001)
+    again.stop()
+
+
+def test_what_a_deleted_topic_is_known_to_have_had_is_planned_and_found_lost(peer: Peer) -> None:
+    peer.add(single(b"a"))
+    reader = pattern_reader(peer)
+    start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    peer.add(single(b"b"), first=1)
+    time.sleep(0.3)
+    known = reader.reportLatestOffset()
+    assert known is not None
+    assert from_json(known)[TOPIC].position == Position(7, 1)
+    peer.is_deleted = True
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert from_json(end)[TOPIC].position == Position(7, 1)
+    (partition,) = reader.partitions(start, end)
+    with pytest.raises(DataLossError, match="the topic was deleted"):
+        list(reader.read(partition))
+    reader.stop()

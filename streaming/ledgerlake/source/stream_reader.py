@@ -39,7 +39,7 @@ from ledgerlake.source.wakes import load_wakes
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -153,14 +153,19 @@ class _Planner:
         self._endings[name] = Ending(self._cluster, name, self._options.ending_of(name))
         self._scouts[name] = Scout(self._cluster, name)
 
-    def _forget_deleted(self, start: Offset, ends: Offset) -> Offset:
-        """The start without topic partitions that are deleted and were read whole: one made again is a new one."""
+    def _forget_deleted(self, start: Offset, ends: Offset, waiting: Collection[str]) -> Offset:
+        """The start without topic partitions that are deleted and were read whole: one made again is a new one.
+
+        Args:
+            waiting: those of which something may wait in the query's state, and which it therefore goes on with.
+        """
         nothing = PartitionOffset(BEFORE_ALL)
         gone = [
             name
             for name, tail in self._tails.items()
             if tail.is_gone
             and name not in self._names
+            and name not in waiting
             and not ends.get(name, nothing).is_beyond(start.get(name, nothing))
         ]
         for name in gone:
@@ -190,10 +195,10 @@ class _Planner:
                 self._tails[name].now()
             elif name in self._tails:
                 self._tails[name].remember(one)
-        clock_ms, woken = self._woken(start)
+        wakes_ms = self._wakes_ms(start)
+        clock_ms, woken = self._woken(start, wakes_ms)
         ends = dict(self._fixed_end or self.tails())
-        start = self._forget_deleted(start, ends)
-        woken = [name for name in woken if name in start]
+        start = self._forget_deleted(start, ends, wakes_ms)
         nothing = PartitionOffset(BEFORE_ALL)
         moved = [name for name in ends if ends[name].is_beyond(start.get(name, nothing))]
         rows, size = share(self._options.max_rows, len(moved)), share(self._options.max_bytes, len(moved))
@@ -210,18 +215,20 @@ class _Planner:
                 result[name] = replace(result[name], clock_ms=clock_ms)
         return result
 
-    def _woken(self, start: Offset) -> tuple[int, list[str]]:
+    def _wakes_ms(self, start: Offset) -> dict[str, int]:
+        """When topic partitions want a batch although nothing new has come."""
+        if self._options.wakes is None:
+            return {}
+        if self._options.wakes == "always":
+            return {name: (one.clock_ms or 0) + _TICK_MS for name, one in start.items()}
+        return load_wakes(self._options.wakes)
+
+    def _woken(self, start: Offset, wakes_ms: dict[str, int]) -> tuple[int, list[str]]:
         """What time it is, and the topic partitions whose time has come.
 
         The clock is read before the broker is asked where they end: so nothing that was stored before that time is missed.
         """
         clock_ms = self._fixed_clock_ms or _clock_ms()
-        if self._options.wakes is None:
-            return clock_ms, []
-        if self._options.wakes == "always":
-            wakes_ms = {name: (one.clock_ms or 0) + _TICK_MS for name, one in start.items()}
-        else:
-            wakes_ms = load_wakes(self._options.wakes)
         woken = [name for name in start if clock_ms > wakes_ms.get(name, clock_ms) > (start[name].clock_ms or 0)]
         for name in woken:
             if name in self._tails:
