@@ -72,7 +72,7 @@ class Runtime:
         self.clients.append(made)
         return made
 
-    def cluster(self, give_up_after_s: float = 60.0) -> Cluster:
+    def cluster(self, give_up_after_s: float = 300.0) -> Cluster:
         return Cluster(ClientSettings(self.service_url, give_up_after_s=give_up_after_s))
 
     def config(self, folder: Path, *topics: str, name: str = "test", **source: Any) -> dict[str, Any]:

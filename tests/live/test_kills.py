@@ -59,7 +59,8 @@ class Publisher(threading.Thread):
 
     def stop(self) -> None:
         self._stop_asked.set()
-        self.join(timeout=120)
+        # A broker that was killed can take minutes until it loads a topic's last ledger again.
+        self.join(timeout=400)
         assert not self.is_alive()
 
     def _count(self, result: pulsar.Result, _message_id: object) -> None:

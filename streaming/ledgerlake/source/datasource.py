@@ -12,12 +12,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from ledgerlake.decode import schema
 from ledgerlake.source.options import parse_options
-from ledgerlake.source.workers import quieten_planner
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
-
-quieten_planner()
 
 _ARROW_SCHEMAS = {"messages": schema.VIEW, "entries": schema.ENTRIES, "bundles": schema.BUNDLES}
 
