@@ -165,6 +165,23 @@ def test_what_comes_after_compaction_follows_what_it_left(runtime: Runtime, code
     assert rows_of(runtime, topic.name) == [("k", b"v2"), ("k", b"v3")]
 
 
+@pytest.mark.parametrize(("codec", "batched"), EACH)
+def test_without_compaction_every_message_is_read_also_after_it_ran(
+    runtime: Runtime, codec: str, batched: bool
+) -> None:
+    topic = Topic(runtime, codec, batched=batched)
+    topic.send(("k", b"v0"), ("k", b"v1"), ("k", b"v2"))
+    topic.compact()
+    (last,) = topic.send(("k", b"v3"))
+    cluster = runtime.cluster()
+    assert last_message(EntryReader(cluster, topic.name, AFTER_ALL)) == last
+    options = parse_options({"service.url": runtime.service_url, "topic": topic.name})
+    span = entry_range(topic.name, PartitionOffset(BEFORE_ALL), tail_once(cluster, topic.name))
+    rows = [row for part in read_messages(options, span) for row in part.to_pylist()]
+    assert [row["value"] for row in rows] == [b"v0", b"v1", b"v2", b"v3"]
+    cluster.close()
+
+
 @pytest.mark.parametrize("codec", CODECS)
 def test_messages_without_a_key_at_the_end_are_compacted_away(runtime: Runtime, codec: str) -> None:
     """A 4.0 broker answers some of these with an error of its own; what is left is found all the same."""

@@ -150,6 +150,14 @@ def test_a_start_that_the_topic_no_longer_has_is_loss_and_earliest_is_not(
     assert spark.read.format("ledgerlake").options(**given).load().count() == 2
 
 
+def test_a_topic_of_which_every_ledger_was_trimmed_has_no_messages(trimming: Runtime, spark: SparkSession) -> None:
+    topic = trimming.topic()
+    send(trimming, topic, range(5))
+    trim(trimming, topic)
+    given = {"service.url": trimming.service_url, "topic": topic}
+    assert spark.read.format("ledgerlake").options(**given).load().count() == 0
+
+
 def test_chunks_holes_and_ledgers_between_are_no_loss(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
     topic = runtime.topic()
     data = runtime.config(tmp_path, topic)
