@@ -23,6 +23,7 @@ from ledgerlake.errors import MalformedFrameError, ProtocolError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands, limits
 from ledgerlake.wire.framing import Frame, FrameBuffer
+from ledgerlake.wire.message_id import Position
 
 _T = pb.BaseCommand
 
@@ -52,6 +53,10 @@ class EntryReceived:
     entry_id: int
     frame: bytes | bytearray
     entry_start: int
+
+    @property
+    def position(self) -> Position:
+        return Position(self.ledger_id, self.entry_id)
 
     @property
     def entry(self) -> memoryview:

@@ -34,6 +34,16 @@ class Position:
     ledger_id: int
     entry_id: int
 
+    @property
+    def before(self) -> Position:
+        """Where the entry before this one would stand in the same ledger; what begins behind it begins here."""
+        return Position(self.ledger_id, self.entry_id - 1)
+
+    @property
+    def next(self) -> Position:
+        """Where the entry behind this one would stand in the same ledger."""
+        return Position(self.ledger_id, self.entry_id + 1)
+
     def __str__(self) -> str:
         return f"{self.ledger_id}:{self.entry_id}"
 
@@ -189,7 +199,7 @@ def start_after(position: Position) -> pb.MessageIdData:
     """
     if position in (BEFORE_ALL, AFTER_ALL):
         return to_wire(position)
-    return to_wire(Position(position.ledger_id, position.entry_id + 1))
+    return to_wire(position.next)
 
 
 def _signed(value: int) -> int:

@@ -114,9 +114,8 @@ class EntryReader:
             granted = self._permits.take(message_count(entry.entry))
             if granted:
                 session.grant(consumer, granted)
-            position = Position(entry.ledger_id, entry.entry_id)
-            if position > self.after:
-                self.after = position
+            if entry.position > self.after:
+                self.after = entry.position
                 return entry
 
     def _last_message_once(self) -> LastMessageIdReceived | None:

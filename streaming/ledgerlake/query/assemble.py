@@ -249,9 +249,10 @@ def check_reachable(config: Config) -> None:
 
 def forget(config: Config) -> list[str]:
     """Remove the pipeline's durable cursors from the broker; the topic partitions that had one."""
-    cluster = Cluster(config.parsed_options().client)
+    options = config.parsed_options()
+    cluster = Cluster(options.client)
     try:
-        names = cluster.all_partitions(config.parsed_options().topics)
+        names = cluster.all_partitions(options.topics)
         for name in names:
             DurableCursor(cluster, name, config.subscription).forget()
     finally:
@@ -269,9 +270,10 @@ def cancel(config: Config, by: Literal["id", "key"], target: str) -> list[str]:
     value = f"{by}={target}"
     if parse_cancel(value, BEFORE_ALL, 0) is None:
         raise UsageError(f"'{target}' is no {'message id' if by == 'id' else 'key'}")
-    cluster = Cluster(config.parsed_options().client)
+    options = config.parsed_options()
+    cluster = Cluster(options.client)
     try:
-        names = cluster.all_partitions(config.parsed_options().topics)
+        names = cluster.all_partitions(options.topics)
         for name in names:
             producer = LargeMessageProducer(cluster, name)
             producer.send(b"", properties={CANCEL_PROPERTY: value})

@@ -9,8 +9,7 @@ from ledgerlake.client.reader import EntryReader
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.entries import entry_rows
 from ledgerlake.decode.messages import TopicPartition
-from ledgerlake.source.bounds import resolve_start
-from ledgerlake.source.last_entry import last_position
+from ledgerlake.source.bounds import end_position, resolve_start
 from ledgerlake.source.options import parse_start
 from ledgerlake.source.positions import next_until
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ledgerlake.client.cluster import ClientSettings
+    from ledgerlake.wire.message_id import Position
 
 
 def peek(settings: ClientSettings, topic: str, start: str, count: int) -> Iterator[dict[str, Any]]:
@@ -38,18 +38,27 @@ def peek(settings: ClientSettings, topic: str, start: str, count: int) -> Iterat
 
 
 def _peek_partition(cluster: Cluster, name: str, bound: Any, count: int) -> Iterator[dict[str, Any]]:
-    reader = EntryReader(cluster, name, resolve_start(cluster, name, bound).position, window=count)
+    end = end_position(cluster, name)
+    return described_entries(cluster, name, resolve_start(cluster, name, bound).position, end, count)
+
+
+def described_entries(
+    cluster: Cluster, name: str, after: Position, end: Position, count: int
+) -> Iterator[dict[str, Any]]:
+    """Up to ``count`` entries of a topic partition behind ``after`` and up to ``end``, as ``peek`` gives them."""
+    reader = EntryReader(cluster, name, after, window=count)
     source = TopicPartition(*split_partition(name))
     try:
-        end = last_position(reader)
-        while end is not None and count > 0 and (entry := next_until(reader, end)) is not None:
-            yield described(entry_rows(entry.frame, source))
-            count -= 1
+        for _ in range(count):
+            entry = next_until(reader, end)
+            if entry is None:
+                return
+            yield _described(entry_rows(entry.frame, source))
     finally:
         reader.close()
 
 
-def described(rows: pa.RecordBatch) -> dict[str, Any]:
+def _described(rows: pa.RecordBatch) -> dict[str, Any]:
     """The one row of an entry, with its size in place of its bytes."""
     row: dict[str, Any] = rows.to_pylist()[0]
     row["entry_bytes"] = len(row.pop("entry"))

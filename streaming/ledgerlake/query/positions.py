@@ -6,15 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cluster import Cluster
-from ledgerlake.client.reader import EntryReader
 from ledgerlake.client.topics import split_partition
-from ledgerlake.decode.entries import entry_rows
-from ledgerlake.decode.messages import TopicPartition
-from ledgerlake.query.peek import described
-from ledgerlake.source.bounds import entry_from, resolve_start, tail_once
-from ledgerlake.source.positions import next_until
+from ledgerlake.query.peek import described_entries
+from ledgerlake.source.bounds import end_position, entry_from, resolve_start
 from ledgerlake.source.search import last_before
-from ledgerlake.wire.message_id import BEFORE_ALL, MessageId, Position, to_bytes
+from ledgerlake.wire.message_id import BEFORE_ALL, MessageId, to_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,12 +55,12 @@ def find_places(settings: ClientSettings, topic: str, bound: Bound) -> Iterator[
 
 def _place(cluster: Cluster, name: str, bound: Bound) -> Place:
     start = resolve_start(cluster, name, bound)
-    end = tail_once(cluster, name).position
+    end = end_position(cluster, name)
     before = None
     if end != BEFORE_ALL:
         found = last_before(lambda position: entry_from(cluster, name, position, end), end, start.next_position)
-        before = None if found is None else next(_rows(cluster, name, found.position, end), None)
-    rows = list(_rows(cluster, name, start.next_position, end))
+        before = None if found is None else next(described_entries(cluster, name, found.position.before, end, 1), None)
+    rows = list(described_entries(cluster, name, start.position, end, _SHOWN))
     at, after = [*rows, None, None][:_SHOWN]
     message_id = None if at is None else _first_message(at, start.batch_index)
     return Place(
@@ -75,20 +71,6 @@ def _place(cluster: Cluster, name: str, bound: Bound) -> Place:
         at,
         after,
     )
-
-
-def _rows(cluster: Cluster, name: str, position: Position, end: Position) -> Iterator[dict[str, Any]]:
-    """The entries from a position on, as ``peek`` describes them."""
-    source = TopicPartition(*split_partition(name))
-    reader = EntryReader(cluster, name, Position(position.ledger_id, position.entry_id - 1), window=_SHOWN)
-    try:
-        for _ in range(_SHOWN):
-            entry = next_until(reader, end)
-            if entry is None:
-                return
-            yield described(entry_rows(entry.frame, source))
-    finally:
-        reader.close()
 
 
 def _first_message(entry: dict[str, Any], taken: int | None) -> MessageId:

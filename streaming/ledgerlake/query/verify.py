@@ -50,6 +50,7 @@ from ledgerlake.wire.message_id import BEFORE_ALL, Position
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ledgerlake.client.topics import TopicSelection
     from ledgerlake.query.config import Config
     from ledgerlake.source.options import SourceOptions
 
@@ -118,7 +119,7 @@ def verify(config: Config) -> Verdict:
     options = config.parsed_options()
     cluster = Cluster(options.client)
     try:
-        start, end = _committed_range(config, cluster)
+        start, end = _committed_range(config.stream.checkpoint, cluster, options.topics)
         table = _TableRows(config.delta.path)
         rejected = _TableRows(config.delta.rejects_path)
         verdict = Verdict()
@@ -354,10 +355,9 @@ def _before(rows: Keys, first: Position | None) -> int:
     return int(((rows[:, 0] < ledger_id) | ((rows[:, 0] == ledger_id) & (rows[:, 1] < entry_id))).sum())
 
 
-def _committed_range(config: Config, cluster: Cluster) -> tuple[Offset, Offset]:
+def _committed_range(checkpoint: str, cluster: Cluster, topics: TopicSelection) -> tuple[Offset, Offset]:
     """The query's first offset and that of its last committed batch; the whole topics where there is no checkpoint."""
-    end = committed_offset(config.stream.checkpoint)
+    end = committed_offset(checkpoint)
     if end is not None:
-        return load_start(config.stream.checkpoint) or {}, end
-    names = cluster.all_partitions(config.parsed_options().topics)
-    return {}, {name: resolve_end(cluster, name, "latest") for name in names}
+        return load_start(checkpoint) or {}, end
+    return {}, {name: resolve_end(cluster, name, "latest") for name in cluster.all_partitions(topics)}

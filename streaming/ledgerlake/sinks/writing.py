@@ -114,7 +114,7 @@ class PartitionFact:
     def done(self) -> Position:
         """Where a durable cursor may stand: read up to here, and nothing before it that only the topic holds."""
         oldest = [one for one in (self.standing.oldest_open, self.standing.oldest_waiting) if one is not None]
-        return min([self.written.end, *(Position(one.ledger_id, one.entry_id - 1) for one in oldest)])
+        return min([self.written.end, *(one.before for one in oldest)])
 
     @property
     def wakes_ms(self) -> int | None:

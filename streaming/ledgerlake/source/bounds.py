@@ -99,8 +99,8 @@ def find(cluster: Cluster, topic_partition: str, bound: AtTime | AtIndex) -> tup
     Raises:
         SetupError: by index, and the entries have none.
     """
-    end = _end(cluster, topic_partition)
-    if end is None:
+    end = end_position(cluster, topic_partition)
+    if end == BEFORE_ALL:
         return None, BEFORE_ALL
 
     def probe(position: Position) -> StampedEntry | None:
@@ -119,14 +119,14 @@ def find(cluster: Cluster, topic_partition: str, bound: AtTime | AtIndex) -> tup
 
 def entry_from(cluster: Cluster, topic_partition: str, position: Position, last: Position) -> StampedEntry | None:
     """The first readable entry at a position or behind it, up to ``last`` (``AFTER_ALL``: up to the end)."""
-    before = position if position == BEFORE_ALL else Position(position.ledger_id, position.entry_id - 1)
+    before = position if position == BEFORE_ALL else position.before
     reader = EntryReader(cluster, topic_partition, before, window=1)
     try:
         end = last if last != AFTER_ALL else last_position(reader)
         while end is not None and (entry := next_until(reader, end)) is not None:
             with contextlib.suppress(CorruptEntryError):
                 stamp = read_stamp(entry.entry)
-                return StampedEntry(Position(entry.ledger_id, entry.entry_id), stamp, index_count(entry.entry))
+                return StampedEntry(entry.position, stamp, index_count(entry.entry))
     finally:
         reader.close()
     return None
@@ -141,16 +141,17 @@ def first_available(cluster: Cluster, topic_partition: str) -> Position:
         reader.close()
 
 
-def _end(cluster: Cluster, topic_partition: str) -> Position | None:
+def end_position(cluster: Cluster, topic_partition: str) -> Position:
+    """The last entry that there is now; ``BEFORE_ALL`` for an empty topic."""
     reader = EntryReader(cluster, topic_partition, AFTER_ALL)
     try:
-        return last_position(reader)
+        return last_position(reader) or BEFORE_ALL
     finally:
         reader.close()
 
 
 def tail_once(cluster: Cluster, topic_partition: str) -> PartitionOffset:
-    """Where a topic partition ends now."""
+    """Where a topic partition ends now, with the broker's time and index of its last entry."""
     tail = Tail(cluster, topic_partition)
     try:
         found = tail.now()
@@ -200,7 +201,7 @@ def _through_message(found: StampedEntry, bound: AtIndex) -> PartitionOffset:
 
 
 def _inside(found: StampedEntry, batch_index: int, index: int) -> PartitionOffset:
-    return PartitionOffset(_before_entry(found.position).position, batch_index, None, index)
+    return PartitionOffset(found.position.before, batch_index, None, index)
 
 
 def _before(message_id: MessageId) -> PartitionOffset:
@@ -212,8 +213,8 @@ def _through(message_id: MessageId | ChunkMessageId) -> PartitionOffset:
     last = message_id.last if isinstance(message_id, ChunkMessageId) else message_id
     if last.batch_index < 0:
         return PartitionOffset(last.position)
-    return PartitionOffset(_before_entry(last.position).position, last.batch_index)
+    return PartitionOffset(last.position.before, last.batch_index)
 
 
 def _before_entry(position: Position) -> PartitionOffset:
-    return PartitionOffset(Position(position.ledger_id, position.entry_id - 1))
+    return PartitionOffset(position.before)

@@ -56,12 +56,15 @@ def gather(options: SourceOptions, span: EntryRange) -> Generator[Gathered | Rej
         for entry in _entries(reader, span.end, watch):
             loss = watch.take(entry)
             kept = entry.frame if process is None else process(entry)
-            part = parts.get(_position(entry), WHOLE) if parts else WHOLE
-            rejected = [one for one in (loss, kept) if isinstance(one, RejectedEntry)]
-            if rejected or part != WHOLE:
+            part = parts.get(entry.position, WHOLE) if parts else WHOLE
+            if loss is not None or part is not WHOLE:
                 yield from bundle.take()
-                yield from rejected
-            if kept and not isinstance(kept, RejectedEntry):
+            if loss is not None:
+                yield loss
+            if isinstance(kept, RejectedEntry):
+                yield from bundle.take()
+                yield kept
+            elif kept:
                 bundle.add(kept, part)
             if bundle.size >= BUNDLE_BYTES:
                 yield from bundle.take()
@@ -110,7 +113,7 @@ def _process(
     try:
         changed = process_entry(processor, entry.entry, entry.ledger_id, entry.entry_id, **options.decoding)
     except CorruptEntryError as error:
-        return RejectedEntry(_position(entry), bytes(entry.entry), error.reason, error.message)
+        return RejectedEntry(entry.position, bytes(entry.entry), error.reason, error.message)
     if not changed:
         return entry.frame if changed is None else b""
     return commands.message(entry.consumer_id, entry.ledger_id, entry.entry_id, changed)
@@ -137,7 +140,7 @@ class _LossWatch:
         """
         loss = None
         if self._looks and entry.ledger_id != self._ledger_id:
-            loss = self._look(_position(entry), _first_index(entry))
+            loss = self._look(entry.position, _first_index(entry))
         self._ledger_id, self._last = entry.ledger_id, entry
         return loss
 
@@ -172,9 +175,9 @@ class _LossWatch:
         if self._last is None:
             return Taken(self._span.after, self._span.after_index)
         try:
-            return Taken(_position(self._last), read_stamp(self._last.entry).index)
+            return Taken(self._last.position, read_stamp(self._last.entry).index)
         except CorruptEntryError:
-            return Taken(_position(self._last))
+            return Taken(self._last.position)
 
 
 def _first_index(entry: EntryReceived) -> int | None:
@@ -189,11 +192,7 @@ def _parts(span: EntryRange) -> dict[Position, BatchPart]:
     """The entries of a range of which not every message belongs to it."""
     parts = {}
     if span.after_batch_index is not None:
-        parts[Position(span.after.ledger_id, span.after.entry_id + 1)] = BatchPart(after=span.after_batch_index)
+        parts[span.after.next] = BatchPart(after=span.after_batch_index)
     if span.end_batch_index is not None:
         parts[span.end] = replace(parts.get(span.end, WHOLE), until=span.end_batch_index)
     return parts
-
-
-def _position(entry: EntryReceived) -> Position:
-    return Position(entry.ledger_id, entry.entry_id)

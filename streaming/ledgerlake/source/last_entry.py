@@ -123,11 +123,10 @@ def _search(reader: EntryReader) -> MessageId | None:
     for start in _backwards(end):
         entry = _last_entry_from(reader, start, end)
         if entry is not None:
-            position = Position(entry.ledger_id, entry.entry_id)
             try:
-                return _convert(reader, position, entry.entry)
+                return _convert(reader, entry.position, entry.entry)
             except CorruptEntryError:
-                return MessageId(position.ledger_id, position.entry_id)
+                return MessageId(entry.ledger_id, entry.entry_id)
     return None
 
 

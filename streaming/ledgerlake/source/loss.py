@@ -42,7 +42,7 @@ class Loss:
     @property
     def first(self) -> Position:
         """The first position that is missing."""
-        return Position(self.after.ledger_id, self.after.entry_id + 1)
+        return self.after.next
 
     def sentence(self) -> str:
         count = "an unknown number of messages" if self.messages is None else f"at most {self.messages:,} messages"

@@ -41,7 +41,7 @@ class PartitionOffset:
     @property
     def next_position(self) -> Position:
         """Where the entry after ``position`` would stand in the same ledger; ``batch_index`` belongs to that one."""
-        return Position(self.position.ledger_id, self.position.entry_id + 1)
+        return self.position.next
 
     def is_beyond(self, other: PartitionOffset) -> bool:
         """Whether more was taken here than there."""

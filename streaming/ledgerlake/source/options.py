@@ -258,10 +258,9 @@ def parse_start(text: str, where: str) -> Bound:
     Raises:
         UsageError: it is none.
     """
-    bound = parse_bound(text, where)
-    if isinstance(bound, Before):
-        raise UsageError(f"{where} cannot be '{text.strip()}'; write the id alone, or after and the id")
-    return bound
+    return _unless(
+        Before, parse_bound(text, where), f"{where} cannot be '{text.strip()}'; write the id alone, or after"
+    )
 
 
 def parse_end(text: str, where: str) -> Bound:
@@ -270,9 +269,14 @@ def parse_end(text: str, where: str) -> Bound:
     Raises:
         UsageError: it is none.
     """
-    bound = parse_bound(text, where)
-    if isinstance(bound, After):
-        raise UsageError(f"{where} cannot be '{text.strip()}'; write the id alone, or before and the id")
+    return _unless(
+        After, parse_bound(text, where), f"{where} cannot be '{text.strip()}'; write the id alone, or before"
+    )
+
+
+def _unless(kind: type[After | Before], bound: Bound, refusal: str) -> Bound:
+    if isinstance(bound, kind):
+        raise UsageError(f"{refusal} and the id")
     return bound
 
 

@@ -90,13 +90,13 @@ def read_again(client: ClientSettings, topic_partition: str, positions: Iterable
             if reader is None or not _is_near(reader, taken, position):
                 if reader is not None:
                     reader.close()
-                before = Position(position.ledger_id, position.entry_id - 1)
-                reader, taken = EntryReader(shared_cluster(client), topic_partition, before, _AGAIN_WINDOW), None
-            while taken is None or _position(taken) < position:
+                reader = EntryReader(shared_cluster(client), topic_partition, position.before, _AGAIN_WINDOW)
+                taken = None
+            while taken is None or taken.position < position:
                 taken = next_until(reader, position)
                 if taken is None:
                     break
-            yield bytes(taken.entry) if taken is not None and _position(taken) == position else None
+            yield bytes(taken.entry) if taken is not None and taken.position == position else None
     finally:
         if reader is not None:
             reader.close()
@@ -107,10 +107,6 @@ def _is_near(reader: EntryReader, taken: EntryReceived | None, position: Positio
     reached = reader.after
     distance = position.entry_id - reached.entry_id
     return taken is not None and reached.ledger_id == position.ledger_id and 0 <= distance <= _AGAIN_NEAR
-
-
-def _position(entry: EntryReceived) -> Position:
-    return Position(entry.ledger_id, entry.entry_id)
 
 
 def read_messages(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:

@@ -36,7 +36,7 @@ class EntryRange:
     @property
     def through(self) -> Position:
         """The last position of which the range takes everything."""
-        return self.end if self.end_batch_index is None else Position(self.end.ledger_id, self.end.entry_id - 1)
+        return self.end if self.end_batch_index is None else self.end.before
 
 
 def ranges(start: Offset, end: Offset) -> list[EntryRange]:

@@ -40,7 +40,7 @@ def next_until(reader: EntryReader, end: Position) -> EntryReceived | None:
     while reader.after < end:
         entry = reader.next(pause_s)
         if entry is not None:
-            return entry if Position(entry.ledger_id, entry.entry_id) <= end else None
+            return entry if entry.position <= end else None
         last = last_position(reader)
         if last is None or last <= reader.after:
             return None
@@ -107,18 +107,12 @@ class Tail:
 
 def describe(cluster: Cluster, topic_partition: str, position: Position) -> PartitionOffset:
     """A position with the broker's time and index of its entry, where that entry can still be read."""
-    reader = EntryReader(cluster, topic_partition, Position(position.ledger_id, position.entry_id - 1), window=1)
+    reader = EntryReader(cluster, topic_partition, position.before, window=1)
     try:
         entry = next_until(reader, position)
     finally:
         reader.close()
-    if entry is None:
-        return PartitionOffset(position)
-    try:
-        stamp = read_stamp(entry.entry)
-    except CorruptEntryError:
-        return PartitionOffset(position)
-    return PartitionOffset(position, None, stamp.time_ms, stamp.index)
+    return PartitionOffset(position) if entry is None else _stamped(entry)
 
 
 class Scout:
@@ -165,9 +159,8 @@ class Scout:
 
 
 def _stamped(entry: EntryReceived) -> PartitionOffset:
-    position = Position(entry.ledger_id, entry.entry_id)
     try:
         stamp = read_stamp(entry.entry)
     except CorruptEntryError:
-        return PartitionOffset(position)
-    return PartitionOffset(position, None, stamp.time_ms, stamp.index)
+        return PartitionOffset(entry.position)
+    return PartitionOffset(entry.position, None, stamp.time_ms, stamp.index)

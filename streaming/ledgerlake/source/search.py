@@ -85,7 +85,7 @@ def _search(
         return best, None
     # Of what is behind ``low`` and before ``high`` nothing is known; at ``high`` or behind, ``best`` is the first.
     high, step = last, _FIRST_STEP
-    while Position(low.position.ledger_id, low.position.entry_id + 1) < high:
+    while low.position.next < high:
         middle = _middle(low.position, high, step)
         found = probe(middle)
         if found is None or found.position >= high:
