@@ -25,9 +25,9 @@ def broker(index: int = 0) -> pb.BrokerEntryMetadata:
     return pb.BrokerEntryMetadata(broker_timestamp=BROKER_TIME_MS + index, index=index)
 
 
-def single(payload: bytes, **fields: Any) -> bytes:
-    """One unbatched entry with broker metadata."""
-    return encode_entry(metadata(**fields), payload, broker())
+def single(payload: bytes, index: int = 0, **fields: Any) -> bytes:
+    """One unbatched entry with broker metadata; ``index`` is the broker's."""
+    return encode_entry(metadata(**fields), payload, broker(index))
 
 
 def batch(payloads: Sequence[bytes], codec: int = pb.NONE, index: int = 0, **fields: Any) -> bytes:

@@ -74,12 +74,12 @@ def test_a_missing_key_is_named() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("1 second", "1 seconds"),
+        ("1 second", "1000 milliseconds"),
         ("200 ms", "200 milliseconds"),
-        ("5 min", "5 minutes"),
-        ("2 minutes", "2 minutes"),
+        ("5 min", "300000 milliseconds"),
+        ("2 minutes", "120000 milliseconds"),
         ("3 milliseconds", "3 milliseconds"),
-        ("1h", "1 hours"),
+        ("1h", "3600000 milliseconds"),
     ],
 )
 def test_triggers_are_what_spark_understands(text: str, expected: str) -> None:

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.errors import DataLossError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source import stream_reader
-from ledgerlake.source.offsets import from_json, to_json
+from ledgerlake.source.bounds import tail_once
+from ledgerlake.source.offsets import PartitionOffset, from_json, to_json
 from ledgerlake.source.options import parse_options
+from ledgerlake.source.positions import count_messages
 from ledgerlake.source.stream_reader import LedgerlakeStreamReader
 from ledgerlake.source.wakes import save_wakes
 from ledgerlake.wire.entry import encode_entry
@@ -31,10 +34,10 @@ BARE = encode_entry(pb.MessageMetadata(producer_name="p", sequence_id=1, publish
 class Planning:
     """A planner over a peer, with the clock in the test's hand."""
 
-    def __init__(self, peer: Peer, wakes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, peer: Peer, wakes: str, monkeypatch: pytest.MonkeyPatch, **more: str) -> None:
         self.clock_ms = NOW_MS
         monkeypatch.setattr(stream_reader, "_clock_ms", lambda: self.clock_ms)
-        options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest", "wakes": wakes}
+        options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest", "wakes": wakes} | more
         self.reader = LedgerlakeStreamReader(parse_options(options))
         self.offset: dict[str, Any] = self.reader.initialOffset()
 
@@ -177,3 +180,63 @@ def test_what_a_deleted_topic_is_known_to_have_had_is_planned_and_found_lost(pee
     with pytest.raises(DataLossError, match="the topic was deleted"):
         list(reader.read(partition))
     reader.stop()
+
+
+def test_a_batch_of_too_few_messages_waits_until_enough_have_come_or_the_delay_is_over(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [NOW_MS]
+    monkeypatch.setattr(stream_reader, "_clock_ms", lambda: clock[0])
+    options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest"}
+    reader = LedgerlakeStreamReader(parse_options(options | {"minRowsPerTrigger": "3", "maxTriggerDelay": "30 s"}))
+    offset = reader.initialOffset()
+
+    def plan() -> bool:
+        nonlocal offset
+        time.sleep(0.15)
+        before, offset = offset, reader.latestOffset(offset, ReadAllAvailable())
+        return before != offset
+
+    peer.add(single(b"a"))
+    assert plan()
+    peer.add(single(b"b", index=1), single(b"c", index=2), first=1)
+    assert not plan()
+    peer.add(single(b"d", index=3), first=3)
+    assert plan()
+    peer.add(single(b"e", index=4), first=4)
+    assert not plan()
+    clock[0] += 30_000
+    assert plan()
+    peer.add(single(b"f", index=5), first=5)
+    time.sleep(1.1)
+    reader.prepareForTriggerAvailableNow()
+    assert plan()
+
+
+def test_messages_without_an_index_are_counted_by_reading_them(peer: Peer) -> None:
+    cluster = Cluster(ClientSettings(peer.url))
+    try:
+        peer.add(BARE, BARE, BARE)
+        end = tail_once(cluster, TOPIC)
+        assert end.index is None
+        start = PartitionOffset(BEFORE_ALL)
+        assert count_messages(cluster, TOPIC, start, end, 10) == 3
+        assert count_messages(cluster, TOPIC, start, end, 2) == 2
+    finally:
+        cluster.close()
+
+
+def test_what_is_due_does_not_wait_for_more(peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer.add(single(b"a"))
+    path = str(tmp_path / "wakes.json")
+    planning = Planning(peer, path, monkeypatch, minRowsPerTrigger="100")
+    planning.plan()
+    peer.add(single(b"b", index=1), first=1)
+    time.sleep(0.15)
+    before = planning.offset
+    planning.plan()
+    assert planning.offset == before
+    save_wakes(path, {TOPIC: NOW_MS + 5000})
+    planning.clock_ms += 5001
+    planning.plan()
+    assert from_json(planning.offset)[TOPIC].position > from_json(before)[TOPIC].position

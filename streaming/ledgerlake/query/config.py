@@ -2,7 +2,8 @@
 
 [source]   service_url, topics or topics_pattern; starting, ending, read_compacted, payload_to_message_id_converter,
            message_payload_processor, crypto_key_folder, crypto_key_reader, crypto_failure_action, fail_on_data_loss,
-           require_broker_metadata, max_rows_per_trigger, max_bytes_per_trigger, min_partitions, retry_timeout_s
+           require_broker_metadata, max_rows_per_trigger, max_bytes_per_trigger, min_rows_per_trigger, max_trigger_delay,
+           min_partitions, retry_timeout_s
 [auth]     method; token, user, password, issuer_url, private_key, audience, scope
 [tls]      ca_file, cert_file, key_file, checks_hostname
 [stream]   name; trigger, checkpoint
@@ -25,7 +26,7 @@ from typing import Any, TypeVar
 from ledgerlake.client.topics import TopicSelection, full_name, full_pattern
 from ledgerlake.errors import UsageError
 from ledgerlake.operators.delayed import DelayOptions
-from ledgerlake.source.options import SourceOptions, nearest, parse_end, parse_options, parse_start
+from ledgerlake.source.options import SourceOptions, duration_ms, nearest, parse_end, parse_options, parse_start
 from ledgerlake.state.chunks import Limits
 from ledgerlake.state.delay.tracker import DelaySettings
 
@@ -35,7 +36,6 @@ else:
     import tomli as tomllib
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-_DURATION = re.compile(r"(\d+)\s*(milliseconds?|ms|seconds?|s|minutes?|min|hours?|h)")
 
 _SECTIONS = ("source", "auth", "tls", "stream", "delta", "chunks", "delay", "deliver")
 
@@ -64,6 +64,8 @@ class SourceConfig:
     require_broker_metadata: bool = False
     max_rows_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
+    min_rows_per_trigger: int | None = None
+    max_trigger_delay: str = "15 minutes"
     min_partitions: int | None = None
     retry_timeout_s: int = 120
 
@@ -136,7 +138,7 @@ class ChunksConfig:
             max_pending=self.max_pending,
             max_pending_bytes=self.max_pending_bytes,
             max_message_bytes=self.max_message_bytes,
-            expire_after_ms=_duration_ms("[chunks] expire_after", self.expire_after),
+            expire_after_ms=duration_ms("[chunks] expire_after", self.expire_after),
         )
 
 
@@ -162,7 +164,7 @@ class DelayConfig:
         settings = DelaySettings(
             self.min_indexes_per_bucket,
             self.ledger_step_per_bucket,
-            _duration_ms("[delay] time_step_per_segment", self.time_step_per_segment),
+            duration_ms("[delay] time_step_per_segment", self.time_step_per_segment),
             self.max_indexes_per_segment,
             self.max_buckets,
         )
@@ -228,6 +230,8 @@ class Config:
             "requireBrokerMetadata": str(source.require_broker_metadata).lower(),
             "maxRowsPerTrigger": source.max_rows_per_trigger,
             "maxBytesPerTrigger": source.max_bytes_per_trigger,
+            "minRowsPerTrigger": source.min_rows_per_trigger,
+            "maxTriggerDelay": source.max_trigger_delay,
             "minPartitions": source.min_partitions,
             "retryTimeoutMs": source.retry_timeout_s * 1000,
             "pulsar.client.authPluginClassName": self.auth.method if self.auth else None,
@@ -279,11 +283,11 @@ def parse_config(data: dict[str, Any]) -> Config:
         raise UsageError(
             f"[chunks] max_message_bytes is more than {_MOST_MESSAGE_BYTES}, the most that a message can have"
         )
-    _duration_ms("[chunks] expire_after", chunks.expire_after)
+    duration_ms("[chunks] expire_after", chunks.expire_after)
     delay = _section(DelayConfig, "delay", data)
     if delay.payloads not in ("kept", "reread"):
         raise UsageError(f"[delay] payloads cannot be '{delay.payloads}'; it is kept or reread")
-    _duration_ms("[delay] time_step_per_segment", delay.time_step_per_segment)
+    duration_ms("[delay] time_step_per_segment", delay.time_step_per_segment)
     deliver = _section(DeliverConfig, "deliver", data) if "deliver" in data else None
     if deliver is not None:
         if deliver.starting not in ("earliest", "latest"):
@@ -318,24 +322,7 @@ def parse_config(data: dict[str, Any]) -> Config:
 
 def parse_trigger(text: str) -> str:
     """An interval that Spark understands, such as ``1 second`` or ``200 milliseconds``."""
-    number, unit = _duration("[stream] trigger", text)
-    return f"{number} {unit}"
-
-
-def _duration_ms(where: str, text: str) -> int:
-    number, unit = _duration(where, text)
-    return number * {"milliseconds": 1, "seconds": 1000, "minutes": 60_000, "hours": 3_600_000}[unit]
-
-
-def _duration(where: str, text: str) -> tuple[int, str]:
-    """A number and its unit, spelled out."""
-    matched = _DURATION.fullmatch(text.strip().lower())
-    if matched is None:
-        raise UsageError(f"{where} '{text}' is not a duration; write for example '1 second' or '200 milliseconds'")
-    number, unit = matched.groups()
-    if unit == "min" or unit.startswith("minute"):
-        return int(number), "minutes"
-    return int(number), {"m": "milliseconds", "s": "seconds", "h": "hours"}[unit[0]]
+    return f"{duration_ms('[stream] trigger', text)} milliseconds"
 
 
 def _section(kind: type[Section], name: str, data: dict[str, Any]) -> Section:

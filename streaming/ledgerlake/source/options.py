@@ -13,6 +13,8 @@
 | ``endingIndex`` | in place of it: the last message's number | none |
 | ``maxRowsPerTrigger`` | messages per micro-batch, at least one entry per topic partition | no limit |
 | ``maxBytesPerTrigger`` | stored bytes per micro-batch, likewise | no limit |
+| ``minRowsPerTrigger`` | hold a micro-batch back until there are so many messages; ``Trigger.AvailableNow`` does not | none |
+| ``maxTriggerDelay`` | but for no longer than this, such as ``30s`` or ``15 minutes`` | ``15m`` |
 | ``minPartitions`` | read with at least so many tasks, several to a topic partition where there are fewer of those | one each |
 | ``subscription`` | durable subscription that pins what was not read | none |
 | ``readCompacted`` | of what was compacted, only the latest message of each key; then the topic as it goes on | ``false`` |
@@ -54,6 +56,7 @@ from ledgerlake.decode.crypto import CryptoSettings, FailureAction
 from ledgerlake.errors import UsageError
 from ledgerlake.plugins import check_path
 from ledgerlake.source.offsets import PartitionOffset, from_json
+from ledgerlake.source.patience import DEFAULT_MAX_DELAY_MS
 from ledgerlake.source.read_settings import ReadSettings
 from ledgerlake.wire.message_id import AnyMessageId, parse_message_id
 
@@ -95,6 +98,7 @@ Bound = Literal["earliest", "latest"] | AnyMessageId | After | Before | AtTime |
 
 _Bounds = tuple[Bound | None, tuple[tuple[str, Bound], ...]]
 
+_DURATION = re.compile(r"(\d+)\s*(milliseconds?|ms|seconds?|s|minutes?|min|m|hours?|h)")
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}")
 _VIEWS = ("messages", "entries", "bundles")
 _NAMES = (
@@ -111,6 +115,8 @@ _NAMES = (
     "endingIndex",
     "maxRowsPerTrigger",
     "maxBytesPerTrigger",
+    "minRowsPerTrigger",
+    "maxTriggerDelay",
     "minPartitions",
     "subscription",
     "readCompacted",
@@ -159,6 +165,8 @@ class SourceOptions:
     ending_by_topic: tuple[tuple[str, Bound], ...] = ()
     max_rows: int | None = None
     max_bytes: int | None = None
+    min_rows: int | None = None
+    max_trigger_delay_ms: int = DEFAULT_MAX_DELAY_MS
     min_partitions: int = 1
     subscription: str | None = None
     fail_on_data_loss: bool = True
@@ -215,6 +223,8 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         ending_by_topic=ending_by_topic,
         max_rows=_positive(values, "maxRowsPerTrigger"),
         max_bytes=_positive(values, "maxBytesPerTrigger"),
+        min_rows=_min_rows(values),
+        max_trigger_delay_ms=duration_ms("the option 'maxTriggerDelay'", values.get("maxTriggerDelay", "15m")),
         min_partitions=_positive(values, "minPartitions") or 1,
         subscription=values.get("subscription") or None,
         fail_on_data_loss=_flag(values, "failOnDataLoss", default=True),
@@ -400,6 +410,28 @@ def _positive(values: dict[str, str], name: str) -> int | None:
     if not text.strip().isdigit() or int(text) <= 0:
         raise UsageError(f"the option '{name}' cannot be '{text}'; it is a number above 0")
     return int(text)
+
+
+def _min_rows(values: dict[str, str]) -> int | None:
+    least, most = _positive(values, "minRowsPerTrigger"), _positive(values, "maxRowsPerTrigger")
+    if least is not None and most is not None and least > most:
+        raise UsageError("the option 'minRowsPerTrigger' is more than 'maxRowsPerTrigger'")
+    return least
+
+
+def duration_ms(where: str, text: str) -> int:
+    """A time span such as ``200 milliseconds``, ``30s`` or ``1 hour``.
+
+    Raises:
+        UsageError: it is none.
+    """
+    matched = _DURATION.fullmatch(text.strip().lower())
+    if matched is None:
+        raise UsageError(f"{where} '{text}' is not a duration; write for example '1 second' or '200 milliseconds'")
+    unit = matched.group(2)
+    return int(matched.group(1)) * (
+        1 if unit.startswith(("ms", "mil")) else {"s": 1000, "m": 60_000, "h": 3_600_000}[unit[0]]
+    )
 
 
 def _seconds(values: dict[str, str], name: str, default_s: float) -> float:

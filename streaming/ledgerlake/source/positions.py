@@ -115,6 +115,22 @@ def describe(cluster: Cluster, topic_partition: str, position: Position) -> Part
     return PartitionOffset(position) if entry is None else _stamped(entry)
 
 
+def count_messages(
+    cluster: Cluster, topic_partition: str, start: PartitionOffset, end: PartitionOffset, most: int
+) -> int:
+    """How many messages lie between two offsets, by the broker's index; where there is none they are read, up to ``most``."""
+    if end.index is not None and start.index is not None:
+        return max(end.index - start.index, 0)
+    reader = EntryReader(cluster, topic_partition, start.position)
+    count = 0
+    try:
+        while count < most and (entry := next_until(reader, end.position)) is not None:
+            count += message_count(entry.entry)
+    finally:
+        reader.close()
+    return count
+
+
 class Scout:
     """Finds where a limited batch ends, by reading ahead of it; needs no admin address and no guess at sizes.
 

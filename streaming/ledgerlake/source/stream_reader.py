@@ -6,6 +6,7 @@ Rules kept here:
   - With ``Trigger.AvailableNow`` the end is fixed once, and the limits still hold. A stream with an end never reads past it.
   - Where nothing new has come, a batch is planned all the same for a topic partition that asked to be woken (``wakes``).
     While entries come, their broker times say what time it is; where the broker says none, the clock is ours then too.
+  - A batch of fewer messages than asked for may be held back (``patience``), but never one with something due.
   - A position that did not move keeps the very JSON it had, since Spark takes a changed offset for new data.
 """
 
@@ -32,8 +33,9 @@ from ledgerlake.errors import TopicNotFoundError
 from ledgerlake.source.batch_reader import RangePartition
 from ledgerlake.source.bounds import Ending, resolve_start
 from ledgerlake.source.offsets import Offset, PartitionOffset, from_json, to_json
+from ledgerlake.source.patience import Patience
 from ledgerlake.source.planning import ranges, share, split
-from ledgerlake.source.positions import Scout, Tail
+from ledgerlake.source.positions import Scout, Tail, count_messages
 from ledgerlake.source.views import read_view
 from ledgerlake.source.wakes import load_wakes
 from ledgerlake.wire.message_id import BEFORE_ALL
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ledgerlake.source.options import SourceOptions
+    from ledgerlake.wire.message_id import Position
 
 # How often topics and partitions are looked for.
 _LOOK_S = 2.0
@@ -123,6 +126,8 @@ class _Planner:
         self._looked_s = float("-inf")
         self._fixed_end: Offset | None = None
         self._fixed_clock_ms: int | None = None
+        self._patience = Patience(options.min_rows, options.max_trigger_delay_ms) if options.min_rows else None
+        self._counted: dict[str, tuple[Position, Position, int]] = {}
         self._warned = False
         self._look_for_topics()
 
@@ -201,6 +206,8 @@ class _Planner:
         start = self._forget_deleted(start, ends, wakes_ms)
         nothing = PartitionOffset(BEFORE_ALL)
         moved = [name for name in ends if ends[name].is_beyond(start.get(name, nothing))]
+        if moved and self._waits_for_more(start, {name: ends[name] for name in moved}, woken):
+            return start
         rows, size = share(self._options.max_rows, len(moved)), share(self._options.max_bytes, len(moved))
         result = dict(start)
         for name in moved:
@@ -214,6 +221,23 @@ class _Planner:
             if name not in moved or result[name].index is None or ends_here:
                 result[name] = replace(result[name], clock_ms=clock_ms)
         return result
+
+    def _waits_for_more(self, start: Offset, ends: Offset, woken: list[str]) -> bool:
+        """Whether a batch is held back; what is due never waits, nor does a run that ends with what is there now."""
+        due = woken and self._options.wakes != "always"
+        if self._patience is None or self._fixed_end is not None or due:
+            return False
+        return self._patience.holds(sum(self._count(name, start, end) for name, end in ends.items()), _clock_ms())
+
+    def _count(self, name: str, start: Offset, end: PartitionOffset) -> int:
+        """How many messages of a topic partition there are to read; not fewer than asked for where there are more."""
+        assert self._patience is not None
+        begin = start.get(name, PartitionOffset(BEFORE_ALL))
+        known = self._counted.get(name)
+        if known is None or known[:2] != (begin.position, end.position):
+            count = count_messages(self._cluster, name, begin, end, self._patience.min_rows)
+            known = self._counted[name] = (begin.position, end.position, count)
+        return known[2]
 
     def _wakes_ms(self, start: Offset) -> dict[str, int]:
         """When topic partitions want a batch although nothing new has come."""
