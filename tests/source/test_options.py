@@ -44,7 +44,7 @@ def test_an_unknown_option_names_the_nearest() -> None:
         ({"service.url": "http://x"}, "write pulsar://host:6650"),
         ({"topics": "a"}, "exactly one of the options 'topic', 'topics' and 'topicsPattern'"),
         ({"topic": "a,b"}, "use 'topics' for several"),
-        ({"view": "rows"}, "it is messages or entries"),
+        ({"view": "rows"}, "it is messages, entries or compat"),
         ({"maxRowsPerTrigger": "0"}, "a number above 0"),
         ({"maxBytesPerTrigger": "1k"}, "a number above 0"),
         ({"requireBrokerMetadata": "yes"}, "true or false"),

@@ -70,6 +70,12 @@ def topics_of_namespace(namespace: str, is_persistent: bool, request_id: int) ->
     return encode(pb.BaseCommand(type=_Type.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace=body))
 
 
+def get_schema(topic: str, version: bytes | None, request_id: int) -> bytes:
+    """GET_SCHEMA of one version of a topic's schema; of the newest where none is given."""
+    body = pb.CommandGetSchema(request_id=request_id, topic=topic, schema_version=version)
+    return encode(pb.BaseCommand(type=_Type.GET_SCHEMA, get_schema=body))
+
+
 def auth_response(client_version: str, auth_method: str, auth_data: bytes | None) -> bytes:
     """The answer to AUTH_CHALLENGE: credentials that are valid now."""
     body = pb.CommandAuthResponse(

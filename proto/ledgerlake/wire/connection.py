@@ -97,6 +97,7 @@ _ACCEPTED: dict[tuple[Role, State], frozenset[int]] = {
             _T.REACHED_END_OF_TOPIC,
             _T.GET_LAST_MESSAGE_ID_RESPONSE,
             _T.GET_TOPICS_OF_NAMESPACE_RESPONSE,
+            _T.GET_SCHEMA_RESPONSE,
             _T.AUTH_CHALLENGE,
             _T.ACK_RESPONSE,
         }
@@ -118,6 +119,7 @@ _ACCEPTED: dict[tuple[Role, State], frozenset[int]] = {
             _T.LOOKUP,
             _T.GET_LAST_MESSAGE_ID,
             _T.GET_TOPICS_OF_NAMESPACE,
+            _T.GET_SCHEMA,
             _T.AUTH_RESPONSE,
         }
     ),

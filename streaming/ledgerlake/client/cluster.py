@@ -7,6 +7,7 @@ A lookup is never cached: after an unload or a restart the answer changes.
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 
 from ledgerlake.client.auth import NOBODY, Authentication
@@ -14,23 +15,30 @@ from ledgerlake.client.backoff import patiently
 from ledgerlake.client.session import Session
 from ledgerlake.client.topics import TopicSelection, full_name, partition_name
 from ledgerlake.client.transport import DEFAULT_TLS, TlsSettings, parse_service_url
-from ledgerlake.errors import ProtocolError, TransportError
+from ledgerlake.errors import ProtocolError, TopicNotFoundError, TransportError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands, limits
 from ledgerlake.wire.lookup import AskAgain, Owner, refused, step
+from ledgerlake.wire.value_schema import ValueSchema, from_wire
+
+# Between two looks for topics that do not exist yet.
+_LOOK_FOR_TOPICS_S = 1.0
 
 
 @dataclass(frozen=True)
 class ClientSettings:
     """How to reach a cluster, and what its readers see of a topic; travels with a pickled reader to Spark's workers.
 
-    ``service_url`` may name several brokers. ``read_compacted``: of what was compacted, only the latest message of each key.
+    ``service_url`` may name several brokers. ``poll_timeout_s``: how long a broker may keep back entries that it says it has.
+    ``waits_for_topics``: topics that do not exist yet are waited for. ``read_compacted``: of what was compacted, only the latest message of each key.
     """
 
     service_url: str
     connect_timeout_s: float = 10.0
     request_timeout_s: float = 30.0
     give_up_after_s: float = 120.0
+    poll_timeout_s: float = 120.0
+    waits_for_topics: bool = False
     read_compacted: bool = False
     authentication: Authentication = NOBODY
     tls: TlsSettings = DEFAULT_TLS
@@ -72,11 +80,16 @@ class Cluster:
         """
         if selection.pattern is not None:
             return patiently(lambda: self._matching(selection), self.settings.give_up_after_s)
-        return [
-            name
-            for topic in selection.names
-            for name in patiently(lambda one=topic: self.topic_partitions(one), self.settings.give_up_after_s)  # type: ignore[misc]
-        ]
+        return [name for topic in selection.names for name in self._partitions_once_there(topic)]
+
+    def _partitions_once_there(self, topic: str) -> list[str]:
+        while True:
+            try:
+                return patiently(lambda: self.topic_partitions(topic), self.settings.give_up_after_s)
+            except TopicNotFoundError:
+                if not self.settings.waits_for_topics:
+                    raise
+            time.sleep(_LOOK_FOR_TOPICS_S)
 
     def _matching(self, selection: TopicSelection) -> list[str]:
         answer = self._session(self.settings.service_url).request(
@@ -85,6 +98,23 @@ class Cluster:
             lambda request_id: commands.topics_of_namespace(selection.namespace, selection.is_persistent, request_id),
         )
         return sorted(name for name in set(answer.topics) if selection.matches(name))
+
+    def schema(self, topic: str, version: bytes | None = None) -> ValueSchema | None:
+        """One version of a topic's schema, the newest by default; None where there is none.
+
+        Raises:
+            BrokerError, TransportError, ProtocolError: see ``Session.request``.
+        """
+        answer = self._session(self.settings.service_url).request(
+            pb.CommandGetSchemaResponse,
+            f"tell the schema of {topic}",
+            lambda request_id: commands.get_schema(topic, version, request_id),
+        )
+        if answer.HasField("error_code"):
+            if answer.error_code == pb.TopicNotFound:
+                return None
+            raise refused(f"tell the schema of {topic}", answer.error_code, answer.error_message)
+        return from_wire(answer.schema)
 
     def session_for(self, topic_partition: str) -> Session:
         """A session with the broker that serves a topic partition, by a fresh lookup."""

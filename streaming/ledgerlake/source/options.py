@@ -4,7 +4,10 @@
 |---|---|---|
 | ``service.url`` | ``pulsar://host:6650``, ``pulsar+ssl://host:6651``; several hosts with commas | required |
 | ``topic``, ``topics`` or ``topicsPattern`` | one topic, several with commas, or a regular expression behind ``tenant/namespace/``; topics and partitions that come later are read from their beginning | required |
-| ``view`` | ``messages``, ``entries``, or ``bundles`` (the pipeline's own) | ``messages`` |
+| ``view`` | ``messages``, ``entries``, ``compat`` for the columns of the JVM connectors, or ``bundles`` (the pipeline's own) | ``messages`` |
+| ``schema`` | ``bytes``, or ``auto``: ``value`` by the newest schema of the topic (see ``decode.values``), and what does not fit it a reject with its bytes in ``value_bytes`` | ``bytes``; of ``compat`` ``auto`` |
+| ``includeValueBytes`` | with ``schema = auto``, every message's bytes in ``value_bytes`` | ``false`` |
+| ``allowDifferentTopicSchemas`` | topics whose schemas differ are read all the same, with values as bytes | ``false`` |
 | ``startingOffsets`` | ``earliest``, ``latest``, a message id (its message is the first read), ``after ID``, an ISO time with a zone, ``index N``, or JSON topic or topic partition -> these; or an offset as a checkpoint holds it | stream ``latest``, batch ``earliest`` |
 | ``startingTime`` | in place of it: the first entry that the broker stored at a time or later; ISO with a zone, or milliseconds since 1970, or JSON topic or topic partition -> these | none |
 | ``startingIndex`` | in place of it: the message with that number of the broker's, from 0; or JSON topic or topic partition -> these | none |
@@ -29,6 +32,8 @@
 | ``pulsar.client.tlsHostnameVerificationEnable`` | check that a certificate is for the host | ``true`` |
 | ``pulsar.client.tlsAllowInsecureConnection`` | accept any certificate | ``false`` |
 | ``pulsar.client.listenerName`` | which of a broker's advertised addresses to use | the internal one |
+| ``pollTimeoutMs`` | how long a broker may keep back entries that it says it has | 120000 |
+| ``waitingForNonExistedTopic`` | wait for topics that do not exist yet | ``false`` |
 | ``pulsar.client.operationTimeoutMs`` | how long to wait for an answer | 30000 |
 | ``pulsar.client.connectionTimeoutMs`` | how long to wait for a connection | 10000 |
 | ``retryTimeoutMs`` | how long a broken connection is tried again | 120000 |
@@ -36,6 +41,7 @@
 | ``cryptoKeyReader`` | in place of it, ``package.module:name`` of a function from the key's name and metadata to its PEM | none |
 | ``cryptoFailureAction`` | what no key opens: ``reject``, ``fail``, or ``pass`` for a message of its bytes as they are | ``reject`` |
 | ``maxUncompressedBytes`` | an entry that expands to more is a reject | 134217728 |
+| what else the JVM connectors have | see ``compat_options`` | |
 | ``wakes`` | the pipeline's own: a file (see ``wakes``), or ``always`` for a micro-batch every second | none |
 """
 
@@ -55,15 +61,17 @@ from ledgerlake.decode.codecs import DEFAULT_MAX_UNCOMPRESSED_BYTES
 from ledgerlake.decode.crypto import CryptoSettings, FailureAction
 from ledgerlake.errors import UsageError
 from ledgerlake.plugins import check_path
+from ledgerlake.source.compat_options import translated
 from ledgerlake.source.offsets import PartitionOffset, from_json
 from ledgerlake.source.patience import DEFAULT_MAX_DELAY_MS
 from ledgerlake.source.read_settings import ReadSettings
 from ledgerlake.wire.message_id import AnyMessageId, parse_message_id
+from ledgerlake.wire.value_schema import ValueSchema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-View = Literal["messages", "entries", "bundles"]
+View = Literal["messages", "entries", "compat", "bundles"]
 
 
 @dataclass(frozen=True)
@@ -100,13 +108,16 @@ _Bounds = tuple[Bound | None, tuple[tuple[str, Bound], ...]]
 
 _DURATION = re.compile(r"(\d+)\s*(milliseconds?|ms|seconds?|s|minutes?|min|m|hours?|h)")
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}")
-_VIEWS = ("messages", "entries", "bundles")
+_VIEWS = ("messages", "entries", "compat", "bundles")
 _NAMES = (
     "service.url",
     "topic",
     "topics",
     "topicsPattern",
     "view",
+    "schema",
+    "includeValueBytes",
+    "allowDifferentTopicSchemas",
     "startingOffsets",
     "startingTime",
     "startingIndex",
@@ -135,6 +146,8 @@ _NAMES = (
     "pulsar.client.operationTimeoutMs",
     "pulsar.client.connectionTimeoutMs",
     "retryTimeoutMs",
+    "pollTimeoutMs",
+    "waitingForNonExistedTopic",
     "cryptoKeyFolder",
     "cryptoKeyReader",
     "cryptoFailureAction",
@@ -154,11 +167,18 @@ class Decoding(TypedDict):
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """Checked options. ``starting`` and ``ending`` may differ by topic partition (``*_by_topic``)."""
+    """Checked options. ``starting`` and ``ending`` may differ by topic partition (``*_by_topic``).
+
+    ``value_schema``: what values are read by, of a typed read, once that is known.
+    """
 
     client: ReadSettings
     topics: TopicSelection
     view: View = "messages"
+    is_typed: bool = False
+    value_schema: ValueSchema | None = None
+    includes_value_bytes: bool = False
+    allows_different_schemas: bool = False
     starting: Bound | None = None
     starting_by_topic: tuple[tuple[str, Bound], ...] = ()
     ending: Bound | None = None
@@ -202,10 +222,13 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     known = {name.lower(): name for name in _NAMES}
     values: dict[str, str] = {}
     for name, value in given.items():
-        if name.lower() in known:
-            values[known[name.lower()]] = value
-        elif name.lower() not in _SPARKS_OWN:
+        option = translated(name, value)
+        if option is None or name.lower() in _SPARKS_OWN:
+            continue
+        ours = known.get(option[0].lower())
+        if ours is None:
             raise UsageError(f"the source has no option '{name}'{nearest(name, _NAMES)}")
+        values[ours] = option[1]
     if values.get("startingTime") and values.get("startingOffsets"):
         raise UsageError("the options 'startingTime' and 'startingOffsets' exclude each other")
     starting, starting_by_topic = _bounds(values, "starting")
@@ -217,6 +240,9 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         client=client,
         topics=topics,
         view=_view(values.get("view", "messages")),
+        is_typed=_is_typed(values),
+        includes_value_bytes=_flag(values, "includeValueBytes"),
+        allows_different_schemas=_flag(values, "allowDifferentTopicSchemas"),
         starting=starting,
         starting_by_topic=starting_by_topic,
         ending=ending,
@@ -337,6 +363,8 @@ def _client(values: dict[str, str]) -> ReadSettings:
         ),
         tls=_tls(values),
         listener_name=values.get("pulsar.client.listenerName") or None,
+        poll_timeout_s=_seconds(values, "pollTimeoutMs", defaults.poll_timeout_s),
+        waits_for_topics=_flag(values, "waitingForNonExistedTopic"),
         read_compacted=_flag(values, "readCompacted"),
         converter=_function(values, "payloadToMessageIdConverter"),
         crypto=_crypto(values),
@@ -372,8 +400,18 @@ def _topics(values: dict[str, str]) -> TopicSelection:
 
 def _view(text: str) -> View:
     if text.lower() not in _VIEWS:
-        raise UsageError(f"the option 'view' cannot be '{text}'; it is messages or entries")
+        raise UsageError(f"the option 'view' cannot be '{text}'; it is messages, entries or compat")
     return cast("View", text.lower())
+
+
+def _is_typed(values: dict[str, str]) -> bool:
+    view = _view(values.get("view", "messages"))
+    text = values.get("schema", "auto" if view == "compat" else "bytes").strip().lower()
+    if text not in ("bytes", "auto"):
+        raise UsageError(f"the option 'schema' cannot be '{text}'; it is bytes or auto")
+    if text == "auto" and view not in ("messages", "compat"):
+        raise UsageError("the option 'schema' is for view = messages and view = compat")
+    return text == "auto"
 
 
 def _bounds(values: dict[str, str], edge: Literal["starting", "ending"]) -> _Bounds:

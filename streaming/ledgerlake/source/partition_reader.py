@@ -16,13 +16,16 @@ from ledgerlake.client.cluster import shared_cluster
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode import schema
+from ledgerlake.decode.compat import as_compat
 from ledgerlake.decode.entries import entry_rows
 from ledgerlake.decode.messages import WHOLE, BatchPart, TopicPartition, decode_bundle, rejects_as_view
 from ledgerlake.decode.rejects import RejectedEntry, read_reject, reject_frame, reject_rows, rejected_row
 from ledgerlake.decode.split import ENTRIES, REJECT, split_bundle
+from ledgerlake.decode.typed import type_values
 from ledgerlake.errors import SetupError
 from ledgerlake.source.gathering import gather
 from ledgerlake.source.positions import next_until
+from ledgerlake.source.value_schemas import schemas_of
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -110,10 +113,27 @@ def _is_near(reader: EntryReader, taken: EntryReceived | None, position: Positio
 
 
 def read_messages(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
-    """The range as rows of ``schema.VIEW``; a bad entry is a row with its bytes in ``value`` and a ``reject_reason``."""
+    """The range as rows of ``schema.VIEW``; a bad entry is a row with its bytes in ``value`` and a ``reject_reason``.
+
+    With a schema for the values, see ``decode.typed``.
+    """
     source = TopicPartition(*split_partition(span.topic_partition))
+    of_version = schemas_of(options.client, source.topic)
     for piece in read_pieces(options, span):
-        yield from piece_as_view(piece, source, options)
+        for rows in piece_as_view(piece, source, options):
+            if options.value_schema is None:
+                yield rows
+            else:
+                yield type_values(rows, options.value_schema, of_version, keep_bytes=options.includes_value_bytes)
+
+
+def read_compat(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
+    """The range in the columns of the JVM connectors.
+
+    Raises:
+        CorruptEntryError: something in it is no message.
+    """
+    yield from map(as_compat, read_messages(options, span))
 
 
 def piece_as_view(piece: Piece, source: TopicPartition, options: SourceOptions) -> Iterator[pa.RecordBatch]:

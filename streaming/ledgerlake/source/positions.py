@@ -24,7 +24,6 @@ _POLL_MOST_S = 1.0
 # How long to wait for an entry before asking whether there is one.
 _IDLE_FIRST_S = 0.2
 _IDLE_MOST_S = 2.0
-_STUCK_AFTER_S = 60.0
 
 
 def next_until(reader: EntryReader, end: Position) -> EntryReceived | None:
@@ -45,7 +44,7 @@ def next_until(reader: EntryReader, end: Position) -> EntryReceived | None:
         if last is None or last <= reader.after:
             return None
         waited_s += pause_s
-        if waited_s > _STUCK_AFTER_S:
+        if waited_s > reader.cluster.settings.poll_timeout_s:
             raise DeadlineError(
                 f"the broker holds entries of {reader.topic_partition} up to {last} and sends none; check its log"
             )

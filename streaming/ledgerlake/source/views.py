@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ledgerlake.source.partition_reader import read_bundles, read_entries, read_messages
+from ledgerlake.source.partition_reader import read_bundles, read_compat, read_entries, read_messages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ledgerlake.source.options import SourceOptions
     from ledgerlake.source.planning import EntryRange
 
-_READERS = {"messages": read_messages, "entries": read_entries, "bundles": read_bundles}
+_READERS = {"messages": read_messages, "entries": read_entries, "compat": read_compat, "bundles": read_bundles}
 
 
 def read_view(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from ledgerlake.decode import schema
+from ledgerlake.decode.compat import as_compat, compat_columns
 from ledgerlake.decode.messages import TopicPartition, decode_entries, rejects_as_view
 
 if TYPE_CHECKING:
@@ -31,6 +32,16 @@ def decode_messages(entries: DataFrame) -> DataFrame:
             ``entry_id`` and ``entry`` are used.
     """
     return entries.select(*_COLUMNS).mapInArrow(_decode_batches, from_arrow_schema(schema.VIEW))
+
+
+def compat(messages: DataFrame) -> DataFrame:
+    """Messages in the columns of the JVM connectors, see ``compat``.
+
+    Args:
+        messages: rows of the table ``messages``, of ``ledgerlake.query.messages`` or of the bare source, typed or not.
+    """
+    columns = compat_columns(to_arrow_schema(messages.schema, timezone="UTC"))
+    return messages.mapInArrow(lambda batches: map(as_compat, batches), from_arrow_schema(columns))
 
 
 def _decode_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

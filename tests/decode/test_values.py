@@ -1,0 +1,373 @@
+"""Values by their schemas: every kind, evolution, and what does not fit."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import struct
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from google.protobuf import descriptor_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledgerlake.decode import records
+from ledgerlake.decode.values import Encoded, column_type, decoder
+from ledgerlake.errors import SetupError
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire.value_schema import ValueSchema
+
+T = pb.Schema
+UTC = timezone.utc
+
+
+def read(
+    schema: ValueSchema, payloads: list[bytes | None], writer: ValueSchema | None = None, keys: list[Any] | None = None
+) -> tuple[list[Any], dict[int, str]]:
+    encoded = Encoded(pa.array(payloads, pa.binary()), None if keys is None else pa.array(keys, pa.binary()))
+    found = decoder(writer or schema, schema)(encoded)
+    assert found.values.type == column_type(schema)
+    assert len(found.values) == len(payloads)
+    return found.values.to_pylist(), found.bad
+
+
+def avro(*fields: dict[str, Any], name: str = "R") -> ValueSchema:
+    return ValueSchema(T.Avro, json.dumps({"type": "record", "name": name, "fields": list(fields)}).encode())
+
+
+def as_json(schema: ValueSchema) -> ValueSchema:
+    return ValueSchema(T.Json, schema.definition)
+
+
+def written(schema: ValueSchema, value: Any) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(json.loads(schema.definition)), value)
+    return out.getvalue()
+
+
+def one(name: str, kind: Any, **more: Any) -> dict[str, Any]:
+    return {"name": name, "type": kind, **more}
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "value"),
+    [
+        (T.String, "grüße".encode(), "grüße"),
+        (T.String, b"", ""),
+        (T.Bool, b"\1", True),
+        (T.Bool, b"\0", False),
+        (T.Int8, b"\xff", -1),
+        (T.Int16, struct.pack(">h", -300), -300),
+        (T.Int32, struct.pack(">i", 2**31 - 1), 2**31 - 1),
+        (T.Int64, struct.pack(">q", -(2**63)), -(2**63)),
+        (T.Float, struct.pack(">f", 1.5), 1.5),
+        (T.Double, struct.pack(">d", -0.1), -0.1),
+        (T.Date, struct.pack(">q", 86_400_000), datetime(1970, 1, 2, tzinfo=UTC)),
+        (T.Time, struct.pack(">q", 1), datetime(1970, 1, 1, microsecond=1000, tzinfo=UTC)),
+        (T.Timestamp, struct.pack(">q", -1), datetime(1969, 12, 31, 23, 59, 59, 999000, tzinfo=UTC)),
+        (T.Instant, struct.pack(">qi", 1, 5000), datetime(1970, 1, 1, 0, 0, 1, 5, tzinfo=UTC)),
+        (T.LocalDate, struct.pack(">q", -1), date(1969, 12, 31)),
+        (T.LocalTime, struct.pack(">q", 123_456_789), 123_456_789),
+        (T.LocalDateTime, struct.pack(">qq", 1, 60 * 10**9), datetime(1970, 1, 2, 0, 1)),
+        (T.NoSchema, b"\xff\0", b"\xff\0"),
+        (T.Protobuf, b"\x08\x01", b"\x08\x01"),
+    ],
+)
+def test_every_primitive_is_read_and_null_stays_null(kind: int, payload: bytes, value: Any) -> None:
+    assert read(ValueSchema(kind), [payload, None, payload]) == ([value, None, value], {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [
+        (T.String, b"\xff"),
+        (T.Bool, b""),
+        (T.Int8, b"\0\0"),
+        (T.Int64, b"\0" * 7),
+        (T.Double, b""),
+        (T.Timestamp, struct.pack(">q", 2**62)),
+        (T.Instant, struct.pack(">qi", 2**62, 0)),
+        (T.LocalDate, struct.pack(">q", 2**40)),
+        (T.LocalDateTime, struct.pack(">qq", -(2**62), 0)),
+    ],
+)
+def test_a_bad_primitive_spoils_nothing_beside_it(kind: int, payload: bytes) -> None:
+    good = {T.String: b"x", T.Bool: b"\1", T.Int8: b"\1", T.Instant: b"\0" * 12, T.LocalDateTime: b"\0" * 16}
+    values, bad = read(ValueSchema(kind), [good.get(kind, b"\0" * 8), payload, None])
+    assert list(bad) == [1]
+    assert values[0] is not None
+    assert values[1:] == [None, None]
+
+
+def test_avro_records_with_every_type_become_structs() -> None:
+    schema = avro(
+        one("i", "int"),
+        one("l", "long"),
+        one("f", "float"),
+        one("d", "double"),
+        one("b", "boolean"),
+        one("s", ["null", "string"], default=None),
+        one("raw", "bytes"),
+        one("color", {"type": "enum", "name": "Color", "symbols": ["RED", "BLUE"]}),
+        one("list", {"type": "array", "items": {"type": "record", "name": "Inner", "fields": [one("x", "int")]}}),
+        one("again", "Inner"),
+        one("map", {"type": "map", "values": "long"}),
+        one("at", {"type": "long", "logicalType": "timestamp-millis"}),
+        one("at_us", {"type": "long", "logicalType": "timestamp-micros"}),
+        one("local", {"type": "long", "logicalType": "local-timestamp-millis"}),
+        one("day", {"type": "int", "logicalType": "date"}),
+        one("price", {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}),
+        one("id", {"type": "string", "logicalType": "uuid"}),
+        one("wide", ["int", "long"]),
+        one("mac", {"type": "fixed", "name": "Mac", "size": 2}),
+    )
+    value = {
+        "i": 1, "l": 2**40, "f": 0.5, "d": 0.25, "b": True, "s": None, "raw": b"\xff", "color": "BLUE",
+        "list": [{"x": 1}, {"x": 2}], "again": {"x": 3}, "map": {"a": 1},
+        "at": datetime(2026, 5, 1, 9, tzinfo=UTC), "at_us": datetime(2026, 5, 1, 9, 0, 0, 7, tzinfo=UTC),
+        "local": datetime(2026, 5, 1, 9), "day": date(2026, 5, 1), "price": Decimal("12.34"),
+        "id": "5f3b", "wide": 2**40, "mac": b"ab",
+    }  # fmt: skip
+    payload = written(ValueSchema(T.Avro, schema.definition.replace(b'"uuid"', b'"none"')), value)
+    values, bad = read(schema, [payload, None])
+    assert bad == {}
+    assert values == [{**value, "map": [("a", 1)]}, None]
+
+
+def test_avro_evolves_by_its_own_rules() -> None:
+    old = avro(one("a", "int"), one("gone", "string"))
+    new = avro(one("a", "long"), one("added", "string", default="none"), one("maybe", ["null", "int"], default=None))
+    assert read(new, [written(old, {"a": 1, "gone": "x"})], old) == ([{"a": 1, "added": "none", "maybe": None}], {})
+    assert read(old, [written(old, {"a": 1, "gone": "x"})]) == ([{"a": 1, "gone": "x"}], {})
+
+
+def test_an_avro_value_ends_where_its_bytes_end() -> None:
+    schema = avro(one("a", "string"), one("b", "int"))
+    good = written(schema, {"a": "hello", "b": 1})
+    values, bad = read(schema, [good, good[:-1], good + b"\0", b"", b"\x80" * 20, b"\x09xx", good])
+    assert sorted(bad) == [1, 2, 3, 4, 5]
+    assert [row for row, value in enumerate(values) if value is not None] == [0, 6]
+
+
+@pytest.mark.parametrize(
+    ("definition", "why"),
+    [
+        (b"{", "not JSON"),
+        (b'{"type": "object"}', "'object'"),
+        (b'["int", "string"]', "union of 2 types"),
+        (b'{"type":"record","name":"N","fields":[{"name":"n","type":["null","N"]}]}', "holds itself"),
+        (b'{"type":"array","items":{"type":"record","name":"E","fields":[]}}', "without bytes"),
+        (b'{"type":"array","items":{"type":"fixed","name":"F","size":0}}', "without bytes"),
+        (b'{"type":"array","items":"null"}', "'null'"),
+        (b'{"type":' * 60 + b'"int"' + b"}" * 60, "too deeply"),
+    ],
+)
+def test_what_no_column_can_hold_is_refused_with_the_reason(definition: bytes, why: str) -> None:
+    with pytest.raises(SetupError, match=why):
+        column_type(ValueSchema(T.Avro, definition))
+
+
+JSON = as_json(
+    avro(
+        one("a", "int"),
+        one("s", ["null", "string"]),
+        one("d", "double"),
+        one("l", {"type": "array", "items": "long"}),
+        one("in", {"type": "record", "name": "I", "fields": [one("b", "boolean")]}),
+    )
+)
+
+
+def test_json_is_read_by_name_however_it_is_laid_out() -> None:
+    values, bad = read(
+        JSON,
+        [b'{"a":1,"s":"x","d":2,"l":[1,2],"in":{"b":true},"more":[{}]}', None, b'\n{\n "s": null }\n', b"{}", b"null"],
+    )
+    nothing = dict.fromkeys(("a", "s", "d", "l", "in"))
+    assert bad == {}
+    assert values == [
+        {"a": 1, "s": "x", "d": 2.0, "l": [1, 2], "in": {"b": True}},
+        None,
+        nothing,
+        nothing,
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"", b"x", b"[]", b"1", b'{"a":1.5}', b'{"a":"1"}', b'{"a":true}', b'{"a":99999999999}', b'{"a":1}{"a":2}',
+        b'{"a":1} x', b'{"l":1}', b'{"l":["x"]}', b'{"in":1}', b'{"d":"1"}', b'{"s":"\xff"}', b'{"s":"\\ud800"}',
+        b'{"s":"}', b'{"in":{"b":1}}', b"[" * 100_000, b'{"a":' + b"1" * 6000 + b"}",
+    ],
+)  # fmt: skip
+def test_bad_json_spoils_nothing_beside_it(payload: bytes) -> None:
+    values, bad = read(JSON, [b'{"a":1}', payload, b'{"a":2}'])
+    assert list(bad) == [1]
+    assert [None if value is None else value["a"] for value in values] == [1, None, 2]
+
+
+def test_values_cannot_borrow_from_each_other() -> None:
+    values, bad = read(JSON, [b'{"s":"}', b'{"}', b"{}{}"])
+    assert sorted(bad) == [0, 1, 2]
+    assert values == [None] * 3
+
+
+def test_times_maps_enums_and_bytes_in_json() -> None:
+    schema = as_json(
+        avro(
+            one("at", {"type": "long", "logicalType": "timestamp-millis"}),
+            one("m", {"type": "map", "values": "int"}),
+            one("e", {"type": "enum", "name": "E", "symbols": ["X"]}),
+            one("raw", "bytes"),
+        )
+    )
+    values, bad = read(schema, [b'{"at":1000,"m":{"k":1},"e":"X","raw":"/w=="}', b'{"at":"x"}', b'{"e":7}'])
+    assert list(bad) == [1]
+    assert values[0] == {"at": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), "m": [("k", 1)], "e": "X", "raw": "/w=="}
+    assert values[2]["e"] == "7"
+
+
+_SCALARS = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5)
+_VALUES = st.recursive(
+    _SCALARS, lambda part: st.lists(part, max_size=3) | st.dictionaries(st.sampled_from("asdlinb"), part)
+)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["a", "s", "d", "l", "in", "z"]), _VALUES) | _VALUES, max_size=6))
+def test_a_batch_of_json_reads_as_its_values_do_one_by_one(rows: list[Any]) -> None:
+    payloads = [json.dumps(row).encode() for row in rows]
+    together = read(JSON, list(payloads))
+    alone = [read(JSON, [b"[]", payload]) for payload in payloads]
+    assert repr(together[0]) == repr([values[1] for values, _ in alone])
+    assert set(together[1]) == {row for row, (_, bad) in enumerate(alone) if 1 in bad}
+
+
+def test_plain_json_takes_the_way_of_whole_batches() -> None:
+    physical = column_type(JSON)
+    assert records._parse_together(pa.array([b'{"a":1}', None, b'{"a":2}'], pa.binary()), physical) is not None
+    assert records._parse_together(pa.array([b'{"a":1}', b"{}{}"], pa.binary()), physical) is None
+
+
+def key_value(key: ValueSchema, value: ValueSchema, encoding: str, names: tuple[str, str]) -> ValueSchema:
+    definition = b"".join(struct.pack(">i", len(one.definition)) + one.definition for one in (key, value))
+    properties = {"key.schema.type": names[0], "value.schema.type": names[1], "kv.encoding.type": encoding}
+    return ValueSchema(T.KeyAndValue, definition, tuple(sorted(properties.items())))
+
+
+def test_key_and_value_in_one_payload() -> None:
+    value = avro(one("a", "int"))
+    schema = key_value(ValueSchema(T.String), value, "INLINE", ("STRING", "AVRO"))
+    encoded = written(value, {"a": 5})
+    both = struct.pack(">i", 1) + b"k" + struct.pack(">i", len(encoded)) + encoded
+    no_value = struct.pack(">i", 1) + b"k" + struct.pack(">i", -1)
+    values, bad = read(schema, [both, None, no_value, both[:-1], both + b"x", b"", struct.pack(">i", 2**31 - 1)])
+    assert values[:3] == [{"key": "k", "value": {"a": 5}}, None, {"key": "k", "value": None}]
+    assert sorted(bad) == [3, 4, 5, 6]
+
+
+def test_a_separate_key_is_the_messages_own() -> None:
+    schema = key_value(ValueSchema(T.Int32), ValueSchema(T.Bool), "SEPARATED", ("INT32", "BOOLEAN"))
+    values, bad = read(schema, [b"\1", b"\0", b"\1", b"xx"], keys=[b"\0\0\0\7", b"x", None, b"\0\0\0\7"])
+    assert values == [{"key": 7, "value": True}, None, {"key": None, "value": True}, None]
+    assert sorted(bad) == [1, 3]
+
+
+def test_a_damaged_key_value_schema_is_refused() -> None:
+    with pytest.raises(SetupError, match="two parts"):
+        column_type(ValueSchema(T.KeyAndValue, b"\0\0\0\5x"))
+    with pytest.raises(SetupError, match="unknown kind 'COLOR'"):
+        column_type(key_value(ValueSchema(T.String), ValueSchema(T.String), "INLINE", ("COLOR", "STRING")))
+
+
+def test_kinds_do_not_mix() -> None:
+    with pytest.raises(SetupError, match="kind Int32 is none of kind String"):
+        decoder(ValueSchema(T.Int32), ValueSchema(T.String))
+
+
+def test_whatever_was_written_can_be_read_as_bytes() -> None:
+    assert read(ValueSchema(), [b"\0\0\0\1", None], writer=ValueSchema(T.Int32)) == ([b"\0\0\0\1", None], {})
+
+
+def descriptors() -> descriptor_pb2.FileDescriptorSet:
+    """Two files, the one that is imported last, as no reader may rely on their order."""
+    shared = descriptor_pb2.FileDescriptorProto(name="shared.proto", package="shop", syntax="proto3")
+    item = shared.message_type.add(name="Item")
+    item.field.add(name="sku", number=1, type=9, label=1)
+    item.field.add(name="count", number=2, type=13, label=1)
+    main = descriptor_pb2.FileDescriptorProto(
+        name="order.proto", package="shop", syntax="proto3", dependency=["shared.proto"]
+    )
+    color = main.enum_type.add(name="Color")
+    color.value.add(name="RED", number=0)
+    color.value.add(name="BLUE", number=1)
+    order = main.message_type.add(name="Order")
+    order.field.add(name="id", number=1, type=4, label=1)
+    order.field.add(name="items", number=2, type=11, label=3, type_name=".shop.Item")
+    order.field.add(name="color", number=3, type=14, label=1, type_name=".shop.Color")
+    order.field.add(name="raw", number=4, type=12, label=1)
+    order.field.add(name="first", number=5, type=11, label=1, type_name=".shop.Item")
+    entry = order.nested_type.add(name="TagsEntry")
+    entry.options.map_entry = True
+    entry.field.add(name="key", number=1, type=5, label=1)
+    entry.field.add(name="value", number=2, type=9, label=1)
+    order.field.add(name="tags", number=6, type=11, label=3, type_name=".shop.Order.TagsEntry")
+    node = main.message_type.add(name="Node")
+    node.field.add(name="next", number=1, type=11, label=1, type_name=".shop.Node")
+    return descriptor_pb2.FileDescriptorSet(file=[main, shared])
+
+
+def protobuf(root: str) -> ValueSchema:
+    definition = {
+        "fileDescriptorSet": base64.b64encode(descriptors().SerializeToString()).decode(),
+        "rootMessageTypeName": root,
+        "rootFileDescriptorName": "order.proto",
+    }
+    return ValueSchema(T.ProtobufNative, json.dumps(definition).encode())
+
+
+def test_protobuf_is_read_by_its_descriptor() -> None:
+    item = b"\x0a\x01s\x10\x03"
+    payload = (
+        b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"
+        + b"\x12\x05"
+        + item
+        + b"\x18\x01\x22\x01\xff"
+        + b"\x32\x05\x08\x07\x12\x01t"
+    )
+    values, bad = read(protobuf("shop.Order"), [payload, b"", b"\x18\x09", b"\xff", None])
+    assert values[0] == {
+        "id": Decimal(2**64 - 1),
+        "items": [{"sku": "s", "count": 3}],
+        "color": "BLUE",
+        "raw": b"\xff",
+        "first": None,
+        "tags": [("7", "t")],
+    }
+    assert values[1]["color"] == "RED"
+    assert values[2]["color"] == "9"
+    assert list(bad) == [3]
+
+
+def test_a_protobuf_schema_that_is_damaged_or_endless_is_refused() -> None:
+    with pytest.raises(SetupError, match="descriptor is damaged"):
+        column_type(ValueSchema(T.ProtobufNative, b"{}"))
+    with pytest.raises(SetupError, match="descriptor is damaged"):
+        column_type(protobuf("shop.None"))
+    with pytest.raises(SetupError, match=r"shop\.Node of a schema holds itself"):
+        column_type(protobuf("shop.Node"))
+
+
+def test_a_long_time_is_not_cut() -> None:
+    schema = avro(one("at", {"type": "long", "logicalType": "timestamp-millis"}))
+    late = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=365_000 * 5)
+    values, bad = read(schema, [written(schema, {"at": late}), written(schema, {"at": 2**62})])
+    assert values[0] == {"at": late}
+    assert list(bad) == [1]

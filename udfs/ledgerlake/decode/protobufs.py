@@ -1,0 +1,139 @@
+"""Protobuf messages by the descriptor in their topic's schema (``PROTOBUF_NATIVE``).
+
+The definition is JSON: ``fileDescriptorSet`` in base64, and ``rootMessageTypeName``. Messages become structs, repeated fields
+arrays, maps maps with keys as text, enums the names of their values (of an unknown one its number), ``uint32`` a ``long`` and
+``uint64`` a ``decimal(20, 0)``. A field that can tell that it is absent is null then; others have their default, as Protobuf says.
+A message that holds itself has no column.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.descriptor import FieldDescriptor
+
+from ledgerlake.decode.values import DecodedValues, build, decode_rows
+from ledgerlake.errors import SetupError
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor
+    from google.protobuf.message import Message
+
+    from ledgerlake.decode.values import Decoder, Encoded
+    from ledgerlake.wire.value_schema import ValueSchema
+
+_CPP = FieldDescriptor
+_TYPES = {
+    _CPP.CPPTYPE_INT32: pa.int32(),
+    _CPP.CPPTYPE_INT64: pa.int64(),
+    _CPP.CPPTYPE_UINT32: pa.int64(),
+    _CPP.CPPTYPE_UINT64: pa.decimal128(20, 0),
+    _CPP.CPPTYPE_DOUBLE: pa.float64(),
+    _CPP.CPPTYPE_FLOAT: pa.float32(),
+    _CPP.CPPTYPE_BOOL: pa.bool_(),
+    _CPP.CPPTYPE_ENUM: pa.string(),
+}
+
+
+def message_type(schema: ValueSchema) -> pa.DataType:
+    """The struct of a schema's root message.
+
+    Raises:
+        SetupError: the schema is damaged, or its message has no column.
+    """
+    return _struct(_root(schema), ())
+
+
+def message_decoder(reader: ValueSchema) -> Decoder:
+    """What reads values as the root message of a schema, whichever version wrote them.
+
+    Raises:
+        SetupError: as ``message_type``.
+    """
+    target = message_type(reader)
+    kind = message_factory.GetMessageClass(_root(reader))
+
+    def decode(encoded: Encoded) -> DecodedValues:
+        rows, bad = decode_rows(encoded.payloads, lambda payload: _values(kind.FromString(payload)))
+        return DecodedValues(build(rows, target, target, bad), bad)
+
+    return decode
+
+
+def _root(schema: ValueSchema) -> Descriptor:
+    try:
+        definition = json.loads(schema.definition)
+        files = descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(definition["fileDescriptorSet"]))
+        pool = descriptor_pool.DescriptorPool()
+        _add_all(pool, {one.name: one for one in files.file})
+        return pool.FindMessageTypeByName(definition["rootMessageTypeName"])
+    except Exception as error:  # Protobuf's own errors have no common parent
+        raise SetupError(f"a schema's Protobuf descriptor is damaged: {error!r}") from None
+
+
+def _add_all(pool: descriptor_pool.DescriptorPool, waiting: dict[str, descriptor_pb2.FileDescriptorProto]) -> None:
+    """Add files behind those that they import."""
+
+    def add(name: str) -> None:
+        one = waiting.pop(name, None)
+        if one is None:
+            return
+        for imported in one.dependency:
+            add(imported)
+        pool.Add(one)
+
+    for name in list(waiting):
+        add(name)
+
+
+def _struct(descriptor: Descriptor, inside: tuple[str, ...]) -> pa.DataType:
+    if descriptor.full_name in inside:
+        raise SetupError(
+            f"the message {descriptor.full_name} of a schema holds itself, which no column can; read it with schema = bytes"
+        )
+    return pa.struct([(one.name, _type(one, (*inside, descriptor.full_name))) for one in descriptor.fields])
+
+
+def _type(one: Any, inside: tuple[str, ...]) -> pa.DataType:
+    if _is_map(one):
+        return pa.map_(pa.string(), _type(one.message_type.fields_by_name["value"], inside))
+    return pa.list_(_single(one, inside)) if one.is_repeated else _single(one, inside)
+
+
+def _single(one: Any, inside: tuple[str, ...]) -> pa.DataType:
+    if one.cpp_type == _CPP.CPPTYPE_MESSAGE:
+        return _struct(one.message_type, inside)
+    if one.cpp_type == _CPP.CPPTYPE_STRING:
+        return pa.binary() if one.type == _CPP.TYPE_BYTES else pa.string()
+    return _TYPES[one.cpp_type]
+
+
+def _is_map(one: Any) -> bool:
+    return one.message_type is not None and bool(one.message_type.GetOptions().map_entry)
+
+
+def _values(message: Message) -> dict[str, Any]:
+    return {one.name: _value(message, one) for one in message.DESCRIPTOR.fields}
+
+
+def _value(message: Message, one: Any) -> Any:
+    if one.has_presence and not message.HasField(one.name):
+        return None
+    found = getattr(message, one.name)
+    if _is_map(one):
+        item = one.message_type.fields_by_name["value"]
+        return [(str(key), _plain(item, found[key])) for key in found]
+    return [_plain(one, part) for part in found] if one.is_repeated else _plain(one, found)
+
+
+def _plain(one: Any, value: Any) -> Any:
+    if one.cpp_type == _CPP.CPPTYPE_MESSAGE:
+        return _values(value)
+    if one.cpp_type == _CPP.CPPTYPE_ENUM:
+        named = one.enum_type.values_by_number.get(value)
+        return str(value) if named is None else named.name
+    return value

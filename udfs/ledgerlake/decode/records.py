@@ -1,0 +1,325 @@
+"""Records of Avro and JSON schemas, both of which the registry defines in Avro's language.
+
+| Avro | column |
+|---|---|
+| record; array; map | struct; array; map with ``string`` keys |
+| ``[null, T]`` | T, which may be null |
+| a union of int and long, of float and double | the wider one |
+| string, enum | ``string`` |
+| bytes, fixed | ``binary``; in JSON ``string``, since Java's clients write base64 there and others the text |
+| decimal of at most 38 digits | ``decimal`` (Avro only) |
+| date; timestamp-millis and -micros; local-timestamp-* | ``date``; ``timestamp``; ``timestamp_ntz`` |
+| other logical types | what they stand on |
+
+Other unions, and records inside themselves, have no column: such a topic is read with ``schema = bytes``.
+
+Rules kept here:
+  - An Avro value must end where its bytes end. What a damaged one claims of sizes costs no memory: items take bytes, so a
+    schema whose items take none is refused.
+  - JSON is parsed by Arrow a batch at a time. Where that finds anything odd, each value is looked at alone, by the same rules:
+    a number where a string belongs is its text, and nothing else is converted.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import fastavro
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from ledgerlake.decode.schema import TIMESTAMP
+from ledgerlake.decode.values import DecodedValues, build, decode_rows
+from ledgerlake.errors import SetupError
+from ledgerlake.pb import pulsar_pb2 as pb
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ledgerlake.decode.values import Decoder, Encoded
+    from ledgerlake.wire.value_schema import ValueSchema
+
+_PRIMITIVES: dict[str, pa.DataType] = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "bytes": pa.binary(),
+}
+
+# As they stand in the bytes; Spark's own have microseconds.
+_LOGICAL: dict[tuple[str, str], pa.DataType] = {
+    ("int", "date"): pa.date32(),
+    ("long", "timestamp-millis"): pa.timestamp("ms", tz="UTC"),
+    ("long", "timestamp-micros"): TIMESTAMP,
+    ("long", "local-timestamp-millis"): pa.timestamp("ms"),
+    ("long", "local-timestamp-micros"): pa.timestamp("us"),
+}
+
+_WIDER = [({"int", "long"}, "long"), ({"float", "double"}, "double")]
+_DECIMAL_DIGITS = 38
+_DEPTH_MOST = 50
+
+
+def record_type(schema: ValueSchema) -> pa.DataType:
+    """The column of an Avro or JSON schema.
+
+    Raises:
+        SetupError: it has none.
+    """
+    return _for_spark(_Types(schema).of(_parse(schema.definition)))
+
+
+def record_decoder(writer: ValueSchema, reader: ValueSchema) -> Decoder:
+    """What reads values of one version as those of another.
+
+    Raises:
+        SetupError: a version is damaged, or has no column.
+    """
+    physical = _Types(reader).of(_parse(reader.definition))
+    if reader.kind == pb.Schema.Json:
+        return partial(_decode_json, physical)
+    _Types(writer).of(_parse(writer.definition))
+    ours, theirs = _compiled(reader), _compiled(writer)
+    return partial(_decode_avro, physical, theirs, None if ours == theirs else ours)
+
+
+def _parse(definition: bytes) -> Any:
+    try:
+        return json.loads(definition)
+    except ValueError as error:
+        raise SetupError(f"a schema's definition is not JSON: {error}") from None
+
+
+def _compiled(schema: ValueSchema) -> Any:
+    try:
+        return fastavro.parse_schema(_plain(_parse(schema.definition)))
+    except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType, ValueError, KeyError) as error:
+        raise SetupError(f"a schema's definition is no Avro schema: {error}") from None
+
+
+def _plain(node: Any) -> Any:
+    """A schema whose logical types stay what they stand on, but for decimals that we have a column for."""
+    if isinstance(node, list):
+        return [_plain(one) for one in node]
+    if not isinstance(node, dict):
+        return node
+    kept = {name: value if name == "default" else _plain(value) for name, value in node.items()}
+    if "logicalType" in kept and not _is_decimal(node):
+        del kept["logicalType"]
+    return kept
+
+
+def _is_decimal(node: dict[str, Any]) -> bool:
+    digits, scale = node.get("precision"), node.get("scale", 0)
+    sizes = (
+        isinstance(digits, int) and isinstance(scale, int) and 0 < digits <= _DECIMAL_DIGITS and 0 <= scale <= digits
+    )
+    return node.get("logicalType") == "decimal" and sizes
+
+
+class _Types:
+    """Avro's types as Arrow's, in one schema with its names."""
+
+    def __init__(self, schema: ValueSchema) -> None:
+        self._is_json = schema.kind == pb.Schema.Json
+        self._named: dict[str, pa.DataType] = {}
+        self._open: list[str] = []
+
+    def of(self, node: Any, depth: int = 0) -> pa.DataType:
+        if depth > _DEPTH_MOST:
+            raise SetupError("a schema is nested too deeply; read it with schema = bytes")
+        if isinstance(node, list):
+            return self._union(node, depth + 1)
+        if isinstance(node, str):
+            return self._by_name(node)
+        kind = node.get("type") if isinstance(node, dict) else None
+        if isinstance(kind, (dict, list)):
+            return self.of(kind, depth + 1)
+        if kind in ("record", "error"):
+            return self._record(node, depth)
+        if kind == "array":
+            return pa.list_(self._item(node.get("items"), depth))
+        if kind == "map":
+            return pa.map_(pa.string(), self.of(node.get("values"), depth + 1))
+        if kind in ("enum", "fixed"):
+            return self._name(node, self._enum_or_fixed(node))
+        if _is_decimal(node) and kind == "bytes" and not self._is_json:
+            return pa.decimal128(node["precision"], node.get("scale", 0))
+        return _LOGICAL.get((str(kind), str(node.get("logicalType"))), self._by_name(str(kind)))
+
+    def _by_name(self, name: str) -> pa.DataType:
+        if name in _PRIMITIVES:
+            return pa.string() if name == "bytes" and self._is_json else _PRIMITIVES[name]
+        if name in self._open or name.rpartition(".")[2] in self._open:
+            raise SetupError(
+                f"the record {name} of a schema holds itself, which no column can; read it with schema = bytes"
+            )
+        found = self._named.get(name) or self._named.get(name.rpartition(".")[2])
+        if found is None:
+            raise SetupError(f"a schema has the type '{name}', which has no column; read it with schema = bytes")
+        return found
+
+    def _record(self, node: dict[str, Any], depth: int) -> pa.DataType:
+        self._open.append(str(node.get("name")))
+        fields = [(str(one["name"]), self.of(one["type"], depth + 1)) for one in node.get("fields", ())]
+        self._open.pop()
+        return self._name(node, pa.struct(fields))
+
+    def _name(self, node: dict[str, Any], arrow_type: pa.DataType) -> pa.DataType:
+        self._named[str(node.get("name"))] = arrow_type
+        return arrow_type
+
+    def _enum_or_fixed(self, node: dict[str, Any]) -> pa.DataType:
+        if node["type"] == "enum" or self._is_json:
+            return pa.string()
+        return pa.decimal128(node["precision"], node.get("scale", 0)) if _is_decimal(node) else pa.binary()
+
+    def _item(self, node: Any, depth: int) -> pa.DataType:
+        found = self.of(node, depth + 1)
+        if not self._is_json and _takes_no_bytes(node, found):
+            raise SetupError("a schema has an array of items without bytes; read it with schema = bytes")
+        return found
+
+    def _union(self, branches: list[Any], depth: int) -> pa.DataType:
+        others = [one for one in branches if one != "null"]
+        if len(others) == 1:
+            return self.of(others[0], depth)
+        for kinds, wider in _WIDER:
+            if all(isinstance(one, str) for one in others) and set(others) == kinds:
+                return _PRIMITIVES[wider]
+        raise SetupError(
+            f"a schema has a union of {len(others)} types, which no column can hold; read it with schema = bytes"
+        )
+
+
+def _takes_no_bytes(node: Any, arrow_type: pa.DataType) -> bool:
+    """Whether an item may be encoded as nothing: a record without fields, or one of such, or fixed bytes of which there are none."""
+    if isinstance(node, dict) and node.get("type") == "fixed":
+        return not node.get("size")
+    if pa.types.is_struct(arrow_type) and not isinstance(node, list):
+        return all(pa.types.is_struct(one.type) and not one.type.num_fields for one in arrow_type)
+    return False
+
+
+def _for_spark(arrow_type: pa.DataType) -> pa.DataType:
+    """The same with times in microseconds."""
+    if pa.types.is_struct(arrow_type):
+        return pa.struct([(one.name, _for_spark(one.type)) for one in arrow_type])
+    if pa.types.is_map(arrow_type):
+        return pa.map_(pa.string(), _for_spark(arrow_type.item_type))
+    if pa.types.is_list(arrow_type):
+        return pa.list_(_for_spark(arrow_type.value_type))
+    return pa.timestamp("us", arrow_type.tz) if pa.types.is_timestamp(arrow_type) else arrow_type
+
+
+def _decode_avro(physical: pa.DataType, writer: Any, reader: Any, encoded: Encoded) -> DecodedValues:
+    def read(payload: bytes) -> Any:
+        stream = io.BytesIO(payload)
+        value = fastavro.schemaless_reader(stream, writer, reader)
+        if stream.tell() != len(payload):
+            raise ValueError(f"{len(payload) - stream.tell()} bytes are left over")
+        return value
+
+    rows, bad = decode_rows(encoded.payloads, read)
+    return DecodedValues(build(rows, physical, _for_spark(physical), bad), bad)
+
+
+def _decode_json(physical: pa.DataType, encoded: Encoded) -> DecodedValues:
+    together = _parse_together(encoded.payloads, physical) if _is_simple(physical) else None
+    if together is not None:
+        return DecodedValues(together)
+    conform = _conformer(physical)
+    rows, bad = decode_rows(encoded.payloads, lambda payload: conform(json.loads(payload)))
+    return DecodedValues(build(rows, physical, _for_spark(physical), bad), bad)
+
+
+def _is_simple(arrow_type: pa.DataType) -> bool:
+    """Whether Arrow's JSON reader makes the same of it as we do."""
+    return pa.types.is_struct(arrow_type) and arrow_type.num_fields > 0 and all(map(_is_simple_part, arrow_type))
+
+
+def _is_simple_part(one: pa.Field) -> bool:
+    if pa.types.is_list(one.type):
+        return _is_simple_part(one.type.value_field)
+    return _is_simple(one.type) or one.type in (
+        pa.bool_(),
+        pa.int32(),
+        pa.int64(),
+        pa.float32(),
+        pa.float64(),
+        pa.string(),
+    )
+
+
+def _parse_together(payloads: pa.BinaryArray, physical: pa.DataType) -> pa.Array | None:
+    """All values by one call, or None where any of them is not plainly one object.
+
+    Between two lies a line break, which no JSON string may hold as it is, and each begins and ends as an object does: so as many
+    objects as values means one each.
+    """
+    present = payloads.drop_null()
+    if not len(present):
+        return None
+    try:
+        texts = pc.utf8_trim_whitespace(present.cast(pa.string()))
+        if not pc.all(pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))).as_py():
+            return None
+        data = pc.binary_join(pa.ListArray.from_arrays([0, len(texts)], texts), "\n")[0].as_buffer()
+        table = pj.read_json(
+            pa.BufferReader(data),
+            read_options=pj.ReadOptions(use_threads=False, block_size=data.size + 1),
+            parse_options=pj.ParseOptions(
+                explicit_schema=pa.schema(list(physical)),
+                newlines_in_values=True,
+                unexpected_field_behavior="ignore",
+            ),
+        )
+    except (pa.ArrowException, ValueError):
+        return None
+    if table.num_rows != len(texts):
+        return None
+    found = table.select([one.name for one in physical]).to_struct_array().combine_chunks()
+    if payloads.null_count == 0:
+        return found
+    valid = payloads.is_valid().to_numpy(False)
+    places = np.where(valid, np.cumsum(valid) - 1, 0)
+    return found.take(pa.array(places, mask=~valid))
+
+
+def _conformer(arrow_type: pa.DataType) -> Callable[[Any], Any]:
+    """What makes a parsed JSON value fit a column, or raises ValueError."""
+    if pa.types.is_struct(arrow_type):
+        parts = {one.name: _conformer(one.type) for one in arrow_type}
+        return _or_null(dict, lambda value: {name: part(value.get(name)) for name, part in parts.items()})
+    if pa.types.is_map(arrow_type):
+        item = _conformer(arrow_type.item_type)
+        return _or_null(dict, lambda value: [(name, item(one)) for name, one in value.items()])
+    if pa.types.is_list(arrow_type):
+        item = _conformer(arrow_type.value_type)
+        return _or_null(list, lambda value: [item(one) for one in value])
+    if pa.types.is_string(arrow_type):
+        return _or_null((str, int, float), lambda value: value if isinstance(value, str) else json.dumps(value))
+    if pa.types.is_boolean(arrow_type):
+        return _or_null(bool, lambda value: value)
+    if pa.types.is_floating(arrow_type):
+        return _or_null((int, float), float)
+    return _or_null(int, lambda value: value)
+
+
+def _or_null(kinds: type | tuple[type, ...], convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def conform(value: Any) -> Any:
+        if value is None:
+            return None
+        if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
+            raise ValueError(f"a {type(value).__name__} stands where another type belongs")
+        return convert(value)
+
+    return conform
