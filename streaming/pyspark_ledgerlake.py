@@ -1,5 +1,5 @@
 """How Spark finds ``format("ledgerlake")`` without registration: it imports every top-level ``pyspark_*`` module."""
 
-from ledgerlake.source.datasource import LedgerlakeDataSource as DefaultSource
+from ledgerlake.sinks.datasource import LedgerlakeDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

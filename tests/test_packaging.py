@@ -68,7 +68,7 @@ def test_spark_reads_with_the_wheel_handed_over_as_a_file(runtime: Runtime, whee
     program.write_text(
         "from pyspark.sql import SparkSession\n"
         "spark = SparkSession.builder.master('local[2]').config('spark.ui.enabled', 'false').getOrCreate()\n"
-        "from ledgerlake.source.datasource import LedgerlakeDataSource\n"
+        "from ledgerlake.sinks.datasource import LedgerlakeDataSource\n"
         "import ledgerlake\n"
         "assert 'ledgerlake.zip' in ledgerlake.__file__, ledgerlake.__file__\n"
         "spark.dataSource.register(LedgerlakeDataSource)\n"

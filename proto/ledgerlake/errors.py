@@ -164,6 +164,8 @@ RETRYABLE_CODES = frozenset(
         "ServiceNotReady",
         "TooManyRequests",
         "ConsumerNotFound",
+        # Of a producer that has just lost its connection the broker learns late.
+        "ProducerBusy",
     }
 )
 

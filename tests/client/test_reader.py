@@ -162,13 +162,14 @@ def test_a_refusal_that_passes_is_tried_again_and_one_that_does_not_is_not() -> 
             EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL).next(1)
 
 
-def test_a_broker_that_has_entries_and_sends_none_is_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ledgerlake.source.positions._STUCK_AFTER_S", 0.5)
+def test_a_broker_that_has_entries_and_sends_none_is_a_deadline() -> None:
     with Peer() as peer:
         peer.add(single(b"a"), single(b"b"))
         peer.hold_back = {Position(7, 0), Position(7, 1)}
         with pytest.raises(DeadlineError, match="sends none"):
-            read_all(EntryReader(cluster_of(peer), TOPIC, BEFORE_ALL), Position(7, 1))
+            read_all(
+                EntryReader(Cluster(ClientSettings(peer.url, poll_timeout_s=0.5)), TOPIC, BEFORE_ALL), Position(7, 1)
+            )
 
 
 def test_a_peer_that_never_answers_is_a_deadline() -> None:

@@ -326,14 +326,18 @@ class CommandProducerSuccess(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., producer_name: _Optional[str] = ..., last_sequence_id: _Optional[int] = ..., producer_ready: bool = ...) -> None: ...
 
 class CommandSend(_message.Message):
-    __slots__ = ("producer_id", "sequence_id", "num_messages")
+    __slots__ = ("producer_id", "sequence_id", "num_messages", "highest_sequence_id", "is_chunk")
     PRODUCER_ID_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     NUM_MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    IS_CHUNK_FIELD_NUMBER: _ClassVar[int]
     producer_id: int
     sequence_id: int
     num_messages: int
-    def __init__(self, producer_id: _Optional[int] = ..., sequence_id: _Optional[int] = ..., num_messages: _Optional[int] = ...) -> None: ...
+    highest_sequence_id: int
+    is_chunk: bool
+    def __init__(self, producer_id: _Optional[int] = ..., sequence_id: _Optional[int] = ..., num_messages: _Optional[int] = ..., highest_sequence_id: _Optional[int] = ..., is_chunk: bool = ...) -> None: ...
 
 class CommandSendReceipt(_message.Message):
     __slots__ = ("producer_id", "sequence_id", "message_id")

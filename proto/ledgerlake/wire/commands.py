@@ -190,9 +190,22 @@ def producer(topic: str, producer_id: int, request_id: int, name: str | None) ->
     return encode(pb.BaseCommand(type=_Type.PRODUCER, producer=body))
 
 
-def send(producer_id: int, sequence_id: int, message_count: int, entry: bytes) -> bytes:
-    """SEND with an encoded entry (see ``entry.encode_entry``)."""
-    body = pb.CommandSend(producer_id=producer_id, sequence_id=sequence_id, num_messages=message_count)
+def send(
+    producer_id: int,
+    sequence_id: int,
+    message_count: int,
+    entry: bytes,
+    highest_sequence_id: int | None = None,
+    is_chunk: bool = False,
+) -> bytes:
+    """SEND with an encoded entry (see ``entry.encode_entry``); ``highest_sequence_id`` is that of a batch's last message."""
+    body = pb.CommandSend(
+        producer_id=producer_id,
+        sequence_id=sequence_id,
+        num_messages=message_count,
+        highest_sequence_id=highest_sequence_id,
+        is_chunk=is_chunk,
+    )
     return encode(pb.BaseCommand(type=_Type.SEND, send=body), entry)
 
 

@@ -14,7 +14,7 @@ from ledgerlake.errors import ConsumerBusyError, LedgerlakeError, is_retryable
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
 from ledgerlake.wire.lookup import refused
-from ledgerlake.wire.message_id import Position, to_wire
+from ledgerlake.wire.message_id import BEFORE_ALL, Position, to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,6 +36,7 @@ class DurableCursor:
         self.name = name
         self._cluster = cluster
         self._open: tuple[Session, Consumer] | None = None
+        self._reached = BEFORE_ALL
 
     def ensure(self, from_earliest: bool) -> None:
         """Create it where it does not exist yet; an existing one stays where it is.
@@ -47,10 +48,11 @@ class DurableCursor:
         self._retrying(lambda: self._opened(from_earliest))
 
     def advance(self, position: Position) -> None:
-        """Acknowledge everything up to and including ``position``."""
-        if position.ledger_id < 0 or position.entry_id < 0:
+        """Acknowledge everything up to and including ``position``, where that is further than before."""
+        if position.ledger_id < 0 or position.entry_id < 0 or position <= self._reached:
             return
         self._retrying(lambda: self._acknowledge(position))
+        self._reached = position
 
     def forget(self) -> None:
         """Remove the subscription; what it pinned may now be deleted by the broker."""

@@ -5,21 +5,25 @@ The broker stores an entry as it was encoded (``wire.entry.encode_entry``); noth
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ledgerlake.client.backoff import patiently
-from ledgerlake.errors import DeadlineError, TransportError
+from ledgerlake.client.backoff import Backoff, patiently
+from ledgerlake.errors import DeadlineError, LedgerlakeError, TransportError, is_retryable
 from ledgerlake.wire.message_id import Position, from_wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.client.session import Receipts, Session
     from ledgerlake.pb import pulsar_pb2 as pb
 
 _PENDING_MOST = 500
+_PENDING_BYTES_MOST = 32 * 1024 * 1024
 
 # Of entries that may be large.
 _TOGETHER_MOST = 4
@@ -35,12 +39,9 @@ class EntryProducer:
     """
 
     def __init__(self, cluster: Cluster, topic_partition: str, name: str | None = None) -> None:
-        def open_once() -> tuple[Session, Receipts, str]:
-            session = cluster.session_for(topic_partition)
-            return session, *session.open_producer(topic_partition, name)
-
         self.topic_partition = topic_partition
-        self._session, self._queue, self.name = patiently(open_once, cluster.settings.give_up_after_s)
+        self._session, self._queue, accepted = _open(cluster, topic_partition, name)
+        self.name = accepted.producer_name
         self._pending = 0
         self._sequence = 0
 
@@ -83,11 +84,130 @@ class EntryProducer:
         self._session.close_producer(self._queue)
 
     def _take_receipt(self) -> pb.MessageIdData:
-        deadline = time.monotonic() + self._session.request_timeout_s
-        receipt = self._session.next_receipt(self._queue, deadline)
-        if receipt is None:
-            if self._queue.closed:
-                raise TransportError(f"the broker closed the producer of {self.topic_partition}")
-            raise DeadlineError(f"the broker stored nothing for {self._session.request_timeout_s:g} s")
+        receipt = _next_receipt(self._session, self._queue, self.topic_partition)
         self._pending -= 1
         return receipt
+
+
+@dataclass(frozen=True)
+class NumberedEntry:
+    """An entry with its sequence id; of a batch with that of its last message too."""
+
+    entry: bytes
+    sequence_id: int
+    highest_sequence_id: int
+    message_count: int = 1
+    is_chunk: bool = False
+
+
+class NumberedProducer:
+    """Sends entries with sequence ids of the caller's, across disconnects.
+
+    A broker with deduplication stores an id once, and says of a name which one it has stored last: what is not beyond that is not
+    sent again. Without deduplication what had no receipt before a disconnect may be stored twice.
+
+    Raises:
+        TopicNotFoundError, BrokerError, TransportError: as for a reader.
+    """
+
+    def __init__(self, cluster: Cluster, topic_partition: str, name: str) -> None:
+        self.topic_partition = topic_partition
+        self.name = name
+        self.last_sequence_id = -1
+        self._cluster = cluster
+        self._backoff = Backoff(give_up_after_s=cluster.settings.give_up_after_s)
+        self._pending: deque[NumberedEntry] = deque()
+        self._pending_bytes = 0
+        self._open()
+
+    def send(self, one: NumberedEntry) -> None:
+        """Queue one entry, unless it is stored; waits while too many receipts are missing.
+
+        Raises:
+            BrokerError: an entry was refused.
+            TransportError, DeadlineError: the connection kept failing for ``give_up_after_s``.
+        """
+        if one.highest_sequence_id <= self.last_sequence_id:
+            return
+        self._pending.append(one)
+        self._pending_bytes += len(one.entry)
+        self._retrying(lambda: self._send(one))
+        while len(self._pending) >= _PENDING_MOST or self._pending_bytes > _PENDING_BYTES_MOST:
+            self._retrying(self._take_receipt)
+
+    def flush(self) -> None:
+        """Wait until everything is stored.
+
+        Raises:
+            As ``send``.
+        """
+        while self._pending:
+            self._retrying(self._take_receipt)
+
+    def close(self) -> None:
+        """Let go of the name; what waits for a receipt is not waited for."""
+        with contextlib.suppress(LedgerlakeError):
+            self._session.close_producer(self._queue)
+
+    def _open(self) -> None:
+        self._session, self._queue, accepted = _open(self._cluster, self.topic_partition, self.name)
+        self.last_sequence_id = accepted.last_sequence_id
+        while self._pending and self._pending[0].highest_sequence_id <= self.last_sequence_id:
+            self._pending_bytes -= len(self._pending.popleft().entry)
+        for one in self._pending:
+            self._send(one)
+
+    def _send(self, one: NumberedEntry) -> None:
+        self._session.send_entry(
+            self._queue,
+            one.sequence_id,
+            one.message_count,
+            one.entry,
+            highest_sequence_id=one.highest_sequence_id,
+            is_chunk=one.is_chunk,
+        )
+
+    def _take_receipt(self) -> None:
+        if self._pending:
+            _next_receipt(self._session, self._queue, self.topic_partition)
+            self._pending_bytes -= len(self._pending.popleft().entry)
+
+    def _retrying(self, call: Callable[[], None]) -> None:
+        """Call once; where the connection failed, open the producer again, which sends everything that is pending."""
+        try:
+            call()
+            self._backoff.succeeded()
+            return
+        except LedgerlakeError as error:
+            failure = error
+        while True:
+            pause_s = self._backoff.failed(time.monotonic()) if is_retryable(failure) else None
+            if pause_s is None:
+                raise failure
+            time.sleep(pause_s)
+            try:
+                self._open()
+                return
+            except LedgerlakeError as error:
+                failure = error
+
+
+def _open(
+    cluster: Cluster, topic_partition: str, name: str | None
+) -> tuple[Session, Receipts, pb.CommandProducerSuccess]:
+    """A producer, once the broker is there and has loaded the topic."""
+
+    def open_once() -> tuple[Session, Receipts, pb.CommandProducerSuccess]:
+        session = cluster.session_for(topic_partition)
+        return session, *session.open_producer(topic_partition, name)
+
+    return patiently(open_once, cluster.settings.give_up_after_s)
+
+
+def _next_receipt(session: Session, queue: Receipts, topic_partition: str) -> pb.MessageIdData:
+    receipt = session.next_receipt(queue, time.monotonic() + session.request_timeout_s)
+    if receipt is None:
+        if queue.closed:
+            raise TransportError(f"the broker closed the producer of {topic_partition}")
+        raise DeadlineError(f"the broker stored nothing for {session.request_timeout_s:g} s")
+    return receipt

@@ -181,8 +181,8 @@ class Session:
             except LedgerlakeError:
                 self.close()
 
-    def open_producer(self, topic_partition: str, name: str | None) -> tuple[Receipts, str]:
-        """A producer's receipts and the name that the broker gave or accepted."""
+    def open_producer(self, topic_partition: str, name: str | None) -> tuple[Receipts, pb.CommandProducerSuccess]:
+        """A producer's receipts and what the broker says of it: the name that it has, and its last sequence id stored."""
         with self._lock:
             receipts = Receipts(self._next_id())
             self._producers[receipts.producer_id] = receipts
@@ -191,10 +191,11 @@ class Session:
                 f"open a producer on {topic_partition}",
                 lambda request_id: commands.producer(topic_partition, receipts.producer_id, request_id, name),
             )
-            return receipts, answer.producer_name
+            return receipts, answer
 
-    def send_entry(self, receipts: Receipts, sequence_id: int, message_count: int, entry: bytes) -> None:
-        self._send(commands.send(receipts.producer_id, sequence_id, message_count, entry))
+    def send_entry(self, receipts: Receipts, sequence_id: int, message_count: int, entry: bytes, **more: Any) -> None:
+        """SEND; ``more``: see ``commands.send``."""
+        self._send(commands.send(receipts.producer_id, sequence_id, message_count, entry, **more))
 
     def next_receipt(self, receipts: Receipts, deadline: float) -> pb.MessageIdData | None:
         """The next stored entry's id, or None at the deadline or when the broker closed the producer.

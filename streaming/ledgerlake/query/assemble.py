@@ -22,13 +22,13 @@ from ledgerlake.operators.processor import set_up_state
 from ledgerlake.operators.whole import whole_messages
 from ledgerlake.query.config import Config, parse_trigger
 from ledgerlake.query.start import as_option, load_start, save_start
+from ledgerlake.sinks.datasource import LedgerlakeDataSource
 from ledgerlake.sinks.delta import BatchResult, DeltaSink
 from ledgerlake.sinks.outbox import Outbox
 from ledgerlake.sinks.pulsar import LargeMessageProducer
 from ledgerlake.sinks.republish import Republisher
 from ledgerlake.sinks.writing import TaskSettings
 from ledgerlake.source.bounds import resolve_start
-from ledgerlake.source.datasource import LedgerlakeDataSource
 from ledgerlake.source.options import parse_start
 from ledgerlake.source.wakes import load_wakes, save_wakes
 from ledgerlake.state.delay.cancels import CANCEL_PROPERTY, parse_cancel

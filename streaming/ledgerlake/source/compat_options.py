@@ -44,18 +44,18 @@ _PREFIX_WITHOUT_EFFECT = "pulsar.admin."
 
 # What we do not have, and what is nearest to it.
 _INSTEAD = {
-    "subscriptionprefix": "nothing is left on the broker unless 'subscription' names a durable cursor",
-    "pulsar.client.serviceurl": "write 'service.url'",
-    "pulsar.client.authparammap": "write 'pulsar.client.authParams'",
-    "pulsar.client.tlstruststorepath": "write PEM files: 'pulsar.client.tlsTrustCertsFilePath'",
-    "pulsar.client.tlstruststoretype": "write PEM files: 'pulsar.client.tlsTrustCertsFilePath'",
-    "pulsar.client.tlstruststorepassword": "write PEM files: 'pulsar.client.tlsTrustCertsFilePath'",
-    "pulsar.client.tlskeystorepath": "write PEM files: 'pulsar.client.tlsCertificateFilePath' and 'pulsar.client.tlsKeyFilePath'",
-    "pulsar.client.socks5proxyaddress": "Pulsar's own proxy works: name it in 'service.url'",
-    "pulsar.reader.startmessageid": "write 'startingOffsets'",
-    "maxentriespertrigger": "write 'maxRowsPerTrigger' or 'maxBytesPerTrigger'",
-    "maxoffsetspertrigger": "write 'maxRowsPerTrigger'",
-    "minoffsetspertrigger": "write 'minRowsPerTrigger'",
+    "subscriptionPrefix": "nothing is left on the broker unless 'subscription' names a durable cursor",
+    "pulsar.client.serviceUrl": "write 'service.url'",
+    "pulsar.client.authParamMap": "write 'pulsar.client.authParams'",
+    "pulsar.client.tlsTrustStorePath": "write PEM files: 'pulsar.client.tlsTrustCertsFilePath'",
+    "pulsar.client.tlsTrustStoreType": "write PEM files: 'pulsar.client.tlsTrustCertsFilePath'",
+    "pulsar.client.tlsTrustStorePassword": "write PEM files: 'pulsar.client.tlsTrustCertsFilePath'",
+    "pulsar.client.tlsKeyStorePath": "write PEM files: 'pulsar.client.tlsCertificateFilePath' and 'pulsar.client.tlsKeyFilePath'",
+    "pulsar.client.socks5ProxyAddress": "Pulsar's own proxy works: name it in 'service.url'",
+    "pulsar.reader.startMessageId": "write 'startingOffsets'",
+    "maxEntriesPerTrigger": "write 'maxRowsPerTrigger' or 'maxBytesPerTrigger'",
+    "maxOffsetsPerTrigger": "write 'maxRowsPerTrigger'",
+    "minOffsetsPerTrigger": "write 'minRowsPerTrigger'",
 }
 _INSTEAD_OF_PREFIX = {
     "pulsar.failover.": "name several brokers in 'service.url'",
@@ -77,9 +77,11 @@ def translated(name: str, value: str) -> tuple[str, str] | None:
         return "cryptoFailureAction", _CRYPTO_ACTIONS.get(value.strip().lower(), value)
     if word in _SAME:
         return _SAME[word], value
-    advice = _INSTEAD.get(word) or next(
-        (text for prefix, text in _INSTEAD_OF_PREFIX.items() if word.startswith(prefix)), None
-    )
-    if advice is not None:
-        raise UsageError(f"the source has no option '{name}': {advice}")
+    # Spark hands over names in lower case.
+    for known, advice in _INSTEAD.items():
+        if word == known.lower():
+            raise UsageError(f"the source has no option '{known}': {advice}")
+    for prefix, advice in _INSTEAD_OF_PREFIX.items():
+        if word.startswith(prefix):
+            raise UsageError(f"the source has no option '{name}': {advice}")
     return name, value

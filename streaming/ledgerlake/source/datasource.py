@@ -1,4 +1,4 @@
-"""What Spark registers: the format's name, its columns by view, and its readers.
+"""What Spark registers for reading: the format's name, its columns by view, and its readers.
 
 Construction is cheap and opens nothing: Spark makes readers in short-lived processes only to pickle them.
 """
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _ARROW_SCHEMAS = {"entries": schema.ENTRIES, "bundles": schema.BUNDLES}
 
 
-class LedgerlakeDataSource(DataSource):  # type: ignore[misc]
-    """``format("ledgerlake")``: see ``options`` for what can be set."""
+class ReadingDataSource(DataSource):  # type: ignore[misc]
+    """``format("ledgerlake")`` for reading: see ``options`` for what can be set."""
 
     @classmethod
     def name(cls) -> str:

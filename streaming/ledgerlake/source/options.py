@@ -50,7 +50,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
@@ -233,7 +233,15 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         raise UsageError("the options 'startingTime' and 'startingOffsets' exclude each other")
     starting, starting_by_topic = _bounds(values, "starting")
     ending, ending_by_topic = _bounds(values, "ending")
-    client, topics = _client(values), _topics(values)
+    topics = _topics(values)
+    client = replace(
+        client_settings(values),
+        poll_timeout_s=_seconds(values, "pollTimeoutMs", ReadSettings.poll_timeout_s),
+        waits_for_topics=flag(values, "waitingForNonExistedTopic"),
+        read_compacted=flag(values, "readCompacted"),
+        converter=_function(values, "payloadToMessageIdConverter"),
+        crypto=_crypto(values),
+    )
     if client.read_compacted and not topics.is_persistent:
         raise UsageError("the option 'readCompacted' is for persistent topics")
     return SourceOptions(
@@ -241,21 +249,21 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         topics=topics,
         view=_view(values.get("view", "messages")),
         is_typed=_is_typed(values),
-        includes_value_bytes=_flag(values, "includeValueBytes"),
-        allows_different_schemas=_flag(values, "allowDifferentTopicSchemas"),
+        includes_value_bytes=flag(values, "includeValueBytes"),
+        allows_different_schemas=flag(values, "allowDifferentTopicSchemas"),
         starting=starting,
         starting_by_topic=starting_by_topic,
         ending=ending,
         ending_by_topic=ending_by_topic,
-        max_rows=_positive(values, "maxRowsPerTrigger"),
-        max_bytes=_positive(values, "maxBytesPerTrigger"),
+        max_rows=positive(values, "maxRowsPerTrigger"),
+        max_bytes=positive(values, "maxBytesPerTrigger"),
         min_rows=_min_rows(values),
         max_trigger_delay_ms=duration_ms("the option 'maxTriggerDelay'", values.get("maxTriggerDelay", "15m")),
-        min_partitions=_positive(values, "minPartitions") or 1,
+        min_partitions=positive(values, "minPartitions") or 1,
         subscription=values.get("subscription") or None,
-        fail_on_data_loss=_flag(values, "failOnDataLoss", default=True),
-        require_broker_metadata=_flag(values, "requireBrokerMetadata"),
-        max_uncompressed_bytes=_positive(values, "maxUncompressedBytes") or DEFAULT_MAX_UNCOMPRESSED_BYTES,
+        fail_on_data_loss=flag(values, "failOnDataLoss", default=True),
+        require_broker_metadata=flag(values, "requireBrokerMetadata"),
+        max_uncompressed_bytes=positive(values, "maxUncompressedBytes") or DEFAULT_MAX_UNCOMPRESSED_BYTES,
         payload_processor=_function(values, "messagePayloadProcessor"),
         wakes=values.get("wakes") or None,
     )
@@ -345,7 +353,12 @@ def parse_index(text: str, where: str) -> int:
     return int(text)
 
 
-def _client(values: dict[str, str]) -> ReadSettings:
+def client_settings(values: dict[str, str]) -> ReadSettings:
+    """How to reach the cluster, by checked names.
+
+    Raises:
+        UsageError: a value is missing, or one that it cannot have.
+    """
     url = values.get("service.url")
     if not url:
         raise UsageError("the option 'service.url' is missing; write pulsar://host:6650")
@@ -363,11 +376,6 @@ def _client(values: dict[str, str]) -> ReadSettings:
         ),
         tls=_tls(values),
         listener_name=values.get("pulsar.client.listenerName") or None,
-        poll_timeout_s=_seconds(values, "pollTimeoutMs", defaults.poll_timeout_s),
-        waits_for_topics=_flag(values, "waitingForNonExistedTopic"),
-        read_compacted=_flag(values, "readCompacted"),
-        converter=_function(values, "payloadToMessageIdConverter"),
-        crypto=_crypto(values),
     )
 
 
@@ -381,8 +389,8 @@ def _tls(values: dict[str, str]) -> TlsSettings:
         values.get("pulsar.client.tlsTrustCertsFilePath") or None,
         cert_file,
         key_file,
-        checks_hostname=_flag(values, "pulsar.client.tlsHostnameVerificationEnable", default=True),
-        allows_insecure=_flag(values, "pulsar.client.tlsAllowInsecureConnection"),
+        checks_hostname=flag(values, "pulsar.client.tlsHostnameVerificationEnable", default=True),
+        allows_insecure=flag(values, "pulsar.client.tlsAllowInsecureConnection"),
     )
 
 
@@ -441,7 +449,7 @@ def _one_or_by_topic(text: str, where: str, parse: Callable[[str, str], Bound]) 
     return None, tuple((full_name(topic), parse(str(bound), where)) for topic, bound in by_topic.items())
 
 
-def _positive(values: dict[str, str], name: str) -> int | None:
+def positive(values: dict[str, str], name: str) -> int | None:
     text = values.get(name)
     if text is None:
         return None
@@ -451,7 +459,7 @@ def _positive(values: dict[str, str], name: str) -> int | None:
 
 
 def _min_rows(values: dict[str, str]) -> int | None:
-    least, most = _positive(values, "minRowsPerTrigger"), _positive(values, "maxRowsPerTrigger")
+    least, most = positive(values, "minRowsPerTrigger"), positive(values, "maxRowsPerTrigger")
     if least is not None and most is not None and least > most:
         raise UsageError("the option 'minRowsPerTrigger' is more than 'maxRowsPerTrigger'")
     return least
@@ -473,7 +481,7 @@ def duration_ms(where: str, text: str) -> int:
 
 
 def _seconds(values: dict[str, str], name: str, default_s: float) -> float:
-    milliseconds = _positive(values, name)
+    milliseconds = positive(values, name)
     return default_s if milliseconds is None else milliseconds / 1000
 
 
@@ -492,7 +500,7 @@ def _function(values: dict[str, str], name: str) -> str | None:
     return None if not path else check_path(path, f"the option '{name}'")
 
 
-def _flag(values: dict[str, str], name: str, default: bool = False) -> bool:
+def flag(values: dict[str, str], name: str, default: bool = False) -> bool:
     text = values.get(name, str(default)).strip().lower()
     if text not in ("true", "false"):
         raise UsageError(f"the option '{name}' cannot be '{text}'; it is true or false")

@@ -200,6 +200,8 @@ class _Planner:
                 self._tails[name].now()
             elif name in self._tails:
                 self._tails[name].remember(one)
+        # Spark asks for what follows a batch only once that batch is committed, and tells so itself only with the next one.
+        self.committed(start)
         wakes_ms = self._wakes_ms(start)
         clock_ms, woken = self._woken(start, wakes_ms)
         ends = dict(self._fixed_end or self.tails())
