@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
+    from ledgerlake.query.metrics import ServedMetrics
     from ledgerlake.source.offsets import Offset
     from ledgerlake.wire.message_id import Position
 
@@ -97,6 +99,7 @@ class Pipeline:
         self._republisher: Republisher | None = None
         if self._outbox is not None and config.deliver is not None:
             self._republisher = Republisher(self._outbox, options.client, config.deliver.topic, config.stream.name)
+        self.metrics: ServedMetrics | None = None
         self._sink = DeltaSink(
             TaskSettings(
                 config.delta.path,
@@ -138,7 +141,14 @@ class Pipeline:
         trigger = {"availableNow": True} if once else {"processingTime": parse_trigger(self.config.stream.trigger)}
         if self._republisher is not None:
             self._republisher.start()
+        if self.config.metrics is not None:
+            self._serve_metrics(self.config.metrics.port)
         self.query = writer.trigger(**trigger).start()
+
+    def _serve_metrics(self, port: int) -> None:
+        from ledgerlake.query.metrics import ServedMetrics
+
+        self.metrics = ServedMetrics(self._spark, port)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the end; False when ``timeout_s`` passed first.
@@ -175,6 +185,9 @@ class Pipeline:
         for cursor in self._cursors.values():
             cursor.close()
         self._cluster.close()
+        if self.metrics is not None:
+            self.metrics.close()
+            self.metrics = None
 
     def _hold_cursors(self, names: list[str]) -> Offset:
         """Make the cursors before anything is read; the pipeline's very first position, resolved once for all runs."""
@@ -208,6 +221,8 @@ class Pipeline:
             self._waiting |= result.waiting
             if self._republisher is not None:
                 self._republisher.notify()
+            if self.metrics is not None:
+                self.metrics.add_batch(self.config.stream.name, result, time.monotonic())
             if self._on_batch is not None:
                 self._on_batch(result)
 

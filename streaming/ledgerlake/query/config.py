@@ -12,6 +12,7 @@
 [delay]    enabled, storage, payloads, min_indexes_per_bucket, ledger_step_per_bucket, time_step_per_segment,
            max_indexes_per_segment, max_buckets
 [deliver]  topic; starting
+[metrics]  port
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ else:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
-_SECTIONS = ("source", "auth", "tls", "stream", "delta", "chunks", "delay", "deliver")
+_SECTIONS = ("source", "auth", "tls", "stream", "delta", "chunks", "delay", "deliver", "metrics")
 
 # Arrow and Parquet count the bytes of a value with 31 bits.
 _MOST_MESSAGE_BYTES = 2**31 - 1024
@@ -185,6 +186,13 @@ class DeliverConfig:
 
 
 @dataclass(frozen=True)
+class MetricsConfig:
+    """``[metrics]``: where Prometheus finds them, see ``metrics``."""
+
+    port: int = 9464
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole, checked configuration."""
 
@@ -196,6 +204,7 @@ class Config:
     deliver: DeliverConfig | None = None
     auth: AuthConfig | None = None
     tls: TlsConfig = TlsConfig()
+    metrics: MetricsConfig | None = None
 
     @property
     def delay_options(self) -> DelayOptions:
@@ -315,7 +324,10 @@ def parse_config(data: dict[str, Any]) -> Config:
     if delta.path.rstrip("/") == delta.rejects_path.rstrip("/"):
         raise UsageError("[delta] path and rejects_path are the same folder")
     auth = _section(AuthConfig, "auth", data) if "auth" in data else None
-    config = Config(source, stream, delta, chunks, delay, deliver, auth, _section(TlsConfig, "tls", data))
+    metrics = _section(MetricsConfig, "metrics", data) if "metrics" in data else None
+    if metrics is not None and metrics.port > 65535:
+        raise UsageError("[metrics] port is above 65535")
+    config = Config(source, stream, delta, chunks, delay, deliver, auth, _section(TlsConfig, "tls", data), metrics)
     config.parsed_options()
     return config
 

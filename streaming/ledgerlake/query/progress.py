@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ledgerlake.client.topics import split_partition
 from ledgerlake.errors import OffsetError
-from ledgerlake.source.offsets import Offset, from_json
+from ledgerlake.source.offsets import Offset, PartitionOffset, from_json
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
@@ -87,16 +87,40 @@ def progress_line(totals: Totals, rate: float, taken: Offset, latest: Offset) ->
     return f"{line}  waiting {waiting:,}" if waiting else line
 
 
+@dataclass(frozen=True)
+class Behind:
+    """How far a topic partition is ahead of what was taken, in messages and in the broker's time; None where nobody knows."""
+
+    messages: int | None
+    time_ms: int | None
+
+
+def lags_of(progress: Any) -> dict[str, Behind]:
+    """How far a query is behind its topics, by topic partition, from its progress; empty where it reads none of ours."""
+    found: dict[str, Behind] = {}
+    for source in progress.sources:
+        taken, latest = _offset(source, "endOffset"), _offset(source, "latestOffset")
+        found |= {name: _behind(taken.get(name), ahead) for name, ahead in latest.items()}
+    return found
+
+
+def _behind(taken: PartitionOffset | None, latest: PartitionOffset) -> Behind:
+    if taken is not None and taken.position >= latest.position:
+        return Behind(0, 0)
+    time_ms = None
+    if taken is not None and taken.time_ms is not None and latest.time_ms is not None:
+        time_ms = max(latest.time_ms - taken.time_ms, 0)
+    if latest.index is None or (taken is not None and taken.index is None and taken.position.entry_id >= 0):
+        return Behind(None, time_ms)
+    taken_index = taken.index if taken is not None and taken.index is not None else -1
+    return Behind(latest.index - taken_index, time_ms)
+
+
 def _lag(name: str, taken: Offset, latest: Offset) -> str:
     partition = split_partition(name)[1]
     label = f"p{partition}:" if partition >= 0 else ""
-    ahead, behind = latest[name], taken.get(name)
-    if behind is not None and behind.position >= ahead.position:
-        return f"{label}0"
-    if ahead.index is None or (behind is not None and behind.index is None and behind.position.entry_id >= 0):
-        return f"{label}?"
-    taken_index = behind.index if behind is not None and behind.index is not None else -1
-    return f"{label}{ahead.index - taken_index:,}"
+    messages = _behind(taken.get(name), latest[name]).messages
+    return f"{label}?" if messages is None else f"{label}{messages:,}"
 
 
 def _offset(source: Any, name: str) -> Offset:

@@ -44,7 +44,7 @@ class BatchResult:
 
     ``ends`` is how far each topic partition is done: read, and nothing before it that only the topic holds. ``wakes_ms`` is
     when it wants a batch although nothing new has come; ``open_sets`` and ``held_bytes`` count large messages that are not
-    whole, ``waiting`` delayed messages; all of the topic partitions that had a part in the batch.
+    whole, ``waiting`` delayed messages, the next of which is due at ``next_due_ms``; all of the topic partitions that had a part in the batch.
     """
 
     batch_id: int
@@ -56,6 +56,8 @@ class BatchResult:
     open_sets: int = 0
     held_bytes: int = 0
     waiting: dict[str, int] = field(default_factory=dict)
+    next_due_ms: dict[str, int | None] = field(default_factory=dict)
+    stored_bytes: int = 0
 
 
 class DeltaSink:
@@ -114,6 +116,8 @@ class DeltaSink:
             result.open_sets += fact.standing.open_sets
             result.held_bytes += fact.standing.held_bytes
             result.waiting[fact.topic_partition] = fact.standing.waiting
+            result.next_due_ms[fact.topic_partition] = fact.standing.next_due_ms
+            result.stored_bytes += fact.written.stored_bytes
         return result
 
     def _later_times(self, facts: list[PartitionFact]) -> dict[str, int]:

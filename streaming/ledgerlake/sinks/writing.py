@@ -84,7 +84,7 @@ class BatchNote:
 
 @dataclass(frozen=True)
 class TaskFact:
-    """What a task, or several together, did for one topic partition: files, and how far was read."""
+    """What a task, or several together, did for one topic partition: files, how far was read, and how many stored bytes."""
 
     topic: str
     partition: int
@@ -92,6 +92,7 @@ class TaskFact:
     max_effective_us: int | None
     messages: list[DataFile]
     rejects: list[DataFile]
+    stored_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -243,8 +244,10 @@ class _Range:
         self._local = LocalAssembly(settings.limits, hold_delayed=settings.delay.enabled)
         self._end = span.through
         self._now_ms = self._due_ms = span.clock_ms
+        self._stored_bytes = 0
 
     def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        self._stored_bytes += len(piece.frames)
         self._due_ms = latest((self._due_ms, piece.broker_ms))
         self._saw(piece.broker_ms)
         if piece.kind == DELAYED and self._holds_delayed:
@@ -273,7 +276,7 @@ class _Range:
     def finish(self) -> Iterator[pa.RecordBatch]:
         for position, entry in self._local.hand_over():
             yield flow_row(self._writer.source, "chunk", position, entry=entry)
-        fact = self._writer.finish(self._end)
+        fact = replace(self._writer.finish(self._end), stored_bytes=self._stored_bytes)
         if fact.max_effective_us is not None:
             self._saw(fact.max_effective_us // 1000)
         report = Report(self._end, self._now_ms, asdict(fact), self._local.events, self._due_ms)
@@ -330,7 +333,10 @@ class _Rest:
         messages, replaced = merge_overlapping(self._writer.messages_folder, files)
         times_us = [one.max_effective_us for one in everything if one.max_effective_us is not None]
         rejects = [file for one in everything for file in one.rejects]
-        written = TaskFact(own.topic, own.partition, own.end, max(times_us, default=None), messages, rejects)
+        stored_bytes = sum(one.stored_bytes for one in tasks)
+        written = TaskFact(
+            own.topic, own.partition, own.end, max(times_us, default=None), messages, rejects, stored_bytes
+        )
         outbox = self._outbox.finish() if self._outbox is not None else []
         return PartitionFact(written, replace(standing, facts=[]), replaced, outbox)
 

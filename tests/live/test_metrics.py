@@ -1,0 +1,96 @@
+"""Metrics of a running pipeline and of a query on the bare source, as Prometheus would fetch them."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ledgerlake.errors import SetupError
+from ledgerlake.query import run
+from ledgerlake.query.config import MetricsConfig, parse_config
+from ledgerlake.query.metrics import ServedMetrics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from tests.live.runtime import Runtime
+
+pytestmark = [pytest.mark.live, pytest.mark.spark]
+
+Found = dict[str, float]
+
+
+def fetched(port: int) -> Found:
+    with urllib.request.urlopen(f"http://localhost:{port}/metrics", timeout=10) as response:
+        lines = [line for line in response.read().decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def once(port: int, is_true: Callable[[Found], bool]) -> Found:
+    """The metrics as soon as something holds of them."""
+    deadline = time.monotonic() + 60
+    while not is_true(found := fetched(port)):
+        assert time.monotonic() < deadline, found
+        time.sleep(0.2)
+    return found
+
+
+def test_a_pipeline_shows_its_rate_lag_rejects_and_what_waits(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    producer = runtime.client().create_producer(topic)
+    for number in range(100):
+        producer.send(b"%d" % number)
+    due_ms = int(time.time() * 1000) + 3_600_000
+    producer.send(b"later", deliver_at=due_ms)
+    config = parse_config(runtime.config(tmp_path, topic, name="measured"))
+    pipeline = run(spark, replace(config, metrics=MetricsConfig(port=0)))
+    try:
+        assert pipeline.metrics is not None
+        port = pipeline.metrics.port
+        labels = f'{{query="measured",topic_partition="{topic}"}}'
+        found = once(port, lambda one: one.get('ledgerlake_messages_total{query="measured"}') == 100)
+        assert found[f"ledgerlake_waiting_messages{labels}"] == 1
+        assert found[f"ledgerlake_next_due_timestamp_seconds{labels}"] == due_ms / 1000
+        assert found['ledgerlake_rejects_total{query="measured"}'] == 0
+        once(port, lambda one: one.get(f"ledgerlake_lag_messages{labels}") == 0)
+        producer.send(b"more")
+        found = once(port, lambda one: one['ledgerlake_messages_total{query="measured"}'] == 101)
+        assert found['ledgerlake_messages_per_second{query="measured"}'] > 0
+    finally:
+        pipeline.stop()
+        pipeline.close()
+    with pytest.raises(OSError, match="refused"):
+        fetched(port)
+
+
+def test_a_query_on_the_bare_source_shows_how_far_it_is_behind(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    producer = runtime.client().create_producer(topic)
+    for number in range(50):
+        producer.send(b"%d" % number)
+    metrics = ServedMetrics(spark, 0)
+    try:
+        source = spark.readStream.format("ledgerlake").option("service.url", runtime.service_url)
+        source = source.option("topic", topic).option("startingOffsets", "earliest").option("maxRowsPerTrigger", 10)
+        writer = source.load().writeStream.format("noop").queryName("behind").trigger(processingTime="2 seconds")
+        query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+        name = f'ledgerlake_lag_messages{{query="behind",topic_partition="{topic}"}}'
+        seen = [once(metrics.port, lambda one, left=left: one.get(name) == left)[name] for left in (40, 20, 0)]
+        assert seen == [40, 20, 0]
+        query.stop()
+        once(metrics.port, lambda one: not one)
+        with pytest.raises(SetupError, match=f"metrics cannot be served on port {metrics.port}"):
+            ServedMetrics(spark, metrics.port)
+    finally:
+        metrics.close()
