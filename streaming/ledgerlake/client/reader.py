@@ -8,12 +8,15 @@ Rules kept here:
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ledgerlake.client.backoff import Backoff
 from ledgerlake.errors import BrokerError, LedgerlakeError, TransportError, is_retryable
+from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
 from ledgerlake.wire.connection import LastMessageIdReceived
 from ledgerlake.wire.consumer import Permits
@@ -21,13 +24,17 @@ from ledgerlake.wire.entry import message_count
 from ledgerlake.wire.message_id import Position, from_wire, start_after
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.client.session import Consumer, Session
     from ledgerlake.wire.connection import EntryReceived
 
 DEFAULT_WINDOW = 20_000
+
+# Entries of several topic partitions at once; each may be as large as entries can be.
+_TOGETHER_MOST = 32
+_AT_ONCE_S = 0.5
 
 Result = TypeVar("Result")
 
@@ -53,6 +60,7 @@ class EntryReader:
         self.read_compacted = cluster.settings.read_compacted if read_compacted is None else read_compacted
         self._permits = Permits(window)
         self._open: tuple[Session, Consumer] | None = None
+        self._asked: tuple[Session, int] | None = None
         self._backoff = Backoff(give_up_after_s=cluster.settings.give_up_after_s)
         self._name = f"ledgerlake-reader-{uuid.uuid4().hex[:12]}"
 
@@ -70,6 +78,19 @@ class EntryReader:
                 return entry
             if time.monotonic() >= deadline:
                 return None
+
+    @property
+    def session(self) -> Session | None:
+        """The session that it reads through, while there is one."""
+        return None if self._open is None or self._open[1].closed else self._open[0]
+
+    def ask_last_message(self) -> None:
+        """Ask for the last message without waiting, so that the next ``last_message`` has its answer on the way."""
+        if self.session is None or self._asked is not None:
+            return
+        session, consumer = self._opened()
+        with contextlib.suppress(LedgerlakeError):
+            self._asked = session, session.start(partial(commands.get_last_message_id, consumer.consumer_id))
 
     def last_message(self) -> LastMessageIdReceived | None:
         """What the broker says of the last message; None where it cannot read what compaction left of the topic.
@@ -128,11 +149,12 @@ class EntryReader:
 
     def _ask_last_message(self) -> LastMessageIdReceived:
         session, consumer = self._opened()
-        return session.request(
-            LastMessageIdReceived,
-            f"tell the last message of {self.topic_partition}",
-            lambda request_id: commands.get_last_message_id(consumer.consumer_id, request_id),
-        )
+        asked, self._asked = self._asked, None
+        if asked is not None and asked[0] is session:
+            request_id = asked[1]
+        else:
+            request_id = session.start(partial(commands.get_last_message_id, consumer.consumer_id))
+        return session.answer(LastMessageIdReceived, f"tell the last message of {self.topic_partition}", request_id)
 
     def _opened(self) -> tuple[Session, Consumer]:
         if self._open is None or self._open[1].closed:
@@ -166,3 +188,43 @@ class EntryReader:
         if pause_s is None:
             raise error
         time.sleep(pause_s)
+
+
+def read_one_each(session: Session, wanted: Mapping[str, Position]) -> dict[str, EntryReceived]:
+    """The entries at positions, one of each topic partition of one broker, asked for many at once.
+
+    Those that are not there at once are left out, and so is everything of a connection that fails: this is a short cut, and who
+    needs an entry has ``EntryReader``.
+    """
+    found: dict[str, EntryReceived] = {}
+    names = list(wanted)
+    with contextlib.suppress(LedgerlakeError):
+        for start in range(0, len(names), _TOGETHER_MOST):
+            _read_together(session, {name: wanted[name] for name in names[start : start + _TOGETHER_MOST]}, found)
+    return found
+
+
+def _read_together(session: Session, wanted: Mapping[str, Position], found: dict[str, EntryReceived]) -> None:
+    """Subscribe to all, then ask each for one entry, then end all, each with one wait."""
+    subscription = f"ledgerlake-reader-{uuid.uuid4().hex[:12]}"
+    asked = {}
+    for name, position in wanted.items():
+        start = start_after(position.before)
+        build = partial(_subscribe, name, subscription, start)
+        asked[name] = session.start_subscribe(build)
+    opened = {}
+    for name, (consumer, request_id) in asked.items():
+        with contextlib.suppress(BrokerError):
+            opened[name] = session.subscribed(f"open a reader on {name}", consumer, request_id)
+    for consumer in opened.values():
+        session.grant(consumer, 1)
+    deadline = time.monotonic() + _AT_ONCE_S
+    for name, consumer in opened.items():
+        entry = session.next_entry(consumer, deadline)
+        if entry is not None and entry.position == wanted[name]:
+            found[name] = entry
+    session.close_consumers(opened.values())
+
+
+def _subscribe(topic: str, subscription: str, start: pb.MessageIdData, consumer_id: int, request_id: int) -> bytes:
+    return commands.subscribe_reader(topic, subscription, consumer_id, request_id, start, False)

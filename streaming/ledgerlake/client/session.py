@@ -16,6 +16,7 @@ import time
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ledgerlake.client.auth import NOBODY, Authentication, hint
@@ -34,7 +35,7 @@ from ledgerlake.wire.connection import Connection, EntryReceived, Event, Role
 from ledgerlake.wire.lookup import refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 
 CLIENT_VERSION = "ledgerlake 0.1"
@@ -115,11 +116,28 @@ class Session:
             BrokerError: the broker refused.
             TransportError, DeadlineError, ProtocolError: the connection failed, and this session with it.
         """
+        return self.answer(answer_type, attempt, self.start(build))
+
+    def start(self, build: Callable[[int], bytes]) -> int:
+        """Send one command without waiting; its number, for ``answer``. So many can be asked at once.
+
+        Raises:
+            TransportError, DeadlineError: the connection failed.
+        """
         with self._lock:
             request_id = self._next_id()
             self._waiting.add(request_id)
+            self._send(build(request_id))
+            return request_id
+
+    def answer(self, answer_type: type[Answer], attempt: str, request_id: int) -> Answer:
+        """Wait for the answer to what ``start`` has sent.
+
+        Raises:
+            As ``request``.
+        """
+        with self._lock:
             try:
-                self._send(build(request_id))
                 deadline = time.monotonic() + self.request_timeout_s
                 while request_id not in self._answers:
                     self._wait(deadline, attempt)
@@ -140,15 +158,23 @@ class Session:
 
     def subscribe(self, attempt: str, build: Callable[[int, int], bytes]) -> Consumer:
         """Open a consumer; ``build(consumer_id, request_id)`` makes the command."""
+        return self.subscribed(attempt, *self.start_subscribe(build))
+
+    def start_subscribe(self, build: Callable[[int, int], bytes]) -> tuple[Consumer, int]:
+        """The same without waiting; what ``subscribed`` takes."""
         with self._lock:
             consumer = Consumer(self._next_id())
             self._consumers[consumer.consumer_id] = consumer
-            try:
-                self.request(pb.CommandSuccess, attempt, lambda request_id: build(consumer.consumer_id, request_id))
-            except BaseException:
-                self._consumers.pop(consumer.consumer_id, None)
-                raise
-            return consumer
+            return consumer, self.start(lambda request_id: build(consumer.consumer_id, request_id))
+
+    def subscribed(self, attempt: str, consumer: Consumer, request_id: int) -> Consumer:
+        """The consumer, once the broker has opened it."""
+        try:
+            self.answer(pb.CommandSuccess, attempt, request_id)
+        except BaseException:
+            self._consumers.pop(consumer.consumer_id, None)
+            raise
+        return consumer
 
     def grant(self, consumer: Consumer, message_permits: int) -> None:
         self._send(commands.flow(consumer.consumer_id, message_permits))
@@ -168,16 +194,23 @@ class Session:
 
         A broker that cannot even do that has lost the consumer already: the session is given up, nothing is raised.
         """
+        self.close_consumers([consumer])
+
+    def close_consumers(self, consumers: Iterable[Consumer]) -> None:
+        """The same for several, asked for at once."""
         with self._lock:
-            if self._consumers.pop(consumer.consumer_id, None) is None or consumer.closed or self._failure:
-                return
-            consumer.closed = True
+            live = [
+                one
+                for one in consumers
+                if self._consumers.pop(one.consumer_id, None) is not None and not one.closed and not self._failure
+            ]
             try:
-                self.request(
-                    pb.CommandSuccess,
-                    "close a consumer",
-                    lambda request_id: commands.close_consumer(consumer.consumer_id, request_id),
-                )
+                asked = []
+                for one in live:
+                    one.closed = True
+                    asked.append(self.start(partial(commands.close_consumer, one.consumer_id)))
+                for request_id in asked:
+                    self.answer(pb.CommandSuccess, "close a consumer", request_id)
             except LedgerlakeError:
                 self.close()
 

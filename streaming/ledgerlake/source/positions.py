@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ledgerlake.client.reader import EntryReader
+from ledgerlake.client.reader import EntryReader, read_one_each
 from ledgerlake.errors import CorruptEntryError, DeadlineError, TopicNotFoundError
 from ledgerlake.source.last_entry import last_position
 from ledgerlake.source.offsets import PartitionOffset
@@ -14,7 +14,10 @@ from ledgerlake.wire.entry import message_count, read_stamp
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from ledgerlake.client.cluster import Cluster
+    from ledgerlake.client.session import Session
     from ledgerlake.wire.connection import EntryReceived
 
 # Between two looks at an idle topic: short after news, longer while nothing happens.
@@ -81,15 +84,24 @@ class Tail:
             return self._last
 
     def _look(self) -> PartitionOffset:
-        if time.monotonic() - self._asked_s >= self._pause_s:
-            position = last_position(self._reader) or BEFORE_ALL
-            moved = position > self._last.position
-            if moved:
+        if self._is_due:
+            position = self._ask()
+            if position is not None:
                 self._last = describe(self._cluster, self.topic_partition, position)
-            self._pause_s = _POLL_FIRST_S if moved else min(self._pause_s * 2, _POLL_MOST_S)
-            self._asked_s = time.monotonic()
-            self.is_gone = False
         return self._last
+
+    @property
+    def _is_due(self) -> bool:
+        return time.monotonic() - self._asked_s >= self._pause_s
+
+    def _ask(self) -> Position | None:
+        """Where the topic ends, if that is further than before."""
+        position = last_position(self._reader) or BEFORE_ALL
+        moved = position > self._last.position
+        self._pause_s = _POLL_FIRST_S if moved else min(self._pause_s * 2, _POLL_MOST_S)
+        self._asked_s = time.monotonic()
+        self.is_gone = False
+        return position if moved else None
 
     def remember(self, known: PartitionOffset) -> None:
         """What is known of an entry already: should the topic end there, nothing is read to describe it."""
@@ -102,6 +114,32 @@ class Tail:
 
     def close(self) -> None:
         self._reader.close()
+
+
+def look_at_all(tails: Collection[Tail]) -> None:
+    """Have many tails know where their topics end, by few waits for the broker; ``now`` then answers from memory.
+
+    What cannot be had together is left to ``now``.
+    """
+    due = [one for one in tails if one._is_due and one._reader.session is not None]
+    for one in due:
+        one._reader.ask_last_message()
+    moved: dict[Session, dict[str, tuple[Tail, Position]]] = {}
+    for one in due:
+        try:
+            position = one._ask()
+        except TopicNotFoundError:
+            continue
+        session = one._reader.session
+        if position is not None and session is not None:
+            moved.setdefault(session, {})[one.topic_partition] = one, position
+    for session, group in moved.items():
+        found = read_one_each(session, {name: position for name, (_, position) in group.items()})
+        for name, (one, _) in group.items():
+            if name in found:
+                one._last = _stamped(found[name])
+            else:
+                one.ask_again()
 
 
 def describe(cluster: Cluster, topic_partition: str, position: Position) -> PartitionOffset:

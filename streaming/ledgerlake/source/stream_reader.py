@@ -35,7 +35,7 @@ from ledgerlake.source.bounds import Ending, resolve_start
 from ledgerlake.source.offsets import Offset, PartitionOffset, from_json, to_json
 from ledgerlake.source.patience import Patience
 from ledgerlake.source.planning import ranges, share, split
-from ledgerlake.source.positions import Scout, Tail, count_messages
+from ledgerlake.source.positions import Scout, Tail, count_messages, look_at_all
 from ledgerlake.source.views import read_view
 from ledgerlake.source.wakes import load_wakes
 from ledgerlake.wire.message_id import BEFORE_ALL
@@ -184,6 +184,7 @@ class _Planner:
 
     def tails(self) -> Offset:
         self._look_for_topics()
+        look_at_all(self._tails.values())
         found = {name: tail.now() for name, tail in self._tails.items()}
         self._warn_without_broker_metadata(found)
         return {name: self._endings[name].cap(one) for name, one in found.items()}
