@@ -218,6 +218,28 @@ def test_a_certificate_must_be_trusted_and_be_for_the_host(tmp_path: Path) -> No
             partitions(peer, TlsSettings(security.ca_file))
 
 
+def test_a_proxy_learns_the_brokers_name_and_the_broker_is_checked_by_it(tmp_path: Path) -> None:
+    security = make_security(tmp_path / "security")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "security" / "broker.pem", tmp_path / "security" / "broker.key.pem")
+    asked_for: list[str] = []
+    context.sni_callback = lambda _socket, name, _context: asked_for.append(name)
+
+    def partitions(peer: Peer, broker: str) -> list[str]:
+        tls = TlsSettings(security.ca_file, proxy_url=peer.url)
+        cluster = Cluster(ClientSettings(f"pulsar+ssl://{broker}:1", tls=tls, give_up_after_s=1))
+        try:
+            return cluster.topic_partitions(TOPIC)
+        finally:
+            cluster.close()
+
+    with Peer(tls=context) as peer:
+        assert partitions(peer, "localhost") == [TOPIC]
+        with pytest.raises(SetupError, match=r"the certificate of pulsar\+ssl://broker.example:1 is not accepted"):
+            partitions(peer, "broker.example")
+    assert asked_for == ["localhost", "broker.example"]
+
+
 def test_a_plain_broker_behind_a_tls_url_is_told_apart() -> None:
     with Peer() as peer, pytest.raises(TransportError, match="check that the port is the one for TLS"):
         Cluster(ClientSettings(peer.url.replace("pulsar:", "pulsar+ssl:"), give_up_after_s=1)).topic_partitions(TOPIC)

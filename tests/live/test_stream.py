@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from deltalake import DeltaTable
 
-from ledgerlake.errors import LedgerlakeError, TableError, TopicNotFoundError
+from ledgerlake.errors import LedgerlakeError, SetupError, TableError, TopicNotFoundError
 from ledgerlake.query import messages, rejects, run
 from ledgerlake.query.assemble import forget
 from ledgerlake.query.config import parse_config
+from ledgerlake.query.lag import find_lags
 from ledgerlake.query.verify import verify
 from tests.live.test_columns import run_once, table_rows
 
@@ -202,9 +203,41 @@ def test_a_new_checkpoint_is_a_new_query_and_not_a_silent_skip(
     publish(runtime, topic, range(10))
     config = run_once(spark, data)
     shutil.rmtree(tmp_path / "checkpoint")
+    forget(config)
     run_once(spark, data)
     assert len(table_rows(spark, config.delta.path)) == 20
     assert verify(config).duplicate == 10
+
+
+def test_a_lost_checkpoint_asks_for_a_choice_and_the_cursor_is_one(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    data = runtime.config(tmp_path, topic, name="lost")
+    publish(runtime, topic, range(10))
+    config = run_once(spark, data)
+    publish(runtime, topic, range(10, 15))
+    shutil.rmtree(tmp_path / "checkpoint")
+    with pytest.raises(
+        SetupError, match=r"no checkpoint at .* ledgerlake-lost has read .* up to \d+:9; restore .* or set"
+    ):
+        run_once(spark, data)
+    data["source"]["starting"] = "cursor"
+    run_once(spark, data)
+    assert [int(row["value"]) for row in table_rows(spark, config.delta.path)] == list(range(15))
+    publish(runtime, topic, range(15, 16))
+    run_once(spark, data)
+    assert verify(config).messages == 16
+    assert _subscriptions(runtime, topic) == {"ledgerlake-lost": 0}
+
+
+def test_the_bare_source_goes_on_from_its_subscription(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+    topic = runtime.topic()
+    publish(runtime, topic, range(10))
+    options = {"startingOffsets": "cursor", "subscription": "pin"}
+    assert drain(source(spark, runtime, topic, **options).load(), tmp_path / "a")[0] == [[*range(10)]]
+    publish(runtime, topic, range(10, 12))
+    assert drain(source(spark, runtime, topic, **options).load(), tmp_path / "b")[0] == [[10, 11]]
 
 
 def test_verify_sees_what_is_missing_and_what_is_doubled(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
@@ -231,6 +264,7 @@ def test_the_cursor_shows_the_backlog_and_goes_when_it_is_forgotten(
     config = run_once(spark, data)
     publish(runtime, topic, range(10, 14))
     assert _subscriptions(runtime, topic) == {"ledgerlake-backlog": 4}
+    assert [one.messages for one in find_lags(config)] == [4]
     run_once(spark, data)
     assert _subscriptions(runtime, topic) == {"ledgerlake-backlog": 0}
     assert forget(config) == [topic]

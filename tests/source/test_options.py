@@ -118,3 +118,17 @@ def test_a_bound_of_a_topic_is_that_of_its_partitions_unless_they_have_their_own
 def test_bounds_that_cannot_be_are_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parse_options({**MINIMUM, **options})
+
+
+def test_a_start_at_the_cursor_needs_one() -> None:
+    assert "needs the option 'subscription'" in refusal(startingOffsets="cursor")
+    assert parse_options(MINIMUM | {"startingOffsets": "cursor", "subscription": "s"}).starting == "cursor"
+    assert "which is where a read begins" in refusal(endingOffsets="cursor")
+
+
+def test_an_sni_proxy_is_one_address_for_a_service_with_tls() -> None:
+    secured = MINIMUM | {"service.url": "pulsar+ssl://h", "pulsar.client.proxyServiceUrl": "pulsar+ssl://proxy:4443"}
+    assert parse_options(secured).client.tls.proxy_url == "pulsar+ssl://proxy:4443"
+    assert "cannot be 'HTTP'; it is SNI" in refusal(**{"pulsar.client.proxyProtocol": "HTTP"})
+    assert "is one address" in refusal(**{"pulsar.client.proxyServiceUrl": "pulsar://p"})
+    assert "needs a 'service.url' with pulsar+ssl" in refusal(**{"pulsar.client.proxyServiceUrl": "pulsar+ssl://p"})

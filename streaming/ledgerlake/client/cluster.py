@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
 from ledgerlake.client.auth import NOBODY, Authentication
 from ledgerlake.client.backoff import patiently
@@ -20,6 +22,9 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands, limits
 from ledgerlake.wire.lookup import AskAgain, Owner, refused, step
 from ledgerlake.wire.value_schema import ValueSchema, from_wire
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # Between two looks for topics that do not exist yet.
 _LOOK_FOR_TOPICS_S = 1.0
@@ -60,36 +65,36 @@ class Cluster:
             TopicNotFoundError: the broker knows no such topic.
             BrokerError, TransportError, ProtocolError: see ``Session.request``.
         """
-        name = full_name(topic)
-        answer = self._session(self.settings.service_url).request(
-            pb.CommandPartitionedTopicMetadataResponse,
-            f"describe {name}",
-            lambda request_id: commands.partition_metadata(name, request_id),
-        )
-        if answer.response == pb.CommandPartitionedTopicMetadataResponse.Failed:
-            raise refused(f"describe {name}", answer.error, answer.message)
-        if answer.partitions > limits.MAX_PARTITIONS:
-            raise ProtocolError(f"the broker claims {answer.partitions} partitions for {name}")
-        return [partition_name(name, index) for index in range(answer.partitions)] or [name]
+        return self._partitions([full_name(topic)])
 
-    def all_partitions(self, selection: TopicSelection) -> list[str]:
+    def all_partitions(self, selection: TopicSelection, may_wait: bool = True) -> list[str]:
         """The partitions of a selection's topics that there are now; a broker that is away for a while is waited for.
+
+        Args:
+            may_wait: topics that do not exist are waited for, where the settings say so.
 
         Raises:
             As ``topic_partitions``.
         """
         if selection.pattern is not None:
             return patiently(lambda: self._matching(selection), self.settings.give_up_after_s)
-        return [name for topic in selection.names for name in self._partitions_once_there(topic)]
-
-    def _partitions_once_there(self, topic: str) -> list[str]:
         while True:
             try:
-                return patiently(lambda: self.topic_partitions(topic), self.settings.give_up_after_s)
+                return patiently(lambda: self._partitions(selection.names), self.settings.give_up_after_s)
             except TopicNotFoundError:
-                if not self.settings.waits_for_topics:
+                if not (may_wait and self.settings.waits_for_topics):
                     raise
             time.sleep(_LOOK_FOR_TOPICS_S)
+
+    def _partitions(self, names: Sequence[str]) -> list[str]:
+        """The partitions of several topics, all asked for at once."""
+        session = self._session(self.settings.service_url)
+        asked = [session.start(partial(commands.partition_metadata, name)) for name in names]
+        answers = [
+            session.answer(pb.CommandPartitionedTopicMetadataResponse, f"describe {name}", request_id)
+            for name, request_id in zip(names, asked, strict=True)
+        ]
+        return [one for name, answer in zip(names, answers, strict=True) for one in _partitions_of(name, answer)]
 
     def _matching(self, selection: TopicSelection) -> list[str]:
         answer = self._session(self.settings.service_url).request(
@@ -173,6 +178,14 @@ class Cluster:
             authentication=settings.authentication,
             tls=settings.tls,
         )
+
+
+def _partitions_of(name: str, answer: pb.CommandPartitionedTopicMetadataResponse) -> list[str]:
+    if answer.response == pb.CommandPartitionedTopicMetadataResponse.Failed:
+        raise refused(f"describe {name}", answer.error, answer.message)
+    if answer.partitions > limits.MAX_PARTITIONS:
+        raise ProtocolError(f"the broker claims {answer.partitions} partitions for {name}")
+    return [partition_name(name, index) for index in range(answer.partitions)] or [name]
 
 
 _clusters: dict[tuple[int, ClientSettings], Cluster] = {}

@@ -7,14 +7,16 @@ acknowledgement only after the table has committed, removed by ``forget``.
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ledgerlake.client.backoff import Backoff
 from ledgerlake.errors import ConsumerBusyError, LedgerlakeError, is_retryable
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
+from ledgerlake.wire.connection import LastMessageIdReceived
 from ledgerlake.wire.lookup import refused
-from ledgerlake.wire.message_id import BEFORE_ALL, Position, to_wire
+from ledgerlake.wire.message_id import BEFORE_ALL, Position, from_wire, to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,6 +56,10 @@ class DurableCursor:
         self._retrying(lambda: self._acknowledge(position))
         self._reached = position
 
+    def position(self) -> Position:
+        """The last entry that counts as taken, with everything before it; entry -1 where nothing was yet."""
+        return self._retrying(self._mark_delete_position)
+
     def forget(self) -> None:
         """Remove the subscription; what it pinned may now be deleted by the broker."""
         session, consumer = self._retrying(lambda: self._opened(True))
@@ -69,6 +75,15 @@ class DurableCursor:
             session, consumer = self._open
             self._open = None
             session.close_consumer(consumer)
+
+    def _mark_delete_position(self) -> Position:
+        session, consumer = self._opened(True)
+        received = session.request(
+            LastMessageIdReceived,
+            f"tell where the subscription {self.name} of {self.topic_partition} stands",
+            partial(commands.get_last_message_id, consumer.consumer_id),
+        )
+        return from_wire(received.answer.consumer_mark_delete_position).position
 
     def _acknowledge(self, position: Position) -> None:
         session, consumer = self._opened(True)

@@ -33,13 +33,17 @@ class Address:
 
 @dataclass(frozen=True)
 class TlsSettings:
-    """Whom we trust and who we are, as paths of PEM files; no ``ca_file``: whom the machine trusts."""
+    """Whom we trust and who we are, as paths of PEM files; no ``ca_file``: whom the machine trusts.
+
+    ``proxy_url``: where to connect instead, a proxy that passes TLS on to the broker whose name it asks for (SNI).
+    """
 
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
     checks_hostname: bool = True
     allows_insecure: bool = False
+    proxy_url: str | None = None
 
 
 DEFAULT_TLS = TlsSettings()
@@ -70,7 +74,8 @@ class Transport:
     def __init__(self, url: str, connect_timeout_s: float, tls: TlsSettings = DEFAULT_TLS) -> None:
         self.url = url
         (address,) = parse_service_url(url)
-        host, port = address.host, address.port
+        (dialled,) = parse_service_url(tls.proxy_url if address.is_tls and tls.proxy_url else url)
+        host, port = dialled.host, dialled.port
         try:
             self._socket = socket.create_connection((host, port), timeout=connect_timeout_s)
         except socket.gaierror as error:

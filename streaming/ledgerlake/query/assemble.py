@@ -29,7 +29,8 @@ from ledgerlake.sinks.outbox import Outbox
 from ledgerlake.sinks.pulsar import LargeMessageProducer
 from ledgerlake.sinks.republish import Republisher
 from ledgerlake.sinks.writing import TaskSettings
-from ledgerlake.source.bounds import resolve_start
+from ledgerlake.source.bounds import first_available, resolve_start
+from ledgerlake.source.offsets import PartitionOffset
 from ledgerlake.source.options import parse_start
 from ledgerlake.source.wakes import load_wakes, save_wakes
 from ledgerlake.state.delay.cancels import CANCEL_PROPERTY, parse_cancel
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
     from ledgerlake.query.metrics import ServedMetrics
     from ledgerlake.source.offsets import Offset
+    from ledgerlake.source.options import Bound
     from ledgerlake.wire.message_id import Position
 
 
@@ -197,10 +199,29 @@ class Pipeline:
             self._cursors[name] = DurableCursor(self._cluster, name, self.config.subscription)
             self._cursors[name].ensure(from_earliest=bound != "latest" or start is not None)
         if start is None:
-            start = {name: resolve_start(self._cluster, name, bound) for name in names}
+            start = self._first_start(names, bound)
             save_start(self.config.stream.checkpoint, start)
             for name, offset in start.items():
                 self._cursors[name].advance(offset.position)
+        return start
+
+    def _first_start(self, names: list[str], bound: Bound) -> Offset:
+        """Where a pipeline without a checkpoint begins.
+
+        Raises:
+            SetupError: its cursors have moved already, so that a checkpoint there was is lost, and nobody has said what to do.
+        """
+        stands = {name: cursor.position() for name, cursor in self._cursors.items()}
+        if bound == "cursor":
+            return {name: PartitionOffset(stands[name]) for name in names}
+        start = {name: resolve_start(self._cluster, name, bound) for name in names}
+        for name, position in stands.items() if bound != "latest" else ():
+            if position > first_available(self._cluster, name):
+                raise SetupError(
+                    f"there is no checkpoint at {self.config.stream.checkpoint}, but the subscription "
+                    f"{self.config.subscription} has read {name} up to {position}; restore the checkpoint, or set starting to "
+                    "cursor to go on from there, or begin anew after: ledgerlake forget CONFIG"
+                )
         return start
 
     def _advance_cursor(self, name: str, position: Position) -> None:

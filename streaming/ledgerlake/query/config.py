@@ -5,7 +5,7 @@
            require_broker_metadata, max_rows_per_trigger, max_bytes_per_trigger, min_rows_per_trigger, max_trigger_delay,
            min_partitions, retry_timeout_s
 [auth]     method; token, user, password, issuer_url, private_key, audience, scope
-[tls]      ca_file, cert_file, key_file, checks_hostname
+[tls]      ca_file, cert_file, key_file, checks_hostname, proxy_url
 [stream]   name; trigger, checkpoint
 [delta]    path; rejects_path
 [chunks]   max_pending, max_pending_bytes, max_message_bytes, expire_after
@@ -99,12 +99,13 @@ class AuthConfig:
 
 @dataclass(frozen=True)
 class TlsConfig:
-    """``[tls]``: whom we trust, and our own certificate; paths of PEM files."""
+    """``[tls]``: whom we trust, and our own certificate, as paths of PEM files; a proxy that goes by the name in TLS."""
 
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
     checks_hostname: bool = True
+    proxy_url: str | None = None
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,7 @@ class Config:
             "service.url": source.service_url,
             "topics": ",".join(source.topics) or None,
             "topicsPattern": source.topics_pattern,
-            "startingOffsets": source.starting,
+            "startingOffsets": source.starting if source.starting.strip().lower() != "cursor" else None,
             "endingOffsets": source.ending,
             "readCompacted": str(source.read_compacted).lower(),
             "failOnDataLoss": str(source.fail_on_data_loss).lower(),
@@ -248,6 +249,7 @@ class Config:
             "pulsar.client.tlsTrustCertsFilePath": self.tls.ca_file,
             "pulsar.client.tlsCertificateFilePath": self.tls.cert_file,
             "pulsar.client.tlsKeyFilePath": self.tls.key_file,
+            "pulsar.client.proxyServiceUrl": self.tls.proxy_url,
             "pulsar.client.tlsHostnameVerificationEnable": str(self.tls.checks_hostname).lower(),
         }
         return {name: str(value) for name, value in given.items() if value is not None}

@@ -48,6 +48,8 @@ _NAMES = (
     "pulsar.client.tlsKeyFilePath",
     "pulsar.client.tlsHostnameVerificationEnable",
     "pulsar.client.tlsAllowInsecureConnection",
+    "pulsar.client.proxyServiceUrl",
+    "pulsar.client.proxyProtocol",
     "pulsar.client.listenerName",
     "pulsar.client.operationTimeoutMs",
     "pulsar.client.connectionTimeoutMs",

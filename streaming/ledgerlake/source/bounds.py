@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.reader import EntryReader
-from ledgerlake.errors import CorruptEntryError, SetupError, TopicNotFoundError
+from ledgerlake.errors import CorruptEntryError, SetupError, TopicNotFoundError, UsageError
 from ledgerlake.source.last_entry import last_position
 from ledgerlake.source.offsets import PartitionOffset
 from ledgerlake.source.options import After, AtIndex, AtTime, Before
@@ -40,6 +40,7 @@ def resolve_start(cluster: Cluster, topic_partition: str, bound: Bound) -> Parti
 
     Raises:
         SetupError: a start by index, and the entries have none.
+        UsageError: a start at a cursor, which only who holds it can resolve.
     """
     if isinstance(bound, PartitionOffset):
         return replace(bound, clock_ms=None)
@@ -52,6 +53,8 @@ def resolve_start(cluster: Cluster, topic_partition: str, bound: Bound) -> Parti
         return _before(bound.first)
     if isinstance(bound, MessageId):
         return _before(bound)
+    if bound == "cursor":
+        raise UsageError("a start at the cursor is for streams with a subscription")
     if bound == "latest":
         return tail_once(cluster, topic_partition)
     first = entry_from(cluster, topic_partition, BEFORE_ALL, AFTER_ALL)

@@ -8,7 +8,7 @@
 | ``schema`` | ``bytes``, or ``auto``: ``value`` by the newest schema of the topic (see ``decode.values``), and what does not fit it a reject with its bytes in ``value_bytes`` | ``bytes``; of ``compat`` ``auto`` |
 | ``includeValueBytes`` | with ``schema = auto``, every message's bytes in ``value_bytes`` | ``false`` |
 | ``allowDifferentTopicSchemas`` | topics whose schemas differ are read all the same, with values as bytes | ``false`` |
-| ``startingOffsets`` | ``earliest``, ``latest``, a message id (its message is the first read), ``after ID``, an ISO time with a zone, ``index N``, or JSON topic or topic partition -> these; or an offset as a checkpoint holds it | stream ``latest``, batch ``earliest`` |
+| ``startingOffsets`` | ``earliest``, ``latest``, a message id (its message is the first read), ``after ID``, an ISO time with a zone, ``index N``, ``cursor`` for where ``subscription`` stands, or JSON topic or topic partition -> these; or an offset as a checkpoint holds it | stream ``latest``, batch ``earliest`` |
 | ``startingTime`` | in place of it: the first entry that the broker stored at a time or later; ISO with a zone, or milliseconds since 1970, or JSON topic or topic partition -> these | none |
 | ``startingIndex`` | in place of it: the message with that number of the broker's, from 0; or JSON topic or topic partition -> these | none |
 | ``endingOffsets`` | likewise, the last message read: ``latest``, a message id, ``before ID``, an ISO time (what was stored before it), ``index N``; a stream idles there, or ends with ``Trigger.AvailableNow`` | ``latest``; a stream goes on |
@@ -31,6 +31,7 @@
 | ``pulsar.client.tlsCertificateFilePath``, ``pulsar.client.tlsKeyFilePath`` | our own certificate and its key | none |
 | ``pulsar.client.tlsHostnameVerificationEnable`` | check that a certificate is for the host | ``true`` |
 | ``pulsar.client.tlsAllowInsecureConnection`` | accept any certificate | ``false`` |
+| ``pulsar.client.proxyServiceUrl`` | a proxy that passes TLS on to the broker whose name it asks for (SNI), ``pulsar+ssl://host:port``; ``pulsar.client.proxyProtocol`` can only be ``SNI`` | none |
 | ``pulsar.client.listenerName`` | which of a broker's advertised addresses to use | the internal one |
 | ``pollTimeoutMs`` | how long a broker may keep back entries that it says it has | 120000 |
 | ``waitingForNonExistedTopic`` | wait for topics that do not exist yet | ``false`` |
@@ -102,7 +103,7 @@ class AtIndex:
     index: int
 
 
-Bound = Literal["earliest", "latest"] | AnyMessageId | After | Before | AtTime | AtIndex | PartitionOffset
+Bound = Literal["earliest", "latest", "cursor"] | AnyMessageId | After | Before | AtTime | AtIndex | PartitionOffset
 
 _Bounds = tuple[Bound | None, tuple[tuple[str, Bound], ...]]
 
@@ -142,6 +143,8 @@ _NAMES = (
     "pulsar.client.tlsKeyFilePath",
     "pulsar.client.tlsHostnameVerificationEnable",
     "pulsar.client.tlsAllowInsecureConnection",
+    "pulsar.client.proxyServiceUrl",
+    "pulsar.client.proxyProtocol",
     "pulsar.client.listenerName",
     "pulsar.client.operationTimeoutMs",
     "pulsar.client.connectionTimeoutMs",
@@ -242,6 +245,8 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         converter=_function(values, "payloadToMessageIdConverter"),
         crypto=_crypto(values),
     )
+    if values.get("startingOffsets", "").strip().lower() == "cursor" and not values.get("subscription"):
+        raise UsageError("a start at the cursor needs the option 'subscription'")
     if client.read_compacted and not topics.is_persistent:
         raise UsageError("the option 'readCompacted' is for persistent topics")
     return SourceOptions(
@@ -277,11 +282,11 @@ def nearest(name: str, known: tuple[str, ...]) -> str:
 
 
 def parse_bound(text: str, where: str) -> Bound:
-    """``earliest``, ``latest``, a message id, ``after`` or ``before`` and one, an ISO time with a zone, or ``index N``."""
+    """``earliest``, ``latest``, ``cursor``, a message id, ``after`` or ``before`` and one, an ISO time with a zone, or ``index N``."""
     word = text.strip()
     if _ISO.match(word):
         return AtTime(parse_time_ms(word, where))
-    if word.lower() in ("earliest", "latest"):
+    if word.lower() in ("earliest", "latest", "cursor"):
         return cast("Bound", word.lower())
     first, _, rest = word.partition(" ")
     if first.lower() == "index":
@@ -313,6 +318,8 @@ def parse_end(text: str, where: str) -> Bound:
     Raises:
         UsageError: it is none.
     """
+    if text.strip().lower() == "cursor":
+        raise UsageError(f"{where} cannot be 'cursor', which is where a read begins")
     return _unless(
         After, parse_bound(text, where), f"{where} cannot be '{text.strip()}'; write the id alone, or before"
     )
@@ -391,7 +398,20 @@ def _tls(values: dict[str, str]) -> TlsSettings:
         key_file,
         checks_hostname=flag(values, "pulsar.client.tlsHostnameVerificationEnable", default=True),
         allows_insecure=flag(values, "pulsar.client.tlsAllowInsecureConnection"),
+        proxy_url=_sni_proxy(values),
     )
+
+
+def _sni_proxy(values: dict[str, str]) -> str | None:
+    url = values.get("pulsar.client.proxyServiceUrl") or None
+    protocol = values.get("pulsar.client.proxyProtocol", "SNI")
+    if protocol.strip().upper() != "SNI":
+        raise UsageError(f"the option 'pulsar.client.proxyProtocol' cannot be '{protocol}'; it is SNI")
+    if url is not None and not (len(parse_service_url(url)) == 1 and url.startswith("pulsar+ssl://")):
+        raise UsageError("the option 'pulsar.client.proxyServiceUrl' is one address, pulsar+ssl://host:port")
+    if url is not None and not values["service.url"].startswith("pulsar+ssl://"):
+        raise UsageError("a proxy that goes by the name in TLS needs a 'service.url' with pulsar+ssl://")
+    return url
 
 
 def _topics(values: dict[str, str]) -> TopicSelection:

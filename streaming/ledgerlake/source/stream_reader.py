@@ -132,17 +132,20 @@ class _Planner:
         self._look_for_topics()
 
     def initial(self) -> Offset:
-        return {
-            name: resolve_start(self._cluster, name, self._options.starting_of(name, "latest"))
-            for name in sorted(self._names)
-        }
+        return {name: self._start_of(name) for name in sorted(self._names)}
+
+    def _start_of(self, name: str) -> PartitionOffset:
+        bound = self._options.starting_of(name, "latest")
+        if bound == "cursor" and name in self._cursors:
+            return PartitionOffset(self._cursors[name].position())
+        return resolve_start(self._cluster, name, bound)
 
     def _look_for_topics(self) -> None:
         """Find out which topics and partitions there are, now and then; those that are new have no start, and are read whole."""
         if time.monotonic() - self._looked_s < _LOOK_S:
             return
         try:
-            self._names = set(self._cluster.all_partitions(self._options.topics))
+            self._names = set(self._cluster.all_partitions(self._options.topics, may_wait=not self._tails))
         except TopicNotFoundError:
             if self._options.fail_on_data_loss or not self._tails:
                 raise

@@ -1,0 +1,85 @@
+"""One topic partition read by several tasks: the same table, in the same order, however many."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from deltalake import DeltaTable
+
+from ledgerlake.client.producer import EntryProducer
+from ledgerlake.decode.codecs import compress
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.query.verify import verify
+from ledgerlake.wire.entry import encode_batch, encode_entry
+from tests.live.runtime import Runtime, start_runtime
+from tests.live.test_columns import run_once
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.live, pytest.mark.spark, pytest.mark.slow]
+
+_BATCH = 1000
+
+
+@pytest.fixture(scope="module")
+def many_ledgers() -> Iterator[Runtime]:
+    """A broker that begins another ledger often, so that ranges span several."""
+    settings = {"managedLedgerMaxEntriesPerLedger": "700", "managedLedgerMinLedgerRolloverTimeMinutes": "0"}
+    with start_runtime(settings=settings) as running:
+        yield running
+
+
+def publish(runtime: Runtime, topic: str, count: int) -> None:
+    """Batches of a thousand numbers of a hundred bytes."""
+    producer = EntryProducer(runtime.cluster(), topic, "writer")
+    for first in range(0, count, _BATCH):
+        numbers = range(first, first + _BATCH)
+        plain = encode_batch([(pb.SingleMessageMetadata(), b"%0100d" % number) for number in numbers])
+        metadata = pb.MessageMetadata(
+            producer_name="writer",
+            sequence_id=first,
+            publish_time=1_700_000_000_000 + first,
+            compression=pb.LZ4,
+            uncompressed_size=len(plain),
+            num_messages_in_batch=_BATCH,
+        )
+        producer.send(encode_entry(metadata, compress(pb.LZ4, plain)), _BATCH)
+    producer.close()
+
+
+def table_numbers(path: str) -> tuple[pa.Table, int]:
+    """The table's rows by position, and how many files they come from."""
+    table = DeltaTable(path)
+    columns = ["ledger_id", "entry_id", "batch_index", "broker_index", "value"]
+    keys = [(name, "ascending") for name in columns[:3]]
+    return table.to_pyarrow_table(columns=columns).sort_by(keys), len(table.file_uris())
+
+
+def test_one_two_and_four_tasks_write_the_same_table(
+    many_ledgers: Runtime, spark: SparkSession, tmp_path: Path, campaign_is_long: bool
+) -> None:
+    count = 5_000_000 if campaign_is_long else 500_000
+    topic = many_ledgers.topic()
+    publish(many_ledgers, topic, count)
+    tables = []
+    for tasks in (1, 2, 4):
+        folder = tmp_path / str(tasks)
+        config = run_once(spark, many_ledgers.config(folder, topic, name=f"split{tasks}", min_partitions=tasks))
+        table, files = table_numbers(config.delta.path)
+        print(f"{tasks} tasks: {table.num_rows} rows in {files} files")
+        assert files >= tasks
+        assert verify(config).clean, verify(config).sentence()
+        tables.append(table)
+    first = tables[0]
+    assert first.num_rows == count
+    assert np.array_equal(pc.cast(first["value"].cast(pa.string()), pa.int64()).to_numpy(), np.arange(count))
+    assert np.array_equal(first["broker_index"].to_numpy(), np.arange(count))
+    assert all(table.equals(first) for table in tables[1:])
