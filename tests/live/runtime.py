@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import urllib.request
+import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -75,8 +76,9 @@ class Runtime:
     def cluster(self, give_up_after_s: float = 300.0) -> Cluster:
         return Cluster(ClientSettings(self.service_url, give_up_after_s=give_up_after_s))
 
-    def config(self, folder: Path, *topics: str, name: str = "test", **source: Any) -> dict[str, Any]:
-        """Configuration data of a pipeline below ``folder``."""
+    def config(self, folder: Path, *topics: str, name: str | None = None, **source: Any) -> dict[str, Any]:
+        """Configuration data of a pipeline below ``folder``; named after it, so that those of two folders are two."""
+        name = name or f"test-{zlib.crc32(str(folder).encode()):08x}"
         return {
             "source": {"service_url": self.service_url, "topics": list(topics), **source},
             "stream": {"name": name, "checkpoint": str(folder / "checkpoint"), "trigger": "200 ms"},

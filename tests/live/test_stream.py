@@ -231,6 +231,16 @@ def test_a_lost_checkpoint_asks_for_a_choice_and_the_cursor_is_one(
     assert _subscriptions(runtime, topic) == {"ledgerlake-lost": 0}
 
 
+def test_a_start_that_fails_leaves_nothing_on_the_broker(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+    topic = runtime.topic()
+    publish(runtime, topic, range(10))
+    data = runtime.config(tmp_path, topic, name="failed")
+    data["stream"]["checkpoint"] = "/proc/nowhere"
+    with pytest.raises(SetupError, match="the checkpoint folder /proc/nowhere cannot be written"):
+        run_once(spark, data)
+    assert _subscriptions(runtime, topic) == {}
+
+
 def test_the_bare_source_goes_on_from_its_subscription(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
     topic = runtime.topic()
     publish(runtime, topic, range(10))
@@ -368,10 +378,10 @@ def test_two_pipelines_of_one_name_do_not_run_together(
 ) -> None:
     monkeypatch.setattr("ledgerlake.client.cursor._BUSY_FOR_S", 0.5)
     topic = runtime.topic()
-    first = run(spark, parse_config(runtime.config(tmp_path / "first", topic)))
+    first = run(spark, parse_config(runtime.config(tmp_path / "first", topic, name="same")))
     try:
         with pytest.raises(LedgerlakeError, match="another consumer holds this subscription"):
-            run(spark, parse_config(runtime.config(tmp_path / "second", topic)))
+            run(spark, parse_config(runtime.config(tmp_path / "second", topic, name="same")))
     finally:
         first.stop()
         first.close()

@@ -13,6 +13,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
+from ledgerlake.client.topics import TopicSelection, full_pattern
 from ledgerlake.errors import DataLossError, TopicNotFoundError
 from tests.live.test_cli import config_file, ledgerlake
 from tests.live.test_columns import run_once
@@ -92,11 +93,31 @@ def test_two_hundred_topics_come_and_go_while_a_pipeline_runs(runtime: Runtime, 
     assert found(tmp_path) == Counter(expected)
     assert rejects_rows(tmp_path) == []
     assert running.returncode == 0, errors.read_text()
-    held = [name for name in names[60:] if "ledgerlake-test" in runtime.admin("GET", name, "/subscriptions")]
+    cursor = f"ledgerlake-{data['stream']['name']}"
+    held = [name for name in names[60:] if cursor in runtime.admin("GET", name, "/subscriptions")]
     assert len(held) == 140
     again = ledgerlake("run", config_file(tmp_path, data), "--once")
     assert again.returncode == 0, again.stderr
     assert found(tmp_path) == Counter(expected)
+
+
+def test_the_broker_tells_when_topics_come_and_go(runtime: Runtime) -> None:
+    base = runtime.topic()
+    cluster = runtime.cluster()
+    try:
+        for change in ("PUT", "DELETE"):
+            watcher = cluster.watch(TopicSelection(pattern=full_pattern(f"{base}-[ab]")))
+            assert watcher is not None
+            time.sleep(2)
+            assert not watcher.changed
+            runtime.admin(change, f"{base}-a")
+            deadline = time.monotonic() + 20
+            while not watcher.changed:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+        assert cluster.watch(TopicSelection(names=(base,))) is None
+    finally:
+        cluster.close()
 
 
 def test_partitions_that_are_added_are_read_from_their_beginning(

@@ -34,6 +34,7 @@ def connect(
     flags = pb.FeatureFlags(
         supports_auth_refresh=True,
         supports_broker_entry_metadata=True,
+        supports_topic_watchers=True,
         supports_get_partitioned_metadata_without_auto_creation=True,
     )
     body = pb.CommandConnect(
@@ -68,6 +69,14 @@ def topics_of_namespace(namespace: str, is_persistent: bool, request_id: int) ->
     mode = pb.CommandGetTopicsOfNamespace.PERSISTENT if is_persistent else pb.CommandGetTopicsOfNamespace.NON_PERSISTENT
     body = pb.CommandGetTopicsOfNamespace(request_id=request_id, namespace=namespace, mode=mode)
     return encode(pb.BaseCommand(type=_Type.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace=body))
+
+
+def watch_topics(watcher_id: int, namespace: str, pattern: str, request_id: int) -> bytes:
+    """WATCH_TOPIC_LIST: be told when topics of a namespace whose names match come or go."""
+    body = pb.CommandWatchTopicList(
+        request_id=request_id, watcher_id=watcher_id, namespace=namespace, topics_pattern=pattern
+    )
+    return encode(pb.BaseCommand(type=_Type.WATCH_TOPIC_LIST, watch_topic_list=body))
 
 
 def get_schema(topic: str, version: bytes | None, request_id: int) -> bytes:

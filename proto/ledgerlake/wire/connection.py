@@ -98,6 +98,8 @@ _ACCEPTED: dict[tuple[Role, State], frozenset[int]] = {
             _T.GET_LAST_MESSAGE_ID_RESPONSE,
             _T.GET_TOPICS_OF_NAMESPACE_RESPONSE,
             _T.GET_SCHEMA_RESPONSE,
+            _T.WATCH_TOPIC_LIST_SUCCESS,
+            _T.WATCH_TOPIC_UPDATE,
             _T.AUTH_CHALLENGE,
             _T.ACK_RESPONSE,
         }
@@ -120,6 +122,7 @@ _ACCEPTED: dict[tuple[Role, State], frozenset[int]] = {
             _T.GET_LAST_MESSAGE_ID,
             _T.GET_TOPICS_OF_NAMESPACE,
             _T.GET_SCHEMA,
+            _T.WATCH_TOPIC_LIST,
             _T.AUTH_RESPONSE,
         }
     ),

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.auth import NOBODY, Authentication
 from ledgerlake.client.backoff import patiently
-from ledgerlake.client.session import Session
+from ledgerlake.client.session import Session, Watcher
 from ledgerlake.client.topics import TopicSelection, full_name, partition_name
 from ledgerlake.client.transport import DEFAULT_TLS, TlsSettings, parse_service_url
-from ledgerlake.errors import ProtocolError, TopicNotFoundError, TransportError
+from ledgerlake.errors import LedgerlakeError, ProtocolError, TopicNotFoundError, TransportError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands, limits
 from ledgerlake.wire.lookup import AskAgain, Owner, refused, step
@@ -85,6 +85,19 @@ class Cluster:
                 if not (may_wait and self.settings.waits_for_topics):
                     raise
             time.sleep(_LOOK_FOR_TOPICS_S)
+
+    def watch(self, selection: TopicSelection) -> Watcher | None:
+        """What says when topics may have come or gone that belong to a pattern; None where no broker says it.
+
+        All topics of the namespace are watched: a broker takes short patterns only, and reads them in its own way.
+        """
+        if selection.pattern is None or not selection.is_persistent:
+            return None
+        pattern = f"persistent://{selection.namespace}/.*"
+        try:
+            return self._session(self.settings.service_url).watch_topics(selection.namespace, pattern)
+        except LedgerlakeError:
+            return None
 
     def _partitions(self, names: Sequence[str]) -> list[str]:
         """The partitions of several topics, all asked for at once."""

@@ -64,6 +64,14 @@ class Receipts:
     closed: bool = False
 
 
+@dataclass
+class Watcher:
+    """Whether the broker has said that topics came or went; nothing more is said once the connection is ``closed``."""
+
+    changed: bool = False
+    closed: bool = False
+
+
 class Session:
     """A connection after its handshake."""
 
@@ -87,6 +95,8 @@ class Session:
         self._waiting: set[int] = set()
         self._consumers: dict[int, Consumer] = {}
         self._producers: dict[int, Receipts] = {}
+        self._watchers: dict[int, Watcher] = {}
+        self._can_watch = False
         self._ids = 0
         self._next_ping_s = time.monotonic() + KEEPALIVE_S
         self._lock = threading.RLock()
@@ -256,6 +266,26 @@ class Session:
                 lambda request_id: commands.close_producer(receipts.producer_id, request_id),
             )
 
+    def watch_topics(self, namespace: str, pattern: str) -> Watcher | None:
+        """Be told when topics come or go; None where the broker has no such thing.
+
+        Raises:
+            BrokerError: the broker refused.
+            TransportError, DeadlineError, ProtocolError: the connection failed.
+        """
+        if not self._can_watch:
+            return None
+        with self._lock:
+            watcher_id = self._next_id()
+            watcher = self._watchers[watcher_id] = Watcher()
+            try:
+                build = partial(commands.watch_topics, watcher_id, namespace, pattern)
+                self.request(pb.CommandWatchTopicListSuccess, f"watch the topics of {namespace}", build)
+            except BaseException:
+                del self._watchers[watcher_id]
+                raise
+            return watcher
+
     def close(self) -> None:
         if self._failure is None:
             self._fail(TransportError(f"the session with {self.url} was closed"))
@@ -306,6 +336,7 @@ class Session:
             raise ProtocolError(
                 f"the peer at {self.url} answered CONNECT with {type(event).__name__}; is it a Pulsar broker?"
             )
+        self._can_watch = event.feature_flags.supports_topic_watchers
 
     def _answer_challenge(self) -> None:
         """A broker asks again who we are: our credentials are about to expire.
@@ -372,6 +403,10 @@ class Session:
             receipts = self._producers.pop(event.producer_id, None)
             if receipts is not None:
                 receipts.closed = True
+        elif isinstance(event, pb.CommandWatchTopicUpdate):
+            watcher = self._watchers.get(event.watcher_id)
+            if watcher is not None:
+                watcher.changed = True
         elif isinstance(event, pb.CommandAuthChallenge):
             self._answer_challenge()
         else:
@@ -396,6 +431,8 @@ class Session:
             consumer.closed = True
         for receipts in self._producers.values():
             receipts.closed = True
+        for watcher in self._watchers.values():
+            watcher.closed = True
         return error
 
     def _next_id(self) -> int:

@@ -195,15 +195,29 @@ class Pipeline:
         """Make the cursors before anything is read; the pipeline's very first position, resolved once for all runs."""
         bound = parse_start(self.config.source.starting, "[source] starting")
         start = load_start(self.config.stream.checkpoint)
-        for name in names:
-            self._cursors[name] = DurableCursor(self._cluster, name, self.config.subscription)
-            self._cursors[name].ensure(from_earliest=bound != "latest" or start is not None)
-        if start is None:
-            start = self._first_start(names, bound)
-            save_start(self.config.stream.checkpoint, start)
-            for name, offset in start.items():
-                self._cursors[name].advance(offset.position)
-        return start
+        try:
+            for name in names:
+                cursor = DurableCursor(self._cluster, name, self.config.subscription)
+                cursor.ensure(from_earliest=bound != "latest" or start is not None)
+                self._cursors[name] = cursor
+            if start is not None:
+                return start
+            first = self._first_start(names, bound)
+            save_start(self.config.stream.checkpoint, first)
+        except LedgerlakeError:
+            if start is None:
+                self._forget_unused_cursors()
+            raise
+        for name, offset in first.items():
+            self._cursors[name].advance(offset.position)
+        return first
+
+    def _forget_unused_cursors(self) -> None:
+        """A pipeline that never began leaves nothing on the broker; a cursor that has moved is one of an earlier run."""
+        for name, cursor in self._cursors.items():
+            with contextlib.suppress(LedgerlakeError):
+                if cursor.position() <= first_available(self._cluster, name):
+                    cursor.forget()
 
     def _first_start(self, names: list[str], bound: Bound) -> Offset:
         """Where a pipeline without a checkpoint begins.

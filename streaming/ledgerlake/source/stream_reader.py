@@ -45,11 +45,15 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from ledgerlake.client.session import Watcher
     from ledgerlake.source.options import SourceOptions
     from ledgerlake.wire.message_id import Position
 
 # How often topics and partitions are looked for.
 _LOOK_S = 2.0
+
+# The same where the broker tells when some come or go, in case that a word of it was lost.
+_LOOK_WATCHED_S = 30.0
 
 # How often a batch is planned of an idle topic where nobody says when one is wanted.
 _TICK_MS = 1000
@@ -124,6 +128,7 @@ class _Planner:
         self._scouts: dict[str, Scout] = {}
         self._cursors: dict[str, DurableCursor] = {}
         self._looked_s = float("-inf")
+        self._watcher: Watcher | None = None
         self._fixed_end: Offset | None = None
         self._fixed_clock_ms: int | None = None
         self._patience = Patience(options.min_rows, options.max_trigger_delay_ms) if options.min_rows else None
@@ -142,8 +147,12 @@ class _Planner:
 
     def _look_for_topics(self) -> None:
         """Find out which topics and partitions there are, now and then; those that are new have no start, and are read whole."""
-        if time.monotonic() - self._looked_s < _LOOK_S:
+        if not self._is_time_to_look():
             return
+        if self._watcher is None or self._watcher.closed:
+            self._watcher = self._cluster.watch(self._options.topics)
+        if self._watcher is not None:
+            self._watcher.changed = False
         try:
             self._names = set(self._cluster.all_partitions(self._options.topics, may_wait=not self._tails))
         except TopicNotFoundError:
@@ -155,6 +164,12 @@ class _Planner:
             if self._options.subscription:
                 self._cursors[name] = DurableCursor(self._cluster, name, self._options.subscription)
                 self._cursors[name].ensure(from_earliest=True)
+
+    def _is_time_to_look(self) -> bool:
+        waited_s = time.monotonic() - self._looked_s
+        if self._watcher is None or self._watcher.closed:
+            return waited_s >= _LOOK_S
+        return self._watcher.changed or waited_s >= _LOOK_WATCHED_S
 
     def _watch(self, name: str) -> None:
         self._tails[name] = Tail(self._cluster, name)
