@@ -185,6 +185,8 @@ class NumberedProducer:
             if pause_s is None:
                 raise failure
             time.sleep(pause_s)
+            # A broker that is there but slow would still hold the name.
+            self.close()
             try:
                 self._open()
                 return

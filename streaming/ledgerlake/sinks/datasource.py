@@ -29,7 +29,7 @@ from ledgerlake.errors import UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.sinks.topic import TopicSettings, TopicWriter, check_columns
 from ledgerlake.source.datasource import ReadingDataSource
-from ledgerlake.source.options import client_settings, flag, nearest, positive
+from ledgerlake.source.options import CLIENT_OPTIONS, client_settings, flag, positive, spelled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -38,21 +38,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _NAMES = (
-    "service.url",
+    *CLIENT_OPTIONS,
     "topic",
-    "retryTimeoutMs",
-    "pulsar.client.authPluginClassName",
-    "pulsar.client.authParams",
-    "pulsar.client.tlsTrustCertsFilePath",
-    "pulsar.client.tlsCertificateFilePath",
-    "pulsar.client.tlsKeyFilePath",
-    "pulsar.client.tlsHostnameVerificationEnable",
-    "pulsar.client.tlsAllowInsecureConnection",
-    "pulsar.client.proxyServiceUrl",
-    "pulsar.client.proxyProtocol",
-    "pulsar.client.listenerName",
-    "pulsar.client.operationTimeoutMs",
-    "pulsar.client.connectionTimeoutMs",
     "pulsar.producer.producerName",
     "pulsar.producer.batchingEnabled",
     "pulsar.producer.batchingMaxMessages",
@@ -84,13 +71,8 @@ def parse_topic_options(given: Mapping[str, str]) -> TopicSettings:
     Raises:
         UsageError: an unknown or missing option, or a value that it cannot have; the message names it.
     """
-    known = {name.lower(): name for name in _NAMES}
-    values: dict[str, str] = {}
-    for name, value in given.items():
-        if name.lower() in known:
-            values[known[name.lower()]] = value
-        elif name.lower() not in _SPARKS_OWN:
-            raise UsageError(f"the sink has no option '{name}'{nearest(name, _NAMES)}")
+    ours = ((name, value) for name, value in given.items() if name.lower() not in _SPARKS_OWN)
+    values = spelled(ours, _NAMES, "sink")
     codec = values.get("pulsar.producer.compressionType", "none").strip().lower()
     if codec not in _CODECS:
         raise UsageError(

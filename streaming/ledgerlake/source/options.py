@@ -70,7 +70,7 @@ from ledgerlake.wire.message_id import AnyMessageId, parse_message_id
 from ledgerlake.wire.value_schema import ValueSchema
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 View = Literal["messages", "entries", "compat", "bundles"]
 
@@ -110,8 +110,24 @@ _Bounds = tuple[Bound | None, tuple[tuple[str, Bound], ...]]
 _DURATION = re.compile(r"(\d+)\s*(milliseconds?|ms|seconds?|s|minutes?|min|m|hours?|h)")
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}")
 _VIEWS = ("messages", "entries", "compat", "bundles")
-_NAMES = (
+# How to reach a cluster; what ``client_settings`` reads.
+CLIENT_OPTIONS = (
     "service.url",
+    "pulsar.client.authPluginClassName",
+    "pulsar.client.authParams",
+    "pulsar.client.tlsTrustCertsFilePath",
+    "pulsar.client.tlsCertificateFilePath",
+    "pulsar.client.tlsKeyFilePath",
+    "pulsar.client.tlsHostnameVerificationEnable",
+    "pulsar.client.tlsAllowInsecureConnection",
+    "pulsar.client.proxyServiceUrl",
+    "pulsar.client.proxyProtocol",
+    "pulsar.client.listenerName",
+    "pulsar.client.operationTimeoutMs",
+    "pulsar.client.connectionTimeoutMs",
+    "retryTimeoutMs",
+)
+_NAMES = (
     "topic",
     "topics",
     "topicsPattern",
@@ -136,19 +152,7 @@ _NAMES = (
     "messagePayloadProcessor",
     "failOnDataLoss",
     "requireBrokerMetadata",
-    "pulsar.client.authPluginClassName",
-    "pulsar.client.authParams",
-    "pulsar.client.tlsTrustCertsFilePath",
-    "pulsar.client.tlsCertificateFilePath",
-    "pulsar.client.tlsKeyFilePath",
-    "pulsar.client.tlsHostnameVerificationEnable",
-    "pulsar.client.tlsAllowInsecureConnection",
-    "pulsar.client.proxyServiceUrl",
-    "pulsar.client.proxyProtocol",
-    "pulsar.client.listenerName",
-    "pulsar.client.operationTimeoutMs",
-    "pulsar.client.connectionTimeoutMs",
-    "retryTimeoutMs",
+    *CLIENT_OPTIONS,
     "pollTimeoutMs",
     "waitingForNonExistedTopic",
     "cryptoKeyFolder",
@@ -222,16 +226,8 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     Raises:
         UsageError: an unknown or missing option, or a value that it cannot have; the message names it.
     """
-    known = {name.lower(): name for name in _NAMES}
-    values: dict[str, str] = {}
-    for name, value in given.items():
-        option = translated(name, value)
-        if option is None or name.lower() in _SPARKS_OWN:
-            continue
-        ours = known.get(option[0].lower())
-        if ours is None:
-            raise UsageError(f"the source has no option '{name}'{nearest(name, _NAMES)}")
-        values[ours] = option[1]
+    ours = (translated(name, value) for name, value in given.items() if name.lower() not in _SPARKS_OWN)
+    values = spelled((one for one in ours if one is not None), _NAMES, "source")
     if values.get("startingTime") and values.get("startingOffsets"):
         raise UsageError("the options 'startingTime' and 'startingOffsets' exclude each other")
     starting, starting_by_topic = _bounds(values, "starting")
@@ -272,6 +268,21 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         payload_processor=_function(values, "messagePayloadProcessor"),
         wakes=values.get("wakes") or None,
     )
+
+
+def spelled(given: Iterable[tuple[str, str]], known: tuple[str, ...], where: str) -> dict[str, str]:
+    """Options by the names that we know them by, whatever case they were written in.
+
+    Raises:
+        UsageError: one that is not known; names the nearest.
+    """
+    by_lower = {name.lower(): name for name in known}
+    values: dict[str, str] = {}
+    for name, value in given:
+        if name.lower() not in by_lower:
+            raise UsageError(f"the {where} has no option '{name}'{nearest(name, known)}")
+        values[by_lower[name.lower()]] = value
+    return values
 
 
 def nearest(name: str, known: tuple[str, ...]) -> str:
