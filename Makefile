@@ -33,6 +33,7 @@ bench: setup ## side by side with pulsar-client, in one run
 	$(BIN)/python -m bench.large
 	$(BIN)/python -m bench.delay
 	$(BIN)/python -m bench.topics
+	$(BIN)/python -m bench.latency
 
 check: setup ## style, types, walls between rooms, generated code, duplicates of truth
 	$(BIN)/ruff check .

@@ -74,6 +74,9 @@ class Peer:
     credentials: list[tuple[str, bytes]] = field(default_factory=list)
     tls: ssl.SSLContext | None = None
     host: str = "127.0.0.1"
+    stored: list[tuple[int, int]] = field(default_factory=list)
+    drop_after_sends: int | None = None
+    refuse_send: int | None = None
 
     def __enter__(self) -> Peer:
         self._listener = socket.create_server((self.host, 0))
@@ -166,9 +169,30 @@ class Peer:
         elif isinstance(event, pb.CommandAck):
             self.acknowledged = from_wire(event.message_id[0]).position
             connection.send(_encode("ACK_RESPONSE", request_id=event.request_id, consumer_id=event.consumer_id))
+        elif isinstance(event, pb.CommandProducer):
+            last = self.stored[-1][1] if self.stored else -1
+            answer = {"producer_name": event.producer_name, "last_sequence_id": last}
+            connection.send(_encode("PRODUCER_SUCCESS", request_id=event.request_id, **answer))
+        elif isinstance(event, pb.CommandSend):
+            self._store(connection, event)
+        elif isinstance(event, pb.CommandCloseProducer):
+            connection.send(commands.success(event.request_id))
         elif isinstance(event, (pb.CommandCloseConsumer, pb.CommandUnsubscribe)):
             consumers.pop(event.consumer_id, None)
             connection.send(commands.success(event.request_id))
+
+    def _store(self, connection: Connection, event: pb.CommandSend) -> None:
+        """Store an entry unless its number is known, and say so, unless the connection is to break just then."""
+        number = {"producer_id": event.producer_id, "sequence_id": event.sequence_id}
+        if self.refuse_send is not None:
+            connection.send(_encode("SEND_ERROR", error=self.refuse_send, message="the test says no", **number))
+            return
+        if not self.stored or event.sequence_id > self.stored[-1][1]:
+            self.stored.append((event.sequence_id, event.highest_sequence_id))
+        if self.drop_after_sends is not None and len(self.stored) >= self.drop_after_sends:
+            self.drop_after_sends = None
+            raise OSError
+        connection.send(_encode("SEND_RECEIPT", **number, message_id=to_wire(Position(7, len(self.stored)))))
 
     def _tell_last(self, connection: Connection, consumer: _Consumer, request_id: int) -> None:
         if self.cannot_tell_last and consumer.read_compacted:

@@ -149,6 +149,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     forget.add_argument("config", metavar="CONFIG")
 
+    vacuum = add(
+        "vacuum",
+        _vacuum,
+        "remove files that killed tasks left behind and that the tables do not use",
+        "ledgerlake vacuum orders.toml --dry-run",
+    )
+    vacuum.add_argument("config", metavar="CONFIG")
+    vacuum.add_argument(
+        "--retention-hours", type=int, default=168, help="leave what is younger (default: 168, at least 1)"
+    )
+    vacuum.add_argument("--dry-run", action="store_true", help="only say which")
+
     broker = add("broker", _broker, "the embedded development broker", "ledgerlake broker start --data-dir /tmp/broker")
     broker.add_argument("action", choices=["start", "stop", "status", "env"])
     broker.add_argument(
@@ -320,6 +332,20 @@ def _forget(options: argparse.Namespace) -> int:
     names = forget(config)
     result = {"subscription": config.subscription, "topics": names}
     print(json.dumps(result) if options.json else f"removed {config.subscription} from {', '.join(names)}")
+    return 0
+
+
+def _vacuum(options: argparse.Namespace) -> int:
+    from ledgerlake.query.config import load_config
+    from ledgerlake.query.vacuum import vacuum
+
+    for one in vacuum(load_config(options.config), options.retention_hours, dry_run=options.dry_run):
+        if options.json:
+            print(json.dumps(asdict(one)))
+            continue
+        print(f"{one.table}: {len(one.files):,} files {'would be ' if options.dry_run else ''}removed")
+        for name in one.files:
+            print(f"  {name}")
     return 0
 
 

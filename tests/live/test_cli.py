@@ -112,7 +112,7 @@ def test_debug_shows_the_traceback(runtime: Runtime, tmp_path: Path) -> None:
     assert "Traceback" in result.stderr
 
 
-@pytest.mark.parametrize("command", ["run", "demo", "peek", "verify", "forget", "broker"])
+@pytest.mark.parametrize("command", ["run", "demo", "peek", "verify", "forget", "vacuum", "broker"])
 def test_every_command_explains_itself_with_an_example(command: str) -> None:
     result = ledgerlake(command, "--help")
     assert result.returncode == 0

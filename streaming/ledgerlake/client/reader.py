@@ -24,7 +24,7 @@ from ledgerlake.wire.entry import message_count
 from ledgerlake.wire.message_id import Position, from_wire, start_after
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.client.session import Consumer, Session
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 DEFAULT_WINDOW = 20_000
 
 # Entries of several topic partitions at once; each may be as large as entries can be.
-_TOGETHER_MOST = 32
+_TOGETHER_MOST = 64
 _AT_ONCE_S = 0.5
 
 Result = TypeVar("Result")
@@ -198,14 +198,19 @@ def read_one_each(session: Session, wanted: Mapping[str, Position]) -> dict[str,
     """
     found: dict[str, EntryReceived] = {}
     names = list(wanted)
+    closing: list[int] = []
     with contextlib.suppress(LedgerlakeError):
         for start in range(0, len(names), _TOGETHER_MOST):
-            _read_together(session, {name: wanted[name] for name in names[start : start + _TOGETHER_MOST]}, found)
+            part = {name: wanted[name] for name in names[start : start + _TOGETHER_MOST]}
+            closing += session.start_close(_read_together(session, part, found))
+    session.closed(closing)
     return found
 
 
-def _read_together(session: Session, wanted: Mapping[str, Position], found: dict[str, EntryReceived]) -> None:
-    """Subscribe to all, then ask each for one entry, then end all, each with one wait."""
+def _read_together(
+    session: Session, wanted: Mapping[str, Position], found: dict[str, EntryReceived]
+) -> Collection[Consumer]:
+    """Subscribe to all, then ask each for one entry, each with one wait; the consumers, which are to be ended."""
     subscription = f"ledgerlake-reader-{uuid.uuid4().hex[:12]}"
     asked = {}
     for name, position in wanted.items():
@@ -223,7 +228,7 @@ def _read_together(session: Session, wanted: Mapping[str, Position], found: dict
         entry = session.next_entry(consumer, deadline)
         if entry is not None and entry.position == wanted[name]:
             found[name] = entry
-    session.close_consumers(opened.values())
+    return opened.values()
 
 
 def _subscribe(topic: str, subscription: str, start: pb.MessageIdData, consumer_id: int, request_id: int) -> bytes:

@@ -204,25 +204,29 @@ class Session:
 
         A broker that cannot even do that has lost the consumer already: the session is given up, nothing is raised.
         """
-        self.close_consumers([consumer])
+        self.closed(self.start_close([consumer]))
 
-    def close_consumers(self, consumers: Iterable[Consumer]) -> None:
-        """The same for several, asked for at once."""
+    def start_close(self, consumers: Iterable[Consumer]) -> list[int]:
+        """The same for several without waiting; what ``closed`` takes."""
         with self._lock:
-            live = [
-                one
-                for one in consumers
-                if self._consumers.pop(one.consumer_id, None) is not None and not one.closed and not self._failure
-            ]
-            try:
-                asked = []
-                for one in live:
-                    one.closed = True
+            asked = []
+            for one in consumers:
+                if self._consumers.pop(one.consumer_id, None) is None or one.closed or self._failure:
+                    continue
+                one.closed = True
+                try:
                     asked.append(self.start(partial(commands.close_consumer, one.consumer_id)))
-                for request_id in asked:
-                    self.answer(pb.CommandSuccess, "close a consumer", request_id)
-            except LedgerlakeError:
-                self.close()
+                except LedgerlakeError:
+                    self.close()
+            return asked
+
+    def closed(self, request_ids: Iterable[int]) -> None:
+        """Wait until the broker has ended consumers."""
+        try:
+            for request_id in request_ids:
+                self.answer(pb.CommandSuccess, "close a consumer", request_id)
+        except LedgerlakeError:
+            self.close()
 
     def open_producer(self, topic_partition: str, name: str | None) -> tuple[Receipts, pb.CommandProducerSuccess]:
         """A producer's receipts and what the broker says of it: the name that it has, and its last sequence id stored."""

@@ -2,7 +2,7 @@
 
 Order of a micro-batch, each step safe to repeat after a kill at any point:
 
-    1. tasks write Parquet files that no table knows (see ``writing``); what a killed task leaves is an orphan for VACUUM
+    1. tasks write Parquet files that no table knows (see ``writing``); what a killed task leaves is an orphan for ``ledgerlake vacuum``
     2. note what is for a topic in the outbox (see ``outbox``), where there is one
     3. commit ``rejects``     with (query, batch id); skipped where that batch is in already
     4. commit ``messages``    likewise, with how far each topic partition's time has come

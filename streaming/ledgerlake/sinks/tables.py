@@ -92,7 +92,7 @@ class Table:
         return True
 
     def remove_files(self, names: list[str]) -> None:
-        """Remove files that were never committed; one that stays is an orphan for VACUUM."""
+        """Remove files that were never committed; one that stays is an orphan for ``vacuum``."""
         filesystem, root = resolve(self.path)
         for name in names:
             with contextlib.suppress(OSError):
