@@ -67,8 +67,9 @@ class Publisher(threading.Thread):
         self.confirmed += result == pulsar.Result.Ok
 
 
+@pytest.mark.parametrize("writer", ["arrow", "spark"])
 def test_the_table_is_exact_after_kills_of_the_driver_and_restarts_of_the_broker(
-    tmp_path: Path, campaign_is_long: bool
+    tmp_path: Path, campaign_is_long: bool, writer: str
 ) -> None:
     kills, restarts = (12, 3) if campaign_is_long else (3, 1)
     seed = int(os.environ.get("LEDGERLAKE_SEED", "0")) or random.randrange(2**32)
@@ -77,6 +78,7 @@ def test_the_table_is_exact_after_kills_of_the_driver_and_restarts_of_the_broker
     with start_runtime(broker_metadata=True) as runtime:
         topic = runtime.topic(partitions=4)
         data = runtime.config(tmp_path, topic, name="kills", max_rows_per_trigger=20_000)
+        data["delta"]["writer"] = writer
         config = config_file(tmp_path, data)
         publishers = [
             Publisher(runtime, topic, 200, pulsar.CompressionType.LZ4),

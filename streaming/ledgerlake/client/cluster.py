@@ -6,6 +6,7 @@ A lookup is never cached: after an unload or a restart the answer changes.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass
@@ -150,6 +151,21 @@ class Cluster:
                 return self._session(outcome.broker_url, outcome.through_proxy)
             url, proxied = outcome.broker_url, outcome.through_proxy
             authoritative, hops = outcome.authoritative, outcome.hops
+
+    def sessions_for(self, topic_partitions: Sequence[str]) -> dict[str, Session]:
+        """The same for many, all asked for at once; without those whose broker takes more than one question, or that failed."""
+        found: dict[str, Session] = {}
+        with contextlib.suppress(LedgerlakeError):
+            session = self._session(self.settings.service_url)
+            listener = self.settings.listener_name
+            asked = [session.start(partial(commands.lookup, name, listener_name=listener)) for name in topic_partitions]
+            for name, request_id in zip(topic_partitions, asked, strict=True):
+                answer = session.answer(pb.CommandLookupTopicResponse, f"look up {name}", request_id)
+                with contextlib.suppress(LedgerlakeError):
+                    outcome = step(name, answer, 0, self._addresses[0].is_tls)
+                    if isinstance(outcome, Owner):
+                        found[name] = self._session(outcome.broker_url, outcome.through_proxy)
+        return found
 
     def close(self) -> None:
         for session in self._sessions.values():

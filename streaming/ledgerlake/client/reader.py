@@ -24,7 +24,7 @@ from ledgerlake.wire.entry import message_count
 from ledgerlake.wire.message_id import Position, from_wire, start_after
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.client.session import Consumer, Session
@@ -109,6 +109,18 @@ class EntryReader:
         received = self._retrying(self._ask_last_message)
         return from_wire(received.answer.consumer_mark_delete_position).position
 
+    def subscribe_command(self, consumer_id: int, request_id: int) -> bytes:
+        """What opens it on a session."""
+        start = start_after(self.after)
+        return commands.subscribe_reader(
+            self.topic_partition, self._name, consumer_id, request_id, start, self.read_compacted
+        )
+
+    def adopt(self, session: Session, consumer: Consumer) -> None:
+        """Read through a consumer that ``subscribe_command`` has opened."""
+        self._open = session, consumer
+        self._permits.outstanding = 0
+
     def wake(self) -> None:
         """Grant a fresh window: for a broker that has entries for us and sends none."""
         if self._open is not None:
@@ -159,15 +171,8 @@ class EntryReader:
     def _opened(self) -> tuple[Session, Consumer]:
         if self._open is None or self._open[1].closed:
             session = self.cluster.session_for(self.topic_partition)
-            start = start_after(self.after)
-            consumer = session.subscribe(
-                f"open a reader on {self.topic_partition}",
-                lambda consumer_id, request_id: commands.subscribe_reader(
-                    self.topic_partition, self._name, consumer_id, request_id, start, self.read_compacted
-                ),
-            )
-            self._open = session, consumer
-            self._permits.outstanding = 0
+            self.adopt(session, session.subscribe(f"open a reader on {self.topic_partition}", self.subscribe_command))
+        assert self._open is not None
         return self._open
 
     def _retrying(self, call: Callable[[], Result]) -> Result:
@@ -188,6 +193,20 @@ class EntryReader:
         if pause_s is None:
             raise error
         time.sleep(pause_s)
+
+
+def open_together(cluster: Cluster, readers: Sequence[EntryReader]) -> None:
+    """Open many readers by few waits; one that this does not open opens itself when it is used."""
+    sessions = cluster.sessions_for([one.topic_partition for one in readers])
+    asked = []
+    for one in readers:
+        session = sessions.get(one.topic_partition)
+        if session is not None:
+            with contextlib.suppress(LedgerlakeError):
+                asked.append((one, session, *session.start_subscribe(one.subscribe_command)))
+    for one, session, consumer, request_id in asked:
+        with contextlib.suppress(LedgerlakeError):
+            one.adopt(session, session.subscribed(f"open a reader on {one.topic_partition}", consumer, request_id))
 
 
 def read_one_each(session: Session, wanted: Mapping[str, Position]) -> dict[str, EntryReceived]:

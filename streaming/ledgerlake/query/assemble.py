@@ -28,6 +28,7 @@ from ledgerlake.sinks.delta import BatchResult, DeltaSink
 from ledgerlake.sinks.outbox import Outbox
 from ledgerlake.sinks.pulsar import LargeMessageProducer
 from ledgerlake.sinks.republish import Republisher
+from ledgerlake.sinks.spark_table import open_table
 from ledgerlake.sinks.writing import TaskSettings
 from ledgerlake.source.bounds import first_available, resolve_start
 from ledgerlake.source.offsets import PartitionOffset
@@ -102,10 +103,16 @@ class Pipeline:
         if self._outbox is not None and config.deliver is not None:
             self._republisher = Republisher(self._outbox, options.client, config.deliver.topic, config.stream.name)
         self.metrics: ServedMetrics | None = None
+        staging = f"{config.stream.checkpoint}/ledgerlake/staging"
+        delta = config.delta
+        found = open_table(delta.path, schema.MESSAGES, delta.writer, f"{staging}/messages")
+        rejected = open_table(delta.rejects_path, schema.REJECTS, delta.writer, f"{staging}/rejects")
         self._sink = DeltaSink(
+            found,
+            rejected,
             TaskSettings(
-                config.delta.path,
-                config.delta.rejects_path,
+                found.folder,
+                rejected.folder,
                 config.chunks.limits,
                 config.delay_options,
                 options,
@@ -131,6 +138,7 @@ class Pipeline:
         self._sink.rejects.ensure(self._spark)
         self._sink.load_floors(names)
         start = self._hold_cursors(names)
+        self._sink.begin()
         self._wakes_ms = load_wakes(self._wake_file)
         set_up_state(self._spark)
         own = {"startingOffsets": as_option(start), "wakes": self._wake_file}

@@ -7,7 +7,7 @@
 [auth]     method; token, user, password, issuer_url, private_key, audience, scope
 [tls]      ca_file, cert_file, key_file, checks_hostname, proxy_url
 [stream]   name; trigger, checkpoint
-[delta]    path; rejects_path
+[delta]    path; rejects_path, writer
 [chunks]   max_pending, max_pending_bytes, max_message_bytes, expire_after
 [delay]    enabled, storage, payloads, min_indexes_per_bucket, ledger_step_per_bucket, time_step_per_segment,
            max_indexes_per_segment, max_buckets
@@ -119,10 +119,15 @@ class StreamConfig:
 
 @dataclass(frozen=True)
 class DeltaConfig:
-    """``[delta]``: where the tables are."""
+    """``[delta]``: where the tables are.
+
+    ``writer``: ``arrow`` appends the files that tasks write, ``spark`` has delta-spark write them again, and ``auto`` does that
+    where a table has features that the first cannot honour.
+    """
 
     path: str
     rejects_path: str = ""
+    writer: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -323,6 +328,8 @@ def parse_config(data: dict[str, Any]) -> Config:
     parse_trigger(stream.trigger)
     stream = replace(stream, checkpoint=stream.checkpoint or f"checkpoints/{stream.name}")
     delta = replace(delta, rejects_path=delta.rejects_path or delta.path.rstrip("/") + "_rejects")
+    if delta.writer not in ("auto", "arrow", "spark"):
+        raise UsageError(f"[delta] writer cannot be '{delta.writer}'; it is auto, arrow or spark")
     if delta.path.rstrip("/") == delta.rejects_path.rstrip("/"):
         raise UsageError("[delta] path and rejects_path are the same folder")
     auth = _section(AuthConfig, "auth", data) if "auth" in data else None

@@ -39,6 +39,7 @@ from ledgerlake.operators.chunk_entries import read_alone
 from ledgerlake.operators.local import LocalAssembly
 from ledgerlake.query.start import committed_offset, load_start
 from ledgerlake.sinks.ordered import sort_keys
+from ledgerlake.sinks.tables import special_features
 from ledgerlake.source.bounds import resolve_end
 from ledgerlake.source.gathering import DATA_LOSS
 from ledgerlake.source.offsets import Offset, PartitionOffset
@@ -273,6 +274,8 @@ class _TableRows:
         try:
             table = DeltaTable(path)
             self._files = [uri.removeprefix("file://") for uri in table.file_uris()]
+            # Such files do not have the columns by their names.
+            self._needs_spark = not {"columnMapping", "partition columns"}.isdisjoint(special_features(table))
         except (DeltaError, OSError) as error:
             raise TableError(
                 f"the table at {path} cannot be opened: {str(error).splitlines()[0][:200]}; run the pipeline first"
@@ -282,7 +285,7 @@ class _TableRows:
     def files_of(self, name: str, end: Position) -> list[pa.Table]:
         """Each file's rows of one topic partition up to ``end``; files without any are left out."""
         if self._tables is None:
-            self._tables = [self._read(uri) for uri in self._files]
+            self._tables = self._read_by_spark() if self._needs_spark else [self._read(uri) for uri in self._files]
         topic, partition = split_partition(name)
         found = []
         for table in self._tables:
@@ -296,6 +299,18 @@ class _TableRows:
             if rows.num_rows:
                 found.append(rows)
         return found
+
+    def _read_by_spark(self) -> list[pa.Table]:
+        from ledgerlake.query.session import start_session
+
+        rows = start_session("ledgerlake verify").read.format("delta").load(self._path)
+        names = [name for name in _ORDER_COLUMNS if name in rows.columns]
+        # A large file is read in pieces; within a piece rows are numbered as they stand.
+        place = ["_metadata.file_path", "_metadata.file_block_start", "monotonically_increasing_id() as row"]
+        found = rows.selectExpr(*names, *place).toArrow()
+        whole = found.sort_by([(name, "ascending") for name in ("file_path", "file_block_start", "row")])
+        paths = pc.unique(whole["file_path"]).to_pylist()
+        return [whole.filter(pc.equal(whole["file_path"], path)).select(names) for path in paths]
 
     def _read(self, uri: str) -> pa.Table:
         filesystem, path = resolve(uri)

@@ -17,7 +17,6 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from ledgerlake.decode import schema
 from ledgerlake.operators.processor import assemble
 from ledgerlake.sinks.source import write_stream
 from ledgerlake.sinks.tables import Table
@@ -63,12 +62,17 @@ class BatchResult:
 class DeltaSink:
     """Writes micro-batches into the two tables."""
 
-    def __init__(self, settings: TaskSettings, outbox: Outbox | None = None) -> None:
-        self.messages = Table(settings.messages_path, schema.MESSAGES)
-        self.rejects = Table(settings.rejects_path, schema.REJECTS)
+    def __init__(self, messages: Table, rejects: Table, settings: TaskSettings, outbox: Outbox | None = None) -> None:
+        self.messages = messages
+        self.rejects = rejects
         self._settings = settings
         self._outbox = outbox
         self._floors_us: dict[str, int] = {}
+
+    def begin(self) -> None:
+        """Nobody else writes for this query from here on."""
+        self.messages.begin()
+        self.rejects.begin()
 
     def load_floors(self, topic_partitions: list[str]) -> None:
         """Recall how far each topic partition's time has come in the table."""

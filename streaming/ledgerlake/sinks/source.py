@@ -36,7 +36,7 @@ def write_stream(spark: SparkSession, source_options: dict[str, str], settings: 
     """A stream whose tasks write their ranges; its rows are those of ``FLOW``."""
     spark.dataSource.register(_WritingDataSource)
     own = {
-        "paths": [settings.messages_path, settings.rejects_path],
+        "folders": [settings.messages_folder, settings.rejects_folder],
         "limits": asdict(settings.limits),
         "delay": asdict(settings.delay),
     }
@@ -56,9 +56,9 @@ class _WritingDataSource(DataSource):  # type: ignore[misc]
         given = dict(self.options)
         own = json.loads(given.pop(_TASK_OPTION))
         options = parse_options(given)
-        messages_path, rejects_path = own["paths"]
+        messages_folder, rejects_folder = own["folders"]
         delay = DelayOptions(**{**own["delay"], "settings": DelaySettings(**own["delay"]["settings"])})
-        settings = TaskSettings(messages_path, rejects_path, Limits(**own["limits"]), delay, options)
+        settings = TaskSettings(messages_folder, rejects_folder, Limits(**own["limits"]), delay, options)
         return _WritingStreamReader(options, settings)
 
 

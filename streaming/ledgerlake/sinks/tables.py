@@ -38,10 +38,10 @@ _REFUSED_FEATURES = {"columnMapping", "generatedColumns", "checkConstraints", "c
 
 
 class Table:
-    """One Delta table at ``path`` with the columns of ``schema``."""
+    """One Delta table at ``path`` with the columns of ``schema``; tasks put its files into ``folder``."""
 
     def __init__(self, path: str, schema: pa.Schema) -> None:
-        self.path = path
+        self.path = self.folder = path
         self.schema = schema
         self._opened: DeltaTable | None = None
 
@@ -62,6 +62,9 @@ class Table:
             self._create(spark)
         else:
             self._check(existing)
+
+    def begin(self) -> None:
+        """Nobody else writes for this query from here on."""
 
     def effective_times_us(self, topic_partitions: list[str]) -> dict[str, int]:
         """How far each topic partition's effective time has come in the table; without those that have none."""
@@ -124,15 +127,16 @@ class Table:
             ) from None
 
     def _check(self, existing: DeltaTable) -> None:
-        differences = _differences(_column_types(self.schema), _column_types(existing.schema()))
-        if differences:
+        missing, extra, others = column_differences(self.schema, existing)
+        if missing or extra or others:
             raise TableError(
-                f"the table at {self.path} has another schema ({'; '.join(differences)}); use another path"
+                f"the table at {self.path} has another schema ({'; '.join(missing + extra + others)}); use another path"
             )
-        reasons = _reasons_to_refuse(existing)
+        reasons = special_features(existing)
         if reasons:
             raise TableError(
-                f"the table at {self.path} has {', '.join(reasons)}, which this writer cannot honour; use another path"
+                f"the table at {self.path} has {', '.join(reasons)}, which this writer cannot honour; use another path, or "
+                "[delta] writer = auto"
             )
 
 
@@ -142,7 +146,7 @@ def data_folder(path: str, schema: pa.Schema, prefix: str) -> ParquetFolder:
     return ParquetFolder(filesystem, root, schema, prefix)
 
 
-def _reasons_to_refuse(table: DeltaTable) -> list[str]:
+def special_features(table: DeltaTable) -> list[str]:
     """Features of a table that plain appended files would violate."""
     metadata = table.metadata()
     found = set(table.protocol().writer_features or []) & _REFUSED_FEATURES
@@ -170,11 +174,13 @@ def _type_name(kind: str | dict[str, Any]) -> str:
     )
 
 
-def _differences(wanted: dict[str, str], found: dict[str, str]) -> list[str]:
+def column_differences(schema: pa.Schema, table: DeltaTable) -> tuple[list[str], list[str], list[str]]:
+    """What a table lacks of some columns, what it has beside them, and what is of another type; each as words."""
+    wanted, found = _column_types(schema), _column_types(table.schema())
     missing = [f"it lacks {name}" for name in wanted if name not in found]
     extra = [f"it has {name}" for name in found if name not in wanted]
     both = [name for name in wanted if name in found and wanted[name] != found[name]]
-    return missing + extra + [f"{name} is {found[name]} where {wanted[name]} belongs" for name in both]
+    return missing, extra, [f"{name} is {found[name]} where {wanted[name]} belongs" for name in both]
 
 
 def _first_line(error: BaseException) -> str:

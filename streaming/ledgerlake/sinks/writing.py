@@ -58,10 +58,10 @@ BATCH_PROPERTY = "ledgerlake.batch"
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """What a writing task needs to know; the same for all batches. ``outbox_path``: see ``outbox``."""
+    """What a writing task needs to know; the same for all batches. The folders are where files go; ``outbox_path``: see ``outbox``."""
 
-    messages_path: str
-    rejects_path: str
+    messages_folder: str
+    rejects_folder: str
     limits: Limits
     delay: DelayOptions
     options: SourceOptions
@@ -170,13 +170,13 @@ class _PartitionWriter:
         self.source = source
         self._options = settings.options
         prefix = file_prefix(source, note)
-        self.messages_folder = data_folder(settings.messages_path, schema.MESSAGES, prefix)
+        self.messages_folder = data_folder(settings.messages_folder, schema.MESSAGES, prefix)
         self.messages = OrderedWriter(
             self.messages_folder, note.floors_us.get(join_partition(source.topic, source.partition))
         )
         self.decoder = OutcomeDecoder(source, settings.options, settings.limits.max_message_bytes)
         self._unread: list[RejectedEntry] = []
-        self._rejects = GatheringWriter(data_folder(settings.rejects_path, schema.REJECTS, prefix))
+        self._rejects = GatheringWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))
 
     def write_entries(self, frames: memoryview, first_entry: BatchPart) -> list[Cancel]:
         """Write plain entries; the cancels among them."""

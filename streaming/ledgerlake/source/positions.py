@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ledgerlake.client.reader import EntryReader, read_one_each
+from ledgerlake.client.reader import EntryReader, open_together, read_one_each
 from ledgerlake.errors import CorruptEntryError, DeadlineError, TopicNotFoundError
 from ledgerlake.source.last_entry import last_position
 from ledgerlake.source.offsets import PartitionOffset
@@ -121,7 +121,10 @@ def look_at_all(tails: Collection[Tail]) -> None:
 
     What cannot be had together is left to ``now``.
     """
-    due = [one for one in tails if one._is_due and one._reader.session is not None]
+    due = [one for one in tails if one._is_due]
+    for cluster in {one._cluster for one in due}:
+        open_together(cluster, [one._reader for one in due if one._cluster is cluster and one._reader.session is None])
+    due = [one for one in due if one._reader.session is not None]
     for one in due:
         one._reader.ask_last_message()
     moved: dict[Session, dict[str, tuple[Tail, Position]]] = {}

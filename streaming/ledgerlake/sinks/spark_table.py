@@ -1,0 +1,147 @@
+"""A Delta table with features that plain appended files would violate, so delta-spark's own writer writes it.
+
+Tasks put their files into a staging folder beside the checkpoint instead of the table's. The driver has Spark read those of a
+micro-batch, sorted anew, and append them with the batch's number, by which Delta skips what it has. So constraints are checked,
+columns generated, changes fed and names mapped by who knows how; the price is one more passage of every row.
+
+How far each topic partition's time has come is not in the log of such a table, which carries one number for each query only. It is
+looked up in its rows when a query starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as f
+
+from ledgerlake.client.topics import join_partition
+from ledgerlake.errors import SetupError, TableError
+from ledgerlake.files import resolve
+from ledgerlake.sinks.tables import Table, column_differences, special_features
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, SparkSession
+
+    from ledgerlake.sinks.ordered import DataFile
+
+_log = logging.getLogger(__name__)
+
+
+class SparkTable(Table):
+    """The table at ``path``; its tasks' files go to ``staging``."""
+
+    def __init__(self, path: str, schema: pa.Schema, staging: str) -> None:
+        super().__init__(path, schema)
+        self.folder = staging
+
+    def ensure(self, spark: SparkSession) -> None:
+        """Make the table where there is none, else check that the contract's columns are there; others may be, as long as Spark can fill them.
+
+        Raises:
+            TableError: a column is missing or of another type.
+        """
+        self._spark = spark
+        if not DeltaTable.is_deltatable(self.path):
+            self._create(spark)
+        missing, _, others = column_differences(self.schema, self._current())
+        if missing or others:
+            raise TableError(
+                f"the table at {self.path} has another schema ({'; '.join(missing + others)}); use another path"
+            )
+
+    def begin(self) -> None:
+        """Remove what an earlier run left in the staging folder: a micro-batch that is run again writes its files anew.
+
+        Raises:
+            SetupError: the staging folder cannot be made.
+        """
+        filesystem, root = resolve(self.folder)
+        try:
+            filesystem.create_dir(root, recursive=True)
+            filesystem.delete_dir_contents(root)
+        except OSError as error:
+            raise SetupError(
+                f"the folder {self.folder} cannot be made ({error.strerror or error}); choose another checkpoint"
+            ) from None
+
+    def effective_times_us(self, topic_partitions: list[str]) -> dict[str, int]:
+        rows = self._spark.read.format("delta").load(self.path)
+        found = rows.groupBy("topic", "partition").agg(f.max(f.unix_micros(_effective_time())).alias("time_us"))
+        times_us = {join_partition(row.topic, row.partition): int(row.time_us) for row in found.collect()}
+        return {name: times_us[name] for name in topic_partitions if name in times_us}
+
+    def commit(self, query: str, batch_id: int, files: list[DataFile], times_us: dict[str, int]) -> bool:
+        done = self._current().transaction_version(query)
+        is_new = done is None or done < batch_id
+        if is_new:
+            self._append(query, batch_id, files)
+        self.remove_files([file.name for file in files])
+        return is_new
+
+    def remove_files(self, names: list[str]) -> None:
+        filesystem, root = resolve(self.folder)
+        for name in names:
+            with contextlib.suppress(OSError):
+                filesystem.delete_file(f"{root}/{name}")
+
+    def _append(self, query: str, batch_id: int, files: list[DataFile]) -> None:
+        order = ["ledger_id", "entry_id"]
+        if "batch_index" in self.schema.names:
+            order.append("batch_index")
+        keys = [
+            f.col("topic"),
+            f.col("partition"),
+            *([_effective_time()] if len(order) > 2 else []),
+            *map(f.col, order),
+        ]
+        try:
+            rows = self._spark.read.parquet(*(f"{self.folder}/{file.name}" for file in files))
+            sorted_rows = rows.repartition("topic", "partition").sortWithinPartitions(*keys)
+            writer = sorted_rows.write.format("delta").mode("append").option("optimizeWrite", "false")
+            writer.option("txnAppId", query).option("txnVersion", batch_id).save(self.path)
+        except (PySparkException, Py4JJavaError) as error:
+            raise TableError(f"batch {batch_id} could not be committed to {self.path}: {_cause(error)}") from None
+
+
+def _cause(error: Exception) -> str:
+    """What it was at the bottom of it, of an error that carries a JVM's as text."""
+    lines = str(error).strip().splitlines()
+    causes = [line.partition(": ")[2] for line in lines if line.startswith((": ", "Caused by: "))]
+    return (causes or lines or [type(error).__name__])[-1 if causes else 0][:300]
+
+
+def _effective_time() -> Column:
+    """When a message came, or was due if it waited; see ``ordered``."""
+    came = f.coalesce(f.col("broker_timestamp"), f.col("publish_time"))
+    return f.when(f.col("delivered_at").isNull(), came).otherwise(f.greatest(came, f.col("deliver_at")))
+
+
+def open_table(path: str, schema: pa.Schema, writer: str, staging: str) -> Table:
+    """The table by the writer that it needs: ``arrow`` appends files, ``spark`` is delta-spark's, ``auto`` decides.
+
+    Raises:
+        TableError: the table is there and cannot be opened.
+    """
+    if writer == "arrow":
+        return Table(path, schema)
+    if writer == "spark":
+        return SparkTable(path, schema, staging)
+    try:
+        existing = DeltaTable(path) if DeltaTable.is_deltatable(path) else None
+    except (DeltaError, OSError) as error:
+        raise TableError(f"the table at {path} cannot be opened: {str(error).splitlines()[0][:300]}") from None
+    if existing is None:
+        return Table(path, schema)
+    missing, extra, others = column_differences(schema, existing)
+    special = special_features(existing) + [one.replace("it has", "a column", 1) for one in extra]
+    if not special or missing or others:
+        return Table(path, schema)
+    _log.warning("the table at %s has %s: it is written by delta-spark, which is slower", path, ", ".join(special))
+    return SparkTable(path, schema, staging)
