@@ -18,7 +18,6 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
@@ -68,10 +67,9 @@ def start(runtime: Runtime, folder: Path, topic: str) -> subprocess.Popen[bytes]
 
 def rows_in(folder: Path) -> int:
     try:
-        actions = DeltaTable(str(folder / "messages")).get_add_actions(flatten=True)
+        return int(DeltaTable(str(folder / "messages")).to_pyarrow_dataset().count_rows())
     except TableNotFoundError:
         return 0
-    return int(sum(pa.array(actions["num_records"]).to_pylist()))
 
 
 def latencies(runtime: Runtime, folder: Path, seconds: int) -> tuple[list[float], list[float]]:
