@@ -126,9 +126,9 @@ class Metrics:
     def _by_query(self) -> Iterator[_Family]:
         for metric, (text, kind) in _QUERY_METRICS.items():
             family = kind(f"ledgerlake_{metric}", text, labels=["query"])
+            is_pipelines = metric != "rows_per_second"
             for query, known in self._queries.items():
                 value = getattr(known, metric)
-                is_pipelines = metric != "rows_per_second"
                 if value is not None and is_pipelines == bool(known.batches):
                     family.add_metric([query], value)
             yield family

@@ -10,13 +10,10 @@ looked up in its rows when a query starts.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
@@ -24,7 +21,7 @@ from pyspark.sql import functions as f
 from ledgerlake.client.topics import join_partition
 from ledgerlake.errors import SetupError, TableError
 from ledgerlake.files import resolve
-from ledgerlake.sinks.tables import Table, column_differences, special_features
+from ledgerlake.sinks.tables import Table, column_differences, existing_table, special_features
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -48,7 +45,7 @@ class SparkTable(Table):
             TableError: a column is missing or of another type.
         """
         self._spark = spark
-        if not DeltaTable.is_deltatable(self.path):
+        if existing_table(self.path) is None:
             self._create(spark)
         missing, _, others = column_differences(self.schema, self._current())
         if missing or others:
@@ -85,22 +82,10 @@ class SparkTable(Table):
         self.remove_files([file.name for file in files])
         return is_new
 
-    def remove_files(self, names: list[str]) -> None:
-        filesystem, root = resolve(self.folder)
-        for name in names:
-            with contextlib.suppress(OSError):
-                filesystem.delete_file(f"{root}/{name}")
-
     def _append(self, query: str, batch_id: int, files: list[DataFile]) -> None:
-        order = ["ledger_id", "entry_id"]
-        if "batch_index" in self.schema.names:
-            order.append("batch_index")
-        keys = [
-            f.col("topic"),
-            f.col("partition"),
-            *([_effective_time()] if len(order) > 2 else []),
-            *map(f.col, order),
-        ]
+        place = [f.col(name) for name in ("ledger_id", "entry_id", "batch_index") if name in self.schema.names]
+        times = [_effective_time()] if "publish_time" in self.schema.names else []
+        keys = [f.col("topic"), f.col("partition"), *times, *place]
         try:
             rows = self._spark.read.parquet(*(f"{self.folder}/{file.name}" for file in files))
             sorted_rows = rows.repartition("topic", "partition").sortWithinPartitions(*keys)
@@ -133,10 +118,7 @@ def open_table(path: str, schema: pa.Schema, writer: str, staging: str) -> Table
         return Table(path, schema)
     if writer == "spark":
         return SparkTable(path, schema, staging)
-    try:
-        existing = DeltaTable(path) if DeltaTable.is_deltatable(path) else None
-    except (DeltaError, OSError) as error:
-        raise TableError(f"the table at {path} cannot be opened: {str(error).splitlines()[0][:300]}") from None
+    existing = existing_table(path)
     if existing is None:
         return Table(path, schema)
     missing, extra, others = column_differences(schema, existing)

@@ -52,12 +52,7 @@ class Table:
             TableError: another schema (the difference is named) or a feature that we cannot write.
             SetupError: the path cannot be written.
         """
-        try:
-            existing: DeltaTable | None = DeltaTable(self.path)
-        except TableNotFoundError:
-            existing = None
-        except (DeltaError, OSError) as error:
-            raise TableError(f"the table at {self.path} cannot be opened: {_first_line(error)}") from None
+        existing = existing_table(self.path)
         if existing is None:
             self._create(spark)
         else:
@@ -96,7 +91,7 @@ class Table:
 
     def remove_files(self, names: list[str]) -> None:
         """Remove files that were never committed; one that stays is an orphan for ``vacuum``."""
-        filesystem, root = resolve(self.path)
+        filesystem, root = resolve(self.folder)
         for name in names:
             with contextlib.suppress(OSError):
                 filesystem.delete_file(f"{root}/{name}")
@@ -138,6 +133,20 @@ class Table:
                 f"the table at {self.path} has {', '.join(reasons)}, which this writer cannot honour; use another path, or "
                 "[delta] writer = auto"
             )
+
+
+def existing_table(path: str) -> DeltaTable | None:
+    """The table that is there, or None.
+
+    Raises:
+        TableError: it cannot be opened.
+    """
+    try:
+        return DeltaTable(path)
+    except TableNotFoundError:
+        return None
+    except (DeltaError, OSError) as error:
+        raise TableError(f"the table at {path} cannot be opened: {_first_line(error)}") from None
 
 
 def data_folder(path: str, schema: pa.Schema, prefix: str) -> ParquetFolder:
