@@ -28,7 +28,7 @@ STARTS = 5
 _POLL_S = 0.01
 
 # What is published while the query starts is not counted.
-_WARM_UP_S = 20
+_WARM_UP_S = 45
 
 
 def main(seconds: int) -> None:

@@ -10,20 +10,29 @@ Rules kept here:
   - Before READY only the handshake is legal (the server's ERROR and a challenge belong to it).
   - PING is answered at once and is no event. Commands of a type that we do not know are tolerated and skipped.
   - A ProtocolError ends the connection: nothing after it is interpreted.
+  - Where a ``scan`` is set, MESSAGEs that it recognises come as runs (``EntriesReceived``); everything else takes the way of
+    single frames, so that there is one judge of what is odd.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError, Message
 
 from ledgerlake.errors import MalformedFrameError, ProtocolError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands, limits
+from ledgerlake.wire.entry import message_count
 from ledgerlake.wire.framing import Frame, FrameBuffer
 from ledgerlake.wire.message_id import Position
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _T = pb.BaseCommand
 
@@ -62,6 +71,121 @@ class EntryReceived:
     def entry(self) -> memoryview:
         return memoryview(self.frame)[self.entry_start :]
 
+    @property
+    def frames(self) -> bytes | bytearray:
+        return self.frame
+
+    @property
+    def message_count(self) -> int:
+        """How many permits it cost."""
+        return message_count(self.entry)
+
+    @property
+    def last(self) -> Position:
+        return self.position
+
+    def after(self, position: Position) -> EntryReceived | None:
+        """What of it is beyond a position."""
+        return self if self.position > position else None
+
+    def until(self, position: Position) -> EntryReceived | None:
+        """What of it is not beyond a position."""
+        return self if self.position <= position else None
+
+    def each(self) -> Iterator[EntryReceived]:
+        yield self
+
+    @property
+    def first_entry(self) -> EntryReceived:
+        return self
+
+    @property
+    def last_entry(self) -> EntryReceived:
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class EntriesReceived:
+    """A run of MESSAGEs with plain entries of one ledger, whose ids rise: ``frames`` holds them whole, one after another.
+
+    ``entry_ids``, ``frame_ends`` and ``message_counts`` (the permits that it cost) have one number for each.
+    """
+
+    consumer_id: int
+    ledger_id: int
+    entry_ids: NDArray[np.int64]
+    frame_ends: NDArray[np.int64]
+    message_counts: NDArray[np.int64]
+    frames: bytes | memoryview
+
+    @property
+    def position(self) -> Position:
+        """The first one's."""
+        return Position(self.ledger_id, int(self.entry_ids[0]))
+
+    @property
+    def last(self) -> Position:
+        return Position(self.ledger_id, int(self.entry_ids[-1]))
+
+    @property
+    def message_count(self) -> int:
+        return int(self.message_counts.sum())
+
+    def after(self, position: Position) -> EntriesReceived | None:
+        """What of it is beyond a position."""
+        if position.ledger_id != self.ledger_id:
+            return self if position.ledger_id < self.ledger_id else None
+        return self._part(int(self.entry_ids.searchsorted(position.entry_id, "right")), len(self.entry_ids))
+
+    def until(self, position: Position) -> EntriesReceived | None:
+        """What of it is not beyond a position."""
+        if position.ledger_id != self.ledger_id:
+            return self if position.ledger_id > self.ledger_id else None
+        return self._part(0, int(self.entry_ids.searchsorted(position.entry_id, "right")))
+
+    def each(self) -> Iterator[EntryReceived]:
+        """The same one by one."""
+        return map(self._one, range(len(self.entry_ids)))
+
+    @property
+    def first_entry(self) -> EntryReceived:
+        return self._one(0)
+
+    @property
+    def last_entry(self) -> EntryReceived:
+        return self._one(len(self.entry_ids) - 1)
+
+    def _one(self, row: int) -> EntryReceived:
+        frame = bytes(self.frames[self._start(row) : int(self.frame_ends[row])])
+        entry_start = 8 + int.from_bytes(frame[4:8], "big")
+        return EntryReceived(self.consumer_id, self.ledger_id, int(self.entry_ids[row]), frame, entry_start)
+
+    def _start(self, row: int) -> int:
+        return int(self.frame_ends[row - 1]) if row else 0
+
+    def _part(self, first: int, stop: int) -> EntriesReceived | None:
+        if first >= stop:
+            return None
+        if stop - first == len(self.entry_ids):
+            return self
+        start = self._start(first)
+        return EntriesReceived(
+            self.consumer_id,
+            self.ledger_id,
+            self.entry_ids[first:stop],
+            self.frame_ends[first:stop] - start,
+            self.message_counts[first:stop],
+            memoryview(self.frames)[start : int(self.frame_ends[stop - 1])],
+        )
+
+
+# What was received of a consumer: one entry, or several at once.
+Received = EntryReceived | EntriesReceived
+
+
+# Looks for a run at the front of bytes that begin with a frame; frames of more bytes than a limit do not belong to it.
+Scan = Callable[[memoryview, int], EntriesReceived | None]
+
 
 @dataclass(frozen=True, slots=True)
 class LastMessageIdReceived:
@@ -75,7 +199,7 @@ class LastMessageIdReceived:
         return int(self.answer.request_id)
 
 
-Event = EntryReceived | LastMessageIdReceived | Message
+Event = EntryReceived | EntriesReceived | LastMessageIdReceived | Message
 
 # Which commands may arrive, by our role and state. Everything else that we know by name is the peer's mistake.
 _ACCEPTED: dict[tuple[Role, State], frozenset[int]] = {
@@ -135,6 +259,7 @@ class Connection:
     def __init__(self, role: Role) -> None:
         self.role = role
         self.state = State.IDLE
+        self.scan: Scan | None = None
         self._frames = FrameBuffer()
         self._outgoing = bytearray()
 
@@ -169,6 +294,9 @@ class Connection:
             ProtocolError: the peer broke the protocol; the connection is CLOSED.
         """
         try:
+            run = self._next_run()
+            if run is not None:
+                return run
             while (frame := self._frames.next()) is not None:
                 event = self._interpret(frame)
                 if event is not None:
@@ -177,6 +305,15 @@ class Connection:
         except ProtocolError:
             self.state = State.CLOSED
             raise
+
+    def _next_run(self) -> EntriesReceived | None:
+        if self.scan is None or self.state is not State.READY or self.role is not Role.CLIENT:
+            return None
+        with self._frames.waiting() as waiting:
+            run = self.scan(waiting, self._frames.limit_bytes)
+        if run is not None:
+            self._frames.drop(len(run.frames))
+        return run
 
     def _interpret(self, frame: Frame) -> Event | None:
         if frame.command_end - 8 > limits.MAX_COMMAND_BYTES:

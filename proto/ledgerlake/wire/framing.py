@@ -128,6 +128,24 @@ class FrameBuffer:
             self._begin_large(4 + total, 8 + command_size)
         return None
 
+    def waiting(self) -> memoryview:
+        """What arrived and was not taken, for a look at several frames at once; to be released before anything is fed or taken.
+
+        Empty while a large frame is under way.
+        """
+        nothing = self._large is not None or self._broken is not None
+        return memoryview(self._bytes)[len(self._bytes) if nothing else self._start :]
+
+    def drop(self, size: int) -> None:
+        """So many bytes at the front, which are whole frames, were taken."""
+        self._start += size
+        if self._start == len(self._bytes):
+            self._bytes.clear()
+            self._start = 0
+        elif self._start > _COMPACT_AFTER_BYTES:
+            del self._bytes[: self._start]
+            self._start = 0
+
     def _begin_large(self, size: int, command_end: int) -> None:
         """Give the frame that has begun a buffer of its own; its size was checked."""
         self._large = _LargeFrame(bytearray(size), command_end)
@@ -147,13 +165,7 @@ class FrameBuffer:
     def _take(self, size: int, command_end: int) -> Frame:
         with memoryview(self._bytes) as view:
             raw = bytes(view[self._start : self._start + size])
-        self._start += size
-        if self._start == len(self._bytes):
-            self._bytes.clear()
-            self._start = 0
-        elif self._start > _COMPACT_AFTER_BYTES:
-            del self._bytes[: self._start]
-            self._start = 0
+        self.drop(size)
         return Frame(raw, command_end)
 
     def _break(self, error: ProtocolError) -> ProtocolError:

@@ -12,23 +12,25 @@ import contextlib
 import time
 import uuid
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from ledgerlake.client.backoff import Backoff
+from ledgerlake.client.session import Session
 from ledgerlake.errors import BrokerError, LedgerlakeError, TransportError, is_retryable
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
 from ledgerlake.wire.connection import LastMessageIdReceived
 from ledgerlake.wire.consumer import Permits
-from ledgerlake.wire.entry import message_count
 from ledgerlake.wire.message_id import Position, from_wire, start_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ledgerlake.client.cluster import Cluster
-    from ledgerlake.client.session import Consumer, Session
-    from ledgerlake.wire.connection import EntryReceived
+    from ledgerlake.client.session import Consumer
+    from ledgerlake.wire.connection import EntryReceived, Received, Scan
+
+    Take = Callable[[Session, Consumer, float], Received | None]
 
 DEFAULT_WINDOW = 20_000
 
@@ -44,6 +46,7 @@ class EntryReader:
 
     Args:
         read_compacted: whether it sees the topic as compaction left it; None: as the cluster's settings say.
+        scan: what finds entries that come together; without it they come one by one.
     """
 
     def __init__(
@@ -53,11 +56,13 @@ class EntryReader:
         after: Position,
         window: int = DEFAULT_WINDOW,
         read_compacted: bool | None = None,
+        scan: Scan | None = None,
     ) -> None:
         self.topic_partition = topic_partition
         self.after = after
         self.cluster = cluster
         self.read_compacted = cluster.settings.read_compacted if read_compacted is None else read_compacted
+        self._scan = scan
         self._permits = Permits(window)
         self._open: tuple[Session, Consumer] | None = None
         self._asked: tuple[Session, int] | None = None
@@ -71,11 +76,22 @@ class EntryReader:
             TopicNotFoundError, BrokerError: final answers of the broker.
             TransportError, ProtocolError: the connection kept failing for ``give_up_after_s``.
         """
+        return cast("EntryReceived | None", self._next(timeout_s, Session.next_entry))
+
+    def next_together(self, timeout_s: float) -> Received | None:
+        """The same, with those that came with it.
+
+        Raises:
+            As ``next``.
+        """
+        return self._next(timeout_s, Session.next_received)
+
+    def _next(self, timeout_s: float, take: Take) -> Received | None:
         deadline = time.monotonic() + timeout_s
         while True:
-            entry = self._retrying(lambda: self._next_once(deadline))
-            if entry is not None:
-                return entry
+            received = self._retrying(lambda: self._next_once(deadline, take))
+            if received is not None:
+                return received
             if time.monotonic() >= deadline:
                 return None
 
@@ -134,22 +150,23 @@ class EntryReader:
             self._open = None
             session.close_consumer(consumer)
 
-    def _next_once(self, deadline: float) -> EntryReceived | None:
+    def _next_once(self, deadline: float, take: Take) -> Received | None:
         session, consumer = self._opened()
         if self._permits.outstanding == 0:
             session.grant(consumer, self._permits.open())
         while True:
-            entry = session.next_entry(consumer, deadline)
-            if entry is None:
+            received = take(session, consumer, deadline)
+            if received is None:
                 if consumer.closed:
                     raise TransportError(f"the broker closed the reader of {self.topic_partition}")
                 return None
-            granted = self._permits.take(message_count(entry.entry))
+            granted = self._permits.take(received.message_count)
             if granted:
                 session.grant(consumer, granted)
-            if entry.position > self.after:
-                self.after = entry.position
-                return entry
+            fresh = received.after(self.after)
+            if fresh is not None:
+                self.after = fresh.last
+                return fresh
 
     def _last_message_once(self) -> LastMessageIdReceived | None:
         try:
@@ -171,6 +188,8 @@ class EntryReader:
     def _opened(self) -> tuple[Session, Consumer]:
         if self._open is None or self._open[1].closed:
             session = self.cluster.session_for(self.topic_partition)
+            if self._scan is not None:
+                session.scan_with(self._scan)
             self.adopt(session, session.subscribe(f"open a reader on {self.topic_partition}", self.subscribe_command))
         assert self._open is not None
         return self._open

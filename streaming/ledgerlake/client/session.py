@@ -31,7 +31,7 @@ from ledgerlake.errors import (
 )
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
-from ledgerlake.wire.connection import Connection, EntryReceived, Event, Role
+from ledgerlake.wire.connection import Connection, EntriesReceived, EntryReceived, Event, Received, Role, Scan
 from ledgerlake.wire.lookup import refused
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Consumer:
     """What arrived for one consumer id. ``closed`` is set when the broker ended it (unload, seek, takeover)."""
 
     consumer_id: int
-    entries: deque[EntryReceived] = field(default_factory=deque)
+    entries: deque[Received] = field(default_factory=deque)
     closed: bool = False
 
 
@@ -189,8 +189,12 @@ class Session:
     def grant(self, consumer: Consumer, message_permits: int) -> None:
         self._send(commands.flow(consumer.consumer_id, message_permits))
 
-    def next_entry(self, consumer: Consumer, deadline: float) -> EntryReceived | None:
-        """The next entry of a consumer, or None at the deadline (``time.monotonic``) or when the broker closed it."""
+    def scan_with(self, scan: Scan) -> None:
+        """Have entries that come together handed out together, see ``Connection``."""
+        self._connection.scan = scan
+
+    def next_received(self, consumer: Consumer, deadline: float) -> Received | None:
+        """What comes next of a consumer, or None at the deadline (``time.monotonic``) or when the broker closed it."""
         with self._lock:
             while not consumer.entries:
                 remaining_s = deadline - time.monotonic()
@@ -198,6 +202,16 @@ class Session:
                     return None
                 self._pump(remaining_s)
             return consumer.entries.popleft()
+
+    def next_entry(self, consumer: Consumer, deadline: float) -> EntryReceived | None:
+        """The same, one entry."""
+        with self._lock:
+            received = self.next_received(consumer, deadline)
+            if not isinstance(received, EntriesReceived):
+                return received
+            first, *rest = received.each()
+            consumer.entries.extendleft(reversed(rest))
+            return first
 
     def close_consumer(self, consumer: Consumer) -> None:
         """End a consumer; entries still on their way are dropped on arrival.
@@ -299,7 +313,7 @@ class Session:
         if not self._lock.acquire(blocking=False):
             return True
         try:
-            if sum(len(entry.frame) for one in self._consumers.values() for entry in one.entries) < _READ_AHEAD_BYTES:
+            if sum(len(entry.frames) for one in self._consumers.values() for entry in one.entries) < _READ_AHEAD_BYTES:
                 self._pump(0.0)
             if now_s >= self._next_ping_s:
                 self._next_ping_s = now_s + KEEPALIVE_S
@@ -391,7 +405,7 @@ class Session:
             raise self._fail(error) from None
 
     def _dispatch(self, event: Event) -> None:
-        if isinstance(event, EntryReceived):
+        if isinstance(event, (EntryReceived, EntriesReceived)):
             consumer = self._consumers.get(event.consumer_id)
             if consumer is not None:
                 consumer.entries.append(event)

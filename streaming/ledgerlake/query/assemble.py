@@ -1,6 +1,6 @@
 """The pipeline put together: cursor, source, sink, in the order that loses nothing.
 
-tables made or checked before anything is asked of the broker
+tables checked         before a cursor is made; those that are missing are made beside the next step
 durable cursors made   before anything is read, so that the broker keeps what we have not taken
 query started          the sink's stages, then ``foreachBatch``; the sink commits, then the cursors move
 """
@@ -11,6 +11,7 @@ import contextlib
 import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -22,6 +23,7 @@ from ledgerlake.errors import LedgerlakeError, SetupError, TopicNotFoundError, U
 from ledgerlake.operators.processor import set_up_state
 from ledgerlake.operators.whole import whole_messages
 from ledgerlake.query.config import Config, parse_trigger
+from ledgerlake.query.session import settings_of
 from ledgerlake.query.start import as_option, load_start, save_start
 from ledgerlake.sinks.datasource import LedgerlakeDataSource
 from ledgerlake.sinks.delta import BatchResult, DeltaSink
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
     from ledgerlake.query.metrics import ServedMetrics
+    from ledgerlake.sinks.tables import Table
     from ledgerlake.source.offsets import Offset
     from ledgerlake.source.options import Bound
     from ledgerlake.wire.message_id import Position
@@ -134,15 +137,15 @@ class Pipeline:
 
     def start(self, once: bool) -> None:
         names = self._cluster.all_partitions(self._topics)
-        self._sink.messages.ensure(self._spark)
-        self._sink.rejects.ensure(self._spark)
+        missing = [table for table in (self._sink.messages, self._sink.rejects) if not table.check(self._spark)]
+        # Making a table takes a cold JVM seconds, and so does the stream.
+        with ThreadPoolExecutor(1) as beside:
+            made = beside.submit(_create, missing, self._spark)
+            start = self._hold_cursors(names)
+            stream = self._stream(start)
+            made.result()
         self._sink.load_floors(names)
-        start = self._hold_cursors(names)
         self._sink.begin()
-        self._wakes_ms = load_wakes(self._wake_file)
-        set_up_state(self._spark)
-        own = {"startingOffsets": as_option(start), "wakes": self._wake_file}
-        stream = self._sink.stream(self._spark, self.config.source_options() | own)
         writer = (
             stream.writeStream.queryName(self.config.stream.name)
             .option("checkpointLocation", self.config.stream.checkpoint)
@@ -153,7 +156,16 @@ class Pipeline:
             self._republisher.start()
         if self.config.metrics is not None:
             self._serve_metrics(self.config.metrics.port)
-        self.query = writer.trigger(**trigger).start()
+        # Topics that match a pattern come and go.
+        most_keys = max(1, len(names)) if self._topics.pattern is None else None
+        with settings_of(self._spark, self.config.stream.checkpoint, most_keys):
+            self.query = writer.trigger(**trigger).start()
+
+    def _stream(self, start: Offset) -> DataFrame:
+        self._wakes_ms = load_wakes(self._wake_file)
+        set_up_state(self._spark)
+        own = {"startingOffsets": as_option(start), "wakes": self._wake_file}
+        return self._sink.stream(self._spark, self.config.source_options() | own)
 
     def _serve_metrics(self, port: int) -> None:
         from ledgerlake.query.metrics import ServedMetrics
@@ -253,11 +265,11 @@ class Pipeline:
         with contextlib.suppress(TopicNotFoundError):
             self._cursors[name].advance(position)
 
-    def _write_batch(self, rest: DataFrame, batch_id: int) -> None:
+    def _write_batch(self, written: DataFrame, batch_id: int) -> None:
         with self._batch_in_work:
             if self._stopping.is_set():
                 raise _StoppedError
-            result = self._sink.write(rest, self._query_identity(rest), batch_id)
+            result = self._sink.write(written, self._query_identity(written), batch_id)
             for name, position in result.ends.items():
                 self._advance_cursor(name, position)
             self._note_wakes(result.wakes_ms)
@@ -285,6 +297,11 @@ class Pipeline:
                 "Spark did not tell the query's id, without which batches cannot be told apart; use classic Spark"
             )
         return f"ledgerlake:{self.config.stream.name}:{query_id}"
+
+
+def _create(tables: list[Table], spark: SparkSession) -> None:
+    for table in tables:
+        table.create(spark)
 
 
 class _StoppedError(Exception):

@@ -1,19 +1,30 @@
 """A Spark session that fits: Delta's jars, our interpreter for the workers, settings for small machines.
 
 The jars are fetched once with PySpark's own Ivy and handed over as files, so that a start resolves nothing.
+
+Beside those of a session there are settings of one query, which Spark copies when it is started (``settings_of``):
+
+    checkpoint files   in a local checkpoint they are renamed by the JVM; Hadoop's default there starts eight processes for each
+    state partitions   not more than there are keys, since each costs a micro-batch about a tenth of a second, needed or not
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pyarrow.fs import LocalFileSystem
+
 from ledgerlake.errors import SetupError
+from ledgerlake.files import resolve
 from ledgerlake.java import fetch_jars, find_java
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import SparkSession
 
 DELTA_VERSION = "4.4.0"
@@ -40,6 +51,10 @@ _SETTINGS = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.databricks.delta.snapshotPartitions": "2",
 }
+
+_FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+_RENAMES_ITSELF = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+_STATE_PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 def delta_jars() -> list[str]:
@@ -68,3 +83,25 @@ def start_session(name: str, master: str = "local[*]", settings: dict[str, str] 
     for key, value in {**_SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+@contextlib.contextmanager
+def settings_of(spark: SparkSession, checkpoint: str, most_keys: int | None) -> Iterator[None]:
+    """What a query is to be started in; see the module.
+
+    Args:
+        most_keys: how many keys its state can have, where that is known.
+    """
+    settings = {}
+    if isinstance(resolve(checkpoint)[0], LocalFileSystem) and spark.conf.get(_FILE_MANAGER, None) is None:
+        settings[_FILE_MANAGER] = _RENAMES_ITSELF
+    if most_keys is not None:
+        settings[_STATE_PARTITIONS] = str(min(int(spark.conf.get(_STATE_PARTITIONS) or 1), most_keys))
+    before = {name: spark.conf.get(name, None) for name in settings}
+    try:
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, old in before.items():
+            spark.conf.unset(name) if old is None else spark.conf.set(name, old)

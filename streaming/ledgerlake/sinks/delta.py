@@ -79,24 +79,21 @@ class DeltaSink:
         self._floors_us = self.messages.effective_times_us(topic_partitions)
 
     def stream(self, spark: SparkSession, source_options: dict[str, str]) -> DataFrame:
-        """The streaming part: everything up to what ``write`` takes, batch by batch."""
-        return assemble(
-            write_stream(spark, source_options, self._settings), self._settings.limits, self._settings.delay
-        )
+        """The streaming part: one row for each topic partition of a micro-batch, with what its tasks wrote."""
+        settings = self._settings
+        settled = assemble(write_stream(spark, source_options, settings), settings.limits, settings.delay)
+        return settled.mapInArrow(lambda rows: write_rest(rows, settings, BatchNote.of_this_task()), FACT_SCHEMA)
 
-    def write(self, rest: DataFrame, query: str, batch_id: int) -> BatchResult:
-        """Run the batch's plan and commit what it wrote.
+    def write(self, written: DataFrame, query: str, batch_id: int) -> BatchResult:
+        """Run the plan of a micro-batch of ``stream`` and commit what it wrote.
 
         Raises:
             TableError: a commit did not land; the batch is not counted as done.
         """
-        settings, note = self._settings, asdict(BatchNote(batch_id, self._floors_us))
-        # Tasks of every stage of this batch can read it, also those whose code was fixed when the query began.
-        rest.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, json.dumps(note))
-        written = rest.mapInArrow(
-            lambda rows: write_rest(rows, settings, BatchNote.of_this_task()), FACT_SCHEMA
-        ).collect()
-        return self._commit(query, batch_id, [fact_from_json(row.fact) for row in written])
+        note = asdict(BatchNote(batch_id, self._floors_us))
+        # The tasks' code was fixed when the query began; this they can read anew in every batch.
+        written.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, json.dumps(note))
+        return self._commit(query, batch_id, [fact_from_json(row.fact) for row in written.collect()])
 
     def _commit(self, query: str, batch_id: int, facts: list[PartitionFact]) -> BatchResult:
         rejects = [file for fact in facts for file in fact.written.rejects]

@@ -24,6 +24,7 @@ from ledgerlake.files import resolve
 from ledgerlake.sinks.tables import Table, column_differences, existing_table, special_features
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
     from pyspark.sql import Column, SparkSession
 
     from ledgerlake.sinks.ordered import DataFile
@@ -38,16 +39,13 @@ class SparkTable(Table):
         super().__init__(path, schema)
         self.folder = staging
 
-    def ensure(self, spark: SparkSession) -> None:
-        """Make the table where there is none, else check that the contract's columns are there; others may be, as long as Spark can fill them.
-
-        Raises:
-            TableError: a column is missing or of another type.
-        """
+    def check(self, spark: SparkSession) -> bool:
+        """As ``Table.check``, but there may be columns beside the contract's, as long as Spark can fill them."""
         self._spark = spark
-        if existing_table(self.path) is None:
-            self._create(spark)
-        missing, _, others = column_differences(self.schema, self._current())
+        return super().check(spark)
+
+    def _compare(self, existing: DeltaTable) -> None:
+        missing, _, others = column_differences(self.schema, existing)
         if missing or others:
             raise TableError(
                 f"the table at {self.path} has another schema ({'; '.join(missing + others)}); use another path"

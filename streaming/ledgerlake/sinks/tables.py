@@ -52,11 +52,27 @@ class Table:
             TableError: another schema (the difference is named) or a feature that we cannot write.
             SetupError: the path cannot be written.
         """
+        if not self.check(spark):
+            self.create(spark)
+
+    def check(self, spark: SparkSession) -> bool:
+        """Whether the table is there; where it is not, its folder is made.
+
+        Raises:
+            As ``ensure``.
+        """
         existing = existing_table(self.path)
         if existing is None:
-            self._create(spark)
-        else:
-            self._check(existing)
+            self._make_folder()
+            return False
+        self._compare(existing)
+        return True
+
+    def create(self, spark: SparkSession) -> None:
+        """Make the table, unless somebody else just did."""
+        # Unlike CREATE TABLE this also works where a kill left a log folder without a commit.
+        nothing = spark.createDataFrame(self.schema.empty_table())
+        nothing.write.format("delta").mode("ignore").save(self.path)
 
     def begin(self) -> None:
         """Nobody else writes for this query from here on."""
@@ -107,21 +123,16 @@ class Table:
             raise TableError(f"the table at {self.path} cannot be opened: {_first_line(error)}") from None
         return self._opened
 
-    def _create(self, spark: SparkSession) -> None:
-        from pyspark.sql.pandas.types import from_arrow_schema
-
+    def _make_folder(self) -> None:
+        filesystem, root = resolve(self.path)
         try:
-            filesystem, root = resolve(self.path)
             filesystem.create_dir(root, recursive=True)
-            # Unlike CREATE TABLE this also works where a kill left a log folder without a commit.
-            nothing = spark.createDataFrame([], from_arrow_schema(self.schema))
-            nothing.write.format("delta").mode("ignore").save(self.path)
         except OSError as error:
             raise SetupError(
                 f"the table folder {self.path} cannot be made ({error.strerror or error}); choose another path"
             ) from None
 
-    def _check(self, existing: DeltaTable) -> None:
+    def _compare(self, existing: DeltaTable) -> None:
         missing, extra, others = column_differences(self.schema, existing)
         if missing or extra or others:
             raise TableError(

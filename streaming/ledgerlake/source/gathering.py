@@ -15,22 +15,23 @@ from ledgerlake.client.reader import EntryReader
 from ledgerlake.decode.messages import WHOLE, BatchPart
 from ledgerlake.decode.payloads import process_entry
 from ledgerlake.decode.rejects import RejectedEntry
+from ledgerlake.decode.scan import scan
 from ledgerlake.errors import CorruptEntryError, DataLossError, TopicNotFoundError
 from ledgerlake.plugins import load
 from ledgerlake.source.bounds import entry_from, first_available
 from ledgerlake.source.loss import Loss, Taken, find_loss
-from ledgerlake.source.positions import next_until
+from ledgerlake.source.positions import next_together_until, next_until
 from ledgerlake.wire import commands
 from ledgerlake.wire.entry import index_count, read_stamp
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 
     from ledgerlake.decode.payloads import MessagePayloadProcessor
     from ledgerlake.source.options import SourceOptions
     from ledgerlake.source.planning import EntryRange
-    from ledgerlake.wire.connection import EntryReceived
+    from ledgerlake.wire.connection import EntryReceived, Received
 
 BUNDLE_BYTES = 1024 * 1024
 
@@ -38,7 +39,8 @@ BUNDLE_BYTES = 1024 * 1024
 DATA_LOSS = "data_loss"
 
 # Frames of consecutive entries, and what of the first one belongs to the range.
-Gathered = tuple[bytes | bytearray, BatchPart]
+Frames = bytes | bytearray | memoryview
+Gathered = tuple[Frames, BatchPart]
 
 
 def gather(options: SourceOptions, span: EntryRange) -> Generator[Gathered | RejectedEntry, None, None]:
@@ -49,23 +51,25 @@ def gather(options: SourceOptions, span: EntryRange) -> Generator[Gathered | Rej
     """
     if span.end <= span.after:
         return
-    reader = EntryReader(shared_cluster(options.client), span.topic_partition, span.after)
+    reader = EntryReader(shared_cluster(options.client), span.topic_partition, span.after, scan=scan)
     watch, parts, bundle = _LossWatch(options, span), _parts(span), _Bundle()
     process = partial(_process, options, load(options.payload_processor)) if options.payload_processor else None
     try:
-        for entry in _entries(reader, span.end, watch):
-            loss = watch.take(entry)
-            kept = entry.frame if process is None else process(entry)
-            part = parts.get(entry.position, WHOLE) if parts else WHOLE
-            if loss is not None or part is not WHOLE:
-                yield from bundle.take()
+        for received in _received(reader, span.end, watch, one_by_one=process is not None):
+            loss = watch.take(received)
             if loss is not None:
-                yield loss
-            if isinstance(kept, RejectedEntry):
                 yield from bundle.take()
-                yield kept
-            elif kept:
-                bundle.add(kept, part)
+                yield loss
+            for one in _cut(received, parts):
+                part = parts.get(one.position, WHOLE) if parts else WHOLE
+                if part is not WHOLE:
+                    yield from bundle.take()
+                kept = one.frames if process is None else process(one.first_entry)
+                if isinstance(kept, RejectedEntry):
+                    yield from bundle.take()
+                    yield kept
+                elif kept:
+                    bundle.add(kept, part)
             if bundle.size >= BUNDLE_BYTES:
                 yield from bundle.take()
     finally:
@@ -76,13 +80,21 @@ def gather(options: SourceOptions, span: EntryRange) -> Generator[Gathered | Rej
         yield loss
 
 
-def _entries(reader: EntryReader, end: Position, watch: _LossWatch) -> Iterator[EntryReceived]:
-    """The entries up to the end; a topic that is deleted has no more."""
+def _received(reader: EntryReader, end: Position, watch: _LossWatch, one_by_one: bool) -> Iterator[Received]:
+    """What comes up to the end; a topic that is deleted has no more."""
+    take: Callable[[EntryReader, Position], Received | None] = next_until if one_by_one else next_together_until
     try:
-        while (entry := next_until(reader, end)) is not None:
-            yield entry
+        while (received := take(reader, end)) is not None:
+            yield received
     except TopicNotFoundError:
         watch.topic_is_gone = True
+
+
+def _cut(received: Received, places: Collection[Position]) -> Iterable[Received]:
+    """One by one where some place is among them."""
+    if any(received.position <= place <= received.last for place in places):
+        return received.each()
+    return (received,)
 
 
 class _Bundle:
@@ -90,14 +102,14 @@ class _Bundle:
 
     def __init__(self) -> None:
         self.size = 0
-        self._frames: list[bytes | bytearray] = []
+        self._frames: list[Frames] = []
         self._first_entry = WHOLE
 
-    def add(self, frame: bytes | bytearray, part: BatchPart) -> None:
+    def add(self, frames: Frames, part: BatchPart) -> None:
         if not self._frames:
             self._first_entry = part
-        self._frames.append(frame)
-        self.size += len(frame)
+        self._frames.append(frames)
+        self.size += len(frames)
 
     def take(self) -> Iterator[Gathered]:
         """All of them in one, if there are any."""
@@ -130,18 +142,18 @@ class _LossWatch:
         # What compaction took away is no loss, and what it left stands where ledgers may be gone.
         self._looks = not options.client.read_compacted and span.after.ledger_id >= 0
         self._ledger_id = span.after.ledger_id
-        self._last: EntryReceived | None = None
+        self._last: Received | None = None
 
-    def take(self, entry: EntryReceived) -> RejectedEntry | None:
-        """The loss before an entry of the range.
+    def take(self, received: Received) -> RejectedEntry | None:
+        """The loss before some entries of the range.
 
         Raises:
             DataLossError: there is one, and there must not be.
         """
         loss = None
-        if self._looks and entry.ledger_id != self._ledger_id:
-            loss = self._look(entry.position, _first_index(entry))
-        self._ledger_id, self._last = entry.ledger_id, entry
+        if self._looks and received.ledger_id != self._ledger_id:
+            loss = self._look(received.position, _first_index(received.first_entry))
+        self._ledger_id, self._last = received.ledger_id, received
         return loss
 
     def end(self) -> RejectedEntry | None:
@@ -175,9 +187,9 @@ class _LossWatch:
         if self._last is None:
             return Taken(self._span.after, self._span.after_index)
         try:
-            return Taken(self._last.position, read_stamp(self._last.entry).index)
+            return Taken(self._last.last, read_stamp(self._last.last_entry.entry).index)
         except CorruptEntryError:
-            return Taken(self._last.position)
+            return Taken(self._last.last)
 
 
 def _first_index(entry: EntryReceived) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ledgerlake.client.reader import EntryReader, open_together, read_one_each
 from ledgerlake.errors import CorruptEntryError, DeadlineError, TopicNotFoundError
@@ -14,12 +14,11 @@ from ledgerlake.wire.entry import message_count, read_stamp
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.client.session import Session
-    from ledgerlake.wire.connection import EntryReceived
-
+    from ledgerlake.wire.connection import EntryReceived, Received
 # Between two looks at an idle topic: short after news, longer while nothing happens.
 _POLL_FIRST_S = 0.1
 _POLL_MOST_S = 1.0
@@ -38,11 +37,26 @@ def next_until(reader: EntryReader, end: Position) -> EntryReceived | None:
     Raises:
         DeadlineError: the broker says that there is more and does not send it.
     """
+    return cast("EntryReceived | None", _next_until(reader, end, EntryReader.next))
+
+
+def next_together_until(reader: EntryReader, end: Position) -> Received | None:
+    """The same, with those that came with it.
+
+    Raises:
+        As ``next_until``.
+    """
+    return _next_until(reader, end, EntryReader.next_together)
+
+
+def _next_until(
+    reader: EntryReader, end: Position, take: Callable[[EntryReader, float], Received | None]
+) -> Received | None:
     waited_s, pause_s = 0.0, _IDLE_FIRST_S
     while reader.after < end:
-        entry = reader.next(pause_s)
-        if entry is not None:
-            return entry if entry.position <= end else None
+        received = take(reader, pause_s)
+        if received is not None:
+            return received.until(end)
         last = last_position(reader)
         if last is None or last <= reader.after:
             return None

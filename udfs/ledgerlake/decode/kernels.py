@@ -20,6 +20,7 @@ import numpy as np
 from numba import njit
 
 from ledgerlake.wire.entry import MAX_TIME_MS
+from ledgerlake.wire.limits import MAX_COMMAND_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -183,6 +184,82 @@ def read_property(buffer, position, end):  # type: ignore[no-untyped-def]
     if key < 0 or value < 0:
         return np.int64(-1), np.int64(0), np.int64(0), np.int64(0)
     return key, key_size, value, value_size
+
+
+@compiled
+def read_message_command(buffer, position, end):  # type: ignore[no-untyped-def]
+    """Consumer, ledger and entry of a MESSAGE as brokers encode it; a consumer of -1 where it is anything else."""
+    odd = np.int64(-1), np.int64(-1), np.int64(-1)
+    # BaseCommand.type = MESSAGE, then BaseCommand.message up to the end.
+    if end - position < 4 or buffer[position] != 8 or buffer[position + 1] != 9 or buffer[position + 2] != 74:
+        return odd
+    size, position = read_varint(buffer, position + 3, end)
+    if position < 0 or size != end - position:
+        return odd
+    consumer_id = ledger_id = entry_id = np.int64(-1)
+    while position < end:
+        tag, position = read_varint(buffer, position, end)
+        if position < 0:
+            return odd
+        if tag == 8:
+            consumer_id, position = read_varint(buffer, position, end)
+        elif tag == 18 and ledger_id < 0:
+            size, position = read_varint(buffer, position, end)
+            if position < 0 or size > end - position:
+                return odd
+            stop = position + size
+            while position < stop:
+                tag, position = read_varint(buffer, position, stop)
+                if position < 0:
+                    return odd
+                if tag == 8:
+                    ledger_id, position = read_varint(buffer, position, stop)
+                elif tag == 16:
+                    entry_id, position = read_varint(buffer, position, stop)
+                elif tag in (24, 32, 48):  # partition, batch_index, batch_size
+                    position = skip_field(buffer, position, stop, 0)
+                else:
+                    return odd
+                if position < 0:
+                    return odd
+        elif tag in (24, 32, 40):  # redelivery_count, ack_set, consumer_epoch
+            position = skip_field(buffer, position, end, 0)
+        else:
+            return odd
+        if position < 0:
+            return odd
+    if ledger_id < 0 or entry_id < 0:
+        return odd
+    return consumer_id, ledger_id, entry_id
+
+
+@compiled
+def scan_messages(buffer, limit, rows, found):  # type: ignore[no-untyped-def]
+    """How many whole, plain MESSAGEs stand at the front: of one consumer and ledger, with rising entry ids.
+
+    ``rows`` gets entry id, frame end and message count of each; ``found`` the consumer and the ledger.
+    """
+    entry = np.empty(ENTRY_COLUMNS, dtype=np.int64)
+    position, row = np.int64(0), 0
+    while row < len(rows) and len(buffer) - position >= 8:
+        total, command_size = read_u32(buffer, position), read_u32(buffer, position + 4)
+        start = position + 8 + command_size
+        end = position + 4 + total
+        if total > limit or end > len(buffer) or start > end or command_size > MAX_COMMAND_BYTES:
+            break
+        consumer_id, ledger_id, entry_id = read_message_command(buffer, position + 8, start)
+        if consumer_id < 0:
+            break
+        if row and (consumer_id != found[0] or ledger_id != found[1] or entry_id <= rows[row - 1, 0]):
+            break
+        entry[E_START], entry[E_END] = start, end
+        if not read_entry(buffer, entry):
+            break
+        found[0], found[1] = consumer_id, ledger_id
+        rows[row, 0], rows[row, 1], rows[row, 2] = entry_id, end, max(entry[E_BATCH], 1)
+        position = end
+        row += 1
+    return row
 
 
 @compiled

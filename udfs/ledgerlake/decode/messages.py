@@ -208,25 +208,28 @@ def _opened(buffer: Bytes, entry: Matrix, crypto: CryptoSettings) -> bytes | Non
 
 
 def _verify_checksums(buffer: Bytes, entries: Matrix, status: NDArray[np.int8]) -> None:
-    view = buffer.data
-    spans = entries[:, [k.E_CRC, k.E_BODY, k.E_END]].tolist()
-    for row, (expected, start, end) in enumerate(spans):
-        if status[row] == k.OK and expected != k.NONE and crc32c.crc32c(view[start:end]) != expected:
-            status[row] = k.ODD
+    view, checksum = buffer.data, crc32c.crc32c
+    rows = np.flatnonzero((status == k.OK) & (entries[:, k.E_CRC] != k.NONE))
+    starts, ends = entries[rows, k.E_BODY].tolist(), entries[rows, k.E_END].tolist()
+    found = [checksum(view[start:end]) for start, end in zip(starts, ends, strict=True)]
+    status[rows[entries[rows, k.E_CRC] != np.array(found, dtype=np.int64)]] = k.ODD
 
 
 def _slices(entries: Matrix, status: NDArray[np.int8]) -> Iterator[tuple[int, int]]:
     """Cut where the plain payloads or the messages together would pass a slice's size; at least one entry each."""
     packed = entries[:, k.E_END] - entries[:, k.E_START]
     plain = np.where((status == k.OK) & (entries[:, k.E_COMPRESSION] > 0), entries[:, k.E_UNCOMPRESSED], packed)
-    counts = np.where(status == k.OK, entries[:, k.E_BATCH], 1)
+    counts = np.maximum(np.where(status == k.OK, entries[:, k.E_BATCH], 1), 1)
+    if plain.sum() <= _SLICE_BYTES and counts.sum() <= k.MAX_BATCH_MESSAGES and len(entries):
+        yield 0, len(entries)
+        return
     start, total_bytes, total_rows = 0, 0, 0
     for row, (size, count) in enumerate(zip(plain.tolist(), counts.tolist(), strict=True)):
         if row > start and (total_bytes + size > _SLICE_BYTES or total_rows + count > k.MAX_BATCH_MESSAGES):
             yield start, row
             start, total_bytes, total_rows = row, 0, 0
         total_bytes += size
-        total_rows += max(count, 1)
+        total_rows += count
     if start < len(entries):
         yield start, len(entries)
 

@@ -58,7 +58,7 @@ class DelayedEntries:
     frame_ends: Matrix
 
 
-def split_bundle(frames: bytes | bytearray) -> Iterator[tuple[str, memoryview, int | None]]:
+def split_bundle(frames: bytes | bytearray | memoryview) -> Iterator[tuple[str, memoryview, int | None]]:
     """Pieces of a bundle in order, each with its kind and the broker's time of its last entry, where the broker says one.
 
     Raises:
