@@ -156,10 +156,11 @@ def _client_loop(address: BrokerAddress, rounds: int) -> dict[str, float]:
     publisher()
     publisher.close()
     _, base_mb = in_process(_receive_all, address.service_url, publisher.topic, 0, 1)
-    seconds, peak_mb = in_process(
+    made, peak_mb = in_process(
         _receive_all, address.service_url, publisher.topic, len(SIZES_MIB), rounds + _WARM_UP_ROUNDS
     )
-    return _row("pulsar-client receive loop", seconds[_WARM_UP_ROUNDS:], peak_mb, base_mb, None)
+    seconds = [one.seconds for one in made[_WARM_UP_ROUNDS:]]
+    return _row("pulsar-client receive loop", seconds, peak_mb, base_mb, None)
 
 
 def _receive_all(service_url: str, topic: str, count: int) -> None:

@@ -13,12 +13,16 @@ the peak resident set of the process that did the work, for Spark paths of the l
 that growth with the length of a run would show. The stream paths are
 measured by the duration of their micro-batches, the whole trigger included, the JVM's start not.
 
+CPU seconds are those of the process that did the work, for Spark paths of this one and all below it but the broker, so the JVM
+too. Single messages come as fast as the broker sends them, whoever reads; there the CPU is what differs.
+
 Results are printed and written to ``bench/latest.json``.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
@@ -77,16 +81,26 @@ class Measured:
     messages_per_s: float
     mb_per_s: float
     ratio_to_pulsar_client: float
+    cpu_s_per_million: float
     peak_rss_mb: float
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One reading of a topic from its beginning to its end."""
+
+    seconds: float
+    cpu_s: float
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--messages", type=int, default=4_000_000, help="batched messages (default: 4000000)")
-    parser.add_argument("--passes", type=int, default=3, help="passes that are counted (default: 3)")
+    parser.add_argument("--passes", type=int, default=5, help="passes that are counted (default: 5)")
     options = parser.parse_args()
     workloads = [
         Workload("100 B, batches of 1000, LZ4", options.messages, 100, 1000),
+        Workload("100 B, unbatched", options.messages // 40, 100, 1),
         Workload("1 KiB, unbatched", options.messages // 40, 1024, 1),
     ]
     results: list[Measured] = []
@@ -99,7 +113,7 @@ def main() -> None:
 
 def publish(service_url: str, admin_url: str, workload: Workload) -> tuple[str, str]:
     """The same messages on a topic of one partition and on one of four."""
-    kind = "batched" if workload.batch > 1 else "single"
+    kind = f"{workload.value_bytes}-{workload.batch}"
     names = []
     for partitions in (1, PARTITIONS):
         path = f"public/default/bench-{kind}-{partitions}"
@@ -145,31 +159,34 @@ def _measure(service_url: str, one: str, four: str, workload: Workload, passes: 
     print(
         f"\n{workload.name}: {workload.messages:,} messages; median of {passes} passes after {WARM_UP_PASSES} uncounted"
     )
-    print(f"{'path':<32}{'messages/s':>14}{'MB/s':>10}{'ratio':>8}{'peak MB':>10}")
+    print(f"{'path':<32}{'messages/s':>14}{'MB/s':>10}{'ratio':>8}{'CPU s/M':>10}{'peak MB':>10}")
     results: list[Measured] = []
     for name, path, topic in [
         ("pulsar-client reader loop", _pulsar_reader, one),
         ("pulsar-client batch_receive", _pulsar_batch_receive, one),
         ("decode to Arrow, one process", _own_decode, one),
     ]:
-        seconds, peak = in_process(path, service_url, topic, workload.messages, passes + WARM_UP_PASSES)
-        results.append(_row(name, workload, seconds[WARM_UP_PASSES:], peak, results))
+        made, peak = in_process(path, service_url, topic, workload.messages, passes + WARM_UP_PASSES)
+        results.append(_row(name, workload, made[WARM_UP_PASSES:], peak, results))
     results += _measure_spark(service_url, four, workload, passes, results)
     return results
 
 
-def _row(name: str, workload: Workload, seconds: list[float], peak_mb: float, before: list[Measured]) -> Measured:
-    rate = workload.messages / statistics.median(seconds)
+def _row(name: str, workload: Workload, passes: list[Pass], peak_mb: float, before: list[Measured]) -> Measured:
+    rate = workload.messages / statistics.median(one.seconds for one in passes)
+    cpu_s = statistics.median(one.cpu_s for one in passes)
     ratio = rate / before[0].messages_per_s if before else 1.0
     row = Measured(
         f"{name} ({workload.name})",
         round(rate),
         round(rate * workload.value_bytes / 1e6, 1),
         round(ratio, 2),
+        round(cpu_s * 1e6 / workload.messages, 2),
         round(peak_mb),
     )
     print(
-        f"{name:<32}{row.messages_per_s:>14,.0f}{row.mb_per_s:>10,.1f}{row.ratio_to_pulsar_client:>8.2f}{row.peak_rss_mb:>10,.0f}",
+        f"{name:<32}{row.messages_per_s:>14,.0f}{row.mb_per_s:>10,.1f}{row.ratio_to_pulsar_client:>8.2f}"
+        f"{row.cpu_s_per_million:>10.2f}{row.peak_rss_mb:>10,.0f}",
         flush=True,
     )
     return row
@@ -177,8 +194,8 @@ def _row(name: str, workload: Workload, seconds: list[float], peak_mb: float, be
 
 def in_process(
     path: Callable[..., None], service_url: str, topic: str, count: int, passes: int
-) -> tuple[list[float], float]:
-    """Seconds of each pass and the peak memory of a fresh process that makes them."""
+) -> tuple[list[Pass], float]:
+    """The passes and the peak memory of a fresh process that makes them."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
         return pool.apply(_timed, (path, service_url, topic, count, passes))
@@ -186,13 +203,13 @@ def in_process(
 
 def _timed(
     path: Callable[..., None], service_url: str, topic: str, count: int, passes: int
-) -> tuple[list[float], float]:
-    seconds = []
+) -> tuple[list[Pass], float]:
+    made = []
     for _ in range(passes):
-        began = time.perf_counter()
+        began_s, cpu_s = time.perf_counter(), time.process_time()
         path(service_url, topic, count)
-        seconds.append(time.perf_counter() - began)
-    return seconds, _peak_mb()
+        made.append(Pass(time.perf_counter() - began_s, time.process_time() - cpu_s))
+    return made, _peak_mb()
 
 
 def _peak_mb() -> float:
@@ -261,12 +278,14 @@ def _measure_spark(
                 ("source to noop, Spark", _source_to_noop),
                 ("pipeline to Delta, Spark", pipeline_to_delta),
             ]:
-                seconds, peaks = [], []
+                made, peaks = [], []
                 for _ in range(passes + WARM_UP_PASSES):
+                    cpu_s = _spark_cpu_s()
                     with WorkerMemory() as memory:
-                        seconds.append(path(spark, service_url, topic, workload.messages, Path(folder)))
+                        seconds = path(spark, service_url, topic, workload.messages, Path(folder))
+                    made.append(Pass(seconds, _spark_cpu_s() - cpu_s))
                     peaks.append(memory.peak_mb)
-                results.append(_row(name, workload, seconds[WARM_UP_PASSES:], max(peaks), before))
+                results.append(_row(name, workload, made[WARM_UP_PASSES:], max(peaks), before))
                 print(f"{'  worker peak MB by pass':<32}{' '.join(f'{peak:.0f}' for peak in peaks)}", flush=True)
     finally:
         spark.stop()
@@ -315,6 +334,22 @@ def _trigger_seconds(query: Any, count: int, rows_are_messages: bool) -> float:
     if rows_are_messages:
         expect(sum(one.numInputRows for one in progress), count)
     return float(sum(one.durationMs["triggerExecution"] for one in progress)) / 1000
+
+
+def _spark_cpu_s() -> float:
+    """CPU seconds of this process and of all below it that are not the broker's, those that have ended with the rest."""
+    me = psutil.Process()
+    brokers = {one for child in me.children() if _is_broker(child) for one in (child, *child.children(recursive=True))}
+    alive = [me, *(one for one in me.children(recursive=True) if one not in brokers)]
+    total_s = 0.0
+    for one in alive:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total_s += sum(one.cpu_times()[:4])
+    return total_s
+
+
+def _is_broker(process: psutil.Process) -> bool:
+    return any("pulsar" in word for word in process.cmdline())
 
 
 def expect(taken: int, count: int) -> None:
