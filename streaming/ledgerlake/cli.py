@@ -188,6 +188,7 @@ def _client_settings(options: argparse.Namespace) -> ClientSettings:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from ledgerlake.decode.ready import make_ready
     from ledgerlake.query.assemble import Pipeline, check_reachable
     from ledgerlake.query.config import load_config
     from ledgerlake.query.progress import ProgressScreen
@@ -195,6 +196,8 @@ def _run(options: argparse.Namespace) -> int:
 
     config = load_config(options.config)
     check_reachable(config)
+    # Where nothing was ever compiled this takes many seconds; the first batch finds it done.
+    threading.Thread(target=make_ready, daemon=True).start()
     screen = ProgressScreen()
     stop = threading.Event()
     _stop_on_signals(stop)

@@ -195,6 +195,20 @@ def test_the_pipeline_commits_each_batch_once_when_spark_repeats_it(
     assert (verdict.messages, verdict.clean) == (90, True)
 
 
+@pytest.mark.parametrize(("partitions", "state_partitions"), [(0, 1), (3, 2)])
+def test_the_pipelines_state_has_no_more_partitions_than_the_topic(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path, partitions: int, state_partitions: int
+) -> None:
+    topic = runtime.topic(partitions)
+    publish(runtime, topic, range(20))
+    config = run_once(spark, runtime.config(tmp_path, topic))
+    state = {one.name for one in (tmp_path / "checkpoint" / "state" / "0").iterdir() if one.name.isdigit()}
+    assert state == {str(number) for number in range(state_partitions)}
+    publish(runtime, topic, range(20))
+    run_once(spark, runtime.config(tmp_path, topic))
+    assert len(table_rows(spark, config.delta.path)) == 40
+
+
 def test_a_new_checkpoint_is_a_new_query_and_not_a_silent_skip(
     runtime: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:

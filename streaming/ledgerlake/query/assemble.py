@@ -8,6 +8,7 @@ query started          the sink's stages, then ``foreachBatch``; the sink commit
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import threading
 import time
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Literal
 from ledgerlake import errors as _errors
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.cursor import DurableCursor
-from ledgerlake.decode import schema
+from ledgerlake.decode import kernels, schema
 from ledgerlake.errors import LedgerlakeError, SetupError, TopicNotFoundError, UsageError
 from ledgerlake.operators.processor import set_up_state
 from ledgerlake.operators.whole import whole_messages
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from ledgerlake.source.offsets import Offset
     from ledgerlake.source.options import Bound
     from ledgerlake.wire.message_id import Position
+
+_log = logging.getLogger(__name__)
 
 
 def messages(spark: SparkSession, config: Config) -> DataFrame:
@@ -136,6 +139,10 @@ class Pipeline:
         return sum(self._waiting.values())
 
     def start(self, once: bool) -> None:
+        if not kernels.is_kept:
+            _log.warning(
+                "there is no folder for compiled code, so every worker compiles for itself at its start; set NUMBA_CACHE_DIR"
+            )
         names = self._cluster.all_partitions(self._topics)
         missing = [table for table in (self._sink.messages, self._sink.rejects) if not table.check(self._spark)]
         # Making a table takes a cold JVM seconds, and so does the stream.

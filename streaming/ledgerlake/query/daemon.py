@@ -1,7 +1,7 @@
 """Spark's daemon of Python workers, started by Spark as ``python -m ledgerlake.query.daemon``; quiet as ``source.workers`` says.
 
-It imports what every worker needs, since a worker is a fork of it: a batch uses several, and each would spend a second or
-more on that otherwise. Spark's own daemon imports nothing, for fear of threads that a fork leaves behind. Here that is safe: Arrow
+It imports what every worker needs and has the kernels ready, since a worker is a fork of it: a batch uses several, and each would spend a
+second or more on that otherwise. Spark's own daemon imports nothing, for fear of threads that a fork leaves behind. Here that is safe: Arrow
 and NumPy make theirs at first use, and renew them after a fork.
 """
 
@@ -13,10 +13,12 @@ from pyspark import daemon
 
 import ledgerlake.operators.processor
 import ledgerlake.sinks.writing
+from ledgerlake.decode.ready import make_ready
 from ledgerlake.source.workers import quieten
 
 __all__ = ["ledgerlake", "pd", "pyspark"]
 
 if __name__ == "__main__":
     quieten(daemon)
+    make_ready()
     daemon.manager()

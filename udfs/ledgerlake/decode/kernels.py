@@ -32,15 +32,19 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
+is_kept = True
+
 
 def compiled(function: F) -> F:
     """Compile on first call and keep the machine code beside the module, or in NUMBA_CACHE_DIR.
 
-    Code shipped inside a zip has no folder to keep it in: then each process compiles for itself.
+    Code shipped inside a zip has no folder to keep it in: then each process compiles for itself, and ``is_kept`` is false.
     """
+    global is_kept  # noqa: PLW0603
     try:
         return njit(cache=True, nogil=True)(function)  # type: ignore[no-any-return]
     except RuntimeError:
+        is_kept = False
         return njit(nogil=True)(function)  # type: ignore[no-any-return]
 
 
