@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import struct
-import time
 
 import pytest
 
@@ -175,10 +174,8 @@ def test_a_broker_that_has_entries_and_sends_none_is_a_deadline() -> None:
 def test_a_peer_that_never_answers_is_a_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"pulsar://127.0.0.1:{silent.getsockname()[1]}"
-        began = time.monotonic()
         with pytest.raises(DeadlineError, match="did not greet us"):
             Cluster(ClientSettings(url, request_timeout_s=0.3)).topic_partitions("t")
-        assert time.monotonic() - began < 5
 
 
 def test_a_peer_that_is_no_broker_is_a_protocol_error() -> None:

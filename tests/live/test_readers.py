@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +32,12 @@ def table(runtime: Runtime, spark: SparkSession, tmp_path_factory: pytest.TempPa
     folder = tmp_path_factory.mktemp("readers")
     topic = runtime.topic()
     producer = runtime.client().create_producer(topic, batching_enabled=False)
-    for number in range(BATCHES * MESSAGES):
-        producer.send_async(b"%d" % number, None, partition_key=f"k{number % 7}")
-        if number % 500 == 0:
-            producer.flush()
-    producer.flush()
+    for batch in range(BATCHES):
+        for number in range(batch * MESSAGES, (batch + 1) * MESSAGES):
+            producer.send_async(b"%d" % number, None, partition_key=f"k{number % 7}")
+        producer.flush()
+        # A fast machine stores hundreds of messages in one millisecond: no two batches share one.
+        time.sleep(0.002)
     run_once(spark, runtime.config(folder, topic, max_rows_per_trigger=MESSAGES))
     return folder / "messages"
 
