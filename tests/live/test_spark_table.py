@@ -48,14 +48,14 @@ def values(spark: SparkSession, path: str) -> list[int]:
 def made(spark: SparkSession, path: str, feature: str) -> None:
     """A table with a feature."""
     if feature == "partition columns":
-        Table(f"{path}-plain", schema.MESSAGES).ensure(spark)
+        Table(f"{path}-plain", schema.MESSAGES).create(spark)
         spark.read.format("delta").load(f"{path}-plain").write.format("delta").partitionBy("topic").save(path)
     elif feature == "generated columns":
         columns = ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in spark_columns(spark))
         day = "day date generated always as (cast(publish_time as date))"
         spark.sql(f"create table delta.`{path}` ({columns}, {day}) using delta")
     else:
-        Table(path, schema.MESSAGES).ensure(spark)
+        Table(path, schema.MESSAGES).create(spark)
         spark.sql(f"alter table delta.`{path}` {CHANGES[feature]}")
 
 
@@ -120,7 +120,7 @@ def test_the_writer_is_chosen_by_the_table(spark: SparkSession, tmp_path: Path) 
     spark.range(1).write.format("delta").save(path)
     assert type(open_table(path, schema.MESSAGES, "auto", staging)) is Table, "which refuses it, and says why"
     with pytest.raises(TableError, match="it lacks topic"):
-        SparkTable(path, schema.MESSAGES, staging).ensure(spark)
+        SparkTable(path, schema.MESSAGES, staging).check(spark)
 
 
 def test_an_unknown_writer_is_named(runtime: Runtime, tmp_path: Path) -> None:

@@ -349,10 +349,10 @@ def test_a_table_that_the_writer_cannot_honour_is_refused(
     from ledgerlake.sinks.tables import Table
 
     table = Table(str(tmp_path / "table"), schema.MESSAGES)
-    table.ensure(spark)
+    table.create(spark)
     spark.sql(f"alter table delta.`{table.path}` {change}")
     with pytest.raises(TableError, match=f"has {reason}, which this writer cannot honour"):
-        table.ensure(spark)
+        table.check(spark)
 
 
 def test_a_partitioned_table_is_refused(spark: SparkSession, tmp_path: Path) -> None:
@@ -360,11 +360,11 @@ def test_a_partitioned_table_is_refused(spark: SparkSession, tmp_path: Path) -> 
     from ledgerlake.sinks.tables import Table
 
     table = Table(str(tmp_path / "table"), schema.MESSAGES)
-    table.ensure(spark)
+    table.create(spark)
     empty = spark.read.format("delta").load(table.path)
     empty.write.format("delta").partitionBy("topic").save(str(tmp_path / "partitioned"))
     with pytest.raises(TableError, match="has partition columns"):
-        Table(str(tmp_path / "partitioned"), schema.MESSAGES).ensure(spark)
+        Table(str(tmp_path / "partitioned"), schema.MESSAGES).check(spark)
 
 
 def test_a_table_whose_making_was_interrupted_is_made_after_all(

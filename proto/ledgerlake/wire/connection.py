@@ -55,12 +55,12 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EntryReceived:
-    """A MESSAGE with its entry. ``frame`` is the whole frame as it came; the entry is ``frame[entry_start:]``."""
+    """A MESSAGE with its entry. ``frames`` is its one frame, whole, as it came; the entry is ``frames[entry_start:]``."""
 
     consumer_id: int
     ledger_id: int
     entry_id: int
-    frame: bytes | bytearray
+    frames: bytes | bytearray
     entry_start: int
 
     @property
@@ -69,11 +69,7 @@ class EntryReceived:
 
     @property
     def entry(self) -> memoryview:
-        return memoryview(self.frame)[self.entry_start :]
-
-    @property
-    def frames(self) -> bytes | bytearray:
-        return self.frame
+        return memoryview(self.frames)[self.entry_start :]
 
     @property
     def message_count(self) -> int:

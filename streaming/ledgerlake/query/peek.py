@@ -53,7 +53,7 @@ def described_entries(
             entry = next_until(reader, end)
             if entry is None:
                 return
-            yield _described(entry_rows(entry.frame, source))
+            yield _described(entry_rows(entry.frames, source))
     finally:
         reader.close()
 

@@ -45,21 +45,12 @@ class Table:
         self.schema = schema
         self._opened: DeltaTable | None = None
 
-    def ensure(self, spark: SparkSession) -> None:
-        """Make the table where there is none, else check that its columns are the contract's.
+    def check(self, spark: SparkSession) -> bool:
+        """Whether the table is there, with the contract's columns; where it is not, its folder is made.
 
         Raises:
             TableError: another schema (the difference is named) or a feature that we cannot write.
             SetupError: the path cannot be written.
-        """
-        if not self.check(spark):
-            self.create(spark)
-
-    def check(self, spark: SparkSession) -> bool:
-        """Whether the table is there; where it is not, its folder is made.
-
-        Raises:
-            As ``ensure``.
         """
         existing = existing_table(self.path)
         if existing is None:

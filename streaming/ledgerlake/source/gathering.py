@@ -20,13 +20,13 @@ from ledgerlake.errors import CorruptEntryError, DataLossError, TopicNotFoundErr
 from ledgerlake.plugins import load
 from ledgerlake.source.bounds import entry_from, first_available
 from ledgerlake.source.loss import Loss, Taken, find_loss
-from ledgerlake.source.positions import next_together_until, next_until
+from ledgerlake.source.positions import next_together_until
 from ledgerlake.wire import commands
 from ledgerlake.wire.entry import index_count, read_stamp
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+    from collections.abc import Collection, Generator, Iterable, Iterator
 
     from ledgerlake.decode.payloads import MessagePayloadProcessor
     from ledgerlake.source.options import SourceOptions
@@ -55,12 +55,12 @@ def gather(options: SourceOptions, span: EntryRange) -> Generator[Gathered | Rej
     watch, parts, bundle = _LossWatch(options, span), _parts(span), _Bundle()
     process = partial(_process, options, load(options.payload_processor)) if options.payload_processor else None
     try:
-        for received in _received(reader, span.end, watch, one_by_one=process is not None):
+        for received in _received(reader, span.end, watch):
             loss = watch.take(received)
             if loss is not None:
                 yield from bundle.take()
                 yield loss
-            for one in _cut(received, parts):
+            for one in _cut(received, parts) if process is None else received.each():
                 part = parts.get(one.position, WHOLE) if parts else WHOLE
                 if part is not WHOLE:
                     yield from bundle.take()
@@ -70,8 +70,8 @@ def gather(options: SourceOptions, span: EntryRange) -> Generator[Gathered | Rej
                     yield kept
                 elif kept:
                     bundle.add(kept, part)
-            if bundle.size >= BUNDLE_BYTES:
-                yield from bundle.take()
+                if bundle.size >= BUNDLE_BYTES:
+                    yield from bundle.take()
     finally:
         reader.close()
     yield from bundle.take()
@@ -80,11 +80,10 @@ def gather(options: SourceOptions, span: EntryRange) -> Generator[Gathered | Rej
         yield loss
 
 
-def _received(reader: EntryReader, end: Position, watch: _LossWatch, one_by_one: bool) -> Iterator[Received]:
+def _received(reader: EntryReader, end: Position, watch: _LossWatch) -> Iterator[Received]:
     """What comes up to the end; a topic that is deleted has no more."""
-    take: Callable[[EntryReader, Position], Received | None] = next_until if one_by_one else next_together_until
     try:
-        while (received := take(reader, end)) is not None:
+        while (received := next_together_until(reader, end)) is not None:
             yield received
     except TopicNotFoundError:
         watch.topic_is_gone = True
@@ -127,7 +126,7 @@ def _process(
     except CorruptEntryError as error:
         return RejectedEntry(entry.position, bytes(entry.entry), error.reason, error.message)
     if not changed:
-        return entry.frame if changed is None else b""
+        return entry.frames if changed is None else b""
     return commands.message(entry.consumer_id, entry.ledger_id, entry.entry_id, changed)
 
 

@@ -10,7 +10,7 @@ from ledgerlake.client.reader import EntryReader, open_together, read_one_each
 from ledgerlake.errors import CorruptEntryError, DeadlineError, TopicNotFoundError
 from ledgerlake.source.last_entry import last_position
 from ledgerlake.source.offsets import PartitionOffset
-from ledgerlake.wire.entry import message_count, read_stamp
+from ledgerlake.wire.entry import read_stamp
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.client.session import Session
     from ledgerlake.wire.connection import EntryReceived, Received
+
 # Between two looks at an idle topic: short after news, longer while nothing happens.
 _POLL_FIRST_S = 0.1
 _POLL_MOST_S = 1.0
@@ -179,7 +180,7 @@ def count_messages(
     count = 0
     try:
         while count < most and (entry := next_until(reader, end.position)) is not None:
-            count += message_count(entry.entry)
+            count += entry.message_count
     finally:
         reader.close()
     return count
@@ -208,16 +209,16 @@ class Scout:
         rows = size = 0
         stop: PartitionOffset | None = None
         while (entry := self._ahead or next_until(self._reader, end.position)) is not None:
-            count = message_count(entry.entry)
+            count = entry.message_count
             over = (max_rows is not None and rows + count > max_rows) or (
-                max_bytes is not None and size + len(entry.frame) > max_bytes
+                max_bytes is not None and size + len(entry.frames) > max_bytes
             )
             if over and stop is not None:
                 self._ahead = entry
                 self._stopped_at = stop.position
                 return stop
             self._ahead = None
-            rows, size = rows + count, size + len(entry.frame)
+            rows, size = rows + count, size + len(entry.frames)
             stop = _stamped(entry)
         self.close()
         return end

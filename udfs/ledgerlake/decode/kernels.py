@@ -191,6 +191,30 @@ def read_property(buffer, position, end):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def read_message_id(buffer, position, end, plain_only):  # type: ignore[no-untyped-def]
+    """Ledger and entry of a MessageIdData, -1 where it lacks them, and the position after it.
+
+    That is -1 where it is broken; with ``plain_only`` also where it has more than partition, batch_index and batch_size beside.
+    """
+    ledger_id = entry_id = np.int64(-1)
+    while position < end:
+        tag, position = read_varint(buffer, position, end)
+        if position < 0:
+            break
+        if tag == 8:
+            ledger_id, position = read_varint(buffer, position, end)
+        elif tag == 16:
+            entry_id, position = read_varint(buffer, position, end)
+        elif plain_only and tag not in (24, 32, 48):
+            position = -1
+        else:
+            position = skip_field(buffer, position, end, tag & 7)
+        if position < 0:
+            break
+    return ledger_id, entry_id, position
+
+
+@compiled
 def read_message_command(buffer, position, end):  # type: ignore[no-untyped-def]
     """Consumer, ledger and entry of a MESSAGE as brokers encode it; a consumer of -1 where it is anything else."""
     odd = np.int64(-1), np.int64(-1), np.int64(-1)
@@ -211,21 +235,7 @@ def read_message_command(buffer, position, end):  # type: ignore[no-untyped-def]
             size, position = read_varint(buffer, position, end)
             if position < 0 or size > end - position:
                 return odd
-            stop = position + size
-            while position < stop:
-                tag, position = read_varint(buffer, position, stop)
-                if position < 0:
-                    return odd
-                if tag == 8:
-                    ledger_id, position = read_varint(buffer, position, stop)
-                elif tag == 16:
-                    entry_id, position = read_varint(buffer, position, stop)
-                elif tag in (24, 32, 48):  # partition, batch_index, batch_size
-                    position = skip_field(buffer, position, stop, 0)
-                else:
-                    return odd
-                if position < 0:
-                    return odd
+            ledger_id, entry_id, position = read_message_id(buffer, position, position + size, True)
         elif tag in (24, 32, 40):  # redelivery_count, ack_set, consumer_epoch
             position = skip_field(buffer, position, end, 0)
         else:
@@ -316,20 +326,12 @@ def walk_frames(buffer, entries):  # type: ignore[no-untyped-def]
                 size, message = read_varint(buffer, message, message_end)
                 if message < 0 or size > message_end - message:
                     return -1
-                field, field_end = message, message + size
-                message = field_end
-                while field < field_end:
-                    tag, field = read_varint(buffer, field, field_end)
-                    if field < 0:
-                        return -1
-                    if tag == 8:
-                        ledger_id, field = read_varint(buffer, field, field_end)
-                    elif tag == 16:
-                        entry_id, field = read_varint(buffer, field, field_end)
-                    else:
-                        field = skip_field(buffer, field, field_end, tag & 7)
-                    if field < 0:
-                        return -1
+                # A repeated message field adds to what was there.
+                ledger, entry, message = read_message_id(buffer, message, message + size, False)
+                if message < 0:
+                    return -1
+                ledger_id = ledger if ledger >= 0 else ledger_id
+                entry_id = entry if entry >= 0 else entry_id
         if ledger_id < 0 or entry_id < 0:
             return -1
         entries[row, E_START] = command_end
