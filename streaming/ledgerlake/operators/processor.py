@@ -22,7 +22,6 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from ledgerlake.decode.messages import TopicPartition
@@ -49,8 +48,9 @@ from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    import pandas as pd
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle
 
@@ -110,7 +110,7 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
                 elif row.kind == "report":
                     reports.append(report_from_json(row.note))
                 else:
-                    yield pd.DataFrame([row], columns=FLOW.names)
+                    yield _frame(row)
         reports.sort(key=lambda report: report.end)
         stored = self._load() if self._sets.exists() else {}
         oldest_first = sorted(stored.values(), key=lambda one: one.positions[0])
@@ -269,4 +269,11 @@ def _standing_row(source: TopicPartition, standing: Standing) -> pd.DataFrame:
 def _row(
     source: TopicPartition, kind: str, position: Position | None, note: str | None, entry: bytes | memoryview | None
 ) -> pd.DataFrame:
-    return pd.DataFrame([flow_values(source, kind, position, note, entry)], columns=FLOW.names)
+    return _frame(flow_values(source, kind, position, note, entry))
+
+
+def _frame(row: Sequence[Any]) -> pd.DataFrame:
+    # A query starts with a process that only asks for the names of the state's variables: that one needs no pandas.
+    import pandas as pd
+
+    return pd.DataFrame([row], columns=FLOW.names)

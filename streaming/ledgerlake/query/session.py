@@ -1,6 +1,7 @@
 """A Spark session that fits: Delta's jars, our interpreter for the workers, settings for small machines.
 
-The jars are fetched once with PySpark's own Ivy and handed over as files, so that a start resolves nothing.
+The jars are fetched once with PySpark's own Ivy and handed over as files, so that a start resolves nothing. Spark's workers import the PySpark
+that is installed, not the zip of its sources that Spark puts before it, which every new process would compile for 0.6 s.
 
 Beside those of a session there are settings of one query, which Spark copies when it is started (``settings_of``):
 
@@ -11,6 +12,7 @@ Beside those of a session there are settings of one query, which Spark copies wh
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import sys
 from pathlib import Path
@@ -20,7 +22,7 @@ from pyarrow.fs import LocalFileSystem
 
 from ledgerlake.errors import SetupError
 from ledgerlake.files import resolve
-from ledgerlake.java import fetch_jars, find_java
+from ledgerlake.java import cache_folder, fetch_jars, find_java
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,6 +44,8 @@ _SETTINGS = {
     # Between JVM and Python workers: cheaper than loopback TCP, and closed to other users.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": "ledgerlake.query.daemon",
+    # It is an environment variable of some workers and not of others, and each environment has a daemon of its own.
+    "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "2g",
@@ -82,7 +86,29 @@ def start_session(name: str, master: str = "local[*]", settings: dict[str, str] 
     builder = SparkSession.builder.appName(name).master(master).config("spark.jars", ",".join(delta_jars()))
     for key, value in {**_SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    with _home_without_zip():
+        return builder.getOrCreate()
+
+
+@contextlib.contextmanager
+def _home_without_zip() -> Iterator[None]:
+    """Let a JVM that is started here know a home of Spark without PySpark's zip; a home that the user chose stands."""
+    from pyspark.find_spark_home import _find_spark_home
+
+    if "SPARK_HOME" in os.environ:
+        yield
+        return
+    installed = Path(_find_spark_home())
+    home = cache_folder() / "spark" / hashlib.sha256(str(installed).encode()).hexdigest()[:16]
+    home.mkdir(parents=True, exist_ok=True)
+    for name in ("bin", "jars"):
+        with contextlib.suppress(FileExistsError):
+            (home / name).symlink_to(installed / name)
+    os.environ["SPARK_HOME"] = str(home)
+    try:
+        yield
+    finally:
+        del os.environ["SPARK_HOME"]
 
 
 @contextlib.contextmanager
