@@ -1,14 +1,11 @@
-"""Large messages in MB/s beside pulsar-client's receive loop, with peak memory; and what the stateful stage costs without any.
+"""Large messages in MB/s beside pulsar-client's receive loop, with peak memory.
 
     pulsar-client receive loop   ``receive`` and ``acknowledge`` until all messages came, chunks put together in its heap
     pipeline to Delta            the whole pipeline into the table
 
-Both read the same messages, uncompressed and incompressible, of 5 to 100 MiB, from one topic partition of a real broker on
-the same machine. Memory is the peak resident set of the process that did the work (for the pipeline, of the largest Python
+Both read the same messages, uncompressed and incompressible, of 5 MiB and then of 5 to 100 MiB, from one topic partition of a real
+broker on the same machine. Only the pipeline keeps them: a table of incompressible messages is written to disk at their size. Memory is the peak resident set of the process that did the work (for the pipeline, of the largest Python
 worker), and what that is above the same process without large messages, in multiples of the largest message.
-
-The last table is the pipeline over small messages with the stateful stage and with it taken out, rounds in turn, so that a
-machine's moods hit both.
 
 Every round publishes between two triggers of a running query, and counts the trigger that takes it, from its beginning to
 its end.
@@ -22,57 +19,54 @@ import os
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-from unittest import mock
 
-import pyarrow as pa
-
-from bench.throughput import PARTITIONS, SETTINGS, WorkerMemory, Workload, encode, expect, in_process
+from bench.throughput import SETTINGS, WorkerMemory, expect, in_process
 from ledgerlake.broker import Broker
-from ledgerlake.client.cluster import ClientSettings, Cluster
-from ledgerlake.client.producer import EntryProducer
 from ledgerlake.demo import create_partitioned_topic
-from ledgerlake.operators.rows import FLOW_DDL, Standing, report_from_json, standing_to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.listener import StreamingQueryProgress
 
     from ledgerlake.broker.standalone import BrokerAddress
     from ledgerlake.sinks.delta import BatchResult
 
 MIB = 1024 * 1024
-SIZES_MIB = [5] * 20 + [10] * 10 + [20] * 5 + [50] * 2 + [100] * 2
+WORKLOADS = ([5] * 60, [5] * 20 + [10] * 10 + [20] * 5 + [50] * 2 + [100] * 2)
 LATEST = Path(__file__).parent / "latest-large.json"
 _WARM_UP_ROUNDS = 2
 _TICK_S = 10
-_DISTINCT_ENTRIES = 200
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="rounds that are counted (default: 5)")
-    parser.add_argument("--messages", type=int, default=4_000_000, help="small messages in a round (default: 4000000)")
-    parser.add_argument("--only", choices=["large", "stage"], help="one of the two parts")
     options = parser.parse_args()
     from ledgerlake.query.session import start_session
 
     with Broker(settings=SETTINGS) as address:
-        results = {}
-        if options.only != "stage":
-            results["client"] = _client_loop(address, options.rounds)
         spark = start_session("bench", "local[2]")
         try:
-            if options.only != "stage":
-                results["pipeline"] = _pipeline(spark, address, options.rounds, results["client"]["mb_per_s"])
-            if options.only != "large":
-                results["stage"] = _stage_cost(spark, address, options.messages, options.rounds)
+            results = [_measure(spark, address, options.rounds, sizes_mib) for sizes_mib in WORKLOADS]
         finally:
             spark.stop()
     LATEST.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def _measure(
+    spark: SparkSession, address: BrokerAddress, rounds: int, sizes_mib: list[int]
+) -> dict[str, dict[str, float]]:
+    smallest, largest = min(sizes_mib), max(sizes_mib)
+    name = f"{smallest} MiB" if smallest == largest else f"{smallest} to {largest} MiB"
+    print(f"\n{len(sizes_mib)} messages of {name}, {sum(sizes_mib)} MiB in all")
+    print(f"{'path':<32}{'MB/s':>8}{'ratio':>8}{'peak MB':>10}{'x largest':>11}{'above base':>12}")
+    client = _client_loop(address, rounds, sizes_mib)
+    return {"client": client, "pipeline": _pipeline(spark, address, rounds, sizes_mib, client["mb_per_s"])}
 
 
 class _Ticking:
@@ -127,10 +121,11 @@ class _Ticking:
 class _LargePublisher:
     """Publishes the same large messages again and again."""
 
-    def __init__(self, address: BrokerAddress, name: str) -> None:
+    def __init__(self, address: BrokerAddress, name: str, sizes_mib: list[int]) -> None:
         import pulsar
 
-        path = f"public/default/{name}"
+        self._sizes_mib = sizes_mib
+        path = f"public/default/bench-large-{name}-{len(sizes_mib)}"
         create_partitioned_topic(address.admin_url, path, 1)
         self.topic = f"persistent://{path}"
         self._client = pulsar.Client(address.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
@@ -139,8 +134,8 @@ class _LargePublisher:
         )
 
     def __call__(self) -> None:
-        for size in SIZES_MIB:
-            self._producer.send(os.urandom(size * MIB))
+        for size_mib in self._sizes_mib:
+            self._producer.send(os.urandom(size_mib * MIB))
 
     def one_small(self) -> None:
         self._producer.send(b"x")
@@ -149,21 +144,18 @@ class _LargePublisher:
         self._client.close()
 
 
-def _client_loop(address: BrokerAddress, rounds: int) -> dict[str, float]:
-    print(f"\n{len(SIZES_MIB)} messages of {min(SIZES_MIB)} to {max(SIZES_MIB)} MiB, {sum(SIZES_MIB)} MiB in all")
-    print(f"{'path':<32}{'MB/s':>8}{'ratio':>8}{'peak MB':>10}{'x largest':>11}{'above base':>12}")
-    publisher = _LargePublisher(address, "bench-large-client")
+def _client_loop(address: BrokerAddress, rounds: int, sizes_mib: list[int]) -> dict[str, float]:
+    publisher = _LargePublisher(address, "client", sizes_mib)
     publisher()
     publisher.close()
-    _, base_mb = in_process(_receive_all, address.service_url, publisher.topic, 0, 1)
-    made, peak_mb = in_process(
-        _receive_all, address.service_url, publisher.topic, len(SIZES_MIB), rounds + _WARM_UP_ROUNDS
-    )
+    path = partial(_receive_all, sum(sizes_mib) * MIB)
+    _, base_mb = in_process(path, address.service_url, publisher.topic, 0, 1)
+    made, peak_mb = in_process(path, address.service_url, publisher.topic, len(sizes_mib), rounds + _WARM_UP_ROUNDS)
     seconds = [one.seconds for one in made[_WARM_UP_ROUNDS:]]
-    return _row("pulsar-client receive loop", seconds, peak_mb, base_mb, None)
+    return _row("pulsar-client receive loop", sizes_mib, seconds, peak_mb, base_mb, None)
 
 
-def _receive_all(service_url: str, topic: str, count: int) -> None:
+def _receive_all(expected_bytes: int, service_url: str, topic: str, count: int) -> None:
     import uuid
 
     import pulsar
@@ -182,28 +174,32 @@ def _receive_all(service_url: str, topic: str, count: int) -> None:
         consumer.acknowledge(message)
     consumer.unsubscribe()
     client.close()
-    if count and taken != sum(SIZES_MIB) * MIB:
+    if count and taken != expected_bytes:
         raise SystemExit(f"{taken} bytes arrived; the measurement is worthless")
 
 
-def _pipeline(spark: SparkSession, address: BrokerAddress, rounds: int, client_mb_per_s: float) -> dict[str, float]:
-    publisher = _LargePublisher(address, "bench-large-pipeline")
+def _pipeline(
+    spark: SparkSession, address: BrokerAddress, rounds: int, sizes_mib: list[int], client_mb_per_s: float
+) -> dict[str, float]:
+    publisher = _LargePublisher(address, "pipeline", sizes_mib)
     with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
         pipeline = _Ticking(spark, address.service_url, publisher.topic, Path(folder))
         with WorkerMemory() as idle:
             pipeline.round(publisher.one_small, 1)
         with WorkerMemory() as memory:
-            seconds = [pipeline.round(publisher, len(SIZES_MIB)) for _ in range(rounds + _WARM_UP_ROUNDS)]
+            seconds = [pipeline.round(publisher, len(sizes_mib)) for _ in range(rounds + _WARM_UP_ROUNDS)]
         pipeline.stop()
     publisher.close()
-    return _row("pipeline to Delta, Spark", seconds[_WARM_UP_ROUNDS:], memory.peak_mb, idle.peak_mb, client_mb_per_s)
+    return _row(
+        "pipeline to Delta, Spark", sizes_mib, seconds[_WARM_UP_ROUNDS:], memory.peak_mb, idle.peak_mb, client_mb_per_s
+    )
 
 
 def _row(
-    name: str, seconds: list[float], peak_mb: float, base_mb: float, client_mb_per_s: float | None
+    name: str, sizes_mib: list[int], seconds: list[float], peak_mb: float, base_mb: float, client_mb_per_s: float | None
 ) -> dict[str, float]:
-    largest_mb = max(SIZES_MIB) * MIB / 1e6
-    rate = sum(SIZES_MIB) * MIB / 1e6 / statistics.median(seconds)
+    largest_mb = max(sizes_mib) * MIB / 1e6
+    rate = sum(sizes_mib) * MIB / 1e6 / statistics.median(seconds)
     ratio = rate / client_mb_per_s if client_mb_per_s else 1.0
     multiple, above_base = peak_mb / largest_mb, (peak_mb - base_mb) / largest_mb
     print(f"{name:<32}{rate:>8,.0f}{ratio:>8.2f}{peak_mb:>10,.0f}{multiple:>11.1f}{above_base:>11.1f}", flush=True)
@@ -214,64 +210,6 @@ def _row(
         "multiple_of_largest": round(multiple, 2),
         "multiple_above_base": round(above_base, 2),
     }
-
-
-def _stage_cost(spark: SparkSession, address: BrokerAddress, messages: int, rounds: int) -> dict[str, float]:
-    """Medians of rounds with the stage and without, in turn."""
-    workload = Workload("100 B, batches of 1000, LZ4", messages, 100, 1000)
-    seconds: dict[str, list[float]] = {"with": [], "without": []}
-    with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
-        publishers = {name: _SmallPublisher(address, f"bench-{name}-stage", workload) for name in seconds}
-        pipelines = {"with": _Ticking(spark, address.service_url, publishers["with"].topic, Path(folder))}
-        with mock.patch("ledgerlake.sinks.delta.assemble", _no_stage):
-            pipelines["without"] = _Ticking(spark, address.service_url, publishers["without"].topic, Path(folder))
-        for _ in range(rounds + _WARM_UP_ROUNDS):
-            for name, pipeline in pipelines.items():
-                seconds[name].append(pipeline.round(publishers[name], messages))
-        for pipeline in pipelines.values():
-            pipeline.stop()
-    rates = {name: messages / statistics.median(found[_WARM_UP_ROUNDS:]) for name, found in seconds.items()}
-    ratio = rates["with"] / rates["without"]
-    print(f"\n{workload.name}, none of them large: {messages:,} a round, median of {rounds} rounds each, in turn")
-    print(f"{'pipeline to Delta':<32}{rates['with']:>14,.0f} messages/s")
-    print(f"{'without the stateful stage':<32}{rates['without']:>14,.0f} messages/s")
-    print(f"{'ratio':<32}{ratio:>14.3f}", flush=True)
-    return {
-        "with_stage_per_s": round(rates["with"]),
-        "without_per_s": round(rates["without"]),
-        "ratio": round(ratio, 3),
-    }
-
-
-class _SmallPublisher:
-    """Publishes batches that were encoded once, over the partitions of a topic."""
-
-    def __init__(self, address: BrokerAddress, name: str, workload: Workload) -> None:
-        path = f"public/default/{name}"
-        create_partitioned_topic(address.admin_url, path, PARTITIONS)
-        self.topic = f"persistent://{path}"
-        self._cluster = Cluster(ClientSettings(address.service_url))
-        self._producers = [EntryProducer(self._cluster, one) for one in self._cluster.topic_partitions(self.topic)]
-        self._entries = [encode(workload, "bench", number) for number in range(_DISTINCT_ENTRIES)]
-        self._workload = workload
-
-    def __call__(self) -> None:
-        for number in range(self._workload.messages // self._workload.batch):
-            producer = self._producers[number % len(self._producers)]
-            producer.send(self._entries[number % len(self._entries)], self._workload.batch)
-        for producer in self._producers:
-            producer.flush()
-
-
-def _no_stage(flow: DataFrame, *_: object) -> DataFrame:
-    """In place of the stateful stage: reports become standings, nothing is open."""
-    return flow.mapInArrow(_standings, FLOW_DDL)
-
-
-def _standings(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in rows:
-        notes = [standing_to_json(Standing([report_from_json(note).fact])) for note in batch["note"].to_pylist()]
-        yield batch.set_column(batch.schema.get_field_index("note"), "note", pa.array(notes, pa.string()))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,108 @@
+"""What a message costs the pipeline as partitions, messages and their sizes grow: ``make bench``.
+
+    partitions   the same messages on 1 to 64 partitions
+    messages     10 thousand to 50 million on four partitions
+    sizes        the same bytes as messages of 100 B to 1 MiB, in batches of about 100 KB
+
+Each topic is read whole into a table of its own, in one micro-batch, on local[2]; medians after one pass that is not counted. Time and CPU are
+those of ``bench.throughput``. A micro-batch costs something whatever is in it, and a table and a query something to make: few messages
+share that among few.
+
+Results are printed and written to ``bench/latest-growth.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.throughput import PARTITIONS, SETTINGS, Pass, Workload, pipeline_to_delta, publish, spark_passes
+from ledgerlake.broker import Broker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+    from ledgerlake.broker.standalone import BrokerAddress
+
+LATEST = Path(__file__).parent / "latest-growth.json"
+_PARTITIONS = (1, 4, 16, 64)
+_MESSAGES = (10_000, 100_000, 1_000_000, 10_000_000, 50_000_000)
+_SIZES_BYTES = (100, 1024, 10_240, 102_400, 1_048_576)
+_SIZES_TOTAL_BYTES = 400_000_000
+_BATCH_BYTES = 100_000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--messages", type=int, default=4_000_000, help="over the partitions (default: 4000000)")
+    parser.add_argument("--most", type=int, default=max(_MESSAGES), help="of messages (default: 50000000)")
+    parser.add_argument("--passes", type=int, default=3, help="passes that are counted (default: 3)")
+    options = parser.parse_args()
+    from ledgerlake.query.session import start_session
+
+    results: list[dict[str, Any]] = []
+    with Broker(settings=SETTINGS) as address:
+        spark = start_session("bench", "local[2]")
+        try:
+            for block, label, workload, partitions in _runs(options.messages, options.most):
+                if not results or results[-1]["block"] != block:
+                    print(
+                        f"\n{block}\n{'':<24}{'messages/s':>14}{'MB/s':>10}{'CPU s/M':>10}{'CPU s/GB':>10}{'peak MB':>10}"
+                    )
+                made, peaks = _passes(spark, address, workload, partitions, options.passes)
+                results.append({"block": block, "label": label, **_row(label, workload, made, max(peaks))})
+        finally:
+            spark.stop()
+    LATEST.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def _runs(messages: int, most: int) -> Iterator[tuple[str, str, Workload, int]]:
+    """Block, label, what a topic holds, and its partitions."""
+    for partitions in _PARTITIONS:
+        yield "partitions", f"{partitions}", Workload("", messages, 100, 1000), partitions
+    for count in _MESSAGES:
+        if count <= most:
+            yield "messages", f"{count:,}", Workload("", count, 100, 1000), PARTITIONS
+    for size_bytes in _SIZES_BYTES:
+        batch = max(1, _BATCH_BYTES // size_bytes)
+        count = _SIZES_TOTAL_BYTES // size_bytes // batch * batch
+        yield "value bytes", f"{size_bytes:,}", Workload("", count, size_bytes, batch), PARTITIONS
+
+
+def _passes(
+    spark: SparkSession, address: BrokerAddress, workload: Workload, partitions: int, passes: int
+) -> tuple[list[Pass], list[float]]:
+    topic = publish(address, workload, partitions)
+    with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
+        path = partial(pipeline_to_delta, spark, address.service_url, topic, workload.messages, Path(folder))
+        made, peaks = spark_passes(path, passes + 1)
+    return made[1:], peaks[1:]
+
+
+def _row(label: str, workload: Workload, made: list[Pass], peak_mb: float) -> dict[str, float]:
+    seconds = statistics.median(one.seconds for one in made)
+    cpu_s = statistics.median(one.cpu_s for one in made)
+    row = {
+        "messages_per_s": round(workload.messages / seconds),
+        "mb_per_s": round(workload.plain_mb / seconds, 1),
+        "cpu_s_per_million": round(cpu_s * 1e6 / workload.messages, 2),
+        "cpu_s_per_gb": round(cpu_s * 1e3 / workload.plain_mb, 2),
+        "peak_rss_mb": round(peak_mb),
+    }
+    print(
+        f"{label:<24}{row['messages_per_s']:>14,.0f}{row['mb_per_s']:>10,.1f}{row['cpu_s_per_million']:>10.2f}"
+        f"{row['cpu_s_per_gb']:>10.2f}{row['peak_rss_mb']:>10,.0f}",
+        flush=True,
+    )
+    return row
+
+
+if __name__ == "__main__":
+    main()
