@@ -33,6 +33,7 @@ import statistics
 import tempfile
 import threading
 import time
+import uuid
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -122,7 +123,7 @@ def main() -> None:
 
 def publish(address: BrokerAddress, workload: Workload, partitions: int) -> str:
     """The messages on a topic of their own; its name."""
-    path = f"public/default/bench-{workload.messages}-{workload.value_bytes}-{workload.batch}-{partitions}"
+    path = f"public/default/bench-{uuid.uuid4().hex}"
     create_partitioned_topic(address.admin_url, path, partitions)
     cluster = Cluster(ClientSettings(address.service_url))
     producers = [EntryProducer(cluster, name) for name in cluster.topic_partitions(f"persistent://{path}")]
@@ -235,8 +236,6 @@ def _pulsar_reader(service_url: str, topic: str, count: int) -> None:
 
 
 def _pulsar_batch_receive(service_url: str, topic: str, count: int) -> None:
-    import uuid
-
     import pulsar
 
     client = pulsar.Client(service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))

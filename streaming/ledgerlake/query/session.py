@@ -86,12 +86,12 @@ def start_session(name: str, master: str = "local[*]", settings: dict[str, str] 
     builder = SparkSession.builder.appName(name).master(master).config("spark.jars", ",".join(delta_jars()))
     for key, value in {**_SETTINGS, **(settings or {})}.items():
         builder = builder.config(key, value)
-    with _home_without_zip():
+    with home_without_zip():
         return builder.getOrCreate()
 
 
 @contextlib.contextmanager
-def _home_without_zip() -> Iterator[None]:
+def home_without_zip() -> Iterator[None]:
     """Let a JVM that is started here know a home of Spark without PySpark's zip; a home that the user chose stands."""
     from pyspark.find_spark_home import _find_spark_home
 

@@ -284,7 +284,7 @@ def _decode_slice(part: _Slice, source: TopicPartition, first_entry: BatchPart, 
         messages = _put_back(messages, odd_rows, source)
     if first_entry != WHOLE and messages.num_rows:
         messages = _keep_part(messages, part.entries[0], first_entry)
-    return Decoded(messages, _to_batch(rejects, source, schema.REJECTS))
+    return Decoded(messages, _to_batch(rejects, source, schema.REJECTS) if rejects else _NO_REJECTS)
 
 
 def _allocate_rows(part: _Slice) -> Matrix:
@@ -344,14 +344,22 @@ def _keep_part(messages: pa.RecordBatch, first_entry: Matrix, part: BatchPart) -
     return messages.filter(pa.array(~(of_first & left_out)))
 
 
+_NO_REJECTS = pa.RecordBatch.from_pylist([], schema=schema.REJECTS)
+
+
 def _to_batch(rows: list[Row], source: TopicPartition, target: pa.Schema) -> pa.RecordBatch:
     whole = [{"topic": source.topic, "partition": source.partition, "late": False, **row} for row in rows]
     return pa.RecordBatch.from_pylist(whole, schema=target)
 
 
 def _columns(part: _Slice, rows: Matrix, source: TopicPartition) -> pa.RecordBatch:
-    entry = rows[:, k.M_ENTRY]
-    entries = part.entries
+    entry = np.ascontiguousarray(rows[:, k.M_ENTRY])
+    # Messages lie in the order of their entries.
+    of_entries = np.bincount(entry, minlength=len(part.entries))
+    ledger_ids, entry_ids = (np.repeat(part.entries[:, column], of_entries) for column in (k.E_LEDGER, k.E_ENTRY))
+    broker_ms, publish_ms, deliver_ms = (
+        np.repeat(part.entries[:, column], of_entries) for column in (k.E_BROKER_TIME, k.E_PUBLISH, k.E_DELIVER)
+    )
     count = len(rows)
     buffer = part.buffer
     null_value = rows[:, k.M_NULL] == 1
@@ -360,25 +368,25 @@ def _columns(part: _Slice, rows: Matrix, source: TopicPartition) -> pa.RecordBat
     arrays: dict[str, pa.Array] = {
         "topic": pa.repeat(pa.scalar(source.topic, pa.string()), count),
         "partition": pa.repeat(pa.scalar(source.partition, pa.int32()), count),
-        "message_id": _message_ids(entries[entry, k.E_LEDGER], entries[entry, k.E_ENTRY], rows[:, k.M_BATCH_INDEX]),
-        "ledger_id": pa.array(entries[entry, k.E_LEDGER]),
-        "entry_id": pa.array(entries[entry, k.E_ENTRY]),
+        "message_id": _message_ids(ledger_ids, entry_ids, rows[:, k.M_BATCH_INDEX]),
+        "ledger_id": pa.array(ledger_ids),
+        "entry_id": pa.array(entry_ids),
         "batch_index": pa.array(rows[:, k.M_BATCH_INDEX].astype(np.int32)),
-        "broker_timestamp": _times(entries[:, k.E_BROKER_TIME], k.NONE).take(pa.array(entry)),
+        "broker_timestamp": _times(broker_ms, k.NONE),
         "broker_index": _integers(rows[:, k.M_BROKER_INDEX]),
-        "publish_time": _times(entries[:, k.E_PUBLISH], k.NONE).take(pa.array(entry)),
+        "publish_time": _times(publish_ms, k.NONE),
         "event_time": _times(rows[:, k.M_EVENT], 0),
-        "deliver_at": _times(entries[:, k.E_DELIVER], k.NONE).take(pa.array(entry)),
+        "deliver_at": _times(deliver_ms, k.NONE),
         "delivered_at": pa.nulls(count, schema.TIMESTAMP),
-        "producer_name": _per_entry(part, k.E_PRODUCER, k.E_PRODUCER_SIZE, pa.string()).take(pa.array(entry)),
-        "sequence_id": pa.array(rows[:, k.M_SEQUENCE]),
+        "producer_name": _per_entry(part, k.E_PRODUCER, k.E_PRODUCER_SIZE, pa.string(), entry),
+        "sequence_id": pa.array(np.ascontiguousarray(rows[:, k.M_SEQUENCE])),
         "key": key,
         "key_bytes": key_bytes,
         "ordering_key": _spans(
             buffer, rows[:, k.M_ORDERING], _absent(rows, k.M_ORDERING, k.M_ORDERING_SIZE), pa.binary()
         ),
         "properties": _properties(buffer, rows),
-        "schema_version": _per_entry(part, k.E_SCHEMA, k.E_SCHEMA_SIZE, pa.binary()).take(pa.array(entry)),
+        "schema_version": _per_entry(part, k.E_SCHEMA, k.E_SCHEMA_SIZE, pa.binary(), entry),
         "is_null": pa.array(null_value),
         "late": pa.repeat(pa.scalar(False), count),
         "chunk_count": pa.nulls(count, pa.int32()),
@@ -397,10 +405,11 @@ def _absent(rows: Matrix, start_column: int, size_column: int) -> Matrix:
     return np.where(rows[:, start_column] == k.NONE, k.NONE, rows[:, size_column])
 
 
-def _per_entry(part: _Slice, start_column: int, size_column: int, kind: pa.DataType) -> pa.Array:
-    """A field of the entries themselves. An odd entry may hold half-read positions; no message row points at it."""
+def _per_entry(part: _Slice, start_column: int, size_column: int, kind: pa.DataType, entry: Matrix) -> pa.Array:
+    """A field of each message's entry. An odd entry may hold half-read positions; no message row points at it."""
     sizes = np.where(part.status == k.OK, part.entries[:, size_column], k.NONE)
-    return _spans(part.buffer, part.entries[:, start_column], sizes, kind)
+    found = _spans(part.buffer, part.entries[:, start_column], sizes, kind)
+    return pa.nulls(len(entry), kind) if found.null_count == len(found) else found.take(pa.array(entry))
 
 
 def _keys(buffer: Bytes, rows: Matrix) -> tuple[pa.Array, pa.Array]:
@@ -441,6 +450,8 @@ def _integers(values: Matrix) -> pa.Array:
 
 def _times(values_ms: Matrix, absent: int) -> pa.Array:
     present = (values_ms != absent) & (values_ms != k.NONE)
+    if not present.any():
+        return pa.nulls(len(values_ms), schema.TIMESTAMP)
     microseconds = np.where(present, values_ms, 0) * 1000
     return pa.Array.from_buffers(schema.TIMESTAMP, len(values_ms), [_validity(present), pa.py_buffer(microseconds)])
 
