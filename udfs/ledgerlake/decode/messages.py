@@ -344,7 +344,7 @@ def _keep_part(messages: pa.RecordBatch, first_entry: Matrix, part: BatchPart) -
     return messages.filter(pa.array(~(of_first & left_out)))
 
 
-_NO_REJECTS = pa.RecordBatch.from_pylist([], schema=schema.REJECTS)
+_NO_REJECTS = pa.RecordBatch.from_arrays([pa.nulls(0, one.type) for one in schema.REJECTS], schema=schema.REJECTS)
 
 
 def _to_batch(rows: list[Row], source: TopicPartition, target: pa.Schema) -> pa.RecordBatch:
