@@ -87,7 +87,7 @@ def test_the_home_of_a_new_jvm_has_all_of_spark_but_the_zip(monkeypatch: pytest.
     for _ in range(2):
         with home_without_zip():
             home = os.environ["SPARK_HOME"]
-            assert sorted(os.listdir(home)) == ["bin", "jars"]
+            assert sorted(os.listdir(home)) == ["bin", "conf", "jars"]
             assert os.access(f"{home}/bin/spark-submit", os.X_OK)
         assert "SPARK_HOME" not in os.environ
 

@@ -101,7 +101,8 @@ def home_without_zip() -> Iterator[None]:
     installed = Path(_find_spark_home())
     home = cache_folder() / "spark" / hashlib.sha256(str(installed).encode()).hexdigest()[:16]
     home.mkdir(parents=True, exist_ok=True)
-    for name in ("bin", "jars"):
+    # A configuration may come later.
+    for name in ("bin", "conf", "jars"):
         with contextlib.suppress(FileExistsError):
             (home / name).symlink_to(installed / name)
     os.environ["SPARK_HOME"] = str(home)
