@@ -1,4 +1,4 @@
-"""The last run of ``bench.throughput`` as a picture: ``docs/throughput.svg``, bars of rates and of CPU, one block a workload.
+"""The last runs of ``bench.throughput`` and ``bench.growth`` as pictures in ``docs/``: bars, one block a workload.
 
 python -m bench.plot
 """
@@ -6,45 +6,79 @@ python -m bench.plot
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from bench.throughput import LATEST
+from bench import growth, throughput
 
-PICTURE = Path(__file__).parent.parent / "docs" / "throughput.svg"
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+DOCS = Path(__file__).parent.parent / "docs"
 
 _LINE, _LABEL, _BAR, _GAP = 22, 230, 300, 150
-_MEASURES = (
-    ("messages_per_s", "{:,.0f} messages/s", "#2b6cb0"),
-    ("cpu_s_per_million", "{:.1f} CPU s a million", "#c05621"),
-)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a bar shows: a field of the row, the words behind the bar, its colour."""
+
+    field: str
+    words: str
+    colour: str
+
+
+_RATE = Measure("messages_per_s", "{:,.0f} messages/s", "#2b6cb0")
+_CPU = Measure("cpu_s_per_million", "{:,.1f} CPU s a million", "#c05621")
+_BYTE_RATE = Measure("mb_per_s", "{:,.0f} MB/s", "#2b6cb0")
+_BYTE_CPU = Measure("cpu_s_per_gb", "{:,.1f} CPU s a GB", "#c05621")
+
+Block = tuple[str, list[tuple[str, dict[str, Any]]], tuple[Measure, Measure]]
 
 
 def main() -> None:
-    rows: list[dict[str, Any]] = json.loads(LATEST.read_text())
+    _draw("throughput.svg", _throughput_blocks(json.loads(throughput.LATEST.read_text())))
+    _draw("growth.svg", _growth_blocks(json.loads(growth.LATEST.read_text())))
+
+
+def _throughput_blocks(rows: list[dict[str, Any]]) -> Iterable[Block]:
+    for workload, block in groupby(rows, key=lambda row: row["name"].partition(" (")[2].rstrip(")")):
+        yield workload, [(row["name"].partition(" (")[0], row) for row in block], (_RATE, _CPU)
+
+
+def _growth_blocks(rows: list[dict[str, Any]]) -> Iterable[Block]:
+    for name, block in groupby(rows, key=lambda row: row["block"]):
+        measures = (_BYTE_RATE, _BYTE_CPU) if name == "value bytes" else (_RATE, _CPU)
+        yield name, [(row["label"], row) for row in block], measures
+
+
+def _draw(name: str, blocks: Iterable[Block]) -> None:
     lines: list[str] = []
     y = 0
-    for workload, block in groupby(rows, key=lambda row: row["name"].partition(" (")[2].rstrip(")")):
+    for title, rows, measures in blocks:
         y += _LINE
-        lines.append(_text(0, y, workload, "bold"))
-        y = _block(list(block), y, lines)
+        lines.append(_text(0, y, title, "bold"))
+        y = _bars(rows, measures, y, lines)
     width = _LABEL + 2 * (_BAR + _GAP)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y + _LINE}" font-family="sans-serif" font-size="13">'
-    PICTURE.write_text("\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *lines, "</svg>"]) + "\n")
-    print(f"wrote {PICTURE.name}")
+    (DOCS / name).write_text(
+        "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *lines, "</svg>"]) + "\n"
+    )
+    print(f"wrote docs/{name}")
 
 
-def _block(rows: list[dict[str, Any]], y: int, lines: list[str]) -> int:
-    for row in rows:
+def _bars(rows: list[tuple[str, dict[str, Any]]], measures: tuple[Measure, ...], y: int, lines: list[str]) -> int:
+    for label, row in rows:
         y += _LINE
-        lines.append(_text(0, y, row["name"].partition(" (")[0]))
-        for place, (measure, words, colour) in enumerate(_MEASURES):
+        lines.append(_text(0, y, label))
+        for place, measure in enumerate(measures):
             x = _LABEL + place * (_BAR + _GAP)
-            width = _BAR * row[measure] / max(one[measure] for one in rows)
-            lines.append(f'<rect x="{x}" y="{y - 12}" width="{width:.1f}" height="14" fill="{colour}"/>')
-            lines.append(_text(x + width + 6, y, words.format(row[measure])))
+            width = _BAR * row[measure.field] / max(one[measure.field] for _, one in rows)
+            lines.append(f'<rect x="{x}" y="{y - 12}" width="{width:.1f}" height="14" fill="{measure.colour}"/>')
+            lines.append(_text(x + width + 6, y, measure.words.format(row[measure.field])))
     return y + _LINE
 
 

@@ -16,7 +16,7 @@ measured by the duration of their micro-batches, the whole trigger but its plann
 belongs to its start, as the JVM's does (``bench.latency``).
 
 CPU seconds are those of the process that did the work, for Spark paths of this one and all below it but the broker, so the JVM
-too, from the start of the query on, which takes one or two. Single messages come as fast as the broker sends them, whoever reads; there the CPU is what differs.
+too, from the start of the query on, which takes two or three. Single messages come as fast as the broker sends them, whoever reads; there the CPU is what differs.
 
 Results are printed and written to ``bench/latest.json``.
 """
