@@ -5,8 +5,8 @@
     sizes        the same bytes as messages of 100 B to 1 MiB, in batches of about 100 KB
 
 Each topic is read whole into a table of its own, in one micro-batch, on local[2]; medians after one pass that is not counted. Time and CPU are
-those of ``bench.throughput``. A micro-batch costs something whatever is in it, and a table and a query something to make: few messages
-share that among few.
+those of ``bench.throughput``. A micro-batch and the start of its query cost something whatever is in them: few messages share that
+among few.
 
 Results are printed and written to ``bench/latest-growth.json``.
 """
@@ -51,29 +51,29 @@ def main() -> None:
     with Broker(settings=SETTINGS) as address:
         spark = start_session("bench", "local[2]")
         try:
-            for block, label, workload, partitions in _runs(options.messages, options.most):
+            for block, workload, partitions in _runs(options.messages, options.most):
                 if not results or results[-1]["block"] != block:
                     print(
                         f"\n{block}\n{'':<24}{'messages/s':>14}{'MB/s':>10}{'CPU s/M':>10}{'CPU s/GB':>10}{'peak MB':>10}"
                     )
                 made, peaks = _passes(spark, address, workload, partitions, options.passes)
-                results.append({"block": block, "label": label, **_row(label, workload, made, max(peaks))})
+                results.append({"block": block, "label": workload.name, **_row(workload, made, max(peaks))})
         finally:
             spark.stop()
     LATEST.write_text(json.dumps(results, indent=2) + "\n")
 
 
-def _runs(messages: int, most: int) -> Iterator[tuple[str, str, Workload, int]]:
-    """Block, label, what a topic holds, and its partitions."""
+def _runs(messages: int, most: int) -> Iterator[tuple[str, Workload, int]]:
+    """Block, what a topic holds, and its partitions."""
     for partitions in _PARTITIONS:
-        yield "partitions", f"{partitions}", Workload("", messages, 100, 1000), partitions
+        yield "partitions", Workload(f"{partitions}", messages, 100, 1000), partitions
     for count in _MESSAGES:
         if count <= most:
-            yield "messages", f"{count:,}", Workload("", count, 100, 1000), PARTITIONS
+            yield "messages", Workload(f"{count:,}", count, 100, 1000), PARTITIONS
     for size_bytes in _SIZES_BYTES:
         batch = max(1, _BATCH_BYTES // size_bytes)
         count = _SIZES_TOTAL_BYTES // size_bytes // batch * batch
-        yield "value bytes", f"{size_bytes:,}", Workload("", count, size_bytes, batch), PARTITIONS
+        yield "value bytes", Workload(f"{size_bytes:,}", count, size_bytes, batch), PARTITIONS
 
 
 def _passes(
@@ -86,7 +86,7 @@ def _passes(
     return made[1:], peaks[1:]
 
 
-def _row(label: str, workload: Workload, made: list[Pass], peak_mb: float) -> dict[str, float]:
+def _row(workload: Workload, made: list[Pass], peak_mb: float) -> dict[str, float]:
     seconds = statistics.median(one.seconds for one in made)
     cpu_s = statistics.median(one.cpu_s for one in made)
     row = {
@@ -97,7 +97,7 @@ def _row(label: str, workload: Workload, made: list[Pass], peak_mb: float) -> di
         "peak_rss_mb": round(peak_mb),
     }
     print(
-        f"{label:<24}{row['messages_per_s']:>14,.0f}{row['mb_per_s']:>10,.1f}{row['cpu_s_per_million']:>10.2f}"
+        f"{workload.name:<24}{row['messages_per_s']:>14,.0f}{row['mb_per_s']:>10,.1f}{row['cpu_s_per_million']:>10.2f}"
         f"{row['cpu_s_per_gb']:>10.2f}{row['peak_rss_mb']:>10,.0f}",
         flush=True,
     )

@@ -4,8 +4,9 @@
     pipeline to Delta            the whole pipeline into the table
 
 Both read the same messages, uncompressed and incompressible, of 5 MiB and then of 5 to 100 MiB, from one topic partition of a real
-broker on the same machine. Only the pipeline keeps them: a table of incompressible messages is written to disk at their size. Memory is the peak resident set of the process that did the work (for the pipeline, of the largest Python
-worker), and what that is above the same process without large messages, in multiples of the largest message.
+broker on the same machine. Only the pipeline keeps them: a table of incompressible messages is written to disk at their size.
+
+Memory is the peak resident set of the process that did the work (for the pipeline, of the largest Python worker), and what that is above the same process without large messages, in multiples of the largest message.
 
 Every round publishes between two triggers of a running query, and counts the trigger that takes it, from its beginning to
 its end.

@@ -356,9 +356,9 @@ def _columns(part: _Slice, rows: Matrix, source: TopicPartition) -> pa.RecordBat
     entry = np.ascontiguousarray(rows[:, k.M_ENTRY])
     # Messages lie in the order of their entries.
     of_entries = np.bincount(entry, minlength=len(part.entries))
-    ledger_ids, entry_ids = (np.repeat(part.entries[:, column], of_entries) for column in (k.E_LEDGER, k.E_ENTRY))
-    broker_ms, publish_ms, deliver_ms = (
-        np.repeat(part.entries[:, column], of_entries) for column in (k.E_BROKER_TIME, k.E_PUBLISH, k.E_DELIVER)
+    ledger_ids, entry_ids, broker_ms, publish_ms, deliver_ms = (
+        np.repeat(part.entries[:, column], of_entries)
+        for column in (k.E_LEDGER, k.E_ENTRY, k.E_BROKER_TIME, k.E_PUBLISH, k.E_DELIVER)
     )
     count = len(rows)
     buffer = part.buffer
@@ -379,7 +379,7 @@ def _columns(part: _Slice, rows: Matrix, source: TopicPartition) -> pa.RecordBat
         "deliver_at": _times(deliver_ms, k.NONE),
         "delivered_at": pa.nulls(count, schema.TIMESTAMP),
         "producer_name": _per_entry(part, k.E_PRODUCER, k.E_PRODUCER_SIZE, pa.string(), entry),
-        "sequence_id": pa.array(np.ascontiguousarray(rows[:, k.M_SEQUENCE])),
+        "sequence_id": _integers(rows[:, k.M_SEQUENCE]),
         "key": key,
         "key_bytes": key_bytes,
         "ordering_key": _spans(
