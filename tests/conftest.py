@@ -39,6 +39,7 @@ def runtime() -> Iterator[Runtime]:
 def spark() -> Iterator[SparkSession]:
     from ledgerlake.query.session import start_session
 
-    session = start_session("tests", "local[2]")
+    # State that is no longer needed goes each minute by default, which no test lasts.
+    session = start_session("tests", "local[2]", {"spark.sql.streaming.stateStore.maintenanceInterval": "2s"})
     yield session
     session.stop()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import subprocess
+import time
 import urllib.request
 import zlib
 from contextlib import contextmanager
@@ -15,7 +17,7 @@ from ledgerlake.broker import Broker
 from ledgerlake.client.cluster import ClientSettings, Cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from ledgerlake.broker.security import Security
@@ -110,6 +112,26 @@ def start_runtime(settings: dict[str, str] | None = None, **broker_options: Any)
         for client in running.clients:
             client.close()
         broker.stop()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Return as soon as it is so; a machine may be slow, so only what will never be so fails."""
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.1)
+
+
+def commits(checkpoint: Path) -> int:
+    """How many micro-batches a query's checkpoint knows as done; Spark removes what it says of the oldest."""
+    done = checkpoint / "commits"
+    numbers = [int(one.name) for one in done.iterdir() if one.name.isdigit()] if done.exists() else []
+    return max(numbers, default=-1) + 1
+
+
+def wait_for_commits(checkpoint: Path, count: int, running: subprocess.Popen[bytes]) -> None:
+    """Return when a query of another process, which is to be killed, has done so many micro-batches."""
+    wait_until(lambda: commits(checkpoint) >= count or running.poll() is not None)
 
 
 def to_toml(data: dict[str, dict[str, Any]]) -> str:

@@ -24,9 +24,10 @@ from ledgerlake.source.planning import entry_range
 from ledgerlake.source.read_settings import ReadSettings
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, MessageId, Position
+from tests.live.runtime import wait_until
 from tests.live.test_columns import run_once
 from tests.live.test_encryption import crypto_key_reader
-from tests.live.test_large import table_rows, wait_until
+from tests.live.test_large import table_rows
 from tests.peer import TOPIC, Peer
 
 if TYPE_CHECKING:

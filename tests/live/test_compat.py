@@ -84,7 +84,7 @@ class Stream:
 
 def subscriptions(runtime: Runtime, topic: str) -> dict[str, int]:
     """Subscriptions and their backlog by the broker's own numbers, once it has noticed that readers have gone."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while True:
         found = runtime.admin("GET", topic, "/stats?getPreciseBacklog=true")["subscriptions"]
         if all(one["durable"] for one in found.values()) or time.monotonic() > deadline:

@@ -19,8 +19,9 @@ from ledgerlake.query.config import parse_config
 from ledgerlake.query.verify import verify
 from ledgerlake.query.waiting import waiting_messages
 from ledgerlake.sinks.pulsar import LargeMessageProducer
+from tests.live.runtime import wait_until
 from tests.live.test_columns import run_once
-from tests.live.test_large import backlog, rejects_rows, table_rows, wait_until
+from tests.live.test_large import backlog, rejects_rows, table_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,11 +47,9 @@ def publish(runtime: Runtime, topic: str, messages: list[tuple[bytes, int | None
     producer.close()
 
 
-def wait_for_rows(folder: Path, count: int, timeout_s: float = 90) -> None:
-    deadline = time.monotonic() + timeout_s
-    while (found := DeltaTable(str(folder / "messages")).to_pyarrow_table(columns=["ledger_id"]).num_rows) < count:
-        assert time.monotonic() < deadline, f"{found} rows of {count}"
-        time.sleep(0.1)
+def wait_for_rows(folder: Path, count: int) -> None:
+    table = str(folder / "messages")
+    wait_until(lambda: DeltaTable(table).to_pyarrow_table(columns=["ledger_id"]).num_rows >= count)
 
 
 def milliseconds(moment: Any) -> int:

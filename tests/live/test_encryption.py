@@ -110,7 +110,7 @@ def test_an_encrypted_delayed_message_is_opened_when_it_is_due(
     producer = runtime.client().create_producer(
         topic, batching_enabled=False, encryption_key="first", crypto_key_reader=crypto_key_reader(tmp_path, "first")
     )
-    due_ms = int(time.time() * 1000) + 8000
+    due_ms = int(time.time() * 1000) + 20_000
     producer.send(b"later", deliver_at=due_ms)
     data = runtime.config(tmp_path, topic, crypto_key_folder=str(tmp_path))
     run_once(spark, data)

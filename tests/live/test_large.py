@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import random
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,6 +21,7 @@ from ledgerlake.sinks.pulsar import LargeMessageProducer
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import ChunkMessageId, from_bytes, to_bytes
 from tests.chunks import chunk_entries
+from tests.live.runtime import wait_until
 from tests.live.test_columns import run_once
 
 if TYPE_CHECKING:
@@ -61,13 +61,6 @@ def backlog(runtime: Runtime, topic: str) -> int:
     """Entries that the pipeline's cursor still pins."""
     stats = runtime.admin("GET", topic, "/stats?getPreciseBacklog=true")["subscriptions"]
     return int(next(one["msgBacklog"] for name, one in stats.items() if name.startswith("ledgerlake-test")))
-
-
-def wait_until(condition: Any) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def read_with_pulsar_client(runtime: Runtime, topic: str) -> Iterator[Any]:
@@ -147,9 +140,7 @@ def test_messages_of_all_sizes_and_codecs_from_eight_producers_arrive_whole_and_
         thread.start()
     for thread in threads:
         thread.join()
-    deadline = time.monotonic() + 120
-    while sum(result.messages for result in results) < 32 and time.monotonic() < deadline:
-        pipeline.wait(0.2)
+    wait_until(lambda: sum(result.messages for result in results) >= 32)
     pipeline.stop()
     pipeline.close()
     found = hashes(tmp_path)

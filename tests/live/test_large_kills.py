@@ -16,9 +16,9 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.chunks import chunk_entries
-from tests.live.runtime import start_runtime
+from tests.live.runtime import commits, start_runtime, wait_for_commits
 from tests.live.test_cli import config_file, ledgerlake
-from tests.live.test_large import publish_entries, small, table_rows, wait_until
+from tests.live.test_large import publish_entries, small, table_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,6 +48,7 @@ def test_messages_that_were_half_published_at_a_kill_are_whole_afterwards(
         assert runtime.broker is not None
         topic = runtime.topic()
         config = config_file(tmp_path, runtime.config(tmp_path, topic))
+        checkpoint = tmp_path / "checkpoint"
         payloads = [rng.randbytes(rng.randint(500_000, 4_000_000)) for _ in range(20)]
         waiting = [
             chunk_entries(one, rng.randint(3, 8), uuid=f"p{number}-0", producer_name=f"p{number}")
@@ -60,8 +61,7 @@ def test_messages_that_were_half_published_at_a_kill_are_whole_afterwards(
             with open(tmp_path / f"run-{kill}.log", "wb") as errors:
                 running = subprocess.Popen([sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=errors)
             try:
-                committed = commits(tmp_path)
-                wait_until(lambda before=committed: commits(tmp_path) > before)
+                wait_for_commits(checkpoint, commits(checkpoint) + 1, running)
                 publish_entries(runtime, topic, half[len(half) // 2 :])
                 time.sleep(rng.uniform(0, 1.5))
             finally:
@@ -80,9 +80,3 @@ def test_messages_that_were_half_published_at_a_kill_are_whole_afterwards(
         found = [hashlib.sha256(row["value"]).digest() for row in table_rows(tmp_path) if row["chunk_count"]]
         assert sorted(found) == sorted(hashlib.sha256(one).digest() for one in payloads)
         assert DeltaTable(str(tmp_path / "rejects")).to_pyarrow_table().num_rows == 0
-
-
-def commits(folder: Path) -> int:
-    """Micro-batches that the query's checkpoint knows as done."""
-    done = folder / "checkpoint" / "commits"
-    return sum(one.name.isdigit() for one in done.iterdir()) if done.exists() else 0

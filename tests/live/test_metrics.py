@@ -35,7 +35,7 @@ def fetched(port: int) -> Found:
 
 def once(port: int, is_true: Callable[[Found], bool]) -> Found:
     """The metrics as soon as something holds of them."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not is_true(found := fetched(port)):
         assert time.monotonic() < deadline, found
         time.sleep(0.2)

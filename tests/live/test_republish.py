@@ -18,10 +18,9 @@ from ledgerlake.query import run
 from ledgerlake.query.config import parse_config
 from ledgerlake.query.verify import verify
 from ledgerlake.sinks.republish import java_hash
-from tests.live.runtime import start_runtime
+from tests.live.runtime import commits, start_runtime, wait_for_commits, wait_until
 from tests.live.test_cli import config_file, ledgerlake
 from tests.live.test_delay import now_ms, once, publish, settings, wait_for_rows
-from tests.live.test_large import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -160,24 +159,27 @@ def test_each_message_is_on_the_topic_once_after_kills(tmp_path: Path, campaign_
         data = settings(runtime, tmp_path, source)
         data["deliver"] = {"topic": target}
         config = config_file(tmp_path, data)
-        count = kills * 1500
-        began_ms = now_ms()
-        publish(runtime, source, [(b"%d" % one, began_ms + 8000 + one * 10) for one in range(count)])
+        checkpoint = tmp_path / "checkpoint"
         for kill in range(kills):
+            # Due from the start of this run to some time after its end, so that there is always something to commit.
+            due_ms = now_ms() + 8000
+            own = range(kill * 1500, (kill + 1) * 1500)
+            publish(runtime, source, [(b"%d" % one, due_ms + place * 20) for place, one in enumerate(own)])
             log = tmp_path / f"run-{kill}.log"
             with open(log, "wb") as errors:
                 one = subprocess.Popen([sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=errors)
             try:
-                time.sleep(rng.uniform(11, 18))
+                wait_for_commits(checkpoint, commits(checkpoint) + 1, one)
+                time.sleep(rng.uniform(0, 6))
                 assert one.poll() is None, log.read_text()
             finally:
                 one.send_signal(signal.SIGKILL)
                 one.wait()
-        time.sleep(max(0, began_ms + 9000 + count * 10 - now_ms()) / 1000)
+        time.sleep(max(0, due_ms + 31_000 - now_ms()) / 1000)
         last = ledgerlake("run", config, "--once")
         assert last.returncode == 0, last.stderr
         verified = ledgerlake("verify", config, "--json")
         assert verified.returncode == 0, verified.stdout
         values = [message.data() for message in read_all(runtime, target)]
         print(f"{len(values)} messages on the topic, {len(set(values))} of them different, after {kills} kills")
-        assert sorted(values) == sorted(b"%d" % one for one in range(count))
+        assert sorted(values) == sorted(b"%d" % one for one in range(kills * 1500))

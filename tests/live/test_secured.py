@@ -14,10 +14,10 @@ import pytest
 from ledgerlake.query import messages
 from ledgerlake.query.config import parse_config
 from ledgerlake.query.verify import verify
-from tests.live.runtime import Runtime, start_runtime
+from tests.live.runtime import Runtime, start_runtime, wait_until
 from tests.live.test_cli import config_file, ledgerlake
 from tests.live.test_columns import run_once
-from tests.live.test_large import table_rows, wait_until
+from tests.live.test_large import table_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

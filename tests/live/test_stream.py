@@ -15,6 +15,7 @@ from ledgerlake.query.assemble import forget
 from ledgerlake.query.config import parse_config
 from ledgerlake.query.lag import find_lags
 from ledgerlake.query.verify import verify
+from tests.live.runtime import wait_until
 from tests.live.test_columns import run_once, table_rows
 
 if TYPE_CHECKING:
@@ -122,19 +123,10 @@ def test_latest_takes_only_what_comes_after_the_start(runtime: Runtime, spark: S
     try:
         query.processAllAvailable()
         publish(runtime, topic, range(10, 15))
-        _wait_for(lambda: len(seen) >= 5)
+        wait_until(lambda: len(seen) >= 5)
     finally:
         query.stop()
     assert seen == list(range(10, 15))
-
-
-def _wait_for(condition: Any, timeout_s: float = 30.0) -> None:
-    import time
-
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def test_a_batch_read_is_bounded_on_both_sides(runtime: Runtime, spark: SparkSession) -> None:
@@ -309,7 +301,7 @@ def test_the_bare_source_leaves_a_cursor_only_where_it_was_asked_to(
 
 
 def _subscriptions(runtime: Runtime, topic: str) -> dict[str, int]:
-    _wait_for(lambda: all(one["durable"] for one in runtime.admin("GET", topic, "/stats")["subscriptions"].values()))
+    wait_until(lambda: all(one["durable"] for one in runtime.admin("GET", topic, "/stats")["subscriptions"].values()))
     found = runtime.admin("GET", topic, "/stats?getPreciseBacklog=true")["subscriptions"]
     return {name: one["msgBacklog"] for name, one in found.items()}
 

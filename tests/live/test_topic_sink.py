@@ -23,7 +23,7 @@ from pyspark.errors import PySparkException
 from ledgerlake.client.producer import NumberedEntry, NumberedProducer
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_entry
-from tests.live.runtime import Runtime, start_runtime
+from tests.live.runtime import Runtime, start_runtime, wait_for_commits
 from tests.live.test_cli import config_file, ledgerlake
 from tests.live.test_columns import run_once
 
@@ -257,6 +257,8 @@ def test_rows_go_through_a_topic_and_back_into_a_table_over_kills(
     topic, folder = deduplicating.topic(partitions=2), tmp_path / "rows"
     write_files(folder, files, rows_each)
     command = [sys.executable, "-m", "tests.live.sink_run", deduplicating.service_url, topic, str(folder)]
+    # Two files are a micro-batch; some are left for what runs after the last kill.
+    kill_after = sorted(rng.sample(range(files // 2 - 4), kills))
     killed = 0
     while True:
         running = subprocess.Popen([*command, str(tmp_path / "sink")], stdout=subprocess.PIPE, cwd=Path.cwd())
@@ -266,7 +268,8 @@ def test_rows_go_through_a_topic_and_back_into_a_table_over_kills(
             break
         try:
             assert running.stdout.readline() == b"started\n"
-            time.sleep(rng.uniform(1, 8))
+            wait_for_commits(tmp_path / "sink", kill_after[killed], running)
+            time.sleep(rng.uniform(0, 0.5))
             assert running.poll() is None, "all was sent before the last kill; give it more rows"
         finally:
             running.send_signal(signal.SIGKILL)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import deltalake
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _TIME_PREFIX = "ledgerlake.effective_time_us:"
+_COMMITS_PER_CLEANUP = 100
 
 # What our files cannot carry. Older tables say it by a property, newer ones by a feature of their protocol.
 _REFUSED_PROPERTIES = {
@@ -88,9 +89,15 @@ class Table:
         actions = [AddAction(file.name, file.size_bytes, {}, now_ms, True, file.stats) for file in files]
         transactions = [Transaction(query, batch_id, now_ms)]
         transactions += [Transaction(_TIME_PREFIX + name, time_us, now_ms) for name, time_us in times_us.items()]
+        # Whether entries of the log have expired is looked up in the whole log, so not at each commit; None leaves it to the table.
+        expires = None if table.version() % _COMMITS_PER_CLEANUP == 0 else False
         try:
             table.create_write_transaction(
-                actions, "append", table.schema(), commit_properties=CommitProperties(app_transactions=transactions)
+                actions,
+                "append",
+                table.schema(),
+                commit_properties=CommitProperties(app_transactions=transactions),
+                post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=expires),
             )
         except DeltaError as error:
             raise TableError(f"batch {batch_id} could not be committed to {self.path}: {_first_line(error)}") from None
