@@ -35,6 +35,7 @@ bench: setup ## side by side with pulsar-client, in one run
 	$(BIN)/python -m bench.topics
 	$(BIN)/python -m bench.latency
 	$(BIN)/python -m bench.growth
+	$(BIN)/python -m bench.commits
 	$(BIN)/python -m bench.plot
 
 check: setup ## style, types, walls between rooms, generated code, duplicates of truth

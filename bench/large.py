@@ -1,10 +1,11 @@
 """Large messages in MB/s beside pulsar-client's receive loop, with peak memory.
 
     pulsar-client receive loop   ``receive`` and ``acknowledge`` until all messages came, chunks put together in its heap
+    the same, kept in files      each message written to a file of its own before it is acknowledged
     pipeline to Delta            the whole pipeline into the table
 
-Both read the same messages, uncompressed and incompressible, of 5 MiB and then of 5 to 100 MiB, from one topic partition of a real
-broker on the same machine. Only the pipeline keeps them: a table of incompressible messages is written to disk at their size.
+All read the same messages, uncompressed and incompressible, of 5 MiB and then of 5 to 100 MiB, from one topic partition of a real
+broker on the same machine. What keeps them writes them to disk at their size; the loop by itself keeps nothing.
 
 Memory is the peak resident set of the process that did the work (for the pipeline, of the largest Python worker), and what that is above the same process without large messages, in multiples of the largest message.
 
@@ -22,14 +23,14 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.throughput import SETTINGS, WorkerMemory, expect, in_process
 from ledgerlake.broker import Broker
 from ledgerlake.demo import create_partitioned_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.listener import StreamingQueryProgress
@@ -53,7 +54,7 @@ def main() -> None:
     with Broker(settings=SETTINGS) as address:
         spark = start_session("bench", "local[2]")
         try:
-            results = [_measure(spark, address, options.rounds, sizes_mib) for sizes_mib in WORKLOADS]
+            results = [row for sizes_mib in WORKLOADS for row in _measure(spark, address, options.rounds, sizes_mib)]
         finally:
             spark.stop()
     LATEST.write_text(json.dumps(results, indent=2) + "\n")
@@ -61,13 +62,16 @@ def main() -> None:
 
 def _measure(
     spark: SparkSession, address: BrokerAddress, rounds: int, sizes_mib: list[int]
-) -> dict[str, dict[str, float]]:
+) -> Iterator[dict[str, Any]]:
     smallest, largest = min(sizes_mib), max(sizes_mib)
     name = f"{smallest} MiB" if smallest == largest else f"{smallest} to {largest} MiB"
     print(f"\n{len(sizes_mib)} messages of {name}, {sum(sizes_mib)} MiB in all")
     print(f"{'path':<32}{'MB/s':>8}{'ratio':>8}{'peak MB':>10}{'x largest':>11}{'above base':>12}")
-    client = _client_loop(address, rounds, sizes_mib)
-    return {"client": client, "pipeline": _pipeline(spark, address, rounds, sizes_mib, client["mb_per_s"])}
+    block = f"{len(sizes_mib)} messages of {name}"
+    loop = _client_loop(address, rounds, sizes_mib, None, keeps=False)
+    yield {"block": block, **loop}
+    yield {"block": block, **_client_loop(address, rounds, sizes_mib, loop["mb_per_s"], keeps=True)}
+    yield {"block": block, **_pipeline(spark, address, rounds, sizes_mib, loop["mb_per_s"])}
 
 
 class _Ticking:
@@ -145,18 +149,21 @@ class _LargePublisher:
         self._client.close()
 
 
-def _client_loop(address: BrokerAddress, rounds: int, sizes_mib: list[int]) -> dict[str, float]:
-    publisher = _LargePublisher(address, "client", sizes_mib)
+def _client_loop(
+    address: BrokerAddress, rounds: int, sizes_mib: list[int], client_mb_per_s: float | None, *, keeps: bool
+) -> dict[str, Any]:
+    name = "the same, kept in files" if keeps else "pulsar-client receive loop"
+    publisher = _LargePublisher(address, "kept" if keeps else "client", sizes_mib)
     publisher()
     publisher.close()
-    path = partial(_receive_all, sum(sizes_mib) * MIB)
+    path = partial(_receive_all, sum(sizes_mib) * MIB, keeps)
     _, base_mb = in_process(path, address.service_url, publisher.topic, 0, 1)
     made, peak_mb = in_process(path, address.service_url, publisher.topic, len(sizes_mib), rounds + _WARM_UP_ROUNDS)
     seconds = [one.seconds for one in made[_WARM_UP_ROUNDS:]]
-    return _row("pulsar-client receive loop", sizes_mib, seconds, peak_mb, base_mb, None)
+    return _row(name, sizes_mib, seconds, peak_mb, base_mb, client_mb_per_s)
 
 
-def _receive_all(expected_bytes: int, service_url: str, topic: str, count: int) -> None:
+def _receive_all(expected_bytes: int, keeps: bool, service_url: str, topic: str, count: int) -> None:
     import uuid
 
     import pulsar
@@ -169,10 +176,13 @@ def _receive_all(expected_bytes: int, service_url: str, topic: str, count: int) 
         receiver_queue_size=10,
     )
     taken = 0
-    for _ in range(count):
-        message = consumer.receive()
-        taken += len(message.data())
-        consumer.acknowledge(message)
+    with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
+        for number in range(count):
+            message = consumer.receive()
+            taken += len(message.data())
+            if keeps:
+                Path(folder, str(number)).write_bytes(message.data())
+            consumer.acknowledge(message)
     consumer.unsubscribe()
     client.close()
     if count and taken != expected_bytes:
@@ -181,7 +191,7 @@ def _receive_all(expected_bytes: int, service_url: str, topic: str, count: int) 
 
 def _pipeline(
     spark: SparkSession, address: BrokerAddress, rounds: int, sizes_mib: list[int], client_mb_per_s: float
-) -> dict[str, float]:
+) -> dict[str, Any]:
     publisher = _LargePublisher(address, "pipeline", sizes_mib)
     with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
         pipeline = _Ticking(spark, address.service_url, publisher.topic, Path(folder))
@@ -198,13 +208,14 @@ def _pipeline(
 
 def _row(
     name: str, sizes_mib: list[int], seconds: list[float], peak_mb: float, base_mb: float, client_mb_per_s: float | None
-) -> dict[str, float]:
+) -> dict[str, Any]:
     largest_mb = max(sizes_mib) * MIB / 1e6
     rate = sum(sizes_mib) * MIB / 1e6 / statistics.median(seconds)
     ratio = rate / client_mb_per_s if client_mb_per_s else 1.0
     multiple, above_base = peak_mb / largest_mb, (peak_mb - base_mb) / largest_mb
     print(f"{name:<32}{rate:>8,.0f}{ratio:>8.2f}{peak_mb:>10,.0f}{multiple:>11.1f}{above_base:>11.1f}", flush=True)
     return {
+        "label": name,
         "mb_per_s": round(rate, 1),
         "ratio": round(ratio, 2),
         "peak_mb": round(peak_mb),

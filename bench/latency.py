@@ -2,27 +2,45 @@
 
 visible     1,000 messages a second, trigger 200 ms: from a message's publish time to when a reader of the Delta table sees it;
             beside it, when a pulsar-client consumer of the same topic gets the same message
-start       from starting the command to its first commit, with warm caches
+start       from starting the command to its first commit, with warm caches: tables that are made, and tables that are there, each without
+            and with an archive of the JVM's classes (``ledgerlake run --archive-classes``), in turns
+
+CPU is that of the command and all below it: until the first commit of a start, and a million messages of those that are counted. Memory
+is the peak resident set of its largest Python process.
+
+Results are printed and written to ``bench/latest-latency.json``.
 
 python -m bench.latency [SECONDS]
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import psutil
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 from tests.live.runtime import Runtime, start_runtime, to_toml
 
+from bench.throughput import WorkerMemory, cpu_s
+from ledgerlake.java import cache_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LATEST = Path(__file__).parent / "latest-latency.json"
 RATE = 1000
 STARTS = 5
 _POLL_S = 0.01
@@ -34,38 +52,100 @@ _START_POLL_S = 0.1
 _WARM_UP_S = 45
 
 
+@dataclass(frozen=True)
+class Start:
+    """One start until its first commit."""
+
+    seconds: float
+    cpu_s: float
+    peak_mb: float
+
+
 def main(seconds: int) -> None:
     with start_runtime() as runtime, tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
-        starts = [first_commit_s(runtime, Path(folder) / f"start{number}") for number in range(STARTS + 1)]
-        print(f"start to first commit: {median(starts[1:]):.1f} s, median of {STARTS} after one uncounted")
-        visible, consumed = latencies(runtime, Path(folder) / "visible", seconds)
-        for name, found in (("visible in the table", visible), ("pulsar-client consumer", consumed)):
-            cuts = quantiles(found, n=100)
-            print(f"{name:<24}p50 {cuts[49] * 1000:7.0f} ms  p99 {cuts[98] * 1000:7.0f} ms  of {len(found):,} messages")
+        rows = [*_starts(runtime, Path(folder)), *_visible(runtime, Path(folder) / "visible", seconds)]
+    LATEST.write_text(json.dumps(rows, indent=2) + "\n")
 
 
-def first_commit_s(runtime: Runtime, folder: Path) -> float:
-    """Seconds until a table with one message is there."""
+def _starts(runtime: Runtime, folder: Path) -> Iterator[dict[str, Any]]:
+    print(f"start to first commit, medians of {STARTS} after one uncounted")
+    print(f"{'':<40}{'s':>8}{'CPU s':>8}{'peak MB':>10}")
+    caches = {"": cache_folder(), ", classes archived": _cache_with_archive(runtime, folder)}
+    made: dict[str, list[Start]] = {}
+    for number in range(STARTS + 1):
+        for words, cache in caches.items():
+            own = folder / f"start-{number}-{cache.name}"
+            topic = runtime.topic()
+            for place, name in enumerate((f"new tables{words}", f"tables that are there{words}"), 1):
+                made.setdefault(name, []).append(first_commit(runtime, own, topic, place, cache))
+    for name, starts in made.items():
+        row = {key: median(getattr(one, key) for one in starts[1:]) for key in ("seconds", "cpu_s", "peak_mb")}
+        print(f"{name:<40}{row['seconds']:>8.1f}{row['cpu_s']:>8.1f}{row['peak_mb']:>10.0f}", flush=True)
+        yield {"block": "start to first commit", "label": name, **row}
+
+
+def _cache_with_archive(runtime: Runtime, folder: Path) -> Path:
+    """A cache of its own, with the jars of the user's, in which a run has left an archive of classes."""
+    cache = folder / "cache"
+    cache.mkdir()
+    (cache / "jars").symlink_to(cache_folder() / "jars")
     topic = runtime.topic()
+    _publish_one(runtime, topic)
+    start(runtime, folder / "archive", topic, cache, "--once", "--archive-classes").wait()
+    return cache
+
+
+def first_commit(runtime: Runtime, folder: Path, topic: str, rows: int, cache: Path) -> Start:
+    """From starting the command to the message, the table's last of so many, in it."""
+    _publish_one(runtime, topic)
+    with WorkerMemory() as memory:
+        began_s = time.monotonic()
+        running = start(runtime, folder, topic, cache)
+        try:
+            while rows_in(folder) < rows:
+                time.sleep(_START_POLL_S)
+            took_s = time.monotonic() - began_s
+            spent_s = _cpu_s_of(running)
+        finally:
+            running.terminate()
+            running.wait()
+    return Start(took_s, spent_s, memory.peak_mb)
+
+
+def _publish_one(runtime: Runtime, topic: str) -> None:
     producer = runtime.client().create_producer(topic)
     producer.send(b"x")
-    began_s = time.monotonic()
-    running = start(runtime, folder, topic)
-    try:
-        while not rows_in(folder):
-            time.sleep(_START_POLL_S)
-        return time.monotonic() - began_s
-    finally:
-        running.terminate()
-        running.wait()
+    producer.close()
 
 
-def start(runtime: Runtime, folder: Path, topic: str) -> subprocess.Popen[bytes]:
-    folder.mkdir()
+def _cpu_s_of(running: subprocess.Popen[bytes]) -> float:
+    process = psutil.Process(running.pid)
+    return cpu_s(process, *process.children(recursive=True))
+
+
+def start(runtime: Runtime, folder: Path, topic: str, cache: Path, *options: str) -> subprocess.Popen[bytes]:
+    folder.mkdir(exist_ok=True)
     config = folder / "pipeline.toml"
     config.write_text(to_toml(runtime.config(folder, topic, name=folder.name)))
-    command = [sys.executable, "-m", "ledgerlake.cli", "run", str(config)]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "ledgerlake.cli", "run", str(config), *options]
+    environment = {**os.environ, "LEDGERLAKE_CACHE": str(cache)}
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+
+
+def _visible(runtime: Runtime, folder: Path, seconds: int) -> Iterator[dict[str, Any]]:
+    print(f"\n{RATE:,} messages a second for {seconds} s, trigger 200 ms")
+    print(f"{'':<40}{'p50 ms':>8}{'p99 ms':>8}{'CPU s/M':>10}{'peak MB':>10}")
+    visible, consumed, spent_s, peak_mb = latencies(runtime, folder, seconds)
+    for name, found in (("visible in the table", visible), ("pulsar-client consumer", consumed)):
+        cuts = quantiles(found, n=100)
+        row: dict[str, Any] = {"block": "from publishing", "label": name}
+        row |= {"p50_ms": round(cuts[49] * 1000), "p99_ms": round(cuts[98] * 1000)}
+        print(f"{name:<40}{row['p50_ms']:>8}{row['p99_ms']:>8}", end="")
+        if found is visible:
+            row |= {"cpu_s_per_million": round(spent_s * 1e6 / len(found)), "peak_mb": round(peak_mb)}
+            print(f"{row['cpu_s_per_million']:>10}{row['peak_mb']:>10}", end="")
+        print(f"   of {len(found):,}", flush=True)
+        yield row
 
 
 def rows_in(folder: Path) -> int:
@@ -75,22 +155,43 @@ def rows_in(folder: Path) -> int:
         return 0
 
 
-def latencies(runtime: Runtime, folder: Path, seconds: int) -> tuple[list[float], list[float]]:
-    """Seconds from publishing to the table, and to a consumer."""
+def latencies(runtime: Runtime, folder: Path, seconds: int) -> tuple[list[float], list[float], float, float]:
+    """Seconds from publishing to the table, and to a consumer; CPU seconds and peak memory (MB) meanwhile."""
     topic = runtime.topic()
     consumed: list[float] = []
     consumer = runtime.client().subscribe(topic, "peer", message_listener=lambda one, got: take(one, got, consumed))
-    running = start(runtime, folder, topic)
+    running = start(runtime, folder, topic, cache_folder())
     publisher = threading.Thread(target=publish, args=(runtime, topic, seconds + _WARM_UP_S))
     publisher.start()
+    spent = _Spent(running)
     try:
-        visible = watch(folder, publisher, (seconds + _WARM_UP_S) * RATE)
+        with WorkerMemory() as memory:
+            visible = watch(folder, publisher, (seconds + _WARM_UP_S) * RATE)
+        spent_s = spent.since_warm_s()
     finally:
         publisher.join()
         running.terminate()
         running.wait()
         consumer.close()
-    return visible[_WARM_UP_S * RATE :], consumed[_WARM_UP_S * RATE :]
+    return visible[_WARM_UP_S * RATE :], consumed[_WARM_UP_S * RATE :], spent_s, memory.peak_mb
+
+
+class _Spent:
+    """CPU seconds of a command from the end of the warm-up on."""
+
+    def __init__(self, running: subprocess.Popen[bytes]) -> None:
+        self._running = running
+        self._before_s = 0.0
+        timer = threading.Timer(_WARM_UP_S, self._take)
+        timer.daemon = True
+        timer.start()
+
+    def _take(self) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._before_s = _cpu_s_of(self._running)
+
+    def since_warm_s(self) -> float:
+        return _cpu_s_of(self._running) - self._before_s
 
 
 def take(consumer: Any, message: Any, found: list[float]) -> None:

@@ -1,4 +1,4 @@
-"""The last runs of ``bench.throughput`` and ``bench.growth`` as pictures in ``docs/``: bars, one block a workload.
+"""The last runs of ``bench.throughput``, ``growth``, ``large`` and ``latency`` as pictures in ``docs/``: bars, one block a workload.
 
 python -m bench.plot
 """
@@ -12,14 +12,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import growth, throughput
+from bench import growth, large, latency, throughput
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 DOCS = Path(__file__).parent.parent / "docs"
 
-_LINE, _LABEL, _BAR, _GAP = 22, 230, 300, 150
+_LINE, _LABEL, _BAR, _GAP = 22, 270, 300, 150
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,20 @@ _CPU = Measure("cpu_s_per_million", "{:,.1f} CPU s a million", "#c05621")
 _BYTE_RATE = Measure("mb_per_s", "{:,.0f} MB/s", "#2b6cb0")
 _BYTE_CPU = Measure("cpu_s_per_gb", "{:,.1f} CPU s a GB", "#c05621")
 
+_PEAK = Measure("peak_mb", "{:,.0f} MB at most", "#718096")
+_SECONDS = Measure("seconds", "{:.1f} s", "#2b6cb0")
+_CPU_SECONDS = Measure("cpu_s", "{:.1f} CPU s", "#c05621")
+_P50 = Measure("p50_ms", "p50 {:,.0f} ms", "#2b6cb0")
+_P99 = Measure("p99_ms", "p99 {:,.0f} ms", "#c05621")
+
 Block = tuple[str, list[tuple[str, dict[str, Any]]], tuple[Measure, Measure]]
 
 
 def main() -> None:
     _draw("throughput.svg", _throughput_blocks(json.loads(throughput.LATEST.read_text())))
-    _draw("growth.svg", _growth_blocks(json.loads(growth.LATEST.read_text())))
+    _draw("growth.svg", _blocks(growth.LATEST, {"value bytes": (_BYTE_RATE, _BYTE_CPU)}, (_RATE, _CPU)))
+    _draw("large.svg", _blocks(large.LATEST, {}, (_BYTE_RATE, _PEAK)))
+    _draw("latency.svg", _blocks(latency.LATEST, {"from publishing": (_P50, _P99)}, (_SECONDS, _CPU_SECONDS)))
 
 
 def _throughput_blocks(rows: list[dict[str, Any]]) -> Iterable[Block]:
@@ -49,10 +57,11 @@ def _throughput_blocks(rows: list[dict[str, Any]]) -> Iterable[Block]:
         yield workload, [(row["name"].partition(" (")[0], row) for row in block], (_RATE, _CPU)
 
 
-def _growth_blocks(rows: list[dict[str, Any]]) -> Iterable[Block]:
-    for name, block in groupby(rows, key=lambda row: row["block"]):
-        measures = (_BYTE_RATE, _BYTE_CPU) if name == "value bytes" else (_RATE, _CPU)
-        yield name, [(row["label"], row) for row in block], measures
+def _blocks(
+    latest: Path, special: dict[str, tuple[Measure, Measure]], others: tuple[Measure, Measure]
+) -> Iterable[Block]:
+    for name, block in groupby(json.loads(latest.read_text()), key=lambda row: row["block"]):
+        yield name, [(row["label"], row) for row in block], special.get(name, others)
 
 
 def _draw(name: str, blocks: Iterable[Block]) -> None:

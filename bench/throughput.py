@@ -371,9 +371,13 @@ def _spark_cpu_s() -> float:
     """CPU seconds of this process and of all below it that are not the broker's, those that have ended with the rest."""
     me = psutil.Process()
     brokers = {one for child in me.children() if _is_broker(child) for one in (child, *child.children(recursive=True))}
-    alive = [me, *(one for one in me.children(recursive=True) if one not in brokers)]
+    return cpu_s(me, *(one for one in me.children(recursive=True) if one not in brokers))
+
+
+def cpu_s(*processes: psutil.Process) -> float:
+    """What they have spent, and those below them that have ended."""
     total_s = 0.0
-    for one in alive:
+    for one in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             total_s += sum(one.cpu_times()[:4])
     return total_s

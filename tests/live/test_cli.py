@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ledgerlake.java import cache_folder
 from tests.live.runtime import to_toml, wait_until
 from tests.live.test_stream import publish
 
@@ -167,3 +168,25 @@ def test_the_demo_ends_with_a_clean_verdict() -> None:
     # Beside the 4,000 there are 12 large messages and 300 delayed ones.
     assert (verdict["messages"], verdict["expected"]) == (4312, 4312)
     assert [verdict[name] for name in ("missing", "duplicate", "out_of_order", "early", "waiting")] == [0] * 5
+
+
+def test_a_run_that_archives_classes_leaves_what_the_next_one_loads_them_from(runtime: Runtime, tmp_path: Path) -> None:
+    topic = runtime.topic()
+    publish(runtime, topic, range(10))
+    config = config_file(tmp_path, runtime.config(tmp_path, topic))
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "jars").symlink_to(cache_folder() / "jars")
+    first = ledgerlake("run", config, "--once", "--archive-classes", LEDGERLAKE_CACHE=str(cache))
+    assert first.returncode == 0, first.stderr
+    (archive,) = (cache / "classes").iterdir()
+    assert f"classes are archived in {archive}" in first.stderr
+    log = tmp_path / "classes.log"
+    publish(runtime, topic, range(10))
+    environment = {"LEDGERLAKE_CACHE": str(cache), "JAVA_TOOL_OPTIONS": f"-Xlog:class+load:file={log}-%p"}
+    second = ledgerlake("run", config, "--once", **environment)
+    assert second.returncode == 0, second.stderr
+    assert "10 messages and 0 rejects" in second.stderr
+    loaded = max((one.read_text() for one in tmp_path.glob("classes.log-*")), key=len).splitlines()
+    assert sum("(top)" in line for line in loaded) > len(loaded) / 2
+    assert list((cache / "classes").iterdir()) == [archive]

@@ -23,6 +23,7 @@ from pyarrow.fs import LocalFileSystem
 from ledgerlake.errors import SetupError
 from ledgerlake.files import resolve
 from ledgerlake.java import cache_folder, fetch_jars, find_java
+from ledgerlake.query.classes import archive_path, end_and_keep, java_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,11 +37,12 @@ _JAR_PREFIXES = ("delta-", "unitycatalog-")
 
 _LOGGING = (Path(__file__).parent / "log4j2.properties").as_uri()
 
+# Throughput matters here and pauses do not.
+_JAVA_OPTIONS = f"-XX:+UseParallelGC -Dlog4j2.configurationFile={_LOGGING}"
+
 _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Throughput matters here and pauses do not.
-    "spark.driver.extraJavaOptions": f"-XX:+UseParallelGC -Dlog4j2.configurationFile={_LOGGING}",
     # Between JVM and Python workers: cheaper than loopback TCP, and closed to other users.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": "ledgerlake.query.daemon",
@@ -71,23 +73,41 @@ def delta_jars() -> list[str]:
     return [str(jar) for jar in jars if jar.name.startswith(_JAR_PREFIXES)]
 
 
-def start_session(name: str, master: str = "local[*]", settings: dict[str, str] | None = None) -> SparkSession:
+def start_session(
+    name: str, master: str = "local[*]", settings: dict[str, str] | None = None, *, archives_classes: bool = False
+) -> SparkSession:
     """Start, or get, a session with Delta.
+
+    Args:
+        archives_classes: it is to be ended by ``end_and_archive``, which leaves what makes later starts shorter.
 
     Raises:
         SetupError: no Java, or PySpark is not installed.
     """
-    find_java()
+    java = find_java()
     try:
         from pyspark.sql import SparkSession
     except ImportError:
         raise SetupError("PySpark is missing; install it with: pip install 'ledgerlake[spark]'") from None
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = SparkSession.builder.appName(name).master(master).config("spark.jars", ",".join(delta_jars()))
-    for key, value in {**_SETTINGS, **(settings or {})}.items():
+    jars = delta_jars()
+    builder = SparkSession.builder.appName(name).master(master).config("spark.jars", ",".join(jars))
+    java_options = f"{_JAVA_OPTIONS} {java_option(archive_path(java, jars), writes=archives_classes)}"
+    for key, value in {**_SETTINGS, "spark.driver.extraJavaOptions": java_options, **(settings or {})}.items():
         builder = builder.config(key, value)
     with home_without_zip():
         return builder.getOrCreate()
+
+
+def end_and_archive(spark: SparkSession) -> Path:
+    """End a session that archives classes; where they are now.
+
+    Raises:
+        SetupError: the JVM wrote no archive.
+    """
+    archive = archive_path(find_java(), delta_jars())
+    end_and_keep(spark, archive)
+    return archive
 
 
 @contextlib.contextmanager
