@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ledgerlake.java import cache_folder
+from ledgerlake.query.session import delta_jars
 from tests.live.runtime import to_toml, wait_until
 from tests.live.test_stream import publish
 
@@ -176,6 +177,7 @@ def test_a_run_that_archives_classes_leaves_what_the_next_one_loads_them_from(ru
     config = config_file(tmp_path, runtime.config(tmp_path, topic))
     cache = tmp_path / "cache"
     cache.mkdir()
+    assert delta_jars()
     (cache / "jars").symlink_to(cache_folder() / "jars")
     first = ledgerlake("run", config, "--once", "--archive-classes", LEDGERLAKE_CACHE=str(cache))
     assert first.returncode == 0, first.stderr
