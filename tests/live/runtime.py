@@ -132,6 +132,7 @@ def commits(checkpoint: Path) -> int:
 def wait_for_commits(checkpoint: Path, count: int, running: subprocess.Popen[bytes]) -> None:
     """Return when a query of another process, which is to be killed, has done so many micro-batches."""
     wait_until(lambda: commits(checkpoint) >= count or running.poll() is not None)
+    assert commits(checkpoint) >= count, f"it ended by itself with {running.poll()}"
 
 
 def to_toml(data: dict[str, dict[str, Any]]) -> str:

@@ -152,6 +152,7 @@ def test_run_ends_cleanly_when_it_is_asked_to(runtime: Runtime, tmp_path: Path, 
     )
     commits = tmp_path / "messages" / "_delta_log" / "00000000000000000001.json"
     wait_until(lambda: commits.exists() or running.poll() is not None)
+    assert running.poll() is None
     running.send_signal(signal_number)
     _, errors = running.communicate(timeout=300)
     assert running.returncode == 0, errors

@@ -140,7 +140,8 @@ def test_messages_of_all_sizes_and_codecs_from_eight_producers_arrive_whole_and_
         thread.start()
     for thread in threads:
         thread.join()
-    wait_until(lambda: sum(result.messages for result in results) >= 32)
+    # Waiting for the query as well, so that its failure is told at once.
+    wait_until(lambda: pipeline.wait(0.1) or sum(result.messages for result in results) >= 32)
     pipeline.stop()
     pipeline.close()
     found = hashes(tmp_path)
