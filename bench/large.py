@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ledgerlake.sinks.delta import BatchResult
 
 MIB = 1024 * 1024
-WORKLOADS = ([5] * 60, [5] * 20 + [10] * 10 + [20] * 5 + [50] * 2 + [100] * 2)
+WORKLOADS = ([5] * 120, [5] * 20 + [10] * 10 + [20] * 5 + [50] * 2 + [100] * 2)
 LATEST = Path(__file__).parent / "latest-large.json"
 _WARM_UP_ROUNDS = 2
 _TICK_S = 10

@@ -1,7 +1,8 @@
-"""Giving memory back: what a large message took must not stay with a worker that lives for hours.
+"""What large messages take of memory: used again from one to the next, given back when the task ends.
 
-glibc keeps freed blocks of up to 32 MiB for itself once it has seen one of that size; chunks are such blocks, and holes
-between them are all that a message leaves. A fixed threshold has it map each large block and unmap it when it is free.
+Left to itself glibc maps a block of a chunk's size and unmaps it when it is free, so that each chunk costs a thousand page faults: more than
+reading it. Told to keep such blocks, it would keep them for as long as the worker lives, which is hours; so a task that has seen chunks gives
+back what it had, holes between blocks as well.
 """
 
 from __future__ import annotations
@@ -11,19 +12,28 @@ import functools
 
 import pyarrow as pa
 
+_M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
-_LARGE_BLOCK_BYTES = 2 * 1024 * 1024
+# The most that glibc allows. A joined message that is larger is mapped by itself, and unmapped when it is written.
+_LARGEST_KEPT_BYTES = 32 * 1024 * 1024
+_NEVER_BYTES = 1024 * 1024 * 1024
 
 
 @functools.cache
-def return_large_blocks() -> None:
+def keep_freed_blocks() -> None:
     """From now on, for this process; does nothing where the C library is not glibc."""
     try:
-        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK_BYTES)
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)
+        library.mallopt(_M_TRIM_THRESHOLD, _NEVER_BYTES)
     except (OSError, AttributeError):
         return
 
 
-def release_arrow() -> None:
-    """Have Arrow give back what it has freed."""
+def give_back() -> None:
+    """Return to the system what Arrow and glibc hold free; another C library does so by itself."""
     pa.default_memory_pool().release_unused()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        return

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ledgerlake.sinks.memory import release_arrow
+from ledgerlake.sinks.memory import give_back
 from ledgerlake.state import ordering
 
 if TYPE_CHECKING:
@@ -202,13 +202,15 @@ class OrderedWriter:
         alone = _is_row_group(batch)
         if alone:
             self.cut()
+            # Its pieces are free by now, and to be written takes as much as they did.
+            give_back()
         self._waiting.append(batch)
         self._waiting_bytes += batch.nbytes
         if self._waiting_bytes >= ROW_GROUP_BYTES:
             self._flush()
         if alone:
             self.cut()
-            release_arrow()
+            give_back()
 
     def cut(self) -> None:
         """End the open file: a row that is written elsewhere will stand here."""

@@ -30,7 +30,7 @@ from ledgerlake.operators.delayed import TOPIC
 from ledgerlake.operators.local import LocalAssembly
 from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
 from ledgerlake.operators.rows import Report, Standing, Waits, flow_row, latest, report_to_json, standing_from_dict
-from ledgerlake.sinks.memory import return_large_blocks
+from ledgerlake.sinks.memory import give_back, keep_freed_blocks
 from ledgerlake.sinks.ordered import DataFile, GatheringWriter, OrderedWriter, merge_overlapping
 from ledgerlake.sinks.tables import data_folder
 from ledgerlake.source.gathering import BUNDLE_BYTES
@@ -245,6 +245,7 @@ class _Range:
         self._end = span.through
         self._now_ms = self._due_ms = span.clock_ms
         self._stored_bytes = 0
+        self._saw_chunks = False
 
     def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         self._stored_bytes += len(piece.frames)
@@ -281,9 +282,12 @@ class _Range:
             self._saw(fact.max_effective_us // 1000)
         report = Report(self._end, self._now_ms, asdict(fact), self._local.events, self._due_ms)
         yield flow_row(self._writer.source, "report", note=report_to_json(report))
+        if self._saw_chunks:
+            give_back()
 
     def _take_chunk(self, chunk: Chunk, entry: Entry) -> Iterator[pa.RecordBatch]:
-        return_large_blocks()
+        keep_freed_blocks()
+        self._saw_chunks = True
         outcomes = self._local.arrive(chunk, entry)
         if outcomes is not None:
             yield from self._settle(outcomes)
