@@ -105,13 +105,13 @@ class Pass:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--messages", type=int, default=4_000_000, help="batched messages (default: 4000000)")
+    parser.add_argument("--messages", type=int, default=10_000_000, help="batched messages (default: 10000000)")
     parser.add_argument("--passes", type=int, default=5, help="passes that are counted (default: 5)")
     options = parser.parse_args()
     workloads = [
         Workload("100 B, batches of 1000, LZ4", options.messages, 100, 1000),
-        Workload("100 B, unbatched", options.messages // 40, 100, 1),
-        Workload("1 KiB, unbatched", options.messages // 40, 1024, 1),
+        Workload("100 B, unbatched", options.messages // 100, 100, 1),
+        Workload("1 KiB, unbatched", options.messages // 100, 1024, 1),
     ]
     results: list[Measured] = []
     with Broker(settings=SETTINGS) as address:
