@@ -47,6 +47,17 @@ _SAMPLE_BYTES = 256 * 1024
 # A table of one short row takes kilobytes beside its row.
 _WAITING_TABLES = 1000
 
+# Numbers that rise by little or stay the same: as differences they take next to nothing, and packing them no time.
+_DELTA_ENCODED_COLUMNS = [
+    "ledger_id",
+    "entry_id",
+    "batch_index",
+    "broker_timestamp",
+    "broker_index",
+    "publish_time",
+    "event_time",
+    "sequence_id",
+]
 _DICTIONARY_COLUMNS = ["topic", "producer_name", "schema_version", "reason"]
 _STATISTICS_COLUMNS = [
     "topic",
@@ -141,6 +152,7 @@ class FileWriter:
             compression=codec,
             compression_level=1 if codec == "zstd" else None,
             use_dictionary=[one for one in _DICTIONARY_COLUMNS if one in present],
+            column_encoding={one: "DELTA_BINARY_PACKED" for one in _DELTA_ENCODED_COLUMNS if one in present},
             write_statistics=[one for one in _STATISTICS_COLUMNS if one in present],
             store_schema=False,
             metadata_collector=footer,

@@ -66,13 +66,13 @@ NONE = -(2**62)  # "absent", in every column where a real value cannot be this
     ENTRY_COLUMNS,
 ) = range(32)  # fmt: skip
 
-# Columns of a message row.
+# Fields of a message. Their matrix has a row for each field and a column for each message, since the columns of a table are made of it.
 (
     M_ENTRY, M_BATCH_INDEX, M_VALUE, M_VALUE_SIZE,
     M_KEY, M_KEY_SIZE, M_KEY_BASE64, M_ORDERING, M_ORDERING_SIZE,
     M_EVENT, M_SEQUENCE, M_NULL, M_BROKER_INDEX,
     M_PROPERTIES, M_REGION, M_REGION_END, M_PROPERTY_FIELD,
-    MESSAGE_COLUMNS,
+    MESSAGE_FIELDS,
 ) = range(18)  # fmt: skip
 
 _INT32_MAX = 2**31 - 1
@@ -476,25 +476,25 @@ def read_metadata(buffer, entry, position, end):  # type: ignore[no-untyped-def]
 
 @compiled
 def walk_messages(buffer, entries, status, messages):  # type: ignore[no-untyped-def]
-    """One row per message of every OK entry, from its plain payload; the number of rows.
+    """One column per message of every OK entry, from its plain payload; the number of columns.
 
-    An entry whose batch is odd becomes ODD and leaves no rows.
+    An entry whose batch is odd becomes ODD and leaves none.
     """
-    row = 0
+    column = 0
     for index in range(len(entries)):
         if status[index] != OK:
             continue
         entry = entries[index]
         if entry[E_BATCH] == NONE:
-            single_message(entry, index, messages[row])
-            row += 1
+            single_message(entry, index, messages[:, column])
+            column += 1
             continue
-        count = read_batch(buffer, entry, index, messages, row)
+        count = read_batch(buffer, entry, index, messages, column)
         if count < 0:
             status[index] = ODD
         else:
-            row += count
-    return row
+            column += count
+    return column
 
 
 @compiled
@@ -516,8 +516,8 @@ def single_message(entry, index, message):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def read_batch(buffer, entry, index, messages, row):  # type: ignore[no-untyped-def]
-    """Fill rows from ``row`` on; how many, or -1 where the batch is odd."""
+def read_batch(buffer, entry, index, messages, column):  # type: ignore[no-untyped-def]
+    """Fill columns from ``column`` on; how many, or -1 where the batch is odd."""
     position, end = entry[E_PLAIN], entry[E_PLAIN_END]
     count = entry[E_BATCH]
     filled = 0
@@ -526,9 +526,9 @@ def read_batch(buffer, entry, index, messages, row):  # type: ignore[no-untyped-
             return -1
         size = read_u32(buffer, position)
         position += 4
-        if size > end - position or row + filled >= len(messages):
+        if size > end - position or column + filled >= messages.shape[1]:
             return -1
-        message = messages[row + filled]
+        message = messages[:, column + filled]
         message[M_ENTRY] = index
         message[M_BATCH_INDEX] = batch_index
         message[M_SEQUENCE] = entry[E_SEQUENCE]
@@ -612,11 +612,11 @@ def read_single_metadata(buffer, message, position, end):  # type: ignore[no-unt
 def walk_properties(buffer, messages, spans):  # type: ignore[no-untyped-def]
     """Key start, key size, value start, value size of every property, in message order."""
     row = 0
-    for index in range(len(messages)):
-        if messages[index, M_PROPERTIES] == 0:
+    for index in range(messages.shape[1]):
+        if messages[M_PROPERTIES, index] == 0:
             continue
-        position, end = messages[index, M_REGION], messages[index, M_REGION_END]
-        wanted = messages[index, M_PROPERTY_FIELD] << 3 | 2
+        position, end = messages[M_REGION, index], messages[M_REGION_END, index]
+        wanted = messages[M_PROPERTY_FIELD, index] << 3 | 2
         while position < end:
             tag, position = read_varint(buffer, position, end)
             if tag != wanted:

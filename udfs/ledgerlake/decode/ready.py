@@ -11,10 +11,14 @@ from ledgerlake.wire.entry import encode_batch, encode_entry
 
 
 def make_ready() -> None:
-    """Take a message with all that has a kernel through every one of them."""
+    """Take messages with all that has a kernel through every one of them.
+
+    In two entries, since a column of a matrix with one row is contiguous, and numba compiles for that apart.
+    """
     entry = pb.MessageMetadata(producer_name="p", sequence_id=0, publish_time=0, num_messages_in_batch=1)
     message = pb.SingleMessageMetadata(payload_size=0, partition_key="k", properties=[pb.KeyValue(key="a", value="b")])
-    frame = commands.message(0, 0, 0, encode_entry(entry, encode_batch([(message, b"value")])))
-    scan(memoryview(frame), len(frame))
-    list(split_bundle(frame))
-    list(decode_bundle(frame, TopicPartition("t", -1)))
+    raw = encode_entry(entry, encode_batch([(message, b"value")]))
+    frames = b"".join(commands.message(0, 0, entry_id, raw) for entry_id in range(2))
+    scan(memoryview(frames), len(frames))
+    list(split_bundle(frames))
+    list(decode_bundle(frames, TopicPartition("t", -1)))
