@@ -632,18 +632,19 @@ def walk_properties(buffer, messages, spans):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def copy(buffer, start, size, out, target):  # type: ignore[no-untyped-def]
+    """Both cut out first: where no index can be negative, the loop is one of vector instructions."""
+    taken, put = buffer[start : start + size], out[target : target + size]
+    for index in range(len(taken)):
+        put[index] = taken[index]
+
+
+@compiled
 def gather(buffer, starts, sizes, offsets, out):  # type: ignore[no-untyped-def]
     """Copy spans one after another; ``offsets`` holds where each goes."""
     for row in range(len(starts)):
-        size = sizes[row]
-        if size <= 0:
-            continue
-        source, target = starts[row], offsets[row]
-        if size <= 64:
-            for index in range(size):
-                out[target + index] = buffer[source + index]
-        else:
-            out[target : target + size] = buffer[source : source + size]
+        if sizes[row] > 0:
+            copy(buffer, starts[row], sizes[row], out, offsets[row])
 
 
 @compiled
@@ -667,12 +668,17 @@ def put_number(out, position, value):  # type: ignore[no-untyped-def]
 @compiled
 def write_message_ids(ledgers, entries, batch_indexes, offsets, out):  # type: ignore[no-untyped-def]
     """``ledger:entry[:batch]`` for every row; the bytes used. ``out`` holds at least 60 bytes a row."""
-    position = 0
+    position = same_size = 0
     for row in range(len(ledgers)):
         offsets[row] = position
-        position = put_number(out, position, ledgers[row])
-        out[position] = 58
-        position = put_number(out, position + 1, entries[row])
+        if row and ledgers[row] == ledgers[row - 1] and entries[row] == entries[row - 1]:
+            copy(out, offsets[row - 1], same_size, out, position)
+            position += same_size
+        else:
+            position = put_number(out, position, ledgers[row])
+            out[position] = 58
+            position = put_number(out, position + 1, entries[row])
+            same_size = position - offsets[row]
         if batch_indexes[row] >= 0:
             out[position] = 58
             position = put_number(out, position + 1, batch_indexes[row])
