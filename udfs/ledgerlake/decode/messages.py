@@ -271,15 +271,15 @@ def _shift(entries: Matrix, distance: int) -> None:
 
 
 def _decode_slice(part: _Slice, source: TopicPartition, first_entry: BatchPart, rules: _Rules) -> Decoded:
-    rows = _allocate_rows(part)
-    rows = rows[:, : k.walk_messages(part.buffer, part.entries, part.status, rows)]
+    fields = _allocate_fields(part)
+    fields = fields[:, : k.walk_messages(part.buffer, part.entries, part.status, fields)]
     odd = np.flatnonzero(part.status != k.OK).tolist()
     odd_rows: list[Row] = []
     rejects: list[Row] = []
     for index in odd:
         found = _judge(part, index, rules)
         (rejects if found and "reason" in found[0] else odd_rows).extend(found)
-    messages = _columns(part, rows, source)
+    messages = _columns(part, fields, source)
     if odd_rows:
         messages = _put_back(messages, odd_rows, source)
     if first_entry != WHOLE and messages.num_rows:
@@ -287,8 +287,8 @@ def _decode_slice(part: _Slice, source: TopicPartition, first_entry: BatchPart, 
     return Decoded(messages, _to_batch(rejects, source, schema.REJECTS) if rejects else _NO_REJECTS)
 
 
-def _allocate_rows(part: _Slice) -> Matrix:
-    """Room for what the entries claim, but never for more messages than their bytes can hold."""
+def _allocate_fields(part: _Slice) -> Matrix:
+    """Room for the fields of what the entries claim, but never for more messages than their bytes can hold."""
     plain = part.entries[:, k.E_PLAIN_END] - part.entries[:, k.E_PLAIN]
     claimed = np.where(part.entries[:, k.E_BATCH] == k.NONE, 1, part.entries[:, k.E_BATCH])
     possible = np.where(part.entries[:, k.E_BATCH] == k.NONE, 1, plain // _LEAST_MESSAGE_BYTES + 1)
@@ -352,8 +352,8 @@ def _to_batch(rows: list[Row], source: TopicPartition, target: pa.Schema) -> pa.
     return pa.RecordBatch.from_pylist(whole, schema=target)
 
 
-def _columns(part: _Slice, rows: Matrix, source: TopicPartition) -> pa.RecordBatch:
-    entry = rows[k.M_ENTRY]
+def _columns(part: _Slice, fields: Matrix, source: TopicPartition) -> pa.RecordBatch:
+    entry = fields[k.M_ENTRY]
     # Messages lie in the order of their entries.
     of_entries = np.bincount(entry, minlength=len(part.entries))
     ledger_ids, entry_ids, broker_ms, publish_ms, deliver_ms = (
@@ -362,34 +362,36 @@ def _columns(part: _Slice, rows: Matrix, source: TopicPartition) -> pa.RecordBat
     )
     count = len(entry)
     buffer = part.buffer
-    null_value = rows[k.M_NULL] == 1
-    value_sizes = np.where(null_value, k.NONE, rows[k.M_VALUE_SIZE])
-    key, key_bytes = _keys(buffer, rows)
+    null_value = fields[k.M_NULL] == 1
+    value_sizes = np.where(null_value, k.NONE, fields[k.M_VALUE_SIZE])
+    key, key_bytes = _keys(buffer, fields)
     arrays: dict[str, pa.Array] = {
         "topic": pa.repeat(pa.scalar(source.topic, pa.string()), count),
         "partition": pa.repeat(pa.scalar(source.partition, pa.int32()), count),
-        "message_id": _message_ids(ledger_ids, entry_ids, rows[k.M_BATCH_INDEX]),
+        "message_id": _message_ids(ledger_ids, entry_ids, fields[k.M_BATCH_INDEX]),
         "ledger_id": pa.array(ledger_ids),
         "entry_id": pa.array(entry_ids),
-        "batch_index": pa.array(rows[k.M_BATCH_INDEX].astype(np.int32)),
+        "batch_index": pa.array(fields[k.M_BATCH_INDEX].astype(np.int32)),
         "broker_timestamp": _times(broker_ms, k.NONE),
-        "broker_index": _integers(rows[k.M_BROKER_INDEX]),
+        "broker_index": _integers(fields[k.M_BROKER_INDEX]),
         "publish_time": _times(publish_ms, k.NONE),
-        "event_time": _times(rows[k.M_EVENT], 0),
+        "event_time": _times(fields[k.M_EVENT], 0),
         "deliver_at": _times(deliver_ms, k.NONE),
         "delivered_at": pa.nulls(count, schema.TIMESTAMP),
         "producer_name": _per_entry(part, k.E_PRODUCER, k.E_PRODUCER_SIZE, pa.string(), entry),
-        "sequence_id": _integers(rows[k.M_SEQUENCE]),
+        "sequence_id": _integers(fields[k.M_SEQUENCE]),
         "key": key,
         "key_bytes": key_bytes,
-        "ordering_key": _spans(buffer, rows[k.M_ORDERING], _absent(rows, k.M_ORDERING, k.M_ORDERING_SIZE), pa.binary()),
-        "properties": _properties(buffer, rows),
+        "ordering_key": _spans(
+            buffer, fields[k.M_ORDERING], _absent(fields, k.M_ORDERING, k.M_ORDERING_SIZE), pa.binary()
+        ),
+        "properties": _properties(buffer, fields),
         "schema_version": _per_entry(part, k.E_SCHEMA, k.E_SCHEMA_SIZE, pa.binary(), entry),
         "is_null": pa.array(null_value),
         "late": pa.repeat(pa.scalar(False), count),
         "chunk_count": pa.nulls(count, pa.int32()),
         "first_chunk_id": pa.nulls(count, pa.string()),
-        "value": _spans(buffer, rows[k.M_VALUE], value_sizes, pa.binary()),
+        "value": _spans(buffer, fields[k.M_VALUE], value_sizes, pa.binary()),
         "chunk_uuid": pa.nulls(count, pa.string()),
         "chunk_id": pa.nulls(count, pa.int32()),
         "chunk_total_bytes": pa.nulls(count, pa.int64()),
@@ -398,9 +400,9 @@ def _columns(part: _Slice, rows: Matrix, source: TopicPartition) -> pa.RecordBat
     return pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema.VIEW)
 
 
-def _absent(rows: Matrix, start_field: int, size_field: int) -> Matrix:
+def _absent(fields: Matrix, start_field: int, size_field: int) -> Matrix:
     """Sizes, with NONE where the field is absent."""
-    return np.where(rows[start_field] == k.NONE, k.NONE, rows[size_field])
+    return np.where(fields[start_field] == k.NONE, k.NONE, fields[size_field])
 
 
 def _per_entry(part: _Slice, start_column: int, size_column: int, kind: pa.DataType, entry: Matrix) -> pa.Array:
@@ -410,13 +412,13 @@ def _per_entry(part: _Slice, start_column: int, size_column: int, kind: pa.DataT
     return pa.nulls(len(entry), kind) if found.null_count == len(found) else found.take(pa.array(entry))
 
 
-def _keys(buffer: Bytes, rows: Matrix) -> tuple[pa.Array, pa.Array]:
-    sizes = _absent(rows, k.M_KEY, k.M_KEY_SIZE)
-    encoded = (rows[k.M_KEY_BASE64] == 1) & (sizes != k.NONE)
+def _keys(buffer: Bytes, fields: Matrix) -> tuple[pa.Array, pa.Array]:
+    sizes = _absent(fields, k.M_KEY, k.M_KEY_SIZE)
+    encoded = (fields[k.M_KEY_BASE64] == 1) & (sizes != k.NONE)
     if not encoded.any():
-        return _spans(buffer, rows[k.M_KEY], sizes, pa.string()), pa.nulls(rows.shape[1], pa.binary())
-    text = _spans(buffer, rows[k.M_KEY], np.where(encoded, k.NONE, sizes), pa.string())
-    packed = _spans(buffer, rows[k.M_KEY], np.where(encoded, sizes, k.NONE), pa.string())
+        return _spans(buffer, fields[k.M_KEY], sizes, pa.string()), pa.nulls(fields.shape[1], pa.binary())
+    text = _spans(buffer, fields[k.M_KEY], np.where(encoded, k.NONE, sizes), pa.string())
+    packed = _spans(buffer, fields[k.M_KEY], np.where(encoded, sizes, k.NONE), pa.string())
     plain = [None if one is None else decode_base64_key(one) for one in packed.to_pylist()]
     return text, pa.array(plain, pa.binary())
 
@@ -462,12 +464,12 @@ def _message_ids(ledgers: Matrix, entries: Matrix, batch_indexes: Matrix) -> pa.
     )
 
 
-def _properties(buffer: Bytes, rows: Matrix) -> pa.Array:
-    counts = rows[k.M_PROPERTIES]
+def _properties(buffer: Bytes, fields: Matrix) -> pa.Array:
+    counts = fields[k.M_PROPERTIES]
     offsets = np.zeros(len(counts) + 1, dtype=np.int32)
     np.cumsum(counts, out=offsets[1:])
     spans = np.empty((int(offsets[-1]), 4), dtype=np.int64)
-    k.walk_properties(buffer, np.ascontiguousarray(rows), spans)
+    k.walk_properties(buffer, np.ascontiguousarray(fields), spans)
     keys: Any = _spans(buffer, spans[:, 0], spans[:, 1], pa.string()) if len(spans) else pa.array([], pa.string())
     values: Any = _spans(buffer, spans[:, 2], spans[:, 3], pa.string()) if len(spans) else pa.array([], pa.string())
     return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, values)
