@@ -34,6 +34,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from bench.throughput import WorkerMemory
 from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.files import load_json, save_json
 from ledgerlake.operators.buckets import FolderStorage
 from ledgerlake.operators.delayed import DelayOptions
 from ledgerlake.operators.processor import assemble, set_up_state
@@ -138,11 +139,12 @@ class _Run:
 
     def __init__(self, spark: SparkSession, checkpoint: str, messages: int) -> None:
         self.released = 0
-        self._steps = Path(f"{checkpoint}-steps")
-        self._steps.write_text("0")
+        # Replaced whole: a planner that found it empty would begin again.
+        self._steps = f"{checkpoint}-steps"
+        save_json(self._steps, 0)
         self._done = threading.Semaphore(0)
         self._at = 0
-        options = {"messages": str(messages), "steps": str(self._steps)}
+        options = {"messages": str(messages), "steps": self._steps}
         flow = spark.readStream.format(_BenchSource.name()).options(**options).load()
         settled = assemble(flow, Limits(), DelayOptions())
         counted = settled.mapInArrow(_count, "released bigint")
@@ -154,7 +156,7 @@ class _Run:
         began_s = time.monotonic()
         while self._at < step:
             self._at += 1
-            self._steps.write_text(str(self._at))
+            save_json(self._steps, self._at)
             while not self._done.acquire(timeout=1):
                 if self._query.exception() is not None:
                     raise self._query.exception()
@@ -196,7 +198,7 @@ class _BenchReader(DataSourceStreamReader):  # type: ignore[misc]
         return {"step": 0}
 
     def latestOffset(self) -> dict[str, int]:
-        return {"step": int(Path(self._steps).read_text() or 0)}
+        return {"step": load_json(self._steps)}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
         return [_Step(number) for number in range(start["step"] + 1, end["step"] + 1)]

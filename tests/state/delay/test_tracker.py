@@ -200,6 +200,18 @@ def test_a_message_added_again_is_not_taken_twice() -> None:
     assert take(tracker, 200) == [*keys, (200, 10, 0)]
 
 
+def test_only_what_was_added_before_is_left_out_of_a_batch() -> None:
+    storage = MemoryStorage()
+    tracker = DelayedTracker(storage, SMALL)
+    even = [(one, one // 10, one % 10) for one in range(0, 100, 2)]
+    add(tracker, *even)
+    tracker = DelayedTracker(storage, SMALL, tracker.save())
+    assert len(take(tracker, 49)) == 25
+    every = [(one, one // 10, one % 10) for one in range(120)]
+    tracker.add(waiting(every, [frame_of(one) for one in every]))
+    assert take(tracker, 120) == [one for one in every if one not in even[:25]]
+
+
 def test_an_output_that_joins_keeps_its_own_position() -> None:
     tracker = DelayedTracker(MemoryStorage(), SMALL)
     tracker.join("table", BEFORE_ALL)

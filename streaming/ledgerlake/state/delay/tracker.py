@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyroaring import BitMap
 
 from ledgerlake.state.delay.bucket import Bucket, Record
 from ledgerlake.state.delay.merge import fewest_together, shared_queue
@@ -49,6 +50,8 @@ from ledgerlake.wire.message_id import AFTER_ALL, Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
 
     from ledgerlake.state.delay.storage import SnapshotStorage
 
@@ -194,11 +197,16 @@ class DelayedTracker:
         if not older.any():
             return batch
         known = np.zeros(batch.num_rows, dtype=bool)
-        for row in np.flatnonzero(older).tolist():
-            place = (int(ledger_id[row]), int(entry_id[row]))
-            covering = self._covering(Position(*place))
-            known[row] = any(segment.contains(*place) for one in covering for segment in self._describe(one))
+        for ledger in np.unique(ledger_id[older]).tolist():
+            rows = older & (ledger_id == ledger)
+            known[rows] = np.isin(entry_id[rows], self._added_of(ledger))
         return batch.filter(pa.array(~known))
+
+    def _added_of(self, ledger_id: int) -> NDArray[np.int64]:
+        """Entries of a ledger that stored buckets have or had."""
+        buckets = [one for one in self._buckets if one.first.ledger_id <= ledger_id <= one.last.ledger_id]
+        segments = [segment.entries for one in buckets for segment in self._describe(one)]
+        return np.array(BitMap().union(*(one[ledger_id] for one in segments if ledger_id in one)).to_array(), np.int64)
 
     def _covering(self, position: Position) -> list[Bucket]:
         return [one for one in self._buckets if one.first <= position <= one.last]
