@@ -15,7 +15,7 @@ python -m bench.latency [SECONDS]
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import json
 import os
 import subprocess
@@ -48,8 +48,14 @@ _POLL_S = 0.01
 # A start keeps all cores busy, so that looking more often would delay what is looked for.
 _START_POLL_S = 0.1
 
-# What is published while the query starts is not counted.
-_WARM_UP_S = 45
+# What is published until so long after the first commit is not counted.
+_WARM_UP_S = 30
+
+# All that was published is in the table so long after the last was, or never.
+_PATIENCE_S = 120
+
+# When a message was published, and when it was seen.
+Seen = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -158,52 +164,45 @@ def rows_in(folder: Path) -> int:
 def latencies(runtime: Runtime, folder: Path, seconds: int) -> tuple[list[float], list[float], float, float]:
     """Seconds from publishing to the table, and to a consumer; CPU seconds and peak memory (MB) meanwhile."""
     topic = runtime.topic()
-    consumed: list[float] = []
+    consumed: list[Seen] = []
     consumer = runtime.client().subscribe(topic, "peer", message_listener=lambda one, got: take(one, got, consumed))
     running = start(runtime, folder, topic, cache_folder())
-    publisher = threading.Thread(target=publish, args=(runtime, topic, seconds + _WARM_UP_S))
+    enough = threading.Event()
+    publisher = threading.Thread(target=publish, args=(runtime, topic, enough))
     publisher.start()
-    spent = _Spent(running)
     try:
+        while not rows_in(folder):
+            time.sleep(_START_POLL_S)
+        time.sleep(_WARM_UP_S)
+        before_s = _cpu_s_of(running)
         with WorkerMemory() as memory:
-            visible = watch(folder, publisher, (seconds + _WARM_UP_S) * RATE)
-        spent_s = spent.since_warm_s()
+            began_s, visible = watch(folder, seconds)
+        spent_s = _cpu_s_of(running) - before_s
     finally:
+        enough.set()
         publisher.join()
         running.terminate()
         running.wait()
         consumer.close()
-    return visible[_WARM_UP_S * RATE :], consumed[_WARM_UP_S * RATE :], spent_s, memory.peak_mb
+    counted = [
+        [seen_s - sent_s for sent_s, seen_s in one if began_s <= sent_s < began_s + seconds]
+        for one in (visible, consumed)
+    ]
+    return counted[0], counted[1], spent_s, memory.peak_mb
 
 
-class _Spent:
-    """CPU seconds of a command from the end of the warm-up on."""
-
-    def __init__(self, running: subprocess.Popen[bytes]) -> None:
-        self._running = running
-        self._before_s = 0.0
-        timer = threading.Timer(_WARM_UP_S, self._take)
-        timer.daemon = True
-        timer.start()
-
-    def _take(self) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            self._before_s = _cpu_s_of(self._running)
-
-    def since_warm_s(self) -> float:
-        return _cpu_s_of(self._running) - self._before_s
-
-
-def take(consumer: Any, message: Any, found: list[float]) -> None:
-    found.append(time.time() - float(message.data()))
+def take(consumer: Any, message: Any, found: list[Seen]) -> None:
+    found.append((float(message.data()), time.time()))
     consumer.acknowledge(message)
 
 
-def publish(runtime: Runtime, topic: str, seconds: int) -> None:
+def publish(runtime: Runtime, topic: str, enough: threading.Event) -> None:
     """Ten messages every ten milliseconds, each with the time of day in it."""
     producer = runtime.client().create_producer(topic, batching_max_publish_delay_ms=5)
     began_s = time.monotonic()
-    for number in range(seconds * RATE):
+    for number in itertools.count():
+        if enough.is_set():
+            break
         ahead_s = began_s + number / RATE - time.monotonic()
         if ahead_s > 0.01:
             time.sleep(ahead_s)
@@ -211,27 +210,25 @@ def publish(runtime: Runtime, topic: str, seconds: int) -> None:
     producer.flush()
 
 
-def watch(folder: Path, publisher: threading.Thread, count: int) -> list[float]:
-    """Look at the table until all is in it; seconds from publishing to the look that found it, in order of publishing."""
-    seen: set[str] = set()
-    found: list[tuple[float, float]] = []
-    table: DeltaTable | None = None
-    deadline_s = time.monotonic() + count / RATE + 120
-    while len(found) < count and time.monotonic() < deadline_s:
+def watch(folder: Path, seconds: int) -> tuple[float, list[Seen]]:
+    """Look at the table until all that is published in so many seconds from now is in it; now, and what was seen."""
+    table = DeltaTable(str(folder / "messages"))
+    known = set(table.file_uris())
+    found: list[Seen] = []
+    began_s = now_s = newest_s = time.time()
+    while newest_s < began_s + seconds:
+        if now_s > began_s + seconds + _PATIENCE_S:
+            raise SystemExit(f"{len(found)} messages came in {seconds + _PATIENCE_S} s")
         time.sleep(_POLL_S)
-        if table is None:
-            if not rows_in(folder):
-                continue
-            table = DeltaTable(str(folder / "messages"))
         table.update_incremental()
         now_s = time.time()
-        for uri in set(table.file_uris()) - seen:
-            seen.add(uri)
+        for uri in set(table.file_uris()) - known:
+            known.add(uri)
             values = pq.read_table(uri.removeprefix("file://"), columns=["value"])["value"].to_pylist()
-            found += [(float(value), now_s - float(value)) for value in values]
-    if len(found) < count:
-        raise SystemExit(f"{len(found)} of {count} messages came; publishing is {publisher.is_alive()}")
-    return [latency_s for _, latency_s in sorted(found)]
+            sent_s = [float(value) for value in values]
+            newest_s = max([newest_s, *sent_s])
+            found += [(one, now_s) for one in sent_s]
+    return began_s, found
 
 
 if __name__ == "__main__":
