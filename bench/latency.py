@@ -108,8 +108,7 @@ def first_commit(runtime: Runtime, folder: Path, topic: str, rows: int, cache: P
         began_s = time.monotonic()
         running = start(runtime, folder, topic, cache)
         try:
-            while rows_in(folder) < rows:
-                time.sleep(_START_POLL_S)
+            _await_rows(folder, rows, running)
             took_s = time.monotonic() - began_s
             spent_s = _cpu_s_of(running)
         finally:
@@ -154,6 +153,13 @@ def _visible(runtime: Runtime, folder: Path, seconds: int) -> Iterator[dict[str,
         yield row
 
 
+def _await_rows(folder: Path, rows: int, running: subprocess.Popen[bytes]) -> None:
+    while rows_in(folder) < rows:
+        if running.poll() is not None:
+            raise SystemExit(f"the command ended with {running.returncode} before its first commit")
+        time.sleep(_START_POLL_S)
+
+
 def rows_in(folder: Path) -> int:
     try:
         return int(DeltaTable(str(folder / "messages")).to_pyarrow_dataset().count_rows())
@@ -171,8 +177,7 @@ def latencies(runtime: Runtime, folder: Path, seconds: int) -> tuple[list[float]
     publisher = threading.Thread(target=publish, args=(runtime, topic, enough))
     publisher.start()
     try:
-        while not rows_in(folder):
-            time.sleep(_START_POLL_S)
+        _await_rows(folder, 1, running)
         time.sleep(_WARM_UP_S)
         before_s = _cpu_s_of(running)
         with WorkerMemory() as memory:
