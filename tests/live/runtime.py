@@ -56,6 +56,16 @@ class Runtime:
             text = response.read()
         return json.loads(text) if text else None
 
+    def subscriptions(self, topic: str) -> dict[str, int]:
+        """Subscriptions and their backlog by the broker's own numbers, once it has noticed that readers have gone."""
+
+        def there() -> dict[str, Any]:
+            found: dict[str, Any] = self.admin("GET", topic, "/stats?getPreciseBacklog=true")["subscriptions"]
+            return found
+
+        wait_until(lambda: all(one["durable"] for one in there().values()))
+        return {name: one["msgBacklog"] for name, one in there().items()}
+
     def entry_headers(self, topic: str, ledger_id: int, entry_id: int) -> dict[str, str]:
         """What the broker's REST address says about one stored entry."""
         url = f"{self.admin_url}/admin/v2/{topic.replace('://', '/')}/ledger/{ledger_id}/entry/{entry_id}"

@@ -82,16 +82,6 @@ class Stream:
         return sorted(row["value"] for row in self._spark.read.parquet(f"{self._folder}/table").collect())
 
 
-def subscriptions(runtime: Runtime, topic: str) -> dict[str, int]:
-    """Subscriptions and their backlog by the broker's own numbers, once it has noticed that readers have gone."""
-    deadline = time.monotonic() + 120
-    while True:
-        found = runtime.admin("GET", topic, "/stats?getPreciseBacklog=true")["subscriptions"]
-        if all(one["durable"] for one in found.values()) or time.monotonic() > deadline:
-            return {name: one["msgBacklog"] for name, one in found.items()}
-        time.sleep(0.2)
-
-
 def as_byte_list(message_id: pulsar.MessageId) -> list[int]:
     """As their offsets have it: signed bytes."""
     return [one - 256 if one > 127 else one for one in message_id.serialize()]
@@ -121,7 +111,7 @@ def test_assign_from(
     stream.run()
     first = {"earliest": 0, "latest": 5, "id": 1, "time": 3}[start]
     assert stream.values() == [str(number) for number in range(first, 6)]
-    assert subscriptions(runtime, topic) == {}
+    assert runtime.subscriptions(topic) == {}
 
 
 def test_a_batch_between_offsets_in_their_form(runtime: Runtime, spark: SparkSession) -> None:
@@ -261,7 +251,7 @@ def test_nothing_is_left_on_the_broker(runtime: Runtime, spark: SparkSession, tm
     failing = source.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "broken")).start()
     with pytest.raises(StreamingQueryException):
         failing.awaitTermination(60)
-    assert [subscriptions(runtime, name) for name in names] == [{}, {}]
+    assert [runtime.subscriptions(name) for name in names] == [{}, {}]
 
 
 def test_latest_does_not_read_the_last_batch_again(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
@@ -280,11 +270,11 @@ def test_a_predefined_subscription_reaches_zero_backlog(runtime: Runtime, spark:
     publish(runtime, topic, [str(number) for number in range(250)])
     stream = Stream(spark, runtime, tmp_path, topic=topic, startingOffsets="earliest", predefinedSubscription="mine")
     stream.run()
-    assert subscriptions(runtime, topic) == {"mine": 0}
+    assert runtime.subscriptions(topic) == {"mine": 0}
     publish(runtime, topic, [str(number) for number in range(7)])
-    assert subscriptions(runtime, topic) == {"mine": 7}
+    assert runtime.subscriptions(topic) == {"mine": 7}
     stream.run()
-    assert subscriptions(runtime, topic) == {"mine": 0}
+    assert runtime.subscriptions(topic) == {"mine": 0}
 
 
 def test_chunked_messages_are_no_loss_and_delays_are_kept(

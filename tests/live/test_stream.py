@@ -234,7 +234,7 @@ def test_a_lost_checkpoint_asks_for_a_choice_and_the_cursor_is_one(
     publish(runtime, topic, range(15, 16))
     run_once(spark, data)
     assert verify(config).messages == 16
-    assert _subscriptions(runtime, topic) == {"ledgerlake-lost": 0}
+    assert runtime.subscriptions(topic) == {"ledgerlake-lost": 0}
 
 
 def test_a_start_that_fails_leaves_nothing_on_the_broker(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_start_that_fails_leaves_nothing_on_the_broker(runtime: Runtime, spark
     data["stream"]["checkpoint"] = "/proc/nowhere"
     with pytest.raises(SetupError, match="the checkpoint folder /proc/nowhere cannot be written"):
         run_once(spark, data)
-    assert _subscriptions(runtime, topic) == {}
+    assert runtime.subscriptions(topic) == {}
 
 
 def test_the_bare_source_goes_on_from_its_subscription(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
@@ -279,12 +279,12 @@ def test_the_cursor_shows_the_backlog_and_goes_when_it_is_forgotten(
     data = runtime.config(tmp_path, topic, name="backlog")
     config = run_once(spark, data)
     publish(runtime, topic, range(10, 14))
-    assert _subscriptions(runtime, topic) == {"ledgerlake-backlog": 4}
+    assert runtime.subscriptions(topic) == {"ledgerlake-backlog": 4}
     assert [one.messages for one in find_lags(config)] == [4]
     run_once(spark, data)
-    assert _subscriptions(runtime, topic) == {"ledgerlake-backlog": 0}
+    assert runtime.subscriptions(topic) == {"ledgerlake-backlog": 0}
     assert forget(config) == [topic]
-    assert _subscriptions(runtime, topic) == {}
+    assert runtime.subscriptions(topic) == {}
 
 
 def test_the_bare_source_leaves_a_cursor_only_where_it_was_asked_to(
@@ -294,16 +294,10 @@ def test_the_bare_source_leaves_a_cursor_only_where_it_was_asked_to(
     publish(runtime, topic, range(10))
     frame = source(spark, runtime, topic, startingOffsets="earliest").load()
     drain(frame, tmp_path / "a")
-    assert _subscriptions(runtime, topic) == {}
+    assert runtime.subscriptions(topic) == {}
     pinned = source(spark, runtime, topic, startingOffsets="earliest", subscription="pin", maxRowsPerTrigger=4).load()
     drain(pinned, tmp_path / "b")
-    assert _subscriptions(runtime, topic) == {"pin": 0}
-
-
-def _subscriptions(runtime: Runtime, topic: str) -> dict[str, int]:
-    wait_until(lambda: all(one["durable"] for one in runtime.admin("GET", topic, "/stats")["subscriptions"].values()))
-    found = runtime.admin("GET", topic, "/stats?getPreciseBacklog=true")["subscriptions"]
-    return {name: one["msgBacklog"] for name, one in found.items()}
+    assert runtime.subscriptions(topic) == {"pin": 0}
 
 
 def test_the_python_entry_points_stream_messages_and_rejects(
