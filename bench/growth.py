@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--messages", type=int, default=4_000_000, help="over the partitions (default: 4000000)")
     parser.add_argument("--most", type=int, default=max(_MESSAGES), help="of messages (default: 50000000)")
-    parser.add_argument("--passes", type=int, default=3, help="passes that are counted (default: 3)")
+    parser.add_argument("--passes", type=int, default=5, help="passes that are counted (default: 5)")
     options = parser.parse_args()
     from ledgerlake.query.session import start_session
 

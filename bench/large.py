@@ -1,4 +1,4 @@
-"""Large messages in MB/s beside pulsar-client's receive loop, with peak memory.
+"""Large messages in MB/s beside pulsar-client's receive loop, with CPU and peak memory.
 
     pulsar-client receive loop   ``receive`` and ``acknowledge`` until all messages came, chunks put together in its heap
     the same, kept in files      each message written to a file of its own before it is acknowledged
@@ -8,6 +8,9 @@ All read the same messages, uncompressed and incompressible, of 5 MiB and then o
 broker on the same machine. What keeps them writes them to disk at their size; the loop by itself keeps nothing.
 
 Memory is the peak resident set of the process that did the work (for the pipeline, of the largest Python worker), and what that is above the same process without large messages, in multiples of the largest message.
+
+CPU seconds are those of the process that did the work, for the pipeline of this one and all below it but the broker, from the
+end of publishing to the end of the trigger.
 
 Every round publishes between two triggers of a running query, and counts the trigger that takes it, from its beginning to
 its end. What a trigger takes with hardly anything in it is printed too, for it is in the pipeline's rate.
@@ -25,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.throughput import SETTINGS, WorkerMemory, expect, in_process
+from bench.throughput import SETTINGS, Pass, WorkerMemory, expect, in_process, spark_cpu_s
 from ledgerlake.broker import Broker
 from ledgerlake.demo import create_partitioned_topic
 
@@ -66,7 +69,9 @@ def _measure(
     smallest, largest = min(sizes_mib), max(sizes_mib)
     name = f"{smallest} MiB" if smallest == largest else f"{smallest} to {largest} MiB"
     print(f"\n{len(sizes_mib)} messages of {name}, {sum(sizes_mib)} MiB in all")
-    print(f"{'path':<32}{'MB/s':>8}{'ratio':>8}{'peak MB':>10}{'x largest':>11}{'above base':>12}")
+    print(
+        f"{'path':<32}{'MB/s':>8}{'ratio':>8}{'CPU s/M':>10}{'CPU s/GB':>10}{'peak MB':>10}{'x largest':>11}{'above base':>12}"
+    )
     block = f"{len(sizes_mib)} messages of {name}"
     loop = _client_loop(address, rounds, sizes_mib, None, keeps=False)
     yield {"block": block, **loop}
@@ -92,19 +97,20 @@ class _Ticking:
         self._taken: list[BatchResult] = []
         self._pipeline = run(spark, config, on_batch=self._taken.append)
 
-    def round(self, publish: Callable[[], None], count: int) -> float:
-        """Seconds of the one trigger that took what ``publish`` published."""
+    def round(self, publish: Callable[[], None], count: int) -> Pass:
+        """The one trigger that took what ``publish`` published."""
         before = len(self._taken)
         time.sleep(_TICK_S - time.time() % _TICK_S + 0.5)
         tick = time.time() // _TICK_S
         publish()
         if time.time() // _TICK_S != tick:
             raise SystemExit("publishing took longer than the time between two triggers; raise it")
+        cpu_s = spark_cpu_s()
         while not (found := [one for one in self._taken[before:] if one.messages]):
             self._pipeline.wait(0.1)
         (result,) = found
         expect(result.messages, count)
-        return self._trigger_seconds(result.batch_id)
+        return Pass(self._trigger_seconds(result.batch_id), spark_cpu_s() - cpu_s)
 
     def _trigger_seconds(self, batch_id: int) -> float:
         """Of a batch that is done; its progress comes a little later, and idle triggers report under a number too."""
@@ -159,8 +165,7 @@ def _client_loop(
     path = partial(_receive_all, sum(sizes_mib) * MIB, keeps)
     _, base_mb = in_process(path, address.service_url, publisher.topic, 0, 1)
     made, peak_mb = in_process(path, address.service_url, publisher.topic, len(sizes_mib), rounds + _WARM_UP_ROUNDS)
-    seconds = [one.seconds for one in made[_WARM_UP_ROUNDS:]]
-    return _row(name, sizes_mib, seconds, peak_mb, base_mb, client_mb_per_s)
+    return _row(name, sizes_mib, made[_WARM_UP_ROUNDS:], peak_mb, base_mb, client_mb_per_s)
 
 
 def _receive_all(expected_bytes: int, keeps: bool, service_url: str, topic: str, count: int) -> None:
@@ -198,29 +203,38 @@ def _pipeline(
         with WorkerMemory() as idle:
             pipeline.round(publisher.one_small, 1)
         with WorkerMemory() as memory:
-            seconds = [pipeline.round(publisher, len(sizes_mib)) for _ in range(rounds + _WARM_UP_ROUNDS)]
-        small_s = statistics.median(pipeline.round(publisher.one_small, 1) for _ in range(rounds))
+            made = [pipeline.round(publisher, len(sizes_mib)) for _ in range(rounds + _WARM_UP_ROUNDS)]
+        small_s = statistics.median(pipeline.round(publisher.one_small, 1).seconds for _ in range(rounds))
         pipeline.stop()
     publisher.close()
     row = _row(
-        "pipeline to Delta, Spark", sizes_mib, seconds[_WARM_UP_ROUNDS:], memory.peak_mb, idle.peak_mb, client_mb_per_s
+        "pipeline to Delta, Spark", sizes_mib, made[_WARM_UP_ROUNDS:], memory.peak_mb, idle.peak_mb, client_mb_per_s
     )
     print(f"  a trigger with one small message takes {small_s:.2f} s")
     return row
 
 
 def _row(
-    name: str, sizes_mib: list[int], seconds: list[float], peak_mb: float, base_mb: float, client_mb_per_s: float | None
+    name: str, sizes_mib: list[int], made: list[Pass], peak_mb: float, base_mb: float, client_mb_per_s: float | None
 ) -> dict[str, Any]:
     largest_mb = max(sizes_mib) * MIB / 1e6
-    rate = sum(sizes_mib) * MIB / 1e6 / statistics.median(seconds)
+    total_mb = sum(sizes_mib) * MIB / 1e6
+    rate = total_mb / statistics.median(one.seconds for one in made)
+    cpu_s = statistics.median(one.cpu_s for one in made)
+    per_million, per_gb = cpu_s * 1e6 / len(sizes_mib), cpu_s * 1e3 / total_mb
     ratio = rate / client_mb_per_s if client_mb_per_s else 1.0
     multiple, above_base = peak_mb / largest_mb, (peak_mb - base_mb) / largest_mb
-    print(f"{name:<32}{rate:>8,.0f}{ratio:>8.2f}{peak_mb:>10,.0f}{multiple:>11.1f}{above_base:>11.1f}", flush=True)
+    print(
+        f"{name:<32}{rate:>8,.0f}{ratio:>8.2f}{per_million:>10,.0f}{per_gb:>10.2f}"
+        f"{peak_mb:>10,.0f}{multiple:>11.1f}{above_base:>12.1f}",
+        flush=True,
+    )
     return {
         "label": name,
         "mb_per_s": round(rate, 1),
         "ratio": round(ratio, 2),
+        "cpu_s_per_million": round(per_million),
+        "cpu_s_per_gb": round(per_gb, 2),
         "peak_mb": round(peak_mb),
         "multiple_of_largest": round(multiple, 2),
         "multiple_above_base": round(above_base, 2),

@@ -42,13 +42,13 @@ _CPU_SECONDS = Measure("cpu_s", "{:.1f} CPU s", "#c05621")
 _P50 = Measure("p50_ms", "p50 {:,.0f} ms", "#2b6cb0")
 _P99 = Measure("p99_ms", "p99 {:,.0f} ms", "#c05621")
 
-Block = tuple[str, list[tuple[str, dict[str, Any]]], tuple[Measure, Measure]]
+Block = tuple[str, list[tuple[str, dict[str, Any]]], tuple[Measure, ...]]
 
 
 def main() -> None:
     _draw("throughput.svg", _throughput_blocks(json.loads(throughput.LATEST.read_text())))
     _draw("growth.svg", _blocks(growth.LATEST, {"value bytes": (_BYTE_RATE, _BYTE_CPU)}, (_RATE, _CPU)))
-    _draw("large.svg", _blocks(large.LATEST, {}, (_BYTE_RATE, _PEAK)))
+    _draw("large.svg", _blocks(large.LATEST, {}, (_BYTE_RATE, _BYTE_CPU, _PEAK)))
     _draw("latency.svg", _blocks(latency.LATEST, {"from publishing": (_P50, _P99)}, (_SECONDS, _CPU_SECONDS)))
 
 
@@ -57,21 +57,19 @@ def _throughput_blocks(rows: list[dict[str, Any]]) -> Iterable[Block]:
         yield workload, [(row["name"].partition(" (")[0], row) for row in block], (_RATE, _CPU)
 
 
-def _blocks(
-    latest: Path, special: dict[str, tuple[Measure, Measure]], others: tuple[Measure, Measure]
-) -> Iterable[Block]:
+def _blocks(latest: Path, special: dict[str, tuple[Measure, ...]], others: tuple[Measure, ...]) -> Iterable[Block]:
     for name, block in groupby(json.loads(latest.read_text()), key=lambda row: row["block"]):
         yield name, [(row["label"], row) for row in block], special.get(name, others)
 
 
 def _draw(name: str, blocks: Iterable[Block]) -> None:
     lines: list[str] = []
-    y = 0
+    y = width = 0
     for title, rows, measures in blocks:
         y += _LINE
         lines.append(_text(0, y, title, "bold"))
         y = _bars(rows, measures, y, lines)
-    width = _LABEL + 2 * (_BAR + _GAP)
+        width = max(width, _LABEL + len(measures) * (_BAR + _GAP))
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y + _LINE}" font-family="sans-serif" font-size="13">'
     (DOCS / name).write_text(
         "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *lines, "</svg>"]) + "\n"

@@ -312,10 +312,10 @@ def _source_to_noop(spark: SparkSession, service_url: str, topic: str, count: in
         .writeStream.format("noop")
         .option("checkpointLocation", checkpoint)
     )
-    cpu_s = _spark_cpu_s()
+    cpu_s = spark_cpu_s()
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
-    return Pass(_trigger_seconds(query, count, rows_are_messages=True), _spark_cpu_s() - cpu_s)
+    return Pass(_trigger_seconds(query, count, rows_are_messages=True), spark_cpu_s() - cpu_s)
 
 
 def pipeline_to_delta(spark: SparkSession, service_url: str, topic: str, count: int, folder: Path) -> Pass:
@@ -333,9 +333,9 @@ def pipeline_to_delta(spark: SparkSession, service_url: str, topic: str, count: 
         }
     )
     pipeline = run(spark, config, once=True, on_batch=lambda result: taken.append(result.messages))
-    cpu_s = _spark_cpu_s()
+    cpu_s = spark_cpu_s()
     pipeline.wait()
-    cpu_s = _spark_cpu_s() - cpu_s
+    cpu_s = spark_cpu_s() - cpu_s
     pipeline.close()
     expect(sum(taken), count)
     seconds = _trigger_seconds(pipeline.query, count, rows_are_messages=False)
@@ -367,7 +367,7 @@ def _trigger_seconds(query: Any, count: int, rows_are_messages: bool) -> float:
     return float(spent_ms) / 1000
 
 
-def _spark_cpu_s() -> float:
+def spark_cpu_s() -> float:
     """CPU seconds of this process and of all below it that are not the broker's, those that have ended with the rest."""
     me = psutil.Process()
     brokers = {one for child in me.children() if _is_broker(child) for one in (child, *child.children(recursive=True))}
