@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.throughput import PARTITIONS, SETTINGS, Pass, Workload, pipeline_to_delta, publish, spark_passes
+from bench.throughput import PARTITIONS, SETTINGS, Pass, Workload, pipeline_to_delta, publish, spark_pass
 from ledgerlake.broker import Broker
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ def main() -> None:
                     print(
                         f"\n{block}\n{'':<24}{'messages/s':>14}{'MB/s':>10}{'CPU s/M':>10}{'CPU s/GB':>10}{'peak MB':>10}"
                     )
-                made, peaks = _passes(spark, address, workload, partitions, options.passes)
-                results.append({"block": block, "label": workload.name, **_row(workload, made, max(peaks))})
+                made, peak_mb = _passes(spark, address, workload, partitions, options.passes)
+                results.append({"block": block, "label": workload.name, **_row(workload, made, peak_mb)})
         finally:
             spark.stop()
     LATEST.write_text(json.dumps(results, indent=2) + "\n")
@@ -78,12 +78,12 @@ def _runs(messages: int, most: int) -> Iterator[tuple[str, Workload, int]]:
 
 def _passes(
     spark: SparkSession, address: BrokerAddress, workload: Workload, partitions: int, passes: int
-) -> tuple[list[Pass], list[float]]:
+) -> tuple[list[Pass], float]:
     topic = publish(address, workload, partitions)
     with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
         path = partial(pipeline_to_delta, spark, address.service_url, topic, workload.messages, Path(folder))
-        made, peaks = spark_passes(path, passes + 1)
-    return made[1:], peaks[1:]
+        taken = [spark_pass(path) for _ in range(passes + 1)]
+    return [made for made, _ in taken[1:]], max(peak_mb for _, peak_mb in taken[1:])
 
 
 def _row(workload: Workload, made: list[Pass], peak_mb: float) -> dict[str, float]:

@@ -9,11 +9,11 @@ Each path reads the same topics from their beginning to their end, from a real b
     pipeline to Delta            the whole pipeline, all columns, four partitions; its stateful stage has nothing to do
     without the stateful stage   the same with that stage taken out
 
-Numbers are medians of several passes after three that are not counted; ratios are to the reader loop of the same run. Memory is
-the peak resident set of the process that did the work, for Spark paths of the largest Python worker, printed by pass too, so
-that growth with the length of a run would show. The stream paths are
-measured by the duration of their micro-batches, the whole trigger but its planning: a query plans its stages once, and what that takes
-belongs to its start, as the JVM's does (``bench.latency``).
+The paths take turns, so that an hour in which the machine is fast is every path's. Numbers are medians of several passes after three
+that are not counted; ratios are to the reader loop of the same run. Memory is the peak resident set of the process that did the work,
+for Spark paths of the largest Python worker, printed by pass too, so that growth with the length of a run would show. The stream paths
+are measured by the duration of their micro-batches, the whole trigger but its planning: a query plans its stages once, and what that
+takes belongs to its start, as the JVM's does (``bench.latency``).
 
 CPU seconds are those of the process that did the work, for Spark paths of this one and all below it but the broker, so the JVM
 too, from the start of the query on, which takes two or three. Single messages come as fast as the broker sends them, whoever reads; there the CPU is what differs.
@@ -53,6 +53,7 @@ from ledgerlake.wire.entry import encode_batch, encode_entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from multiprocessing.pool import Pool
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -101,6 +102,10 @@ class Pass:
 
     seconds: float
     cpu_s: float
+
+
+# With the peak memory (MB) of what made it.
+Taken = tuple[Pass, float]
 
 
 def main() -> None:
@@ -166,16 +171,43 @@ def _measure(service_url: str, one: str, four: str, workload: Workload, passes: 
         f"\n{workload.name}: {workload.messages:,} messages; median of {passes} passes after {WARM_UP_PASSES} uncounted"
     )
     print(f"{'path':<32}{'messages/s':>14}{'MB/s':>10}{'ratio':>8}{'CPU s/M':>10}{'peak MB':>10}")
+    taken: dict[str, list[Taken]] = {}
+    with _paths(service_url, one, four, workload.messages) as paths:
+        for _ in range(WARM_UP_PASSES + passes):
+            for name, path in paths.items():
+                taken.setdefault(name, []).append(path())
     results: list[Measured] = []
-    for name, path, topic in [
-        ("pulsar-client reader loop", _pulsar_reader, one),
-        ("pulsar-client batch_receive", _pulsar_batch_receive, one),
-        ("decode to Arrow, one process", _own_decode, one),
-    ]:
-        made, peak = in_process(path, service_url, topic, workload.messages, passes + WARM_UP_PASSES)
-        results.append(_row(name, workload, made[WARM_UP_PASSES:], peak, results))
-    results += _measure_spark(service_url, four, workload, passes, results)
+    for name, each in taken.items():
+        peaks = [peak_mb for _, peak_mb in each]
+        results.append(_row(name, workload, [made for made, _ in each[WARM_UP_PASSES:]], max(peaks), results))
+        print(f"{'  peak MB by pass':<32}{' '.join(f'{peak:.0f}' for peak in peaks)}", flush=True)
     return results
+
+
+@contextlib.contextmanager
+def _paths(service_url: str, one: str, four: str, count: int) -> Iterator[dict[str, Callable[[], Taken]]]:
+    """Each path by its name, to be taken as often as wanted: those without Spark in a process each, the others in one session."""
+    from ledgerlake.query.session import start_session
+
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ledgerlake-bench-")))
+        spark = start_session("bench", "local[2]")
+        stack.callback(spark.stop)
+        found: dict[str, Callable[[], Taken]] = {}
+        for name, path in [
+            ("pulsar-client reader loop", _pulsar_reader),
+            ("pulsar-client batch_receive", _pulsar_batch_receive),
+            ("decode to Arrow, one process", _own_decode),
+        ]:
+            process = stack.enter_context(_process())
+            found[name] = partial(process.apply, _timed, (path, service_url, one, count))
+        for name, spark_path in [
+            ("source to noop, Spark", _source_to_noop),
+            ("pipeline to Delta, Spark", pipeline_to_delta),
+            ("without the stateful stage", _pipeline_without_stage),
+        ]:
+            found[name] = partial(spark_pass, partial(spark_path, spark, service_url, four, count, folder))
+        yield found
 
 
 def _row(name: str, workload: Workload, passes: list[Pass], peak_mb: float, before: list[Measured]) -> Measured:
@@ -202,20 +234,19 @@ def in_process(
     path: Callable[..., None], service_url: str, topic: str, count: int, passes: int
 ) -> tuple[list[Pass], float]:
     """The passes and the peak memory of a fresh process that makes them."""
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(1) as pool:
-        return pool.apply(_timed, (path, service_url, topic, count, passes))
+    with _process() as process:
+        taken = [process.apply(_timed, (path, service_url, topic, count)) for _ in range(passes)]
+    return [made for made, _ in taken], taken[-1][1]
 
 
-def _timed(
-    path: Callable[..., None], service_url: str, topic: str, count: int, passes: int
-) -> tuple[list[Pass], float]:
-    made = []
-    for _ in range(passes):
-        began_s, cpu_s = time.perf_counter(), time.process_time()
-        path(service_url, topic, count)
-        made.append(Pass(time.perf_counter() - began_s, time.process_time() - cpu_s))
-    return made, _peak_mb()
+def _process() -> Pool:
+    return multiprocessing.get_context("spawn").Pool(1)
+
+
+def _timed(path: Callable[..., None], service_url: str, topic: str, count: int) -> Taken:
+    began_s, cpu_s = time.perf_counter(), time.process_time()
+    path(service_url, topic, count)
+    return Pass(time.perf_counter() - began_s, time.process_time() - cpu_s), _peak_mb()
 
 
 def _peak_mb() -> float:
@@ -269,38 +300,10 @@ def _own_decode(service_url: str, topic: str, count: int) -> None:
     expect(taken, count)
 
 
-def _measure_spark(
-    service_url: str, topic: str, workload: Workload, passes: int, before: list[Measured]
-) -> list[Measured]:
-    from ledgerlake.query.session import start_session
-
-    spark = start_session("bench", "local[2]")
-    results = []
-    try:
-        with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
-            for name, path in [
-                ("source to noop, Spark", _source_to_noop),
-                ("pipeline to Delta, Spark", pipeline_to_delta),
-                ("without the stateful stage", _pipeline_without_stage),
-            ]:
-                made, peaks = spark_passes(
-                    partial(path, spark, service_url, topic, workload.messages, Path(folder)), passes + WARM_UP_PASSES
-                )
-                results.append(_row(name, workload, made[WARM_UP_PASSES:], max(peaks), before))
-                print(f"{'  worker peak MB by pass':<32}{' '.join(f'{peak:.0f}' for peak in peaks)}", flush=True)
-    finally:
-        spark.stop()
-    return results
-
-
-def spark_passes(path: Callable[[], Pass], passes: int) -> tuple[list[Pass], list[float]]:
-    """The passes, and the peak memory of each."""
-    made, peaks = [], []
-    for _ in range(passes):
-        with WorkerMemory() as memory:
-            made.append(path())
-        peaks.append(memory.peak_mb)
-    return made, peaks
+def spark_pass(path: Callable[[], Pass]) -> Taken:
+    with WorkerMemory() as memory:
+        made = path()
+    return made, memory.peak_mb
 
 
 def _source_to_noop(spark: SparkSession, service_url: str, topic: str, count: int, folder: Path) -> Pass:
@@ -393,7 +396,10 @@ def expect(taken: int, count: int) -> None:
 
 
 class WorkerMemory:
-    """The peak resident set of the largest Python process below this one, looked at ten times a second."""
+    """The peak resident set of the largest Python process below this one, looked at ten times a second.
+
+    Those that ``multiprocessing`` started are not looked at: they are other paths.
+    """
 
     def __enter__(self) -> WorkerMemory:
         self.peak_mb = 0.0
@@ -408,10 +414,11 @@ class WorkerMemory:
 
     def _watch(self) -> None:
         me = psutil.Process()
+        others = {one.pid for one in multiprocessing.active_children()}
         while not self._end.wait(0.1):
             for child in me.children(recursive=True):
                 try:
-                    if "python" in child.name():
+                    if "python" in child.name() and child.pid not in others:
                         self.peak_mb = max(self.peak_mb, child.memory_info().rss / 1e6)
                 except psutil.NoSuchProcess:
                     continue
