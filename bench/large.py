@@ -122,7 +122,8 @@ class _Ticking:
 
     def _progress(self) -> list[StreamingQueryProgress]:
         assert self._pipeline.query is not None
-        return self._pipeline.query.recentProgress
+        progress: list[StreamingQueryProgress] = self._pipeline.query.recentProgress
+        return progress
 
     def stop(self) -> None:
         self._pipeline.stop()

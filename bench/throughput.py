@@ -9,7 +9,8 @@ Each path reads the same topics from their beginning to their end, from a real b
     pipeline to Delta            the whole pipeline, all columns, four partitions; its stateful stage has nothing to do
     without the stateful stage   the same with that stage taken out
 
-The paths take turns, so that an hour in which the machine is fast is every path's. Numbers are medians of several passes after three
+The paths take turns, so that an hour in which the machine is fast is every path's, and the two topics too, so that none is read right
+after somebody else read it, which a broker takes longer for. Numbers are medians of several passes after three
 that are not counted; ratios are to the reader loop of the same run. Memory is the peak resident set of the process that did the work,
 for Spark paths of the largest Python worker, printed by pass too, so that growth with the length of a run would show. The stream paths
 are measured by the duration of their micro-batches, the whole trigger but its planning: a query plans its stages once, and what that
@@ -106,6 +107,7 @@ class Pass:
 
 # With the peak memory (MB) of what made it.
 Taken = tuple[Pass, float]
+Paths = dict[str, "Callable[[], Taken]"]
 
 
 def main() -> None:
@@ -171,11 +173,12 @@ def _measure(service_url: str, one: str, four: str, workload: Workload, passes: 
         f"\n{workload.name}: {workload.messages:,} messages; median of {passes} passes after {WARM_UP_PASSES} uncounted"
     )
     print(f"{'path':<32}{'messages/s':>14}{'MB/s':>10}{'ratio':>8}{'CPU s/M':>10}{'peak MB':>10}")
-    taken: dict[str, list[Taken]] = {}
-    with _paths(service_url, one, four, workload.messages) as paths:
+    with _paths(service_url, one, four, workload.messages) as (of_one, of_four):
+        taken: dict[str, list[Taken]] = {name: [] for name in (*of_one, *of_four)}
         for _ in range(WARM_UP_PASSES + passes):
-            for name, path in paths.items():
-                taken.setdefault(name, []).append(path())
+            for turn in zip(of_one.items(), of_four.items(), strict=True):
+                for name, path in turn:
+                    taken[name].append(path())
     results: list[Measured] = []
     for name, each in taken.items():
         peaks = [peak_mb for _, peak_mb in each]
@@ -185,29 +188,33 @@ def _measure(service_url: str, one: str, four: str, workload: Workload, passes: 
 
 
 @contextlib.contextmanager
-def _paths(service_url: str, one: str, four: str, count: int) -> Iterator[dict[str, Callable[[], Taken]]]:
-    """Each path by its name, to be taken as often as wanted: those without Spark in a process each, the others in one session."""
+def _paths(service_url: str, one: str, four: str, count: int) -> Iterator[tuple[Paths, Paths]]:
+    """Those that read the topic of one partition, in a process each, and those that read the other, in one Spark session."""
     from ledgerlake.query.session import start_session
 
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ledgerlake-bench-")))
         spark = start_session("bench", "local[2]")
         stack.callback(spark.stop)
-        found: dict[str, Callable[[], Taken]] = {}
-        for name, path in [
-            ("pulsar-client reader loop", _pulsar_reader),
-            ("pulsar-client batch_receive", _pulsar_batch_receive),
-            ("decode to Arrow, one process", _own_decode),
-        ]:
-            process = stack.enter_context(_process())
-            found[name] = partial(process.apply, _timed, (path, service_url, one, count))
-        for name, spark_path in [
-            ("source to noop, Spark", _source_to_noop),
-            ("pipeline to Delta, Spark", pipeline_to_delta),
-            ("without the stateful stage", _pipeline_without_stage),
-        ]:
-            found[name] = partial(spark_pass, partial(spark_path, spark, service_url, four, count, folder))
-        yield found
+
+        def alone(path: Callable[..., None]) -> Callable[[], Taken]:
+            return partial(stack.enter_context(_process()).apply, _timed, (path, service_url, one, count))
+
+        def in_spark(path: Callable[..., Pass]) -> Callable[[], Taken]:
+            return partial(spark_pass, partial(path, spark, service_url, four, count, folder))
+
+        yield (
+            {
+                "pulsar-client reader loop": alone(_pulsar_reader),
+                "pulsar-client batch_receive": alone(_pulsar_batch_receive),
+                "decode to Arrow, one process": alone(_own_decode),
+            },
+            {
+                "source to noop, Spark": in_spark(_source_to_noop),
+                "pipeline to Delta, Spark": in_spark(pipeline_to_delta),
+                "without the stateful stage": in_spark(_pipeline_without_stage),
+            },
+        )
 
 
 def _row(name: str, workload: Workload, passes: list[Pass], peak_mb: float, before: list[Measured]) -> Measured:
