@@ -9,15 +9,15 @@ Each path reads the same topics from their beginning to their end, from a real b
     pipeline to Delta            the whole pipeline, all columns, four partitions; its stateful stage has nothing to do
     without the stateful stage   the same with that stage taken out
 
-The paths take turns, so that an hour in which the machine is fast is every path's, and the two topics too, so that none is read right
-after somebody else read it, which a broker takes longer for. Numbers are medians of several passes after three
-that are not counted; ratios are to the reader loop of the same run. Memory is the peak resident set of the process that did the work,
-for Spark paths of the largest Python worker, printed by pass too, so that growth with the length of a run would show. The stream paths
-are measured by the duration of their micro-batches, the whole trigger but its planning: a query plans its stages once, and what that
-takes belongs to its start, as the JVM's does (``bench.latency``).
+The paths take turns, and with them the two topics, so that an hour in which the machine is fast is every path's. Numbers are medians
+of several passes after three that are not counted; ratios are to the reader loop of the same run. Memory is the peak resident set of the
+process that did the work, for Spark paths of the largest Python worker, printed by pass too, so that growth with the length of a run
+would show. The stream paths are measured by the duration of their micro-batches, the whole trigger but its planning: a query plans its
+stages once, and what that takes belongs to its start, as the JVM's does (``bench.latency``).
 
-CPU seconds are those of the process that did the work, for Spark paths of this one and all below it but the broker, so the JVM
-too, from the start of the query on, which takes two or three. Single messages come as fast as the broker sends them, whoever reads; there the CPU is what differs.
+CPU seconds are those of the process that did the work, for Spark paths of this one and all below it but the broker, so the JVM too,
+from the start of the query on, which takes two or three. Single messages come as fast as the broker sends them, whoever reads, which
+differs by a factor of two from pass to pass; there the CPU is what differs between paths.
 
 Results are printed and written to ``bench/latest.json``.
 """
