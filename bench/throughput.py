@@ -308,6 +308,7 @@ def _own_decode(service_url: str, topic: str, count: int) -> None:
 
 
 def spark_pass(path: Callable[[], Pass]) -> Taken:
+    """One pass, and the peak memory of the largest worker meanwhile."""
     with WorkerMemory() as memory:
         made = path()
     return made, memory.peak_mb
