@@ -90,11 +90,11 @@ def batched(rng: random.Random) -> tuple[dict[str, Any], Callable[[], list[tuple
         "batching_max_messages": 100,
         "compression_type": rng.choice([pulsar.CompressionType.LZ4, pulsar.CompressionType.ZSTD]),
     }
-    return settings, lambda: [(b"x" * rng.randint(1, 200), 0) for _ in range(100)], 0.1
+    return settings, lambda: [(b"x" * rng.randint(1, 200), 0) for _ in range(100)], 0.3
 
 
 def single(rng: random.Random) -> tuple[dict[str, Any], Callable[[], list[tuple[bytes, int]]], float]:
-    return {"batching_enabled": False}, lambda: [(b"y" * rng.randint(1, 1000), 0) for _ in range(5)], 0.05
+    return {"batching_enabled": False}, lambda: [(b"y" * rng.randint(1, 1000), 0) for _ in range(5)], 0.2
 
 
 def delayed(rng: random.Random) -> tuple[dict[str, Any], Callable[[], list[tuple[bytes, int]]], float]:
@@ -351,6 +351,8 @@ def main() -> int:
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
     folder = options.folder or Path(tempfile.mkdtemp(prefix="campaign-"))
+    # So that a campaign that is ended takes its pipeline and its broker with it.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     print(f"seed {options.seed}, folder {folder}", flush=True)
     with default_broker() as runtime:
         campaign = Campaign(runtime, folder, random.Random(options.seed))

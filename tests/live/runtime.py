@@ -106,8 +106,9 @@ SETTINGS = {
 }
 
 
-# What a broker needs so that producers whose sends an unload interrupted may send again.
-DEDUPLICATION = {"brokerDeduplicationEnabled": "true"}
+# Pulsar's own defaults, but for two things: producers whose sends an unload interrupted send again, and what may be trimmed is
+# looked for every few seconds instead of every two minutes.
+DEFAULTS = {"brokerDeduplicationEnabled": "true", "retentionCheckIntervalInSeconds": "3"}
 
 
 @contextmanager
@@ -119,7 +120,7 @@ def start_runtime(
     if service_url and keeps_everything and not broker_options and not settings:
         yield Runtime(service_url, os.environ["LEDGERLAKE_TEST_ADMIN_URL"])
         return
-    kept = SETTINGS if keeps_everything else DEDUPLICATION
+    kept = SETTINGS if keeps_everything else DEFAULTS
     broker = Broker(settings={**kept, **(settings or {})}, **broker_options)
     address = broker.start()
     security = broker.security if broker_options.get("secure") else None

@@ -35,36 +35,25 @@ def trimming() -> Iterator[Runtime]:
 
 
 def unload_until_trimmed(runtime: Runtime, topic: str) -> None:
-    """Roll the ledger until the first one is gone."""
+    """Roll the ledger, and wait until the broker has removed the one before."""
 
-    def first() -> int:
+    def first_ledger() -> int:
         return int(runtime.admin("GET", topic, "/internalStats")["ledgers"][0]["ledgerId"])
 
-    before = first()
-
-    def is_gone() -> bool:
-        runtime.admin("PUT", topic, "/unload")
-        return first() > before
-
-    wait_until(is_gone)
+    before = first_ledger()
+    runtime.admin("PUT", topic, "/unload")
+    wait_until(lambda: first_ledger() > before)
 
 
 def values(folder: Path) -> list[int]:
     return [
-        int(value) for value in DeltaTable(str(folder / "messages")).to_pyarrow_table(["value"])["value"].to_pylist()
+        int(value)
+        for value in DeltaTable(str(folder / "messages")).to_pyarrow_table(columns=["value"])["value"].to_pylist()
     ]
 
 
 def last_number(folder: Path) -> int:
-    return max(int(path.name) for path in folder.iterdir() if path.name.isdigit())
-
-
-def forget_commit(checkpoint: Path) -> None:
-    """Have Spark believe that its last micro-batch was not recorded, as after a kill behind the table's commit."""
-    last = last_number(checkpoint / "commits")
-    for path in (checkpoint / "commits").glob(f"*{last}*"):
-        if path.name in (str(last), f".{last}.crc"):
-            path.unlink()
+    return max((int(path.name) for path in folder.iterdir() if path.name.isdigit()), default=-1)
 
 
 def test_a_batch_that_spark_has_not_recorded_is_still_on_a_broker_that_trims(
