@@ -249,6 +249,8 @@ class Peer:
             self.first_ledger_id if self.first_ledger_id is not None else (entries[0][0].ledger_id if entries else 0)
         )
         marked = Position(first, -1) if consumer.after == Position(-1, -1) else consumer.after
+        if consumer.durable:
+            marked = self.acknowledged or Position(first, -1)
         answer = {"last_message_id": to_wire(last), "consumer_mark_delete_position": to_wire(marked)}
         knows_entries = self._client_version >= commands.LAST_ENTRY_PROTOCOL_VERSION
         behind = self.last_entry if consumer.read_compacted and knows_entries else b""

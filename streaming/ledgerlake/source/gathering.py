@@ -171,7 +171,8 @@ class _LossWatch:
 
     def _look(self, following: Position, first_index: int | None) -> RejectedEntry | None:
         begin = first_available(self._cluster, self._span.topic_partition)
-        loss = find_loss(self._taken(), following, first_index, begin)
+        span = self._span
+        loss = find_loss(self._taken(), following, first_index, begin, end=span.end, pinned_from=span.pinned_from)
         return None if loss is None else self._lost(loss)
 
     def _lost(self, loss: Loss) -> RejectedEntry:
