@@ -305,9 +305,12 @@ class _Piece:
 
 def _pieces(part: _Slice, fields: Matrix, source: TopicPartition, rules: _Rules) -> Iterator[_Piece]:
     """The messages of a slice in order, in pieces of a bounded size; one at least."""
+    row_bytes = _ROW_BYTES + len(source.topic) + _repeated_bytes(part)
+    if (part.status == k.OK).all() and fields.shape[1] * int(row_bytes.max(initial=0)) <= DECODED_PIECE_BYTES:
+        yield _Piece(0, fields.shape[1])
+        return
     counts = np.bincount(fields[k.M_ENTRY], minlength=len(part.entries))
     behind = np.cumsum(counts)
-    row_bytes = _ROW_BYTES + len(source.topic) + _repeated_bytes(part)
     sizes = np.concatenate([[0], np.cumsum(np.repeat(row_bytes, counts))])
     piece = _Piece()
     yielded = False
@@ -512,7 +515,11 @@ def _times(values_ms: Matrix, absent: int) -> pa.Array:
 
 def _known(values_ms: Matrix) -> Matrix:
     """Times, absent where they are out of range."""
-    return np.where(values_ms > MAX_TIME_MS, k.NONE, values_ms)
+    return np.where(values_ms > MAX_TIME_MS, k.NONE, values_ms) if _passes_range(values_ms) else values_ms
+
+
+def _passes_range(values_ms: Matrix) -> bool:
+    return bool(values_ms.max(initial=0) > MAX_TIME_MS)
 
 
 def _message_ids(ledgers: Matrix, entries: Matrix, batch_indexes: Matrix) -> pa.Array:
@@ -532,8 +539,8 @@ def _properties(buffer: Bytes, fields: Matrix, times_ms: dict[str, Matrix]) -> p
     keys: Any = _spans(buffer, spans[:, 0], spans[:, 1], pa.string()) if len(spans) else pa.array([], pa.string())
     values: Any = _spans(buffer, spans[:, 2], spans[:, 3], pa.string()) if len(spans) else pa.array([], pa.string())
     for column, numbers in times_ms.items():
-        rows = np.flatnonzero(numbers > MAX_TIME_MS)
-        if len(rows):
+        if _passes_range(numbers):
+            rows = np.flatnonzero(numbers > MAX_TIME_MS)
             own = np.repeat(np.arange(len(counts)), counts)
             order = pa.array(np.argsort(np.concatenate([own, rows]), kind="stable"))
             more = pa.repeat(pa.scalar(property_of(column), pa.string()), len(rows))
