@@ -61,6 +61,7 @@ class Peer:
         compacted: what compacted readers get in place of ``entries``; None: the same.
         last_entry: the stored entry behind the answer to GET_LAST_MESSAGE_ID, for who knows protocol v22 (PIP-429).
         cannot_tell_last: compacted readers that ask for the last message get an error, as of a 4.0 broker.
+        unreadable_last: nobody is told the last message, as by a broker that cannot read the metadata of the last entry.
         is_deleted: the topic is not there any more.
         challenges: how many connections are asked again who they are, before or behind an answer.
         credentials: what clients said of themselves.
@@ -86,6 +87,7 @@ class Peer:
     compacted: list[tuple[Position, bytes]] | None = None
     last_entry: bytes = b""
     cannot_tell_last: bool = False
+    unreadable_last: bool = False
     first_ledger_id: int | None = None
     is_deleted: bool = False
     challenges: int = 0
@@ -242,6 +244,12 @@ class Peer:
     def _tell_last(self, connection: _Connection, consumer: _Consumer, request_id: int) -> None:
         if self.cannot_tell_last and consumer.read_compacted:
             connection.send(commands.error(request_id, pb.MetadataError, "Failed to read last entry"))
+            return
+        if self.unreadable_last:
+            said = (
+                "Failed to get batch size for entry java.lang.IllegalStateException: Some required fields are missing"
+            )
+            connection.send(commands.error(request_id, pb.MetadataError, said))
             return
         entries = self._seen_by(consumer)
         last = self.last_position or (entries[-1][0] if entries else Position(-1, -1))

@@ -45,6 +45,11 @@ class Position:
         """Where the entry behind this one would stand in the same ledger."""
         return Position(self.ledger_id, self.entry_id + 1)
 
+    @property
+    def is_storable(self) -> bool:
+        """Whether an entry can stand there: both ids are what a signed 64-bit number holds, and none is negative."""
+        return 0 <= self.ledger_id < 2**63 and 0 <= self.entry_id < 2**63
+
     def __str__(self) -> str:
         return f"{self.ledger_id}:{self.entry_id}"
 
@@ -132,7 +137,7 @@ def parse_message_id(text: str) -> AnyMessageId:
     for read in (bytes.fromhex, _from_base64, _from_list):
         try:
             return from_bytes(read(text.strip()))
-        except (ValueError, DecodeError):
+        except (ValueError, DecodeError, RecursionError):
             continue
     raise UsageError(
         f"'{text}' is not a message id; write ledger:entry, ledger:entry:batch, or a serialised id as hex or base64"

@@ -26,6 +26,7 @@ from ledgerlake.decode.messages import read_entry_table
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.wire.chunks import has_promise
 from ledgerlake.wire.entry import delivery_time_ms, parse_entry, peek_metadata
+from ledgerlake.wire.limits import MAX_TIME_MS
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -103,12 +104,12 @@ def _pieces(count: int, kinds: dict[int, str]) -> Iterator[tuple[str, list[tuple
 
 
 def read_delayed(frames: bytes | memoryview) -> DelayedEntries:
-    """What must be known of the entries of a ``delayed`` piece."""
+    """What must be known of the entries of a ``delayed`` piece. A publish time that is out of range is none."""
     buffer, entries = read_entry_table(frames)
     status = np.zeros(len(entries), dtype=np.int8)
     k.walk_entries(buffer, entries, status)
-    broker_ms = entries[:, k.E_BROKER_TIME]
-    stored_ms = np.where(broker_ms == k.NONE, entries[:, k.E_PUBLISH], broker_ms)
+    broker_ms, publish_ms = entries[:, k.E_BROKER_TIME], entries[:, k.E_PUBLISH]
+    stored_ms = np.where(broker_ms == k.NONE, np.where(publish_ms > MAX_TIME_MS, 0, publish_ms), broker_ms)
     due_ms = np.maximum(entries[:, k.E_DELIVER], stored_ms)
     for row in np.flatnonzero(status != k.OK).tolist():
         due_ms[row] = delivery_time_ms(parse_entry(buffer.data[slice(*_span(entries, row))])) or 0

@@ -50,9 +50,10 @@ def parse_cancel(text: str, position: Position, time_ms: int) -> Cancel | None:
     if by != "id":
         return None
     try:
-        return Cancel("id", str(_position(target)), position, time_ms)
+        cancelled = _position(target)
     except UsageError:
         return None
+    return Cancel("id", str(cancelled), position, time_ms) if cancelled.is_storable else None
 
 
 def _position(text: str) -> Position:
