@@ -248,6 +248,7 @@ class Application:
         self.settings = settings
         self.once = once
         self.ended = ""
+        self.ended_s = 0.0
         self.error: BaseException | None = None
         self.committed = 0
         self.pipeline: Any = None
@@ -270,6 +271,7 @@ class Application:
             self.error, self.ended = error, f"{type(error).__name__}: {error}"
         except Exception as error:
             self.error, self.ended = error, f"{type(error).__name__}: {error}"
+        self.ended_s = self.world.now_s
         self.world.say(f"{self.process.name} ended: {self.ended}")
 
     def _work(self) -> None:

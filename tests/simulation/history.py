@@ -29,6 +29,9 @@ TOPIC = "persistent://public/default/orders"
 # How long everything may take once nothing disturbs it any more.
 _PATIENCE_S = 400.0
 
+# How long the error of the last fault may take to end a run.
+_GRACE_S = 5.0
+
 _KILL_AT = [
     "committed messages",
     "committed messages",
@@ -189,7 +192,7 @@ class History:
         self.settings = config([TOPIC], starting=script.starting, **sections)
         self.apps: list[Application] = []
         self.resume_s = 0.0
-        self.disturbing = True
+        self.calm_s = float("inf")
         self.was_restored = False
         self.refused = ""
         self.backup: dict[str, Any] | None = None
@@ -264,7 +267,7 @@ class History:
 
     def _calm_down(self) -> None:
         self.world.say("from here on nothing disturbs")
-        self.disturbing = False
+        self.calm_s = self.world.now_s
         self.world.traps.clear()
         self.disk.is_full = False
         self.resume_s = min(self.resume_s, self.world.now_s + 1.0)
@@ -296,7 +299,7 @@ class History:
             self.oracle.complain(f"lost is said: {app.process.name} ended with {app.ended}")
         elif isinstance(app.error, DataLossError) and not self.was_restored:
             self.oracle.complain(f"nothing missing: {app.process.name} ended with {app.ended}")
-        elif not self.disturbing:
+        elif app.ended_s > self.calm_s + _GRACE_S:
             self._refusals += 1
             if not self.was_restored:
                 self.oracle.complain(f"lost is said: undisturbed, {app.process.name} ended with {app.ended}")

@@ -113,9 +113,12 @@ def _kind(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-_schemas: dict[int, deltalake.Schema] = {}
+_schemas: dict[str, deltalake.Schema] = {}
 
 
 def _delta_schema(schema: pa.Schema) -> deltalake.Schema:
     """Kept, since making one takes long."""
-    return _schemas.setdefault(id(schema), deltalake.Schema.from_arrow(schema))
+    key = str(schema)
+    if key not in _schemas:
+        _schemas[key] = deltalake.Schema.from_arrow(schema)
+    return _schemas[key]

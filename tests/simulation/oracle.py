@@ -45,6 +45,7 @@ class Sent:
     is_cancelled: bool = False
     settled: str = ""
     in_table: bool = False
+    is_held: bool = False
 
     def __str__(self) -> str:
         return f"{self.payload[:24].decode()} at {self.topic.rpartition('/')[2]} {self.positions[-1]}"
@@ -174,13 +175,17 @@ class Oracle:
             if one.topic != topic:
                 continue
             for position in one.positions:
-                if before < position <= to and (committed_to is None or position > committed_to):
-                    self.complain(f"nothing unpinned: the cursor passed {one}, which is in no table and no committed state")
+                if before < position <= to:
+                    one.is_held = committed_to is not None and position <= committed_to
+                    if not one.is_held:
+                        self.complain(
+                            f"nothing unpinned: the cursor passed {one}, which is in no table and no committed state"
+                        )
 
     def lost(self, still_there: Callable[[str, Position], bool]) -> list[Sent]:
-        """What is in no table and not on the broker any more."""
+        """What is in no table, not on the broker any more, and was not in the checkpoint either when it went."""
         return [
             one
             for one in map(self.sent.__getitem__, sorted(self.unsettled))
-            if not all(still_there(one.topic, position) for position in one.positions)
+            if not one.is_held and not all(still_there(one.topic, position) for position in one.positions)
         ]
