@@ -161,7 +161,9 @@ def look_at_all(tails: Collection[Tail]) -> None:
 
 
 def describe(cluster: Cluster, topic_partition: str, position: Position) -> PartitionOffset:
-    """A position with the broker's time and index of its entry, where that entry can still be read."""
+    """A position with the broker's time and index of its entry, if that entry can still be read."""
+    if position.entry_id < 0:
+        return PartitionOffset(position)
     reader = EntryReader(cluster, topic_partition, position.before, window=1)
     try:
         entry = next_until(reader, position)

@@ -29,7 +29,7 @@ from pyspark.sql.streaming.datasource import (
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.cursor import DurableCursor
-from ledgerlake.errors import TopicNotFoundError
+from ledgerlake.errors import ConsumerBusyError, TopicNotFoundError
 from ledgerlake.source.batch_reader import RangePartition
 from ledgerlake.source.bounds import Ending, resolve_start
 from ledgerlake.source.offsets import Offset, PartitionOffset, from_json, to_json
@@ -161,9 +161,21 @@ class _Planner:
         self._looked_s = time.monotonic()
         for name in sorted(self._names - set(self._tails)):
             self._watch(name)
+            if self._options.pinned_by and name not in dict(self._options.starting_by_topic):
+                self._pin(name, self._options.pinned_by)
             if self._options.subscription:
                 self._cursors[name] = DurableCursor(self._cluster, name, self._options.subscription)
                 self._cursors[name].ensure(from_earliest=True)
+
+    def _pin(self, name: str, subscription: str) -> None:
+        """Make the pipeline's durable cursor on a topic partition before its first entry is planned.
+
+        The driver holds those that it knows; of a new one it learns with the first batch, when a broker may have removed
+        entries that nobody held.
+        """
+        cursor = DurableCursor(self._cluster, name, subscription)
+        with contextlib.suppress(ConsumerBusyError, TopicNotFoundError):
+            cursor.make(from_earliest=True)
 
     def _is_time_to_look(self) -> bool:
         waited_s = time.monotonic() - self._looked_s
