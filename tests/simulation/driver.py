@@ -155,6 +155,9 @@ class _Threading(_Replaced):
     def Thread(self, target: Callable[..., None], name: str = "", daemon: bool = True, args: Any = ()) -> _Thread:
         return _Thread(self._edges.world, lambda: target(*args), name)
 
+    def current_thread(self) -> Any:
+        return self._edges.world.current.handle
+
 
 class _Thread:
     """``threading.Thread``."""
@@ -167,6 +170,7 @@ class _Thread:
 
     def start(self) -> None:
         self._thread = self._world.spawn(self._world.current.process, self._name, self._work)
+        self._thread.handle = self
 
     def is_alive(self) -> bool:
         return self._thread is not None and not self._thread.done

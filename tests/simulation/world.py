@@ -72,6 +72,7 @@ class Thread:
     ready: Callable[[], bool] | None = None
     done: bool = False
     error: BaseException | None = None
+    handle: object = None
 
 
 @dataclass
