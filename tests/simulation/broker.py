@@ -57,6 +57,7 @@ class Topic:
     consumers: list[Consumer] = field(default_factory=list)
     next_index: int = 0
     closed_until_s: float = 0.0
+    had_cursor: bool = False
 
     @property
     def first(self) -> Position:
@@ -139,6 +140,7 @@ class Cluster:
         self.topics: dict[str, Topic] = {}
         self.partitioned: dict[str, int] = {}
         self.on_mark_delete: Callable[[Topic, str, Position, Position], None] = lambda *_: None
+        self.on_trim: Callable[[Topic, Ledger], None] = lambda *_: None
         self.trimmed = 0
         self._next_ledger = 3
 
@@ -192,6 +194,7 @@ class Cluster:
         while len(topic.ledgers) > 1 and topic.ledgers[0].ledger_id < slowest:
             self.trimmed += 1
             gone = topic.ledgers.pop(0)
+            self.on_trim(topic, gone)
             self.world.say(f"{_short(topic.name)}: ledger {gone.ledger_id} ({len(gone.entries)} entries) is trimmed")
 
     def mark_delete(self, topic: Topic, name: str, position: Position) -> None:
@@ -338,6 +341,7 @@ class Cluster:
                 earliest = event.initial_position == pb.CommandSubscribe.Earliest
                 mark = topic.first if earliest or topic.last == BEFORE_ALL else topic.last
                 cursor = topic.cursors[event.subscription] = Cursor(mark, stored=mark)
+                topic.had_cursor = True
                 self.world.say(f"{_short(topic.name)}: the cursor is made at {mark}")
             read = cursor.mark_delete
         else:

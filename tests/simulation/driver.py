@@ -253,6 +253,7 @@ class Application:
         self.once = once
         self.ended = ""
         self.ended_s = 0.0
+        self.was_refused = False
         self.error: BaseException | None = None
         self.committed = 0
         self.pipeline: Any = None
@@ -273,6 +274,7 @@ class Application:
             self.ended = "ended"
         except LedgerlakeError as error:
             self.error, self.ended = error, f"{type(error).__name__}: {error}"
+            self.was_refused = True
         except Exception as error:
             self.error, self.ended = error, f"{type(error).__name__}: {error}"
         self.ended_s = self.world.now_s
