@@ -142,21 +142,24 @@ class Cluster:
         self.on_mark_delete: Callable[[Topic, str, Position, Position], None] = lambda *_: None
         self.on_trim: Callable[[Topic, Ledger], None] = lambda *_: None
         self.trimmed = 0
+        self.skew_ms = 0
         self._next_ledger = 3
 
     # Topics
 
     @property
     def clock_ms(self) -> int:
-        return int((EPOCH_S + self.world.now_s) * 1000)
+        return int((EPOCH_S + self.world.now_s) * 1000) + self.skew_ms
 
     def add_topic(self, name: str, partitions: int = 0) -> None:
-        if partitions:
-            self.partitioned[name] = partitions
+        """Make a topic, or as many partitions of it as it does not have yet."""
         for one in [f"{name}-partition-{number}" for number in range(partitions)] or [name]:
             if one not in self.topics:
                 owner = self.world.rng.choice(self.brokers)
                 self.topics[one] = Topic(one, owner, [self._new_ledger()])
+                self.world.say(f"{_short(one)} is made")
+        if partitions:
+            self.partitioned[name] = partitions
 
     def _new_ledger(self) -> Ledger:
         self._next_ledger += 1

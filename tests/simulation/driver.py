@@ -32,7 +32,7 @@ from ledgerlake.decode import kernels
 from ledgerlake.errors import LedgerlakeError
 from ledgerlake.query import assemble
 from ledgerlake.query.config import parse_config
-from ledgerlake.sinks import tables
+from ledgerlake.sinks import republish, tables
 from ledgerlake.source import partition_reader
 from tests.simulation.broker import MemoryTransport
 from tests.simulation.lake import MemoryTable
@@ -58,6 +58,7 @@ class Edges:
 
     world: World
     disk: Disk
+    due: DueTopic
 
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any]] = []
@@ -87,6 +88,7 @@ class Edges:
         self.replace(cluster, "os", SimpleNamespace(getpid=lambda: self.world.current.context.pid))
         self.replace(pyspark.TaskContext, "get", lambda: self.world.current.process.root.session.sparkContext)  # type: ignore[attr-defined]
         self.replace(kernels, "is_kept", True)
+        self.replace(republish, "pulsar_client", lambda _settings: _Client(self.due))
         self._level = logging.getLogger("ledgerlake").level
         logging.getLogger("ledgerlake").setLevel(logging.CRITICAL)
         return self
@@ -227,6 +229,58 @@ class _Executor:
         return iter([work(*one) for one in zip(*items, strict=False)])
 
 
+class DueTopic:
+    """The topic of due messages: a broker with deduplication, as pulsar-client shows it."""
+
+    def __init__(self, world: World, stored: Callable[[bytes], None]) -> None:
+        self.world = world
+        self.stored = stored
+        self.sequences: dict[str, int] = {}
+
+
+class _Client:
+    """As much of ``pulsar.Client`` as is used."""
+
+    def __init__(self, due: DueTopic) -> None:
+        self._due = due
+
+    def get_topic_partitions(self, topic: str) -> list[str]:
+        return [topic]
+
+    def create_producer(self, _topic: str, producer_name: str, **_: Any) -> _Producer:
+        self._due.world.access("open producer")
+        return _Producer(self._due, producer_name)
+
+    def close(self) -> None:
+        pass
+
+
+class _Producer:
+    def __init__(self, due: DueTopic, name: str) -> None:
+        self._due = due
+        self._name = name
+        self._waiting: list[tuple[int, bytes]] = []
+
+    def last_sequence_id(self) -> int:
+        return self._due.sequences.get(self._name, -1)
+
+    def send_async(self, content: bytes, callback: Any, sequence_id: int, **_: Any) -> None:
+        self._waiting.append((sequence_id, content))
+
+    def flush(self) -> None:
+        for number, (sequence, content) in enumerate(self._waiting):
+            verdict = self._due.world.access("publish")
+            if verdict == "fail" and number % 2 == 0:
+                raise ConnectionError("the broker is away")
+            if sequence > self.last_sequence_id():
+                self._due.sequences[self._name] = sequence
+                self._due.stored(content)
+            if verdict == "fail":
+                raise ConnectionError("the broker is away")
+        self._waiting.clear()
+        self._due.world.access("published")
+
+
 def config(
     topics: list[str], pattern: str | None = None, starting: str = "earliest", **sections: dict[str, Any]
 ) -> Config:
@@ -254,6 +308,7 @@ class Application:
         self.ended = ""
         self.ended_s = 0.0
         self.was_refused = False
+        self.was_alone = True
         self.error: BaseException | None = None
         self.committed = 0
         self.pipeline: Any = None

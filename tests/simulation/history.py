@@ -15,7 +15,7 @@ from ledgerlake.wire.entry import encode_batch, encode_entry
 from ledgerlake.wire.message_id import Position
 from tests.simulation.broker import Cluster, Ledger, Topic
 from tests.simulation.disk import Disk
-from tests.simulation.driver import CHECKPOINT, MESSAGES, REJECTS, Application, Edges, config
+from tests.simulation.driver import CHECKPOINT, Application, DueTopic, Edges, config
 from tests.simulation.lake import Lake
 from tests.simulation.oracle import Oracle, Sent
 from tests.simulation.spark import TaskLostError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 TOPIC = "persistent://public/default/orders"
+DUE_TOPIC = "persistent://public/default/due"
 
 # How long everything may take once nothing disturbs it any more.
 _PATIENCE_S = 400.0
@@ -54,6 +55,25 @@ _KILL_AT = [
     "stop query",
     "plan",
 ]
+# What happens, and how often.
+_WEIGHTS = {
+    "kill": 2,
+    "kill_at": 5,
+    "suspend": 3,
+    "second": 2,
+    "stop": 3,
+    "unload": 3,
+    "roll": 3,
+    "topic": 2,
+    "restart": 2,
+    "frame": 4,
+    "task": 2,
+    "commit": 3,
+    "full": 1,
+    "clock": 1,
+    "restore": 2,
+    "lose": 1,
+}
 _FRAMES = ["SUBSCRIBE", "FLOW", "LOOKUP", "GET_LAST_MESSAGE_ID", "ACK", "CONNECT", "CLOSE_CONSUMER"]
 
 
@@ -85,6 +105,8 @@ class Script:
     starting: str
     max_rows: int
     min_partitions: int
+    by_pattern: bool
+    delivers: bool
     duration_s: float
     steps: tuple[Step, ...]
 
@@ -115,9 +137,9 @@ def write_script(seed: int) -> Script:
     steps = []
     for _ in range(rng.randint(6, 14)):
         kind = rng.choices(["plain", "batch", "delayed", "chunked", "cancel"], [6, 3, 3, 2, 1])[0]
-        args = {"kind": kind, "count": rng.randint(1, 5), "partition": rng.randrange(max(partitions, 1))}
+        args = {"kind": kind, "count": rng.randint(1, 5), "partition": rng.randrange(6)}
         steps.append(Step(round(rng.uniform(0.0, duration_s), 3), "produce", args))
-    steps += [one for _ in range(rng.randint(1, 4)) for one in _disturbance(rng, duration_s, partitions)]
+    steps += [one for _ in range(rng.randint(1, 4)) for one in _disturbance(rng, duration_s)]
     return Script(
         seed,
         partitions,
@@ -127,30 +149,42 @@ def write_script(seed: int) -> Script:
         rng.choice(["earliest", "earliest", "latest"]),
         rng.choice([0, 0, 0, 3, 6]),
         rng.choice([0, 0, 3]),
+        rng.random() < 0.25,
+        rng.random() < 0.3,
         duration_s,
         tuple(sorted(steps, key=lambda one: one.at_s)),
     )
 
 
-def _disturbance(rng: random.Random, duration_s: float, partitions: int) -> list[Step]:
+def _disturbance(rng: random.Random, duration_s: float) -> list[Step]:
+    """One thing that goes wrong, or two that belong together."""
     at_s = round(rng.uniform(0.5, duration_s), 3)
-    partition = rng.randrange(max(partitions, 1))
-    what = rng.choices(
-        ["kill", "kill_at", "stop", "unload", "roll", "restart", "frame", "task", "commit", "full", "restore", "lose"],
-        [2, 5, 3, 3, 3, 2, 4, 2, 3, 1, 2, 1],
-    )[0]
+    what = rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
     back_s = round(rng.uniform(0.1, 3.0), 2)
+    partition = rng.randrange(6)
     if what == "kill":
         return [Step(at_s, "kill", {"back_s": back_s, "noticed_s": rng.choice([0.0, 0.5, 2.0])})]
     if what == "kill_at":
         args = {"back_s": back_s, "noticed_s": rng.choice([0.0, 0.0, 2.0])}
         return [Step(at_s, "kill", args, rng.choice(_KILL_AT), rng.randint(1, 3))]
+    if what == "suspend":
+        args = {"for_s": round(rng.uniform(0.5, 9.0), 2), "noticed_s": rng.choice([0.2, 1.0, 5.0])}
+        return [Step(at_s, "suspend", args, rng.choice(["", *_KILL_AT]), rng.randint(1, 2))]
+    if what == "second":
+        older = [] if rng.random() < 0.5 else [Step(at_s + back_s, "kill_older", {"noticed_s": rng.choice([0.0, 2.0])})]
+        return [Step(at_s, "second", {}, rng.choice(["", "", *_KILL_AT])), *older]
     if what == "stop":
         label = rng.choice(["", "batch ", "committed messages", "ran ", "task read"])
         return [Step(at_s, "stop", {"back_s": back_s}, label)]
     if what in ("unload", "roll"):
         label = rng.choice(["", "", "batch ", "task read", "committed messages", "send SUBSCRIBE"])
         return [Step(at_s, what, {"partition": partition, "away_s": rng.choice([0.0, 0.1, 1.0])}, label)]
+    if what == "topic":
+        # Many come while the pipeline starts.
+        began_s = rng.choice([0.0, 0.0, at_s])
+        label = rng.choice(["", "plan", "send SUBSCRIBE", "created", "batch "])
+        args = {"count": rng.randint(1, 3)}
+        return [Step(began_s, "topic", args, label, rng.randint(1, 3))]
     if what == "restart":
         args = {"broker": rng.randrange(2), "away_s": rng.choice([0.1, 2.0]), "loses_marks": rng.random() < 0.5}
         return [Step(at_s, "restart", args, rng.choice(["", "task read", "batch "]))]
@@ -160,16 +194,20 @@ def _disturbance(rng: random.Random, duration_s: float, partitions: int) -> list
     if what == "task":
         if rng.random() < 0.5:
             return [Step(at_s, "verdict", {"says": "speculate"}, rng.choice(["task read", "task state"]))]
-        return [Step(at_s, "lose_task", {}, rng.choice(["send FLOW", "task done read", "task done state", "written /sim/messages"]))]
+        label = rng.choice(["send FLOW", "task done read", "task done state", "written /sim/messages"])
+        return [Step(at_s, "lose_task", {}, label)]
     if what == "commit":
-        label = rng.choice(["commit messages", "committed messages", "commit rejects", "committed rejects"])
-        return [Step(at_s, "verdict", {"says": "fail"}, label)]
+        label = rng.choice(["commit messages", "committed messages", "commit rejects", "committed rejects", "publish"])
+        return [Step(at_s, "verdict", {"says": "fail"}, label, rng.randint(1, 2))]
     if what == "full":
-        return [Step(at_s, "full", {"for_s": rng.uniform(0.5, 3.0)})]
+        return [Step(at_s, "full", {"for_s": round(rng.uniform(0.5, 3.0), 2)}, rng.choice(["", "batch ", "ran "]))]
+    if what == "clock":
+        return [Step(at_s, "clock", {"by_s": rng.choice([-3.0, -0.5, 0.5, 4.0])})]
     if what == "lose":
         return [Step(at_s, "lose", {"back_s": back_s})]
     later_s = round(rng.uniform(at_s, duration_s + 4.0), 3)
-    return [Step(at_s, "backup"), Step(later_s, "restore", {"back_s": back_s})]
+    torn_s = rng.choice([0.0, 0.0, 0.5, 2.0])
+    return [Step(at_s, "backup", {"takes_s": torn_s}), Step(later_s, "restore", {"back_s": back_s})]
 
 
 class History:
@@ -192,7 +230,12 @@ class History:
             sections["source"] = {"max_rows_per_trigger": script.max_rows}
         if script.min_partitions:
             sections.setdefault("source", {})["min_partitions"] = script.min_partitions
-        self.settings = config([TOPIC], starting=script.starting, **sections)
+        if script.delivers:
+            sections["deliver"] = {"topic": DUE_TOPIC}
+        pattern = f"{TOPIC}.*" if script.by_pattern else None
+        self.settings = config([TOPIC], pattern, starting=script.starting, **sections)
+        edges.due = DueTopic(self.world, self.oracle.published)
+        self.oracle.awaits_publishing = script.delivers
         self.apps: list[Application] = []
         self.resume_s = 0.0
         self.calm_s = float("inf")
@@ -245,14 +288,19 @@ class History:
         if self._is_over():
             return
         if not self._is_done():
-            some = ", ".join(map(str, map(self.oracle.sent.__getitem__, sorted(self.oracle.unsettled)[:3])))
-            self.oracle.complain(f"nothing missing: {len(self.oracle.unsettled)} messages never came, among them {some}")
+            missing = self.oracle.unsettled or self.oracle.unpublished
+            some = ", ".join(map(str, map(self.oracle.sent.__getitem__, sorted(missing)[:3])))
+            where = "" if self.oracle.unsettled else " to the topic"
+            self.oracle.complain(f"nothing missing: {len(missing)} messages never came{where}, among them {some}")
             return
         self.world.sleep(3.0)
-        self._stop({"back_s": 1e9})
-        app = self.apps[-1]
-        self.world.pause(self.world.now_s + 60.0, lambda: not app.is_running)
-        self._check_end(app)
+        self.resume_s = 1e9
+        app = self._running() or self.apps[-1]
+        for one in self.apps:
+            one.ask_to_stop()
+        self.world.pause(self.world.now_s + 120.0, lambda: not any(one.is_running for one in self.apps))
+        if not self._is_over():
+            self._check_end(app)
 
     def _check_end(self, app: Application) -> None:
         if app.is_running:
@@ -274,13 +322,15 @@ class History:
         return bool(self.oracle.violations or self.refused)
 
     def _is_done(self) -> bool:
-        return not self.oracle.unsettled and not self._sending
+        return not self.oracle.unsettled and not self.oracle.unpublished and not self._sending
 
     def _calm_down(self) -> None:
         self.world.say("from here on nothing disturbs")
         self.calm_s = self.world.now_s
         self.world.traps.clear()
         self.disk.is_full = False
+        for app in self.apps:
+            app.process.suspended = False
         self.resume_s = min(self.resume_s, self.world.now_s + 1.0)
 
     # The operator
@@ -292,14 +342,17 @@ class History:
             if app.ended and app.error is not None:
                 self._judge(app)
                 app.error = None
-        if not any(app.is_running for app in self.apps) and self.world.now_s >= self.resume_s and not self._is_over():
+        if not any(app.is_running and not app.process.suspended for app in self.apps) and self.world.now_s >= self.resume_s and not self._is_over():
             self.start()
 
     def start(self) -> Application:
         name = f"run {len(self.apps) + 1}"
         self.world.say(f"{name} is started")
         self._commits_at_start = self.oracle.commits
-        app = Application(self.world, name, self.settings, self.disk, self.lake)
+        app = Application(self.world, name, self.settings, self.disk, self.lake, self.world.rng.random() < 0.1)
+        for other in self.apps:
+            if other.is_running:
+                other.was_alone = app.was_alone = False
         self.apps.append(app)
         return app
 
@@ -308,6 +361,8 @@ class History:
         self.resume_s = self.world.now_s + 1.0
         if not isinstance(app.error, LedgerlakeError):
             self.oracle.complain(f"lost is said: {app.process.name} ended with {app.ended}")
+        elif not app.was_alone:
+            return
         elif isinstance(app.error, DataLossError) and not self.was_restored:
             self.oracle.complain(f"nothing missing: {app.process.name} ended with {app.ended}")
         elif app.ended_s > self.calm_s + _GRACE_S:
@@ -339,20 +394,52 @@ class History:
 
     def _do(self, step: Step) -> str | None:
         self.world.say(f"> {step.do} {step.args}")
-        verdict: str | None = getattr(self, f"_{step.do}")(step.args)
+        verdict: str | None = getattr(self, "_add_topic" if step.do == "topic" else f"_{step.do}")(step.args)
         return verdict
 
     def _running(self) -> Application | None:
+        """The run at whose access this happens; else the newest."""
         found = [app for app in self.apps if app.is_running]
-        return found[-1] if found else None
+        here = [app for app in found if app.process is self.world.current.process.root]
+        return (here or found or [None])[-1]  # type: ignore[list-item]
 
     def _kill(self, args: dict[str, Any]) -> None:
         app = self._running()
+        if app is not None:
+            self.resume_s = self.world.now_s + args["back_s"]
+            self._end_of(app, args["noticed_s"])
+
+    def _end_of(self, app: Application, noticed_s: float) -> None:
+        self.world.kill(app.process)
+        self.world.at(self.world.now_s + noticed_s, lambda: self.brokers.cut_all_of(app.process))
+
+    def _kill_older(self, args: dict[str, Any]) -> None:
+        found = [app for app in self.apps if app.is_running]
+        if len(found) > 1:
+            self._end_of(found[0], args["noticed_s"])
+
+    def _second(self, _args: dict[str, Any]) -> None:
+        if self._running() is not None:
+            self.start()
+
+    def _suspend(self, args: dict[str, Any]) -> None:
+        app = self._running()
         if app is None:
             return
-        self.world.kill(app.process)
-        self.resume_s = self.world.now_s + args["back_s"]
-        self.world.at(self.world.now_s + args["noticed_s"], lambda: self.brokers.cut_all_of(app.process))
+        app.process.suspended = True
+        self.resume_s = self.world.now_s + 0.5
+        self.world.at(self.world.now_s + args["noticed_s"], lambda: self._notice(app))
+
+        def go_on() -> None:
+            self.world.say(f"{app.process.name} goes on")
+            app.process.suspended = False
+
+        self.world.at(self.world.now_s + args["for_s"], go_on)
+
+    def _notice(self, app: Application) -> None:
+        """The broker hears nothing from a process any more."""
+        if app.process.suspended:
+            self.brokers.cut_all_of(app.process)
 
     def _stop(self, args: dict[str, Any]) -> None:
         app = self._running()
@@ -392,20 +479,54 @@ class History:
 
         self.world.at(self.world.now_s + args["for_s"], free)
 
-    def _backup(self, _args: dict[str, Any]) -> None:
-        self.backup = self.disk.below(CHECKPOINT)
+    def _clock(self, args: dict[str, Any]) -> None:
+        self.brokers.skew_ms += int(args["by_s"] * 1000)
+
+    def _add_topic(self, args: dict[str, Any]) -> None:
+        """A topic of the pattern, or a partition of the topic, that was not there before."""
+        before = len(self.topics)
+        if self.script.by_pattern:
+            self.brokers.add_topic(f"{TOPIC}-{before}")
+        elif self.script.partitions:
+            self.brokers.add_topic(TOPIC, self.brokers.partitioned[TOPIC] + 1)
+        for topic in self.topics[before:]:
+            for _ in range(args["count"]):
+                self._send_plain(topic)
+
+    def _backup(self, args: dict[str, Any]) -> None:
+        """Copy the checkpoint; a copy that takes its time has each part as of another moment."""
+        parts = ["offsets", "commits", "state", "ledgerlake", "metadata"]
+        self.world.rng.shuffle(parts)
+        copied = self.backup = {}
+        for number, part in enumerate(parts):
+            at_s = self.world.now_s + args["takes_s"] * number / len(parts)
+            folder = f"{CHECKPOINT}/{part}"
+
+            def copy(folder: str = folder) -> None:
+                copied.update({path: data for path, data in self.disk.files.items() if path.startswith(folder)})
+
+            if args["takes_s"]:
+                self.world.at(at_s, copy)
+            else:
+                copy()
 
     def _restore(self, args: dict[str, Any]) -> None:
-        if self.backup is None:
+        if not self.backup:
             return
-        self._kill({"back_s": args["back_s"], "noticed_s": 0.0})
+        self._end_all(args["back_s"])
         self.disk.replace(CHECKPOINT, self.backup)
         self.was_restored = True
 
     def _lose(self, args: dict[str, Any]) -> None:
-        self._kill({"back_s": args["back_s"], "noticed_s": 0.0})
+        self._end_all(args["back_s"])
         self.disk.replace(CHECKPOINT, {})
         self.was_restored = True
+
+    def _end_all(self, back_s: float) -> None:
+        self.resume_s = self.world.now_s + back_s
+        for app in self.apps:
+            if app.is_running:
+                self._end_of(app, 0.0)
 
     # Producers
 

@@ -45,6 +45,7 @@ class Sent:
     is_cancelled: bool = False
     settled: str = ""
     in_table: bool = False
+    is_published: bool = False
     is_held: bool = False
     is_excused: bool = False
 
@@ -61,6 +62,8 @@ class Oracle:
     sent: dict[bytes, Sent] = field(default_factory=dict)
     unsettled: set[bytes] = field(default_factory=set)
     violations: list[str] = field(default_factory=list)
+    awaits_publishing: bool = False
+    unpublished: set[bytes] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._not_owed: set[tuple[str, Position]] = set()
@@ -68,8 +71,11 @@ class Oracle:
         self._ids: set[tuple[str, str, int]] = set()
         self._reached: dict[str, int] = {}
         self.commits = 0
+        # A broker's clock may be set back; what was due stays due.
+        self._latest_ms = 0
 
     def confirm(self, one: Sent) -> None:
+        self._latest_ms = max(self._latest_ms, one.stored_ms)
         self.sent[one.payload] = one
         one.is_excused = any((one.topic, position) in self._not_owed for position in one.positions)
         if not one.is_excused:
@@ -152,9 +158,11 @@ class Oracle:
         if one.deliver_ms:
             if row["delivered_at"] is None or int(str(row["delivered_at"])) // 1000 < one.deliver_ms:
                 self.complain(f"never early: {one}, due at {one.deliver_ms}, says {row['delivered_at']}")
-            if self.clock_ms() < one.deliver_ms:
+            if max(self.clock_ms(), self._latest_ms) < one.deliver_ms:
                 self.complain(f"never early: {one}, due at {one.deliver_ms}, came at {self.clock_ms()}")
         one.in_table = True
+        if self.awaits_publishing and one.deliver_ms:
+            self.unpublished.add(one.payload)
         self._ids.add(own)
         self._settle(one, "table")
         return None
@@ -173,6 +181,19 @@ class Oracle:
                     self._settle(one, "rejects")
                 elif position == one.positions[-1] and not one.is_excused:
                     self.complain(f"nothing missing: {one} is rejected: {row['reason']}")
+
+    def published(self, payload: bytes) -> None:
+        """The topic of due messages has stored one."""
+        one = self.sent.get(payload)
+        if one is None:
+            return self.complain(f"once: {payload[:30]!r} on the topic was never confirmed")
+        if one.is_published:
+            self.complain(f"once: {one} is on the topic twice")
+        if not one.in_table:
+            self.complain(f"once: {one} is on the topic and not in the table")
+        one.is_published = True
+        self.unpublished.discard(payload)
+        return None
 
     def _settle(self, one: Sent, where: str) -> None:
         one.settled = where
