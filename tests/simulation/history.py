@@ -219,7 +219,8 @@ class History:
         self.brokers = Cluster(self.world, script.brokers, script.entries_per_ledger, script.has_metadata)
         self.disk = Disk(self.world)
         self.lake = Lake(self.world)
-        self.oracle = Oracle(self.disk, lambda: self.brokers.clock_ms)
+        # Where the broker's clock is set back, the pipeline's own still says what is due on an idle topic.
+        self.oracle = Oracle(self.disk, lambda: self.brokers.clock_ms + max(0, -self.brokers.skew_ms))
         self.lake.on_commit = self.oracle.committed
         self.brokers.on_mark_delete = self._cursor_moved
         self.brokers.on_trim = self._trimmed

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 TASK_TRIES = 4
 
+# By topic partition: the state variables by name, each with its kind and its values.
+State = dict[tuple[str, int], dict[str, tuple[Any, dict[Any, Any]]]]
+
 
 class TaskLostError(Exception):
     """A worker died; Spark tries its task again."""
@@ -212,6 +215,8 @@ class Query:
         self._start: str | None = None
         self._end: str | None = None
         self._planned = False
+        self._loaded: tuple[int, State] | None = None
+        self._state_id = ""
         self.id = self._query_id()
         self.runId = "run"
         self.name = "query"
@@ -332,7 +337,7 @@ class Query:
         # Spark would run the plan itself where the function did not.
         self._world.access(f"ran {self.batch_id}")
         self._check_stopped()
-        self._put("commits", self.batch_id, 'v1\n{"nextBatchWatermarkMs":0}')
+        self._put("commits", self.batch_id, "v1\n" + json.dumps({"stateUniqueIds": self._state_id}))
         self.batches += 1
         self.batch_id, self._start, self._planned = self.batch_id + 1, self._end, False
 
@@ -381,19 +386,36 @@ class Query:
             group = self._world.rng.sample(groups[key], len(groups[key]))
             found, after[key] = self._task("state", lambda key=key, group=group: self._keyed(key, group, before))
             facts += found
-        self._disk.write(f"{self._checkpoint}/state/{self.batch_id + 1}", _State(after))
+        self._state_id = f"{self._world.rng.getrandbits(64):016x}" if self._has_state_ids else ""
+        path = self._state_path(self.batch_id + 1, self._state_id)
+        self._disk.write(path, _Changes(_changes(before, after)))
+        self._loaded = (self.batch_id + 1, after)
         return facts
 
-    def _state(self, version: int) -> dict[tuple[str, int], Any]:
-        if version == 0:
-            return {}
-        found = self._disk.files.get(f"{self._checkpoint}/state/{version}")
-        if found is None:
-            raise RuntimeError(f"Error reading delta file of state, version {version}: it does not exist")
-        return dict(found.values)
+    @property
+    def _has_state_ids(self) -> bool:
+        """Whether each run of a batch writes state of its own name, and the commit log says which counts."""
+        return self._session.conf.get("spark.sql.streaming.stateStore.checkpointFormatVersion") == "2"
+
+    def _state_path(self, version: int, state_id: str) -> str:
+        return f"{self._checkpoint}/state/{version}{'_' if state_id else ''}{state_id}"
+
+    def _state(self, version: int) -> State:
+        """The state of a version: kept in memory from batch to batch, at a start put together from the changes of all."""
+        if self._loaded is not None and self._loaded[0] == version:
+            return self._loaded[1]
+        values: State = {}
+        for number in range(1, version + 1):
+            commit = self._disk.files.get(f"{self._checkpoint}/commits/{number - 1}")
+            state_id = json.loads(commit.decode().splitlines()[-1]).get("stateUniqueIds", "") if commit else ""
+            found = self._disk.files.get(self._state_path(number, state_id))
+            if found is None:
+                raise RuntimeError(f"Error reading delta file of state, version {number}: it does not exist")
+            _apply(values, found.values)
+        return values
 
     def _keyed(
-        self, key: tuple[str, int], rows: list[pa.RecordBatch], before: dict[tuple[str, int], Any]
+        self, key: tuple[str, int], rows: list[pa.RecordBatch], before: State
     ) -> tuple[list[Any], Any]:
         stage = Stage(None, None)  # type: ignore[arg-type]
         for name, (kind, values) in before.get(key, {}).items():
@@ -435,14 +457,38 @@ class Query:
         raise AssertionError("unreachable")
 
 
-class _State:
-    """A version of the state store, as a file of the disk."""
+class _Changes:
+    """What a batch changed in the state store, as a file of the disk."""
 
-    def __init__(self, values: dict[tuple[str, int], Any]) -> None:
+    def __init__(self, values: State) -> None:
         self.values = values
 
     def __len__(self) -> int:
         return 1
+
+
+def _changes(before: State, after: State) -> State:
+    """The state variables by key, each with the values that are new; None for those that went."""
+    found: State = {}
+    for key, variables in after.items():
+        for name, (kind, values) in variables.items():
+            old = before.get(key, {}).get(name, (kind, {}))[1]
+            new = {place: value for place, value in values.items() if old.get(place) != value}
+            new |= dict.fromkeys(old.keys() - values.keys())
+            if new:
+                found.setdefault(key, {})[name] = (kind, new)
+    return found
+
+
+def _apply(values: State, changes: State) -> None:
+    for key, variables in changes.items():
+        for name, (kind, new) in variables.items():
+            _, held = values.setdefault(key, {}).setdefault(name, (kind, {}))
+            for place, value in new.items():
+                if value is None:
+                    held.pop(place, None)
+                else:
+                    held[place] = value
 
 
 class _Batch:
@@ -467,4 +513,4 @@ def _as_text(error: BaseException) -> str:
     """An error as it comes out of Spark: the tracebacks of Python processes as text."""
     if isinstance(error, LedgerlakeError):
         return f"Traceback (most recent call last):\nledgerlake.errors.{type(error).__name__}: {error}"
-    return "".join(traceback.format_exception(error))
+    return f"{type(error).__name__}: {error}\n" + "".join(traceback.format_exception(error))
