@@ -242,6 +242,13 @@ def test_a_value_as_large_as_a_row_group_has_a_file_of_its_own(
     assert ("zstd" in files[1].name) == packed
 
 
+def test_tables_without_rows_are_no_file(tmp_path: Path) -> None:
+    writer = GatheringWriter(ParquetFolder(fs.LocalFileSystem(), str(tmp_path), schema.MESSAGES, "part"))
+    writer.write(schema.MESSAGES.empty_table())
+    assert writer.finish() == []
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_many_small_tables_become_one_while_they_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordered, "_WAITING_TABLES", 10)
     writer = GatheringWriter(ParquetFolder(fs.LocalFileSystem(), str(tmp_path), schema.MESSAGES, "part"))

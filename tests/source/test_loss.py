@@ -132,6 +132,23 @@ def test_a_range_of_which_nothing_is_left_is_lost_too() -> None:
             list(read_messages(options_for(peer), span))
 
 
+def test_a_range_within_a_single_ledger_that_is_gone_is_lost_too() -> None:
+    with Peer() as peer:
+        peer.add(batch([b"later"], index=20), ledger_id=9)
+        span = EntryRange(TOPIC, Position(8, 0), Position(8, 3), after_index=1)
+        with pytest.raises(DataLossError, match="at most 18 messages after 8:0 and before 9:0"):
+            list(read_messages(options_for(peer), span))
+
+
+def test_a_range_that_ends_with_a_hole_in_a_ledger_that_is_there_is_whole() -> None:
+    with Peer(first_ledger_id=8) as peer:
+        peer.add(batch([b"a"], index=2), ledger_id=8, first=1)
+        peer.add(batch([b"later"], index=20), ledger_id=9)
+        span = EntryRange(TOPIC, Position(8, 0), Position(8, 3), after_index=1)
+        rows = [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]
+        assert [row["value"] for row in rows] == [b"a"]
+
+
 def test_a_topic_that_was_created_again_is_named_so() -> None:
     with Peer() as peer:
         peer.add(batch([b"0"], index=0), batch([b"1"], index=1), ledger_id=9)

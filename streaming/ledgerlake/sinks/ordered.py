@@ -170,6 +170,8 @@ class GatheringWriter:
         self._waiting_bytes = 0
 
     def write(self, table: pa.Table) -> None:
+        if table.num_rows == 0:
+            return
         self._waiting.append(table)
         self._waiting_bytes += table.nbytes
         if self._waiting_bytes >= ROW_GROUP_BYTES:
