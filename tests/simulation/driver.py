@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from tests.simulation.broker import Cluster
     from tests.simulation.disk import Disk
     from tests.simulation.lake import Lake
-    from tests.simulation.world import Process, World
+    from tests.simulation.world import World
 
 CHECKPOINT = "/sim/checkpoint"
 MESSAGES = "/sim/messages"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.decode.codecs import compress
-from ledgerlake.errors import DataLossError, LedgerlakeError, OffsetError
+from ledgerlake.errors import DataLossError, LedgerlakeError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.offsets import from_json
 from ledgerlake.wire.entry import encode_batch, encode_entry
@@ -19,7 +19,7 @@ from tests.simulation.driver import CHECKPOINT, Application, DueTopic, Edges, co
 from tests.simulation.lake import Lake
 from tests.simulation.oracle import Oracle, Sent
 from tests.simulation.spark import TaskLostError
-from tests.simulation.world import EPOCH_S, Stuck, Trap, World
+from tests.simulation.world import Stuck, Trap, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 
 from ledgerlake.wire.message_id import Position
-from tests.simulation.driver import MESSAGES, REJECTS
+from tests.simulation.driver import MESSAGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
