@@ -16,11 +16,10 @@ from ledgerlake.operators.rows import FLOW, Report, Standing, Waits, flow_row, r
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.options import parse_options
 from ledgerlake.state.chunks import Limits
-from ledgerlake.state.delay import cancels as cancel_rules
 from ledgerlake.state.delay.cancels import Cancel, Cancels, cancels_from_json, cancels_to_json, parse_cancel
 from ledgerlake.state.delay.tracker import DelaySettings
 from ledgerlake.wire import commands
-from ledgerlake.wire.entry import encode_entry
+from ledgerlake.wire.entry import encode_batch, encode_entry
 from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
 from tests.operators.stage import SOURCE, Stage
@@ -34,14 +33,20 @@ STORED_MS = 1_700_000_000_000
 SMALL = DelaySettings(min_indexes_per_bucket=3, ledger_step_per_bucket=1, max_indexes_per_segment=2, max_buckets=2)
 
 
-def frame(entry_id: int, due_s: int, key: str | None = None, ledger_id: int = 1) -> bytes:
-    """A delayed entry, due so many seconds after all are stored; its value is its position."""
-    metadata = pb.MessageMetadata(producer_name="p", sequence_id=entry_id, publish_time=STORED_MS)
+def frame(
+    entry_id: int, due_s: int, key: str | None = None, ledger_id: int = 1, batch: int | None = None, **fields: Any
+) -> bytes:
+    """A delayed entry, due so many seconds after all are stored; its value is its position, of a batch with the index."""
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=entry_id, publish_time=STORED_MS, **fields)
     metadata.deliver_at_time = STORED_MS + 1000 * due_s
     if key is not None:
         metadata.partition_key = key
     broker = pb.BrokerEntryMetadata(broker_timestamp=STORED_MS, index=entry_id)
     value = b"%d:%d" % (ledger_id, entry_id)
+    if batch is not None:
+        metadata.num_messages_in_batch = batch
+        singles = [pb.SingleMessageMetadata(payload_size=0, partition_key=key or "") for _ in range(batch)]
+        value = encode_batch([(one, value + b":%d" % number) for number, one in enumerate(singles)])
     return commands.message(1, ledger_id, entry_id, encode_entry(metadata, value, broker))
 
 
@@ -194,6 +199,60 @@ def test_a_cancel_hits_what_stands_before_it_and_is_due_after_it() -> None:
     assert [one.position.entry_id for one in play.rejects] == [1]
 
 
+def test_a_cancel_of_one_message_of_a_batch_leaves_the_others() -> None:
+    play = Play()
+    frames = [frame(0, 30, batch=3), frame(1, 30, batch=2), frame(2, 30)]
+    play(*frames, at_s=0)
+    play(events=[cancel("id", "1:0:1", 7), cancel("id", "1:1", 8), cancel("id", "1:2:0", 9)], at_s=1)
+    assert play(at_s=30) == [b"1:0:0", b"1:0:2", b"1:2"]
+    whole = entries_of(b"".join(frames))
+    assert [(one.position.entry_id, one.detail, one.entry) for one in play.rejects] == [
+        (0, "messages 1 of the batch", whole[Position(1, 0)]),
+        (1, "messages 0, 1 of the batch", whole[Position(1, 1)]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        pytest.param({"partition_key": "plain"}, "plain", id="text"),
+        pytest.param({"partition_key": "/wD+", "partition_key_b64_encoded": True}, "/wD+", id="binary"),
+        pytest.param({"partition_key": "b2s=", "partition_key_b64_encoded": True}, "b2s=", id="text as binary"),
+        pytest.param({"partition_key": "???", "partition_key_b64_encoded": True}, "Pz8/", id="no base64"),
+    ],
+)
+def test_a_cancel_by_key_hits_small_and_large_messages_alike(fields: dict[str, Any], named: str) -> None:
+    play = Play()
+    at = tuple(Position(1, one) for one in range(3))
+    large = chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 30_000, **fields)
+    waits = Waits(at, STORED_MS + 30_000, held=True)
+    play(frame(4, 30, **fields), frame(5, 30, "other"), events=[waits], parts=list(zip(at, large, strict=True)), at_s=0)
+    play(events=[cancel("key", named, 7)], at_s=1)
+    assert play(at_s=30) == [b"1:5"]
+    assert {one.position.entry_id for one in play.rejects} == {0, 1, 2, 4}
+
+
+@pytest.mark.parametrize("ahead_s", [0, 35, 100])
+def test_a_later_cancel_by_a_sender_whose_clock_is_ahead_does_not_undo_the_first(ahead_s: int) -> None:
+    play = Play()
+    play(frame(0, 30, "a"), frame(1, 50, "a"), frame(2, 70, "a"), at_s=0)
+    play(events=[cancel("key", "a", 5, at_s=1)], at_s=1)
+    play(frame(6, 40, "a"), frame(7, 150, "a"), at_s=2)
+    play(events=[cancel("key", "a", 8, at_s=ahead_s)], at_s=3)
+    late = [b"1:6"] if ahead_s > 40 else []
+    assert play(at_s=200) == late
+    play(at_s=201)
+    assert not play.state("cancels")
+
+
+def test_of_many_cancels_of_a_key_only_those_that_hit_something_more_are_kept() -> None:
+    play = Play()
+    play(frame(0, 30, "a"), at_s=0)
+    for number in range(50):
+        play(events=[cancel("key", "a", 5 + number, at_s=number % 3)], at_s=3)
+    assert len(cancels_from_json(play.state("cancels")[()][0])) == 1
+
+
 def test_a_cancel_is_kept_until_all_that_waited_then_has_left() -> None:
     play = Play()
     play(frame(0, 30, "a"), frame(1, 50, "b"), at_s=0)
@@ -225,7 +284,7 @@ def test_too_many_cancels_are_refused_and_said(monkeypatch: pytest.MonkeyPatch) 
     ("text", "target"),
     [
         ("id=12:34", ("id", "12:34")),
-        ("id=12:34:5", ("id", "12:34")),
+        ("id=12:34:5", ("id", "12:34:5")),
         ("id=1:2;3:4", ("id", "3:4")),
         ("key=a=b", ("key", "a=b")),
         ("key=", None),
@@ -242,11 +301,18 @@ def test_a_cancel_names_an_id_or_a_key(text: str, target: tuple[str, str] | None
 def test_cancels_in_state_are_readable_by_later_releases_and_newer_ones_are_refused() -> None:
     golden = '{"version": 1, "cancels": [{"by": "key", "target": "a", "position": {"ledger_id": 1, "entry_id": 5}, "time_ms": 7, "until_ms": 9}]}'  # fmt: skip
     cancels = cancels_from_json(golden)
-    assert json.loads(cancels_to_json(cancels.all)) == json.loads(golden)
-    assert cancels.hit(Position(1, 4), "a", 8)
-    assert cancel_rules.VERSION == 1
+    assert json.loads(cancels_to_json(cancels.all))["cancels"] == json.loads(golden)["cancels"]
+    assert cancels.hit(Position(1, 4), -1, "a", 8)
+    written = cancels_to_json([Cancel("id", "1:2:3", Position(1, 5), 7, 9)])
+    assert json.loads(written) == {
+        "version": 2,
+        "cancels": [
+            {"by": "id", "target": "1:2:3", "position": {"ledger_id": 1, "entry_id": 5}, "time_ms": 7, "until_ms": 9}
+        ],
+    }
+    assert cancels_from_json(written).hit(Position(1, 2), 3, None, 8)
     with pytest.raises(OffsetError, match="newer Ledgerlake"):
-        cancels_from_json('{"version": 2}')
+        cancels_from_json('{"version": 3}')
 
 
 def test_flow_has_no_columns_that_pandas_would_round() -> None:

@@ -88,7 +88,7 @@ def _shared_columns(entry: RawEntry, ledger_id: int, entry_id: int) -> Row:
 
 def _own_columns(source: pb.MessageMetadata | pb.SingleMessageMetadata, sequence_id: int) -> Row:
     """Columns that a single message has in its entry's metadata and a batched one in its own."""
-    key, key_bytes = _key(source)
+    key, key_bytes = key_of(source)
     return {
         "event_time": source.event_time * 1000 if source.event_time else None,
         "sequence_id": sequence_id,
@@ -107,7 +107,8 @@ def _recipients(source: pb.MessageMetadata | pb.SingleMessageMetadata) -> list[t
     return [(ENCRYPTED_FOR, ",".join(dict.fromkeys(text_of(one, "key") for one in source.encryption_keys)))]
 
 
-def _key(source: pb.MessageMetadata | pb.SingleMessageMetadata) -> tuple[str | None, bytes | None]:
+def key_of(source: pb.MessageMetadata | pb.SingleMessageMetadata) -> tuple[str | None, bytes | None]:
+    """A message's key: its text, or its bytes where it is not text."""
     if not source.HasField("partition_key"):
         return None, None
     text: str | bytes = source.partition_key
