@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import DELAYED, entries_of
 from ledgerlake.errors import OffsetError
+from ledgerlake.operators import buckets, delayed
 from ledgerlake.operators.delayed import DelayOptions
 from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
 from ledgerlake.operators.rows import FLOW, Report, Standing, Waits, flow_row, report_to_json
@@ -25,6 +28,8 @@ from tests.chunks import chunk_entries
 from tests.operators.stage import SOURCE, Stage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pyarrow as pa
 
     from ledgerlake.operators.rows import Event
@@ -313,6 +318,61 @@ def test_cancels_in_state_are_readable_by_later_releases_and_newer_ones_are_refu
     assert cancels_from_json(written).hit(Position(1, 2), 3, None, 8)
     with pytest.raises(OffsetError, match="newer Ledgerlake"):
         cancels_from_json('{"version": 3}')
+
+
+@pytest.fixture
+def query(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Say which query's worker process, just started, this is."""
+
+    def become(name: str) -> None:
+        buckets._swept_s.clear()
+        buckets._recent.__init__(10**6)  # type: ignore[misc]
+        monkeypatch.setattr(delayed, "_query_id", lambda: name)
+
+    return become
+
+
+def test_two_streams_with_one_folder_leave_each_others_messages_alone(
+    tmp_path: Path, query: Callable[[str], None]
+) -> None:
+    plays = {name: Play(folder=str(tmp_path)) for name in ("a", "b")}
+    for entry_id in range(3):
+        for name, play in plays.items():
+            query(name)
+            play(frame(entry_id, 30 + entry_id), at_s=0)
+            for one in tmp_path.glob("**/*"):
+                os.utime(one, (one.stat().st_mtime - 90_000,) * 2)
+    for name, play in plays.items():
+        query(name)
+        assert play(at_s=40) == [b"1:0", b"1:1", b"1:2"]
+
+
+def test_a_batch_that_is_run_again_from_an_older_state_still_finds_its_buckets(
+    tmp_path: Path, query: Callable[[str], None]
+) -> None:
+    query("a")
+    play = Play(folder=str(tmp_path))
+    for entry_id in range(6):
+        play(frame(entry_id, 30 + entry_id), at_s=0)
+    before = play.stage.copy()
+    for entry_id in range(6, 30):
+        play(frame(entry_id, 30 + entry_id), at_s=0)
+    assert len(play(at_s=100)) == 30
+    play(at_s=101)
+    query("a")
+    play.stage = before
+    assert len(play(at_s=100)) == 6
+
+
+def test_buckets_that_an_older_release_wrote_are_found(tmp_path: Path, query: Callable[[str], None]) -> None:
+    query("a")
+    play = Play(folder=str(tmp_path))
+    play(frame(0, 30), frame(1, 31), at_s=0)
+    own = Path(delayed.bucket_folder(str(tmp_path), SOURCE, "a"))
+    own.rename(delayed.shared_bucket_folder(str(tmp_path), SOURCE))
+    query("a")
+    assert play(at_s=30) == [b"1:0"]
+    assert play(frame(2, 33), at_s=33) == [b"1:1", b"1:2"]
 
 
 def test_flow_has_no_columns_that_pandas_would_round() -> None:

@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.split import read_delayed
-from ledgerlake.errors import refuse_newer
+from ledgerlake.errors import SetupError, refuse_newer
 from ledgerlake.operators.assembly import Assembled, Due, DueAgain, Rejected
 from ledgerlake.operators.buckets import FolderStorage, StateStorage
 from ledgerlake.operators.rows import places
@@ -175,8 +175,7 @@ class DelayedMessages:
     def _storage(self, record: Record) -> StateStorage | FolderStorage:
         if self._options.folder is None:
             return StateStorage(self._state.snapshots)
-        folder = bucket_folder(self._options.folder, self._source)
-        return FolderStorage(folder, [one.bucket_id for one in record.buckets])
+        return open_folder(self._options.folder, self._source, _query_id(), [one.bucket_id for one in record.buckets])
 
     def _add_cancels(self, cancels: Cancels, until_ms: int | None) -> list[Cancel]:
         """Those that are refused because there are too many. Where nothing waits there is nothing to cancel."""
@@ -224,10 +223,34 @@ class DelayedMessages:
             yield DueAgain(again[start : start + _TOGETHER_POSITIONS], delivered_ms, outputs)
 
 
-def bucket_folder(folder: str, source: TopicPartition) -> str:
-    """Where a topic partition's buckets are, below a folder for all."""
+def open_folder(folder: str, source: TopicPartition, query_id: str, used: Iterable[int]) -> FolderStorage:
+    """The buckets of one query's topic partition, below a folder for all.
+
+    Args:
+        used: those that the query's record names.
+    """
+    return FolderStorage(bucket_folder(folder, source, query_id), used, shared_bucket_folder(folder, source))
+
+
+def bucket_folder(folder: str, source: TopicPartition, query_id: str) -> str:
+    return shared_bucket_folder(f"{folder.rstrip('/')}/{query_id}", source)
+
+
+def shared_bucket_folder(folder: str, source: TopicPartition) -> str:
+    """Where releases kept a topic partition's buckets that did not tell queries apart."""
     name = join_partition(source.topic, source.partition)
     return f"{folder.rstrip('/')}/{name.rpartition('/')[2]}-{zlib.crc32(name.encode()):08x}"
+
+
+def _query_id() -> str:
+    """The id that Spark gave this task's query; it belongs to the checkpoint."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    found = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
+    if not found:
+        raise SetupError("Spark did not tell the query's id, by which its folder of delayed messages is named")
+    return str(found)
 
 
 def _only(state: ValueState) -> str | None:
