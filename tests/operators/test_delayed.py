@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ledgerlake.decode.messages import BatchPart
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import DELAYED, entries_of
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators import buckets, delayed
 from ledgerlake.operators.delayed import DelayOptions
 from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
-from ledgerlake.operators.rows import FLOW, Report, Standing, Waits, flow_row, report_to_json
+from ledgerlake.operators.rows import FLOW, Report, Standing, Waits, delayed_rows, flow_row, report_to_json
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.options import parse_options
 from ledgerlake.state.chunks import Limits
@@ -66,12 +67,17 @@ class Play:
         self.kinds: list[str] = []
 
     def __call__(
-        self, *frames: bytes, at_s: int | None = None, events: list[Event] | None = None, parts: Any = ()
+        self,
+        *frames: bytes,
+        at_s: int | None = None,
+        events: list[Event] | None = None,
+        parts: Any = (),
+        rows: Any = (),
     ) -> list[bytes]:
         """One batch; the values that were let go."""
         due_ms = None if at_s is None else STORED_MS + 1000 * at_s
         report = Report(Position(9, 9), due_ms, {}, events or [])
-        rows = [flow_row(SOURCE, "chunk", position, entry=entry) for position, entry in parts]
+        rows = [*rows, *(flow_row(SOURCE, "chunk", position, entry=entry) for position, entry in parts)]
         rows += [flow_row(SOURCE, DELAYED, entry=b"".join(frames))] if frames else []
         rows.append(flow_row(SOURCE, "report", note=report_to_json(report)))
         found = self.stage.run(rows)
@@ -248,6 +254,61 @@ def test_a_later_cancel_by_a_sender_whose_clock_is_ahead_does_not_undo_the_first
     assert play(at_s=200) == late
     play(at_s=201)
     assert not play.state("cancels")
+
+
+def parts_of(frames: bytes, *parts: tuple[int | None, int | None]) -> list[pa.RecordBatch]:
+    return [row for part in parts for row in delayed_rows(SOURCE, memoryview(frames), BatchPart(*part))]
+
+
+@pytest.mark.parametrize("reread", [False, True])
+def test_a_range_that_ends_inside_a_delayed_batch_delivers_its_messages_and_the_next_range_the_others(
+    reread: bool,
+) -> None:
+    play = Play(reread=reread)
+    batch = frame(0, 30, batch=5)
+    play(rows=parts_of(batch, (None, 1)), at_s=0)
+    assert play(at_s=30) == [b"1:0:0", b"1:0:1"]
+    assert play(rows=parts_of(batch, (1, 2)), at_s=31) == [b"1:0:2"]
+    assert play(rows=parts_of(batch, (2, None)), at_s=None) == [b"1:0:3", b"1:0:4"]
+    play(at_s=32)
+    assert [name for name in ("parts", "large", "snapshots") if play.state(name)] == []
+
+
+def test_two_parts_that_come_before_they_are_due_and_are_all_of_a_delayed_batch_are_delivered_whole() -> None:
+    play = Play()
+    batch = frame(0, 30, batch=3)
+    play(rows=parts_of(batch, (None, 1)), at_s=0)
+    play(rows=parts_of(batch, (1, None)), at_s=1)
+    assert play(at_s=30) == [b"1:0:0", b"1:0:1", b"1:0:2"]
+    assert not play.state("large")
+
+
+def test_parts_of_a_delayed_batch_that_come_before_it_is_due_are_delivered_together() -> None:
+    play = Play()
+    batch = frame(0, 30, "a", batch=5)
+    play(frame(1, 30), rows=parts_of(batch, (0, 1)), at_s=0)
+    play(rows=parts_of(batch + frame(2, 30), (1, 3)), at_s=1)
+    assert play.standing.waiting == 3
+    play(events=[cancel("id", "1:0:2", 7)], at_s=2)
+    assert play(at_s=30) == [b"1:0:1", b"1:0:3", b"1:1", b"1:2"]
+
+
+def test_the_rest_of_an_entry_that_an_older_release_holds_whole_is_not_delivered_twice() -> None:
+    play = Play()
+    batch = frame(0, 30, batch=3)
+    play(batch, at_s=0)
+    play(rows=parts_of(batch, (0, None)), at_s=1)
+    assert play(at_s=30) == [b"1:0:0", b"1:0:1", b"1:0:2"]
+    assert not play.state("parts")
+
+
+def test_what_waits_of_large_messages_by_an_older_release_is_still_read() -> None:
+    play = Play()
+    at = tuple(Position(1, one) for one in range(3))
+    parts = list(zip(at, chunk_entries(b"large message", 3), strict=True))
+    play(events=[Waits(at, STORED_MS + 10_000, held=True)], parts=parts, at_s=0)
+    play.state("large")[1, 2] = ('{"version": 1, "positions": [[1, 0], [1, 1], [1, 2]], "held": true}',)
+    assert play(at_s=10) == [b"large message"]
 
 
 def test_of_many_cancels_of_a_key_only_those_that_hit_something_more_are_kept() -> None:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.large import decode_large
-from ledgerlake.decode.messages import Decoded, TopicPartition, decode_bundle, decode_entries
+from ledgerlake.decode.messages import BatchPart, Decoded, TopicPartition, decode_bundle, decode_entries
 from ledgerlake.decode.reference import key_of
 from ledgerlake.decode.rejects import RejectedEntry, reject_rows
 from ledgerlake.decode.split import entries_of
@@ -55,7 +55,8 @@ def read_flow(
             yield source, cancels_from_json(row["note"])
         elif row["kind"] == "due":
             note = json.loads(row["note"])
-            yield source, Due(row["entry"], note["delivered_ms"], _outputs(note))
+            part = BatchPart(*note["first_entry"])
+            yield source, Due(row["entry"], note["delivered_ms"], _outputs(note), part)
         elif row["kind"] == "again":
             note = json.loads(row["note"])
             yield source, DueAgain(list(_positions(note)), note["delivered_ms"], _outputs(note))
@@ -108,7 +109,9 @@ class OutcomeDecoder:
             BrokerError, TransportError: entries had to be read again and could not.
         """
         if isinstance(outcome, Due):
-            yield from self._due(decode_bundle(outcome.frames, self._source, **self._options.decoding), outcome)
+            first_entry = outcome.first_entry
+            parts = decode_bundle(outcome.frames, self._source, first_entry=first_entry, **self._options.decoding)
+            yield from self._due(parts, outcome)
         elif isinstance(outcome, DueAgain):
             yield from self._due_again(outcome)
         elif isinstance(outcome, Assembled):

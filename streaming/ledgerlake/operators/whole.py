@@ -19,7 +19,7 @@ from ledgerlake.operators.cancelling import find_cancels
 from ledgerlake.operators.chunk_entries import read_alone
 from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
 from ledgerlake.operators.processor import assemble
-from ledgerlake.operators.rows import FLOW_DDL, Event, Report, Standing, flow_row, latest, report_to_json
+from ledgerlake.operators.rows import FLOW_DDL, Event, Report, Standing, delayed_rows, flow_row, latest, report_to_json
 from ledgerlake.source.partition_reader import Piece, check_broker_metadata, piece_as_view
 from ledgerlake.state.chunks import Chunk, Limits
 from ledgerlake.state.delay.cancels import Cancels
@@ -76,7 +76,7 @@ class _Range:
     def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         self._now_ms = latest((self._now_ms, piece.broker_ms))
         if piece.kind == DELAYED and self._holds_delayed:
-            yield flow_row(self._source, DELAYED, entry=piece.frames)
+            yield from delayed_rows(self._source, piece.frames, piece.first_entry)
         elif piece.kind in (ENTRIES, DELAYED):
             yield from self._decode(piece)
         else:

@@ -29,7 +29,16 @@ from ledgerlake.operators.chunk_entries import read_alone
 from ledgerlake.operators.delayed import TOPIC
 from ledgerlake.operators.local import LocalAssembly
 from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
-from ledgerlake.operators.rows import Report, Standing, Waits, flow_row, latest, report_to_json, standing_from_dict
+from ledgerlake.operators.rows import (
+    Report,
+    Standing,
+    Waits,
+    delayed_rows,
+    flow_row,
+    latest,
+    report_to_json,
+    standing_from_dict,
+)
 from ledgerlake.sinks.memory import give_back, keep_freed_blocks
 from ledgerlake.sinks.ordered import DataFile, GatheringWriter, OrderedWriter, merge_overlapping
 from ledgerlake.sinks.tables import data_folder
@@ -251,8 +260,7 @@ class _Range:
         self._stored_bytes += len(piece.frames)
         self._now_ms = latest((self._now_ms, piece.broker_ms))
         if piece.kind == DELAYED and self._holds_delayed:
-            # An entry of which a part was taken before is held whole: producers do not batch what is delayed.
-            yield flow_row(self._writer.source, DELAYED, entry=piece.frames)
+            yield from delayed_rows(self._writer.source, piece.frames, piece.first_entry)
             return
         if piece.kind in (ENTRIES, DELAYED):
             self._local.events += self._writer.write_entries(piece.frames, piece.first_entry)

@@ -125,9 +125,10 @@ class DelayedTracker:
         firsts = [one.first for one in self._buckets if one.waiting]
         return min(firsts + [_extent(one)[0] for one in self._fresh], default=None)
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Take rows of ``segment.WAITING``; those that were added before are left out."""
-        for rows in _by_ledger(self._without_known(batch)):
+    def add(self, batch: pa.RecordBatch) -> int:
+        """Take rows of ``segment.WAITING``; those that were added before are left out. How many were taken."""
+        new = self._without_known(batch)
+        for rows in _by_ledger(new):
             ledger_id = rows.column(1)[0].as_py()
             if ledger_id > self._range_end:
                 if self._mutable_count >= self._settings.min_indexes_per_bucket:
@@ -137,6 +138,7 @@ class DelayedTracker:
             self._reached = max(self._reached, _extent(rows)[1])
         if sum(one.nbytes for one in self._fresh) > FRESH_BYTES or self._fresh_count > FRESH_MESSAGES:
             self._store_fresh()
+        return int(new.num_rows)
 
     def take_due(self, cutoff_ms: int) -> Iterator[pa.RecordBatch]:
         """Everything due at a time or before, in order; to be used up before anything else is asked."""
