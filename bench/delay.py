@@ -214,7 +214,7 @@ class _BenchReader(DataSourceStreamReader):  # type: ignore[misc]
         elif number >= batches:
             # A twentieth of the horizon at a time.
             due_ms += (number - batches + 1) * HORIZON_MS // 20
-        report = Report(Position(partition.number, 0), None, {}, [], due_ms)
+        report = Report(Position(partition.number, 0), due_ms, {}, [])
         yield flow_row(SOURCE, "report", note=report_to_json(report))
 
 
