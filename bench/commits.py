@@ -17,6 +17,7 @@ import time
 from deltalake import DeltaTable
 
 from ledgerlake.decode.schema import MESSAGES
+from ledgerlake.sinks.batch_record import BatchRecord
 from ledgerlake.sinks.ordered import DataFile
 from ledgerlake.sinks.tables import Table
 
@@ -33,7 +34,9 @@ def main(most: int) -> None:
             if number % 1000 in (100 - _COUNTED, 1000 - _COUNTED):
                 began_s, cpu_s = time.perf_counter(), time.process_time()
             files = [DataFile(f"part-{number:08d}-{task}.parquet", 100_000, 1000, _stats(number)) for task in range(2)]
-            table.commit("bench", number, files, {_TOPIC: number})
+            record = BatchRecord("bench", "bench", number, number)
+            table.holds(record)
+            table.commit(record, files, {_TOPIC: number})
             if number + 1 == 100 or (number + 1) % 1000 == 0:
                 took_s, spent_s = time.perf_counter() - began_s, time.process_time() - cpu_s
                 _print(path, number + 1, took_s * 1000 / _COUNTED, spent_s * 1000 / _COUNTED)

@@ -15,6 +15,8 @@
     ├── DecryptionError          no key opens an entry, and that must not be               exit 2
     ├── DataLossError            messages went before they were read, and that must not be  exit 1
     ├── OffsetError              a checkpoint or offset that this version cannot read      exit 2
+    ├── CheckpointError          checkpoint and table do not belong together               exit 2
+    ├── OwnershipError           another process runs this stream                          exit 2
     └── TableError               the table is not what the contract says, or not reachable exit 3
 
 Each error is one sentence: what, where, what to do. ``retryable`` says whether the same call may succeed later,
@@ -79,7 +81,12 @@ class ProtocolError(LedgerlakeError):
 
 
 class FrameTooLargeError(ProtocolError):
-    """A frame's length passes the limit; where the next frame starts is unknown."""
+    """A frame's length passes the limit; where the next frame starts is unknown.
+
+    ``is_command`` says that it is a command without payload.
+    """
+
+    is_command: bool = False
 
 
 class MalformedFrameError(ProtocolError):
@@ -130,6 +137,18 @@ class DataLossError(LedgerlakeError):
 
 class OffsetError(LedgerlakeError):
     """An offset or checkpoint of a version or shape that this release cannot read."""
+
+    exit_code = 2
+
+
+class CheckpointError(LedgerlakeError):
+    """The checkpoint is incomplete, older than the table, or belongs to another stream; the table was not changed."""
+
+    exit_code = 2
+
+
+class OwnershipError(LedgerlakeError):
+    """Another process has taken over the stream; this one must not write any more."""
 
     exit_code = 2
 

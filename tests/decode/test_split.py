@@ -15,10 +15,11 @@ from tests.chunks import chunk_entries
 from tests.entries import bundle
 
 STORED_MS = 1_700_000_000_000
+DUE_MS = STORED_MS + 60_000
 
 
 def entry(deliver_ms: int | None = None, broker_ms: int | None = STORED_MS, value: bytes = b"v", **more: Any) -> bytes:
-    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=STORED_MS - 5000, **more)
+    metadata = pb.MessageMetadata(**{"producer_name": "p", "sequence_id": 1, "publish_time": STORED_MS - 5000} | more)
     if deliver_ms is not None:
         metadata.deliver_at_time = deliver_ms
     return encode_entry(metadata, value, pb.BrokerEntryMetadata(broker_timestamp=broker_ms) if broker_ms else None)
@@ -107,3 +108,14 @@ def test_what_is_known_of_delayed_entries() -> None:
     assert list(zip(found.ledger_ids.tolist(), found.entry_ids.tolist(), strict=True)) == [(7, one) for one in range(4)]
     assert found.frame_ends.tolist()[-1] == len(frames)
     assert entries_of(frames) == {Position(7, row): one for row, one in enumerate([LATER, odd, past, published])}
+
+
+@pytest.mark.parametrize("broker_ms", [2**63 - 1, 2**63, 2**64 - 1])
+def test_a_broker_timestamp_that_no_broker_writes_is_no_delayed_entry(broker_ms: int) -> None:
+    assert pieces(entry(DUE_MS, broker_ms)) == [("entries", [0], None)]
+
+
+@pytest.mark.parametrize("publish_time", [1_760_000_000_000_000, 2**63 - 1, 2**63, 2**64 - 1])
+def test_a_publish_time_out_of_range_does_not_move_a_delivery(publish_time: int) -> None:
+    ((kind, piece, _),) = split_bundle(bundle([entry(DUE_MS, None, publish_time=publish_time)]))
+    assert (kind, read_delayed(piece).due_ms.tolist()) == ("delayed", [DUE_MS])

@@ -346,6 +346,14 @@ def test_too_many_cancels_are_refused_and_said(monkeypatch: pytest.MonkeyPatch) 
     assert play(at_s=30) == [b"1:0"]
 
 
+def test_an_entry_of_which_several_cancels_are_refused_is_one_reject(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ledgerlake.operators.delayed.MOST_CANCELS", 1)
+    play = Play()
+    play(frame(0, 30, "c"), at_s=0)
+    play(events=[cancel("key", key, 5) for key in "abcd"], at_s=1)
+    assert [(one.position.entry_id, one.reason) for one in play.rejects] == [(5, "cancel_refused")]
+
+
 @pytest.mark.parametrize(
     ("text", "target"),
     [
@@ -355,6 +363,11 @@ def test_too_many_cancels_are_refused_and_said(monkeypatch: pytest.MonkeyPatch) 
         ("key=a=b", ("key", "a=b")),
         ("key=", None),
         ("id=x", None),
+        pytest.param("id=CP///////////wEQ////////////AQ==", None, id="the id before all, serialised"),
+        ("id=9223372036854775808:1", None),
+        ("id=1:9999999999999999999", None),
+        pytest.param("id=" + "[" * 200_000, None, id="lists in lists"),
+        pytest.param("id=" + "9" * 5000 + ":1", None, id="more digits than a number has"),
         ("12:34", None),
         ("", None),
     ],

@@ -10,9 +10,9 @@ import pytest
 
 from ledgerlake.errors import OffsetError, SetupError, TopicNotFoundError, TransportError
 from ledgerlake.query.assemble import cause_of, check_reachable
+from ledgerlake.query.checkpoint import Checkpoint, as_option
 from ledgerlake.query.config import parse_config
 from ledgerlake.query.progress import ProgressScreen, Totals, progress_line
-from ledgerlake.query.start import as_option, load_start, save_start
 from ledgerlake.query.verify import Verdict, _out_of_order
 from ledgerlake.sinks.delta import BatchResult
 from ledgerlake.source.offsets import PartitionOffset
@@ -31,22 +31,22 @@ START = {
 
 
 def test_a_start_is_kept_beside_the_checkpoint(tmp_path: Path) -> None:
-    assert load_start(str(tmp_path)) is None
-    save_start(str(tmp_path), START)
-    assert load_start(str(tmp_path)) == START
+    assert Checkpoint(str(tmp_path)).start() is None
+    Checkpoint(str(tmp_path)).save_start(START)
+    assert Checkpoint(str(tmp_path)).start() == START
 
 
 def test_a_start_of_a_newer_release_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ledgerlake").mkdir()
     (tmp_path / "ledgerlake" / "start.json").write_text('{"version": 99}')
     with pytest.raises(OffsetError, match="newer"):
-        load_start(str(tmp_path))
+        Checkpoint(str(tmp_path)).start()
 
 
 def test_a_checkpoint_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SetupError, match="cannot be written"):
-        save_start(str(tmp_path / "file" / "checkpoint"), START)
+        Checkpoint(str(tmp_path / "file" / "checkpoint")).save_start(START)
 
 
 def test_a_start_is_handed_to_the_source_as_it_is() -> None:

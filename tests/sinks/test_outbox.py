@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ledgerlake.errors import OffsetError
+from ledgerlake.errors import CheckpointError, OffsetError
+from ledgerlake.sinks.batch_record import BatchRecord
 from ledgerlake.sinks.ordered import DataFile
 from ledgerlake.sinks.outbox import Outbox
 from ledgerlake.sinks.republish import java_hash
@@ -21,54 +22,151 @@ def written(folder: Path, name: str, rows: int) -> DataFile:
     return DataFile(name, 4, rows, "{}")
 
 
+def batch(number: int, digest: int = 1) -> BatchRecord:
+    return BatchRecord("stream", "query", number, digest)
+
+
+def begun(folder: Path, committed: int | None = None) -> Outbox:
+    outbox = Outbox(str(folder))
+    outbox.begin(committed)
+    return outbox
+
+
 def numbers(outbox: Outbox) -> list[tuple[str, int]]:
-    return [(one.name, one.first_sequence) for one in outbox.ready()]
+    return [(file.name, file.first_sequence) for found in outbox.ready() for file in found.files]
 
 
 def test_messages_are_numbered_one_after_another_by_topic_partition(tmp_path: Path) -> None:
-    outbox = Outbox(str(tmp_path))
+    outbox = begun(tmp_path)
     found = [written(tmp_path, name, rows) for name, rows in (("a.parquet", 3), ("b.parquet", 2), ("c.parquet", 7))]
-    outbox.add(4, {"t-0": found[:2], "t-1": found[2:]})
+    outbox.add(batch(4), {"t-0": found[:2], "t-1": found[2:]})
     outbox.commit(4)
-    outbox.add(6, {"t-0": [written(tmp_path, "d.parquet", 1)], "t-1": []})
+    outbox.add(batch(6), {"t-0": [written(tmp_path, "d.parquet", 1)], "t-1": []})
     outbox.commit(6)
     assert numbers(outbox) == [("a.parquet", 0), ("b.parquet", 3), ("c.parquet", 0), ("d.parquet", 5)]
+    assert (outbox.messages, outbox.messages_up_to(5), outbox.messages_up_to(3)) == (13, 12, 0)
 
 
 def test_a_batch_that_is_run_again_gives_the_same_numbers_also_when_it_was_sent_meanwhile(tmp_path: Path) -> None:
-    outbox = Outbox(str(tmp_path))
-    outbox.add(1, {"t": [written(tmp_path, "a.parquet", 3)]})
+    outbox = begun(tmp_path)
+    outbox.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
     outbox.commit(1)
-    outbox.add(2, {"t": [written(tmp_path, "b.parquet", 2)]})
+    outbox.add(batch(2), {"t": [written(tmp_path, "b.parquet", 2)]})
     assert numbers(outbox) == [("a.parquet", 0)], "batch 2 is not in the table"
     outbox.sent(outbox.ready()[0])
-    again = Outbox(str(tmp_path))
+    again = begun(tmp_path, committed=1)
     assert again.name == outbox.name
-    again.add(2, {"t": [written(tmp_path, "b2.parquet", 2)]})
+    again.add(batch(2), {"t": [written(tmp_path, "b2.parquet", 2)]})
     again.commit(2)
-    assert numbers(again) == [("b2.parquet", 3)]
-    assert not (tmp_path / "b.parquet").exists()
+    assert numbers(again) == [("b.parquet", 3)]
+    assert not (tmp_path / "b2.parquet").exists()
     again.sent(again.ready()[0])
-    third = Outbox(str(tmp_path))
-    third.add(2, {"t": [written(tmp_path, "b3.parquet", 2)]})
+    third = begun(tmp_path, committed=2)
+    third.add(batch(2), {"t": [written(tmp_path, "b3.parquet", 2)]})
     third.commit(2)
-    third.add(3, {"t": [written(tmp_path, "c.parquet", 1)]})
+    assert third.ready() == [], "it was sent"
+    third.add(batch(3), {"t": [written(tmp_path, "c.parquet", 1)]})
     third.commit(3)
-    assert numbers(third) == [("b3.parquet", 3), ("c.parquet", 5)]
+    assert numbers(third) == [("c.parquet", 5)]
+
+
+def test_a_batch_that_is_planned_anew_replaces_one_that_never_committed(tmp_path: Path) -> None:
+    outbox = begun(tmp_path)
+    outbox.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
+    again = begun(tmp_path)
+    again.add(batch(1, digest=2), {"t": [written(tmp_path, "b.parquet", 4)]})
+    again.commit(1)
+    assert numbers(again) == [("b.parquet", 0)]
+    assert again.messages == 4
+    assert not (tmp_path / "a.parquet").exists()
+
+
+def test_a_process_that_was_suspended_cannot_replace_what_its_successor_recorded(tmp_path: Path) -> None:
+    suspended = begun(tmp_path)
+    successor = begun(tmp_path)
+    successor.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
+    successor.commit(1)
+    successor.sent(successor.ready()[0])
+    successor.add(batch(2), {"t": [written(tmp_path, "b.parquet", 2)]})
+    suspended.add(batch(1), {"t": [written(tmp_path, "late.parquet", 3)]})
+    suspended.commit(1)
+    last = begun(tmp_path, committed=2)
+    assert numbers(last) == [("b.parquet", 3)]
+    assert not (tmp_path / "late.parquet").exists()
+
+
+def test_nothing_is_touched_before_the_outbox_is_begun(tmp_path: Path) -> None:
+    owner = begun(tmp_path)
+    owner.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
+    written(tmp_path, "in-work.parquet", 9)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    Outbox(str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
 def test_files_of_batches_that_never_ended_are_removed(tmp_path: Path) -> None:
-    outbox = Outbox(str(tmp_path))
-    outbox.add(1, {"t": [written(tmp_path, "a.parquet", 3)]})
+    outbox = begun(tmp_path)
+    outbox.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
     written(tmp_path, "orphan.parquet", 9)
-    Outbox(str(tmp_path))
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["a.parquet", "outbox.json"]
+    begun(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000001.json", "a.parquet", "outbox.json"]
+
+
+def test_what_was_sent_leaves_one_record_that_keeps_the_numbers(tmp_path: Path) -> None:
+    outbox = begun(tmp_path)
+    for number in range(5):
+        outbox.add(batch(number), {"t": [written(tmp_path, f"{number}.parquet", 2)]})
+        outbox.commit(number)
+    for found in outbox.ready():
+        outbox.sent(found)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000004.json", "0000000004.sent", "outbox.json"]
+    assert begun(tmp_path, committed=4).messages == 10
+
+
+def test_a_file_that_is_missing_does_not_count_as_sent(tmp_path: Path) -> None:
+    outbox = begun(tmp_path)
+    outbox.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
+    (tmp_path / "a.parquet").unlink()
+    again = begun(tmp_path, committed=1)
+    with pytest.raises(CheckpointError, match=r"lacks a\.parquet, which holds 3 due messages of t that were not sent"):
+        again.check_present(again.ready()[0].files[0])
+
+
+def test_an_outbox_of_version_1_goes_on_with_its_numbers(tmp_path: Path) -> None:
+    file = {"topic_partition": "t", "committed": True}
+    data = {
+        "version": 1,
+        "name": "abcd",
+        "files": [
+            {**file, "name": "sent.parquet", "batch_id": 7, "first_sequence": 10, "rows": 5},
+            {**file, "name": "kept.parquet", "batch_id": 8, "first_sequence": 15, "rows": 2},
+        ],
+        "numbers": {"t": {"batch_id": 8, "first": 15, "next": 17}, "u": {"batch_id": 3, "first": 0, "next": 4}},
+    }
+    (tmp_path / "outbox.json").write_text(json.dumps(data))
+    written(tmp_path, "kept.parquet", 2)
+    outbox = begun(tmp_path, committed=8)
+    assert outbox.name == "abcd"
+    assert numbers(outbox) == [("kept.parquet", 15)]
+    outbox.add(batch(9), {"t": [written(tmp_path, "t.parquet", 1)], "u": [written(tmp_path, "u.parquet", 1)]})
+    outbox.commit(9)
+    assert numbers(outbox)[1:] == [("t.parquet", 17), ("u.parquet", 4)]
+    assert outbox.messages == 23
+
+
+def test_a_batch_of_version_1_that_did_not_commit_keeps_its_numbers_when_it_is_run_again(tmp_path: Path) -> None:
+    data = {"version": 1, "name": "abcd", "files": [], "numbers": {"t": {"batch_id": 8, "first": 15, "next": 17}}}
+    (tmp_path / "outbox.json").write_text(json.dumps(data))
+    outbox = begun(tmp_path, committed=7)
+    outbox.add(batch(8), {"t": [written(tmp_path, "t.parquet", 2)]})
+    outbox.commit(8)
+    assert numbers(outbox) == [("t.parquet", 15)]
 
 
 def test_a_newer_outbox_is_refused_with_advice(tmp_path: Path) -> None:
-    (tmp_path / "outbox.json").write_text(json.dumps({"version": 2}))
-    with pytest.raises(OffsetError, match=r"newer Ledgerlake \(version 2.*upgrade"):
-        Outbox(str(tmp_path))
+    (tmp_path / "outbox.json").write_text(json.dumps({"version": 3}))
+    with pytest.raises(OffsetError, match=r"newer Ledgerlake \(version 3.*upgrade"):
+        begun(tmp_path)
 
 
 @pytest.mark.parametrize(

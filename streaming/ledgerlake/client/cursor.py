@@ -1,7 +1,7 @@
-"""The durable cursor of a pipeline: it pins what was not read yet, and shows the broker how far we are.
+"""A durable cursor: it pins what was not read yet, and shows the broker how far the pipeline is.
 
-One exclusive durable subscription per topic partition. Made before the first read, moved by cumulative
-acknowledgement only after the table has committed, removed by ``forget``.
+One exclusive durable subscription per topic partition. It is made before the first read, moved by cumulative
+acknowledgement when nothing before can be asked for again, and removed by ``forget``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.client.session import Consumer, Session
 
-# After a crash the broker notices the dead connection on its own; until then the subscription looks held.
-_BUSY_FOR_S = 45.0
+# Of a consumer that is gone without a word, the broker learns by its keep-alive: within two intervals of 30 seconds.
+_BUSY_FOR_S = 75.0
 
 Result = TypeVar("Result")
 
@@ -49,10 +49,32 @@ class DurableCursor:
         """
         self._retrying(lambda: self._opened(from_earliest))
 
+    def make(self, from_earliest: bool) -> None:
+        """Create it if it does not exist yet, and let go of it at once.
+
+        Raises:
+            ConsumerBusyError: it is held, and so exists.
+            TopicNotFoundError, BrokerError, TransportError: as for a reader.
+        """
+        self._opened(from_earliest)
+        self.close()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the broker has this consumer, as far as that can be known without asking it."""
+        if self._open is None:
+            return False
+        session, consumer = self._open
+        return session.usable and not consumer.closed
+
     def advance(self, position: Position) -> None:
         """Acknowledge everything up to and including ``position``, where that is further than before."""
         if position.ledger_id < 0 or position.entry_id < 0 or position <= self._reached:
             return
+        if self._reached == BEFORE_ALL:
+            self._reached = self.position()
+            if position <= self._reached:
+                return
         self._retrying(lambda: self._acknowledge(position))
         self._reached = position
 
@@ -96,7 +118,7 @@ class DurableCursor:
             raise refused(f"move the subscription {self.name}", answer.error, answer.message)
 
     def _opened(self, from_earliest: bool) -> tuple[Session, Consumer]:
-        if self._open is None or self._open[1].closed:
+        if not self.is_open:
             session = self._cluster.session_for(self.topic_partition)
             consumer = session.subscribe(
                 f"hold the subscription {self.name} on {self.topic_partition}",
@@ -105,6 +127,7 @@ class DurableCursor:
                 ),
             )
             self._open = session, consumer
+        assert self._open is not None
         return self._open
 
     def _retrying(self, call: Callable[[], Result]) -> Result:

@@ -30,6 +30,7 @@ from ledgerlake.decode.split import read_delayed
 from ledgerlake.errors import SetupError, refuse_newer
 from ledgerlake.operators.assembly import Assembled, Due, DueAgain, Rejected
 from ledgerlake.operators.buckets import FolderStorage, StateStorage
+from ledgerlake.operators.cancelling import CANCEL_REFUSED
 from ledgerlake.operators.rows import places
 from ledgerlake.state.delay.bucket import Record, record_from_json, record_to_json
 from ledgerlake.state.delay.cancels import MOST_CANCELS, Cancel, Cancels, cancels_from_json, cancels_to_json
@@ -155,7 +156,7 @@ class DelayedMessages:
         cancels = cancels_from_json(stored) if stored else Cancels()
         refused = self._add_cancels(cancels, tracker.last_due_ms)
         if refused:
-            yield Rejected("cancel_refused", [(one.position, None) for one in refused])
+            yield Rejected(CANCEL_REFUSED, [(one, None) for one in dict.fromkeys(one.position for one in refused)])
         next_due_ms = tracker.next_due_ms
         cutoff_ms = due_ms or 0
         if self._due_parts or (next_due_ms is not None and next_due_ms <= cutoff_ms):

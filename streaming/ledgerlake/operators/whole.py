@@ -15,7 +15,7 @@ from ledgerlake.decode.messages import BatchPart, TopicPartition, as_view, rejec
 from ledgerlake.decode.rejects import read_reject
 from ledgerlake.decode.split import DELAYED, ENTRIES, REJECT, only_entry
 from ledgerlake.errors import CorruptEntryError
-from ledgerlake.operators.cancelling import find_cancels
+from ledgerlake.operators.cancelling import CANCEL_REFUSED, TaskCancels
 from ledgerlake.operators.chunk_entries import read_alone
 from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
 from ledgerlake.operators.processor import assemble
@@ -72,6 +72,7 @@ class _Range:
         self._options = options
         self._holds_delayed = holds_delayed
         self._events: list[Event] = []
+        self._cancels = TaskCancels()
 
     def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         self._now_ms = latest((self._now_ms, piece.broker_ms))
@@ -88,7 +89,10 @@ class _Range:
 
     def _decode(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         for batch in piece_as_view(piece, self._source, self._options):
-            self._events += find_cancels(batch)
+            accepted, refused = self._cancels.take(batch)
+            self._events += accepted
+            for position in refused:
+                yield flow_row(self._source, "reject", position, CANCEL_REFUSED)
             with pa.BufferOutputStream() as out, pa.ipc.new_stream(out, batch.schema) as writer:
                 writer.write_batch(batch)
             yield flow_row(self._source, "rows", entry=out.getvalue())

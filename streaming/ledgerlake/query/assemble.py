@@ -1,13 +1,14 @@
-"""The pipeline put together: cursor, source, sink, in the order that loses nothing.
+"""The pipeline put together: checkpoint, cursors, source and sink, in the order that loses nothing.
 
-tables checked         before a cursor is made; those that are missing are made beside the next step
-durable cursors made   before anything is read, so that the broker keeps what we have not taken
-query started          the sink's stages, then ``foreachBatch``; the sink commits, then the cursors move
+checked              the checkpoint's stream, the tables' columns and features: nothing is changed
+held                 the durable cursors, which are the right to run the stream (see ``cursors``); a new one pins the topic
+checked again        the checkpoint against the tables, now that nobody else may change either
+begun                tables that are missing are made, the outbox and the staging folder are opened
+started              the sink's stages, then ``foreachBatch``; the sink commits, Spark records the batch, the cursors move
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import threading
@@ -20,12 +21,13 @@ from ledgerlake import errors as _errors
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.decode import kernels, schema
-from ledgerlake.errors import LedgerlakeError, SetupError, TopicNotFoundError, UsageError
+from ledgerlake.errors import CheckpointError, LedgerlakeError, SetupError, UsageError
 from ledgerlake.operators.processor import set_up_state
 from ledgerlake.operators.whole import whole_messages
+from ledgerlake.query.checkpoint import Checkpoint, as_option
 from ledgerlake.query.config import Config, parse_trigger
+from ledgerlake.query.cursors import CursorKeeper
 from ledgerlake.query.session import settings_of
-from ledgerlake.query.start import as_option, load_start, save_start
 from ledgerlake.sinks.datasource import LedgerlakeDataSource
 from ledgerlake.sinks.delta import BatchResult, DeltaSink
 from ledgerlake.sinks.outbox import Outbox
@@ -33,9 +35,11 @@ from ledgerlake.sinks.pulsar import LargeMessageProducer
 from ledgerlake.sinks.republish import Republisher
 from ledgerlake.sinks.spark_table import open_table
 from ledgerlake.sinks.writing import TaskSettings
-from ledgerlake.source.bounds import first_available, resolve_start
+from ledgerlake.source.bounds import end_position, first_available, resolve_start
+from ledgerlake.source.loss import moved_to
 from ledgerlake.source.offsets import PartitionOffset
 from ledgerlake.source.options import parse_start
+from ledgerlake.source.positions import describe
 from ledgerlake.source.wakes import load_wakes, save_wakes
 from ledgerlake.state.delay.cancels import CANCEL_PROPERTY, parse_cancel
 from ledgerlake.wire.message_id import BEFORE_ALL
@@ -53,6 +57,13 @@ if TYPE_CHECKING:
     from ledgerlake.wire.message_id import Position
 
 _log = logging.getLogger(__name__)
+
+# How long an end waits for Spark's commit log and for the cursors.
+_FINISH_S = 30.0
+_COMMIT_POLL_S = 0.01
+
+# Spark keeps at least so many batches in its logs (``spark.sql.streaming.minBatchesToRetain``).
+_BATCHES_KEPT = 99
 
 
 def messages(spark: SparkSession, config: Config) -> DataFrame:
@@ -100,28 +111,27 @@ class Pipeline:
         self.config = config
         self._spark = spark
         self._on_batch = on_batch
-        options = config.parsed_options()
-        self._cluster = Cluster(options.client)
-        self._topics = options.topics
-        self._cursors: dict[str, DurableCursor] = {}
+        self._options = config.parsed_options()
+        self._cluster = Cluster(self._options.client)
+        self._topics = self._options.topics
+        self._checkpoint = Checkpoint(config.stream.checkpoint)
+        self._cursors = CursorKeeper(self._cluster, config.subscription, self._checkpoint)
         self._outbox = Outbox(config.outbox_path) if config.outbox_path else None
         self._republisher: Republisher | None = None
-        if self._outbox is not None and config.deliver is not None:
-            self._republisher = Republisher(self._outbox, options.client, config.deliver.topic, config.stream.name)
         self.metrics: ServedMetrics | None = None
         staging = f"{config.stream.checkpoint}/ledgerlake/staging"
         delta = config.delta
-        found = open_table(delta.path, schema.MESSAGES, delta.writer, f"{staging}/messages")
-        rejected = open_table(delta.rejects_path, schema.REJECTS, delta.writer, f"{staging}/rejects")
+        messages_table = open_table(delta.path, schema.MESSAGES, delta.writer, f"{staging}/messages")
+        rejects_table = open_table(delta.rejects_path, schema.REJECTS, delta.writer, f"{staging}/rejects")
         self._sink = DeltaSink(
-            found,
-            rejected,
+            messages_table,
+            rejects_table,
             TaskSettings(
-                found.folder,
-                rejected.folder,
+                messages_table.folder,
+                rejects_table.folder,
                 config.chunks.limits,
                 config.delay_options,
-                options,
+                self._options,
                 config.outbox_path,
             ),
             self._outbox,
@@ -130,6 +140,8 @@ class Pipeline:
         self._wakes_ms: dict[str, int] = {}
         self._stopping = threading.Event()
         self._batch_in_work = threading.Lock()
+        self._last_batch: int | None = None
+        self._failure: LedgerlakeError | None = None
         self._waiting: dict[str, int] = {}
         self.query: StreamingQuery | None = None
 
@@ -143,16 +155,20 @@ class Pipeline:
             _log.warning(
                 "there is no folder for compiled code, so every worker compiles for itself at its start; set NUMBA_CACHE_DIR"
             )
+        self._checkpoint.check_stream(self.config.stream.name)
         names = self._cluster.all_partitions(self._topics)
-        missing = [table for table in (self._sink.messages, self._sink.rejects) if not table.check(self._spark)]
+        tables = (self._sink.messages, self._sink.rejects)
+        missing = [table for table in tables if not table.check(self._spark)]
+        start = self._hold_cursors(names, [table for table in tables if table not in missing])
         # Making a table takes a cold JVM seconds, and so does the stream.
         with ThreadPoolExecutor(1) as beside:
             made = beside.submit(_create, missing, self._spark)
-            start = self._hold_cursors(names)
             stream = self._stream(start)
             made.result()
+        self._begin_outbox()
         self._sink.load_floors(names)
         self._sink.begin()
+        self._cursors.begin(self._end_with)
         writer = (
             stream.writeStream.queryName(self.config.stream.name)
             .option("checkpointLocation", self.config.stream.checkpoint)
@@ -171,8 +187,30 @@ class Pipeline:
     def _stream(self, start: Offset) -> DataFrame:
         self._wakes_ms = load_wakes(self._wake_file)
         set_up_state(self._spark)
-        own = {"startingOffsets": as_option(start), "wakes": self._wake_file}
+        own = {
+            "startingOffsets": as_option(start),
+            "wakes": self._wake_file,
+            "pinnedBy": self.config.subscription,
+            "movedCursors": as_option(self._moved_cursors(start)),
+        }
         return self._sink.stream(self._spark, self.config.source_options() | own)
+
+    def _moved_cursors(self, start: Offset) -> Offset:
+        """Return where those cursors stand that somebody else moved over entries without an index, by which loss is told."""
+        read = start | (self._checkpoint.committed_offset() or {})
+        moved = {}
+        for name, position in self._cursors.positions(name for name, end in read.items() if end.index is None).items():
+            if moved_to(position, read[name].position) != BEFORE_ALL:
+                _log.warning(
+                    "the subscription %s of %s stands at %s, and the stream has read up to %s: somebody moved it, by message "
+                    "TTL or by hand",
+                    self.config.subscription,
+                    name,
+                    position,
+                    read[name].position,
+                )
+                moved[name] = PartitionOffset(position)
+        return moved
 
     def _serve_metrics(self, port: int) -> None:
         from ledgerlake.query.metrics import ServedMetrics
@@ -183,7 +221,7 @@ class Pipeline:
         """Wait for the end; False when ``timeout_s`` passed first.
 
         Raises:
-            LedgerlakeError: the query failed; ours where the cause was ours, else a SetupError with Spark's word.
+            LedgerlakeError: the query failed; ours if the cause was ours, else a SetupError with Spark's word.
         """
         from pyspark.errors import StreamingQueryException
 
@@ -192,93 +230,198 @@ class Pipeline:
         try:
             ended = self.query.awaitTermination(timeout_s) if timeout_s is not None else self.query.awaitTermination()
         except StreamingQueryException as error:
+            if self._failure is not None:
+                raise self._failure from None
             if self._stopping.is_set():
                 return True
             raise cause_of(error) from None
-        if ended is not False and self._republisher is not None and not self._stopping.is_set():
+        if self._failure is not None:
+            raise self._failure
+        if ended is False:
+            return False
+        self._cursors.finish(_FINISH_S)
+        if self._republisher is not None and not self._stopping.is_set():
             self._republisher.drain(self.config.source.retry_timeout_s)
-        return ended is not False
+        return True
 
     def stop(self) -> None:
-        """End after the batch in work; one that comes later finds the door closed and is not begun."""
+        """End after the batch in work, and move the cursors behind it; a batch that comes later is not begun."""
         self._stopping.set()
         with self._batch_in_work:
             pass
+        self._await_commit()
         if self.query is not None:
             self.query.stop()
+        self._cursors.finish(_FINISH_S)
 
     def close(self) -> None:
         """Let go of the broker; the cursors stay on it, and what was not sent stays in the outbox."""
         if self._republisher is not None:
             self._republisher.stop()
-        for cursor in self._cursors.values():
-            cursor.close()
+        self._cursors.close()
         self._cluster.close()
         if self.metrics is not None:
             self.metrics.close()
             self.metrics = None
 
-    def _hold_cursors(self, names: list[str]) -> Offset:
-        """Make the cursors before anything is read; the pipeline's very first position, resolved once for all runs."""
-        bound = parse_start(self.config.source.starting, "[source] starting")
-        start = load_start(self.config.stream.checkpoint)
-        try:
-            for name in names:
-                cursor = DurableCursor(self._cluster, name, self.config.subscription)
-                cursor.ensure(from_earliest=bound != "latest" or start is not None)
-                self._cursors[name] = cursor
-            if start is not None:
-                return start
-            first = self._first_start(names, bound)
-            save_start(self.config.stream.checkpoint, first)
-        except LedgerlakeError:
-            if start is None:
-                self._forget_unused_cursors()
-            raise
-        for name, offset in first.items():
-            self._cursors[name].advance(offset.position)
-        return first
+    def _await_commit(self) -> None:
+        """Let Spark record the batch that was written last; ended before, it would be run again."""
+        deadline_s = time.monotonic() + _FINISH_S
+        while self._last_batch is not None and self.query is not None and self.query.isActive:
+            if self._checkpoint.has_committed(self._last_batch) or time.monotonic() > deadline_s:
+                return
+            time.sleep(_COMMIT_POLL_S)
 
-    def _forget_unused_cursors(self) -> None:
-        """A pipeline that never began leaves nothing on the broker; a cursor that has moved is one of an earlier run."""
-        for name, cursor in self._cursors.items():
-            with contextlib.suppress(LedgerlakeError):
-                if cursor.position() <= first_available(self._cluster, name):
-                    cursor.forget()
+    def _end_with(self, error: LedgerlakeError) -> None:
+        """End the query from a thread beside it."""
+        self._failure = error
+        self._stopping.set()
+        if self.query is not None:
+            self.query.stop()
 
-    def _first_start(self, names: list[str], bound: Bound) -> Offset:
-        """Where a pipeline without a checkpoint begins.
+    def _hold_cursors(self, names: list[str], tables: list[Table]) -> Offset:
+        """Take the right to run the stream; return the pipeline's very first position, resolved once for all runs.
+
+        Args:
+            tables: those that are there already.
 
         Raises:
-            SetupError: its cursors have moved already, so that a checkpoint there was is lost, and nobody has said what to do.
+            CheckpointError: checkpoint and tables do not belong together.
+            SetupError: the checkpoint is lost, or cannot be written.
         """
-        stands = {name: cursor.position() for name, cursor in self._cursors.items()}
-        if bound == "cursor":
-            return {name: PartitionOffset(stands[name]) for name in names}
-        start = {name: resolve_start(self._cluster, name, bound) for name in names}
-        for name, position in stands.items() if bound != "latest" else ():
-            if position > first_available(self._cluster, name):
-                raise SetupError(
-                    f"there is no checkpoint at {self.config.stream.checkpoint}, but the subscription "
-                    f"{self.config.subscription} has read {name} up to {position}; restore the checkpoint, or set starting to "
-                    "cursor to go on from there, or begin anew after: ledgerlake forget CONFIG"
-                )
+        bound = parse_start(self.config.source.starting, "[source] starting")
+        start = self._checkpoint.start()
+        ends = {}
+        if start is None:
+            self._check_first_start(names, bound, tables)
+            ends = {name: end_position(self._cluster, name) for name in names} if bound == "latest" else {}
+        self._cursors.hold(names, from_earliest=bound != "latest" or start is not None)
+        # Another process may have begun, or gone on, until it let go of the cursors.
+        start = self._checkpoint.start()
+        self._compare_with_tables(tables)
+        if start is None:
+            start = self._first_start(bound, ends)
+            self._checkpoint.save_stream(self.config.stream.name)
+            self._checkpoint.save_start(start)
+            self._cursors.advance({name: offset.position for name, offset in start.items()})
+        self._checkpoint.save_stream(self.config.stream.name)
         return start
 
-    def _advance_cursor(self, name: str, position: Position) -> None:
-        """Move a topic partition's cursor; made here for one that came while the query runs. Of a deleted topic there is none."""
-        if name not in self._cursors:
-            self._cursors[name] = DurableCursor(self._cluster, name, self.config.subscription)
-        with contextlib.suppress(TopicNotFoundError):
-            self._cursors[name].advance(position)
+    def _check_first_start(self, names: list[str], bound: Bound, tables: list[Table]) -> None:
+        """Find what can be wrong with a start without a checkpoint before a cursor is made for it.
+
+        Raises:
+            SetupError: the tables have messages of this stream, so that a checkpoint there was is lost.
+        """
+        known = [table.path for table in tables if table.knows_stream(self.config.stream.name)]
+        if known and bound != "cursor" and not self._checkpoint.is_forgotten:
+            raise self._lost_checkpoint(f"the table at {known[0]} has messages of the stream {self.config.stream.name}")
+        self._checkpoint.check_writable()
+        if bound not in ("cursor", "latest"):
+            for name in names:
+                resolve_start(self._cluster, name, bound)
+
+    def _first_start(self, bound: Bound, ends: dict[str, Position]) -> Offset:
+        """Where a pipeline without a checkpoint begins.
+
+        Args:
+            ends: where the topic partitions ended before the cursors were made, for a start at the latest message.
+
+        Raises:
+            SetupError: the cursors are older than this start, and something is unread or was read, so that a checkpoint there
+                was is lost, and nobody has said what to do.
+        """
+        positions = self._cursors.positions()
+        if bound == "latest":
+            for name, end in ends.items():
+                if positions[name] < end:
+                    raise self._lost_checkpoint(
+                        f"the subscription {self.config.subscription} has unread messages of {name} behind {positions[name]}"
+                    )
+        elif bound != "cursor":
+            for name, position in positions.items():
+                if position > first_available(self._cluster, name):
+                    raise self._lost_checkpoint(
+                        f"the subscription {self.config.subscription} has read {name} up to {position}"
+                    )
+            return {name: resolve_start(self._cluster, name, bound) for name in positions}
+        # Where the cursor stands, so that nothing lies between what it pins and what is read.
+        return {name: describe(self._cluster, name, position) for name, position in positions.items()}
+
+    def _lost_checkpoint(self, sign: str) -> SetupError:
+        return SetupError(
+            f"there is no checkpoint at {self.config.stream.checkpoint}, but {sign}; restore the checkpoint, or set starting "
+            "to cursor to go on from there, or begin anew after: ledgerlake forget CONFIG"
+        )
+
+    def _compare_with_tables(self, tables: list[Table]) -> None:
+        """Check that the checkpoint is not older than the tables.
+
+        Raises:
+            CheckpointError: it is, or it is of another run than what the tables hold.
+        """
+        query_id = self._checkpoint.query_id()
+        planned = self._checkpoint.last_planned()
+        if query_id is None:
+            if planned is not None:
+                raise CheckpointError(
+                    f"the checkpoint {self.config.stream.checkpoint} lacks its file 'metadata'; restore it from a complete copy"
+                )
+            return
+        query = self._query_name(query_id)
+        for table in tables:
+            recorded = table.recorded(query)
+            if recorded is None:
+                continue
+            if planned is None or recorded.batch_id > planned:
+                reached = "no batch" if planned is None else f"batch {planned}"
+                raise self._older_checkpoint(table, f"has batch {recorded.batch_id}", f"reaches {reached}")
+            if planned - recorded.batch_id < _BATCHES_KEPT and recorded.range_digest is not None:
+                batch = self._checkpoint.record(self.config.stream.name, query, recorded.batch_id)
+                if not recorded.is_batch(batch):
+                    raise self._older_checkpoint(table, f"has another batch {recorded.batch_id}", "has one of its own")
+
+    def _older_checkpoint(self, table: Table, there: str, here: str) -> CheckpointError:
+        return CheckpointError(
+            f"the table at {table.path} {there} of the stream {self.config.stream.name}, and the checkpoint "
+            f"{self.config.stream.checkpoint} {here}: it is an older copy; restore the newest one, or remove it and set "
+            "starting to cursor to go on where the subscription stands"
+        )
+
+    def _begin_outbox(self) -> None:
+        """Open the outbox and start to send it.
+
+        Raises:
+            CheckpointError: it is older than the table.
+        """
+        deliver = self.config.deliver
+        if self._outbox is None or deliver is None:
+            return
+        table = self._sink.messages
+        query_id = self._checkpoint.query_id()
+        recorded = None if query_id is None else table.recorded(self._query_name(query_id))
+        committed = None if recorded is None else recorded.batch_id
+        self._outbox.begin(committed)
+        in_table = table.outbox_messages(self._outbox.name)
+        held = -1 if committed is None else self._outbox.messages_up_to(committed)
+        if in_table is not None and held < in_table:
+            raise CheckpointError(
+                f"the outbox {self._outbox.folder} has held {held} messages, and the table at {table.path} says {in_table}: "
+                "it is an older copy; restore the newest one"
+            )
+        self._republisher = Republisher(
+            self._outbox, self._options.client, deliver.topic, self.config.stream.name, lambda: self._cursors.is_held
+        )
 
     def _write_batch(self, written: DataFrame, batch_id: int) -> None:
         with self._batch_in_work:
             if self._stopping.is_set():
                 raise _StoppedError
-            result = self._sink.write(written, self._query_identity(written), batch_id)
-            for name, position in result.ends.items():
-                self._advance_cursor(name, position)
+            query = self._query_name(_query_id(written))
+            batch = self._checkpoint.record(self.config.stream.name, query, batch_id)
+            result = self._sink.write(written, batch, self._cursors.check_held)
+            self._cursors.add(batch_id, result.ends)
+            self._last_batch = batch_id
             self._note_wakes(result.wakes_ms)
             self._waiting |= result.waiting
             if self._republisher is not None:
@@ -296,14 +439,18 @@ class Pipeline:
             save_wakes(self._wake_file, wakes_ms)
         self._wakes_ms = wakes_ms
 
-    def _query_identity(self, batch: DataFrame) -> str:
+    def _query_name(self, query_id: str) -> str:
         """What the table knows this query by: its name, and the checkpoint's own id, so that a new checkpoint starts over."""
-        query_id = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-        if not query_id:
-            raise SetupError(
-                "Spark did not tell the query's id, without which batches cannot be told apart; use classic Spark"
-            )
         return f"ledgerlake:{self.config.stream.name}:{query_id}"
+
+
+def _query_id(batch: DataFrame) -> str:
+    query_id = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+    if not query_id:
+        raise SetupError(
+            "Spark did not tell the query's id, without which batches cannot be told apart; use classic Spark"
+        )
+    return str(query_id)
 
 
 def _create(tables: list[Table], spark: SparkSession) -> None:
@@ -330,7 +477,11 @@ def check_reachable(config: Config) -> None:
 
 
 def forget(config: Config) -> list[str]:
-    """Remove the pipeline's durable cursors from the broker; the topic partitions that had one."""
+    """Remove the pipeline's durable cursors from the broker, and let a start without a checkpoint begin anew.
+
+    Returns:
+        The topic partitions that had a cursor.
+    """
     options = config.parsed_options()
     cluster = Cluster(options.client)
     try:
@@ -339,6 +490,7 @@ def forget(config: Config) -> list[str]:
             DurableCursor(cluster, name, config.subscription).forget()
     finally:
         cluster.close()
+    Checkpoint(config.stream.checkpoint).forget()
     return names
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import Cluster
-from ledgerlake.query.start import committed_offset, load_start
+from ledgerlake.query.checkpoint import Checkpoint
 from ledgerlake.source.bounds import entry_from, resolve_start, tail_once
 from ledgerlake.source.options import parse_start
 from ledgerlake.wire.message_id import BEFORE_ALL
@@ -47,7 +47,8 @@ def find_lags(config: Config) -> list[Lag]:
     options = config.parsed_options()
     cluster = Cluster(options.client)
     try:
-        taken = committed_offset(config.stream.checkpoint) or load_start(config.stream.checkpoint) or {}
+        checkpoint = Checkpoint(config.stream.checkpoint)
+        taken = checkpoint.committed_offset() or checkpoint.start() or {}
         bound = parse_start(config.source.starting, "[source] starting")
         return [
             _lag(cluster, name, taken[name] if name in taken else resolve_start(cluster, name, bound))

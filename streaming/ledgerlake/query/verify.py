@@ -37,7 +37,7 @@ from ledgerlake.files import resolve
 from ledgerlake.operators.assembly import Assembled, Rejected
 from ledgerlake.operators.chunk_entries import read_alone
 from ledgerlake.operators.local import LocalAssembly
-from ledgerlake.query.start import committed_offset, load_start
+from ledgerlake.query.checkpoint import Checkpoint
 from ledgerlake.sinks.ordered import sort_keys
 from ledgerlake.sinks.tables import special_features
 from ledgerlake.source.bounds import resolve_end
@@ -372,7 +372,8 @@ def _before(rows: Keys, first: Position | None) -> int:
 
 def _committed_range(checkpoint: str, cluster: Cluster, topics: TopicSelection) -> tuple[Offset, Offset]:
     """The query's first offset and that of its last committed batch; the whole topics where there is no checkpoint."""
-    end = committed_offset(checkpoint)
+    known = Checkpoint(checkpoint)
+    end = known.committed_offset()
     if end is not None:
-        return load_start(checkpoint) or {}, end
+        return known.start() or {}, end
     return {}, {name: resolve_end(cluster, name, "latest") for name in cluster.all_partitions(topics)}

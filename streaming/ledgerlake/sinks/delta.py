@@ -3,12 +3,14 @@
 Order of a micro-batch, each step safe to repeat after a kill at any point:
 
     1. tasks write Parquet files that no table knows (see ``writing``); what a killed task leaves is an orphan for ``ledgerlake vacuum``
-    2. note what is for a topic in the outbox (see ``outbox``), where there is one
-    3. commit ``rejects``     with (query, batch id); skipped where that batch is in already
-    4. commit ``messages``    likewise, with how far each topic partition's time has come
-    5. let the outbox be sent, move the durable cursors
+    2. ask both tables whether they hold the batch; what belongs to another checkpoint is refused before anything changes
+    3. note what is for a topic in the outbox (see ``outbox``), if there is one
+    4. commit ``rejects``     with the batch's number and offsets; skipped if that batch is in already
+    5. commit ``messages``    likewise, with how far each topic partition's time has come
+    6. let the outbox be sent
 
-The plan is run once per batch and also on a replay, since stateful stages must see every batch; only commits are skipped.
+The durable cursors move later, when Spark's commit log has the batch (see ``query.cursors``): until then Spark may run it
+again. A replayed batch runs the whole plan, because the state store must advance. Only its commits are skipped.
 """
 
 from __future__ import annotations
@@ -31,8 +33,11 @@ from ledgerlake.sinks.writing import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import DataFrame, SparkSession
 
+    from ledgerlake.sinks.batch_record import BatchRecord
     from ledgerlake.sinks.outbox import Outbox
     from ledgerlake.wire.message_id import Position
 
@@ -84,32 +89,43 @@ class DeltaSink:
         settled = assemble(write_stream(spark, source_options, settings), settings.limits, settings.delay)
         return settled.mapInArrow(lambda rows: write_rest(rows, settings, BatchNote.of_this_task()), FACT_SCHEMA)
 
-    def write(self, written: DataFrame, query: str, batch_id: int) -> BatchResult:
+    def write(self, written: DataFrame, batch: BatchRecord, check_owner: Callable[[], None]) -> BatchResult:
         """Run the plan of a micro-batch of ``stream`` and commit what it wrote.
+
+        Args:
+            check_owner: raises if this process does not own the stream any more; called before anything is committed.
 
         Raises:
             TableError: a commit did not land; the batch is not counted as done.
+            CheckpointError: the tables hold another batch of that number, or a later one; nothing was changed.
         """
-        note = asdict(BatchNote(batch_id, self._floors_us))
+        note = asdict(BatchNote(batch.batch_id, self._floors_us))
         # The tasks' code was fixed when the query began; this they can read anew in every batch.
         written.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, json.dumps(note))
-        return self._commit(query, batch_id, [fact_from_json(row.fact) for row in written.collect()])
+        facts = [fact_from_json(row.fact) for row in written.collect()]
+        check_owner()
+        return self.commit(batch, facts)
 
-    def _commit(self, query: str, batch_id: int, facts: list[PartitionFact]) -> BatchResult:
+    def commit(self, batch: BatchRecord, facts: list[PartitionFact]) -> BatchResult:
+        """Commit what the tasks of a micro-batch wrote; see ``write``."""
         rejects = [file for fact in facts for file in fact.written.rejects]
         messages = [file for fact in facts for file in fact.written.messages]
-        result = BatchResult(batch_id, sum(file.rows for file in messages), sum(file.rows for file in rejects))
+        result = BatchResult(batch.batch_id, sum(file.rows for file in messages), sum(file.rows for file in rejects))
+        rejects_held = bool(rejects) and self.rejects.holds(batch)
+        messages_held = bool(messages) and self.messages.holds(batch)
+        outbox_messages = None
         if self._outbox is not None:
-            self._outbox.add(batch_id, {fact.topic_partition: fact.outbox for fact in facts})
-        if rejects:
-            result.repeated = not self.rejects.commit(query, batch_id, rejects, {})
-        if messages:
+            self._outbox.add(batch, {fact.topic_partition: fact.outbox for fact in facts})
+            outbox_messages = {self._outbox.name: self._outbox.messages}
+        if rejects and not rejects_held:
+            self.rejects.commit(batch, rejects, {})
+        if messages and not messages_held:
             later_us = self._later_times(facts)
-            result.repeated = not self.messages.commit(query, batch_id, messages, later_us)
-            if not result.repeated:
-                self._floors_us = self._floors_us | later_us
+            self.messages.commit(batch, messages, later_us, outbox_messages)
+            self._floors_us = self._floors_us | later_us
+        result.repeated = messages_held if messages else rejects_held
         if self._outbox is not None:
-            self._outbox.commit(batch_id)
+            self._outbox.commit(batch.batch_id)
         self.messages.remove_files([name for fact in facts for name in fact.replaced])
         for fact in facts:
             result.ends[fact.topic_partition] = fact.done

@@ -1,15 +1,22 @@
 """Due messages on their way to a topic: files that the last stage writes, sent in order when their batch has committed.
 
-    <checkpoint>/ledgerlake/outbox/outbox.json    which files there are, in order, and how messages are numbered (versioned)
-    <checkpoint>/ledgerlake/outbox/*.parquet      due messages of one topic partition and micro-batch; gone when sent
+    <checkpoint>/ledgerlake/outbox/outbox.json         the outbox's name, with a version
+    <checkpoint>/ledgerlake/outbox/<batch>.json        files of a micro-batch, and how its messages are numbered
+    <checkpoint>/ledgerlake/outbox/<batch>.sent        all messages of that micro-batch are on the topic
+    <checkpoint>/ledgerlake/outbox/*.parquet           due messages of one topic partition and micro-batch; gone when sent
 
 So the topic has a position of its own: it may be down while the table goes on, and gets everything later.
 
 Rules kept here:
+  - Nothing is touched before ``begin``, which only the owner of the stream may call.
   - A message's number depends on what was due before it alone: a micro-batch that is run again gives it the same one. The
     broker drops a number that it has seen from the same producer, so sending again is harmless.
-  - The file of a batch is not sent before the batch has committed.
-  - Only the batch's thread writes ``outbox.json``; the sender removes files, and what has no file was sent.
+  - The first record of a micro-batch stands. A later run of the same micro-batch keeps it and removes its own files, so that a
+    process that was suspended cannot replace what its successor has recorded or sent.
+  - A micro-batch is not sent before the table has it. It counts as sent only if that was recorded: a file that is missing
+    without that is an error.
+
+Version 1 kept everything in ``outbox.json``, and took a missing file for sent.
 """
 
 from __future__ import annotations
@@ -17,18 +24,19 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
 
-from ledgerlake.errors import refuse_newer
+from ledgerlake.errors import CheckpointError, refuse_newer
 from ledgerlake.files import load_json, resolve, save_json
 
 if TYPE_CHECKING:
+    from ledgerlake.sinks.batch_record import BatchRecord
     from ledgerlake.sinks.ordered import DataFile
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -37,19 +45,21 @@ class OutboxFile:
 
     name: str
     topic_partition: str
-    batch_id: int
     first_sequence: int
     rows: int
-    committed: bool = False
 
 
 @dataclass(frozen=True)
-class _Numbers:
-    """Of a topic partition: the last batch that had messages, and the numbers before and after it."""
+class OutboxBatch:
+    """What a micro-batch has for the topic.
+
+    ``next_sequences`` are the numbers that come next, of every topic partition that ever had a message.
+    """
 
     batch_id: int
-    first: int
-    next: int
+    range_digest: int
+    files: list[OutboxFile]
+    next_sequences: dict[str, int] = field(default_factory=dict)
 
 
 class Outbox:
@@ -57,78 +67,179 @@ class Outbox:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self._filesystem, self._root = resolve(folder)
-        self._filesystem.create_dir(self._root, recursive=True)
-        data = load_json(f"{folder}/outbox.json") or {"version": VERSION, "name": secrets.token_hex(4)}
-        refuse_newer(f"the outbox {folder}", data["version"], VERSION)
-        self.name: str = data["name"]
-        self._files = [OutboxFile(**one) for one in data.get("files", [])]
-        self._numbers = {name: _Numbers(**one) for name, one in data.get("numbers", {}).items()}
+        self.name = ""
+        self._batches: dict[int, OutboxBatch] = {}
+        self._sent: set[int] = set()
+        self._committed = -1
         self._lock = threading.Lock()
-        self._remove_left_over()
 
-    def add(self, batch_id: int, found: dict[str, list[DataFile]]) -> None:
-        """Files of a batch that is about to commit, by topic partition; those of an earlier try are replaced."""
-        if not any(found.values()):
+    def begin(self, committed: int | None) -> None:
+        """Open the outbox, and remove files of tasks whose micro-batch was never recorded.
+
+        Args:
+            committed: the last micro-batch that the table holds.
+
+        Raises:
+            OffsetError: a newer release wrote it.
+        """
+        self._filesystem, self._root = resolve(self.folder)
+        self._filesystem.create_dir(self._root, recursive=True)
+        self._committed = -1 if committed is None else committed
+        data = load_json(f"{self.folder}/outbox.json") or {"version": VERSION, "name": secrets.token_hex(4)}
+        refuse_newer(f"the outbox {self.folder}", data["version"], VERSION)
+        self.name = data["name"]
+        if data["version"] < VERSION:
+            self._take_version_1(data)
+        save_json(f"{self.folder}/outbox.json", {"version": VERSION, "name": self.name})
+        self._load()
+        self._remove_unknown()
+
+    @property
+    def messages(self) -> int:
+        """How many messages the outbox has held, sent ones too."""
+        return sum(self._latest().next_sequences.values()) if self._batches else 0
+
+    def messages_up_to(self, batch_id: int) -> int:
+        """Return how many messages it had held up to a micro-batch."""
+        numbers = [number for number in self._batches if number <= batch_id]
+        return sum(self._batches[max(numbers)].next_sequences.values()) if numbers else 0
+
+    def add(self, batch: BatchRecord, found: dict[str, list[DataFile]]) -> None:
+        """Record files of a micro-batch that is about to commit, by topic partition."""
+        files = [file for _, group in sorted(found.items()) for file in group if file.rows]
+        if not files:
             return
         with self._lock:
-            present = self._present()
-            for one in self._files:
-                if one.batch_id == batch_id and one.name in present:
-                    self._remove(one.name)
-            self._files = [one for one in self._files if one.batch_id != batch_id and one.name in present]
-            for topic_partition, files in sorted(found.items()):
-                self._append(batch_id, topic_partition, files)
-            self._save()
+            stored = self._stored(batch.batch_id)
+            if stored is not None and stored.range_digest == batch.range_digest and self._is_whole(stored):
+                self._batches[batch.batch_id] = stored
+                known = {file.name for file in stored.files}
+                self._remove([file.name for file in files if file.name not in known])
+                return
+            made = self._numbered(batch, found)
+            save_json(self._path(batch.batch_id), {"version": VERSION, **asdict(made)})
+            self._batches[batch.batch_id] = made
+            if stored is not None:
+                self._remove([file.name for file in stored.files])
 
     def commit(self, batch_id: int) -> None:
-        """The batch is in the table: what it holds may be sent."""
+        """The micro-batch is in the table: what it holds may be sent."""
+        self._committed = max(self._committed, batch_id)
+
+    def ready(self) -> list[OutboxBatch]:
+        """Return what is to be sent now, in order."""
         with self._lock:
-            if not any(one.batch_id == batch_id for one in self._files):
-                return
-            self._files = [
-                OutboxFile(**{**asdict(one), "committed": one.committed or one.batch_id == batch_id})
-                for one in self._files
+            return [
+                self._batches[number]
+                for number in sorted(self._batches)
+                if number <= self._committed and number not in self._sent
             ]
-            self._save()
 
-    def ready(self) -> list[OutboxFile]:
-        """What is to be sent now, in order."""
+    def sent(self, batch: OutboxBatch) -> None:
+        """Record that all messages of a micro-batch are on the topic, then remove what is not needed any more."""
         with self._lock:
-            present = self._present()
-            return [one for one in self._files if one.committed and one.name in present]
+            with self._filesystem.open_output_stream(f"{self._root}/{_number(batch.batch_id)}.sent"):
+                pass
+            self._sent.add(batch.batch_id)
+            self._remove([file.name for file in batch.files])
+            # The newest record keeps the numbers.
+            for number in sorted(self._sent - {max(self._batches)}):
+                self._remove([f"{_number(number)}.json", f"{_number(number)}.sent"])
+                self._sent.discard(number)
+                self._batches.pop(number, None)
 
-    def sent(self, one: OutboxFile) -> None:
-        self._remove(one.name)
+    def check_present(self, file: OutboxFile) -> None:
+        """Check that a file that was not sent is there.
 
-    def _append(self, batch_id: int, topic_partition: str, files: list[DataFile]) -> None:
-        rows = sum(one.rows for one in files)
-        if not rows:
+        Raises:
+            CheckpointError: it is missing, and its messages with it.
+        """
+        if self._filesystem.get_file_info(f"{self._root}/{file.name}").type == fs.FileType.NotFound:
+            raise CheckpointError(
+                f"the outbox {self.folder} lacks {file.name}, which holds {file.rows} due messages of {file.topic_partition} "
+                "that were not sent; restore it from a complete copy of the checkpoint",
+                lost="unknown",
+            )
+
+    def _latest(self) -> OutboxBatch:
+        return self._batches[max(self._batches)]
+
+    def _numbered(self, batch: BatchRecord, found: dict[str, list[DataFile]]) -> OutboxBatch:
+        before = [number for number in self._batches if number < batch.batch_id]
+        numbers = dict(self._batches[max(before)].next_sequences) if before else {}
+        files = []
+        for topic_partition, group in sorted(found.items()):
+            for file in group:
+                first = numbers.get(topic_partition, 0)
+                numbers[topic_partition] = first + file.rows
+                files.append(OutboxFile(file.name, topic_partition, first, file.rows))
+        return OutboxBatch(batch.batch_id, batch.range_digest, files, numbers)
+
+    def _stored(self, batch_id: int) -> OutboxBatch | None:
+        data = load_json(self._path(batch_id))
+        return None if data is None else _from_json(data)
+
+    def _is_whole(self, batch: OutboxBatch) -> bool:
+        present = self._names()
+        return f"{_number(batch.batch_id)}.sent" in present or all(file.name in present for file in batch.files)
+
+    def _load(self) -> None:
+        for name in self._names():
+            number, _, kind = name.partition(".")
+            if not number.isdigit():
+                continue
+            if kind == "json":
+                data = load_json(f"{self.folder}/{name}")
+                self._batches[int(number)] = _from_json(data)
+            elif kind == "sent":
+                self._sent.add(int(number))
+        self._sent &= self._batches.keys()
+
+    def _remove_unknown(self) -> None:
+        known = {file.name for batch in self._batches.values() for file in batch.files}
+        self._remove([name for name in self._names() if name.endswith(".parquet") and name not in known])
+
+    def _take_version_1(self, data: dict[str, Any]) -> None:
+        """Split the one file of version 1, in which a missing file had been sent."""
+        present = self._names()
+        files, numbers = data.get("files", []), data.get("numbers", {})
+        batches = {known["batch_id"] for known in [*files, *numbers.values()]}
+        if not batches:
             return
-        before = self._numbers.get(topic_partition, _Numbers(-1, 0, 0))
-        sequence = before.first if before.batch_id == batch_id else before.next
-        self._numbers[topic_partition] = _Numbers(batch_id, sequence, sequence + rows)
-        for one in files:
-            self._files.append(OutboxFile(one.name, topic_partition, batch_id, sequence, one.rows))
-            sequence += one.rows
+        # A micro-batch that is run again is numbered from the record before it.
+        for batch_id in sorted(batches | {max(min(batches) - 1, 0)}):
+            made = OutboxBatch(
+                batch_id,
+                0,
+                [
+                    OutboxFile(file["name"], file["topic_partition"], file["first_sequence"], file["rows"])
+                    for file in files
+                    if file["batch_id"] == batch_id and file["name"] in present
+                ],
+                {
+                    name: known["next"] if known["batch_id"] <= batch_id else known["first"]
+                    for name, known in numbers.items()
+                },
+            )
+            save_json(self._path(batch_id), {"version": VERSION, **asdict(made)})
 
-    def _save(self) -> None:
-        data: dict[str, Any] = {"version": VERSION, "name": self.name}
-        data["files"] = [asdict(one) for one in self._files]
-        data["numbers"] = {name: asdict(one) for name, one in self._numbers.items()}
-        save_json(f"{self.folder}/outbox.json", data)
+    def _names(self) -> set[str]:
+        return {file.base_name for file in self._filesystem.get_file_info(fs.FileSelector(self._root))}
 
-    def _present(self) -> set[str]:
-        found = self._filesystem.get_file_info(fs.FileSelector(self._root))
-        return {one.base_name for one in found}
+    def _path(self, batch_id: int) -> str:
+        return f"{self.folder}/{_number(batch_id)}.json"
 
-    def _remove(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._filesystem.delete_file(f"{self._root}/{name}")
+    def _remove(self, names: list[str]) -> None:
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                self._filesystem.delete_file(f"{self._root}/{name}")
 
-    def _remove_left_over(self) -> None:
-        """Files of tasks whose batch never came to its end; whoever wrote them is gone."""
-        known = {one.name for one in self._files}
-        for name in self._present():
-            if name.endswith(".parquet") and name not in known:
-                self._remove(name)
+
+def _number(batch_id: int) -> str:
+    return f"{batch_id:010d}"
+
+
+def _from_json(data: dict[str, Any]) -> OutboxBatch:
+    refuse_newer("the outbox", data["version"], VERSION)
+    files = [OutboxFile(**file) for file in data["files"]]
+    return OutboxBatch(data["batch_id"], data["range_digest"], files, data["next_sequences"])

@@ -33,7 +33,7 @@ from ledgerlake.errors import TransportError
 from ledgerlake.files import resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ledgerlake.client.auth import Authentication
     from ledgerlake.client.cluster import ClientSettings
@@ -49,7 +49,15 @@ _ROWS_TOGETHER = 1000
 class Republisher:
     """Sends what the outbox holds, as it comes; what cannot be sent now is tried again, and the table does not wait."""
 
-    def __init__(self, outbox: Outbox, settings: ClientSettings, topic: str, stream: str) -> None:
+    def __init__(
+        self, outbox: Outbox, settings: ClientSettings, topic: str, stream: str, may_send: Callable[[], bool]
+    ) -> None:
+        """Prepare to send what an outbox that was begun holds.
+
+        Args:
+            may_send: whether this process still owns the stream; asked before each file.
+        """
+        self._may_send = may_send
         self._outbox = outbox
         self._settings = settings
         self._topic = topic
@@ -105,16 +113,20 @@ class Republisher:
             self._wake.wait()
 
     def _send_ready(self) -> None:
-        if not (files := self._outbox.ready()):
+        if not (batches := self._outbox.ready()):
             return
         with _Sender(self._settings, self._topic, self._name) as sender:
-            while files:
-                for one in files:
-                    if self._stopping.is_set():
-                        return
-                    sender.send(one, _rows(self._outbox.folder, one.name))
-                    self._outbox.sent(one)
-                files = self._outbox.ready()
+            while batches:
+                for batch in batches:
+                    for file in batch.files:
+                        if self._stopping.is_set():
+                            return
+                        if not self._may_send():
+                            raise TransportError("the subscription of this stream is not held")
+                        self._outbox.check_present(file)
+                        sender.send(file, _rows(self._outbox.folder, file.name))
+                    self._outbox.sent(batch)
+                batches = self._outbox.ready()
 
 
 def pulsar_client(settings: ClientSettings) -> Any:

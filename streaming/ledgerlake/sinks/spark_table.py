@@ -4,14 +4,16 @@ Tasks put their files into a staging folder beside the checkpoint instead of the
 micro-batch, sorted anew, and append them with the batch's number, by which Delta skips what it has. So constraints are checked,
 columns generated, changes fed and names mapped by who knows how; the price is one more passage of every row.
 
-How far each topic partition's time has come is not in the log of such a table, which carries one number for each query only. It is
+delta-spark's commits carry one number for each query only. So what else the pipeline must know (see ``tables``) is kept in
+the metadata of the commits and looked up in the table's history, and how far each topic partition's time has come is
 looked up in its rows when a query starts.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
@@ -21,15 +23,22 @@ from pyspark.sql import functions as f
 from ledgerlake.client.topics import join_partition
 from ledgerlake.errors import SetupError, TableError
 from ledgerlake.files import resolve
+from ledgerlake.sinks.batch_record import Recorded
 from ledgerlake.sinks.tables import Table, column_differences, existing_table, special_features
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from deltalake import DeltaTable
     from pyspark.sql import Column, SparkSession
 
+    from ledgerlake.sinks.batch_record import BatchRecord
     from ledgerlake.sinks.ordered import DataFile
 
 _log = logging.getLogger(__name__)
+
+# How far back the history is searched for the last micro-batch of a query; others may write to the table between.
+_HISTORY_COMMITS = 1000
 
 
 class SparkTable(Table):
@@ -45,6 +54,7 @@ class SparkTable(Table):
         return super().check(spark)
 
     def _compare(self, existing: DeltaTable) -> None:
+        self._check_memory(existing)
         missing, _, others = column_differences(self.schema, existing)
         if missing or others:
             raise TableError(
@@ -72,25 +82,50 @@ class SparkTable(Table):
         times_us = {join_partition(row.topic, row.partition): int(row.time_us) for row in found.collect()}
         return {name: times_us[name] for name in topic_partitions if name in times_us}
 
-    def commit(self, query: str, batch_id: int, files: list[DataFile], times_us: dict[str, int]) -> bool:
-        done = self._current().transaction_version(query)
-        is_new = done is None or done < batch_id
-        if is_new:
-            self._append(query, batch_id, files)
-        self.remove_files([file.name for file in files])
-        return is_new
+    def recorded(self, query: str) -> Recorded | None:
+        batch_id = self._current().transaction_version(query)
+        if batch_id is None:
+            return None
+        for known in self._known_batches():
+            if known["query"] == query and known["batch"] == batch_id:
+                return Recorded(batch_id, known["range_digest"])
+        return Recorded(batch_id, None)
 
-    def _append(self, query: str, batch_id: int, files: list[DataFile]) -> None:
-        place = [f.col(name) for name in ("ledger_id", "entry_id", "batch_index") if name in self.schema.names]
-        times = [_effective_time()] if "publish_time" in self.schema.names else []
-        keys = [f.col("topic"), f.col("partition"), *times, *place]
+    def knows_stream(self, stream: str) -> bool:
+        return any(known["stream"] == stream for known in self._known_batches())
+
+    def outbox_messages(self, outbox: str) -> int | None:
+        found = (known["outbox"].get(outbox) for known in self._known_batches() if "outbox" in known)
+        return next((messages for messages in found if messages is not None), None)
+
+    def _known_batches(self) -> Iterator[dict[str, Any]]:
+        """What recent commits say of their micro-batches, the newest first."""
+        for commit in self._current().history(_HISTORY_COMMITS):
+            try:
+                known = json.loads(commit.get("userMetadata") or "null")
+            except ValueError:
+                continue
+            if isinstance(known, dict) and {"query", "batch", "range_digest", "stream"} <= known.keys():
+                yield known
+
+    def commit(
+        self, batch: BatchRecord, files: list[DataFile], times_us: dict[str, int], outbox: dict[str, int] | None = None
+    ) -> None:
+        known = json.loads(batch.to_json()) | ({"outbox": outbox} if outbox else {})
         try:
             rows = self._spark.read.parquet(*(f"{self.folder}/{file.name}" for file in files))
-            sorted_rows = rows.repartition("topic", "partition").sortWithinPartitions(*keys)
+            sorted_rows = rows.repartition("topic", "partition").sortWithinPartitions(*self._sort_keys())
             writer = sorted_rows.write.format("delta").mode("append").option("optimizeWrite", "false")
-            writer.option("txnAppId", query).option("txnVersion", batch_id).save(self.path)
+            writer = writer.option("txnAppId", batch.query).option("txnVersion", batch.batch_id)
+            writer.option("userMetadata", json.dumps(known)).save(self.path)
         except (PySparkException, Py4JJavaError) as error:
-            raise TableError(f"batch {batch_id} could not be committed to {self.path}: {_cause(error)}") from None
+            raise TableError(f"batch {batch.batch_id} could not be committed to {self.path}: {_cause(error)}") from None
+        self.remove_files([file.name for file in files])
+
+    def _sort_keys(self) -> list[Column]:
+        place = [f.col(name) for name in ("ledger_id", "entry_id", "batch_index") if name in self.schema.names]
+        times = [_effective_time()] if "publish_time" in self.schema.names else []
+        return [f.col("topic"), f.col("partition"), *times, *place]
 
 
 def _cause(error: Exception) -> str:
@@ -101,8 +136,8 @@ def _cause(error: Exception) -> str:
 
 
 def _effective_time() -> Column:
-    """When a message came, or was due if it waited; see ``ordered``."""
-    came = f.coalesce(f.col("broker_timestamp"), f.col("publish_time"))
+    """When a message came, or was due if it waited; 1970 for one without a time. See ``ordered``."""
+    came = f.coalesce(f.col("broker_timestamp"), f.col("publish_time"), f.timestamp_seconds(f.lit(0)))
     return f.when(f.col("delivered_at").isNull(), came).otherwise(f.greatest(came, f.col("deliver_at")))
 
 

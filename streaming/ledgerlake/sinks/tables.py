@@ -1,9 +1,16 @@
 """The two Delta tables: made with the contract's columns by delta-spark, checked before every run.
 
-A table's app transactions (Delta's own idempotence record, kept in its log and checkpoints) hold two things of ours:
+A table's app transactions (Delta's own idempotence record, kept in its log and checkpoints) hold what the pipeline must
+know of it. ``<query>`` names the stream and its checkpoint:
 
-    <query>                       the last micro-batch of that query which is in the table
+    <query>                              the last micro-batch of that query which is in the table
+    <query>:range                        the digest of that micro-batch's offsets (see ``batch_record``)
+    ledgerlake.stream:<stream>           the same number, for a start that finds no checkpoint
+    ledgerlake.outbox:<outbox>           how many messages the outbox has held up to that micro-batch
     ledgerlake.effective_time_us:<topic partition>   how far that topic partition's time has come
+
+Two writers of one query cannot both commit: Delta refuses a commit if another one with the same transaction came between.
+The history shows each micro-batch with its ranges, under ``ledgerlake``.
 """
 
 from __future__ import annotations
@@ -19,14 +26,20 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Tr
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
-from ledgerlake.errors import SetupError, TableError
+from ledgerlake.errors import CheckpointError, SetupError, TableError
 from ledgerlake.files import resolve
+from ledgerlake.sinks.batch_record import Recorded
 from ledgerlake.sinks.ordered import DataFile, ParquetFolder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from ledgerlake.sinks.batch_record import BatchRecord
+
 _TIME_PREFIX = "ledgerlake.effective_time_us:"
+_STREAM_PREFIX = "ledgerlake.stream:"
+_OUTBOX_PREFIX = "ledgerlake.outbox:"
+_FORGETFUL_PROPERTY = "delta.setTransactionRetentionDuration"
 _COMMITS_PER_CLEANUP = 100
 
 # What our files cannot carry. Older tables say it by a property, newer ones by a feature of their protocol.
@@ -75,20 +88,63 @@ class Table:
         found = {name: table.transaction_version(_TIME_PREFIX + name) for name in topic_partitions}
         return {name: int(time_us) for name, time_us in found.items() if time_us is not None}
 
-    def commit(self, query: str, batch_id: int, files: list[DataFile], times_us: dict[str, int]) -> bool:
-        """Add files as one commit that carries the batch's number; False where that batch is in the table already.
+    def recorded(self, query: str) -> Recorded | None:
+        """Return the last micro-batch of a query that the table holds, by the table as it is now."""
+        table = self._current()
+        batch_id = table.transaction_version(query)
+        if batch_id is None:
+            return None
+        return Recorded(batch_id, table.transaction_version(_range_of(query)))
+
+    def knows_stream(self, stream: str) -> bool:
+        """Return whether a stream of that name has written into the table."""
+        return self._current().transaction_version(_STREAM_PREFIX + stream) is not None
+
+    def outbox_messages(self, outbox: str) -> int | None:
+        """Return how many messages an outbox had held up to the last commit; None if no commit says so."""
+        messages: int | None = self._current().transaction_version(_OUTBOX_PREFIX + outbox)
+        return messages
+
+    def holds(self, batch: BatchRecord) -> bool:
+        """Return whether the table has a micro-batch already.
 
         Raises:
-            TableError: the commit did not land.
+            CheckpointError: the table has another one of that number, or a later one.
         """
-        table = self._current()
-        done = table.transaction_version(query)
-        if done is not None and done >= batch_id:
+        recorded = self.recorded(batch.query)
+        if recorded is None or recorded.batch_id < batch.batch_id:
             return False
+        if recorded.is_batch(batch):
+            return True
+        raise CheckpointError(
+            f"batch {batch.batch_id} of the stream {batch.stream} is not the one that the table at {self.path} holds, which "
+            f"has batch {recorded.batch_id}: another process runs this stream, or its checkpoint is an older copy; end the "
+            "other process, or restore the newest copy of the checkpoint"
+        )
+
+    def commit(
+        self, batch: BatchRecord, files: list[DataFile], times_us: dict[str, int], outbox: dict[str, int] | None = None
+    ) -> None:
+        """Add the files of a micro-batch as one commit; ``holds`` was asked before, and said no.
+
+        Args:
+            times_us: how far the micro-batch brings the time of topic partitions.
+            outbox: how many messages an outbox, by its name, has held with this micro-batch.
+
+        Raises:
+            TableError: the commit did not land, or it is not known whether it did.
+        """
+        table = self._opened or self._current()
         now_ms = int(time.time() * 1000)
         actions = [AddAction(file.name, file.size_bytes, {}, now_ms, True, file.stats) for file in files]
-        transactions = [Transaction(query, batch_id, now_ms)]
-        transactions += [Transaction(_TIME_PREFIX + name, time_us, now_ms) for name, time_us in times_us.items()]
+        numbers = {
+            batch.query: batch.batch_id,
+            _range_of(batch.query): batch.range_digest,
+            _STREAM_PREFIX + batch.stream: batch.batch_id,
+            **{_OUTBOX_PREFIX + name: messages for name, messages in (outbox or {}).items()},
+            **{_TIME_PREFIX + name: time_us for name, time_us in times_us.items()},
+        }
+        transactions = [Transaction(name, number, now_ms) for name, number in numbers.items()]
         # Whether entries of the log have expired is looked up in the whole log, so not at each commit; None leaves it to the table.
         expires = None if table.version() % _COMMITS_PER_CLEANUP == 0 else False
         try:
@@ -96,12 +152,15 @@ class Table:
                 actions,
                 "append",
                 table.schema(),
-                commit_properties=CommitProperties(app_transactions=transactions),
+                commit_properties=CommitProperties(
+                    custom_metadata={"ledgerlake": batch.to_json()}, app_transactions=transactions
+                ),
                 post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=expires),
             )
         except DeltaError as error:
-            raise TableError(f"batch {batch_id} could not be committed to {self.path}: {_first_line(error)}") from None
-        return True
+            raise TableError(
+                f"batch {batch.batch_id} could not be committed to {self.path}: {_first_line(error)}"
+            ) from None
 
     def remove_files(self, names: list[str]) -> None:
         """Remove files that were never committed; one that stays is an orphan for ``vacuum``."""
@@ -121,6 +180,13 @@ class Table:
             raise TableError(f"the table at {self.path} cannot be opened: {_first_line(error)}") from None
         return self._opened
 
+    def _check_memory(self, existing: DeltaTable) -> None:
+        if _FORGETFUL_PROPERTY in existing.metadata().configuration:
+            raise TableError(
+                f"the table at {self.path} has the property {_FORGETFUL_PROPERTY}, by which it forgets which batches it "
+                f"holds; remove it: ALTER TABLE delta.`{self.path}` UNSET TBLPROPERTIES ('{_FORGETFUL_PROPERTY}')"
+            )
+
     def _make_folder(self) -> None:
         filesystem, root = resolve(self.path)
         try:
@@ -131,6 +197,7 @@ class Table:
             ) from None
 
     def _compare(self, existing: DeltaTable) -> None:
+        self._check_memory(existing)
         missing, extra, others = column_differences(self.schema, existing)
         if missing or extra or others:
             raise TableError(
@@ -199,6 +266,10 @@ def column_differences(schema: pa.Schema, table: DeltaTable) -> tuple[list[str],
     extra = [f"it has {name}" for name in found if name not in wanted]
     both = [name for name in wanted if name in found and wanted[name] != found[name]]
     return missing, extra, [f"{name} is {found[name]} where {wanted[name]} belongs" for name in both]
+
+
+def _range_of(query: str) -> str:
+    return f"{query}:range"
 
 
 def _first_line(error: BaseException) -> str:

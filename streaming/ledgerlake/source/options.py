@@ -66,7 +66,7 @@ from ledgerlake.source.compat_options import translated
 from ledgerlake.source.offsets import PartitionOffset, from_json
 from ledgerlake.source.patience import DEFAULT_MAX_DELAY_MS
 from ledgerlake.source.read_settings import ReadSettings
-from ledgerlake.wire.message_id import AnyMessageId, parse_message_id
+from ledgerlake.wire.message_id import AnyMessageId, Position, parse_message_id
 from ledgerlake.wire.value_schema import ValueSchema
 
 if TYPE_CHECKING:
@@ -160,6 +160,8 @@ _NAMES = (
     "cryptoFailureAction",
     "maxUncompressedBytes",
     "wakes",
+    "pinnedBy",
+    "movedCursors",
 )
 # Spark adds these to every source by itself.
 _SPARKS_OWN = frozenset({"path", "paths"})
@@ -176,7 +178,9 @@ class Decoding(TypedDict):
 class SourceOptions:
     """Checked options. ``starting`` and ``ending`` may differ by topic partition (``*_by_topic``).
 
-    ``value_schema``: what values are read by, of a typed read, once that is known.
+    ``value_schema``: what values are read by, of a typed read, once that is known. ``pinned_by``: the subscription that the
+    pipeline holds; the planner makes it on topic partitions that are new. ``moved_cursors``: where those of its cursors
+    stand that somebody else moved over unread entries.
     """
 
     client: ReadSettings
@@ -201,6 +205,8 @@ class SourceOptions:
     max_uncompressed_bytes: int = DEFAULT_MAX_UNCOMPRESSED_BYTES
     payload_processor: str | None = None
     wakes: str | None = None
+    pinned_by: str | None = None
+    moved_cursors: tuple[tuple[str, Position], ...] = ()
 
     @property
     def decoding(self) -> Decoding:
@@ -267,6 +273,8 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         max_uncompressed_bytes=positive(values, "maxUncompressedBytes") or DEFAULT_MAX_UNCOMPRESSED_BYTES,
         payload_processor=_function(values, "messagePayloadProcessor"),
         wakes=values.get("wakes") or None,
+        pinned_by=values.get("pinnedBy") or None,
+        moved_cursors=_positions(values.get("movedCursors")),
     )
 
 
@@ -465,10 +473,12 @@ def _bounds(values: dict[str, str], edge: Literal["starting", "ending"]) -> _Bou
         return None, ()
     if len(given) > 1:
         raise UsageError(f"the options '{given[0]}' and '{given[1]}' exclude each other")
-    return _one_or_by_topic(values[given[0]].strip(), f"the option '{given[0]}'", parsers[given[0]])
+    # A topic partition that an offset does not name came after it.
+    of_new: Bound | None = "earliest" if edge == "starting" else None
+    return _one_or_by_topic(values[given[0]].strip(), f"the option '{given[0]}'", parsers[given[0]], of_new)
 
 
-def _one_or_by_topic(text: str, where: str, parse: Callable[[str, str], Bound]) -> _Bounds:
+def _one_or_by_topic(text: str, where: str, parse: Callable[[str, str], Bound], of_new: Bound | None) -> _Bounds:
     if not text.startswith("{"):
         return parse(text, where), ()
     try:
@@ -476,7 +486,7 @@ def _one_or_by_topic(text: str, where: str, parse: Callable[[str, str], Bound]) 
     except ValueError:
         raise UsageError(f"{where} is not JSON: {text[:80]}") from None
     if "version" in by_topic:
-        return None, tuple(from_json(by_topic).items())
+        return of_new, tuple(from_json(by_topic).items())
     return None, tuple((full_name(topic), parse(str(bound), where)) for topic, bound in by_topic.items())
 
 
@@ -487,6 +497,11 @@ def positive(values: dict[str, str], name: str) -> int | None:
     if not text.strip().isdigit() or int(text) <= 0:
         raise UsageError(f"the option '{name}' cannot be '{text}'; it is a number above 0")
     return int(text)
+
+
+def _positions(text: str | None) -> tuple[tuple[str, Position], ...]:
+    offset = from_json(json.loads(text)) if text else {}
+    return tuple((name, place.position) for name, place in offset.items())
 
 
 def _min_rows(values: dict[str, str]) -> int | None:

@@ -29,9 +29,10 @@ from pyspark.sql.streaming.datasource import (
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.cursor import DurableCursor
-from ledgerlake.errors import TopicNotFoundError
+from ledgerlake.errors import ConsumerBusyError, TopicNotFoundError
 from ledgerlake.source.batch_reader import RangePartition
 from ledgerlake.source.bounds import Ending, resolve_start
+from ledgerlake.source.loss import moved_to
 from ledgerlake.source.offsets import Offset, PartitionOffset, from_json, to_json
 from ledgerlake.source.patience import Patience
 from ledgerlake.source.planning import ranges, share, split
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
     from ledgerlake.client.session import Watcher
     from ledgerlake.source.options import SourceOptions
+    from ledgerlake.source.planning import EntryRange
     from ledgerlake.wire.message_id import Position
 
 # How often topics and partitions are looked for.
@@ -96,7 +98,7 @@ class LedgerlakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._plan().fix_end()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        spans = ranges(from_json(start), from_json(end))
+        spans = self._plan().with_pins(ranges(from_json(start), from_json(end)))
         return [RangePartition(span) for span in split(spans, self._options.min_partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -127,6 +129,7 @@ class _Planner:
         self._endings: dict[str, Ending] = {}
         self._scouts: dict[str, Scout] = {}
         self._cursors: dict[str, DurableCursor] = {}
+        self._moved_cursors = dict(options.moved_cursors)
         self._looked_s = float("-inf")
         self._watcher: Watcher | None = None
         self._fixed_end: Offset | None = None
@@ -161,9 +164,21 @@ class _Planner:
         self._looked_s = time.monotonic()
         for name in sorted(self._names - set(self._tails)):
             self._watch(name)
+            if self._options.pinned_by and name not in dict(self._options.starting_by_topic):
+                self._pin(name, self._options.pinned_by)
             if self._options.subscription:
                 self._cursors[name] = DurableCursor(self._cluster, name, self._options.subscription)
                 self._cursors[name].ensure(from_earliest=True)
+
+    def _pin(self, name: str, subscription: str) -> None:
+        """Make the pipeline's durable cursor on a topic partition before its first entry is planned.
+
+        The driver holds those that it knows; of a new one it learns with the first batch, when a broker may have removed
+        entries that nobody held.
+        """
+        cursor = DurableCursor(self._cluster, name, subscription)
+        with contextlib.suppress(ConsumerBusyError, TopicNotFoundError):
+            cursor.make(from_earliest=True)
 
     def _is_time_to_look(self) -> bool:
         waited_s = time.monotonic() - self._looked_s
@@ -284,6 +299,19 @@ class _Planner:
             if name in self._tails:
                 self._tails[name].ask_again()
         return clock_ms, woken
+
+    def with_pins(self, spans: list[EntryRange]) -> list[EntryRange]:
+        """Say of ranges without an index from where on a durable cursor has kept what they read."""
+        return [span if span.after_index is not None else self._with_pin(span) for span in spans]
+
+    def _with_pin(self, span: EntryRange) -> EntryRange:
+        name = span.topic_partition
+        if name in self._cursors and name not in self._moved_cursors:
+            # Later on only this process moves it.
+            self._moved_cursors[name] = moved_to(self._cursors[name].position(), span.after)
+        if name in self._cursors or self._options.pinned_by:
+            return replace(span, pinned_from=self._moved_cursors.get(name, BEFORE_ALL))
+        return span
 
     def committed(self, end: Offset) -> None:
         for name, cursor in self._cursors.items():

@@ -25,7 +25,7 @@ from ledgerlake.decode import kernels as k
 from ledgerlake.decode.messages import read_entry_table
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.wire.chunks import has_promise
-from ledgerlake.wire.entry import MAX_TIME_MS, delivery_time_ms, parse_entry, peek_metadata, split_broker_metadata
+from ledgerlake.wire.entry import delivery_time_ms, parse_entry, peek_metadata, split_broker_metadata
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -132,8 +132,7 @@ def _broker_ms(raw: memoryview) -> int | None:
         broker, _ = split_broker_metadata(raw)
     except CorruptEntryError:
         return None
-    in_range = broker is not None and broker.HasField("broker_timestamp") and broker.broker_timestamp <= MAX_TIME_MS
-    return broker.broker_timestamp if broker is not None and in_range else None
+    return broker.broker_timestamp if broker is not None and broker.HasField("broker_timestamp") else None
 
 
 def _span(entries: Matrix, row: int) -> tuple[int, int]:

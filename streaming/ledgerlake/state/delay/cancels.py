@@ -54,9 +54,10 @@ def parse_cancel(text: str, position: Position, time_ms: int) -> Cancel | None:
     if by != "id":
         return None
     try:
-        return Cancel("id", str(_message_id(target)), position, time_ms)
+        cancelled = _message_id(target)
     except UsageError:
         return None
+    return Cancel("id", str(cancelled), position, time_ms) if cancelled.position.is_storable else None
 
 
 def _message_id(text: str) -> MessageId:

@@ -1,0 +1,199 @@
+"""A pipeline's checkpoint: what Spark keeps in it, and what Ledgerlake keeps beside that.
+
+    <checkpoint>/metadata               Spark's id of the query
+    <checkpoint>/offsets/<batch>        where a planned micro-batch ends; its last line is the source's offset
+    <checkpoint>/commits/<batch>        written when the micro-batch is done: it is never run again
+    <checkpoint>/ledgerlake/start.json      where the pipeline began: an offset (see ``source.offsets``)
+    <checkpoint>/ledgerlake/stream.json     whose checkpoint it is, with a version
+    <checkpoint>/ledgerlake/forgotten.json  the user has chosen to begin anew (``ledgerlake forget``)
+
+Spark asks a source for its first offset again when it restarts before the first micro-batch was committed, and ``latest``
+would then mean another place. So the first start is resolved once, written down, and handed to the source as positions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from pyarrow import fs
+
+from ledgerlake.errors import CheckpointError, SetupError, refuse_newer
+from ledgerlake.files import load_json, resolve, save_json
+from ledgerlake.sinks.batch_record import BatchRecord
+from ledgerlake.source.offsets import Offset, from_json, to_json
+
+_STREAM_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The checkpoint in ``folder``, which need not be there yet."""
+
+    folder: str
+
+    def start(self) -> Offset | None:
+        """Return the recorded start, or None if the pipeline never ran.
+
+        Raises:
+            OffsetError: it was written by a newer release or is damaged.
+        """
+        found = load_json(self._own("start"))
+        return None if found is None else from_json(found)
+
+    def save_start(self, start: Offset) -> None:
+        """Record the start; with it a new pipeline has begun.
+
+        Raises:
+            SetupError: the folder cannot be written.
+        """
+        try:
+            save_json(self._own("start"), to_json(start))
+        except OSError as error:
+            raise self._not_writable(error) from None
+
+    def check_writable(self) -> None:
+        """Try to write into the folder, and leave nothing.
+
+        Raises:
+            SetupError: the folder cannot be written.
+        """
+        filesystem, root = resolve(f"{self.folder}/ledgerlake")
+        probe = f"{root}/probe-{uuid.uuid4().hex}"
+        try:
+            filesystem.create_dir(root, recursive=True)
+            with filesystem.open_output_stream(probe):
+                pass
+            filesystem.delete_file(probe)
+        except OSError as error:
+            raise self._not_writable(error) from None
+
+    def check_stream(self, stream: str) -> None:
+        """Check whose checkpoint it is.
+
+        Raises:
+            CheckpointError: it belongs to a stream of another name.
+            OffsetError: a newer release wrote it.
+        """
+        found = load_json(self._own("stream"))
+        if found is None:
+            return
+        refuse_newer("the checkpoint", found["version"], _STREAM_VERSION, "stream record of version")
+        if found["stream"] != stream:
+            raise CheckpointError(
+                f"the checkpoint {self.folder} belongs to the stream {found['stream']}, and the configuration names "
+                f"{stream}; set [stream] name back to {found['stream']}, or choose another checkpoint folder"
+            )
+
+    def save_stream(self, stream: str) -> None:
+        """Record whose checkpoint it is."""
+        if load_json(self._own("stream")) is None:
+            save_json(self._own("stream"), {"version": _STREAM_VERSION, "stream": stream})
+
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether the user has chosen to begin anew, and nothing has begun since."""
+        return load_json(self._own("forgotten")) is not None
+
+    def forget(self) -> None:
+        """Record that the user has chosen to begin anew; it counts only if there is no start."""
+        save_json(self._own("forgotten"), {"version": 1})
+
+    def query_id(self) -> str | None:
+        """Return Spark's id of the query, or None before its first start."""
+        found = load_json(f"{self.folder}/metadata")
+        return None if found is None else str(found["id"])
+
+    def last_planned(self) -> int | None:
+        """Return the number of the newest micro-batch that was planned."""
+        return max(self._numbers("offsets"), default=None)
+
+    def last_committed(self) -> int | None:
+        """Return the number of the newest micro-batch that is done."""
+        return max(self._numbers("commits"), default=None)
+
+    def has_committed(self, batch_id: int) -> bool:
+        """Return whether no run of a micro-batch can be asked for again."""
+        last = self.last_committed()
+        return last is not None and last >= batch_id
+
+    def offset(self, batch_id: int) -> Offset:
+        """Return where a planned micro-batch ends.
+
+        Raises:
+            CheckpointError: there is no such micro-batch.
+            OffsetError: a newer release wrote it, or Ledgerlake did not write it.
+        """
+        return from_json(json.loads(self._offset_text(batch_id)))
+
+    def committed_offset(self) -> Offset | None:
+        """Return where the last committed micro-batch ended; None before the first.
+
+        Raises:
+            As ``offset``.
+        """
+        last = self.last_committed()
+        return None if last is None else self.offset(last)
+
+    def record(self, stream: str, query: str, batch_id: int) -> BatchRecord:
+        """Describe a planned micro-batch for the table.
+
+        Raises:
+            As ``offset``.
+        """
+        before = self._text_before(batch_id)
+        after = self._offset_text(batch_id)
+        digest = hashlib.sha256(f"{before}\n{after}".encode()).digest()
+        return BatchRecord(
+            stream,
+            query,
+            batch_id,
+            int.from_bytes(digest[:8], "big") >> 1,
+            _ranges(json.loads(before), json.loads(after)),
+        )
+
+    def _text_before(self, batch_id: int) -> str:
+        """The offset before a micro-batch, as text that does not change."""
+        if batch_id > 0:
+            return self._offset_text(batch_id - 1)
+        return json.dumps(load_json(self._own("start")) or to_json({}), sort_keys=True)
+
+    def _offset_text(self, batch_id: int) -> str:
+        filesystem, root = resolve(self.folder)
+        try:
+            with filesystem.open_input_stream(f"{root}/offsets/{batch_id}") as stream:
+                # Spark writes a version, its own metadata, and then what the source said.
+                return bytes(stream.read()).decode().splitlines()[-1]
+        except (OSError, IndexError):
+            raise CheckpointError(
+                f"the checkpoint {self.folder} lacks the offsets of batch {batch_id}; restore it from a complete copy"
+            ) from None
+
+    def _numbers(self, log: str) -> list[int]:
+        filesystem, root = resolve(self.folder)
+        found = filesystem.get_file_info(fs.FileSelector(f"{root}/{log}", allow_not_found=True))
+        return [int(file.base_name) for file in found if file.base_name.isdigit()]
+
+    def _own(self, name: str) -> str:
+        return f"{self.folder}/ledgerlake/{name}.json"
+
+    def _not_writable(self, error: OSError) -> SetupError:
+        return SetupError(
+            f"the checkpoint folder {self.folder} cannot be written ({error.strerror or error}); choose another path"
+        )
+
+
+def as_option(start: Offset) -> str:
+    """Return a start as the source's ``startingOffsets``."""
+    return json.dumps(to_json(start))
+
+
+def _ranges(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """The topic partitions that a micro-batch reads, with both ends as the checkpoint has them."""
+    starts, ends = before["positions"], after["positions"]
+    return {
+        name: {"start": starts.get(name), "end": end} for name, end in sorted(ends.items()) if starts.get(name) != end
+    }

@@ -1,0 +1,56 @@
+"""What a table records of a micro-batch, in the commit that adds its files.
+
+A micro-batch is known by its query and number. The digest of its offsets tells it apart from another micro-batch of the
+same number, which an older copy of the checkpoint may plan.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class BatchRecord:
+    """One micro-batch.
+
+    Args:
+        stream: the configured name.
+        query: the name under which the table counts micro-batches: the stream's name and Spark's id of the query.
+        range_digest: 63 bits of a hash over the offsets before and after the micro-batch.
+        ranges: by topic partition the offsets where its range started and ended, as the checkpoint has them.
+    """
+
+    stream: str
+    query: str
+    batch_id: int
+    range_digest: int
+    ranges: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Return what people and tools find in the table's history."""
+        return json.dumps(
+            {
+                "version": _VERSION,
+                "stream": self.stream,
+                "query": self.query,
+                "batch": self.batch_id,
+                "range_digest": self.range_digest,
+                "ranges": self.ranges,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The last micro-batch of a query that a table holds; ``range_digest`` is None if the table does not know it."""
+
+    batch_id: int
+    range_digest: int | None
+
+    def is_batch(self, batch: BatchRecord) -> bool:
+        """Return whether it is this very micro-batch."""
+        return self.batch_id == batch.batch_id and self.range_digest in (None, batch.range_digest)
