@@ -60,7 +60,7 @@ class Play:
     ) -> list[bytes]:
         """One batch; the values that were let go."""
         due_ms = None if at_s is None else STORED_MS + 1000 * at_s
-        report = Report(Position(9, 9), None, {}, events or [], due_ms)
+        report = Report(Position(9, 9), due_ms, {}, events or [])
         rows = [flow_row(SOURCE, "chunk", position, entry=entry) for position, entry in parts]
         rows += [flow_row(SOURCE, DELAYED, entry=b"".join(frames))] if frames else []
         rows.append(flow_row(SOURCE, "report", note=report_to_json(report)))
@@ -154,7 +154,7 @@ def test_with_reread_only_positions_wait() -> None:
     play(frame(0, 30), frame(1, 30), at_s=0)
     assert play.standing.oldest_waiting == Position(1, 0)
     assert not any(b"1:0" in value[0] for value in play.state("snapshots").values())
-    rows = play.stage.run([flow_row(SOURCE, "report", note=report_to_json(Report(Position(9, 9), None, {}, [], STORED_MS + 30_000)))])  # fmt: skip
+    rows = play.stage.run([flow_row(SOURCE, "report", note=report_to_json(Report(Position(9, 9), STORED_MS + 30_000, {}, [])))])  # fmt: skip
     assert [(row.kind, json.loads(row.note).get("positions")) for row in rows[:1]] == [("again", [[1, 0], [1, 1]])]
 
 

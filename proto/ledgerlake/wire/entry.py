@@ -153,17 +153,17 @@ def read_stamp(raw: memoryview) -> Stamp:
     return Stamp(_peek(rest).publish_time, None, False)
 
 
-def entry_time_ms(entry: RawEntry) -> int:
-    """When an entry was stored, by the broker; by its producer where the broker does not say."""
+def broker_time_ms(entry: RawEntry) -> int | None:
+    """When an entry was stored, by the broker; None where the broker does not say."""
     if entry.broker is not None and entry.broker.HasField("broker_timestamp"):
         return entry.broker.broker_timestamp
-    return entry.metadata.publish_time
+    return None
 
 
 def delivery_time_ms(entry: RawEntry) -> int | None:
-    """When an entry that says a time is to be delivered: then, or when it was stored if that is later."""
+    """When an entry that says a time is to be delivered: then, or when the broker stored it if that is later."""
     deliver_ms: int = entry.metadata.deliver_at_time
-    return max(deliver_ms, entry_time_ms(entry)) if 0 < deliver_ms <= MAX_TIME_MS else None
+    return max(deliver_ms, broker_time_ms(entry) or 0) if 0 < deliver_ms <= MAX_TIME_MS else None
 
 
 def text_of(message: Message, field: str) -> str:

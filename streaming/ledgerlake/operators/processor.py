@@ -13,7 +13,8 @@ Rules kept here:
   - Rows may come in any order, the reports say what happened when. Several tasks may have read one topic partition:
     their reports are taken in the order of their ranges, so all chunks of a message meet here, in order.
   - A topic partition with nothing open, nothing that waits and nothing to say costs two looks at the state.
-  - The time by which sets expire and messages are due is the batch's, so a batch that is run again does the same again.
+  - The time by which sets expire and messages are due is the batch's: the broker's time of its entries, or the planner's
+    clock in its offset. A batch that is run again does the same again, and no producer's clock counts.
 """
 
 from __future__ import annotations
@@ -57,7 +58,10 @@ if TYPE_CHECKING:
     from ledgerlake.operators.delayed import DelayOptions, Waiting
     from ledgerlake.state.chunks import Chunk, Limits
 
-SET_VERSION = 1
+SET_VERSION = 2
+
+# When a batch is wanted for a set that no clock has seen yet: at once.
+_AT_ONCE_MS = 1
 
 # Arriving bytes that wait in memory for the reports; beyond, they wait in the state store.
 _FRESH_BYTES = 64 * 1024 * 1024
@@ -117,7 +121,7 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         assembly = Assembly(self._limits, parts, oldest_first, hold_delayed=self._delay.enabled)
         for outcome in _happened(assembly, delayed, reports):
             yield from _outcome_rows(source, outcome)
-        for due in delayed.release(latest(report.due_ms for report in reports)):
+        for due in delayed.release(latest(report.now_ms for report in reports)):
             yield from _outcome_rows(source, due)
         parts.store_fresh()
         self._store(stored, assembly.pending.sets)
@@ -186,12 +190,15 @@ def set_to_json(one: OpenSet) -> str:
 def set_from_json(text: str) -> OpenSet:
     """Read an open set from state.
 
+    Version 1 had no ``publish_ms``, and its ``opened_ms`` was the producer's where the broker gave no time.
+
     Raises:
         OffsetError: a newer release wrote it.
     """
     data = json.loads(text)
-    refuse_newer("the checkpoint", data.pop("version"), SET_VERSION, "open sets of version")
-    return open_set_from_dict(data)
+    version = data.pop("version")
+    refuse_newer("the checkpoint", version, SET_VERSION, "open sets of version")
+    return open_set_from_dict(data if version > 1 else data | {"opened_ms": None, "publish_ms": None})
 
 
 def _happened(assembly: Assembly, delayed: DelayedMessages, reports: list[Report]) -> Iterator[Outcome]:
@@ -231,13 +238,17 @@ def _standing(assembly: Assembly, waiting: Waiting, reports: list[Report], limit
     return Standing(
         facts=[report.fact for report in reports],
         oldest_open=min((one.positions[0] for one in sets), default=None),
-        expires_ms=min((one.opened_ms + limits.expire_after_ms for one in sets), default=None),
+        expires_ms=min((_expires_ms(one, limits) for one in sets), default=None),
         open_sets=len(sets),
         held_bytes=assembly.pending.held_bytes,
         waiting=waiting.messages,
         next_due_ms=waiting.next_due_ms,
         oldest_waiting=waiting.oldest,
     )
+
+
+def _expires_ms(one: OpenSet, limits: Limits) -> int:
+    return _AT_ONCE_MS if one.opened_ms is None else one.opened_ms + limits.expire_after_ms
 
 
 def _outcome_rows(source: TopicPartition, outcome: Outcome | Cancels) -> Iterator[pd.DataFrame]:

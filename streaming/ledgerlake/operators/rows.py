@@ -73,15 +73,13 @@ Event = Chunk | Begun | OpenSet | Marker | Waits | Cancel
 class Report:
     """One task's range of one topic partition, up to ``end``. ``fact`` is the writer's own and only handed on.
 
-    ``now_ms`` is the latest time that the range knows of; ``due_ms`` too, but by the broker or the planner's clock alone,
-    since producers' clocks may not say that something is due.
+    ``now_ms`` is the latest time that the range knows of, by the broker or by the planner's clock.
     """
 
     end: Position
     now_ms: int | None
     fact: dict[str, Any]
     events: list[Event] = field(default_factory=list)
-    due_ms: int | None = None
 
 
 @dataclass(frozen=True)
@@ -103,14 +101,14 @@ class Standing:
 
 def report_to_json(report: Report) -> str:
     events = [[type(one).__name__, asdict(one)] for one in report.events]
-    data = {"end": asdict(report.end), "now_ms": report.now_ms, "fact": report.fact, "due_ms": report.due_ms}
+    data = {"end": asdict(report.end), "now_ms": report.now_ms, "fact": report.fact}
     return json.dumps({**data, "events": events})
 
 
 def report_from_json(text: str) -> Report:
     data = json.loads(text)
     events: list[Event] = [_READERS[kind](fields) for kind, fields in data["events"]]
-    return Report(Position(**data["end"]), data["now_ms"], data["fact"], events, data["due_ms"])
+    return Report(Position(**data["end"]), data["now_ms"], data["fact"], events)
 
 
 def standing_to_json(standing: Standing) -> str:

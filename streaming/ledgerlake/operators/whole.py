@@ -68,14 +68,13 @@ class _Range:
     ) -> None:
         self._source = source
         self._end = Position(row["end_ledger_id"], row["end_entry_id"])
-        self._now_ms = self._due_ms = row["clock_ms"]
+        self._now_ms = row["clock_ms"]
         self._options = options
         self._holds_delayed = holds_delayed
         self._events: list[Event] = []
 
     def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         self._now_ms = latest((self._now_ms, piece.broker_ms))
-        self._due_ms = latest((self._due_ms, piece.broker_ms))
         if piece.kind == DELAYED and self._holds_delayed:
             yield flow_row(self._source, DELAYED, entry=piece.frames)
         elif piece.kind in (ENTRIES, DELAYED):
@@ -84,7 +83,7 @@ class _Range:
             yield from self._take_alone(piece)
 
     def report(self) -> pa.RecordBatch:
-        report = Report(self._end, self._now_ms, {}, self._events, self._due_ms)
+        report = Report(self._end, self._now_ms, {}, self._events)
         return flow_row(self._source, "report", note=report_to_json(report))
 
     def _decode(self, piece: Piece) -> Iterator[pa.RecordBatch]:
@@ -106,7 +105,6 @@ class _Range:
         except CorruptEntryError as error:
             yield flow_row(self._source, "reject", position, error.reason, entry)
             return
-        self._now_ms = latest((self._now_ms, event.time_ms))
         self._events.append(event)
         if isinstance(event, Chunk):
             yield flow_row(self._source, "chunk", position, entry=entry)

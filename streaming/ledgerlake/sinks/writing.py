@@ -243,14 +243,13 @@ class _Range:
         self._holds_delayed = settings.delay.enabled
         self._local = LocalAssembly(settings.limits, hold_delayed=settings.delay.enabled)
         self._end = span.through
-        self._now_ms = self._due_ms = span.clock_ms
+        self._now_ms = span.clock_ms
         self._stored_bytes = 0
         self._saw_chunks = False
 
     def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         self._stored_bytes += len(piece.frames)
-        self._due_ms = latest((self._due_ms, piece.broker_ms))
-        self._saw(piece.broker_ms)
+        self._now_ms = latest((self._now_ms, piece.broker_ms))
         if piece.kind == DELAYED and self._holds_delayed:
             # An entry of which a part was taken before is held whole: producers do not batch what is delayed.
             yield flow_row(self._writer.source, DELAYED, entry=piece.frames)
@@ -267,7 +266,6 @@ class _Range:
         except CorruptEntryError as error:
             self._writer.write_rejects([RejectedEntry(position, entry, error.reason, error.message)])
             return
-        self._saw(event.time_ms)
         if isinstance(event, Chunk):
             # A small chunk must not keep the whole bundle in memory that it came with.
             yield from self._take_chunk(event, bytes(entry) if len(entry) < BUNDLE_BYTES else entry)
@@ -278,9 +276,7 @@ class _Range:
         for position, entry in self._local.hand_over():
             yield flow_row(self._writer.source, "chunk", position, entry=entry)
         fact = replace(self._writer.finish(self._end), stored_bytes=self._stored_bytes)
-        if fact.max_effective_us is not None:
-            self._saw(fact.max_effective_us // 1000)
-        report = Report(self._end, self._now_ms, asdict(fact), self._local.events, self._due_ms)
+        report = Report(self._end, self._now_ms, asdict(fact), self._local.events)
         yield flow_row(self._writer.source, "report", note=report_to_json(report))
         if self._saw_chunks:
             give_back()
@@ -305,9 +301,6 @@ class _Range:
             self._local.events.append(Waits(outcome.positions, outcome.deliver_ms, outcome.entries is not None))
             for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
                 yield flow_row(self._writer.source, "chunk", position, entry=entry)
-
-    def _saw(self, time_ms: int | None) -> None:
-        self._now_ms = latest((self._now_ms, time_ms))
 
 
 class _Rest:
