@@ -51,6 +51,8 @@ class Peer:
         credentials: what clients said of themselves.
         tls: speaks TLS with this context; ``host`` is where it listens.
         first_ledger_id: where the topic begins; None: with the ledger of the first entry.
+        topics: what the namespace holds; None: the one topic.
+        tells_of_topics: clients may watch the namespace, and are told by ``tell_of_topics``.
     """
 
     entries: list[tuple[Position, bytes]] = field(default_factory=list)
@@ -77,12 +79,15 @@ class Peer:
     stored: list[tuple[int, int]] = field(default_factory=list)
     drop_after_sends: int | None = None
     refuse_send: int | None = None
+    topics: list[str] | None = None
+    tells_of_topics: bool = False
 
     def __enter__(self) -> Peer:
         self._listener = socket.create_server((self.host, 0))
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._sent = 0
+        self._watchers: list[tuple[socket.socket, int]] = []
         thread = threading.Thread(target=self._accept, daemon=True)
         thread.start()
         return self
@@ -97,6 +102,18 @@ class Peer:
 
     def add(self, *entries: bytes, ledger_id: int = 7, first: int = 0) -> None:
         self.entries += [(Position(ledger_id, first + number), entry) for number, entry in enumerate(entries)]
+
+    def tell_of_topics(self, new: list[str], deleted: list[str]) -> None:
+        """Change what the namespace holds, and say so to those who watch it."""
+        self.topics = sorted({*self._topics(), *new} - set(deleted))
+        for accepted, watcher_id in self._watchers:
+            fields = {"watcher_id": watcher_id, "new_topics": new, "deleted_topics": deleted, "topics_hash": "x"}
+            accepted.sendall(_encode("WATCH_TOPIC_UPDATE", **fields))
+
+    def _topics(self) -> list[str]:
+        if self.topics is not None:
+            return self.topics
+        return [] if self.is_deleted else [TOPIC]
 
     def disconnect(self) -> None:
         for one in list(self._open):
@@ -126,6 +143,8 @@ class Peer:
                 connection.receive_data(data)
                 while (event := connection.next_event()) is not None:
                     self._answer(connection, consumers, event)
+                    if isinstance(event, pb.CommandWatchTopicList):
+                        self._watchers.append((accepted, event.watcher_id))
                     accepted.sendall(connection.data_to_send())
                     for consumer_id, consumer in consumers.items():
                         self._deliver(accepted, consumer_id, consumer)
@@ -149,14 +168,20 @@ class Peer:
             self.proxied_to = event.proxy_to_broker_url or self.proxied_to
             self._client_version = event.protocol_version
             version = min(event.protocol_version, commands.LAST_ENTRY_PROTOCOL_VERSION)
-            connection.send(self.greeting or commands.connected("peer", self.max_message_bytes, version))
+            connection.send(
+                self.greeting
+                or commands.connected("peer", self.max_message_bytes, version, watches_topics=self.tells_of_topics)
+            )
         elif isinstance(event, pb.CommandPartitionedTopicMetadata):
             connection.send(
                 _encode("PARTITIONED_METADATA_RESPONSE", request_id=event.request_id, partitions=0, response=0)
             )
         elif isinstance(event, pb.CommandGetTopicsOfNamespace):
-            topics = [] if self.is_deleted else [TOPIC]
-            connection.send(_encode("GET_TOPICS_OF_NAMESPACE_RESPONSE", request_id=event.request_id, topics=topics))
+            answer = {"request_id": event.request_id, "topics": self._topics()}
+            connection.send(_encode("GET_TOPICS_OF_NAMESPACE_RESPONSE", **answer))
+        elif isinstance(event, pb.CommandWatchTopicList):
+            fields = {"request_id": event.request_id, "watcher_id": event.watcher_id, "topics_hash": "x"}
+            connection.send(_encode("WATCH_TOPIC_LIST_SUCCESS", topic=self._topics(), **fields))
         elif isinstance(event, pb.CommandLookupTopic):
             answer = {"response": pb.CommandLookupTopicResponse.Connect, "broker_service_url": self.url} | self.lookup
             connection.send(_encode("LOOKUP_RESPONSE", request_id=event.request_id, **answer))

@@ -10,8 +10,11 @@ FRAME_PADDING_BYTES = 10 * 1024
 # A broker may announce any size; this is the most that we agree to hold for one frame.
 MAX_MESSAGE_BYTES_CAP = 128 * 1024 * 1024
 
-# Commands without payload carry ids, names and urls.
-MAX_COMMAND_BYTES = 1024 * 1024
+# The topics of a namespace come as one command, which a broker does not hold to its message size: 100,000 names of 300 bytes.
+MAX_COMMAND_BYTES = 32 * 1024 * 1024
+
+# The command of a MESSAGE carries ids. The compiled scan leaves a longer one to the way of single frames.
+MAX_SCANNED_COMMAND_BYTES = 1024 * 1024
 
 MAX_LOOKUP_HOPS = 20
 MAX_PARTITIONS = 100_000
