@@ -20,7 +20,11 @@ MAX_LOOKUP_HOPS = 20
 MAX_PARTITIONS = 100_000
 
 
+def message_limit_bytes(announced: int | None) -> int:
+    """Return the largest message of a peer that announced a size (None or nonsense: the default)."""
+    return min(announced if announced and announced > 0 else DEFAULT_MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES_CAP)
+
+
 def frame_limit_bytes(max_message_bytes: int | None) -> int:
     """The largest frame to accept from a peer that announced ``max_message_bytes`` (None or nonsense: the default)."""
-    announced = max_message_bytes if max_message_bytes and max_message_bytes > 0 else DEFAULT_MAX_MESSAGE_BYTES
-    return min(announced, MAX_MESSAGE_BYTES_CAP) + FRAME_PADDING_BYTES
+    return message_limit_bytes(max_message_bytes) + FRAME_PADDING_BYTES
