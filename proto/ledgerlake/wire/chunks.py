@@ -45,6 +45,27 @@ class Marker:
     deliver_ms: int | None = None
 
 
+def chunk_limit_bytes(metadata: pb.MessageMetadata, size: int, max_entry_bytes: int) -> int:
+    """Return how many bytes of a payload fit into one entry beside the metadata, which each chunk repeats.
+
+    Args:
+        metadata: the message's, whole but for the chunk fields.
+        size: of the payload, compressed.
+        max_entry_bytes: the largest entry that the broker takes.
+
+    Raises:
+        UsageError: not even one byte fits.
+    """
+    most = min(size, 2**31 - 1)
+    metadata_bytes = len(encode_entry(_chunk_metadata(metadata, most, most, size), b""))
+    if metadata_bytes >= max_entry_bytes:
+        raise UsageError(
+            f"the key and the properties of a message take {metadata_bytes:,} bytes, and the broker takes entries of "
+            f"{max_entry_bytes:,}; make them smaller, or raise maxMessageSize in the broker's configuration"
+        )
+    return max_entry_bytes - metadata_bytes
+
+
 def encode_chunks(metadata: pb.MessageMetadata, packed: bytes, chunk_bytes: int) -> Iterator[bytes]:
     """The entries of a large message, one after another.
 
@@ -55,13 +76,18 @@ def encode_chunks(metadata: pb.MessageMetadata, packed: bytes, chunk_bytes: int)
     view = memoryview(packed)
     count = max(1, -(-len(packed) // chunk_bytes))
     for chunk_id in range(count):
-        own = pb.MessageMetadata()
-        own.CopyFrom(metadata)
-        own.uuid = f"{metadata.producer_name}-{metadata.sequence_id}"
-        own.chunk_id = chunk_id
-        own.num_chunks_from_msg = count
-        own.total_chunk_msg_size = len(packed)
+        own = _chunk_metadata(metadata, chunk_id, count, len(packed))
         yield encode_entry(own, bytes(view[chunk_bytes * chunk_id : chunk_bytes * (chunk_id + 1)]))
+
+
+def _chunk_metadata(metadata: pb.MessageMetadata, chunk_id: int, count: int, size: int) -> pb.MessageMetadata:
+    own = pb.MessageMetadata()
+    own.CopyFrom(metadata)
+    own.uuid = f"{metadata.producer_name}-{metadata.sequence_id}"
+    own.chunk_id = chunk_id
+    own.num_chunks_from_msg = count
+    own.total_chunk_msg_size = size
+    return own
 
 
 def encode_marker(chunks: pb.MessageMetadata, sequence_id: int, positions: list[Position]) -> bytes:

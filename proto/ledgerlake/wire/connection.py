@@ -7,7 +7,9 @@ roles, so that a test's broker is this code in the server role.
     server  IDLE --CONNECT-------> CONNECTING --connected sent--> READY
 
 Rules kept here:
-  - Before READY only the handshake is legal (the server's ERROR and a challenge belong to it).
+  - Before READY only the handshake is legal (the server's ERROR and a challenge belong to it), in frames of the protocol's
+    default size. Then the size of messages that the broker announced holds, and for commands without payload at least
+    ``limits.MAX_COMMAND_BYTES``.
   - PING is answered at once and is no event. Commands of a type that we do not know are tolerated and skipped.
   - A ProtocolError ends the connection: nothing after it is interpreted.
   - Where a ``scan`` is set, MESSAGEs that it recognises come as runs (``EntriesReceived``); everything else takes the way of
@@ -312,8 +314,6 @@ class Connection:
         return run
 
     def _interpret(self, frame: Frame) -> Event | None:
-        if frame.command_end - 8 > limits.MAX_COMMAND_BYTES:
-            raise MalformedFrameError(f"a command of {frame.command_end - 8} bytes is over the limit")
         try:
             command = pb.BaseCommand.FromString(frame.command)
         except DecodeError as error:
@@ -343,6 +343,7 @@ class Connection:
             return None
         if command.type == _T.CONNECTED:
             self._frames.limit_bytes = limits.frame_limit_bytes(command.connected.max_message_size)
+            self._frames.command_limit_bytes = max(self._frames.limit_bytes, limits.MAX_COMMAND_BYTES)
             self.state = State.READY
         elif command.type == _T.CONNECT:
             self.state = State.CONNECTING

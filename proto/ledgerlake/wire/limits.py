@@ -10,14 +10,21 @@ FRAME_PADDING_BYTES = 10 * 1024
 # A broker may announce any size; this is the most that we agree to hold for one frame.
 MAX_MESSAGE_BYTES_CAP = 128 * 1024 * 1024
 
-# Commands without payload carry ids, names and urls.
-MAX_COMMAND_BYTES = 1024 * 1024
+# The topics of a namespace come as one command, which a broker does not hold to its message size: 100,000 names of 300 bytes.
+MAX_COMMAND_BYTES = 32 * 1024 * 1024
+
+# The command of a MESSAGE carries ids. The compiled scan leaves a longer one to the way of single frames.
+MAX_SCANNED_COMMAND_BYTES = 1024 * 1024
 
 MAX_LOOKUP_HOPS = 20
 MAX_PARTITIONS = 100_000
 
 
+def message_limit_bytes(announced: int | None) -> int:
+    """Return the largest message of a peer that announced a size (None or nonsense: the default)."""
+    return min(announced if announced and announced > 0 else DEFAULT_MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES_CAP)
+
+
 def frame_limit_bytes(max_message_bytes: int | None) -> int:
     """The largest frame to accept from a peer that announced ``max_message_bytes`` (None or nonsense: the default)."""
-    announced = max_message_bytes if max_message_bytes and max_message_bytes > 0 else DEFAULT_MAX_MESSAGE_BYTES
-    return min(announced, MAX_MESSAGE_BYTES_CAP) + FRAME_PADDING_BYTES
+    return message_limit_bytes(max_message_bytes) + FRAME_PADDING_BYTES

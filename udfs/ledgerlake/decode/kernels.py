@@ -20,7 +20,7 @@ import numpy as np
 from numba import njit
 
 from ledgerlake.wire.entry import MAX_TIME_MS
-from ledgerlake.wire.limits import MAX_COMMAND_BYTES
+from ledgerlake.wire.limits import MAX_SCANNED_COMMAND_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -259,7 +259,7 @@ def scan_messages(buffer, limit, rows, found):  # type: ignore[no-untyped-def]
         total, command_size = read_u32(buffer, position), read_u32(buffer, position + 4)
         start = position + 8 + command_size
         end = position + 4 + total
-        if total > limit or end > len(buffer) or start > end or command_size > MAX_COMMAND_BYTES:
+        if total > limit or end > len(buffer) or start > end or command_size > MAX_SCANNED_COMMAND_BYTES:
             break
         consumer_id, ledger_id, entry_id = read_message_command(buffer, position + 8, start)
         if consumer_id < 0:
