@@ -26,7 +26,6 @@ import pyarrow as pa
 
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.split import read_delayed
-from ledgerlake.errors import refuse_newer
 from ledgerlake.operators.assembly import Assembled, Due, DueAgain, Rejected
 from ledgerlake.operators.buckets import FolderStorage, StateStorage
 from ledgerlake.operators.rows import places
@@ -34,6 +33,7 @@ from ledgerlake.state.delay.bucket import Record, record_from_json, record_to_js
 from ledgerlake.state.delay.cancels import MOST_CANCELS, Cancel, Cancels, cancels_from_json, cancels_to_json
 from ledgerlake.state.delay.segment import WAITING, frame_sizes, waiting
 from ledgerlake.state.delay.tracker import DelayedTracker, DelaySettings
+from ledgerlake.state.stored import parse_stored, stored
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:
@@ -240,9 +240,19 @@ def _large_to_json(positions: tuple[Position, ...], held: bool) -> str:
 
 
 def _large_from_json(text: str) -> tuple[tuple[Position, ...], bool]:
-    data: dict[str, Any] = json.loads(text)
-    refuse_newer("the checkpoint", data["version"], _LARGE_VERSION, "delayed large messages of version")
-    return tuple(Position(*one) for one in data["positions"]), data["held"]
+    return parse_stored(text, "delayed large messages", _large, _LARGE_VERSION)
+
+
+def _large(data: dict[str, Any], _version: int) -> tuple[tuple[Position, ...], bool]:
+    positions = tuple(map(_position, stored(list[list[int]], data["positions"])))
+    if not positions:
+        raise ValueError("a message without chunks")
+    return positions, stored(bool, data["held"])
+
+
+def _position(place: list[int]) -> Position:
+    ledger_id, entry_id = place
+    return Position(ledger_id, entry_id)
 
 
 def _frames(frames: bytes, ends: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Array:
