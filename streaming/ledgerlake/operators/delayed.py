@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ import pyarrow as pa
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.messages import BatchPart
 from ledgerlake.decode.split import read_delayed
-from ledgerlake.errors import SetupError, refuse_newer
+from ledgerlake.errors import SetupError
 from ledgerlake.operators.assembly import Assembled, Due, DueAgain, Rejected
 from ledgerlake.operators.buckets import FolderStorage, StateStorage
 from ledgerlake.operators.cancelling import CANCEL_REFUSED
@@ -36,6 +36,7 @@ from ledgerlake.state.delay.bucket import Record, record_from_json, record_to_js
 from ledgerlake.state.delay.cancels import MOST_CANCELS, Cancel, Cancels, cancels_from_json, cancels_to_json
 from ledgerlake.state.delay.segment import WAITING, frame_sizes, waiting
 from ledgerlake.state.delay.tracker import DelayedTracker, DelaySettings
+from ledgerlake.state.stored import parse_stored, stored
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:
@@ -132,8 +133,8 @@ class DelayedMessages:
         What comes of it with a later range joins what waits, or is due at once where that has been delivered.
         """
         key = (position.ledger_id, position.entry_id)
-        stored = self._state.large.getValue(key)
-        before = _elsewhere_from_json(stored[0]) if stored is not None else None
+        found = self._state.large.getValue(key)
+        before = _elsewhere_from_json(found[0]) if found is not None else None
         if before is not None and before.is_delivered:
             self._due_parts.append((position, part))
             return
@@ -314,19 +315,29 @@ class _Elsewhere:
 
 
 def _elsewhere_to_json(one: _Elsewhere) -> str:
-    part = None if one.part is None else astuple(one.part)
+    part = None if one.part is None else asdict(one.part)
     data = {"positions": places(one.positions), "held": one.is_held, "part": part}
     return json.dumps({"version": _LARGE_VERSION, **data, "delivered": one.is_delivered})
 
 
 def _elsewhere_from_json(text: str) -> _Elsewhere:
-    """Read what waits elsewhere; version 1 knew no parts."""
-    data: dict[str, Any] = json.loads(text)
-    refuse_newer("the checkpoint", data["version"], _LARGE_VERSION, "delayed large messages of version")
-    part = BatchPart(*data["part"]) if data.get("part") else None
-    return _Elsewhere(
-        tuple(Position(*one) for one in data["positions"]), data["held"], part, data.get("delivered", False)
-    )
+    return parse_stored(text, "delayed large messages", _elsewhere, _LARGE_VERSION)
+
+
+def _elsewhere(data: dict[str, Any], version: int) -> _Elsewhere:
+    """Version 1 knew no parts."""
+    positions = tuple(map(_position, stored(list[list[int]], data["positions"])))
+    if not positions:
+        raise ValueError("a message without chunks")
+    is_held = stored(bool, data["held"])
+    if version == 1:
+        return _Elsewhere(positions, is_held)
+    return _Elsewhere(positions, is_held, stored(BatchPart | None, data["part"]), stored(bool, data["delivered"]))
+
+
+def _position(place: list[int]) -> Position:
+    ledger_id, entry_id = place
+    return Position(ledger_id, entry_id)
 
 
 def _outputs(tracker: DelayedTracker) -> dict[str, Position]:

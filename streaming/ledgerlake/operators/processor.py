@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from ledgerlake.decode.messages import BatchPart, TopicPartition
-from ledgerlake.errors import refuse_newer
 from ledgerlake.operators.assembly import Assembled, Assembly, Due, DueAgain, Outcome
 from ledgerlake.operators.delayed import DelayedMessages, DelayedState
 from ledgerlake.operators.rows import (
@@ -45,6 +44,7 @@ from ledgerlake.operators.rows import (
 )
 from ledgerlake.state.chunks import OpenSet, SetKey
 from ledgerlake.state.delay.cancels import Cancel, Cancels, cancels_to_json
+from ledgerlake.state.stored import parse_stored
 from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import Position
 
@@ -197,11 +197,12 @@ def set_from_json(text: str) -> OpenSet:
     Version 1 had no ``publish_ms``, and its ``opened_ms`` was the producer's where the broker gave no time.
 
     Raises:
-        OffsetError: a newer release wrote it.
+        OffsetError: a newer release wrote it, or it is damaged.
     """
-    data = json.loads(text)
-    version = data.pop("version")
-    refuse_newer("the checkpoint", version, SET_VERSION, "open sets of version")
+    return parse_stored(text, "open sets", _open_set, SET_VERSION)
+
+
+def _open_set(data: dict[str, Any], version: int) -> OpenSet:
     return open_set_from_dict(data if version > 1 else data | {"opened_ms": None, "publish_ms": None})
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, astuple, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pyarrow as pa
 
@@ -31,11 +31,12 @@ from ledgerlake.decode.messages import WHOLE
 from ledgerlake.decode.split import DELAYED, read_delayed
 from ledgerlake.state.chunks import Chunk, OpenSet, SetKey
 from ledgerlake.state.delay.cancels import Cancel
+from ledgerlake.state.stored import parse_stored, stored
 from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from ledgerlake.decode.messages import BatchPart, TopicPartition
 
@@ -50,6 +51,9 @@ FLOW = pa.schema(
         ("entry", pa.binary()),
     ]
 )
+# What is passed between two stages of one batch is never stored.
+_BUG = "this is a bug, please report it"
+
 FLOW_DDL = "topic string, partition int, kind string, ledger_id bigint, entry_id bigint, note string, entry binary"
 
 
@@ -109,9 +113,18 @@ def report_to_json(report: Report) -> str:
 
 
 def report_from_json(text: str) -> Report:
-    data = json.loads(text)
-    events: list[Event] = [_READERS[kind](fields) for kind, fields in data["events"]]
-    return Report(Position(**data["end"]), data["now_ms"], data["fact"], events)
+    """Read what ``report_to_json`` wrote.
+
+    Raises:
+        OffsetError: it did not.
+    """
+    return parse_stored(text, "report of a task", _report, advice=_BUG)
+
+
+def _report(data: dict[str, Any], _version: int) -> Report:
+    events: list[Event] = [stored(_EVENTS[kind], fields) for kind, fields in data["events"]]
+    fact = stored(dict[str, Any], data["fact"])
+    return Report(stored(Position, data["end"]), stored(int | None, data["now_ms"]), fact, events)
 
 
 def standing_to_json(standing: Standing) -> str:
@@ -119,39 +132,29 @@ def standing_to_json(standing: Standing) -> str:
 
 
 def standing_from_json(text: str) -> Standing:
-    return standing_from_dict(json.loads(text))
+    """Read what ``standing_to_json`` wrote.
+
+    Raises:
+        OffsetError: it did not.
+    """
+    return parse_stored(
+        text, "standing of a topic partition", lambda data, _version: standing_from_dict(data), advice=_BUG
+    )
 
 
 def standing_from_dict(data: dict[str, Any]) -> Standing:
-    oldest = {name: Position(**data[name]) if data[name] else None for name in ("oldest_open", "oldest_waiting")}
-    return Standing(**{**data, **oldest})
+    standing: Standing = stored(Standing, data)
+    return standing
 
 
 def open_set_from_dict(data: dict[str, Any]) -> OpenSet:
-    positions = tuple(Position(**one) for one in data["positions"])
-    return OpenSet(**{**data, "key": SetKey(**data["key"]), "positions": positions})
+    opened: OpenSet = stored(OpenSet, data)
+    if not opened.positions:
+        raise ValueError("an open set without chunks")
+    return opened
 
 
-def _chunk(data: dict[str, Any]) -> Chunk:
-    return Chunk(**{**data, "key": SetKey(**data["key"]), "position": Position(**data["position"])})
-
-
-def _marker(data: dict[str, Any]) -> Marker:
-    return Marker(**{**data, "positions": tuple(Position(**one) for one in data["positions"])})
-
-
-def _waits(data: dict[str, Any]) -> Waits:
-    return Waits(**{**data, "positions": tuple(Position(**one) for one in data["positions"])})
-
-
-_READERS: dict[str, Callable[[dict[str, Any]], Event]] = {
-    "Chunk": _chunk,
-    "Begun": lambda data: Begun(SetKey(**data["key"])),
-    "OpenSet": open_set_from_dict,
-    "Marker": _marker,
-    "Waits": _waits,
-    "Cancel": lambda data: Cancel(**{**data, "position": Position(**data["position"])}),
-}
+_EVENTS: dict[str, type[Event]] = {one.__name__: one for one in get_args(Event)}
 
 
 def latest(times_ms: Iterable[int | None]) -> int | None:

@@ -19,7 +19,8 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from ledgerlake.errors import UsageError, refuse_newer
+from ledgerlake.errors import UsageError
+from ledgerlake.state.stored import parse_stored, stored
 from ledgerlake.wire.message_id import ChunkMessageId, MessageId, Position, parse_message_id
 
 if TYPE_CHECKING:
@@ -126,8 +127,6 @@ def cancels_from_json(text: str) -> Cancels:
     """Read what is cancelled.
 
     Raises:
-        OffsetError: a newer release wrote it.
+        OffsetError: a newer release wrote it, or it is damaged.
     """
-    data = json.loads(text)
-    refuse_newer("the checkpoint", data["version"], VERSION, "cancels of version")
-    return Cancels(Cancel(**{**one, "position": Position(**one["position"])}) for one in data["cancels"])
+    return Cancels(parse_stored(text, "cancels", lambda data, _version: stored(list[Cancel], data["cancels"]), VERSION))
