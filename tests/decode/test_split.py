@@ -58,6 +58,19 @@ def test_a_bundle_without_delayed_entries_stays_one_piece_without_a_copy() -> No
     assert view.obj is frames
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param({"num_chunks_from_msg": 2, "chunk_id": 0}, id="chunk"),
+        pytest.param({"replicated_from": "a"}, id="plain"),
+        pytest.param({"compacted_batch_indexes": [1]}, id="with a field that kernels leave"),
+    ],
+)
+def test_every_piece_says_the_brokers_time_of_its_last_entry(given: dict[str, Any]) -> None:
+    assert [one[2] for one in pieces(entry(**given))] == [STORED_MS]
+    assert [one[2] for one in pieces(entry(broker_ms=None, **given))] == [None]
+
+
 def test_mixed_entries_are_two_pieces_and_that_of_the_first_entry_comes_first() -> None:
     assert pieces(PLAIN, LATER, PLAIN, PLAIN, LATER) == [(ENTRIES, [0, 2, 3], STORED_MS), (DELAYED, [1, 4], STORED_MS)]
     assert [one[0] for one in pieces(LATER, PLAIN, LATER)] == [DELAYED, ENTRIES]
@@ -91,7 +104,7 @@ def test_what_is_known_of_delayed_entries() -> None:
     past, published = entry(5), entry(5, broker_ms=None)
     frames = bundle([LATER, odd, past, published])
     found = read_delayed(frames)
-    assert found.due_ms.tolist() == [STORED_MS + 1, STORED_MS + 7, STORED_MS, STORED_MS - 5000]
+    assert found.due_ms.tolist() == [STORED_MS + 1, STORED_MS + 7, STORED_MS, 5]
     assert list(zip(found.ledger_ids.tolist(), found.entry_ids.tolist(), strict=True)) == [(7, one) for one in range(4)]
     assert found.frame_ends.tolist()[-1] == len(frames)
     assert entries_of(frames) == {Position(7, row): one for row, one in enumerate([LATER, odd, past, published])}

@@ -18,6 +18,7 @@ import secrets
 import sys
 import threading
 import time
+import traceback
 import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
@@ -229,6 +230,14 @@ class _Executor:
         return iter([work(*one) for one in zip(*items, strict=False)])
 
 
+def _mistake(error: BaseException | None) -> str:
+    """An error that no fault of the world explains, with where it came from; empty if it is another one."""
+    if not isinstance(error, (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)):
+        return ""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({place.filename.rpartition('/')[2]}, line {place.lineno})"
+
+
 class DueTopic:
     """The topic of due messages: a broker with deduplication, as pulsar-client shows it."""
 
@@ -309,6 +318,7 @@ class Application:
         self.ended_s = 0.0
         self.was_refused = False
         self.was_alone = True
+        self.mistake = ""
         self.error: BaseException | None = None
         self.committed = 0
         self.pipeline: Any = None
@@ -331,7 +341,12 @@ class Application:
             self.error, self.ended = error, f"{type(error).__name__}: {error}"
             self.was_refused = True
         except Exception as error:
-            self.error, self.ended = error, f"{type(error).__name__}: {error}"
+            # The command puts it so.
+            self.error = assemble.cause_of(error)
+            self.ended, self.was_refused = f"{type(self.error).__name__}: {self.error}", True
+            self.mistake = self.mistake or _mistake(error)
+        if self.session.query is not None:
+            self.mistake = self.mistake or _mistake(self.session.query.failure)
         self.ended_s = self.world.now_s
         self.world.say(f"{self.process.name} ended: {self.ended}")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.decode.codecs import compress
-from ledgerlake.errors import DataLossError, LedgerlakeError
+from ledgerlake.errors import DataLossError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.offsets import from_json
 from ledgerlake.wire.entry import encode_batch, encode_entry
@@ -343,7 +343,11 @@ class History:
             if app.ended and app.error is not None:
                 self._judge(app)
                 app.error = None
-        if not any(app.is_running and not app.process.suspended for app in self.apps) and self.world.now_s >= self.resume_s and not self._is_over():
+        if (
+            not any(app.is_running and not app.process.suspended for app in self.apps)
+            and self.world.now_s >= self.resume_s
+            and not self._is_over()
+        ):
             self.start()
 
     def start(self) -> Application:
@@ -360,8 +364,8 @@ class History:
     def _judge(self, app: Application) -> None:
         """A run that ended with an error: allowed while a fault lasts, or as the refusal of what cannot be mended."""
         self.resume_s = self.world.now_s + 1.0
-        if not isinstance(app.error, LedgerlakeError):
-            self.oracle.complain(f"lost is said: {app.process.name} ended with {app.ended}")
+        if app.mistake:
+            self.oracle.complain(f"lost is said: {app.process.name} ended with {app.mistake}")
         elif not app.was_alone:
             return
         elif isinstance(app.error, DataLossError) and not self.was_restored:
@@ -565,9 +569,7 @@ class History:
         payloads = [self._payload() for _ in range(self.world.rng.randint(1, 4))]
         plain = encode_batch([(pb.SingleMessageMetadata(payload_size=0), one) for one in payloads])
         codec = self.world.rng.choice([pb.NONE, pb.LZ4, pb.ZSTD])
-        metadata = self._metadata(
-            compression=codec, uncompressed_size=len(plain), num_messages_in_batch=len(payloads)
-        )
+        metadata = self._metadata(compression=codec, uncompressed_size=len(plain), num_messages_in_batch=len(payloads))
         position = self._store(topic, metadata, compress(codec, plain), len(payloads))
         for one in payloads:
             self._confirm(topic, one, position)
@@ -582,12 +584,10 @@ class History:
         count = self.world.rng.randint(2, 4)
         payload = self._payload().ljust(8 * count, b".")
         uuid, size = f"p-{self._numbers}", -(-len(payload) // count)
-        metadata = [
-            self._metadata(
-                uuid=uuid, chunk_id=number, num_chunks_from_msg=count, total_chunk_msg_size=len(payload)
-            )
-            for number in range(count)
-        ]
+        own = {"uuid": uuid, "num_chunks_from_msg": count, "total_chunk_msg_size": len(payload)}
+        # As clients do: one time for all chunks of a message.
+        own["publish_time"] = self._metadata().publish_time
+        metadata = [self._metadata(chunk_id=number, **own) for number in range(count)]
         positions: list[Position] = []
         self._sending += 1
 

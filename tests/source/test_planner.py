@@ -91,10 +91,30 @@ def test_where_the_broker_tells_no_time_the_clock_does_also_while_entries_come(
     peer.add(BARE)
     path = str(tmp_path / "wakes.json")
     planning = Planning(peer, path, monkeypatch)
-    assert planning.plan() is None
-    save_wakes(path, {TOPIC: NOW_MS - 1})
-    peer.add(BARE, first=1)
     assert planning.plan() == NOW_MS
+    save_wakes(path, {TOPIC: NOW_MS + 1})
+    peer.add(BARE, first=1)
+    planning.clock_ms += 2
+    assert planning.plan() == NOW_MS + 2
+    planning.clock_ms += 1
+    assert planning.plan() is None, "a position that did not move keeps its clock"
+
+
+def test_a_run_that_ends_without_a_time_by_the_broker_ends(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer.add(BARE)
+    planning = Planning(peer, "always", monkeypatch)
+    planning.reader.prepareForTriggerAvailableNow()
+    planning.clock_ms += 5000
+    assert planning.plan() == NOW_MS
+    assert planning.plan() is None
+
+
+def test_a_stream_without_state_has_no_clock_in_its_offsets(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer.add(BARE)
+    options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest"}
+    reader = LedgerlakeStreamReader(parse_options(options))
+    assert planned(reader, reader.initialOffset())[TOPIC].clock_ms is None
+    reader.stop()
 
 
 def test_the_last_batch_of_a_run_that_ends_carries_the_clock(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:

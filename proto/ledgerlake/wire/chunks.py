@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.errors import CorruptEntryError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.wire.entry import delivery_time_ms, encode_entry, entry_time_ms, parse_entry, text_of
+from ledgerlake.wire.entry import broker_time_ms, delivery_time_ms, encode_entry, parse_entry, text_of
 from ledgerlake.wire.limits import MAX_MARKER_CHUNKS
 from ledgerlake.wire.message_id import MessageId, Position, parse_message_id
 
@@ -34,7 +34,7 @@ MARKER_VERSION = "1"
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """The chunks of one message, in order, as its producer listed them. ``time_ms`` is the broker's where it is known.
+    """The chunks of one message, in order, as its producer listed them. ``time_ms`` is the broker's, None where unknown.
 
     ``deliver_ms`` is when the message is to be delivered, where it says.
     """
@@ -42,7 +42,7 @@ class Marker:
     producer_name: str
     uuid: str
     positions: tuple[Position, ...]
-    time_ms: int
+    time_ms: int | None
     deliver_ms: int | None = None
 
 
@@ -136,7 +136,7 @@ def parse_marker(raw: bytes | memoryview) -> Marker:
     if len(set(positions)) != len(positions) or len(positions) < 2:
         raise CorruptEntryError("a marker lists two chunks at least, each once", reason="malformed_marker")
     producer_name, uuid = text_of(metadata, "producer_name"), text_of(metadata, "uuid")
-    return Marker(producer_name, uuid, positions, entry_time_ms(entry), delivery_time_ms(entry))
+    return Marker(producer_name, uuid, positions, broker_time_ms(entry), delivery_time_ms(entry))
 
 
 def _position(text: object) -> Position:

@@ -159,15 +159,11 @@ def read_stamp(raw: memoryview) -> Stamp:
     return Stamp(_in_range(_peek(rest).publish_time), None, False)
 
 
-def entry_time_ms(entry: RawEntry) -> int:
-    """When an entry was stored, by the broker; by its producer where the broker does not say.
-
-    Raises:
-        CorruptEntryError: the producer's time is out of range.
-    """
+def broker_time_ms(entry: RawEntry) -> int | None:
+    """When an entry was stored, by the broker; None where the broker does not say."""
     if entry.broker is not None and entry.broker.HasField("broker_timestamp"):
         return entry.broker.broker_timestamp
-    return _in_range(entry.metadata.publish_time)
+    return None
 
 
 def _in_range(publish_ms: int) -> int:
@@ -179,14 +175,9 @@ def _in_range(publish_ms: int) -> int:
 
 
 def delivery_time_ms(entry: RawEntry) -> int | None:
-    """When an entry that says a time is to be delivered: then, or when it was stored if that is known and later."""
+    """When an entry that says a time is to be delivered: then, or when the broker stored it if that is later."""
     deliver_ms: int = entry.metadata.deliver_at_time
-    if not 0 < deliver_ms <= MAX_TIME_MS:
-        return None
-    try:
-        return max(deliver_ms, entry_time_ms(entry))
-    except CorruptEntryError:
-        return deliver_ms
+    return max(deliver_ms, broker_time_ms(entry) or 0) if 0 < deliver_ms <= MAX_TIME_MS else None
 
 
 def text_of(message: Message, field: str) -> str:

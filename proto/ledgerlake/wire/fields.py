@@ -72,7 +72,7 @@ FIELDS = (
     _long(_BROKER, "index", "broker_index", _REJECT),
     Field(_ENTRY, "producer_name", _REJECT, "each message of a batch has a copy, so rows go out in bounded pieces"),
     _long(_ENTRY, "sequence_id", "sequence_id", _NULL),
-    _time(_ENTRY, "publish_time", "publish_time", _NULL, "a chunk or marker without broker timestamp is a reject"),
+    _time(_ENTRY, "publish_time", "publish_time", _NULL),
     Field(_ENTRY, "properties", _REJECT),
     Field(_ENTRY, "replicated_from", _TAKEN),
     Field(_ENTRY, "partition_key", _TAKEN, "what is not UTF-8 is in key_bytes"),

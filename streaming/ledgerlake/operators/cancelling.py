@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from ledgerlake.state.delay.cancels import CANCEL_PROPERTY, Cancel, parse_cancel
@@ -13,8 +15,6 @@ from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import pyarrow as pa
 
 CANCEL_REFUSED = "cancel_refused"
 
@@ -33,6 +33,18 @@ def find_cancels(messages: pa.RecordBatch) -> Iterator[Cancel]:
         found = _cancel(messages, row, dict(properties[row].as_py()))
         if found is not None:
             yield found
+
+
+def key_texts(messages: pa.RecordBatch) -> pa.Array:
+    """Each message's key as a cancel names it: its text, or the base64 text of a binary key; null without a key."""
+    if messages["key_bytes"].null_count == messages.num_rows:
+        return messages["key"]
+    both = zip(messages["key"].to_pylist(), messages["key_bytes"].to_pylist(), strict=True)
+    return pa.array([key_text(key, key_bytes) for key, key_bytes in both], pa.string())
+
+
+def key_text(key: str | None, key_bytes: bytes | None) -> str | None:
+    return key if key_bytes is None else base64.b64encode(key_bytes).decode()
 
 
 def _cancel(messages: pa.RecordBatch, row: int, properties: dict[str, str]) -> Cancel | None:

@@ -23,6 +23,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from ledgerlake.errors import OffsetError, refuse_newer
+from ledgerlake.state.stored import stored
 from ledgerlake.wire.limits import MAX_TIME_MS
 from ledgerlake.wire.message_id import Position
 
@@ -73,7 +74,7 @@ def from_json(data: Any) -> Offset:
     refuse_newer("the checkpoint", data["version"], VERSION, "offset version")
     try:
         return {str(name): _from_json(one) for name, one in data["positions"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
         raise OffsetError(f"the checkpoint holds a damaged offset ({error!r}); restore it from a copy") from None
 
 
@@ -94,13 +95,11 @@ def _from_json(data: dict[str, Any]) -> PartitionOffset:
     unknown = set(data) - {"ledger", "entry", "batch", "time", "index", "clock"}
     if unknown:
         raise ValueError(f"unknown {', '.join(sorted(unknown))}")
-    batch_index = None if data.get("batch") is None else int(data["batch"])
-    index = None if data.get("index") is None else int(data["index"])
     return PartitionOffset(
-        Position(int(data["ledger"]), int(data["entry"])),
-        batch_index,
+        Position(stored(int, data["ledger"]), stored(int, data["entry"])),
+        stored(int | None, data.get("batch")),
         _time_ms(data, "time"),
-        index,
+        stored(int | None, data.get("index")),
         _time_ms(data, "clock"),
     )
 

@@ -256,6 +256,11 @@ class _Planner:
             ends_here = self._fixed_end is not None and result[name] == ends.get(name)
             if name not in moved or result[name].index is None or ends_here:
                 result[name] = replace(result[name], clock_ms=clock_ms)
+        if self._options.wakes is not None:
+            # Producers' clocks are no clock, so without the broker's each batch needs ours.
+            for name in moved:
+                if result[name].index is None and result[name].time_ms is not None:
+                    result[name] = replace(result[name], clock_ms=clock_ms)
         return result
 
     def _waits_for_more(self, start: Offset, ends: Offset, woken: list[str]) -> bool:

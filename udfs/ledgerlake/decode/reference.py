@@ -107,7 +107,7 @@ def _with_own_columns(
 
     ``numbered`` has the sequence id, where that is not the same. A number that its column cannot hold is a property.
     """
-    key, key_bytes = _key(source)
+    key, key_bytes = key_of(source)
     event_us, kept_event = _microseconds(source, "event_time")
     sequence_id, kept_sequence = read_number(numbered or source, "sequence_id")
     own = [(text_of(one, "key"), text_of(one, "value")) for one in source.properties] + _recipients(source)
@@ -130,7 +130,8 @@ def _recipients(source: pb.MessageMetadata | pb.SingleMessageMetadata) -> list[t
     return [(ENCRYPTED_FOR, ",".join(dict.fromkeys(text_of(one, "key") for one in source.encryption_keys)))]
 
 
-def _key(source: pb.MessageMetadata | pb.SingleMessageMetadata) -> tuple[str | None, bytes | None]:
+def key_of(source: pb.MessageMetadata | pb.SingleMessageMetadata) -> tuple[str | None, bytes | None]:
+    """A message's key: its text, or its bytes where it is not text."""
     if not source.HasField("partition_key"):
         return None, None
     text: str | bytes = source.partition_key
