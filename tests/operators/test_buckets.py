@@ -91,3 +91,13 @@ def test_what_killed_tasks_left_in_a_folder_goes_when_it_is_old(tmp_path: Path) 
         os.utime(tmp_path / str(one), (yesterday, yesterday))
     FolderStorage(str(tmp_path), [used]).start()
     assert sorted(one.name for one in tmp_path.iterdir()) == sorted([str(used), str(fresh)])
+
+
+@pytest.mark.parametrize("number", [-1, 1], ids=["directory", "block"])
+def test_a_damaged_bucket_says_what_to_do(number: int) -> None:
+    state = DictState()
+    storage = StateStorage(state)  # type: ignore[arg-type]
+    bucket_id = save(storage, SEGMENTS[:2])
+    state.values[bucket_id, number] = (b"\xff\xff",)
+    with pytest.raises(OffsetError, match="restore the checkpoint"):
+        storage.get_segment(bucket_id, 1)

@@ -132,7 +132,7 @@ def parse_message_id(text: str) -> AnyMessageId:
     for read in (bytes.fromhex, _from_base64, _from_list):
         try:
             return from_bytes(read(text.strip()))
-        except (ValueError, DecodeError):
+        except (ValueError, DecodeError, RecursionError):
             continue
     raise UsageError(
         f"'{text}' is not a message id; write ledger:entry, ledger:entry:batch, or a serialised id as hex or base64"
