@@ -1,10 +1,10 @@
 """A Pulsar cluster in memory: our sans-IO server role behind every connection, and topics as a default cluster keeps them.
 
-    ledgers      roll after a few entries and whenever a topic is loaded anew; ids are the cluster's
-    trimming     a ledger that lies wholly behind every durable cursor goes at once (retention 0)
-    cursors      durable and exclusive; one that has read a whole ledger stands before the first entry of the next
-    unload       ends the consumers of a topic, rolls its ledger, and lets another broker serve it
-    restart      cuts all connections of a broker; its cursors may fall back to where they were stored last
+ledgers      roll after a few entries and whenever a topic is loaded anew; ids are the cluster's
+trimming     a ledger that lies wholly behind every durable cursor goes at once (retention 0)
+cursors      durable and exclusive; one that has read a whole ledger stands before the first entry of the next
+unload       ends the consumers of a topic, rolls its ledger, and lets another broker serve it
+restart      cuts all connections of a broker; its cursors may fall back to where they were stored last
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ class Topic:
         if position == BEFORE_ALL or position <= self.first:
             return self.first
         for ledger in reversed(self.ledgers):
-            if ledger.ledger_id < position.ledger_id or (ledger.ledger_id == position.ledger_id and position.entry_id > 0):
+            if ledger.ledger_id < position.ledger_id or (
+                ledger.ledger_id == position.ledger_id and position.entry_id > 0
+            ):
                 most = len(ledger.entries) - 1
                 entry_id = min(position.entry_id - 1, most) if ledger.ledger_id == position.ledger_id else most
                 return Position(ledger.ledger_id, entry_id)
@@ -241,7 +243,9 @@ class Cluster:
         found = [one for one in self.brokers if one.url == url]
         if not found or found[0].down_until_s > self.world.now_s:
             self.world.sleep(0.01)
-            raise TransportError(f"no broker listens at {url} (Connection refused); start it or correct the service url")
+            raise TransportError(
+                f"no broker listens at {url} (Connection refused); start it or correct the service url"
+            )
         link = Link(found[0], process)
         found[0].links.append(link)
         return link

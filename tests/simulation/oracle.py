@@ -1,14 +1,14 @@
 """What must hold, judged by what producers had confirmed and what stands in the table; it knows nothing of the product.
 
-    once              no message twice in the table, by payload and by (topic partition, message id)
-    nothing missing   what was confirmed is in the table at the end; what was cancelled in time is in ``rejects``
-    in order          within a topic partition every commit holds a later stretch than the one before, except for what is
-                      marked late
-    never early       no message in the table before its time, by the broker's clock
-    nothing unpinned  a cursor has not passed what is neither in a table nor in state that Spark has committed
-    lost is said      a run ends with an error only where a checkpoint was lost or restored from a copy, or while a fault
-                      lasts; the error is one of ours and says what to do, and a run that was refused has changed nothing
-    files             every file of the tables is there
+once              no message twice in the table, by payload and by (topic partition, message id)
+nothing missing   what was confirmed is in the table at the end; what was cancelled in time is in ``rejects``
+in order          within a topic partition every commit holds a later stretch than the one before, except for what is
+                  marked late
+never early       no message in the table before its time, by the broker's clock
+nothing unpinned  a cursor has not passed what is neither in a table nor in state that Spark has committed
+lost is said      a run ends with an error only where a checkpoint was lost or restored from a copy, or while a fault
+                  lasts; the error is one of ours and says what to do, and a run that was refused has changed nothing
+files             every file of the tables is there
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 
 from ledgerlake.wire.message_id import Position
-from tests.simulation.driver import MESSAGES, REJECTS
+from tests.simulation.driver import MESSAGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -414,9 +414,7 @@ class Query:
             _apply(values, found.values)
         return values
 
-    def _keyed(
-        self, key: tuple[str, int], rows: list[pa.RecordBatch], before: State
-    ) -> tuple[list[Any], Any]:
+    def _keyed(self, key: tuple[str, int], rows: list[pa.RecordBatch], before: State) -> tuple[list[Any], Any]:
         stage = Stage(None, None)  # type: ignore[arg-type]
         for name, (kind, values) in before.get(key, {}).items():
             state = kind()
@@ -504,9 +502,7 @@ class _Batch:
 
 
 def _spans(spans: list[Any]) -> str:
-    return ", ".join(
-        f"{one.span.topic_partition.rpartition('/')[2]} {one.span.after}..{one.span.end}" for one in spans
-    )
+    return ", ".join(f"{one.span.topic_partition.rpartition('/')[2]} {one.span.after}..{one.span.end}" for one in spans)
 
 
 def _as_text(error: BaseException) -> str:
