@@ -61,6 +61,7 @@ class Peer:
         compacted: what compacted readers get in place of ``entries``; None: the same.
         last_entry: the stored entry behind the answer to GET_LAST_MESSAGE_ID, for who knows protocol v22 (PIP-429).
         cannot_tell_last: compacted readers that ask for the last message get an error, as of a 4.0 broker.
+        unreadable_last: nobody is told the last message, as by a broker that cannot read the metadata of the last entry.
         is_deleted: the topic is not there any more.
         challenges: how many connections are asked again who they are, before or behind an answer.
         credentials: what clients said of themselves.
@@ -86,6 +87,7 @@ class Peer:
     compacted: list[tuple[Position, bytes]] | None = None
     last_entry: bytes = b""
     cannot_tell_last: bool = False
+    unreadable_last: bool = False
     first_ledger_id: int | None = None
     is_deleted: bool = False
     challenges: int = 0
@@ -243,12 +245,20 @@ class Peer:
         if self.cannot_tell_last and consumer.read_compacted:
             connection.send(commands.error(request_id, pb.MetadataError, "Failed to read last entry"))
             return
+        if self.unreadable_last:
+            said = (
+                "Failed to get batch size for entry java.lang.IllegalStateException: Some required fields are missing"
+            )
+            connection.send(commands.error(request_id, pb.MetadataError, said))
+            return
         entries = self._seen_by(consumer)
         last = self.last_position or (entries[-1][0] if entries else Position(-1, -1))
         first = (
             self.first_ledger_id if self.first_ledger_id is not None else (entries[0][0].ledger_id if entries else 0)
         )
         marked = Position(first, -1) if consumer.after == Position(-1, -1) else consumer.after
+        if consumer.durable:
+            marked = self.acknowledged or Position(first, -1)
         answer = {"last_message_id": to_wire(last), "consumer_mark_delete_position": to_wire(marked)}
         knows_entries = self._client_version >= commands.LAST_ENTRY_PROTOCOL_VERSION
         behind = self.last_entry if consumer.read_compacted and knows_entries else b""

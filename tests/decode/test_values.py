@@ -164,6 +164,21 @@ def test_an_avro_value_ends_where_its_bytes_end() -> None:
         (b'{"type":"record","name":"N","fields":[{"name":"n","type":["null","N"]}]}', "holds itself"),
         (b'{"type":"array","items":{"type":"record","name":"E","fields":[]}}', "without bytes"),
         (b'{"type":"array","items":{"type":"fixed","name":"F","size":0}}', "without bytes"),
+        (
+            b'{"type":"array","items":{"type":"record","name":"A","fields":[{"name":"b","type":'
+            b'{"type":"record","name":"B","fields":[{"name":"c","type":{"type":"record","name":"C","fields":[]}}]}}]}}',
+            "without bytes",
+        ),
+        (
+            b'{"type":"array","items":{"type":"record","name":"A","fields":[{"name":"f","type":'
+            b'{"type":"fixed","name":"F","size":0}}]}}',
+            "without bytes",
+        ),
+        (
+            b'{"type":"record","name":"R","fields":[{"name":"e","type":{"type":"fixed","name":"n.E","size":0}},'
+            b'{"name":"l","type":{"type":"array","items":{"type":"record","name":"A","fields":[{"name":"e","type":"n.E"}]}}}]}',
+            "without bytes",
+        ),
         (b'{"type":"array","items":"null"}', "'null'"),
         (b'{"type":' * 60 + b'"int"' + b"}" * 60, "too deeply"),
     ],
@@ -171,6 +186,14 @@ def test_an_avro_value_ends_where_its_bytes_end() -> None:
 def test_what_no_column_can_hold_is_refused_with_the_reason(definition: bytes, why: str) -> None:
     with pytest.raises(SetupError, match=why):
         column_type(ValueSchema(T.Avro, definition))
+
+
+def test_an_array_of_records_with_any_bytes_has_a_column() -> None:
+    empty = b'{"name":"e","type":{"type":"record","name":"E","fields":[]}}'
+    definition = (
+        b'{"type":"array","items":{"type":"record","name":"A","fields":[%s,{"name":"i","type":"int"}]}}' % empty
+    )
+    assert pa.types.is_list(column_type(ValueSchema(T.Avro, definition)))
 
 
 JSON = as_json(

@@ -106,13 +106,21 @@ SETTINGS = {
 }
 
 
+# What a broker needs so that producers whose sends an unload interrupted may send again.
+DEDUPLICATION = {"brokerDeduplicationEnabled": "true"}
+
+
 @contextmanager
-def start_runtime(settings: dict[str, str] | None = None, **broker_options: Any) -> Iterator[Runtime]:
+def start_runtime(
+    settings: dict[str, str] | None = None, *, keeps_everything: bool = True, **broker_options: Any
+) -> Iterator[Runtime]:
+    """A broker for tests; without ``keeps_everything`` it trims and deletes by Pulsar's own defaults."""
     service_url = os.environ.get("LEDGERLAKE_TEST_SERVICE_URL")
-    if service_url and not broker_options and not settings:
+    if service_url and keeps_everything and not broker_options and not settings:
         yield Runtime(service_url, os.environ["LEDGERLAKE_TEST_ADMIN_URL"])
         return
-    broker = Broker(settings={**SETTINGS, **(settings or {})}, **broker_options)
+    kept = SETTINGS if keeps_everything else DEDUPLICATION
+    broker = Broker(settings={**kept, **(settings or {})}, **broker_options)
     address = broker.start()
     security = broker.security if broker_options.get("secure") else None
     running = Runtime(address.service_url, address.admin_url, broker, security=security)

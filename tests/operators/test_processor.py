@@ -10,10 +10,12 @@ import pytest
 
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators import processor
+from ledgerlake.operators.chunk_entries import read_chunk
 from ledgerlake.operators.processor import set_from_json, set_to_json
 from ledgerlake.state.chunks import Chunk, Limits, OpenSet, SetKey
 from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import Position
+from tests.chunks import chunk_entries
 from tests.operators.stage import Settled, Stage, task
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -183,3 +185,11 @@ def test_without_a_time_by_the_broker_a_set_is_as_old_as_the_batch_that_opened_i
     assert play.settled.rejected == [("chunk_expired", Position(1, 0))]
     assert play.settled.standing is not None
     assert play.settled.standing.expires_ms == 7000
+
+
+@pytest.mark.parametrize("publish_time", [0, 2**63 - 1, 2**63, 2**64 - 1])
+def test_any_publish_time_tells_a_restarted_producers_chunks_apart_and_fits_into_the_state(publish_time: int) -> None:
+    first, other = (chunk_entries(b"large message", 2, publish_time=one)[0] for one in (publish_time, publish_time ^ 1))
+    chunks = [read_chunk(one, Position(1, 0)) for one in (first, other)]
+    assert chunks[0].publish_ms != chunks[1].publish_ms
+    assert -(2**63) <= chunks[0].publish_ms < 2**63

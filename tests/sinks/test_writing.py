@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ledgerlake.client.topics import join_partition
+from ledgerlake.decode.messages import BatchPart
 from ledgerlake.decode.split import split_bundle
 from ledgerlake.operators import whole
 from ledgerlake.operators.delayed import DelayOptions
@@ -20,7 +22,7 @@ from ledgerlake.state.chunks import Limits
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
-from tests.entries import bundle
+from tests.entries import batch, bundle
 from tests.operators.stage import SOURCE, Stage
 
 if TYPE_CHECKING:
@@ -82,6 +84,21 @@ def test_the_brokers_time_is_the_clock_also_where_only_chunks_come(task: Any, tm
     parsed = parse_entry(chunk)
     stored = encode_entry(parsed.metadata, bytes(parsed.payload), pb.BrokerEntryMetadata(broker_timestamp=NOW_MS))
     assert report_of(task(tmp_path, [stored])).now_ms == NOW_MS
+
+
+@pytest.mark.parametrize("task", [written, forwarded])
+def test_an_entry_of_which_a_part_belongs_to_the_range_travels_alone(
+    task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batched = batch([b"a", b"b", b"c"], deliver_at_time=FAST_MS)
+    found = pieces([batched, batched])
+    monkeypatch.setitem(globals(), "pieces", lambda _: [replace(found[0], first_entry=BatchPart(0, 1))])
+    rows = [row for rows in task(tmp_path, [batched, batched]) for row in rows.to_pylist()]
+    assert [(row["kind"], row["entry_id"], row["note"]) for row in rows[:2]] == [
+        ("delayed", 0, "[0, 1]"),
+        ("delayed", -1, None),
+    ]
+    assert b"".join(row["entry"] for row in rows[:2]) == found[0].frames
 
 
 @pytest.mark.parametrize("task", [written, forwarded])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ from tests.peer import TOPIC, Peer
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from ledgerlake.source.planning import EntryRange
 
 NOW_MS = 1_700_000_100_000
 BARE = encode_entry(pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=NOW_MS + 10**9), b"v")
@@ -260,3 +263,34 @@ def test_what_is_due_does_not_wait_for_more(peer: Peer, tmp_path: Path, monkeypa
     planning.clock_ms += 5001
     planning.plan()
     assert from_json(planning.offset)[TOPIC].position > from_json(before)[TOPIC].position
+
+
+def pin_of(peer: Peer, start: Position, **options: str) -> Position | None:
+    """From where on a cursor is planned to have kept everything, of a range without an index behind ``start``."""
+    given = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest"}
+    reader = LedgerlakeStreamReader(parse_options(given | options))
+    try:
+        end = to_json({TOPIC: PartitionOffset(Position(9, 5))})
+        (partition,) = reader.partitions(to_json({TOPIC: PartitionOffset(start)}), end)
+        span: EntryRange = partition.span
+        return span.pinned_from
+    finally:
+        reader.stop()
+
+
+def test_a_range_without_an_index_says_whether_a_cursor_has_kept_it(peer: Peer) -> None:
+    start = Position(7, 3)
+    assert pin_of(peer, start) is None
+    peer.acknowledged = start
+    assert pin_of(peer, start, subscription="s") == BEFORE_ALL
+    peer.acknowledged = Position(9, -1)
+    assert pin_of(peer, start, subscription="s") == BEFORE_ALL
+    peer.acknowledged = Position(9, 4)
+    assert pin_of(peer, start, subscription="s") == Position(9, 4)
+
+
+def test_the_pipeline_says_which_of_its_cursors_were_moved(peer: Peer) -> None:
+    start = Position(7, 3)
+    assert pin_of(peer, start, pinnedBy="s") == BEFORE_ALL
+    moved = json.dumps(to_json({TOPIC: PartitionOffset(Position(9, 4))}))
+    assert pin_of(peer, start, pinnedBy="s", movedCursors=moved) == Position(9, 4)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ledgerlake.decode.messages import BatchPart
 from ledgerlake.errors import OffsetError
-from ledgerlake.operators.delayed import _large_from_json, _large_to_json
+from ledgerlake.operators.delayed import _Elsewhere, _elsewhere_from_json, _elsewhere_to_json
 from ledgerlake.operators.processor import set_from_json, set_to_json
 from ledgerlake.operators.rows import (
     Begun,
@@ -41,7 +42,11 @@ WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
         set_from_json,
         set_to_json(OpenSet(KEY, 3, 900, 5, 4, PLACES, 600)),
     ),
-    "delayed large message": (_large_from_json, _large_to_json(PLACES, True)),
+    "delayed large message": (_elsewhere_from_json, _elsewhere_to_json(_Elsewhere(PLACES, True))),
+    "part of a delayed entry": (
+        _elsewhere_from_json,
+        _elsewhere_to_json(_Elsewhere(PLACES[:1], True, BatchPart(1, 2), is_delivered=True)),
+    ),
     "report": (report_from_json, report_to_json(Report(PLACES[0], 5, {}, [Begun(KEY)]))),
     "standing": (standing_from_json, standing_to_json(Standing([{}], PLACES[0], 5))),
     "offset": (
@@ -85,7 +90,9 @@ def test_what_is_no_record_is_damage(name: str, text: str) -> None:
         WRITTEN[name][0](text)
 
 
-@pytest.mark.parametrize("name", ["delayed index", "cancels", "open set", "delayed large message", "offset"])
+@pytest.mark.parametrize(
+    "name", ["delayed index", "cancels", "open set", "delayed large message", "part of a delayed entry", "offset"]
+)
 def test_a_newer_version_is_refused_with_advice(name: str) -> None:
     read, text = WRITTEN[name]
     with pytest.raises(OffsetError, match="upgrade Ledgerlake"):

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from ledgerlake.errors import CorruptEntryError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import broker_time_ms, delivery_time_ms, encode_entry, parse_entry, text_of
+from ledgerlake.wire.limits import MAX_MARKER_CHUNKS
 from ledgerlake.wire.message_id import MessageId, Position, parse_message_id
 
 if TYPE_CHECKING:
@@ -126,7 +127,10 @@ def parse_marker(raw: bytes | memoryview) -> Marker:
     if versions != [MARKER_VERSION]:
         raise CorruptEntryError(f"a marker of version {versions}, known is {MARKER_VERSION}", reason="malformed_marker")
     try:
-        positions = tuple(_position(text) for text in json.loads(bytes(entry.payload))["chunks"])
+        listed = json.loads(bytes(entry.payload))["chunks"]
+        if len(listed) > MAX_MARKER_CHUNKS:
+            raise CorruptEntryError(f"a marker lists more than {MAX_MARKER_CHUNKS} chunks", reason="malformed_marker")
+        positions = tuple(_position(text) for text in listed)
     except (ValueError, KeyError, TypeError, RecursionError, UsageError):
         raise CorruptEntryError("the list of chunks does not parse", reason="malformed_marker") from None
     if len(set(positions)) != len(positions) or len(positions) < 2:
@@ -137,6 +141,6 @@ def parse_marker(raw: bytes | memoryview) -> Marker:
 
 def _position(text: object) -> Position:
     message_id = parse_message_id(text) if isinstance(text, str) else None
-    if not isinstance(message_id, MessageId):
+    if not isinstance(message_id, MessageId) or not message_id.position.is_storable:
         raise ValueError(text)
     return message_id.position

@@ -45,6 +45,11 @@ class Position:
         """Where the entry behind this one would stand in the same ledger."""
         return Position(self.ledger_id, self.entry_id + 1)
 
+    @property
+    def is_storable(self) -> bool:
+        """Whether an entry can stand there: both ids are what a signed 64-bit number holds, and none is negative."""
+        return 0 <= self.ledger_id < 2**63 and 0 <= self.entry_id < 2**63
+
     def __str__(self) -> str:
         return f"{self.ledger_id}:{self.entry_id}"
 

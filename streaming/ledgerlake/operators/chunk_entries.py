@@ -37,7 +37,12 @@ def read_chunk(raw: bytes | memoryview, position: Position) -> Chunk:
         total_bytes=metadata.total_chunk_msg_size,
         size_bytes=len(entry.payload) - tag_bytes,
         time_ms=broker_time_ms(entry),
-        publish_ms=metadata.publish_time,
+        publish_ms=_signed(metadata.publish_time),
         marked=has_promise(metadata),
         deliver_ms=delivery_time_ms(entry),
     )
+
+
+def _signed(number: int) -> int:
+    """An unsigned 64-bit number as a signed one, since numbers in a checkpoint are signed."""
+    return number - 2**64 if number >= 2**63 else number

@@ -20,12 +20,12 @@ Rules kept here:
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.decode.messages import BatchPart, TopicPartition
 from ledgerlake.operators.assembly import Assembled, Assembly, Due, DueAgain, Outcome
 from ledgerlake.operators.delayed import DelayedMessages, DelayedState
 from ledgerlake.operators.rows import (
@@ -109,6 +109,10 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
             for row in frame.itertuples(index=False):
                 if row.kind == "chunk":
                     parts.put(Position(int(row.ledger_id), int(row.entry_id)), row.entry)
+                elif row.kind == "delayed" and isinstance(row.note, str):
+                    position = Position(int(row.ledger_id), int(row.entry_id))
+                    parts.put(position, row.entry)
+                    delayed.add_part(position, row.entry, BatchPart(*json.loads(row.note)))
                 elif row.kind == "delayed":
                     delayed.add(row.entry)
                 elif row.kind == "report":
@@ -256,7 +260,8 @@ def _outcome_rows(source: TopicPartition, outcome: Outcome | Cancels) -> Iterato
     if isinstance(outcome, Cancels):
         yield _row(source, "cancels", None, cancels_to_json(outcome.all), None)
     elif isinstance(outcome, Due):
-        yield _row(source, "due", None, _due_note(outcome), outcome.frames)
+        first_entry = astuple(outcome.first_entry)
+        yield _row(source, "due", None, _due_note(outcome, first_entry=first_entry), outcome.frames)
     elif isinstance(outcome, DueAgain):
         yield _row(source, "again", None, _due_note(outcome, positions=places(outcome.positions)), None)
     elif isinstance(outcome, Assembled):

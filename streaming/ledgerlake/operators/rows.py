@@ -4,7 +4,8 @@ To the stage, of each task and topic partition, in any order (a shuffle lies bet
 
     rows     decoded messages that pass untouched, as an Arrow stream
     chunk    the bytes of one entry that the task could not settle itself, by position
-    delayed  entries that are to be delivered later (see ``decode.split``)
+    delayed  entries that are to be delivered later (see ``decode.split``); an entry of which only a part belongs to the
+             range travels alone, by position, with that part in ``note``
     report   once: what became of the task's range, and the events that need the open sets, in order (``Report``)
 
 From the stage, in order but for ``rows``, which pass as they come:
@@ -21,11 +22,13 @@ From the stage, in order but for ``rows``, which pass as they come:
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import TYPE_CHECKING, Any, get_args
 
 import pyarrow as pa
 
+from ledgerlake.decode.messages import WHOLE
+from ledgerlake.decode.split import DELAYED, read_delayed
 from ledgerlake.state.chunks import Chunk, OpenSet, SetKey
 from ledgerlake.state.delay.cancels import Cancel
 from ledgerlake.state.stored import parse_stored, stored
@@ -33,9 +36,9 @@ from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-    from ledgerlake.decode.messages import TopicPartition
+    from ledgerlake.decode.messages import BatchPart, TopicPartition
 
 FLOW = pa.schema(
     [
@@ -162,6 +165,18 @@ def latest(times_ms: Iterable[int | None]) -> int | None:
 def places(positions: Iterable[Position]) -> list[list[int]]:
     """Positions for JSON."""
     return [[one.ledger_id, one.entry_id] for one in positions]
+
+
+def delayed_rows(source: TopicPartition, frames: memoryview, first_entry: BatchPart) -> Iterator[pa.RecordBatch]:
+    """The rows of a ``delayed`` piece. ``first_entry`` is what of its first entry belongs to the range."""
+    if first_entry != WHOLE:
+        found = read_delayed(frames)
+        end = int(found.frame_ends[0])
+        position = Position(int(found.ledger_ids[0]), int(found.entry_ids[0]))
+        yield flow_row(source, DELAYED, position, json.dumps(astuple(first_entry)), frames[:end])
+        frames = frames[end:]
+    if len(frames):
+        yield flow_row(source, DELAYED, entry=frames)
 
 
 def flow_row(

@@ -84,4 +84,4 @@ def entry_line(row: dict[str, Any]) -> str:
 
 
 def _clock(moment: Any) -> str:
-    return str(moment.strftime("%H:%M:%S.%f")[:-3])
+    return "-" if moment is None else str(moment.strftime("%H:%M:%S.%f")[:-3])

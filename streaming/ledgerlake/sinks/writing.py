@@ -24,12 +24,21 @@ from ledgerlake.decode.rejects import RejectedEntry, read_reject
 from ledgerlake.decode.split import DELAYED, ENTRIES, REJECT, only_entry
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.assembly import Assembled, Entry, Outcome, Rejected
-from ledgerlake.operators.cancelling import find_cancels
+from ledgerlake.operators.cancelling import CANCEL_REFUSED, TaskCancels
 from ledgerlake.operators.chunk_entries import read_alone
 from ledgerlake.operators.delayed import TOPIC
 from ledgerlake.operators.local import LocalAssembly
 from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
-from ledgerlake.operators.rows import Report, Standing, Waits, flow_row, latest, report_to_json, standing_from_dict
+from ledgerlake.operators.rows import (
+    Report,
+    Standing,
+    Waits,
+    delayed_rows,
+    flow_row,
+    latest,
+    report_to_json,
+    standing_from_dict,
+)
 from ledgerlake.sinks.memory import give_back, keep_freed_blocks
 from ledgerlake.sinks.ordered import DataFile, GatheringWriter, OrderedWriter, merge_overlapping
 from ledgerlake.sinks.tables import data_folder
@@ -175,11 +184,12 @@ class _PartitionWriter:
             self.messages_folder, note.floors_us.get(join_partition(source.topic, source.partition))
         )
         self.decoder = OutcomeDecoder(source, settings.options, settings.limits.max_message_bytes)
+        self._cancels = TaskCancels()
         self._unread: list[RejectedEntry] = []
         self._rejects = GatheringWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))
 
     def write_entries(self, frames: memoryview, first_entry: BatchPart) -> list[Cancel]:
-        """Write plain entries; the cancels among them."""
+        """Write plain entries; the cancels among them, as far as a task takes any."""
         cancels: list[Cancel] = []
         decoded_parts = decode_bundle(
             frames,
@@ -189,7 +199,9 @@ class _PartitionWriter:
         )
         for decoded in decoded_parts:
             self._write_messages(decoded.messages.select(schema.MESSAGES.names))
-            cancels += find_cancels(decoded.messages)
+            accepted, refused = self._cancels.take(decoded.messages)
+            cancels += accepted
+            self.write_rejects([RejectedEntry(position, None, CANCEL_REFUSED) for position in refused])
             if decoded.rejects.num_rows:
                 self._rejects.write(pa.Table.from_batches([decoded.rejects]))
         return cancels
@@ -251,8 +263,7 @@ class _Range:
         self._stored_bytes += len(piece.frames)
         self._now_ms = latest((self._now_ms, piece.broker_ms))
         if piece.kind == DELAYED and self._holds_delayed:
-            # An entry of which a part was taken before is held whole: producers do not batch what is delayed.
-            yield flow_row(self._writer.source, DELAYED, entry=piece.frames)
+            yield from delayed_rows(self._writer.source, piece.frames, piece.first_entry)
             return
         if piece.kind in (ENTRIES, DELAYED):
             self._local.events += self._writer.write_entries(piece.frames, piece.first_entry)

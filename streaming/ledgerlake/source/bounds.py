@@ -153,9 +153,13 @@ def first_available(cluster: Cluster, topic_partition: str) -> Position:
     """Before everything that the topic still holds, be it deliverable or not: its first ledger, and no entry of it."""
     reader = EntryReader(cluster, topic_partition, BEFORE_ALL, window=1)
     try:
-        return reader.mark_delete_position()
+        begin = reader.mark_delete_position()
     finally:
         reader.close()
+    if begin is not None:
+        return begin
+    first = entry_from(cluster, topic_partition, BEFORE_ALL, AFTER_ALL)
+    return BEFORE_ALL if first is None else Position(first.position.ledger_id, -1)
 
 
 def end_position(cluster: Cluster, topic_partition: str) -> Position:

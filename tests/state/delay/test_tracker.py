@@ -77,32 +77,11 @@ def test_add_message_with_strict_delay() -> None:
     assert (take(tracker, 10), tracker.waiting) == ([], 1)
 
 
-def test_contains_message() -> None:
-    tracker = DelayedTracker(MemoryStorage(), SMALL)
-    add(tracker, (10, 1, 1), (20, 2, 2))
-    assert tracker.contains(1, 1)
-    assert take(tracker, 10) == [(10, 1, 1)]
-    assert not tracker.contains(1, 1)
-    add(tracker, (30, 3, 3))
-    assert tracker.contains(3, 3)
-
-
 def test_max_indexes_per_segment() -> None:
     tracker = DelayedTracker(MemoryStorage(), SMALL)
     add(tracker, *((one * 10, one, one) for one in range(1, 102)))
     assert sealed(tracker) == [4, 4, 4, 4, 4]
     assert tracker.waiting == 101
-
-
-def test_clear() -> None:
-    storage = MemoryStorage()
-    tracker = DelayedTracker(storage, SMALL)
-    add(tracker, *((one, one, one) for one in range(1, 1002)))
-    assert (tracker.waiting, len(sealed(tracker))) == (1001, 50)
-    tracker.clear()
-    assert (tracker.waiting, take(tracker, 10_000), tracker.buckets) == (0, [], ())
-    DelayedTracker(storage, SMALL, tracker.save())
-    assert storage.buckets == {}
 
 
 def test_a_bucket_is_sealed_when_a_message_comes_from_beyond_its_ledgers() -> None:

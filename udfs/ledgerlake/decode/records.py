@@ -131,6 +131,7 @@ class _Types:
     def __init__(self, schema: ValueSchema) -> None:
         self._is_json = schema.kind == pb.Schema.Json
         self._named: dict[str, pa.DataType] = {}
+        self._named_empty: set[str] = set()
         self._open: list[str] = []
 
     def of(self, node: Any, depth: int = 0) -> pa.DataType:
@@ -174,8 +175,23 @@ class _Types:
         return self._name(node, pa.struct(fields))
 
     def _name(self, node: dict[str, Any], arrow_type: pa.DataType) -> pa.DataType:
-        self._named[str(node.get("name"))] = arrow_type
+        name = str(node.get("name"))
+        self._named[name] = arrow_type
+        if self._takes_no_bytes(node):
+            self._named_empty.add(name)
         return arrow_type
+
+    def _takes_no_bytes(self, node: Any) -> bool:
+        """Whether an item may be encoded as nothing: fixed bytes of which there are none, or a record of such fields alone."""
+        if isinstance(node, str):
+            return node in self._named_empty or node.rpartition(".")[2] in self._named_empty
+        if not isinstance(node, dict):
+            return False
+        if node.get("type") == "fixed":
+            return not node.get("size")
+        if node.get("type") in ("record", "error"):
+            return all(self._takes_no_bytes(one["type"]) for one in node.get("fields", ()))
+        return isinstance(node.get("type"), (str, dict)) and self._takes_no_bytes(node["type"])
 
     def _enum_or_fixed(self, node: dict[str, Any]) -> pa.DataType:
         if node["type"] == "enum" or self._is_json:
@@ -184,7 +200,7 @@ class _Types:
 
     def _item(self, node: Any, depth: int) -> pa.DataType:
         found = self.of(node, depth + 1)
-        if not self._is_json and _takes_no_bytes(node, found):
+        if not self._is_json and self._takes_no_bytes(node):
             raise SetupError("a schema has an array of items without bytes; read it with schema = bytes")
         return found
 
@@ -198,15 +214,6 @@ class _Types:
         raise SetupError(
             f"a schema has a union of {len(others)} types, which no column can hold; read it with schema = bytes"
         )
-
-
-def _takes_no_bytes(node: Any, arrow_type: pa.DataType) -> bool:
-    """Whether an item may be encoded as nothing: a record without fields, or one of such, or fixed bytes of which there are none."""
-    if isinstance(node, dict) and node.get("type") == "fixed":
-        return not node.get("size")
-    if pa.types.is_struct(arrow_type) and not isinstance(node, list):
-        return all(pa.types.is_struct(one.type) and not one.type.num_fields for one in arrow_type)
-    return False
 
 
 def _for_spark(arrow_type: pa.DataType) -> pa.DataType:

@@ -25,7 +25,7 @@ from ledgerlake.decode import kernels as k
 from ledgerlake.decode.messages import read_entry_table
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.wire.chunks import has_promise
-from ledgerlake.wire.entry import MAX_TIME_MS, delivery_time_ms, parse_entry, peek_metadata, split_broker_metadata
+from ledgerlake.wire.entry import delivery_time_ms, parse_entry, peek_metadata, split_broker_metadata
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def split_bundle(frames: bytes | bytearray | memoryview) -> Iterator[tuple[str, 
     view = memoryview(frames)
     kinds = dict.fromkeys(_delayed(buffer, entries, status).tolist(), DELAYED)
     for row in np.flatnonzero(status != k.OK).tolist():
-        kind = _kind(view[slice(*_span(entries, row))])
+        kind = _kind(view[slice(*_span(entries, row))], int(entries[row, k.E_ENTRY]))
         if kind != ENTRIES:
             kinds[row] = kind
     ends = entries[:, k.E_END].tolist()
@@ -132,8 +132,7 @@ def _broker_ms(raw: memoryview) -> int | None:
         broker, _ = split_broker_metadata(raw)
     except CorruptEntryError:
         return None
-    in_range = broker is not None and broker.HasField("broker_timestamp") and broker.broker_timestamp <= MAX_TIME_MS
-    return broker.broker_timestamp if broker is not None and in_range else None
+    return broker.broker_timestamp if broker is not None and broker.HasField("broker_timestamp") else None
 
 
 def _span(entries: Matrix, row: int) -> tuple[int, int]:
@@ -152,7 +151,7 @@ def _checksum_fits(buffer: Bytes, entry: Matrix) -> bool:
     return crc == k.NONE or crc32c.crc32c(buffer.data[entry[k.E_BODY] : entry[k.E_END]]) == crc
 
 
-def _kind(raw: memoryview) -> str:
+def _kind(raw: memoryview, entry_id: int) -> str:
     """What cannot be read is plain: decoding rejects it, whole."""
     try:
         metadata = peek_metadata(raw)
@@ -160,7 +159,7 @@ def _kind(raw: memoryview) -> str:
             return CHUNK
         if metadata.num_chunks_from_msg == 1 and has_promise(metadata):
             return MARKER
-        delayed = delivery_time_ms(parse_entry(raw)) is not None
+        delayed = entry_id <= MAX_DELAYED_ENTRY_ID and delivery_time_ms(parse_entry(raw)) is not None
     except CorruptEntryError:
         return ENTRIES
     return DELAYED if delayed else ENTRIES

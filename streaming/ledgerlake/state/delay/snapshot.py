@@ -40,9 +40,6 @@ class SegmentMetadata:
     def count(self) -> int:
         return sum(len(one) for one in self.entries.values())
 
-    def contains(self, ledger_id: int, entry_id: int) -> bool:
-        return ledger_id in self.entries and entry_id in self.entries[ledger_id]
-
 
 def describe(segment: pa.RecordBatch) -> SegmentMetadata:
     """The metadata of a segment, which is in order and not empty."""

@@ -1,0 +1,363 @@
+"""A campaign against a broker as users have it: retention 0, ledgers that roll and are trimmed, deduplication, idle topics deleted.
+
+Producers of pulsar-client publish plain, batched, compressed, chunked and delayed messages without pause while the topics are
+unloaded every second or two. The pipeline is killed and stopped at random; then ``oracle`` judges.
+
+    python -m tests.live.campaign --kills 200 --stops 50 --folder /tmp/campaign --seed 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pulsar
+
+from tests.live.oracle import Confirmed, Verdict, judge, judge_topic
+from tests.live.runtime import Runtime, start_runtime, to_toml
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LARGE_BYTES = 6 * 1024 * 1024
+_KINDS_OF_KILL = ("driver", "worker", "jvm", "broker")
+
+
+@contextlib.contextmanager
+def default_broker() -> Iterator[Runtime]:
+    """A broker with Pulsar's own defaults; deduplication is on, since unloads have producers send again."""
+    with start_runtime({}, keeps_everything=False, broker_metadata=True) as runtime:
+        yield runtime
+
+
+class Feeder(threading.Thread):
+    """One producer that never pauses for long; counts only what the broker confirmed."""
+
+    def __init__(self, runtime: Runtime, topic: str, name: str, confirmed: Confirmed, make: Callable[..., Any]) -> None:
+        super().__init__(daemon=True, name=name)
+        self.confirmed = confirmed
+        self._make = make
+        self._ended = threading.Event()
+        self._client = runtime.client()
+        self._topic = topic
+
+    def run(self) -> None:
+        settings, messages, pause_s = self._make(random.Random(self.name))
+        producer = self._client.create_producer(
+            self._topic, producer_name=self.name, block_if_queue_full=True, send_timeout_millis=0, **settings
+        )
+        number = 0
+        while not self._ended.is_set():
+            for body, delay_ms in messages():
+                due_ms = int(time.time() * 1000) + delay_ms if delay_ms else 0
+                payload = b"%s|%d|%d|%s" % (self.name.encode(), number, due_ms, body)
+                more = {"deliver_at": due_ms} if due_ms else {}
+                producer.send_async(payload, self._counted(payload, due_ms), **more)
+                number += 1
+            self._ended.wait(pause_s)
+        producer.flush()
+        producer.close()
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def _counted(self, payload: bytes, due_ms: int) -> Callable[[Any, Any], None]:
+        def stored(result: Any, message_id: Any) -> None:
+            if result == pulsar.Result.Ok:
+                self.confirmed.add(payload, message_id, due_ms)
+
+        return stored
+
+
+def batched(rng: random.Random) -> tuple[dict[str, Any], Callable[[], list[tuple[bytes, int]]], float]:
+    settings = {
+        "batching_enabled": True,
+        "batching_max_messages": 100,
+        "compression_type": rng.choice([pulsar.CompressionType.LZ4, pulsar.CompressionType.ZSTD]),
+    }
+    return settings, lambda: [(b"x" * rng.randint(1, 200), 0) for _ in range(100)], 0.1
+
+
+def single(rng: random.Random) -> tuple[dict[str, Any], Callable[[], list[tuple[bytes, int]]], float]:
+    return {"batching_enabled": False}, lambda: [(b"y" * rng.randint(1, 1000), 0) for _ in range(5)], 0.05
+
+
+def delayed(rng: random.Random) -> tuple[dict[str, Any], Callable[[], list[tuple[bytes, int]]], float]:
+    return {"batching_enabled": False}, lambda: [(b"later", rng.randint(1, 15_000)) for _ in range(10)], 0.2
+
+
+def chunked(rng: random.Random) -> tuple[dict[str, Any], Callable[[], list[tuple[bytes, int]]], float]:
+    settings = {"batching_enabled": False, "chunking_enabled": True}
+    return settings, lambda: [(rng.randbytes(LARGE_BYTES), 0 if rng.random() < 0.8 else 3000)], 3.0
+
+
+class Unloader(threading.Thread):
+    """Unloads every topic each second or two, so that its ledger rolls and the old one may be trimmed."""
+
+    def __init__(self, runtime: Runtime, topics: list[str], rng: random.Random) -> None:
+        super().__init__(daemon=True)
+        self.first: dict[str, int] = {}
+        self.trimmed: Counter[str] = Counter()
+        self._runtime, self._topics, self._rng = runtime, topics, rng
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        while not self._ended.wait(self._rng.uniform(1, 2)):
+            for topic in self._topics:
+                # The broker may be down, or busy with the unload before.
+                with contextlib.suppress(OSError, urllib.error.URLError, ValueError):
+                    self._runtime.admin("PUT", topic, "/unload")
+                    self.look(topic)
+
+    def look(self, topic: str) -> None:
+        """See whether the ledger that was the first one is gone."""
+        ledgers = self._runtime.admin("GET", topic, "/internalStats")["ledgers"]
+        first = ledgers[0]["ledgerId"] if ledgers else None
+        if first is not None and self.first.setdefault(topic, first) < first:
+            self.trimmed[topic] += 1
+            self.first[topic] = first
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+@dataclass
+class Campaign:
+    """One topic of two partitions and one without, a stream over both, everything that is done to it."""
+
+    runtime: Runtime
+    folder: Path
+    rng: random.Random
+    name: str = "campaign"
+    confirmed: Confirmed = field(default_factory=Confirmed)
+    received: list[tuple[bytes, int]] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.single = f"persistent://public/default/{self.name}-one"
+        self.parted = f"persistent://public/default/{self.name}-two"
+        self.due = f"persistent://public/default/{self.name}-due"
+        self.runtime.admin("PUT", self.single)
+        self.runtime.admin("PUT", self.parted, "/partitions", 2)
+        self.runtime.admin("PUT", self.due)
+        self.topics = [self.single, *(f"{self.parted}-partition-{number}" for number in range(2))]
+        self.data = self.runtime.config(self.folder, self.single, self.parted, name=self.name)
+        self.data["deliver"] = {"topic": self.due}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.config = str(self.folder / "pipeline.toml")
+        Path(self.config).write_text(to_toml(self.data))
+        self.table = self.folder / "messages"
+        # Retention 0 would take due messages before anybody has read them.
+        self._due_consumer = self.runtime.client().subscribe(
+            self.due, "oracle", initial_position=pulsar.InitialPosition.Earliest
+        )
+
+    @contextlib.contextmanager
+    def fed(self) -> Iterator[None]:
+        """Publish and unload while the block runs."""
+        kinds = (batched, single, delayed, chunked)
+        feeders = [
+            Feeder(self.runtime, topic, f"{kind.__name__}-{number}", self.confirmed, kind)
+            for number, topic in enumerate((self.single, self.parted))
+            for kind in kinds
+        ]
+        unloader = Unloader(self.runtime, self.topics, random.Random(self.rng.random()))
+        for thread in (*feeders, unloader):
+            thread.start()
+        try:
+            yield
+        finally:
+            for feeder in feeders:
+                feeder.end()
+            for feeder in feeders:
+                # A broker that was killed can take minutes until it loads a topic's last ledger again.
+                feeder.join(timeout=400)
+                assert not feeder.is_alive(), f"{feeder.name} is still publishing"
+            unloader.end()
+            self.trimmed = unloader.trimmed
+
+    def start(self) -> subprocess.Popen[bytes]:
+        number = len(list(self.folder.glob("run-*.log")))
+        with open(self.folder / f"run-{number:03d}.log", "wb") as errors:
+            return subprocess.Popen(
+                [sys.executable, "-m", "ledgerlake.cli", "run", self.config],
+                stdout=errors,
+                stderr=errors,
+                start_new_session=True,
+            )
+
+    def commits(self) -> int:
+        return len(list((self.table / "_delta_log").glob("*.json")))
+
+    def await_commits(self, count: int, running: subprocess.Popen[bytes]) -> None:
+        """Wait for some more commits of the table, looking often, since what follows aims at the moment behind one."""
+        aim = self.commits() + count
+        deadline = time.monotonic() + 300
+        while self.commits() < aim:
+            assert running.poll() is None, self.last_log()
+            assert time.monotonic() < deadline, f"no commit came: {self.last_log()}"
+            time.sleep(0.002)
+
+    def last_log(self) -> str:
+        return sorted(self.folder.glob("run-*.log"))[-1].read_text()[-3000:]
+
+    def kill(self, kind: str, *, behind_commit: bool) -> None:
+        """Run the pipeline for a while and end it, or a part of it, by force."""
+        running = self.start()
+        try:
+            self.await_commits(self.rng.randint(1, 6), running)
+            time.sleep(self.rng.uniform(0, 0.1) if behind_commit else self.rng.uniform(0, 2))
+            self.log.append(f"{kind} {'behind a commit' if behind_commit else ''}")
+            if kind == "broker":
+                assert self.runtime.broker is not None
+                self.runtime.broker.kill()
+                time.sleep(self.rng.uniform(0, 2))
+                self.runtime.broker.start()
+                self.await_commits(1, running)
+            elif kind == "worker":
+                _kill_one(running.pid, self.rng, _is_worker)
+                self.await_commits(1, running)
+            elif kind == "jvm":
+                _kill_one(running.pid, self.rng, _is_jvm)
+        finally:
+            end_group(running)
+
+    def stop(self, signal_number: int) -> None:
+        """Run the pipeline for a while and stop it as a person or a pod does."""
+        running = self.start()
+        try:
+            self.await_commits(self.rng.randint(1, 6), running)
+            time.sleep(self.rng.uniform(0, 1.5))
+            self.log.append(signal.Signals(signal_number).name)
+            running.send_signal(signal_number)
+            code = running.wait(timeout=120)
+            assert code == 0, self.last_log()
+        finally:
+            end_group(running)
+
+    def settle(self) -> None:
+        """Run to the end of what is there, until the last delayed message is due."""
+        time.sleep(
+            max(0, max((sent.due_ms for sent in self.confirmed.messages.values()), default=0) / 1000 - time.time())
+        )
+        ended = subprocess.run(
+            [sys.executable, "-m", "ledgerlake.cli", "run", self.config, "--once", "--json"],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr[-3000:]
+
+    def judge(self) -> tuple[Verdict, Verdict]:
+        """What the oracle says of the table and of the topic of due messages."""
+        with contextlib.suppress(pulsar.Timeout):
+            while True:
+                message = self._due_consumer.receive(3000)
+                self.received.append((message.data(), message.publish_timestamp()))
+                self._due_consumer.acknowledge(message)
+        return judge(self.confirmed, self.table, self.folder / "rejects"), judge_topic(self.confirmed, self.received)
+
+    def backlog(self) -> dict[str, int]:
+        """What the broker says is unread."""
+        return {
+            topic: self.runtime.admin("GET", topic, "/stats?getPreciseBacklog=true")["subscriptions"][
+                f"ledgerlake-{self.name}"
+            ]["msgBacklog"]
+            for topic in self.topics
+        }
+
+
+def end_group(running: subprocess.Popen[bytes]) -> None:
+    """End a pipeline and all that it started."""
+    processes = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        processes = psutil.Process(running.pid).children(recursive=True)
+    running.kill()
+    running.wait()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _kill_one(driver: int, rng: random.Random, is_wanted: Callable[[psutil.Process], bool]) -> None:
+    below = psutil.Process(driver).children(recursive=True)
+    wanted = [process for process in below if is_wanted(process)]
+    if wanted:
+        rng.choice(wanted).kill()
+
+
+def _is_jvm(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.name() == "java"
+    return False
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        parent = process.parent()
+        return parent is not None and "daemon" in " ".join(parent.cmdline()) and "python" in process.name()
+    return False
+
+
+def run_campaign(campaign: Campaign, kills: int, stops: int, say: Callable[[str], None] = print) -> list[str]:
+    """Kill and stop the pipeline so often; return what must not be."""
+    actions: list[Callable[[], None]] = []
+    for number in range(kills):
+        kind = _KINDS_OF_KILL[number % len(_KINDS_OF_KILL)]
+        behind = number % 3 == 0
+        actions.append(lambda kind=kind, behind=behind: campaign.kill(kind, behind_commit=behind))  # type: ignore[misc]
+    actions += [
+        (lambda number=number: campaign.stop((signal.SIGINT, signal.SIGTERM)[number % 2]))  # type: ignore[misc]
+        for number in range(stops)
+    ]
+    campaign.rng.shuffle(actions)
+    with campaign.fed():
+        for number, action in enumerate(actions, 1):
+            action()
+            say(f"{number}/{len(actions)} {campaign.log[-1]}, {len(campaign.confirmed):,} confirmed")
+    campaign.settle()
+    table, topic = campaign.judge()
+    backlog = campaign.backlog()
+    say(f"table: {table}\ntopic: {topic}\nbacklog: {backlog}\ntrimmed: {dict(campaign.trimmed)}")
+    faults = [] if table.is_clean else [f"table: {table}"]
+    faults += [] if topic.is_clean else [f"topic: {topic}"]
+    faults += [f"backlog {count} on {name}" for name, count in backlog.items() if count]
+    faults += [f"no ledger of {name} was trimmed" for name in campaign.topics if not campaign.trimmed[name]]
+    return faults
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--stops", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
+    parser.add_argument("--folder", type=Path)
+    options = parser.parse_args()
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="campaign-"))
+    print(f"seed {options.seed}, folder {folder}", flush=True)
+    with default_broker() as runtime:
+        campaign = Campaign(runtime, folder, random.Random(options.seed))
+        faults = run_campaign(campaign, options.kills, options.stops, lambda line: print(line, flush=True))
+    print(json.dumps({"seed": options.seed, "log": Counter(campaign.log), "faults": faults}))
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""An oracle for campaigns that shares no code with the pipeline.
+
+What pulsar-client's producers had confirmed, payload by payload, is compared with what ``deltalake`` and ``pyarrow`` read from
+the table, and with what a consumer of pulsar-client got from the topic of due messages. When a row became visible is read
+from the table's log: the timestamp of the commit that added its file.
+
+A payload begins with ``<producer>|<number>|<time to deliver in ms, 0 for at once>|``.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_HEAD_BYTES = 80
+
+Place = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A confirmed message: where the broker put it, and when it is due (0: at once)."""
+
+    place: Place
+    partition: int
+    due_ms: int
+
+
+class Confirmed:
+    """What the broker confirmed; filled by the callbacks of producers."""
+
+    def __init__(self) -> None:
+        self.messages: dict[str, Sent] = {}
+        self.twice: list[str] = []
+        self._lock = threading.Lock()
+
+    def add(self, payload: bytes, message_id: Any, due_ms: int) -> None:
+        place = (message_id.ledger_id(), message_id.entry_id(), message_id.batch_index())
+        with self._lock:
+            self.messages[head(payload)] = Sent(place, message_id.partition(), due_ms)
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+
+@dataclass
+class Verdict:
+    """Counts of what must not be, with some examples of each."""
+
+    confirmed: int = 0
+    rows: int = 0
+    missing: int = 0
+    duplicate: int = 0
+    early: int = 0
+    out_of_order: int = 0
+    misplaced: int = 0
+    rejects: Counter[str] = field(default_factory=Counter)
+    examples: list[str] = field(default_factory=list)
+
+    @property
+    def is_clean(self) -> bool:
+        return not (self.missing or self.duplicate or self.early or self.out_of_order or self.misplaced)
+
+    def note(self, kind: str, what: object) -> None:
+        setattr(self, kind, getattr(self, kind) + 1)
+        if len(self.examples) < 20:
+            self.examples.append(f"{kind}: {what}")
+
+    def __str__(self) -> str:
+        counts = ", ".join(
+            f"{getattr(self, name):,} {name}"
+            for name in ("confirmed", "rows", "missing", "duplicate", "early", "out_of_order", "misplaced")
+        )
+        return f"{counts}, rejects {dict(self.rejects)}" + "".join(f"\n  {one}" for one in self.examples)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the table, with the commit that made it visible."""
+
+    payload: str
+    partition: int
+    place: Place
+    broker_us: int
+    due_us: int | None
+    late: bool
+    committed_ms: int
+
+
+def head(payload: bytes) -> str:
+    """What tells a payload apart."""
+    return b"|".join(payload[:_HEAD_BYTES].split(b"|", 3)[:3]).decode()
+
+
+def judge(confirmed: Confirmed, table: Path, rejects: Path) -> Verdict:
+    """Compare the table with what was confirmed."""
+    verdict = Verdict(confirmed=len(confirmed))
+    seen: Counter[str] = Counter()
+    places: Counter[tuple[int, Place]] = Counter()
+    reached: dict[int, tuple[int, Place]] = {}
+    for row in read_rows(table):
+        verdict.rows += 1
+        seen[row.payload] += 1
+        places[row.partition, row.place] += 1
+        sent = confirmed.messages.get(row.payload)
+        due_ms = int(row.payload.split("|")[2])
+        if due_ms and row.committed_ms < due_ms:
+            verdict.note("early", f"{row.payload} was visible at {row.committed_ms}")
+        if sent is not None and sent.place[:2] != row.place[:2]:
+            verdict.note("misplaced", f"{row.payload} stands at {row.place}, the broker said {sent.place}")
+        effective_us = max(row.broker_us, row.due_us or 0)
+        key = (effective_us, row.place)
+        if not row.late:
+            if key < reached.get(row.partition, key):
+                verdict.note("out_of_order", f"{row.payload} at {key} behind {reached[row.partition]}")
+            reached[row.partition] = max(key, reached.get(row.partition, key))
+    for payload in confirmed.messages:
+        if payload not in seen:
+            verdict.note("missing", f"{payload} at {confirmed.messages[payload]}")
+    for payload, count in seen.items():
+        if count > 1:
+            verdict.note("duplicate", f"{payload} {count} times")
+    for where, count in places.items():
+        if count > 1:
+            verdict.note("duplicate", f"message id {where} {count} times")
+    if (rejects / "_delta_log").exists():
+        found = DeltaTable(str(rejects)).to_pyarrow_table(columns=["reason"])
+        verdict.rejects.update(found["reason"].to_pylist())
+    return verdict
+
+
+def judge_topic(confirmed: Confirmed, received: list[tuple[bytes, int]]) -> Verdict:
+    """Compare the topic of due messages with what was confirmed and delayed.
+
+    Args:
+        received: payloads with the time in ms at which the target's broker stored them.
+    """
+    verdict = Verdict(confirmed=sum(1 for sent in confirmed.messages.values() if sent.due_ms), rows=len(received))
+    seen = Counter(head(payload) for payload, _ in received)
+    for payload, stored_ms in received:
+        if stored_ms < int(head(payload).split("|")[2]):
+            verdict.note("early", head(payload))
+    for name, sent in confirmed.messages.items():
+        if sent.due_ms and name not in seen:
+            verdict.note("missing", f"{name} on the topic")
+    for name, count in seen.items():
+        if count > 1:
+            verdict.note("duplicate", f"{name} {count} times on the topic")
+    return verdict
+
+
+def read_rows(table: Path) -> Iterator[Row]:
+    """Rows in the order of commits and, within a commit, of files as they follow each other by time and position."""
+    for committed_ms, names in _commits(table):
+        files = [list(_file_rows(table / name, committed_ms)) for name in names]
+        for rows in sorted((rows for rows in files if rows), key=lambda rows: (rows[0].partition, _key(rows[0]))):
+            yield from rows
+
+
+def _key(row: Row) -> tuple[int, Place]:
+    return max(row.broker_us, row.due_us or 0), row.place
+
+
+def _file_rows(path: Path, committed_ms: int) -> Iterator[Row]:
+    columns = ["value", "partition", "ledger_id", "entry_id", "batch_index", "broker_timestamp", "late"]
+    columns += ["deliver_at", "delivered_at"]
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(10_000, columns=columns):
+            for row in batch.to_pylist():
+                due_us = _microseconds(row["deliver_at"]) if row["delivered_at"] is not None else None
+                place = (row["ledger_id"], row["entry_id"], row["batch_index"])
+                broker_us = _microseconds(row["broker_timestamp"])
+                payload = head(row["value"])
+                yield Row(payload, row["partition"], place, broker_us, due_us, bool(row["late"]), committed_ms)
+
+
+def _microseconds(moment: Any) -> int:
+    return round(moment.timestamp() * 1_000_000)
+
+
+def _commits(table: Path) -> list[tuple[int, list[str]]]:
+    """When each commit was made, and the files that it added; from the JSON log, which campaigns never let expire."""
+    found = []
+    for path in sorted((table / "_delta_log").glob("*.json")):
+        actions = [json.loads(line) for line in path.read_text().splitlines()]
+        times = [action["commitInfo"]["timestamp"] for action in actions if "commitInfo" in action]
+        names = [action["add"]["path"] for action in actions if "add" in action]
+        if names:
+            found.append((max(times), names))
+    return found

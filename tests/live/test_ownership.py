@@ -1,0 +1,297 @@
+"""Checkpoint, cursor and table belong together: what is refused changes nothing, and what goes on is exact."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+
+from ledgerlake.client.cursor import DurableCursor
+from ledgerlake.errors import CheckpointError, ConsumerBusyError, SetupError
+from ledgerlake.query import assemble, run
+from ledgerlake.query.assemble import Pipeline, forget
+from ledgerlake.query.config import parse_config
+from tests.live.runtime import Runtime, start_runtime, wait_until
+from tests.live.test_columns import run_once, table_rows
+from tests.live.test_stream import publish
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.live, pytest.mark.spark]
+
+
+@pytest.fixture(scope="module")
+def trimming() -> Iterator[Runtime]:
+    """A broker with Pulsar's own defaults, which removes what every cursor has passed."""
+    with start_runtime(keeps_everything=False, broker_metadata=True) as runtime:
+        yield runtime
+
+
+def unload_until_trimmed(runtime: Runtime, topic: str) -> None:
+    """Roll the ledger until the first one is gone."""
+
+    def first() -> int:
+        return int(runtime.admin("GET", topic, "/internalStats")["ledgers"][0]["ledgerId"])
+
+    before = first()
+
+    def is_gone() -> bool:
+        runtime.admin("PUT", topic, "/unload")
+        return first() > before
+
+    wait_until(is_gone)
+
+
+def values(folder: Path) -> list[int]:
+    return [
+        int(value) for value in DeltaTable(str(folder / "messages")).to_pyarrow_table(["value"])["value"].to_pylist()
+    ]
+
+
+def last_number(folder: Path) -> int:
+    return max(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+
+
+def forget_commit(checkpoint: Path) -> None:
+    """Have Spark believe that its last micro-batch was not recorded, as after a kill behind the table's commit."""
+    last = last_number(checkpoint / "commits")
+    for path in (checkpoint / "commits").glob(f"*{last}*"):
+        if path.name in (str(last), f".{last}.crc"):
+            path.unlink()
+
+
+def test_a_batch_that_spark_has_not_recorded_is_still_on_a_broker_that_trims(
+    trimming: Runtime, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = trimming.topic()
+    data = trimming.config(tmp_path, topic, name="unrecorded")
+    publish(trimming, topic, range(100), batch=10)
+    written = threading.Event()
+    write_batch = Pipeline._write_batch
+
+    def die_behind_the_commit(pipeline: Pipeline, frame: Any, number: int) -> None:
+        write_batch(pipeline, frame, number)
+        written.set()
+        raise RuntimeError("killed behind the table's commit")
+
+    monkeypatch.setattr(assemble.Pipeline, "_write_batch", die_behind_the_commit)
+    pipeline = run(spark, parse_config(data))
+    wait_until(written.is_set)
+    with pytest.raises(SetupError):
+        pipeline.wait()
+    pipeline.close()
+    monkeypatch.undo()
+    trimming.admin("PUT", topic, "/unload")
+    trimming.admin("PUT", topic, "/unload")
+    publish(trimming, topic, range(100, 150), batch=10)
+    run_once(spark, data)
+    assert sorted(values(tmp_path)) == list(range(150))
+    assert trimming.subscriptions(topic) == {"ledgerlake-unrecorded": 0}
+
+
+def test_a_stop_by_hand_leaves_no_backlog_and_can_go_on_after_trimming(
+    trimming: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = trimming.topic()
+    data = trimming.config(tmp_path, topic, name="stopped")
+    for number in range(3):
+        publish(trimming, topic, range(number * 100, number * 100 + 100), batch=10)
+        pipeline = run(spark, parse_config(data))
+        try:
+            wait_until(lambda count=(number + 1) * 100: len(values(tmp_path)) >= count)
+            pipeline.stop()
+        finally:
+            pipeline.close()
+        assert trimming.subscriptions(topic) == {"ledgerlake-stopped": 0}
+        unload_until_trimmed(trimming, topic)
+    assert sorted(values(tmp_path)) == list(range(300))
+
+
+def test_what_was_not_acknowledged_before_a_kill_is_at_the_next_start(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = runtime.topic()
+    data = runtime.config(tmp_path, topic, name="unacknowledged")
+    publish(runtime, topic, range(10))
+    with monkeypatch.context() as broken:
+        broken.setattr(DurableCursor, "advance", lambda _cursor, _position: None)
+        run_once(spark, data)
+    assert runtime.subscriptions(topic) == {"ledgerlake-unacknowledged": 10}
+    run_once(spark, data)
+    assert runtime.subscriptions(topic) == {"ledgerlake-unacknowledged": 0}
+
+
+def test_an_older_copy_of_the_checkpoint_is_refused_and_the_newest_goes_on(
+    trimming: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = trimming.topic()
+    data = trimming.config(tmp_path, topic, name="restored")
+    copies = []
+    for number in range(3):
+        publish(trimming, topic, range(number * 10, number * 10 + 10))
+        run_once(spark, data)
+        copies.append(tmp_path / f"copy-{number}")
+        shutil.copytree(tmp_path / "checkpoint", copies[-1])
+    version = DeltaTable(str(tmp_path / "messages")).version()
+    publish(trimming, topic, range(30, 40))
+    backlog = trimming.subscriptions(topic)
+    for copy in copies[:2]:
+        shutil.rmtree(tmp_path / "checkpoint")
+        shutil.copytree(copy, tmp_path / "checkpoint")
+        with pytest.raises(
+            CheckpointError, match=r"has batch \d+ of the stream restored, and the checkpoint .* an older copy"
+        ):
+            run_once(spark, data)
+    assert DeltaTable(str(tmp_path / "messages")).version() == version
+    assert trimming.subscriptions(topic) == backlog
+    shutil.rmtree(tmp_path / "checkpoint")
+    shutil.copytree(copies[2], tmp_path / "checkpoint")
+    run_once(spark, data)
+    assert sorted(values(tmp_path)) == list(range(40))
+
+
+def test_a_batch_of_another_line_of_the_checkpoint_is_refused(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    data = runtime.config(tmp_path, topic, name="forked")
+    publish(runtime, topic, range(10))
+    config = run_once(spark, data)
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "copy")
+    publish(runtime, topic, range(10, 20))
+    run_once(spark, data)
+    shutil.rmtree(tmp_path / "checkpoint")
+    shutil.copytree(tmp_path / "copy", tmp_path / "checkpoint")
+    # Spark plans a batch of the same number with another range before it can be told that there is one.
+    publish(runtime, topic, range(20, 30))
+    assembled = Pipeline(spark, config)
+    try:
+        assembled._compare_with_tables = lambda _tables: None  # type: ignore[method-assign]
+        assembled.start(True)
+        with pytest.raises(CheckpointError, match="is not the one that the table"):
+            assembled.wait()
+    finally:
+        assembled.close()
+    assert sorted(values(tmp_path)) == list(range(20))
+
+
+def test_a_stream_that_was_renamed_over_its_checkpoint_is_refused(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    publish(runtime, topic, range(10))
+    run_once(spark, runtime.config(tmp_path, topic, name="old-name"))
+    with pytest.raises(CheckpointError, match="belongs to the stream old-name, and the configuration names new-name"):
+        run_once(spark, runtime.config(tmp_path, topic, name="new-name"))
+    assert list(runtime.subscriptions(topic)) == ["ledgerlake-old-name"]
+
+
+@pytest.mark.parametrize("starting", ["latest", "earliest"])
+def test_a_lost_checkpoint_is_noticed_by_the_table_also_if_the_cursor_looks_new(
+    trimming: Runtime, spark: SparkSession, tmp_path: Path, starting: str
+) -> None:
+    topic = trimming.topic()
+    data = trimming.config(tmp_path, topic, name=f"lost-{starting}")
+    publish(trimming, topic, range(10))
+    config = run_once(spark, data)
+    unload_until_trimmed(trimming, topic)
+    publish(trimming, topic, range(10, 15))
+    backlog = trimming.subscriptions(topic)
+    shutil.rmtree(tmp_path / "checkpoint")
+    data["source"]["starting"] = starting
+    with pytest.raises(SetupError, match=rf"has messages of the stream lost-{starting}; restore the checkpoint"):
+        run_once(spark, data)
+    assert trimming.subscriptions(topic) == backlog == {f"ledgerlake-lost-{starting}": 5}
+    data["source"]["starting"] = "cursor"
+    run_once(spark, data)
+    assert sorted(values(tmp_path)) == list(range(15))
+    shutil.rmtree(tmp_path / "checkpoint")
+    forget(config)
+    data["source"]["starting"] = "latest"
+    run_once(spark, data)
+    assert sorted(values(tmp_path)) == list(range(15))
+
+
+def test_a_start_at_latest_over_a_cursor_with_a_backlog_asks(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    data = runtime.config(tmp_path, topic, name="latest-again", starting="latest")
+    run_once(spark, data)
+    publish(runtime, topic, range(10))
+    shutil.rmtree(tmp_path)
+    tmp_path.mkdir()
+    with pytest.raises(SetupError, match=r"latest-again has unread messages of .* behind .*; restore the checkpoint"):
+        run_once(spark, data)
+    assert runtime.subscriptions(topic) == {"ledgerlake-latest-again": 10}
+
+
+def test_a_refused_start_keeps_a_cursor_that_another_run_made(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    runtime.client().subscribe(topic, "ledgerlake-kept").close()
+    cursor = DurableCursor(runtime.cluster(), topic, "ledgerlake-kept")
+    cursor.make(from_earliest=True)
+    publish(runtime, topic, range(10))
+    data = runtime.config(tmp_path, topic, name="kept", starting="cursor")
+    data["stream"]["checkpoint"] = "/proc/nowhere"
+    with pytest.raises(SetupError, match="cannot be written"):
+        run_once(spark, data)
+    assert runtime.subscriptions(topic) == {"ledgerlake-kept": 10}
+
+
+def test_a_second_process_is_refused_and_has_changed_nothing(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ledgerlake.client.cursor._BUSY_FOR_S", 1.0)
+    topic = runtime.topic()
+    data = runtime.config(tmp_path, topic, name="owned")
+    data["deliver"] = {"topic": "persistent://public/nowhere/due"}
+    data["delta"]["writer"] = "spark"
+    publish(runtime, topic, range(10))
+    pipeline = run(spark, parse_config(data))
+    try:
+        wait_until(lambda: len(values(tmp_path)) == 10)
+        wait_until(lambda: last_number(tmp_path / "checkpoint" / "commits") >= 0)
+        outbox, staging = (tmp_path / "checkpoint" / "ledgerlake" / name for name in ("outbox", "staging/messages"))
+        for folder in (outbox, staging):
+            (folder / "in-work.parquet").write_bytes(b"of the owner")
+        with pytest.raises(ConsumerBusyError, match="another consumer holds this subscription"):
+            run_once(spark, data)
+        assert (outbox / "in-work.parquet").exists()
+        assert (staging / "in-work.parquet").exists()
+        publish(runtime, topic, range(10, 20))
+        wait_until(lambda: len(values(tmp_path)) == 20)
+        pipeline.stop()
+    finally:
+        pipeline.close()
+    assert sorted(values(tmp_path)) == list(range(20))
+
+
+def test_a_topic_that_comes_while_the_pipeline_starts_is_read_from_its_beginning(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = runtime.topic()
+    second = f"{first}-new"
+    publish(runtime, first, range(10))
+    data = runtime.config(tmp_path, name="meanwhile", topics_pattern=f"{first}.*")
+    del data["source"]["topics"]
+    make_stream = Pipeline._stream
+
+    def with_a_new_topic(pipeline: Pipeline, start: Any) -> Any:
+        runtime.admin("PUT", second)
+        publish(runtime, second, range(10, 20))
+        return make_stream(pipeline, start)
+
+    monkeypatch.setattr(Pipeline, "_stream", with_a_new_topic)
+    config = run_once(spark, data)
+    assert sorted(int(row["value"]) for row in table_rows(spark, config.delta.path)) == list(range(20))
+    assert runtime.subscriptions(second) == {"ledgerlake-meanwhile": 0}
