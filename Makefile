@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test test-fast test-campaign bench check proto wheel clean
+.PHONY: help setup demo test test-fast test-campaign simulate simulate-faults bench check proto wheel clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -27,6 +27,15 @@ test-fast: setup ## the tests that need neither Spark nor a broker
 
 test-campaign: setup ## the long version of the kill campaign and of the random comparisons
 	LEDGERLAKE_CAMPAIGN=long $(BIN)/python -m pytest -m slow
+
+SEEDS ?= 100000
+FIRST ?= 1
+
+simulate: setup ## histories of the whole pipeline in a simulated world: make simulate SEEDS=1000 FIRST=1
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(FIRST)
+
+simulate-faults: setup ## the first seeds that find the known faults, put back one at a time
+	$(BIN)/python -m tests.simulation --seeds 2000 --faults
 
 bench: setup ## side by side with pulsar-client, in one run
 	$(BIN)/python -m bench.throughput
