@@ -19,7 +19,12 @@ def main() -> int:
     parser.add_argument("--shrink", action="store_true", help="leave out of a failing script what is not needed")
     parser.add_argument("--keep-going", action="store_true", help="do not end at the first failure")
     parser.add_argument("--mutation", choices=sorted(MUTATIONS), help="put a known fault back first")
+    parser.add_argument(
+        "--faults", action="store_true", help="find the first seed for each known fault, and nothing else"
+    )
     options = parser.parse_args()
+    if options.faults:
+        return find_faults(options.first, options.seeds)
     began_s, failed, batches, messages, trimmed, refused = time.monotonic(), [], 0, 0, 0, 0
     used_s = time.process_time()
     with Edges() as edges:
@@ -52,6 +57,23 @@ def main() -> int:
         + (f": seeds {failed[:50]}" if failed else "")
     )
     return 1 if failed else 0
+
+
+def find_faults(first: int, seeds: int) -> int:
+    """Put each known fault back, and look for the first seed that finds it."""
+    missed = 0
+    for name, mutate in MUTATIONS.items():
+        with Edges() as edges:
+            mutate(edges)
+            for seed in range(first, first + seeds):
+                verdict = History(write_script(seed), edges).play()
+                if verdict.violations:
+                    print(f"{name}: seed {seed}: {verdict.violations[0]}", flush=True)
+                    break
+            else:
+                missed += 1
+                print(f"{name}: not found by {seeds} seeds")
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

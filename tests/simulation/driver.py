@@ -31,13 +31,14 @@ from ledgerlake import files
 from ledgerlake.client import cluster, session
 from ledgerlake.decode import kernels
 from ledgerlake.errors import LedgerlakeError
+from ledgerlake.operators import processor
 from ledgerlake.query import assemble
 from ledgerlake.query.config import parse_config
 from ledgerlake.sinks import republish, tables
 from ledgerlake.source import partition_reader
 from tests.simulation.broker import MemoryTransport
 from tests.simulation.lake import MemoryTable
-from tests.simulation.spark import Session
+from tests.simulation.spark import Rows, Session
 from tests.simulation.world import EPOCH_S, Event, Lock
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ class Edges:
         self.replace(partition_reader, "ahead", lambda source, _most: source)
         self.replace(cluster, "os", SimpleNamespace(getpid=lambda: self.world.current.context.pid))
         self.replace(pyspark.TaskContext, "get", lambda: self.world.current.process.root.session.sparkContext)  # type: ignore[attr-defined]
+        self.replace(processor, "_frame", lambda row: Rows([tuple(row)]))
         self.replace(kernels, "is_kept", True)
         self.replace(republish, "pulsar_client", lambda _settings: _Client(self.due))
         self._level = logging.getLogger("ledgerlake").level

@@ -15,11 +15,11 @@ from __future__ import annotations
 import json
 import pickle
 import traceback
+from collections import namedtuple
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import pyarrow as pa
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable
@@ -422,9 +422,11 @@ class Query:
             stage.states[name] = state
         processor = self._frame.processor
         processor.init(stage)
-        frames = iter([pa.Table.from_batches(rows).to_pandas()])
-        found = pd.concat(list(processor.handleInputRows(key, frames, None)))
-        table = pa.RecordBatch.from_pandas(found, schema=FLOW, preserve_index=False)
+        columns = pa.Table.from_batches(rows).to_pydict().values()
+        frames = iter([Rows(list(zip(*columns, strict=True)))])
+        found = [row for frame in processor.handleInputRows(key, frames, None) for row in frame.rows]
+        arrays = [pa.array(values, one.type) for values, one in zip(zip(*found, strict=True), FLOW, strict=True)]
+        table = pa.RecordBatch.from_arrays(arrays, schema=FLOW)
         facts = [
             SimpleNamespace(fact=text) for part in self._frame.last(iter([table])) for text in part["fact"].to_pylist()
         ]
@@ -453,6 +455,19 @@ class Query:
                 if attempt == TASK_TRIES - 1:
                     raise
         raise AssertionError("unreachable")
+
+
+class Rows:
+    """As much of a pandas frame with the columns of ``FLOW`` as is used; a real one costs most of a history's time."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows = rows
+
+    def itertuples(self, index: bool = False) -> Iterator[_Row]:
+        return (_Row(*row) for row in self.rows)
+
+
+_Row = namedtuple("_Row", FLOW.names)
 
 
 class _Changes:

@@ -232,7 +232,7 @@ class World:
             return
         self.now_s = until_s
         me = self.current
-        if any(one is not me and self._is_able(one) for one in self.threads) and self.rng.random() < 0.5:
+        if self.rng.random() < 0.3 and any(one is not me and self._is_able(one) for one in self.threads):
             self.pause(until_s)
 
     def say(self, words: str) -> None:
