@@ -421,3 +421,36 @@ def test_a_part_of_a_key_value_schema_with_damaged_properties_is_one_sentence() 
     properties = {"key.schema.type": "STRING", "value.schema.type": "STRING", "key.schema.properties": "{"}
     with pytest.raises(SetupError, match="damaged"):
         column_type(ValueSchema(T.KeyAndValue, definition, tuple(sorted(properties.items()))))
+
+
+def doubled(levels: int) -> str:
+    """A record of two records of two records of two, which is that many columns and few characters."""
+    node: dict[str, Any] = {"type": "record", "name": "r0", "fields": [{"name": "a", "type": "int"}]}
+    for level in range(1, levels):
+        fields = [{"name": "a", "type": node}, {"name": "b", "type": f"r{level - 1}"}]
+        node = {"type": "record", "name": f"r{level}", "fields": fields}
+    return json.dumps(node)
+
+
+@pytest.mark.parametrize("kind", [T.Avro, T.Json])
+def test_a_schema_of_more_columns_than_can_be_is_refused(kind: int) -> None:
+    assert column_type(ValueSchema(kind, doubled(10).encode())).num_fields == 2
+    with pytest.raises(SetupError, match="more than 10000 columns"):
+        column_type(ValueSchema(kind, doubled(40).encode()))
+
+
+def test_a_protobuf_schema_of_more_columns_than_can_be_is_refused() -> None:
+    file = descriptor_pb2.FileDescriptorProto(name="wide.proto", package="w", syntax="proto3")
+    for level in range(40):
+        message = file.message_type.add(name=f"M{level}")
+        for number in (1, 2):
+            kind: dict[str, Any] = {"type": 5} if level == 0 else {"type": 11, "type_name": f".w.M{level - 1}"}
+            message.field.add(name=f"f{number}", number=number, label=1, **kind)
+    packed = base64.b64encode(descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()).decode()
+    for root, fits in (("w.M5", True), ("w.M39", False)):
+        definition = json.dumps({"fileDescriptorSet": packed, "rootMessageTypeName": root}).encode()
+        if fits:
+            assert column_type(ValueSchema(T.ProtobufNative, definition)).num_fields == 2
+            continue
+        with pytest.raises(SetupError, match="more than 10000 columns"):
+            column_type(ValueSchema(T.ProtobufNative, definition))

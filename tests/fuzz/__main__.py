@@ -1,4 +1,4 @@
-"""``python -m tests.fuzz --count 100000 --seed 1``: judge so many inputs, the same number of each target.
+"""``python -m tests.fuzz --count 100000 --seed 1``: judge so many inputs, the same number of each target but the slowest.
 
 Each target runs in a process of its own, so that a crash of native code is a failure like any other, and with numba's checks of
 indexes (``NUMBA_BOUNDSCHECK``). A failing input is saved as hex in ``--failures``; move it to ``tests/golden/fuzz/<target>/``
@@ -38,7 +38,7 @@ def main() -> int:
     began = time.monotonic()
     print(f"{'target':18} {'inputs':>11} {'taken':>11} {'refused':>11} {'a second':>9} {'memory':>9}  failures")
     for target in targets:
-        result = run_apart(target, arguments.seed, each)
+        result = run_apart(target, arguments.seed, -(-each // target.cost))
         for failure in result.failures:
             print(f"{target.name}: {failure.what} ({result.failed[failure.what]} times)")
             print(f"    {_save(failures, failure)}; again: {failure.command}")

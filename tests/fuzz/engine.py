@@ -57,6 +57,7 @@ class Target:
         make: a new input.
         judge: reads an input; returns how many things came out of it. Raises one of ``errors`` where it is refused, and
             AssertionError where two readers disagree.
+        cost: of a slow target so many times fewer inputs are judged.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Target:
     memory_factor: int = 100
     memory_bytes: int = 16 * MIB
     work_factor: int = 1
+    cost: int = 1
 
 
 @dataclass(frozen=True)

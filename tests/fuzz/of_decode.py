@@ -35,11 +35,11 @@ from ledgerlake.operators.chunk_entries import read_alone
 from ledgerlake.operators.local import LocalAssembly
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.state.chunks import Chunk, Limits
-from ledgerlake.wire import commands
-from ledgerlake.wire.entry import delivery_time_ms, parse_entry
+from ledgerlake.wire import commands, limits
+from ledgerlake.wire.entry import delivery_time_ms, encode_batch, encode_entry, parse_entry
 from ledgerlake.wire.message_id import Position
 from ledgerlake.wire.value_schema import ValueSchema
-from tests.entries import single
+from tests.entries import broker, metadata, single
 from tests.fuzz import mutate, seeds
 from tests.fuzz.engine import MIB, Target
 
@@ -123,6 +123,29 @@ def _difference(one: pa.Table, other: pa.Table) -> str:
             if not one[name].equals(other[name])
         ]
     )[:2000]
+
+
+def _a_wide_bundle(rng: Rng) -> bytes:
+    """Few bytes that stand for much: what an entry says once, beside many messages."""
+    entries = []
+    for _ in range(rng.choice([1, 2])):
+        count = rng.choice([1, 10, 1000, 20_000])
+        size = rng.choice([0, 1, 300, 20_000])
+        slot = pb.SingleMessageMetadata(
+            payload_size=0, properties=[pb.KeyValue(key="k", value="v")] * rng.choice([0, 0, 3])
+        )
+        own = metadata(
+            num_messages_in_batch=count, producer_name="p" * size, schema_version=b"v" * rng.choice([0, size])
+        )
+        own.event_time = rng.choice([0, 2**63, mutate.edge(rng) % 2**64])
+        own.publish_time = rng.choice([own.publish_time, 2**64 - 1])
+        entries.append(encode_entry(own, encode_batch([(slot, b"")] * count), rng.choice([None, broker(30_000)])))
+    return b"".join(commands.message(1, 7, number, entry) for number, entry in enumerate(entries))
+
+
+def _judge_wide(data: bytes) -> int:
+    """Rows in pieces. One is held while the next is made, and Arrow keeps some of what was freed."""
+    return sum(one.messages.num_rows + one.rejects.num_rows for one in decode_bundle(data, SOURCE))
 
 
 def _judge_entry_rows(data: bytes) -> int:
@@ -496,6 +519,10 @@ TARGETS = [
     Target(
         "decode-encrypted", "the same with keys", _bundles_of(seeds.encrypted_entries), partial(_judge_bundle, OURS),
         (MalformedFrameError,), memory_factor=300, memory_bytes=48 * MIB,
+    ),
+    Target(
+        "decode-wide", "decode_bundle where an entry repeats itself for each of many messages", _a_wide_bundle, _judge_wide,
+        memory_factor=2 * limits.DECODING_FACTOR, memory_bytes=10 * limits.DECODED_PIECE_BYTES, cost=20,
     ),
     Target("entry-rows", "decode.entries", _bundles_of(seeds.all_entries), _judge_entry_rows, (MalformedFrameError,)),
     Target(

@@ -153,7 +153,7 @@ def _some_options(rng: Rng) -> bytes:
         elif kind == 2:
             given[mutate.text(rng, name)] = given.pop(name, "x")
         else:
-            given[name] = mutate.text(rng, given.get(name) or _MORE_OPTIONS[name], [*_BOUNDS, *_NAMES])
+            given[name] = mutate.text(rng, given.get(name) or _MORE_OPTIONS.get(name, ""), [*_BOUNDS, *_NAMES])
         given = given or dict(_OPTIONS)
     return json.dumps(given).encode()
 

@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from ledgerlake.decode.schema import TIMESTAMP
-from ledgerlake.decode.values import DecodedValues, build, decode_rows
+from ledgerlake.decode.values import COLUMNS_MOST, DecodedValues, build, decode_rows, too_wide
 from ledgerlake.errors import SetupError
 from ledgerlake.pb import pulsar_pb2 as pb
 
@@ -132,6 +132,8 @@ class _Types:
         self._is_json = schema.kind == pb.Schema.Json
         self._named: dict[str, pa.DataType] = {}
         self._named_empty: set[str] = set()
+        self._widths: dict[str, int] = {}
+        self._columns = 0
         self._open: list[str] = []
 
     def of(self, node: Any, depth: int = 0) -> pa.DataType:
@@ -163,16 +165,28 @@ class _Types:
             raise SetupError(
                 f"the record {name} of a schema holds itself, which no column can; read it with schema = bytes"
             )
-        found = self._named.get(name) or self._named.get(name.rpartition(".")[2])
+        known = name if name in self._named else name.rpartition(".")[2]
+        found = self._named.get(known)
+        self._count(self._widths.get(known, 0))
         if found is None:
             raise SetupError(f"a schema has the type '{name}', which has no column; read it with schema = bytes")
         return found
 
     def _record(self, node: dict[str, Any], depth: int) -> pa.DataType:
+        before = self._columns
         self._open.append(str(node.get("name")))
-        fields = [(str(one["name"]), self.of(one["type"], depth + 1)) for one in node.get("fields", ())]
-        self._open.pop()
+        fields = []
+        for one in node.get("fields", ()):
+            self._count(1)
+            fields.append((str(one["name"]), self.of(one["type"], depth + 1)))
+        self._widths[self._open.pop()] = self._columns - before
         return self._name(node, pa.struct(fields))
+
+    def _count(self, columns: int) -> None:
+        """So many columns more; a named type counts wherever it is named."""
+        self._columns += columns
+        if self._columns > COLUMNS_MOST:
+            raise too_wide()
 
     def _name(self, node: dict[str, Any], arrow_type: pa.DataType) -> pa.DataType:
         name = str(node.get("name"))

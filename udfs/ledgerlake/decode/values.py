@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 _T = pb.Schema
 
+# Of one schema, nested ones included. A few lines that name each other twice over can stand for more than any machine holds.
+COLUMNS_MOST = 10_000
+
 
 @dataclass
 class DecodedValues:
@@ -134,6 +137,10 @@ def _decoder(writer: ValueSchema, reader: ValueSchema) -> Decoder:
     if reader.kind == _T.KeyAndValue:
         return _key_value_decoder(_key_value(writer), _key_value(reader), target)
     return lambda encoded: _DECODERS[reader.kind](encoded.payloads)
+
+
+def too_wide() -> SetupError:
+    return SetupError(f"a schema has more than {COLUMNS_MOST} columns; read it with schema = bytes")
 
 
 def build(rows: list[Any], physical: pa.DataType, target: pa.DataType, bad: dict[int, str]) -> pa.Array:
