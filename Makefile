@@ -3,7 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test test-fast test-campaign bench check proto wheel clean
+COUNT ?= 100000
+SEED ?= 1
+
+.PHONY: help setup demo test test-fast test-campaign fuzz bench check proto wheel clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -27,6 +30,9 @@ test-fast: setup ## the tests that need neither Spark nor a broker
 
 test-campaign: setup ## the long version of the kill campaign and of the random comparisons
 	LEDGERLAKE_CAMPAIGN=long $(BIN)/python -m pytest -m slow
+
+fuzz: setup ## mutated input for every parser and kernel: COUNT= inputs of SEED=
+	$(BIN)/python -m tests.fuzz --count $(COUNT) --seed $(SEED)
 
 bench: setup ## side by side with pulsar-client, in one run
 	$(BIN)/python -m bench.throughput

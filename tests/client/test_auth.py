@@ -333,3 +333,8 @@ def test_of_several_addresses_one_that_answers_is_enough() -> None:
         cluster = Cluster(ClientSettings(f"pulsar://127.0.0.1:1,127.0.0.1:{port}", give_up_after_s=1))
         assert cluster.topic_partitions(TOPIC) == [TOPIC]
         cluster.close()
+
+
+def test_parameters_that_are_nested_without_end_are_refused() -> None:
+    with pytest.raises(UsageError, match="no JSON object"):
+        parse_authentication("oauth2", "secret:" + "[" * 100_000, "here")

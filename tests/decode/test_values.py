@@ -394,3 +394,30 @@ def test_a_long_time_is_not_cut() -> None:
     values, bad = read(schema, [written(schema, {"at": late}), written(schema, {"at": 2**62})])
     assert values[0] == {"at": late}
     assert list(bad) == [1]
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        pytest.param('{"type": "record", "fields": [[]]}', id="a field that is a list"),
+        pytest.param('{"type": "record", "fields": [{"type": "int"}]}', id="a field without a name"),
+        pytest.param('{"type": "record", "fields": 5}', id="a number of fields"),
+        pytest.param("1.5", id="a number"),
+        pytest.param('{"type": "enum", "name": "e", "symbols": [{}]}', id="a symbol that is an object"),
+        pytest.param("[" * 100_000, id="nested without end"),
+    ],
+)
+@pytest.mark.parametrize("kind", [T.Avro, T.Json, T.ProtobufNative])
+def test_a_schema_that_is_none_is_one_sentence(kind: int, definition: str) -> None:
+    schema = ValueSchema(kind, definition.encode())
+    if "symbols" in definition and kind == T.Json:
+        return
+    with pytest.raises(SetupError):
+        decoder(schema, schema)
+
+
+def test_a_part_of_a_key_value_schema_with_damaged_properties_is_one_sentence() -> None:
+    definition = (0).to_bytes(4, "big") * 2
+    properties = {"key.schema.type": "STRING", "value.schema.type": "STRING", "key.schema.properties": "{"}
+    with pytest.raises(SetupError, match="damaged"):
+        column_type(ValueSchema(T.KeyAndValue, definition, tuple(sorted(properties.items()))))

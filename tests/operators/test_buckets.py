@@ -142,3 +142,13 @@ def test_buckets_in_the_place_of_older_releases_are_read_and_only_ours_go(tmp_pa
         a_day_passes(folder)
     start_again(own, [], shared=str(shared))
     assert (names(own), names(shared)) == ([], [str(others)])
+
+
+@pytest.mark.parametrize("number", [-1, 1], ids=["directory", "block"])
+def test_a_damaged_bucket_says_what_to_do(number: int) -> None:
+    state = DictState()
+    storage = StateStorage(state)  # type: ignore[arg-type]
+    bucket_id = save(storage, SEGMENTS[:2])
+    state.values[bucket_id, number] = (b"\xff\xff",)
+    with pytest.raises(OffsetError, match="restore the checkpoint"):
+        storage.get_segment(bucket_id, 1)

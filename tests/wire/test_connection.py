@@ -167,3 +167,33 @@ def test_no_bytes_raise_anything_but_a_protocol_error(pieces: list[bytes], role:
                 pass
         except ProtocolError:
             return
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(
+            pb.BaseCommand(type=pb.BaseCommand.ERROR, error={"request_id": 1, "message": "why"}), id="a field"
+        ),
+        pytest.param(
+            pb.BaseCommand(
+                type=pb.BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE,
+                get_topics_of_namespace_response={"request_id": 1, "topics": ["why"]},
+            ),
+            id="one of several",
+        ),
+        pytest.param(
+            pb.BaseCommand(
+                type=pb.BaseCommand.GET_SCHEMA_RESPONSE,
+                get_schema_response={"request_id": 1, "schema": {"name": "why", "schema_data": b"", "type": 0}},
+            ),
+            id="one inside another message",
+        ),
+    ],
+)
+def test_an_answer_whose_text_is_not_utf_8_breaks_the_protocol(command: pb.BaseCommand) -> None:
+    text = command.SerializePartialToString().replace(b"why", b"\xff\xfe\xfd")
+    client, _ = connected_pair()
+    client.receive_data(encode_frame(text))
+    with pytest.raises(MalformedFrameError, match="UTF-8"):
+        client.next_event()

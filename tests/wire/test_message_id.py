@@ -147,3 +147,8 @@ def test_bytes_of_an_older_client_without_a_first_chunk_are_a_plain_id() -> None
 def test_a_batch_index_wins_over_a_first_chunk() -> None:
     both = bytes.fromhex("080410052001" + "3a06080110023000")
     assert from_bytes(both) == MessageId(4, 5, 1)
+
+
+def test_a_list_in_a_list_without_end_is_no_id() -> None:
+    with pytest.raises(UsageError):
+        parse_message_id("[" * 100_000)

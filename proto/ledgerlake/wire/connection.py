@@ -348,6 +348,8 @@ class Connection:
         elif command.type == _T.CONNECT:
             self.state = State.CONNECTING
         body: Message = getattr(command, field)
+        if not _is_text(body):
+            raise MalformedFrameError(f"a command of type {command.type} holds text that is not UTF-8")
         return body
 
 
@@ -357,6 +359,17 @@ def _entry_event(command: pb.BaseCommand, frame: Frame) -> EntryReceived:
     if not command.HasField("message") or position.ledger_id >= 2**63 or position.entry_id >= 2**63:
         raise MalformedFrameError("a MESSAGE lacks a usable message id")
     return EntryReceived(message.consumer_id, position.ledger_id, position.entry_id, frame.raw, frame.command_end)
+
+
+def _is_text(message: Message) -> bool:
+    """Whether every text field is text. Protobuf's C parser hands out the bytes themselves where they are not UTF-8."""
+    for field, value in message.ListFields():
+        values = value if field.is_repeated else (value,)
+        if field.type == field.TYPE_STRING and not all(isinstance(one, str) for one in values):
+            return False
+        if field.type == field.TYPE_MESSAGE and not all(map(_is_text, values)):
+            return False
+    return True
 
 
 def _field_of_type() -> dict[int, str]:

@@ -183,7 +183,7 @@ def _oauth2_parameters(text: str, where: str = "the OAuth2 parameters") -> dict[
 def _json(text: str, where: str) -> dict[str, Any]:
     try:
         given = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict):
         raise UsageError(f"{where}: the parameters are no JSON object")

@@ -14,11 +14,12 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from google.protobuf.message import DecodeError
 from pyarrow import fs
 
-from ledgerlake.errors import refuse_newer
+from ledgerlake.errors import OffsetError, refuse_newer
 from ledgerlake.files import resolve
 from ledgerlake.pb import delay_pb2 as pb
 from ledgerlake.state.delay.snapshot import VERSION
@@ -41,6 +42,8 @@ _DROPPED = ".dropped"
 _BLOCK_BYTES = 256 * 1024
 
 _DIRECTORY = -1
+
+Stored = TypeVar("Stored", pb.SegmentBlock, pb.BlockDirectory)
 
 
 class _PackedStorage(abc.ABC):
@@ -87,7 +90,7 @@ class _PackedStorage(abc.ABC):
             value = self._get(bucket_id, number)
             if value is None:
                 raise missing(bucket_id, number)
-            found = list(pb.SegmentBlock.FromString(value).segments) if number > 0 else [value]
+            found = list(_parse(pb.SegmentBlock, value).segments) if number > 0 else [value]
             _recent.put(bucket_id, number, found)
         return found
 
@@ -215,8 +218,15 @@ class _Recent:
                 self._bytes -= sum(map(len, old))
 
 
+def _parse(kind: type[Stored], data: bytes) -> Stored:
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise OffsetError(f"a bucket of delayed messages is damaged ({error}); restore the checkpoint") from None
+
+
 def _read_directory(data: bytes) -> list[int]:
-    found = pb.BlockDirectory.FromString(data)
+    found = _parse(pb.BlockDirectory, data)
     refuse_newer("a bucket of delayed messages", found.version, VERSION)
     return list(found.first_segments)
 

@@ -107,7 +107,9 @@ Bound = Literal["earliest", "latest", "cursor"] | AnyMessageId | After | Before 
 
 _Bounds = tuple[Bound | None, tuple[tuple[str, Bound], ...]]
 
-_DURATION = re.compile(r"(\d+)\s*(milliseconds?|ms|seconds?|s|minutes?|min|m|hours?|h)")
+_DURATION = re.compile(r"([0-9]{1,12})\s*(milliseconds?|ms|seconds?|s|minutes?|min|m|hours?|h)")
+# No more than 64 bits hold, and only the digits that everybody writes.
+_NUMBER = re.compile(r"[0-9]{1,18}")
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}")
 _VIEWS = ("messages", "entries", "compat", "bundles")
 # How to reach a cluster; what ``client_settings`` reads.
@@ -357,7 +359,7 @@ def parse_time_ms(text: str, where: str) -> int:
         UsageError: it is neither, or has no zone.
     """
     word = text.strip()
-    if word.isdigit():
+    if _NUMBER.fullmatch(word):
         return int(word)
     try:
         moment = datetime.fromisoformat(word.replace("Z", "+00:00"))
@@ -374,7 +376,7 @@ def parse_index(text: str, where: str) -> int:
     Raises:
         UsageError: it is none.
     """
-    if not text.strip().isdigit():
+    if not _NUMBER.fullmatch(text.strip()):
         raise UsageError(f"{where}: '{text.strip()}' is no message number; they count from 0")
     return int(text)
 
@@ -483,7 +485,7 @@ def _one_or_by_topic(text: str, where: str, parse: Callable[[str, str], Bound], 
         return parse(text, where), ()
     try:
         by_topic = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UsageError(f"{where} is not JSON: {text[:80]}") from None
     if "version" in by_topic:
         return of_new, tuple(from_json(by_topic).items())
@@ -494,7 +496,7 @@ def positive(values: dict[str, str], name: str) -> int | None:
     text = values.get(name)
     if text is None:
         return None
-    if not text.strip().isdigit() or int(text) <= 0:
+    if not _NUMBER.fullmatch(text.strip()) or int(text) <= 0:
         raise UsageError(f"the option '{name}' cannot be '{text}'; it is a number above 0")
     return int(text)
 

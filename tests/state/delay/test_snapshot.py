@@ -125,3 +125,11 @@ def test_a_segment_that_a_broker_wrote_has_no_entries() -> None:
     theirs = pb.SnapshotSegment()
     theirs.indexes.add(timestamp=5, ledger_id=1, entry_id=2)
     assert segment_from_bytes(theirs.SerializeToString()) == waiting([(5, 1, 2)])
+
+
+def test_a_segment_that_is_not_in_order_is_damaged() -> None:
+    unordered = pb.SnapshotSegment()
+    for time_ms in (5, 4):
+        unordered.indexes.add(timestamp=time_ms, ledger_id=1, entry_id=1)
+    with pytest.raises(OffsetError, match="not in order"):
+        segment_from_bytes(unordered.SerializeToString())

@@ -29,7 +29,7 @@ from ledgerlake.wire.fields import property_of
 from ledgerlake.wire.limits import DECODED_PIECE_BYTES, MAX_BATCH_MESSAGES, MAX_TIME_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -87,11 +87,15 @@ class _Rules:
 
 @dataclass(frozen=True)
 class _Slice:
-    """Some entries of one buffer with what was found out about each."""
+    """Some entries of one buffer with what was found out about each.
+
+    ``stored``: by ledger and entry, the stored bytes of those that were decrypted.
+    """
 
     buffer: Bytes
     entries: Matrix
     status: NDArray[np.int8]
+    stored: Mapping[tuple[int, int], memoryview]
 
 
 def decode_bundle(
@@ -175,26 +179,33 @@ def _decode(
 ) -> Iterator[Decoded]:
     status = np.zeros(len(entries), dtype=np.int8)
     k.walk_entries(buffer, entries, status)
+    stored: dict[tuple[int, int], memoryview] = {}
     if rules.crypto != CLOSED and (status != k.OK).any():
-        buffer = _open_encrypted(buffer, entries, status, rules.crypto)
+        buffer, stored = _open_encrypted(buffer, entries, status, rules.crypto)
     _verify_checksums(buffer, entries, status)
     too_large = (entries[:, k.E_UNCOMPRESSED] > rules.max_bytes) & (entries[:, k.E_COMPRESSION] > 0)
     status[(status == k.OK) & too_large] = k.ODD
     for start, stop in _slices(entries, status):
-        part = _expand(_Slice(buffer, entries[start:stop], status[start:stop]), rules.max_bytes)
+        part = _expand(_Slice(buffer, entries[start:stop], status[start:stop], stored), rules.max_bytes)
         wanted = first_entry if start == 0 else WHOLE
         yield from _decode_slice(part, source, wanted, rules)
 
 
-def _open_encrypted(buffer: Bytes, entries: Matrix, status: NDArray[np.int8], crypto: CryptoSettings) -> Bytes:
-    """A buffer with entries decrypted in place of those that a key opens, which are read anew; the others stay odd."""
+def _open_encrypted(
+    buffer: Bytes, entries: Matrix, status: NDArray[np.int8], crypto: CryptoSettings
+) -> tuple[Bytes, dict[tuple[int, int], memoryview]]:
+    """A buffer with entries decrypted in place of those that a key opens, which are read anew; the others stay odd.
+
+    Beside it, by ledger and entry, the stored bytes of those that were opened: what is rejected is never shown decrypted.
+    """
     opened = {
         row: plain
         for row in np.flatnonzero(status != k.OK).tolist()
         if (plain := _opened(buffer, entries[row], crypto))
     }
     if not opened:
-        return buffer
+        return buffer, {}
+    stored = {_place(entries[row]): buffer.data[slice(*_span(entries[row]))] for row in opened}
     spans = entries[:, [k.E_START, k.E_END]].tolist()
     pieces = [opened.get(row) or buffer.data[start:end] for row, (start, end) in enumerate(spans)]
     entries[:, k.E_END] = np.cumsum([len(one) for one in pieces])
@@ -202,7 +213,15 @@ def _open_encrypted(buffer: Bytes, entries: Matrix, status: NDArray[np.int8], cr
     status[list(opened)] = k.OK
     together = np.frombuffer(b"".join(pieces), dtype=np.uint8)
     k.walk_entries(together, entries, status)
-    return together
+    return together, stored
+
+
+def _span(entry: Matrix) -> tuple[int, int]:
+    return int(entry[k.E_START]), int(entry[k.E_END])
+
+
+def _place(entry: Matrix) -> tuple[int, int]:
+    return int(entry[k.E_LEDGER]), int(entry[k.E_ENTRY])
 
 
 def _opened(buffer: Bytes, entry: Matrix, crypto: CryptoSettings) -> bytes | None:
@@ -265,7 +284,7 @@ def _expand(part: _Slice, max_bytes: int) -> _Slice:
         pieces.append(plain)
         part.entries[row, k.E_PLAIN], part.entries[row, k.E_PLAIN_END] = position, position + len(plain)
         position += len(plain)
-    return _Slice(np.frombuffer(b"".join(pieces), dtype=np.uint8), part.entries, part.status)
+    return _Slice(np.frombuffer(b"".join(pieces), dtype=np.uint8), part.entries, part.status, part.stored)
 
 
 _POSITION_COLUMNS = [
@@ -354,7 +373,7 @@ def _allocate_fields(part: _Slice) -> Matrix:
 def _judge(part: _Slice, index: int, rules: _Rules) -> Iterator[Row]:
     """What the reference makes of an entry, one by one."""
     start, end, ledger_id, entry_id = part.entries[index, [k.E_START, k.E_END, k.E_LEDGER, k.E_ENTRY]].tolist()
-    raw = part.buffer.data[start:end]
+    raw = part.stored.get((ledger_id, entry_id)) or part.buffer.data[start:end]
     try:
         rows = decode_entry(raw, ledger_id, entry_id, rules.max_bytes, rules.crypto)
     except CorruptEntryError as error:

@@ -92,6 +92,8 @@ def segment_from_bytes(data: bytes) -> pa.RecordBatch:
         found = pb.SnapshotSegment.FromString(data)
         _check_whole(found)
         keys = [(one.timestamp, one.ledger_id, one.entry_id) for one in found.indexes]
+        if keys != sorted(keys):
+            raise ValueError("its messages are not in order")
         return waiting(keys).set_column(3, "frame", _frames(found, len(keys)))
     except (DecodeError, ValueError, OverflowError, pa.ArrowInvalid) as error:
         raise OffsetError(f"a segment of delayed messages is damaged ({error}); restore the checkpoint") from None

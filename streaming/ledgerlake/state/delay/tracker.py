@@ -45,7 +45,7 @@ from ledgerlake.state.delay.snapshot import (
     segment_from_bytes,
     segment_to_bytes,
 )
-from ledgerlake.state.delay.storage import METADATA
+from ledgerlake.state.delay.storage import METADATA, missing
 from ledgerlake.wire.message_id import AFTER_ALL, Position
 
 if TYPE_CHECKING:
@@ -133,7 +133,8 @@ class DelayedTracker:
             if ledger_id > self._range_end:
                 if self._mutable_count >= self._settings.min_indexes_per_bucket:
                     self._seal()
-                self._range_end = ledger_id + self._settings.ledger_step_per_bucket - 1
+                range_end = ledger_id + self._settings.ledger_step_per_bucket - 1
+                self._range_end = min(range_end, AFTER_ALL.ledger_id)
             self._fresh.append(rows)
             self._reached = max(self._reached, _extent(rows)[1])
         if sum(one.nbytes for one in self._fresh) > FRESH_BYTES or self._fresh_count > FRESH_MESSAGES:
@@ -206,9 +207,18 @@ class DelayedTracker:
         """What is left of a bucket's first unfinished segment."""
         number, segment = self._segments.get(bucket.bucket_id, (0, None))
         if number != bucket.segment:
-            segment = segment_from_bytes(self._storage.get_segment(bucket.bucket_id, bucket.segment))
+            segment = self._read(bucket, bucket.segment)
             self._segments[bucket.bucket_id] = (bucket.segment, segment)
+        if bucket.offset >= segment.num_rows:
+            raise missing(bucket.bucket_id, bucket.segment)
         return segment.slice(bucket.offset)
+
+    def _read(self, bucket: Bucket, number: int) -> pa.RecordBatch:
+        """A segment, which is not empty."""
+        segment = segment_from_bytes(self._storage.get_segment(bucket.bucket_id, number))
+        if not segment.num_rows:
+            raise missing(bucket.bucket_id, number)
+        return segment
 
     def _take_fresh(self, cutoff_ms: int) -> Iterator[pa.RecordBatch]:
         if not self._fresh:
@@ -242,7 +252,7 @@ class DelayedTracker:
         """All that waits in a bucket, without taking it."""
         yield self._load(bucket)
         for number in range(bucket.segment + 1, bucket.segments + 1):
-            yield segment_from_bytes(self._storage.get_segment(bucket.bucket_id, number))
+            yield self._read(bucket, number)
 
     def _store_fresh(self) -> None:
         """What is fresh becomes a stored part of the mutable bucket, together with the last parts that are no larger."""
