@@ -25,8 +25,9 @@ demo: setup ## broker, live producers, pipeline, table, verdict
 test: setup ## every test: pure, Spark, and live against the embedded broker
 	$(BIN)/python -m pytest
 
-test-fast: setup ## the tests that need neither Spark nor a broker
-	$(BIN)/python -m pytest -m "not spark and not live"
+test-fast: setup ## the tests that need neither Spark nor a broker; a socket that is left open fails one
+	$(BIN)/python -m pytest -m "not spark and not live" \
+		-W error::ResourceWarning -W error::pytest.PytestUnraisableExceptionWarning
 
 test-campaign: setup ## the long version of the kill campaign and of the random comparisons
 	LEDGERLAKE_CAMPAIGN=long $(BIN)/python -m pytest -m slow

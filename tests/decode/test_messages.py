@@ -229,7 +229,7 @@ PLAIN_ROUTE = [pytest.param({}, id="kernels"), pytest.param({"uuid": "u"}, id="r
 
 @pytest.mark.parametrize("more", PLAIN_ROUTE)
 def test_what_is_copied_for_each_message_of_a_batch_goes_out_in_bounded_pieces(more: dict[str, str]) -> None:
-    count, name = 2_000, "p" * 100_000
+    count, name = 1_000, "p" * 100_000
     entries = [single(b"before"), batch([b"v"] * count, producer_name=name, index=count, **more), single(b"behind")]
     seen: list[str] = []
     pieces = 0
@@ -240,6 +240,18 @@ def test_what_is_copied_for_each_message_of_a_batch_goes_out_in_bounded_pieces(m
         pieces += 1
     assert seen == ["7:0", *(f"7:1:{number}" for number in range(count)), "7:2"]
     assert pieces > count * len(name) // (2 * limits.DECODED_PIECE_BYTES)
+
+
+@pytest.mark.parametrize("more", PLAIN_ROUTE)
+@pytest.mark.parametrize("copied", [{"producer_name": "p" * 1000}, {"schema_version": b"s" * 1000}])
+def test_a_batch_whose_copies_of_its_metadata_pass_the_limit_is_a_reject(
+    more: dict[str, str], copied: dict[str, Any]
+) -> None:
+    entry = batch([b"v"] * 100, **copied, **more)
+    assert [len(found) for found in decoded([entry], max_bytes=100_100)] == [100, 0]
+    messages, rejects = decoded([single(b"before"), entry], max_bytes=99_999)
+    assert [row["value"] for row in messages] == [b"before"]
+    assert [row["reason"] for row in rejects] == ["too_large"]
 
 
 @pytest.mark.parametrize("more", PLAIN_ROUTE)

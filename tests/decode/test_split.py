@@ -9,6 +9,7 @@ import pytest
 
 from ledgerlake.decode.split import CHUNK, DELAYED, ENTRIES, entries_of, read_delayed, split_bundle
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire import commands
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
@@ -119,3 +120,11 @@ def test_a_broker_timestamp_that_no_broker_writes_is_no_delayed_entry(broker_ms:
 def test_a_publish_time_out_of_range_does_not_move_a_delivery(publish_time: int) -> None:
     ((kind, piece, _),) = split_bundle(bundle([entry(DUE_MS, None, publish_time=publish_time)]))
     assert (kind, read_delayed(piece).due_ms.tolist()) == ("delayed", [DUE_MS])
+
+
+@pytest.mark.parametrize("more", [{}, {"uuid": "makes it go the plain route"}])
+def test_an_entry_id_beyond_the_index_is_not_delayed(more: dict[str, str]) -> None:
+    later = entry(DUE_MS, **more)
+    for entry_id, expected in ((2**32 - 1, DELAYED), (2**32, ENTRIES)):
+        ((kind, _, _),) = split_bundle(commands.message(1, 7, entry_id, later))
+        assert kind == expected

@@ -80,6 +80,16 @@ def test_a_newer_directory_is_refused_with_advice(storage: Any) -> None:
         storage.get_segment(bucket_id, 1)
 
 
+@pytest.mark.parametrize("number", [-1, 1], ids=["directory", "block"])
+def test_a_damaged_bucket_says_what_to_do(number: int) -> None:
+    state = DictState()
+    storage = StateStorage(state)  # type: ignore[arg-type]
+    bucket_id = save(storage, SEGMENTS[:2])
+    state.values[bucket_id, number] = (b"\xff\xff",)
+    with pytest.raises(OffsetError, match="restore the checkpoint"):
+        storage.get_segment(bucket_id, 1)
+
+
 def start_again(folder: Path, used: list[int], **more: Any) -> FolderStorage:
     """The first start of a new worker process."""
     buckets._swept_s.clear()
@@ -142,13 +152,3 @@ def test_buckets_in_the_place_of_older_releases_are_read_and_only_ours_go(tmp_pa
         a_day_passes(folder)
     start_again(own, [], shared=str(shared))
     assert (names(own), names(shared)) == ([], [str(others)])
-
-
-@pytest.mark.parametrize("number", [-1, 1], ids=["directory", "block"])
-def test_a_damaged_bucket_says_what_to_do(number: int) -> None:
-    state = DictState()
-    storage = StateStorage(state)  # type: ignore[arg-type]
-    bucket_id = save(storage, SEGMENTS[:2])
-    state.values[bucket_id, number] = (b"\xff\xff",)
-    with pytest.raises(OffsetError, match="restore the checkpoint"):
-        storage.get_segment(bucket_id, 1)

@@ -8,6 +8,7 @@ import time
 
 from tests.simulation.driver import Edges
 from tests.simulation.history import History, Script, Verdict, shrink, write_script
+from tests.simulation.mutations import MUTATIONS
 
 
 def main() -> int:
@@ -17,10 +18,13 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="show every access of a failing history")
     parser.add_argument("--shrink", action="store_true", help="leave out of a failing script what is not needed")
     parser.add_argument("--keep-going", action="store_true", help="do not end at the first failure")
-    parser.add_argument("--mutation", default="", help="put a known fault back first")
+    parser.add_argument("--mutation", choices=sorted(MUTATIONS), help="put a known fault back first")
     options = parser.parse_args()
     began_s, failed, batches, messages, trimmed, refused = time.monotonic(), [], 0, 0, 0, 0
+    used_s = time.process_time()
     with Edges() as edges:
+        if options.mutation:
+            MUTATIONS[options.mutation](edges)
 
         def play(script: Script, traces: bool = False) -> Verdict:
             return History(script, edges, traces).play()
@@ -41,9 +45,9 @@ def main() -> int:
             verdict = play(script, options.trace)
             print(verdict.script, *verdict.trace, *verdict.violations, sep="\n")
             break
-    took_s = time.monotonic() - began_s
+    took_s, used_s = time.monotonic() - began_s, time.process_time() - used_s
     print(
-        f"{played:,} histories in {took_s:.1f} s ({60 * played / took_s:,.0f} a minute): {batches:,} batches, "
+        f"{played:,} histories in {took_s:.1f} s ({60 * played / took_s:,.0f} a minute, {60 * played / used_s:,.0f} a minute of CPU): {batches:,} batches, "
         f"{messages:,} messages, {trimmed:,} ledgers trimmed, {refused} refused starts, {len(failed)} failed"
         + (f": seeds {failed[:50]}" if failed else "")
     )

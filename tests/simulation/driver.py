@@ -309,6 +309,7 @@ class Application:
 
     def __init__(self, world: World, name: str, settings: Config, disk: Disk, lake: Lake, once: bool = False) -> None:
         self.world = world
+        self.exits: Callable[[], None] = lambda: None
         self.process = world.process(name)
         self.session = Session(world, self.process, disk, lake)
         self.process.session = self.session  # type: ignore[attr-defined]
@@ -349,6 +350,7 @@ class Application:
             self.mistake = self.mistake or _mistake(self.session.query.failure)
         self.ended_s = self.world.now_s
         self.world.say(f"{self.process.name} ended: {self.ended}")
+        self.exits()
 
     def _work(self) -> None:
         pipeline = self.pipeline = assemble.Pipeline(self.session, self.settings, self._count)  # type: ignore[arg-type]

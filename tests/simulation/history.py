@@ -55,6 +55,9 @@ _KILL_AT = [
     "stop query",
     "plan",
 ]
+# The parts of a checkpoint, which a copy may take at different moments.
+_PARTS = ["offsets", "commits", "state", "ledgerlake", "metadata"]
+
 # What happens, and how often.
 _WEIGHTS = {
     "kill": 2,
@@ -242,7 +245,8 @@ class History:
         self.calm_s = float("inf")
         self.was_restored = False
         self.refused = ""
-        self.backup: dict[str, Any] | None = None
+        self.backup: dict[str, Any] = {}
+        self._copied: list[str] = []
         self._refusals = 0
         self._numbers = 0
         self._sending = 0
@@ -355,6 +359,8 @@ class History:
         self.world.say(f"{name} is started")
         self._commits_at_start = self.oracle.commits
         app = Application(self.world, name, self.settings, self.disk, self.lake, self.world.rng.random() < 0.1)
+        # The threads that are left go with the process.
+        app.exits = lambda: self._end_of(app, 0.0)
         for other in self.apps:
             if other.is_running:
                 other.was_alone = app.was_alone = False
@@ -500,15 +506,15 @@ class History:
 
     def _backup(self, args: dict[str, Any]) -> None:
         """Copy the checkpoint; a copy that takes its time has each part as of another moment."""
-        parts = ["offsets", "commits", "state", "ledgerlake", "metadata"]
-        self.world.rng.shuffle(parts)
-        copied = self.backup = {}
+        parts = self.world.rng.sample(_PARTS, len(_PARTS))
+        copied, done = self.backup, self._copied = {}, []
         for number, part in enumerate(parts):
             at_s = self.world.now_s + args["takes_s"] * number / len(parts)
             folder = f"{CHECKPOINT}/{part}"
 
             def copy(folder: str = folder) -> None:
                 copied.update({path: data for path, data in self.disk.files.items() if path.startswith(folder)})
+                done.append(folder)
 
             if args["takes_s"]:
                 self.world.at(at_s, copy)
@@ -516,7 +522,7 @@ class History:
                 copy()
 
     def _restore(self, args: dict[str, Any]) -> None:
-        if not self.backup:
+        if not self.backup or len(self._copied) < len(_PARTS):
             return
         self._end_all(args["back_s"])
         self.disk.replace(CHECKPOINT, self.backup)

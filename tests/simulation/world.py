@@ -225,12 +225,15 @@ class World:
         return verdict
 
     def _pass(self, seconds: float) -> None:
-        """Let a little time go by, without a look at the other threads where nothing is due."""
+        """Let a little time go by; what can run then may."""
         until_s = self.now_s + seconds
         if self._events and self._events[0][0] <= until_s:
             self.pause(until_s)
-        else:
-            self.now_s = until_s
+            return
+        self.now_s = until_s
+        me = self.current
+        if any(one is not me and self._is_able(one) for one in self.threads) and self.rng.random() < 0.5:
+            self.pause(until_s)
 
     def say(self, words: str) -> None:
         self.trace.append(f"{self.now_s:9.4f} {words}")

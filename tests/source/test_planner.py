@@ -42,6 +42,7 @@ class Planning:
         monkeypatch.setattr(stream_reader, "_clock_ms", lambda: self.clock_ms)
         options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest", "wakes": wakes} | more
         self.reader = LedgerlakeStreamReader(parse_options(options))
+        _readers.append(self.reader)
         self.offset: dict[str, Any] = self.reader.initialOffset()
 
     def plan(self) -> int | None:
@@ -50,10 +51,15 @@ class Planning:
         return None if before == self.offset else from_json(self.offset)[TOPIC].clock_ms
 
 
+_readers: list[LedgerlakeStreamReader] = []
+
+
 @pytest.fixture
 def peer() -> Iterator[Peer]:
     with Peer() as one:
         yield one
+        while _readers:
+            _readers.pop().stop()
 
 
 def test_an_idle_topic_gets_a_batch_when_its_time_has_come_and_only_one(
@@ -212,6 +218,7 @@ def test_a_batch_of_too_few_messages_waits_until_enough_have_come_or_the_delay_i
     monkeypatch.setattr(stream_reader, "_clock_ms", lambda: clock[0])
     options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest"}
     reader = LedgerlakeStreamReader(parse_options(options | {"minRowsPerTrigger": "3", "maxTriggerDelay": "30 s"}))
+    _readers.append(reader)
     offset = reader.initialOffset()
 
     def plan() -> bool:

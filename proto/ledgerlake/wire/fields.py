@@ -70,7 +70,7 @@ _BROKER, _ENTRY, _SINGLE = "BrokerEntryMetadata", "MessageMetadata", "SingleMess
 FIELDS = (
     _time(_BROKER, "broker_timestamp", "broker_timestamp", _REJECT),
     _long(_BROKER, "index", "broker_index", _REJECT),
-    Field(_ENTRY, "producer_name", _REJECT, "each message of a batch has a copy, so rows go out in bounded pieces"),
+    Field(_ENTRY, "producer_name", _REJECT, "each message of a batch has a copy: too_large where those are"),
     _long(_ENTRY, "sequence_id", "sequence_id", _NULL),
     _time(_ENTRY, "publish_time", "publish_time", _NULL),
     Field(_ENTRY, "properties", _REJECT),

@@ -42,7 +42,7 @@ _HIDDEN = re.compile(r"secret|password|token|^file:|^env:|file:", re.IGNORECASE)
 # Timeouts and limits of rate, which pass; a status from 500 on is the issuer's own trouble, and may pass too.
 _BUSY_STATUS = frozenset({408, 429})
 
-# However long an issuer asks to be left alone, a token may be needed sooner than that.
+# The longest wait that an issuer may ask for; a nonsense value would hold up the stream.
 _PAUSE_MOST_S = 60.0
 
 # An access token is not used in its last seconds.
@@ -62,7 +62,7 @@ class Authentication:
 
         Raises:
             SetupError: a file, variable or answer is not there or not usable, or the OAuth2 issuer refused us.
-            TransportError: the OAuth2 issuer cannot be reached, or has no time for us.
+            TransportError: the OAuth2 issuer cannot be reached, or is busy.
         """
         if self.is_oauth2:
             return _access_token(self.parameters).encode()
@@ -276,7 +276,7 @@ def _fetch(url: str, form: bytes | None, issuer: str) -> dict[str, Any]:
 
 
 def _pause_s(retry_after: str) -> float:
-    """Return how long to leave an issuer alone by its header: seconds or a date, and a minute at most."""
+    """Return how long not to ask an issuer again, by its header: seconds or a date, and a minute at most."""
     try:
         if retry_after.strip().isdecimal():
             pause_s = float(retry_after)
@@ -288,6 +288,6 @@ def _pause_s(retry_after: str) -> float:
 
 
 class _IssuerBusyError(TransportError):
-    """The issuer answered that it has no time; ``pause_s`` is how long it is to be left alone."""
+    """The issuer is busy or down; ``pause_s`` is how long it asks not to be asked again."""
 
     pause_s: float

@@ -46,7 +46,7 @@ _LEAST_MESSAGE_BYTES = 6
 _ROW_BYTES = 256
 _REFERENCE_ROW_BYTES = 3072
 
-_REPEATED_COLUMNS = ("producer_name", "schema_version")
+_COPIED_COLUMNS = ("producer_name", "schema_version")
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def decode_bundle(
 
     Args:
         first_entry: what of the first entry belongs to the read; the rest is left out.
-        max_bytes: an entry that expands to more is a reject.
+        max_bytes: an entry that expands to more is a reject, be it by compression or by copies of its metadata.
         crypto: what opens encrypted entries.
         chunks_as_rejects: parts of large messages become rejects (``chunk_part``); else rows with chunk columns.
 
@@ -184,7 +184,8 @@ def _decode(
         buffer, stored = _open_encrypted(buffer, entries, status, rules.crypto)
     _verify_checksums(buffer, entries, status)
     too_large = (entries[:, k.E_UNCOMPRESSED] > rules.max_bytes) & (entries[:, k.E_COMPRESSION] > 0)
-    status[(status == k.OK) & too_large] = k.ODD
+    copied = np.maximum(entries[:, k.E_BATCH], 0) * _copied_bytes(entries, status) > rules.max_bytes
+    status[(status == k.OK) & (too_large | copied)] = k.ODD
     for start, stop in _slices(entries, status):
         part = _expand(_Slice(buffer, entries[start:stop], status[start:stop], stored), rules.max_bytes)
         wanted = first_entry if start == 0 else WHOLE
@@ -324,7 +325,7 @@ class _Piece:
 
 def _pieces(part: _Slice, fields: Matrix, source: TopicPartition, rules: _Rules) -> Iterator[_Piece]:
     """The messages of a slice in order, in pieces of a bounded size; one at least."""
-    row_bytes = _ROW_BYTES + len(source.topic) + _repeated_bytes(part)
+    row_bytes = _ROW_BYTES + len(source.topic) + _copied_bytes(part.entries, part.status)
     if (part.status == k.OK).all() and fields.shape[1] * int(row_bytes.max(initial=0)) <= DECODED_PIECE_BYTES:
         yield _Piece(0, fields.shape[1])
         return
@@ -347,7 +348,7 @@ def _pieces(part: _Slice, fields: Matrix, source: TopicPartition, rules: _Rules)
             break
         for row in _judge(part, index, rules):
             (piece.rejects if "reason" in row else piece.odd_rows).append(row)
-            piece.odd_bytes += _REFERENCE_ROW_BYTES + sum(len(row.get(name) or ()) for name in _REPEATED_COLUMNS)
+            piece.odd_bytes += _REFERENCE_ROW_BYTES + sum(len(row.get(name) or ()) for name in _COPIED_COLUMNS)
             if piece.odd_bytes > DECODED_PIECE_BYTES:
                 yield piece
                 yielded, piece = True, _Piece(reached, reached)
@@ -355,10 +356,10 @@ def _pieces(part: _Slice, fields: Matrix, source: TopicPartition, rules: _Rules)
         yield piece
 
 
-def _repeated_bytes(part: _Slice) -> Matrix:
-    """What of each entry is copied for each of its messages."""
-    sizes = part.entries[:, [k.E_PRODUCER_SIZE, k.E_SCHEMA_SIZE]]
-    return np.where(part.status == k.OK, np.maximum(sizes, 0).sum(axis=1), 0)
+def _copied_bytes(entries: Matrix, status: NDArray[np.int8]) -> Matrix:
+    """How many bytes of each entry are copied for each of its messages."""
+    sizes = np.maximum(entries[:, k.E_PRODUCER_SIZE], 0) + np.maximum(entries[:, k.E_SCHEMA_SIZE], 0)
+    return np.where(status == k.OK, sizes, 0)
 
 
 def _allocate_fields(part: _Slice) -> Matrix:

@@ -61,9 +61,9 @@ def decode_entry(
     metadata = entry.metadata
     plain = decompress(metadata.compression, entry.payload, metadata.uncompressed_size, max_bytes)
     if metadata.HasField("num_messages_in_batch"):
-        for _ in _batch_rows(shared, entry, memoryview(plain)):
+        for _ in _batch_rows(shared, entry, memoryview(plain), max_bytes):
             pass
-        return _batch_rows(shared, entry, memoryview(plain))
+        return _batch_rows(shared, entry, memoryview(plain), max_bytes)
     row = {**_with_own_columns(shared, metadata), "value": None if metadata.null_value else bytes(plain)}
     return iter([row])
 
@@ -180,10 +180,16 @@ def large_row(last: RawEntry, ledger_id: int, entry_id: int, first_chunk_id: str
     }
 
 
-def _batch_rows(shared: Row, entry: RawEntry, payload: memoryview) -> Iterator[Row]:
+def _batch_rows(shared: Row, entry: RawEntry, payload: memoryview, max_bytes: int) -> Iterator[Row]:
     count = entry.metadata.num_messages_in_batch
     if not 0 < count <= MAX_BATCH_MESSAGES:
         raise CorruptEntryError(f"the batch claims {count} messages", reason="batch_count")
+    copied_bytes = len(shared["producer_name"].encode()) + len(shared["schema_version"] or b"")
+    if count * copied_bytes > max_bytes:
+        raise CorruptEntryError(
+            f"{count} copies of {copied_bytes} bytes of the batch's metadata are over the limit of {max_bytes}",
+            reason="too_large",
+        )
     for batch_index in range(count):
         single, value, payload = take_message(payload, batch_index, count)
         if single.compacted_out:

@@ -70,7 +70,7 @@ def split_bundle(frames: bytes | bytearray | memoryview) -> Iterator[tuple[str, 
     view = memoryview(frames)
     kinds = dict.fromkeys(_delayed(buffer, entries, status).tolist(), DELAYED)
     for row in np.flatnonzero(status != k.OK).tolist():
-        kind = _kind(view[slice(*_span(entries, row))])
+        kind = _kind(view[slice(*_span(entries, row))], int(entries[row, k.E_ENTRY]))
         if kind != ENTRIES:
             kinds[row] = kind
     ends = entries[:, k.E_END].tolist()
@@ -151,7 +151,7 @@ def _checksum_fits(buffer: Bytes, entry: Matrix) -> bool:
     return crc == k.NONE or crc32c.crc32c(buffer.data[entry[k.E_BODY] : entry[k.E_END]]) == crc
 
 
-def _kind(raw: memoryview) -> str:
+def _kind(raw: memoryview, entry_id: int) -> str:
     """What cannot be read is plain: decoding rejects it, whole."""
     try:
         metadata = peek_metadata(raw)
@@ -159,7 +159,7 @@ def _kind(raw: memoryview) -> str:
             return CHUNK
         if metadata.num_chunks_from_msg == 1 and has_promise(metadata):
             return MARKER
-        delayed = delivery_time_ms(parse_entry(raw)) is not None
+        delayed = entry_id <= MAX_DELAYED_ENTRY_ID and delivery_time_ms(parse_entry(raw)) is not None
     except CorruptEntryError:
         return ENTRIES
     return DELAYED if delayed else ENTRIES
