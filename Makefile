@@ -3,7 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test test-fast test-campaign bench check proto wheel clean
+# What `make fuzz`, `make simulate` and `make campaign` take.
+COUNT ?= 100000
+SEED ?= 1
+SEEDS ?= 100000
+FIRST ?= 1
+KILLS ?= 200
+STOPS ?= 50
+
+.PHONY: help setup demo test test-fast test-campaign campaign fuzz simulate simulate-faults bench check proto wheel clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -22,11 +30,24 @@ demo: setup ## broker, live producers, pipeline, table, verdict
 test: setup ## every test: pure, Spark, and live against the embedded broker
 	$(BIN)/python -m pytest
 
-test-fast: setup ## the tests that need neither Spark nor a broker
-	$(BIN)/python -m pytest -m "not spark and not live"
+test-fast: setup ## the tests that need neither Spark nor a broker; a socket that is left open fails one
+	$(BIN)/python -m pytest -m "not spark and not live" \
+		-W error::ResourceWarning -W error::pytest.PytestUnraisableExceptionWarning
 
 test-campaign: setup ## the long version of the kill campaign and of the random comparisons
 	LEDGERLAKE_CAMPAIGN=long $(BIN)/python -m pytest -m slow
+
+campaign: setup ## kills and stops of the pipeline on a broker that trims, judged by an oracle: make campaign KILLS=20 STOPS=5
+	$(BIN)/python -m tests.live.campaign --kills $(KILLS) --stops $(STOPS)
+
+fuzz: setup ## mutated input for every parser and kernel: COUNT= inputs of SEED=
+	$(BIN)/python -m tests.fuzz --count $(COUNT) --seed $(SEED)
+
+simulate: setup ## histories of the whole pipeline in a simulated world: make simulate SEEDS=1000 FIRST=1
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(FIRST)
+
+simulate-faults: setup ## the first seeds that find the known faults, put back one at a time
+	$(BIN)/python -m tests.simulation --seeds 2000 --faults
 
 bench: setup ## side by side with pulsar-client, in one run
 	$(BIN)/python -m bench.throughput

@@ -42,7 +42,7 @@ from ledgerlake.operators.rows import FLOW, Report, flow_row, report_to_json
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.state.chunks import Limits
 from ledgerlake.state.delay.bucket import record_from_json, record_to_json
-from ledgerlake.state.delay.segment import WAITING
+from ledgerlake.state.delay.segment import WAITING, waiting
 from ledgerlake.state.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.wire import commands
 from ledgerlake.wire.entry import encode_entry
@@ -214,7 +214,7 @@ class _BenchReader(DataSourceStreamReader):  # type: ignore[misc]
         elif number >= batches:
             # A twentieth of the horizon at a time.
             due_ms += (number - batches + 1) * HORIZON_MS // 20
-        report = Report(Position(partition.number, 0), None, {}, [], due_ms)
+        report = Report(Position(partition.number, 0), due_ms, {}, [])
         yield flow_row(SOURCE, "report", note=report_to_json(report))
 
 
@@ -285,7 +285,8 @@ def _open_index(folder: str) -> int:
     storage = FolderStorage(f"{folder}/buckets", [one.bucket_id for one in record.buckets])
     tracker = DelayedTracker(storage, DelaySettings(), record)
     for bucket in tracker.buckets:
-        tracker.contains(bucket.first.ledger_id, bucket.first.entry_id)
+        # What was added before is looked up by the bucket's bitmaps.
+        tracker.add(waiting([(0, bucket.first.ledger_id, bucket.first.entry_id)]))
     return _resident_bytes() - before
 
 

@@ -16,6 +16,7 @@ def chunk_entries(
     """A message in ``count`` chunks of about the same size, as a producer sends them."""
     packed = compress(codec, payload)
     size = -(-len(packed) // count)
+    publish_time = int(time.time() * 1000)
     parts = [packed[size * number : size * (number + 1)] for number in range(count)]
     return [
         encode_entry(
@@ -23,7 +24,7 @@ def chunk_entries(
                 **{
                     "producer_name": producer_name,
                     "sequence_id": 1,
-                    "publish_time": int(time.time() * 1000),
+                    "publish_time": publish_time,
                     "compression": codec,
                     "uncompressed_size": len(payload),
                     "uuid": uuid,

@@ -6,10 +6,13 @@ A broker or session that cannot start fails the tests that need it; nothing is s
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+from ledgerlake.client.cluster import ClientSettings, Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +23,23 @@ if TYPE_CHECKING:
 
 settings.register_profile("ledgerlake", deadline=None)
 settings.load_profile("ledgerlake")
+
+
+@pytest.fixture(autouse=True)
+def close_clusters_of_tests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close the clusters that a test made itself, so that a socket left open is one that the product left."""
+    made: list[Cluster] = []
+    begin = Cluster.__init__
+
+    def noted(self: Cluster, settings: ClientSettings) -> None:
+        begin(self, settings)
+        if str(sys._getframe(1).f_globals["__name__"]).startswith("tests."):
+            made.append(self)
+
+    monkeypatch.setattr(Cluster, "__init__", noted)
+    yield
+    for cluster in made:
+        cluster.close()
 
 
 @pytest.fixture(scope="session")

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from ledgerlake.errors import ProtocolError
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.wire import commands
-from ledgerlake.wire.connection import Connection, Role
-from ledgerlake.wire.entry import message_count
+from ledgerlake.wire import commands, limits
+from ledgerlake.wire.connection import Connection, Event, Role
+from ledgerlake.wire.entry import message_count, parse_entry
 from ledgerlake.wire.message_id import Position, from_wire, to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ledgerlake.wire.framing import Frame
 
 TOPIC = "persistent://public/default/peer"
 
@@ -31,6 +33,19 @@ class _Consumer:
     durable: bool = False
     subscription: str = ""
     read_compacted: bool = False
+
+
+class _Connection(Connection):
+    """Takes frames as large as the broker announced, and keeps the payload of the last one."""
+
+    def __init__(self, max_message_bytes: int) -> None:
+        super().__init__(Role.SERVER)
+        self._frames.limit_bytes = self._frames.command_limit_bytes = limits.frame_limit_bytes(max_message_bytes)
+        self.payload = b""
+
+    def _interpret(self, frame: Frame) -> Event | None:
+        self.payload = bytes(frame.payload)
+        return super()._interpret(frame)
 
 
 @dataclass
@@ -46,11 +61,15 @@ class Peer:
         compacted: what compacted readers get in place of ``entries``; None: the same.
         last_entry: the stored entry behind the answer to GET_LAST_MESSAGE_ID, for who knows protocol v22 (PIP-429).
         cannot_tell_last: compacted readers that ask for the last message get an error, as of a 4.0 broker.
+        unreadable_last: nobody is told the last message, as by a broker that cannot read the metadata of the last entry.
         is_deleted: the topic is not there any more.
         challenges: how many connections are asked again who they are, before or behind an answer.
         credentials: what clients said of themselves.
         tls: speaks TLS with this context; ``host`` is where it listens.
         first_ledger_id: where the topic begins; None: with the ledger of the first entry.
+        topics: what the namespace holds; None: the one topic.
+        received: the entries that producers sent, in order, whether their numbers were known or not.
+        tells_of_topics: clients may watch the namespace, and are told by ``tell_of_topics``.
     """
 
     entries: list[tuple[Position, bytes]] = field(default_factory=list)
@@ -68,6 +87,7 @@ class Peer:
     compacted: list[tuple[Position, bytes]] | None = None
     last_entry: bytes = b""
     cannot_tell_last: bool = False
+    unreadable_last: bool = False
     first_ledger_id: int | None = None
     is_deleted: bool = False
     challenges: int = 0
@@ -77,12 +97,16 @@ class Peer:
     stored: list[tuple[int, int]] = field(default_factory=list)
     drop_after_sends: int | None = None
     refuse_send: int | None = None
+    received: list[bytes] = field(default_factory=list)
+    topics: list[str] | None = None
+    tells_of_topics: bool = False
 
     def __enter__(self) -> Peer:
         self._listener = socket.create_server((self.host, 0))
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._sent = 0
+        self._watchers: list[tuple[socket.socket, int]] = []
         thread = threading.Thread(target=self._accept, daemon=True)
         thread.start()
         return self
@@ -97,6 +121,18 @@ class Peer:
 
     def add(self, *entries: bytes, ledger_id: int = 7, first: int = 0) -> None:
         self.entries += [(Position(ledger_id, first + number), entry) for number, entry in enumerate(entries)]
+
+    def tell_of_topics(self, new: list[str], deleted: list[str]) -> None:
+        """Change what the namespace holds, and say so to those who watch it."""
+        self.topics = sorted({*self._topics(), *new} - set(deleted))
+        for accepted, watcher_id in self._watchers:
+            fields = {"watcher_id": watcher_id, "new_topics": new, "deleted_topics": deleted, "topics_hash": "x"}
+            accepted.sendall(_encode("WATCH_TOPIC_UPDATE", **fields))
+
+    def _topics(self) -> list[str]:
+        if self.topics is not None:
+            return self.topics
+        return [] if self.is_deleted else [TOPIC]
 
     def disconnect(self) -> None:
         for one in list(self._open):
@@ -119,13 +155,15 @@ class Peer:
             threading.Thread(target=self._serve, args=(accepted,), daemon=True).start()
 
     def _serve(self, accepted: socket.socket) -> None:
-        connection, consumers = Connection(Role.SERVER), {}
+        connection, consumers = _Connection(self.max_message_bytes), {}
         self._client_version = 0
         try:
             while data := accepted.recv(65536):
                 connection.receive_data(data)
                 while (event := connection.next_event()) is not None:
                     self._answer(connection, consumers, event)
+                    if isinstance(event, pb.CommandWatchTopicList):
+                        self._watchers.append((accepted, event.watcher_id))
                     accepted.sendall(connection.data_to_send())
                     for consumer_id, consumer in consumers.items():
                         self._deliver(accepted, consumer_id, consumer)
@@ -135,7 +173,7 @@ class Peer:
             self._open.discard(accepted)
             accepted.close()
 
-    def _answer(self, connection: Connection, consumers: dict[int, _Consumer], event: Any) -> None:
+    def _answer(self, connection: _Connection, consumers: dict[int, _Consumer], event: Any) -> None:
         self.requests.append(type(event).__name__)
         if isinstance(event, pb.CommandAuthResponse):
             self.credentials.append((event.response.auth_method_name, event.response.auth_data))
@@ -149,14 +187,20 @@ class Peer:
             self.proxied_to = event.proxy_to_broker_url or self.proxied_to
             self._client_version = event.protocol_version
             version = min(event.protocol_version, commands.LAST_ENTRY_PROTOCOL_VERSION)
-            connection.send(self.greeting or commands.connected("peer", self.max_message_bytes, version))
+            connection.send(
+                self.greeting
+                or commands.connected("peer", self.max_message_bytes, version, watches_topics=self.tells_of_topics)
+            )
         elif isinstance(event, pb.CommandPartitionedTopicMetadata):
             connection.send(
                 _encode("PARTITIONED_METADATA_RESPONSE", request_id=event.request_id, partitions=0, response=0)
             )
         elif isinstance(event, pb.CommandGetTopicsOfNamespace):
-            topics = [] if self.is_deleted else [TOPIC]
-            connection.send(_encode("GET_TOPICS_OF_NAMESPACE_RESPONSE", request_id=event.request_id, topics=topics))
+            answer = {"request_id": event.request_id, "topics": self._topics()}
+            connection.send(_encode("GET_TOPICS_OF_NAMESPACE_RESPONSE", **answer))
+        elif isinstance(event, pb.CommandWatchTopicList):
+            fields = {"request_id": event.request_id, "watcher_id": event.watcher_id, "topics_hash": "x"}
+            connection.send(_encode("WATCH_TOPIC_LIST_SUCCESS", topic=self._topics(), **fields))
         elif isinstance(event, pb.CommandLookupTopic):
             answer = {"response": pb.CommandLookupTopicResponse.Connect, "broker_service_url": self.url} | self.lookup
             connection.send(_encode("LOOKUP_RESPONSE", request_id=event.request_id, **answer))
@@ -181,22 +225,31 @@ class Peer:
             consumers.pop(event.consumer_id, None)
             connection.send(commands.success(event.request_id))
 
-    def _store(self, connection: Connection, event: pb.CommandSend) -> None:
+    def _store(self, connection: _Connection, event: pb.CommandSend) -> None:
         """Store an entry unless its number is known, and say so, unless the connection is to break just then."""
         number = {"producer_id": event.producer_id, "sequence_id": event.sequence_id}
+        self.received.append(connection.payload)
         if self.refuse_send is not None:
             connection.send(_encode("SEND_ERROR", error=self.refuse_send, message="the test says no", **number))
             return
-        if not self.stored or event.sequence_id > self.stored[-1][1]:
+        metadata = parse_entry(connection.payload).metadata
+        is_last = not event.is_chunk or metadata.chunk_id == metadata.num_chunks_from_msg - 1
+        if is_last and (not self.stored or event.sequence_id > self.stored[-1][1]):
             self.stored.append((event.sequence_id, event.highest_sequence_id))
         if self.drop_after_sends is not None and len(self.stored) >= self.drop_after_sends:
             self.drop_after_sends = None
             raise OSError
         connection.send(_encode("SEND_RECEIPT", **number, message_id=to_wire(Position(7, len(self.stored)))))
 
-    def _tell_last(self, connection: Connection, consumer: _Consumer, request_id: int) -> None:
+    def _tell_last(self, connection: _Connection, consumer: _Consumer, request_id: int) -> None:
         if self.cannot_tell_last and consumer.read_compacted:
             connection.send(commands.error(request_id, pb.MetadataError, "Failed to read last entry"))
+            return
+        if self.unreadable_last:
+            said = (
+                "Failed to get batch size for entry java.lang.IllegalStateException: Some required fields are missing"
+            )
+            connection.send(commands.error(request_id, pb.MetadataError, said))
             return
         entries = self._seen_by(consumer)
         last = self.last_position or (entries[-1][0] if entries else Position(-1, -1))
@@ -204,6 +257,8 @@ class Peer:
             self.first_ledger_id if self.first_ledger_id is not None else (entries[0][0].ledger_id if entries else 0)
         )
         marked = Position(first, -1) if consumer.after == Position(-1, -1) else consumer.after
+        if consumer.durable:
+            marked = self.acknowledged or Position(first, -1)
         answer = {"last_message_id": to_wire(last), "consumer_mark_delete_position": to_wire(marked)}
         knows_entries = self._client_version >= commands.LAST_ENTRY_PROTOCOL_VERSION
         behind = self.last_entry if consumer.read_compacted and knows_entries else b""
@@ -212,7 +267,7 @@ class Peer:
     def _seen_by(self, consumer: _Consumer) -> list[tuple[Position, bytes]]:
         return self.compacted if consumer.read_compacted and self.compacted is not None else self.entries
 
-    def _subscribe(self, connection: Connection, consumers: dict[int, _Consumer], event: pb.CommandSubscribe) -> None:
+    def _subscribe(self, connection: _Connection, consumers: dict[int, _Consumer], event: pb.CommandSubscribe) -> None:
         if self.is_deleted:
             connection.send(commands.error(event.request_id, pb.TopicNotFound, "it is gone"))
             return

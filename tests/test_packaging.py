@@ -47,6 +47,11 @@ def test_the_wheel_holds_every_module_and_the_package_itself(wheel: Path) -> Non
     assert missing == []
 
 
+def test_the_wheel_says_that_it_has_types(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("ledgerlake/py.typed") == b""
+
+
 def test_nothing_top_level_collides_with_other_peoples_packages(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.split("/")[0] for name in archive.namelist()}

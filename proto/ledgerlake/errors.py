@@ -81,7 +81,12 @@ class ProtocolError(LedgerlakeError):
 
 
 class FrameTooLargeError(ProtocolError):
-    """A frame's length passes the limit; where the next frame starts is unknown."""
+    """A frame's length passes the limit; where the next frame starts is unknown.
+
+    ``is_command`` says that it is a command without payload.
+    """
+
+    is_command: bool = False
 
 
 class MalformedFrameError(ProtocolError):

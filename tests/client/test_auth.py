@@ -17,6 +17,7 @@ from ledgerlake.broker.security import make_security
 from ledgerlake.client import auth
 from ledgerlake.client.auth import NOBODY, Authentication, hint, parse_authentication
 from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.client.topics import TopicSelection
 from ledgerlake.client.transport import TlsSettings
 from ledgerlake.errors import BrokerError, SetupError, TransportError, UsageError
 from ledgerlake.query.config import parse_config
@@ -102,10 +103,11 @@ def test_a_refused_token_is_looked_at_for_when_it_expired() -> None:
 
 
 class Issuer(BaseHTTPRequestHandler):
-    """An OAuth2 issuer that knows one client."""
+    """An OAuth2 issuer that knows one client; ``failures`` are what it answers first, with the headers beside."""
 
     forms: ClassVar[list[dict[str, list[str]]]] = []
-    expires_in = 3600
+    failures: ClassVar[list[tuple[int, dict[str, str]]]] = []
+    expires_in: Any = 3600
 
     def do_GET(self) -> None:
         self._answer({"token_endpoint": f"http://127.0.0.1:{self.server.server_address[1]}/token"})
@@ -113,6 +115,13 @@ class Issuer(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())
         self.forms.append(form)
+        if self.failures:
+            status, headers = self.failures.pop(0)
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            return
         if form["client_secret"] != ["hush"]:
             self.send_error(401)
             return
@@ -132,6 +141,7 @@ def issuer() -> Iterator[str]:
     server = HTTPServer(("127.0.0.1", 0), Issuer)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     Issuer.forms.clear()
+    Issuer.failures.clear()
     auth._known_token.cache_clear()
     yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
@@ -168,6 +178,78 @@ def test_an_issuer_that_refuses_or_is_not_there_is_named(issuer: str, tmp_path: 
     assert "wrong-one" not in str(raised.value)
     with pytest.raises(TransportError, match="cannot be reached"):
         oauth2("http://127.0.0.1:1", tmp_path).data()
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404])
+def test_an_issuer_that_refuses_is_not_asked_again(issuer: str, tmp_path: Path, status: int) -> None:
+    Issuer.failures.append((status, {}))
+    with Peer() as peer:
+        cluster = Cluster(ClientSettings(peer.url, authentication=oauth2(issuer, tmp_path), give_up_after_s=30))
+        with pytest.raises(SetupError, match=f"refused us with status {status}; check client id"):
+            cluster.all_partitions(TopicSelection((TOPIC,)))
+    assert len(Issuer.forms) == 1
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_an_issuer_that_is_busy_is_asked_again(issuer: str, tmp_path: Path, status: int) -> None:
+    Issuer.failures += 2 * [(status, {})]
+    held = oauth2(issuer, tmp_path)
+    with pytest.raises(TransportError, match=f"the OAuth2 issuer {issuer} is not available now, status {status}"):
+        held.data()
+    with Peer() as peer:
+        cluster = Cluster(ClientSettings(peer.url, authentication=held, give_up_after_s=30))
+        assert cluster.all_partitions(TopicSelection((TOPIC,))) == [TOPIC]
+        cluster.close()
+    assert len(Issuer.forms) == 3
+
+
+class Clock:
+    """A clock that moves when told to, in place of the module ``time``."""
+
+    now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def time(self) -> float:
+        return 1_700_000_000 + self.now_s
+
+
+@pytest.mark.parametrize(
+    ("retry_after", "pause_s"),
+    [
+        pytest.param("7", 7, id="seconds"),
+        pytest.param("Tue, 14 Nov 2023 22:30:10 GMT", 10, id="a date"),
+        pytest.param("86400", 60, id="no longer than a minute"),
+        pytest.param("-5", 0, id="no time at all"),
+        pytest.param("Tue, 14 Nov 2023 99:99:99 GMT", 0, id="nonsense"),
+    ],
+)
+def test_an_issuer_is_left_alone_for_as_long_as_it_asks(
+    issuer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retry_after: str, pause_s: int
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(auth, "time", clock)
+    Issuer.failures.append((503, {"Retry-After": retry_after}))
+    held = oauth2(issuer, tmp_path)
+    with pytest.raises(TransportError):
+        held.data()
+    clock.now_s += pause_s - 0.5
+    if pause_s:
+        with pytest.raises(TransportError, match="is not available now"):
+            held.data()
+        assert len(Issuer.forms) == 1
+    clock.now_s += 0.5
+    assert held.data() == b"access-2"
+
+
+@pytest.mark.parametrize("expires_in", ["soon", None, [], "-1", "NaN"])
+def test_a_token_without_a_usable_lifetime_is_used_once(
+    issuer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expires_in: object
+) -> None:
+    monkeypatch.setattr(Issuer, "expires_in", expires_in)
+    held = oauth2(issuer, tmp_path)
+    assert (held.data(), held.data()) == (b"access-1", b"access-2")
 
 
 def test_a_broker_is_told_who_we_are_and_again_when_it_asks(tmp_path: Path) -> None:
@@ -251,3 +333,8 @@ def test_of_several_addresses_one_that_answers_is_enough() -> None:
         cluster = Cluster(ClientSettings(f"pulsar://127.0.0.1:1,127.0.0.1:{port}", give_up_after_s=1))
         assert cluster.topic_partitions(TOPIC) == [TOPIC]
         cluster.close()
+
+
+def test_parameters_that_are_nested_without_end_are_refused() -> None:
+    with pytest.raises(UsageError, match="no JSON object"):
+        parse_authentication("oauth2", "secret:" + "[" * 100_000, "here")

@@ -82,3 +82,20 @@ def test_what_is_declared_over_the_limit_is_too_large() -> None:
 
 def test_an_unknown_codec_is_named() -> None:
     assert refusal(9, b"", 0) == "unknown_codec"
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=pb.CompressionType.Name)
+def test_a_claim_beyond_what_the_bytes_can_hold_allocates_nothing(codec: int) -> None:
+    claimed = 100 * 1024 * 1024
+    tracemalloc.start()
+    try:
+        assert refusal(codec, compress(codec, HELLO), claimed, limit=2 * claimed) == "bad_compression"
+        assert tracemalloc.get_traced_memory()[1] < 1024 * 1024
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=pb.CompressionType.Name)
+def test_the_most_that_a_codec_compresses_is_read(codec: int) -> None:
+    for size in (0, 1, 300, 100_000, 10_000_000):
+        assert bytes(decompress(codec, memoryview(compress(codec, bytes(size))), size, 1 << 24)) == bytes(size)

@@ -12,6 +12,7 @@ from ledgerlake.decode.large import decode_large
 from ledgerlake.decode.split import split_bundle
 from ledgerlake.errors import CorruptEntryError, DecryptionError
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
 from tests.encryption import encrypted, key_folder, private_pem
@@ -119,3 +120,35 @@ def test_each_chunk_of_a_large_message_is_opened(crypto: CryptoSettings) -> None
 def test_an_encrypted_message_waits_like_any_other() -> None:
     entry = encrypted(single(b"later", deliver_at_time=1_800_000_000_000), "ours")
     assert [kind for kind, _, _ in split_bundle(bundle([entry]))] == ["delayed"]
+
+
+def test_an_entry_is_tried_for_a_bounded_number_of_recipients(crypto: CryptoSettings) -> None:
+    entry = parse_entry(encrypted(single(b"secret"), "ours"))
+    wrong = [pb.EncryptionKeys(key="ours", value=number.to_bytes(256, "big")) for number in range(150)]
+    ours = list(entry.metadata.encryption_keys)
+    for before, opens in ((50, True), (150, False)):
+        del entry.metadata.encryption_keys[:]
+        entry.metadata.encryption_keys.extend([*wrong[:before], *ours])
+        stored = encode_entry(entry.metadata, bytes(entry.payload), entry.broker)
+        messages, rejects = decoded([stored], crypto=crypto)
+        assert [row["value"] for row in messages] == [b"secret"] * opens
+        assert [row["reason"] for row in rejects] == ["undecryptable"] * (not opens)
+
+
+def test_a_private_key_is_read_once(crypto: CryptoSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ledgerlake.decode import crypto as module
+
+    module._private_key.cache_clear()
+    read = module.serialization.load_pem_private_key
+    calls: list[bytes] = []
+    monkeypatch.setattr(
+        module.serialization, "load_pem_private_key", lambda pem, password: calls.append(pem) or read(pem, password)
+    )
+    decoded([encrypted(single(b"x", sequence_id=number), "ours") for number in range(5)], crypto=crypto)
+    assert len(calls) <= 1
+
+
+def test_what_is_damaged_below_its_encryption_is_rejected_as_it_was_stored(crypto: CryptoSettings) -> None:
+    damaged = encrypted(single(b"secret and no batch", num_messages_in_batch=3), "ours")
+    _, rejects = decoded([damaged], crypto=crypto)
+    assert [(row["reason"], row["entry"]) for row in rejects] == [("truncated_batch", damaged)]

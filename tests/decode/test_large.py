@@ -51,6 +51,11 @@ def test_a_null_value_stays_null() -> None:
         pytest.param(
             [chunk_entries(b"a", 2)[0], chunk_entries(b"b", 2, uuid="other")[1]], "chunk_mismatch", id="of two"
         ),
+        pytest.param(
+            [chunk_entries(b"ab", 2, publish_time=1)[0], chunk_entries(b"cd", 2, publish_time=2)[1]],
+            "chunk_mismatch",
+            id="of a restarted producer",
+        ),
         pytest.param([*chunk_entries(PAYLOAD, 2)[:1], b"garbage"], "malformed_entry", id="no entry"),
         pytest.param([], "chunk_mismatch", id="nothing"),
         pytest.param(chunk_entries(PAYLOAD, 2, codec=pb.LZ4, uncompressed_size=9), "bad_compression", id="wrong size"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from datetime import datetime, timezone
 from typing import Any
 
@@ -13,10 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ledgerlake.decode import kernels, schema
+from ledgerlake.decode import messages as messages_module
 from ledgerlake.decode.messages import BatchPart, decode_bundle, decode_entries
 from ledgerlake.decode.reference import decode_entry
 from ledgerlake.errors import CorruptEntryError, MalformedFrameError
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire import limits
 from ledgerlake.wire.entry import encode_batch, encode_entry
 from tests.entries import BROKER_TIME_MS, SOURCE, batch, broker, bundle, decoded, metadata, single
 
@@ -218,6 +221,116 @@ def test_large_payloads_are_expanded_in_slices_without_losing_rows() -> None:
     parts = list(decode_bundle(bundle(entries), SOURCE))
     assert len(parts) == 3
     assert [row[0] for part in parts for row in part.messages["value"].to_pylist()] == list(range(6))
+
+
+# A field that the kernels leave to the reference.
+PLAIN_ROUTE = [pytest.param({}, id="kernels"), pytest.param({"uuid": "u"}, id="reference")]
+
+
+@pytest.mark.parametrize("more", PLAIN_ROUTE)
+def test_what_is_copied_for_each_message_of_a_batch_goes_out_in_bounded_pieces(more: dict[str, str]) -> None:
+    count, name = 1_000, "p" * 100_000
+    entries = [single(b"before"), batch([b"v"] * count, producer_name=name, index=count, **more), single(b"behind")]
+    seen: list[str] = []
+    pieces = 0
+    for part in decode_bundle(bundle(entries), SOURCE):
+        assert part.messages.nbytes < 1.5 * limits.DECODED_PIECE_BYTES
+        assert part.rejects.num_rows == 0
+        seen += part.messages["message_id"].to_pylist()
+        pieces += 1
+    assert seen == ["7:0", *(f"7:1:{number}" for number in range(count)), "7:2"]
+    assert pieces > count * len(name) // (2 * limits.DECODED_PIECE_BYTES)
+
+
+@pytest.mark.parametrize("more", PLAIN_ROUTE)
+@pytest.mark.parametrize("copied", [{"producer_name": "p" * 1000}, {"schema_version": b"s" * 1000}])
+def test_a_batch_whose_copies_of_its_metadata_pass_the_limit_is_a_reject(
+    more: dict[str, str], copied: dict[str, Any]
+) -> None:
+    entry = batch([b"v"] * 100, **copied, **more)
+    assert [len(found) for found in decoded([entry], max_bytes=100_100)] == [100, 0]
+    messages, rejects = decoded([single(b"before"), entry], max_bytes=99_999)
+    assert [row["value"] for row in messages] == [b"before"]
+    assert [row["reason"] for row in rejects] == ["too_large"]
+
+
+@pytest.mark.parametrize("more", PLAIN_ROUTE)
+def test_a_large_batch_that_is_broken_at_its_end_is_one_reject(
+    more: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages_module, "DECODED_PIECE_BYTES", 10_000)
+    plain = encode_batch([(pb.SingleMessageMetadata(payload_size=0), b"abc")] * 1000)[:-1]
+    broken = encode_entry(metadata(num_messages_in_batch=1000, uncompressed_size=len(plain), **more), plain)
+    messages, rejects = decoded([single(b"before"), broken, single(b"behind")])
+    assert [row["value"] for row in messages] == [b"before", b"behind"]
+    assert [row["reason"] for row in rejects] == ["truncated_batch"]
+
+
+def test_pieces_of_any_size_are_the_same_rows_in_the_same_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(11)
+    for _ in range(5):
+        entries = [
+            damaged(one, rng) if rng.random() < 0.2 else one
+            for one in (random_entry(rng) for _ in range(rng.randrange(30)))
+        ]
+        entries.append(batch([b"x"] * 30, uuid="the reference's"))
+        monkeypatch.setattr(messages_module, "DECODED_PIECE_BYTES", 2**30)
+        whole = decoded(entries, first_entry=BatchPart(after=0))
+        for size in (1, 2_000, 20_000):
+            monkeypatch.setattr(messages_module, "DECODED_PIECE_BYTES", size)
+            assert decoded(entries, first_entry=BatchPart(after=0)) == whole
+
+
+@pytest.mark.parametrize("more", PLAIN_ROUTE)
+def test_decoding_allocates_no_more_than_the_stated_factor(
+    more: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages_module, "DECODED_PIECE_BYTES", 2**20)
+    entry = batch([b""] * (100_000 if not more else 10_000), **more)
+    list(decode_bundle(bundle([entry]), SOURCE))
+    frames = bundle([entry])
+    held_bytes = pa.total_allocated_bytes()
+    tracemalloc.start()
+    most_bytes = 0
+    for part in decode_bundle(frames, SOURCE):
+        most_bytes = max(most_bytes, pa.total_allocated_bytes() - held_bytes)
+        assert part.messages.num_rows
+    most_bytes += tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most_bytes < limits.DECODING_FACTOR * len(frames) + 4 * 2**20
+
+
+@pytest.mark.parametrize("beyond", [1_790_000_000_000_000, 2**63 - 1, 2**63, 2**64 - 1])
+def test_a_time_out_of_range_is_null_and_its_number_a_property(beyond: int) -> None:
+    slots = [(pb.SingleMessageMetadata(payload_size=0, event_time=one), b"") for one in (5, beyond)]
+    slots[0][0].properties.add(key="a", value="1")
+    own = metadata(publish_time=beyond, num_messages_in_batch=2, uncompressed_size=0)
+    messages, rejects = decoded([encode_entry(own, encode_batch(slots), broker(2)), single(b"", event_time=beyond)])
+    assert rejects == []
+    published, event = ("ledgerlake.publish_time", str(beyond)), ("ledgerlake.event_time", str(beyond))
+    assert [(row["publish_time"], row["event_time"], row["properties"]) for row in messages] == [
+        (None, moment(5), [("a", "1"), published]),
+        (None, None, [published, event]),
+        (moment(1_700_000_000_500), None, [event]),
+    ]
+
+
+def test_a_sequence_id_beyond_what_the_column_holds_is_a_property() -> None:
+    messages, _ = decoded([single(b"", sequence_id=2**63), single(b"", sequence_id=2**63 - 1)])
+    assert [(row["sequence_id"], row["properties"]) for row in messages] == [
+        (None, [("ledgerlake.sequence_id", str(2**63))]),
+        (2**63 - 1, []),
+    ]
+
+
+@pytest.mark.parametrize(("deliver_at", "is_kept"), [(-1, True), (-(2**63), True), (0, True), (2**62, False)])
+def test_a_delivery_time_beyond_all_is_a_reject_and_one_before_all_a_property(deliver_at: int, is_kept: bool) -> None:
+    messages, rejects = decoded([single(b"", deliver_at_time=deliver_at)])
+    assert [row["reason"] for row in rejects] == ([] if is_kept else ["malformed_entry"])
+    if deliver_at < 0:
+        assert [(row["deliver_at"], row["properties"]) for row in messages] == [
+            (None, [("ledgerlake.deliver_at", str(deliver_at))])
+        ]
 
 
 def test_an_empty_bundle_has_no_rows() -> None:

@@ -9,16 +9,18 @@ import pytest
 
 from ledgerlake.decode.split import CHUNK, DELAYED, ENTRIES, entries_of, read_delayed, split_bundle
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire import commands
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
 from tests.entries import bundle
 
 STORED_MS = 1_700_000_000_000
+DUE_MS = STORED_MS + 60_000
 
 
 def entry(deliver_ms: int | None = None, broker_ms: int | None = STORED_MS, value: bytes = b"v", **more: Any) -> bytes:
-    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=STORED_MS - 5000, **more)
+    metadata = pb.MessageMetadata(**{"producer_name": "p", "sequence_id": 1, "publish_time": STORED_MS - 5000} | more)
     if deliver_ms is not None:
         metadata.deliver_at_time = deliver_ms
     return encode_entry(metadata, value, pb.BrokerEntryMetadata(broker_timestamp=broker_ms) if broker_ms else None)
@@ -57,6 +59,19 @@ def test_a_bundle_without_delayed_entries_stays_one_piece_without_a_copy() -> No
     assert view.obj is frames
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        pytest.param({"num_chunks_from_msg": 2, "chunk_id": 0}, id="chunk"),
+        pytest.param({"replicated_from": "a"}, id="plain"),
+        pytest.param({"compacted_batch_indexes": [1]}, id="with a field that kernels leave"),
+    ],
+)
+def test_every_piece_says_the_brokers_time_of_its_last_entry(given: dict[str, Any]) -> None:
+    assert [one[2] for one in pieces(entry(**given))] == [STORED_MS]
+    assert [one[2] for one in pieces(entry(broker_ms=None, **given))] == [None]
+
+
 def test_mixed_entries_are_two_pieces_and_that_of_the_first_entry_comes_first() -> None:
     assert pieces(PLAIN, LATER, PLAIN, PLAIN, LATER) == [(ENTRIES, [0, 2, 3], STORED_MS), (DELAYED, [1, 4], STORED_MS)]
     assert [one[0] for one in pieces(LATER, PLAIN, LATER)] == [DELAYED, ENTRIES]
@@ -90,7 +105,26 @@ def test_what_is_known_of_delayed_entries() -> None:
     past, published = entry(5), entry(5, broker_ms=None)
     frames = bundle([LATER, odd, past, published])
     found = read_delayed(frames)
-    assert found.due_ms.tolist() == [STORED_MS + 1, STORED_MS + 7, STORED_MS, STORED_MS - 5000]
+    assert found.due_ms.tolist() == [STORED_MS + 1, STORED_MS + 7, STORED_MS, 5]
     assert list(zip(found.ledger_ids.tolist(), found.entry_ids.tolist(), strict=True)) == [(7, one) for one in range(4)]
     assert found.frame_ends.tolist()[-1] == len(frames)
     assert entries_of(frames) == {Position(7, row): one for row, one in enumerate([LATER, odd, past, published])}
+
+
+@pytest.mark.parametrize("broker_ms", [2**63 - 1, 2**63, 2**64 - 1])
+def test_a_broker_timestamp_that_no_broker_writes_is_no_delayed_entry(broker_ms: int) -> None:
+    assert pieces(entry(DUE_MS, broker_ms)) == [("entries", [0], None)]
+
+
+@pytest.mark.parametrize("publish_time", [1_760_000_000_000_000, 2**63 - 1, 2**63, 2**64 - 1])
+def test_a_publish_time_out_of_range_does_not_move_a_delivery(publish_time: int) -> None:
+    ((kind, piece, _),) = split_bundle(bundle([entry(DUE_MS, None, publish_time=publish_time)]))
+    assert (kind, read_delayed(piece).due_ms.tolist()) == ("delayed", [DUE_MS])
+
+
+@pytest.mark.parametrize("more", [{}, {"uuid": "makes it go the plain route"}])
+def test_an_entry_id_beyond_the_index_is_not_delayed(more: dict[str, str]) -> None:
+    later = entry(DUE_MS, **more)
+    for entry_id, expected in ((2**32 - 1, DELAYED), (2**32, ENTRIES)):
+        ((kind, _, _),) = split_bundle(commands.message(1, 7, entry_id, later))
+        assert kind == expected

@@ -164,6 +164,21 @@ def test_an_avro_value_ends_where_its_bytes_end() -> None:
         (b'{"type":"record","name":"N","fields":[{"name":"n","type":["null","N"]}]}', "holds itself"),
         (b'{"type":"array","items":{"type":"record","name":"E","fields":[]}}', "without bytes"),
         (b'{"type":"array","items":{"type":"fixed","name":"F","size":0}}', "without bytes"),
+        (
+            b'{"type":"array","items":{"type":"record","name":"A","fields":[{"name":"b","type":'
+            b'{"type":"record","name":"B","fields":[{"name":"c","type":{"type":"record","name":"C","fields":[]}}]}}]}}',
+            "without bytes",
+        ),
+        (
+            b'{"type":"array","items":{"type":"record","name":"A","fields":[{"name":"f","type":'
+            b'{"type":"fixed","name":"F","size":0}}]}}',
+            "without bytes",
+        ),
+        (
+            b'{"type":"record","name":"R","fields":[{"name":"e","type":{"type":"fixed","name":"n.E","size":0}},'
+            b'{"name":"l","type":{"type":"array","items":{"type":"record","name":"A","fields":[{"name":"e","type":"n.E"}]}}}]}',
+            "without bytes",
+        ),
         (b'{"type":"array","items":"null"}', "'null'"),
         (b'{"type":' * 60 + b'"int"' + b"}" * 60, "too deeply"),
     ],
@@ -171,6 +186,14 @@ def test_an_avro_value_ends_where_its_bytes_end() -> None:
 def test_what_no_column_can_hold_is_refused_with_the_reason(definition: bytes, why: str) -> None:
     with pytest.raises(SetupError, match=why):
         column_type(ValueSchema(T.Avro, definition))
+
+
+def test_an_array_of_records_with_any_bytes_has_a_column() -> None:
+    empty = b'{"name":"e","type":{"type":"record","name":"E","fields":[]}}'
+    definition = (
+        b'{"type":"array","items":{"type":"record","name":"A","fields":[%s,{"name":"i","type":"int"}]}}' % empty
+    )
+    assert pa.types.is_list(column_type(ValueSchema(T.Avro, definition)))
 
 
 JSON = as_json(
@@ -371,3 +394,63 @@ def test_a_long_time_is_not_cut() -> None:
     values, bad = read(schema, [written(schema, {"at": late}), written(schema, {"at": 2**62})])
     assert values[0] == {"at": late}
     assert list(bad) == [1]
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        pytest.param('{"type": "record", "fields": [[]]}', id="a field that is a list"),
+        pytest.param('{"type": "record", "fields": [{"type": "int"}]}', id="a field without a name"),
+        pytest.param('{"type": "record", "fields": 5}', id="a number of fields"),
+        pytest.param("1.5", id="a number"),
+        pytest.param('{"type": "enum", "name": "e", "symbols": [{}]}', id="a symbol that is an object"),
+        pytest.param("[" * 100_000, id="nested without end"),
+    ],
+)
+@pytest.mark.parametrize("kind", [T.Avro, T.Json, T.ProtobufNative])
+def test_a_schema_that_is_none_is_one_sentence(kind: int, definition: str) -> None:
+    schema = ValueSchema(kind, definition.encode())
+    if "symbols" in definition and kind == T.Json:
+        return
+    with pytest.raises(SetupError):
+        decoder(schema, schema)
+
+
+def test_a_part_of_a_key_value_schema_with_damaged_properties_is_one_sentence() -> None:
+    definition = (0).to_bytes(4, "big") * 2
+    properties = {"key.schema.type": "STRING", "value.schema.type": "STRING", "key.schema.properties": "{"}
+    with pytest.raises(SetupError, match="damaged"):
+        column_type(ValueSchema(T.KeyAndValue, definition, tuple(sorted(properties.items()))))
+
+
+def doubled(levels: int) -> str:
+    """A record of two records of two records of two, which is that many columns and few characters."""
+    node: dict[str, Any] = {"type": "record", "name": "r0", "fields": [{"name": "a", "type": "int"}]}
+    for level in range(1, levels):
+        fields = [{"name": "a", "type": node}, {"name": "b", "type": f"r{level - 1}"}]
+        node = {"type": "record", "name": f"r{level}", "fields": fields}
+    return json.dumps(node)
+
+
+@pytest.mark.parametrize("kind", [T.Avro, T.Json])
+def test_a_schema_of_more_columns_than_can_be_is_refused(kind: int) -> None:
+    assert column_type(ValueSchema(kind, doubled(10).encode())).num_fields == 2
+    with pytest.raises(SetupError, match="more than 10000 columns"):
+        column_type(ValueSchema(kind, doubled(40).encode()))
+
+
+def test_a_protobuf_schema_of_more_columns_than_can_be_is_refused() -> None:
+    file = descriptor_pb2.FileDescriptorProto(name="wide.proto", package="w", syntax="proto3")
+    for level in range(40):
+        message = file.message_type.add(name=f"M{level}")
+        for number in (1, 2):
+            kind: dict[str, Any] = {"type": 5} if level == 0 else {"type": 11, "type_name": f".w.M{level - 1}"}
+            message.field.add(name=f"f{number}", number=number, label=1, **kind)
+    packed = base64.b64encode(descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()).decode()
+    for root, fits in (("w.M5", True), ("w.M39", False)):
+        definition = json.dumps({"fileDescriptorSet": packed, "rootMessageTypeName": root}).encode()
+        if fits:
+            assert column_type(ValueSchema(T.ProtobufNative, definition)).num_fields == 2
+            continue
+        with pytest.raises(SetupError, match="more than 10000 columns"):
+            column_type(ValueSchema(T.ProtobufNative, definition))

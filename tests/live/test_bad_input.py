@@ -70,6 +70,43 @@ def test_a_real_brokers_bad_entries_are_rejects_and_the_rest_is_messages(
     assert spark.read.format("delta").load(config.delta.rejects_path).count() == len(bad)
 
 
+@pytest.mark.parametrize("writer", ["arrow", "spark"])
+def test_messages_with_times_beyond_all_arrive_without_them_and_the_stream_goes_on(
+    spark: SparkSession, tmp_path: Path, writer: str
+) -> None:
+    beyond = 1_790_000_000_000_000
+    slots = [(pb.SingleMessageMetadata(payload_size=0, event_time=one), b"slot") for one in (beyond, 5)]
+    entries = [
+        encode_entry(metadata(publish_time=beyond, event_time=2**64 - 1, sequence_id=2**63), b"nothing known"),
+        encode_entry(metadata(num_messages_in_batch=2), encode_batch(slots)),
+        encode_entry(metadata(publish_time=2**64 - 1, deliver_at_time=1_700_000_000_000), b"due long ago"),
+        encode_entry(metadata(deliver_at_time=2**62), b"never"),
+        encode_entry(
+            metadata(publish_time=beyond, properties=[pb.KeyValue(key="ledgerlake.cancel", value="key=k")]), b""
+        ),
+    ]
+    with Peer() as peer:
+        data = _peer_config(peer, tmp_path)
+        data["delta"]["writer"] = writer
+        for number, entry in enumerate([*entries, *entries]):
+            peer.add(entry, first=number)
+            config = run_once(spark, data) if number in (0, len(entries), 2 * len(entries) - 1) else None
+        assert config is not None
+        verdict = verify(config)
+    assert (verdict.clean, verdict.rejects) == (True, 2)
+    found = table_rows(spark, config.delta.path)
+    assert [row["value"] for row in found] == 2 * [b"nothing known", b"slot", b"slot", b"due long ago", b""]
+    first, slot = found[0], found[1]
+    assert (first["publish_time"], first["event_time"], first["sequence_id"]) == (None, None, None)
+    assert first["properties"] == {
+        "ledgerlake.publish_time": str(beyond),
+        "ledgerlake.event_time": str(2**64 - 1),
+        "ledgerlake.sequence_id": str(2**63),
+    }
+    assert (slot["event_time"], slot["properties"]) == (None, {"ledgerlake.event_time": str(beyond)})
+    assert (found[0]["late"], found[9]["late"]) == (False, True)
+
+
 def flipped(entry: bytes, position: int) -> bytes:
     changed = bytearray(entry)
     changed[position] ^= 0x40

@@ -32,23 +32,27 @@ def schedule(rng: random.Random) -> list[Chunk]:
     streams = [_producer(rng, f"p{number}") for number in range(rng.randint(1, 4))]
     chunks: list[Chunk] = []
     while any(streams):
-        key, chunk_id, count, total, size = rng.choice([one for one in streams if one]).pop(0)
-        chunks.append(Chunk(key, Position(1, len(chunks)), chunk_id, count, total, size, len(chunks)))
+        key, chunk_id, count, total, size, publish_ms = rng.choice([one for one in streams if one]).pop(0)
+        time_ms = rng.choice([len(chunks), None])
+        chunks.append(Chunk(key, Position(1, len(chunks)), chunk_id, count, total, size, time_ms, publish_ms))
     return chunks
 
 
-def _producer(rng: random.Random, name: str) -> list[tuple[SetKey, int, int, int, int]]:
+def _producer(rng: random.Random, name: str) -> list[tuple[SetKey, int, int, int, int, int]]:
     sent = []
     for sequence in range(rng.randint(1, 5)):
         key = SetKey(name, f"{name}-{rng.choice([sequence, 0])}")
         sizes = [rng.randint(0, 9) for _ in range(rng.randint(2, 5))]
+        publish_ms = rng.randrange(10**6)
         for attempt in range(rng.choice([1, 1, 1, 2])):
+            # The same chunks sent again after a reconnect, or the same message by a producer that was started again.
+            publish_ms += attempt * rng.choice([0, 1])
             stop = len(sizes) if attempt or rng.random() < 0.8 else rng.randrange(len(sizes))
             for chunk_id in range(stop):
                 if rng.random() < 0.05:
                     continue
                 for _ in range(rng.choice([1] * 9 + [2])):
-                    sent.append((key, chunk_id, len(sizes), sum(sizes), sizes[chunk_id]))
+                    sent.append((key, chunk_id, len(sizes), sum(sizes), sizes[chunk_id], publish_ms))
     return sent
 
 
@@ -91,7 +95,7 @@ def reference(chunks: list[Chunk]) -> list[tuple[SetKey, tuple[Position, ...]]]:
         held = open_sets.get(chunk.key)
         if chunk.chunk_id == 0:
             open_sets[chunk.key] = [chunk]
-        elif held is None or (chunk.chunk_count, chunk.total_bytes) != (held[0].chunk_count, held[0].total_bytes):
+        elif held is None or _message_of(chunk) != _message_of(held[0]):
             continue
         elif chunk.chunk_id > len(held):
             del open_sets[chunk.key]
@@ -105,6 +109,10 @@ def reference(chunks: list[Chunk]) -> list[tuple[SetKey, tuple[Position, ...]]]:
                 delivered.append((chunk.key, tuple(one.position for one in held)))
                 del open_sets[chunk.key]
     return delivered
+
+
+def _message_of(chunk: Chunk) -> tuple[int, int, int]:
+    return chunk.chunk_count, chunk.total_bytes, chunk.publish_ms
 
 
 def play(seed: int) -> Store:
@@ -124,7 +132,7 @@ def play(seed: int) -> Store:
     still_open = [position for one in pending.sets for position in one.positions]
     accounted = [position for _, positions in store.delivered for position in positions] + store.rejected + still_open
     assert sorted(accounted) == [chunk.position for chunk in chunks]
-    for effect in pending.expire(10**9):
+    for effect in (*pending.expire(10**9), *pending.expire(2 * 10**9)):
         store.apply(effect)
     assert (store.held, pending.sets, pending.held_bytes) == (set(), (), 0)
     return store

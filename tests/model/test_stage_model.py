@@ -43,7 +43,8 @@ def play(seed: int) -> Settled:
             run_batch(stage.copy(), tasks, Settled(), rng)
         run_batch(stage, tasks, settled, rng)
     assert sorted(settled.delivered, key=lambda one: one[-1]) == [positions for _, positions in reference(chunks)]
-    settled.rows(stage.run(task([], limits, Settled(), now_ms=10**9)))
+    for now_ms in (10**9, 2 * 10**9):
+        settled.rows(stage.run(task([], limits, Settled(), now_ms=now_ms)))
     assert not any(one.values for one in stage.states.values())
     accounted = [position for one in settled.delivered for position in one]
     accounted += [position for _, position in settled.rejected]

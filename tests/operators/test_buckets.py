@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -50,16 +49,14 @@ def test_what_is_not_there_is_an_error_that_says_so(storage: Any) -> None:
             storage.get_segment(asked, number)
 
 
-def test_a_deleted_bucket_leaves_nothing_and_may_be_deleted_again(storage: Any, tmp_path: Path) -> None:
+def test_a_deleted_bucket_leaves_nothing_in_the_state_and_may_be_deleted_again() -> None:
+    storage = StateStorage(DictState())  # type: ignore[arg-type]
     bucket_id, kept = save(storage, SEGMENTS), save(storage, SEGMENTS[:1])
     storage.delete_bucket(bucket_id)
     storage.delete_bucket(bucket_id)
     assert storage.get_segment(kept, 1) == SEGMENTS[0]
     storage.delete_bucket(kept)
-    if isinstance(storage, StateStorage):
-        assert not storage._state.exists()
-    else:
-        assert list((tmp_path / "buckets").iterdir()) == []
+    assert not storage._state.exists()
 
 
 def test_small_segments_share_a_value() -> None:
@@ -83,11 +80,75 @@ def test_a_newer_directory_is_refused_with_advice(storage: Any) -> None:
         storage.get_segment(bucket_id, 1)
 
 
-def test_what_killed_tasks_left_in_a_folder_goes_when_it_is_old(tmp_path: Path) -> None:
-    storage = FolderStorage(str(tmp_path), [])
-    used, fresh, old = (save(storage, SEGMENTS) for _ in range(3))
-    yesterday = time.time() - 25 * 3600
-    for one in (used, old):
-        os.utime(tmp_path / str(one), (yesterday, yesterday))
-    FolderStorage(str(tmp_path), [used]).start()
-    assert sorted(one.name for one in tmp_path.iterdir()) == sorted([str(used), str(fresh)])
+@pytest.mark.parametrize("number", [-1, 1], ids=["directory", "block"])
+def test_a_damaged_bucket_says_what_to_do(number: int) -> None:
+    state = DictState()
+    storage = StateStorage(state)  # type: ignore[arg-type]
+    bucket_id = save(storage, SEGMENTS[:2])
+    state.values[bucket_id, number] = (b"\xff\xff",)
+    with pytest.raises(OffsetError, match="restore the checkpoint"):
+        storage.get_segment(bucket_id, 1)
+
+
+def start_again(folder: Path, used: list[int], **more: Any) -> FolderStorage:
+    """The first start of a new worker process."""
+    buckets._swept_s.clear()
+    storage = FolderStorage(str(folder), used, **more)
+    storage.start()
+    return storage
+
+
+def a_day_passes(folder: Path) -> None:
+    for one in folder.iterdir():
+        before_s = one.stat().st_mtime - 25 * 3600
+        os.utime(one, (before_s, before_s))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(one.name for one in folder.iterdir())
+
+
+def test_a_bucket_deleted_from_a_folder_stays_readable_for_a_day(tmp_path: Path) -> None:
+    storage = start_again(tmp_path, [])
+    used, dropped = save(storage, SEGMENTS), save(storage, SEGMENTS)
+    storage.delete_bucket(dropped)
+    storage.delete_bucket(dropped)
+    assert start_again(tmp_path, [used]).get_segment(dropped, 1) == SEGMENTS[0]
+    a_day_passes(tmp_path)
+    start_again(tmp_path, [used])
+    assert names(tmp_path) == [str(used)]
+
+
+def test_a_dropped_bucket_that_a_restored_checkpoint_names_is_kept(tmp_path: Path) -> None:
+    storage = start_again(tmp_path, [])
+    bucket_id = save(storage, SEGMENTS)
+    storage.delete_bucket(bucket_id)
+    a_day_passes(tmp_path)
+    for _ in range(2):
+        start_again(tmp_path, [bucket_id])
+        assert names(tmp_path) == [str(bucket_id)]
+        a_day_passes(tmp_path)
+
+
+def test_what_killed_tasks_left_in_a_folder_goes_a_day_after_it_was_noticed(tmp_path: Path) -> None:
+    storage = start_again(tmp_path, [])
+    used, left_over = save(storage, SEGMENTS), save(storage, SEGMENTS)
+    a_day_passes(tmp_path)
+    start_again(tmp_path, [used])
+    assert {str(used), str(left_over)} <= set(names(tmp_path))
+    a_day_passes(tmp_path)
+    start_again(tmp_path, [used])
+    assert names(tmp_path) == [str(used)]
+
+
+def test_buckets_in_the_place_of_older_releases_are_read_and_only_ours_go(tmp_path: Path) -> None:
+    own, shared = tmp_path / "own", tmp_path / "shared"
+    old = start_again(shared, [])
+    ours, others = save(old, SEGMENTS), save(old, SEGMENTS)
+    storage = start_again(own, [ours], shared=str(shared))
+    assert storage.get_segment(ours, 1) == SEGMENTS[0]
+    storage.delete_bucket(ours)
+    for folder in (own, shared):
+        a_day_passes(folder)
+    start_again(own, [], shared=str(shared))
+    assert (names(own), names(shared)) == ([], [str(others)])

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ledgerlake.decode.messages import BatchPart
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import DELAYED, entries_of
 from ledgerlake.errors import OffsetError
+from ledgerlake.operators import buckets, delayed
 from ledgerlake.operators.delayed import DelayOptions
 from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
-from ledgerlake.operators.rows import FLOW, Report, Standing, Waits, flow_row, report_to_json
+from ledgerlake.operators.rows import FLOW, Report, Standing, Waits, delayed_rows, flow_row, report_to_json
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.options import parse_options
 from ledgerlake.state.chunks import Limits
-from ledgerlake.state.delay import cancels as cancel_rules
 from ledgerlake.state.delay.cancels import Cancel, Cancels, cancels_from_json, cancels_to_json, parse_cancel
 from ledgerlake.state.delay.tracker import DelaySettings
 from ledgerlake.wire import commands
-from ledgerlake.wire.entry import encode_entry
+from ledgerlake.wire.entry import encode_batch, encode_entry
 from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
 from tests.operators.stage import SOURCE, Stage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pyarrow as pa
 
     from ledgerlake.operators.rows import Event
@@ -34,14 +39,20 @@ STORED_MS = 1_700_000_000_000
 SMALL = DelaySettings(min_indexes_per_bucket=3, ledger_step_per_bucket=1, max_indexes_per_segment=2, max_buckets=2)
 
 
-def frame(entry_id: int, due_s: int, key: str | None = None, ledger_id: int = 1) -> bytes:
-    """A delayed entry, due so many seconds after all are stored; its value is its position."""
-    metadata = pb.MessageMetadata(producer_name="p", sequence_id=entry_id, publish_time=STORED_MS)
+def frame(
+    entry_id: int, due_s: int, key: str | None = None, ledger_id: int = 1, batch: int | None = None, **fields: Any
+) -> bytes:
+    """A delayed entry, due so many seconds after all are stored; its value is its position, of a batch with the index."""
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=entry_id, publish_time=STORED_MS, **fields)
     metadata.deliver_at_time = STORED_MS + 1000 * due_s
     if key is not None:
         metadata.partition_key = key
     broker = pb.BrokerEntryMetadata(broker_timestamp=STORED_MS, index=entry_id)
     value = b"%d:%d" % (ledger_id, entry_id)
+    if batch is not None:
+        metadata.num_messages_in_batch = batch
+        singles = [pb.SingleMessageMetadata(payload_size=0, partition_key=key or "") for _ in range(batch)]
+        value = encode_batch([(one, value + b":%d" % number) for number, one in enumerate(singles)])
     return commands.message(1, ledger_id, entry_id, encode_entry(metadata, value, broker))
 
 
@@ -56,12 +67,17 @@ class Play:
         self.kinds: list[str] = []
 
     def __call__(
-        self, *frames: bytes, at_s: int | None = None, events: list[Event] | None = None, parts: Any = ()
+        self,
+        *frames: bytes,
+        at_s: int | None = None,
+        events: list[Event] | None = None,
+        parts: Any = (),
+        rows: Any = (),
     ) -> list[bytes]:
         """One batch; the values that were let go."""
         due_ms = None if at_s is None else STORED_MS + 1000 * at_s
-        report = Report(Position(9, 9), None, {}, events or [], due_ms)
-        rows = [flow_row(SOURCE, "chunk", position, entry=entry) for position, entry in parts]
+        report = Report(Position(9, 9), due_ms, {}, events or [])
+        rows = [*rows, *(flow_row(SOURCE, "chunk", position, entry=entry) for position, entry in parts)]
         rows += [flow_row(SOURCE, DELAYED, entry=b"".join(frames))] if frames else []
         rows.append(flow_row(SOURCE, "report", note=report_to_json(report)))
         found = self.stage.run(rows)
@@ -154,7 +170,7 @@ def test_with_reread_only_positions_wait() -> None:
     play(frame(0, 30), frame(1, 30), at_s=0)
     assert play.standing.oldest_waiting == Position(1, 0)
     assert not any(b"1:0" in value[0] for value in play.state("snapshots").values())
-    rows = play.stage.run([flow_row(SOURCE, "report", note=report_to_json(Report(Position(9, 9), None, {}, [], STORED_MS + 30_000)))])  # fmt: skip
+    rows = play.stage.run([flow_row(SOURCE, "report", note=report_to_json(Report(Position(9, 9), STORED_MS + 30_000, {}, [])))])  # fmt: skip
     assert [(row.kind, json.loads(row.note).get("positions")) for row in rows[:1]] == [("again", [[1, 0], [1, 1]])]
 
 
@@ -194,6 +210,115 @@ def test_a_cancel_hits_what_stands_before_it_and_is_due_after_it() -> None:
     assert [one.position.entry_id for one in play.rejects] == [1]
 
 
+def test_a_cancel_of_one_message_of_a_batch_leaves_the_others() -> None:
+    play = Play()
+    frames = [frame(0, 30, batch=3), frame(1, 30, batch=2), frame(2, 30)]
+    play(*frames, at_s=0)
+    play(events=[cancel("id", "1:0:1", 7), cancel("id", "1:1", 8), cancel("id", "1:2:0", 9)], at_s=1)
+    assert play(at_s=30) == [b"1:0:0", b"1:0:2", b"1:2"]
+    whole = entries_of(b"".join(frames))
+    assert [(one.position.entry_id, one.detail, one.entry) for one in play.rejects] == [
+        (0, "messages 1 of the batch", whole[Position(1, 0)]),
+        (1, "messages 0, 1 of the batch", whole[Position(1, 1)]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        pytest.param({"partition_key": "plain"}, "plain", id="text"),
+        pytest.param({"partition_key": "/wD+", "partition_key_b64_encoded": True}, "/wD+", id="binary"),
+        pytest.param({"partition_key": "b2s=", "partition_key_b64_encoded": True}, "b2s=", id="text as binary"),
+        pytest.param({"partition_key": "???", "partition_key_b64_encoded": True}, "Pz8/", id="no base64"),
+    ],
+)
+def test_a_cancel_by_key_hits_small_and_large_messages_alike(fields: dict[str, Any], named: str) -> None:
+    play = Play()
+    at = tuple(Position(1, one) for one in range(3))
+    large = chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 30_000, **fields)
+    waits = Waits(at, STORED_MS + 30_000, held=True)
+    play(frame(4, 30, **fields), frame(5, 30, "other"), events=[waits], parts=list(zip(at, large, strict=True)), at_s=0)
+    play(events=[cancel("key", named, 7)], at_s=1)
+    assert play(at_s=30) == [b"1:5"]
+    assert {one.position.entry_id for one in play.rejects} == {0, 1, 2, 4}
+
+
+@pytest.mark.parametrize("ahead_s", [0, 35, 100])
+def test_a_later_cancel_by_a_sender_whose_clock_is_ahead_does_not_undo_the_first(ahead_s: int) -> None:
+    play = Play()
+    play(frame(0, 30, "a"), frame(1, 50, "a"), frame(2, 70, "a"), at_s=0)
+    play(events=[cancel("key", "a", 5, at_s=1)], at_s=1)
+    play(frame(6, 40, "a"), frame(7, 150, "a"), at_s=2)
+    play(events=[cancel("key", "a", 8, at_s=ahead_s)], at_s=3)
+    late = [b"1:6"] if ahead_s > 40 else []
+    assert play(at_s=200) == late
+    play(at_s=201)
+    assert not play.state("cancels")
+
+
+def parts_of(frames: bytes, *parts: tuple[int | None, int | None]) -> list[pa.RecordBatch]:
+    return [row for part in parts for row in delayed_rows(SOURCE, memoryview(frames), BatchPart(*part))]
+
+
+@pytest.mark.parametrize("reread", [False, True])
+def test_a_range_that_ends_inside_a_delayed_batch_delivers_its_messages_and_the_next_range_the_others(
+    reread: bool,
+) -> None:
+    play = Play(reread=reread)
+    batch = frame(0, 30, batch=5)
+    play(rows=parts_of(batch, (None, 1)), at_s=0)
+    assert play(at_s=30) == [b"1:0:0", b"1:0:1"]
+    assert play(rows=parts_of(batch, (1, 2)), at_s=31) == [b"1:0:2"]
+    assert play(rows=parts_of(batch, (2, None)), at_s=None) == [b"1:0:3", b"1:0:4"]
+    play(at_s=32)
+    assert [name for name in ("parts", "large", "snapshots") if play.state(name)] == []
+
+
+def test_two_parts_that_come_before_they_are_due_and_are_all_of_a_delayed_batch_are_delivered_whole() -> None:
+    play = Play()
+    batch = frame(0, 30, batch=3)
+    play(rows=parts_of(batch, (None, 1)), at_s=0)
+    play(rows=parts_of(batch, (1, None)), at_s=1)
+    assert play(at_s=30) == [b"1:0:0", b"1:0:1", b"1:0:2"]
+    assert not play.state("large")
+
+
+def test_parts_of_a_delayed_batch_that_come_before_it_is_due_are_delivered_together() -> None:
+    play = Play()
+    batch = frame(0, 30, "a", batch=5)
+    play(frame(1, 30), rows=parts_of(batch, (0, 1)), at_s=0)
+    play(rows=parts_of(batch + frame(2, 30), (1, 3)), at_s=1)
+    assert play.standing.waiting == 3
+    play(events=[cancel("id", "1:0:2", 7)], at_s=2)
+    assert play(at_s=30) == [b"1:0:1", b"1:0:3", b"1:1", b"1:2"]
+
+
+def test_the_rest_of_an_entry_that_an_older_release_holds_whole_is_not_delivered_twice() -> None:
+    play = Play()
+    batch = frame(0, 30, batch=3)
+    play(batch, at_s=0)
+    play(rows=parts_of(batch, (0, None)), at_s=1)
+    assert play(at_s=30) == [b"1:0:0", b"1:0:1", b"1:0:2"]
+    assert not play.state("parts")
+
+
+def test_what_waits_of_large_messages_by_an_older_release_is_still_read() -> None:
+    play = Play()
+    at = tuple(Position(1, one) for one in range(3))
+    parts = list(zip(at, chunk_entries(b"large message", 3), strict=True))
+    play(events=[Waits(at, STORED_MS + 10_000, held=True)], parts=parts, at_s=0)
+    play.state("large")[1, 2] = ('{"version": 1, "positions": [[1, 0], [1, 1], [1, 2]], "held": true}',)
+    assert play(at_s=10) == [b"large message"]
+
+
+def test_of_many_cancels_of_a_key_only_those_that_hit_something_more_are_kept() -> None:
+    play = Play()
+    play(frame(0, 30, "a"), at_s=0)
+    for number in range(50):
+        play(events=[cancel("key", "a", 5 + number, at_s=number % 3)], at_s=3)
+    assert len(cancels_from_json(play.state("cancels")[()][0])) == 1
+
+
 def test_a_cancel_is_kept_until_all_that_waited_then_has_left() -> None:
     play = Play()
     play(frame(0, 30, "a"), frame(1, 50, "b"), at_s=0)
@@ -221,15 +346,28 @@ def test_too_many_cancels_are_refused_and_said(monkeypatch: pytest.MonkeyPatch) 
     assert play(at_s=30) == [b"1:0"]
 
 
+def test_an_entry_of_which_several_cancels_are_refused_is_one_reject(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ledgerlake.operators.delayed.MOST_CANCELS", 1)
+    play = Play()
+    play(frame(0, 30, "c"), at_s=0)
+    play(events=[cancel("key", key, 5) for key in "abcd"], at_s=1)
+    assert [(one.position.entry_id, one.reason) for one in play.rejects] == [(5, "cancel_refused")]
+
+
 @pytest.mark.parametrize(
     ("text", "target"),
     [
         ("id=12:34", ("id", "12:34")),
-        ("id=12:34:5", ("id", "12:34")),
+        ("id=12:34:5", ("id", "12:34:5")),
         ("id=1:2;3:4", ("id", "3:4")),
         ("key=a=b", ("key", "a=b")),
         ("key=", None),
         ("id=x", None),
+        pytest.param("id=CP///////////wEQ////////////AQ==", None, id="the id before all, serialised"),
+        ("id=9223372036854775808:1", None),
+        ("id=1:9999999999999999999", None),
+        pytest.param("id=" + "[" * 200_000, None, id="lists in lists"),
+        pytest.param("id=" + "9" * 5000 + ":1", None, id="more digits than a number has"),
         ("12:34", None),
         ("", None),
     ],
@@ -242,11 +380,73 @@ def test_a_cancel_names_an_id_or_a_key(text: str, target: tuple[str, str] | None
 def test_cancels_in_state_are_readable_by_later_releases_and_newer_ones_are_refused() -> None:
     golden = '{"version": 1, "cancels": [{"by": "key", "target": "a", "position": {"ledger_id": 1, "entry_id": 5}, "time_ms": 7, "until_ms": 9}]}'  # fmt: skip
     cancels = cancels_from_json(golden)
-    assert json.loads(cancels_to_json(cancels.all)) == json.loads(golden)
-    assert cancels.hit(Position(1, 4), "a", 8)
-    assert cancel_rules.VERSION == 1
+    assert json.loads(cancels_to_json(cancels.all))["cancels"] == json.loads(golden)["cancels"]
+    assert cancels.hit(Position(1, 4), -1, "a", 8)
+    written = cancels_to_json([Cancel("id", "1:2:3", Position(1, 5), 7, 9)])
+    assert json.loads(written) == {
+        "version": 2,
+        "cancels": [
+            {"by": "id", "target": "1:2:3", "position": {"ledger_id": 1, "entry_id": 5}, "time_ms": 7, "until_ms": 9}
+        ],
+    }
+    assert cancels_from_json(written).hit(Position(1, 2), 3, None, 8)
     with pytest.raises(OffsetError, match="newer Ledgerlake"):
-        cancels_from_json('{"version": 2}')
+        cancels_from_json('{"version": 3}')
+
+
+@pytest.fixture
+def query(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Say which query's worker process, just started, this is."""
+
+    def become(name: str) -> None:
+        buckets._swept_s.clear()
+        buckets._recent.__init__(10**6)  # type: ignore[misc]
+        monkeypatch.setattr(delayed, "_query_id", lambda: name)
+
+    return become
+
+
+def test_two_streams_with_one_folder_leave_each_others_messages_alone(
+    tmp_path: Path, query: Callable[[str], None]
+) -> None:
+    plays = {name: Play(folder=str(tmp_path)) for name in ("a", "b")}
+    for entry_id in range(3):
+        for name, play in plays.items():
+            query(name)
+            play(frame(entry_id, 30 + entry_id), at_s=0)
+            for one in tmp_path.glob("**/*"):
+                os.utime(one, (one.stat().st_mtime - 90_000,) * 2)
+    for name, play in plays.items():
+        query(name)
+        assert play(at_s=40) == [b"1:0", b"1:1", b"1:2"]
+
+
+def test_a_batch_that_is_run_again_from_an_older_state_still_finds_its_buckets(
+    tmp_path: Path, query: Callable[[str], None]
+) -> None:
+    query("a")
+    play = Play(folder=str(tmp_path))
+    for entry_id in range(6):
+        play(frame(entry_id, 30 + entry_id), at_s=0)
+    before = play.stage.copy()
+    for entry_id in range(6, 30):
+        play(frame(entry_id, 30 + entry_id), at_s=0)
+    assert len(play(at_s=100)) == 30
+    play(at_s=101)
+    query("a")
+    play.stage = before
+    assert len(play(at_s=100)) == 6
+
+
+def test_buckets_that_an_older_release_wrote_are_found(tmp_path: Path, query: Callable[[str], None]) -> None:
+    query("a")
+    play = Play(folder=str(tmp_path))
+    play(frame(0, 30), frame(1, 31), at_s=0)
+    own = Path(delayed.bucket_folder(str(tmp_path), SOURCE, "a"))
+    own.rename(delayed.shared_bucket_folder(str(tmp_path), SOURCE))
+    query("a")
+    assert play(at_s=30) == [b"1:0"]
+    assert play(frame(2, 33), at_s=33) == [b"1:1", b"1:2"]
 
 
 def test_flow_has_no_columns_that_pandas_would_round() -> None:

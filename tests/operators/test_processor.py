@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators import processor
+from ledgerlake.operators.chunk_entries import read_chunk
 from ledgerlake.operators.processor import set_from_json, set_to_json
 from ledgerlake.state.chunks import Chunk, Limits, OpenSet, SetKey
 from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import Position
+from tests.chunks import chunk_entries
 from tests.operators.stage import Settled, Stage, task
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 A, B = SetKey("a", "a-1"), SetKey("b", "b-1")
 LIMITS = Limits(expire_after_ms=1000)
 
 
 def chunk(key: SetKey, entry: int, chunk_id: int, count: int = 3, marked: bool = False) -> Chunk:
-    return Chunk(key, Position(1, entry), chunk_id, count, 10 * count, 10, 5000 + entry, marked)
+    return Chunk(key, Position(1, entry), chunk_id, count, 10 * count, 10, 5000 + entry, 7, marked)
 
 
 def at(*entries: int) -> tuple[Position, ...]:
@@ -148,9 +152,44 @@ def test_a_marker_behind_a_whole_message_changes_nothing() -> None:
 
 
 def test_an_open_set_in_state_is_readable_by_later_releases_and_a_newer_one_is_refused() -> None:
-    golden = (Path(__file__).parents[1] / "golden" / "open-set-v1.json").read_text()
-    one = OpenSet(SetKey("p", "p-7"), 3, 11, 1_777_626_000_123, at(0, 4), 8, aside=True, awaiting=False)
+    golden = (GOLDEN / "open-set-v2.json").read_text()
+    one = OpenSet(SetKey("p", "p-7"), 3, 11, 1_777_626_000_123, 1_777_625_999_000, at(0, 4), 8, aside=True)
     assert set_from_json(golden) == one
     assert json.loads(set_to_json(one)) == json.loads(golden)
     with pytest.raises(OffsetError, match="newer Ledgerlake"):
-        set_from_json('{"version": 2}')
+        set_from_json('{"version": 3}')
+
+
+def test_an_open_set_of_version_1_has_the_age_that_the_clock_gives_it_now() -> None:
+    play = Play()
+    play([])
+    old = (GOLDEN / "open-set-v1.json").read_text()
+    play.stage.states["sets"].updateValue(("p", "p-7"), (old,))  # type: ignore[union-attr,call-arg]
+    play([])
+    assert play.settled.standing is not None
+    assert play.settled.standing.expires_ms == 1, "a batch with a clock is wanted at once"
+    play([], now_ms=9000)
+    assert play.settled.standing.expires_ms == 10_000
+    assert play.settled.rejected == []
+    play([], now_ms=10_001)
+    assert play.settled.rejected == [("chunk_expired", position) for position in at(0, 4)]
+
+
+def test_without_a_time_by_the_broker_a_set_is_as_old_as_the_batch_that_opened_it() -> None:
+    play = Play()
+    bare = replace(chunk(A, 0, 0), time_ms=None, publish_ms=10**15)
+    play([bare], now_ms=5000)
+    play([replace(chunk(B, 1, 0), time_ms=None, publish_ms=1)], now_ms=6000)
+    assert play.settled.rejected == []
+    play([], now_ms=6001)
+    assert play.settled.rejected == [("chunk_expired", Position(1, 0))]
+    assert play.settled.standing is not None
+    assert play.settled.standing.expires_ms == 7000
+
+
+@pytest.mark.parametrize("publish_time", [0, 2**63 - 1, 2**63, 2**64 - 1])
+def test_any_publish_time_tells_a_restarted_producers_chunks_apart_and_fits_into_the_state(publish_time: int) -> None:
+    first, other = (chunk_entries(b"large message", 2, publish_time=one)[0] for one in (publish_time, publish_time ^ 1))
+    chunks = [read_chunk(one, Position(1, 0)) for one in (first, other)]
+    assert chunks[0].publish_ms != chunks[1].publish_ms
+    assert -(2**63) <= chunks[0].publish_ms < 2**63

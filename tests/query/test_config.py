@@ -133,3 +133,18 @@ def test_due_messages_need_delays() -> None:
 def test_what_cannot_be_said_of_delays_is_refused(section: str, values: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         parse_config(data(**{section: values}))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        pytest.param("name = 'Gr\xfc\xdfe'".encode("latin-1"), "is not UTF-8 from byte 10 on", id="another encoding"),
+        pytest.param(b"a = " + b"9" * 5000, "is not TOML", id="a number without end"),
+        pytest.param(b"a = " + b"[" * 5000, "is not TOML", id="an array in an array in an array"),
+    ],
+)
+def test_a_file_that_cannot_be_read_as_toml_is_refused(tmp_path: Path, content: bytes, expected: str) -> None:
+    path = tmp_path / "orders.toml"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=expected):
+        load_config(path)

@@ -94,6 +94,45 @@ def test_messages_without_broker_time_are_ordered_by_publish_time(tmp_path: Path
     assert entries_of(tmp_path, writer.finish()) == [1, 0]
 
 
+def test_a_message_without_a_time_stands_first_and_is_late_where_the_table_has_rows(tmp_path: Path) -> None:
+    batch = rows([7, 3, 5]).set_column(6, "broker_timestamp", pa.nulls(3, schema.TIMESTAMP))
+    times = pa.array([7_000, None, 5_000], schema.TIMESTAMP)
+    batch = batch.set_column(batch.schema.get_field_index("publish_time"), "publish_time", times)
+    assert ordered.effective_times(batch).tolist() == [7_000, 0, 5_000]
+    assert [column.tolist() for column in sort_keys(batch)[:3]] == [[7_000, 0, 5_000], [1, 1, 1], [0, 1, 2]]
+    for floor_us, late in ((None, [False, False, False]), (1, [True, False, False])):
+        writer = writer_in(tmp_path, floor_us)
+        writer.write(batch)
+        files = writer.finish()
+        assert entries_of(tmp_path, files) == [1, 2, 0]
+        assert read(tmp_path, files)["late"].to_pylist() == late
+        assert (files[0].first, files[0].last, writer.max_effective_us) == ((0, 1, 1, -1), (7_000, 1, 0, -1), 7_000)
+
+
+def test_a_batch_of_messages_without_a_time_moves_no_watermark(tmp_path: Path) -> None:
+    batch = rows([0, 0]).set_column(6, "broker_timestamp", pa.nulls(2, schema.TIMESTAMP))
+    untimed = pa.nulls(2, schema.TIMESTAMP)
+    batch = batch.set_column(batch.schema.get_field_index("publish_time"), "publish_time", untimed)
+    writer = writer_in(tmp_path, 9_000)
+    writer.write(batch)
+    files = writer.finish()
+    assert (entries_of(tmp_path, files), writer.max_effective_us) == ([0, 1], 0)
+
+
+def test_a_time_that_python_cannot_hold_leaves_its_column_without_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ordered, "ROW_GROUP_BYTES", 1)
+    writer = writer_in(tmp_path)
+    writer.write(rows([1, 1]))
+    writer.write(rows([2, 2], first_entry=2, publish_time=1_760_000_000_000_000_000))
+    writer.write(rows([3, 3], first_entry=4))
+    (file,) = writer.finish()
+    stats = json.loads(file.stats)
+    assert "publish_time" not in stats["minValues"] | stats["maxValues"]
+    assert (stats["numRecords"], stats["minValues"]["entry_id"], stats["nullCount"]["publish_time"]) == (6, 0, 0)
+
+
 def test_delayed_messages_are_ordered_by_when_they_were_due_or_stored_if_that_is_later(tmp_path: Path) -> None:
     writer = writer_in(tmp_path)
     writer.write(rows([3000, 5000], first_entry=0))
@@ -201,6 +240,13 @@ def test_a_value_as_large_as_a_row_group_has_a_file_of_its_own(
     assert entries_of(tmp_path, files) == [0, 1, 2]
     assert [one.rows for one in files] == [1, 1, 1]
     assert ("zstd" in files[1].name) == packed
+
+
+def test_tables_without_rows_are_no_file(tmp_path: Path) -> None:
+    writer = GatheringWriter(ParquetFolder(fs.LocalFileSystem(), str(tmp_path), schema.MESSAGES, "part"))
+    writer.write(schema.MESSAGES.empty_table())
+    assert writer.finish() == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_many_small_tables_become_one_while_they_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
-from ledgerlake.errors import SetupError
+from ledgerlake.errors import SetupError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.source.bounds import Ending, resolve_end, resolve_start, tail_once
+from ledgerlake.source.bounds import Ending, matching_partitions, resolve_end, resolve_start, tail_once
 from ledgerlake.source.offsets import PartitionOffset
 from ledgerlake.source.options import After, AtIndex, AtTime, Before, Bound, parse_options
 from ledgerlake.source.partition_reader import read_messages
 from ledgerlake.source.planning import entry_range
 from ledgerlake.wire.entry import encode_entry
-from ledgerlake.wire.message_id import ChunkMessageId, MessageId, Position
+from ledgerlake.wire.message_id import ChunkMessageId, MessageId, Position, to_bytes
 from tests.entries import BROKER_TIME_MS, batch
 from tests.peer import TOPIC, Peer
 
@@ -90,6 +91,68 @@ def test_a_start(peer: Peer, bound: Bound, start: PartitionOffset) -> None:
 )
 def test_an_end(peer: Peer, bound: Bound, end: PartitionOffset) -> None:
     assert where(resolve_end(cluster_of(peer), TOPIC, bound)) == end
+
+
+ORDERS = "persistent://public/default/orders"
+OF_PARTITION_3 = MessageId(7, 1, partition=3)
+
+
+@pytest.mark.parametrize(
+    "bound",
+    [
+        OF_PARTITION_3,
+        After(OF_PARTITION_3),
+        Before(OF_PARTITION_3),
+        ChunkMessageId(MessageId(7, 0, partition=3), OF_PARTITION_3),
+    ],
+)
+def test_an_id_of_a_partition_bounds_no_other(peer: Peer, bound: Bound) -> None:
+    cluster = cluster_of(peer)
+    refusals = []
+    for resolve in (resolve_start, resolve_end, Ending):
+        with pytest.raises(UsageError) as caught:
+            resolve(cluster, f"{ORDERS}-partition-0", bound)
+        refusals.append(caught.value.message)
+    assert refusals == 3 * [
+        f"the message id {bound if isinstance(bound, ChunkMessageId) else '7:1'} is of partition 3, not of "
+        f'{ORDERS}-partition-0; give it by topic partition, as JSON such as {{"{ORDERS}-partition-3": "..."}}'
+    ]
+
+
+def test_an_id_of_a_partition_is_none_of_a_topic_without_partitions(peer: Peer) -> None:
+    with pytest.raises(UsageError, match=r"7:1 is of partition 3, not of .*/peer, which has no partitions"):
+        resolve_start(cluster_of(peer), TOPIC, OF_PARTITION_3)
+
+
+@pytest.mark.parametrize(
+    ("topic_partition", "partition"),
+    [
+        pytest.param(f"{ORDERS}-partition-3", 3, id="its own partition"),
+        pytest.param(f"{ORDERS}-partition-3", -1, id="no partition"),
+        pytest.param(TOPIC, -1, id="no partition, no partitions"),
+        pytest.param(TOPIC, 0, id="no partitions, as the Go client writes it"),
+    ],
+)
+def test_an_id_bounds_its_own_partition(peer: Peer, topic_partition: str, partition: int) -> None:
+    bound = MessageId(7, 1, partition=partition)
+    assert resolve_start(cluster_of(peer), topic_partition, bound) == at(7, 0)
+    assert resolve_end(cluster_of(peer), topic_partition, bound) == at(7, 1)
+
+
+def test_an_id_of_a_partition_is_looked_for_in_that_one() -> None:
+    names = [f"{ORDERS}-partition-{number}" for number in range(5)]
+    assert matching_partitions(names, OF_PARTITION_3) == [names[3]]
+    assert matching_partitions(names, MessageId(7, 1)) == names
+    assert matching_partitions(names, "earliest") == names
+    assert matching_partitions(names[:2], OF_PARTITION_3) == names[:2]
+
+
+def test_ids_by_topic_partition_bound_each_its_own(peer: Peer) -> None:
+    serialised = {f"orders-partition-{number}": list(to_bytes(MessageId(7, 1), number)) for number in range(2)}
+    options = parse_options({"service.url": peer.url, "topic": "orders", "startingOffsets": json.dumps(serialised)})
+    for number in range(2):
+        name = f"{ORDERS}-partition-{number}"
+        assert resolve_start(cluster_of(peer), name, options.starting_of(name, "latest")) == at(7, 0)
 
 
 @pytest.mark.parametrize("bound", [AtIndex(9), AtIndex(99), AtTime(BROKER_TIME_MS + 99), "latest"])

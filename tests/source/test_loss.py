@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ledgerlake.errors import DataLossError
+from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.gathering import DATA_LOSS
-from ledgerlake.source.loss import Taken, find_loss
+from ledgerlake.source.loss import Loss, Taken, find_loss, moved_to
 from ledgerlake.source.options import SourceOptions, parse_options
 from ledgerlake.source.partition_reader import read_bundles, read_entries, read_messages
 from ledgerlake.source.planning import EntryRange
+from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.entries import batch
 from tests.peer import TOPIC, Peer
@@ -31,13 +35,57 @@ from tests.peer import TOPIC, Peer
 def test_only_a_ledger_that_is_gone_and_a_number_that_is_missing_are_loss(
     taken: Taken, first_index: int | None, first_ledger: int, messages: int | str | None
 ) -> None:
-    loss = find_loss(taken, Position(13, 4), first_index, Position(first_ledger, -1))
+    end, begin = Position(13, 9), Position(first_ledger, -1)
+    loss = find_loss(taken, Position(13, 4), first_index, begin, end=end, pinned_from=None)
     if messages == "none":
         assert loss is None
         return
     assert loss is not None
     assert (loss.after, loss.before, loss.first) == (taken.position, Position(13, 4), Position(10, 51))
     assert (loss.is_new_topic, loss.messages) == (True, None) if messages == "new" else (False, messages)
+
+
+GONE, THERE = Position(11, 3), Position(13, 3)
+
+
+@pytest.mark.parametrize(
+    ("pinned_from", "end", "is_loss"),
+    [
+        pytest.param(None, THERE, True, id="nothing pins it"),
+        pytest.param(BEFORE_ALL, THERE, False, id="a cursor has kept everything unread"),
+        pytest.param(Position(10, 50), THERE, False, id="a cursor was moved up to where the read goes on"),
+        pytest.param(Position(12, 7), THERE, True, id="a cursor was moved over what is unread"),
+        pytest.param(BEFORE_ALL, GONE, True, id="an entry that was known is gone"),
+    ],
+)
+@pytest.mark.parametrize("index", [None, 99])
+def test_without_an_index_a_durable_cursor_says_whether_something_is_lost(
+    pinned_from: Position | None, end: Position, is_loss: bool, index: int | None
+) -> None:
+    taken, begin = Taken(Position(10, 50), index), Position(12, -1)
+    loss = find_loss(taken, Position(12, 0), None, begin, pinned_from=pinned_from, end=end)
+    assert (loss == Loss(taken.position, Position(12, 0), None, False)) if is_loss else (loss is None)
+
+
+def test_an_index_judges_before_a_cursor() -> None:
+    taken, begin = Taken(Position(10, 50), 99), Position(12, -1)
+    assert find_loss(taken, Position(12, 0), 105, begin, pinned_from=BEFORE_ALL, end=THERE) is not None
+
+
+@pytest.mark.parametrize(
+    ("marked", "moved"),
+    [
+        (Position(7, 3), BEFORE_ALL),
+        (Position(7, 9), BEFORE_ALL),
+        (Position(9, -1), BEFORE_ALL),
+        (Position(7, 10), Position(7, 10)),
+        (Position(9, 4), Position(9, 4)),
+    ],
+)
+def test_a_cursor_beyond_what_was_taken_was_moved_by_somebody_unless_a_ledger_begins_there(
+    marked: Position, moved: Position
+) -> None:
+    assert moved_to(marked, Position(7, 9)) == moved
 
 
 def options_for(peer: Peer, **more: str) -> SourceOptions:
@@ -84,6 +132,23 @@ def test_a_range_of_which_nothing_is_left_is_lost_too() -> None:
             list(read_messages(options_for(peer), span))
 
 
+def test_a_range_within_a_single_ledger_that_is_gone_is_lost_too() -> None:
+    with Peer() as peer:
+        peer.add(batch([b"later"], index=20), ledger_id=9)
+        span = EntryRange(TOPIC, Position(8, 0), Position(8, 3), after_index=1)
+        with pytest.raises(DataLossError, match="at most 18 messages after 8:0 and before 9:0"):
+            list(read_messages(options_for(peer), span))
+
+
+def test_a_range_that_ends_with_a_hole_in_a_ledger_that_is_there_is_whole() -> None:
+    with Peer(first_ledger_id=8) as peer:
+        peer.add(batch([b"a"], index=2), ledger_id=8, first=1)
+        peer.add(batch([b"later"], index=20), ledger_id=9)
+        span = EntryRange(TOPIC, Position(8, 0), Position(8, 3), after_index=1)
+        rows = [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]
+        assert [row["value"] for row in rows] == [b"a"]
+
+
 def test_a_topic_that_was_created_again_is_named_so() -> None:
     with Peer() as peer:
         peer.add(batch([b"0"], index=0), batch([b"1"], index=1), ledger_id=9)
@@ -107,6 +172,29 @@ def test_ledgers_that_went_after_all_of_them_was_read_are_no_loss() -> None:
         span = EntryRange(TOPIC, Position(7, 0), Position(9, 0), after_index=1)
         rows = [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]
         assert [row["value"] for row in rows] == [b"a"]
+
+
+def bare_entry(payload: bytes) -> bytes:
+    return encode_entry(pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1), payload)
+
+
+def test_a_pinned_topic_without_an_index_goes_on_behind_a_ledger_that_was_trimmed() -> None:
+    with Peer() as peer:
+        peer.add(bare_entry(b"a"), bare_entry(b"b"), ledger_id=9)
+        span = EntryRange(TOPIC, Position(7, 3), Position(9, 1))
+        with pytest.raises(DataLossError, match="an unknown number of messages after 7:3 and before 9:0"):
+            list(read_messages(options_for(peer), span))
+        pinned = replace(span, pinned_from=BEFORE_ALL)
+        rows = [row for part in read_messages(options_for(peer), pinned) for row in part.to_pylist()]
+        assert [row["value"] for row in rows] == [b"a", b"b"]
+
+
+def test_a_pinned_topic_without_an_index_that_lost_an_entry_that_was_planned_says_so() -> None:
+    with Peer() as peer:
+        peer.add(bare_entry(b"later"), ledger_id=9)
+        span = EntryRange(TOPIC, Position(7, 3), Position(8, 3), pinned_from=BEFORE_ALL)
+        with pytest.raises(DataLossError, match="an unknown number of messages after 7:3 and before 9:0"):
+            list(read_messages(options_for(peer), span))
 
 
 def test_what_compaction_left_has_no_losses() -> None:

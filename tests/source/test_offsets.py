@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ledgerlake.errors import OffsetError
 from ledgerlake.source.offsets import PartitionOffset, from_json, to_json
@@ -60,3 +62,16 @@ def test_a_newer_version_is_refused_with_advice() -> None:
 def test_a_foreign_or_damaged_offset_is_refused(data: Any) -> None:
     with pytest.raises(OffsetError, match="checkpoint"):
         from_json(data)
+
+
+@pytest.mark.parametrize("time_ms", [-1, 253_402_300_800_000, 1_760_000_000_000_000, 2**63 - 1, 2**64])
+def test_a_time_that_cannot_be_written_is_left_out(time_ms: int) -> None:
+    offset = {"t": PartitionOffset(Position(1, 2), time_ms=time_ms, index=3)}
+    assert to_json(offset)["positions"] == {"t": {"ledger": 1, "entry": 2, "index": 3}}
+    assert from_json(to_json(offset)) == {"t": PartitionOffset(Position(1, 2), index=3)}
+
+
+@given(st.integers(0, 253_402_214_399_999))
+def test_every_time_in_range_is_read_as_it_was_written(time_ms: int) -> None:
+    offset = {"t": PartitionOffset(Position(1, 2), time_ms=time_ms, clock_ms=time_ms)}
+    assert from_json(to_json(offset)) == offset

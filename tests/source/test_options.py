@@ -132,3 +132,24 @@ def test_an_sni_proxy_is_one_address_for_a_service_with_tls() -> None:
     assert "cannot be 'HTTP'; it is SNI" in refusal(**{"pulsar.client.proxyProtocol": "HTTP"})
     assert "is one address" in refusal(**{"pulsar.client.proxyServiceUrl": "pulsar://p"})
     assert "needs a 'service.url' with pulsar+ssl" in refusal(**{"pulsar.client.proxyServiceUrl": "pulsar+ssl://p"})
+
+
+@pytest.mark.parametrize(
+    "text", ["\u00b23", "9" * 5000, "\u0661", "-1"], ids=["superscript", "without end", "another script", "below 0"]
+)
+@pytest.mark.parametrize("name", ["maxRowsPerTrigger", "startingIndex", "startingTime", "maxTriggerDelay"])
+def test_what_is_no_number_is_refused(name: str, text: str) -> None:
+    assert name in refusal(**{name: f"{text}s" if name == "maxTriggerDelay" else text})
+
+
+@pytest.mark.parametrize("text", ["[" * 5000, '{"t": ' * 5000])
+def test_a_start_that_is_nested_without_end_is_refused(text: str) -> None:
+    assert "startingOffsets" in refusal(startingOffsets=text)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(" * 3000, "a{99999999999999}"], ids=["nested without end", "repeated without end"]
+)
+def test_a_pattern_beyond_what_can_be_compiled_is_refused(pattern: str) -> None:
+    with pytest.raises(UsageError, match="no regular expression"):
+        parse_options({"service.url": "pulsar://h:1", "topicsPattern": pattern})

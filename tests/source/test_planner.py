@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from ledgerlake.source.planning import EntryRange
+
 NOW_MS = 1_700_000_100_000
 BARE = encode_entry(pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=NOW_MS + 10**9), b"v")
 
@@ -39,6 +42,7 @@ class Planning:
         monkeypatch.setattr(stream_reader, "_clock_ms", lambda: self.clock_ms)
         options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest", "wakes": wakes} | more
         self.reader = LedgerlakeStreamReader(parse_options(options))
+        _readers.append(self.reader)
         self.offset: dict[str, Any] = self.reader.initialOffset()
 
     def plan(self) -> int | None:
@@ -47,10 +51,15 @@ class Planning:
         return None if before == self.offset else from_json(self.offset)[TOPIC].clock_ms
 
 
+_readers: list[LedgerlakeStreamReader] = []
+
+
 @pytest.fixture
 def peer() -> Iterator[Peer]:
     with Peer() as one:
         yield one
+        while _readers:
+            _readers.pop().stop()
 
 
 def test_an_idle_topic_gets_a_batch_when_its_time_has_come_and_only_one(
@@ -88,10 +97,30 @@ def test_where_the_broker_tells_no_time_the_clock_does_also_while_entries_come(
     peer.add(BARE)
     path = str(tmp_path / "wakes.json")
     planning = Planning(peer, path, monkeypatch)
-    assert planning.plan() is None
-    save_wakes(path, {TOPIC: NOW_MS - 1})
-    peer.add(BARE, first=1)
     assert planning.plan() == NOW_MS
+    save_wakes(path, {TOPIC: NOW_MS + 1})
+    peer.add(BARE, first=1)
+    planning.clock_ms += 2
+    assert planning.plan() == NOW_MS + 2
+    planning.clock_ms += 1
+    assert planning.plan() is None, "a position that did not move keeps its clock"
+
+
+def test_a_run_that_ends_without_a_time_by_the_broker_ends(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer.add(BARE)
+    planning = Planning(peer, "always", monkeypatch)
+    planning.reader.prepareForTriggerAvailableNow()
+    planning.clock_ms += 5000
+    assert planning.plan() == NOW_MS
+    assert planning.plan() is None
+
+
+def test_a_stream_without_state_has_no_clock_in_its_offsets(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer.add(BARE)
+    options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest"}
+    reader = LedgerlakeStreamReader(parse_options(options))
+    assert planned(reader, reader.initialOffset())[TOPIC].clock_ms is None
+    reader.stop()
 
 
 def test_the_last_batch_of_a_run_that_ends_carries_the_clock(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +218,7 @@ def test_a_batch_of_too_few_messages_waits_until_enough_have_come_or_the_delay_i
     monkeypatch.setattr(stream_reader, "_clock_ms", lambda: clock[0])
     options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest"}
     reader = LedgerlakeStreamReader(parse_options(options | {"minRowsPerTrigger": "3", "maxTriggerDelay": "30 s"}))
+    _readers.append(reader)
     offset = reader.initialOffset()
 
     def plan() -> bool:
@@ -240,3 +270,34 @@ def test_what_is_due_does_not_wait_for_more(peer: Peer, tmp_path: Path, monkeypa
     planning.clock_ms += 5001
     planning.plan()
     assert from_json(planning.offset)[TOPIC].position > from_json(before)[TOPIC].position
+
+
+def pin_of(peer: Peer, start: Position, **options: str) -> Position | None:
+    """From where on a cursor is planned to have kept everything, of a range without an index behind ``start``."""
+    given = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest"}
+    reader = LedgerlakeStreamReader(parse_options(given | options))
+    try:
+        end = to_json({TOPIC: PartitionOffset(Position(9, 5))})
+        (partition,) = reader.partitions(to_json({TOPIC: PartitionOffset(start)}), end)
+        span: EntryRange = partition.span
+        return span.pinned_from
+    finally:
+        reader.stop()
+
+
+def test_a_range_without_an_index_says_whether_a_cursor_has_kept_it(peer: Peer) -> None:
+    start = Position(7, 3)
+    assert pin_of(peer, start) is None
+    peer.acknowledged = start
+    assert pin_of(peer, start, subscription="s") == BEFORE_ALL
+    peer.acknowledged = Position(9, -1)
+    assert pin_of(peer, start, subscription="s") == BEFORE_ALL
+    peer.acknowledged = Position(9, 4)
+    assert pin_of(peer, start, subscription="s") == Position(9, 4)
+
+
+def test_the_pipeline_says_which_of_its_cursors_were_moved(peer: Peer) -> None:
+    start = Position(7, 3)
+    assert pin_of(peer, start, pinnedBy="s") == BEFORE_ALL
+    moved = json.dumps(to_json({TOPIC: PartitionOffset(Position(9, 4))}))
+    assert pin_of(peer, start, pinnedBy="s", movedCursors=moved) == Position(9, 4)

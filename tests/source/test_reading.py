@@ -7,20 +7,21 @@ from typing import Any
 import pytest
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.client.reader import EntryReader
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import read_entry_table
-from ledgerlake.errors import SetupError
-from ledgerlake.source.bounds import resolve_end, resolve_start
+from ledgerlake.errors import DeadlineError, SetupError
+from ledgerlake.source.bounds import first_available, resolve_end, resolve_start
 from ledgerlake.source.offsets import PartitionOffset, from_json
 from ledgerlake.source.options import parse_options
 from ledgerlake.source.partition_reader import read_again, read_bundles, read_entries, read_messages
 from ledgerlake.source.planning import EntryRange
-from ledgerlake.source.positions import Scout, Tail
+from ledgerlake.source.positions import Scout, Tail, next_until
 from ledgerlake.wire.chunks import encode_marker
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.message_id import BEFORE_ALL, MessageId, Position
 from tests.chunks import chunk_entries
-from tests.entries import batch, metadata, single
+from tests.entries import BROKER_TIME_MS, batch, metadata, single
 from tests.peer import TOPIC, Peer
 
 
@@ -169,6 +170,40 @@ def test_the_tail_tells_time_and_index_and_asks_rarely() -> None:
         assert (found[0].index, found[0].position) == (9, Position(7, 0))
         assert set(found) == {found[0]}
         assert peer.requests.count("CommandGetLastMessageId") <= 4
+
+
+def test_where_the_broker_cannot_read_the_last_entry_the_tail_is_what_a_reader_gets() -> None:
+    with Peer() as peer:
+        peer.add(batch([b"a", b"b"], index=9))
+        peer.unreadable_last = True
+        tail = Tail(cluster_of(peer), TOPIC)
+        assert tail.now() == PartitionOffset(Position(7, 0), None, BROKER_TIME_MS + 9, 9)
+        peer.add(single(b"c", index=10), first=1)
+        tail.ask_again()
+        assert tail.now().position == Position(7, 1)
+        tail.ask_again()
+        assert tail.now().position == Position(7, 1)
+        assert resolve_start(cluster_of(peer), TOPIC, "latest").position == Position(7, 1)
+        assert first_available(cluster_of(peer), TOPIC) == Position(7, -1)
+
+
+def test_where_the_broker_cannot_tell_an_empty_topic_is_empty() -> None:
+    with Peer() as peer:
+        peer.unreadable_last = True
+        assert Tail(cluster_of(peer), TOPIC).now() == PartitionOffset(BEFORE_ALL)
+        assert first_available(cluster_of(peer), TOPIC) == BEFORE_ALL
+
+
+def test_a_range_is_not_taken_for_complete_because_the_broker_cannot_tell() -> None:
+    with Peer() as peer:
+        peer.add(single(b"a"), single(b"b"))
+        peer.hold_back = {Position(7, 1)}
+        peer.unreadable_last = True
+        settings = ClientSettings(peer.url, give_up_after_s=5, poll_timeout_s=1)
+        reader = EntryReader(Cluster(settings), TOPIC, BEFORE_ALL)
+        assert next_until(reader, Position(7, 1)).position == Position(7, 0)  # type: ignore[union-attr]
+        with pytest.raises(DeadlineError):
+            next_until(reader, Position(7, 1))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ class Feed:
             "total_bytes": 10 * count,
             "size_bytes": 10,
             "time_ms": self.entry,
+            "publish_ms": 7,
         }
         return self.pending.arrive(Chunk(**fields | changes))
 
@@ -108,6 +110,31 @@ def test_a_chunk_of_another_shape_is_rejected_alone() -> None:
     assert feed(A, 1, 4, total_bytes=30) == [Reject("chunk_mismatch", A, at(1), held=False)]
     assert feed(A, 1, 3, total_bytes=31) == [Reject("chunk_mismatch", A, at(2), held=False)]
     assert feed(A, 1, 3) == [hold(3)]
+
+
+def test_chunks_of_a_restarted_producer_do_not_complete_the_set_of_the_first_run() -> None:
+    feed = Feed()
+    feed(A, 0, 3)
+    feed(A, 1, 3)
+    assert feed(A, 2, 3, publish_ms=8) == [Reject("chunk_mismatch", A, at(2), held=False)]
+    assert feed(A, 2, 3) == [Deliver(A, at(0, 1, 3), reread=False)]
+
+
+def test_chunks_sent_again_after_a_reconnect_have_the_same_publish_time_and_complete_the_set() -> None:
+    feed = Feed()
+    feed(A, 0, 3)
+    feed(A, 1, 3)
+    assert feed(A, 1, 3) == [Reject("chunk_duplicate", A, at(2), held=False)]
+    assert feed(A, 2, 3) == [Deliver(A, at(0, 1, 3), reread=False)]
+
+
+def test_a_set_of_an_older_release_without_a_publish_time_takes_the_rest_of_its_message() -> None:
+    feed = Feed()
+    feed(A, 0, 3)
+    (stored,) = feed.pending.sets
+    feed.pending = PendingSets(Limits(), [replace(stored, publish_ms=None)])
+    assert feed(A, 1, 3) == [hold(1)]
+    assert feed(A, 2, 3) == [Deliver(A, at(0, 1, 2), reread=False)]
 
 
 @pytest.mark.parametrize(
@@ -263,6 +290,14 @@ def test_sets_expire_by_the_time_of_their_first_chunk() -> None:
     assert (feed.pending.sets, feed.pending.held_bytes) == ((), 0)
 
 
+def test_a_set_without_a_broker_time_is_as_old_as_the_clock_that_first_sees_it() -> None:
+    feed = Feed(expire_after_ms=100)
+    feed(A, 0, 2, time_ms=None, publish_ms=10**15)
+    assert feed.pending.expire(1000) == []
+    assert feed.pending.expire(1100) == []
+    assert feed.pending.expire(1101) == [Reject("chunk_expired", A, at(0), held=True)]
+
+
 def test_a_hundred_thousand_open_sets_cost_no_more_each_than_a_few() -> None:
     feed = Feed(max_pending=100, max_aside=50_000)
     rejected = 0
@@ -287,12 +322,12 @@ def test_open_sets_survive_a_restart() -> None:
 def test_every_event_of_the_table_is_reached() -> None:
     feed = Feed()
     limits = Limits(max_message_bytes=100)
-    reached = {classify(Chunk(A, Position(1, 0), 1, 4, 40, 10, 0, marked=True), None, limits)}
+    reached = {classify(Chunk(A, Position(1, 0), 1, 4, 40, 10, 0, 7, marked=True), None, limits)}
     for held_ids in (0, 1, 2):
         for chunk_id in (-1, 0, 1, 2, 3):
             for count, total in ((4, 40), (4, 41), (4, 1000)):
                 for entry in (0, 9):
-                    chunk = Chunk(A, Position(1, entry), chunk_id, count, total, 10, 0)
+                    chunk = Chunk(A, Position(1, entry), chunk_id, count, total, 10, 0, 7)
                     reached.add(classify(chunk, feed.pending.find(A), limits))
         feed(A, held_ids, 4)
     assert reached == set(Event)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ledgerlake.errors import FrameTooLargeError, MalformedFrameError, ProtocolError
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.wire import commands
+from ledgerlake.wire import commands, limits
 from ledgerlake.wire.connection import Connection, EntryReceived, Role, State
 from ledgerlake.wire.framing import encode_frame
 
@@ -86,6 +86,62 @@ def test_the_announced_message_size_bounds_later_frames() -> None:
         client.next_event()
 
 
+def topics_frame(size: int) -> bytes:
+    """A list of topics whose frame announces so many bytes."""
+
+    def command(name_bytes: int) -> pb.BaseCommand:
+        body = pb.CommandGetTopicsOfNamespaceResponse(request_id=1, topics=["x" * name_bytes])
+        kind = pb.BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE
+        return pb.BaseCommand(type=kind, get_topics_of_namespace_response=body)
+
+    overhead = 4 + command(size - 50).ByteSize() - (size - 50)
+    return commands.encode(command(size - overhead))
+
+
+def client_of(max_message_bytes: int) -> Connection:
+    client = Connection(Role.CLIENT)
+    client.send(commands.connect("test"))
+    client.receive_data(commands.connected("test server", max_message_bytes))
+    assert isinstance(client.next_event(), pb.CommandConnected)
+    return client
+
+
+@pytest.mark.parametrize("max_message_bytes", [1000, limits.DEFAULT_MAX_MESSAGE_BYTES])
+def test_a_list_of_topics_may_be_larger_than_a_message(max_message_bytes: int) -> None:
+    client = client_of(max_message_bytes)
+    client.receive_data(topics_frame(limits.MAX_COMMAND_BYTES))
+    event = client.next_event()
+    assert isinstance(event, pb.CommandGetTopicsOfNamespaceResponse)
+    client.receive_data(topics_frame(limits.MAX_COMMAND_BYTES + 1)[:8])
+    with pytest.raises(FrameTooLargeError, match="a frame of 33554433 bytes, over the limit of 33554432") as raised:
+        client.next_event()
+    assert raised.value.is_command
+
+
+def test_a_command_may_be_as_large_as_the_frames_of_a_broker_with_large_messages() -> None:
+    max_message_bytes = 2 * limits.MAX_COMMAND_BYTES
+    client = client_of(max_message_bytes)
+    client.receive_data(topics_frame(max_message_bytes + limits.FRAME_PADDING_BYTES))
+    assert isinstance(client.next_event(), pb.CommandGetTopicsOfNamespaceResponse)
+
+
+@pytest.mark.parametrize("size", [limits.MAX_COMMAND_BYTES, limits.frame_limit_bytes(None) + 1])
+def test_before_the_handshake_a_command_is_no_larger_than_a_frame_by_default(size: int) -> None:
+    client = Connection(Role.CLIENT)
+    client.send(commands.connect("test"))
+    client.receive_data(topics_frame(size)[:8])
+    with pytest.raises(FrameTooLargeError, match=f"over the limit of {5 * 2**20 + 10 * 1024}"):
+        client.next_event()
+
+
+def test_a_frame_with_a_payload_is_never_larger_than_the_announced_size() -> None:
+    client = client_of(1000)
+    client.receive_data(encode_frame(b"x" * 20_000, b"payload"))
+    with pytest.raises(FrameTooLargeError) as raised:
+        client.next_event()
+    assert not raised.value.is_command
+
+
 def test_a_command_without_its_body_is_malformed() -> None:
     client, _ = connected_pair()
     client.receive_data(encode_frame(pb.BaseCommand(type=pb.BaseCommand.SUCCESS).SerializePartialToString()))
@@ -111,3 +167,33 @@ def test_no_bytes_raise_anything_but_a_protocol_error(pieces: list[bytes], role:
                 pass
         except ProtocolError:
             return
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(
+            pb.BaseCommand(type=pb.BaseCommand.ERROR, error={"request_id": 1, "message": "why"}), id="a field"
+        ),
+        pytest.param(
+            pb.BaseCommand(
+                type=pb.BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE,
+                get_topics_of_namespace_response={"request_id": 1, "topics": ["why"]},
+            ),
+            id="one of several",
+        ),
+        pytest.param(
+            pb.BaseCommand(
+                type=pb.BaseCommand.GET_SCHEMA_RESPONSE,
+                get_schema_response={"request_id": 1, "schema": {"name": "why", "schema_data": b"", "type": 0}},
+            ),
+            id="one inside another message",
+        ),
+    ],
+)
+def test_an_answer_whose_text_is_not_utf_8_breaks_the_protocol(command: pb.BaseCommand) -> None:
+    text = command.SerializePartialToString().replace(b"why", b"\xff\xfe\xfd")
+    client, _ = connected_pair()
+    client.receive_data(encode_frame(text))
+    with pytest.raises(MalformedFrameError, match="UTF-8"):
+        client.next_event()

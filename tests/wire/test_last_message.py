@@ -53,3 +53,15 @@ def test_a_single_message_is_its_entry() -> None:
 def test_what_holds_no_last_message_is_an_error(last: LastEntry) -> None:
     with pytest.raises(CorruptEntryError):
         last_message_id(last)
+
+
+@pytest.mark.parametrize("count", [0, -1])
+def test_a_batch_of_no_messages_has_no_last_one(count: int) -> None:
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, num_messages_in_batch=count)
+    with pytest.raises(CorruptEntryError, match="claims a batch"):
+        last_message_id(LastEntry(3, 7, -1, metadata.SerializeToString(), None))
+
+
+def test_a_long_list_beside_a_long_batch_is_looked_at_once() -> None:
+    # In the square of its length this would not end.
+    assert last_message_id(entry("x" * 100_000, list(range(100_000)))) == MessageId(3, 7, 99_999)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ledgerlake.errors import UsageError
+from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.message_id import (
     AFTER_ALL,
     BEFORE_ALL,
@@ -13,6 +14,7 @@ from ledgerlake.wire.message_id import (
     Position,
     from_bytes,
     parse_message_id,
+    partition_of,
     start_after,
     to_bytes,
     to_wire,
@@ -37,6 +39,45 @@ FIRST, LAST = MessageId(1, 2), MessageId(4, 5)
 def test_ids_serialised_by_the_java_client_are_read(serialised: str, expected: MessageId) -> None:
     assert from_bytes(bytes.fromhex(serialised)) == expected
     assert parse_message_id(serialised) == expected
+
+
+def go_id(message_id: MessageId, partition: int) -> pb.MessageIdData:
+    """As the Go client fills it in: every field is explicit, also where it says none."""
+    return pb.MessageIdData(
+        ledger_id=message_id.ledger_id,
+        entry_id=message_id.entry_id,
+        batch_index=message_id.batch_index,
+        partition=partition,
+    )
+
+
+@pytest.mark.parametrize("batch_index", [-1, -7])
+def test_ids_serialised_by_the_go_client_keep_their_first_chunk(batch_index: int) -> None:
+    data = go_id(LAST, -1)
+    data.batch_index = batch_index
+    data.first_chunk_message_id.CopyFrom(go_id(FIRST, -1))
+    data.first_chunk_message_id.batch_index = batch_index
+    found = from_bytes(data.SerializeToString())
+    assert isinstance(found, ChunkMessageId)
+    assert (found.first, found.last, str(found)) == (FIRST, LAST, "1:2;4:5")
+
+
+def test_a_negative_batch_index_of_a_plain_id_means_none() -> None:
+    assert from_bytes(go_id(MessageId(1, 2, -7), 0).SerializeToString()) == MessageId(1, 2)
+
+
+@pytest.mark.parametrize(
+    "serialised", ["0801100218033000", "08011002180320043000", "08041005180630003a080801100218063000"]
+)
+def test_an_id_keeps_its_partition(serialised: str) -> None:
+    found = from_bytes(bytes.fromhex(serialised))
+    assert partition_of(found) == pb.MessageIdData.FromString(bytes.fromhex(serialised)).partition
+    assert to_bytes(found).hex() == serialised
+
+
+@pytest.mark.parametrize("text", ["7:8", "7:8:1", "1:2;4:5", "080110023000"])
+def test_an_id_that_says_no_partition_has_none(text: str) -> None:
+    assert partition_of(parse_message_id(text)) == -1
 
 
 @pytest.mark.parametrize("text", ["7:8", "7:8:0", "0:0", "123456789012:42:999", "1:2;4:5"])
@@ -106,3 +147,8 @@ def test_bytes_of_an_older_client_without_a_first_chunk_are_a_plain_id() -> None
 def test_a_batch_index_wins_over_a_first_chunk() -> None:
     both = bytes.fromhex("080410052001" + "3a06080110023000")
     assert from_bytes(both) == MessageId(4, 5, 1)
+
+
+def test_a_list_in_a_list_without_end_is_no_id() -> None:
+    with pytest.raises(UsageError):
+        parse_message_id("[" * 100_000)

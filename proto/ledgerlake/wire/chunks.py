@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.errors import CorruptEntryError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.wire.entry import delivery_time_ms, encode_entry, entry_time_ms, parse_entry, text_of
+from ledgerlake.wire.entry import broker_time_ms, delivery_time_ms, encode_entry, parse_entry, text_of
+from ledgerlake.wire.limits import MAX_MARKER_CHUNKS
 from ledgerlake.wire.message_id import MessageId, Position, parse_message_id
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ MARKER_VERSION = "1"
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """The chunks of one message, in order, as its producer listed them. ``time_ms`` is the broker's where it is known.
+    """The chunks of one message, in order, as its producer listed them. ``time_ms`` is the broker's, None where unknown.
 
     ``deliver_ms`` is when the message is to be delivered, where it says.
     """
@@ -41,8 +42,29 @@ class Marker:
     producer_name: str
     uuid: str
     positions: tuple[Position, ...]
-    time_ms: int
+    time_ms: int | None
     deliver_ms: int | None = None
+
+
+def chunk_limit_bytes(metadata: pb.MessageMetadata, size: int, max_entry_bytes: int) -> int:
+    """Return how many bytes of a payload fit into one entry beside the metadata, which each chunk repeats.
+
+    Args:
+        metadata: the message's, whole but for the chunk fields.
+        size: of the payload, compressed.
+        max_entry_bytes: the largest entry that the broker takes.
+
+    Raises:
+        UsageError: not even one byte fits.
+    """
+    most = min(size, 2**31 - 1)
+    metadata_bytes = len(encode_entry(_chunk_metadata(metadata, most, most, size), b""))
+    if metadata_bytes >= max_entry_bytes:
+        raise UsageError(
+            f"the key and the properties of a message take {metadata_bytes:,} bytes, and the broker takes entries of "
+            f"{max_entry_bytes:,}; make them smaller, or raise maxMessageSize in the broker's configuration"
+        )
+    return max_entry_bytes - metadata_bytes
 
 
 def encode_chunks(metadata: pb.MessageMetadata, packed: bytes, chunk_bytes: int) -> Iterator[bytes]:
@@ -55,13 +77,18 @@ def encode_chunks(metadata: pb.MessageMetadata, packed: bytes, chunk_bytes: int)
     view = memoryview(packed)
     count = max(1, -(-len(packed) // chunk_bytes))
     for chunk_id in range(count):
-        own = pb.MessageMetadata()
-        own.CopyFrom(metadata)
-        own.uuid = f"{metadata.producer_name}-{metadata.sequence_id}"
-        own.chunk_id = chunk_id
-        own.num_chunks_from_msg = count
-        own.total_chunk_msg_size = len(packed)
+        own = _chunk_metadata(metadata, chunk_id, count, len(packed))
         yield encode_entry(own, bytes(view[chunk_bytes * chunk_id : chunk_bytes * (chunk_id + 1)]))
+
+
+def _chunk_metadata(metadata: pb.MessageMetadata, chunk_id: int, count: int, size: int) -> pb.MessageMetadata:
+    own = pb.MessageMetadata()
+    own.CopyFrom(metadata)
+    own.uuid = f"{metadata.producer_name}-{metadata.sequence_id}"
+    own.chunk_id = chunk_id
+    own.num_chunks_from_msg = count
+    own.total_chunk_msg_size = size
+    return own
 
 
 def encode_marker(chunks: pb.MessageMetadata, sequence_id: int, positions: list[Position]) -> bytes:
@@ -100,17 +127,20 @@ def parse_marker(raw: bytes | memoryview) -> Marker:
     if versions != [MARKER_VERSION]:
         raise CorruptEntryError(f"a marker of version {versions}, known is {MARKER_VERSION}", reason="malformed_marker")
     try:
-        positions = tuple(_position(text) for text in json.loads(bytes(entry.payload))["chunks"])
+        listed = json.loads(bytes(entry.payload))["chunks"]
+        if len(listed) > MAX_MARKER_CHUNKS:
+            raise CorruptEntryError(f"a marker lists more than {MAX_MARKER_CHUNKS} chunks", reason="malformed_marker")
+        positions = tuple(_position(text) for text in listed)
     except (ValueError, KeyError, TypeError, RecursionError, UsageError):
         raise CorruptEntryError("the list of chunks does not parse", reason="malformed_marker") from None
     if len(set(positions)) != len(positions) or len(positions) < 2:
         raise CorruptEntryError("a marker lists two chunks at least, each once", reason="malformed_marker")
     producer_name, uuid = text_of(metadata, "producer_name"), text_of(metadata, "uuid")
-    return Marker(producer_name, uuid, positions, entry_time_ms(entry), delivery_time_ms(entry))
+    return Marker(producer_name, uuid, positions, broker_time_ms(entry), delivery_time_ms(entry))
 
 
 def _position(text: object) -> Position:
     message_id = parse_message_id(text) if isinstance(text, str) else None
-    if not isinstance(message_id, MessageId):
+    if not isinstance(message_id, MessageId) or not message_id.position.is_storable:
         raise ValueError(text)
     return message_id.position

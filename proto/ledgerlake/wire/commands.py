@@ -49,13 +49,18 @@ def connect(
 
 
 def connected(
-    server_version: str, max_message_size: int | None = None, protocol_version: int = PROTOCOL_VERSION
+    server_version: str,
+    max_message_size: int | None = None,
+    protocol_version: int = PROTOCOL_VERSION,
+    watches_topics: bool = False,
 ) -> bytes:
     body = pb.CommandConnected(
         server_version=server_version,
         protocol_version=protocol_version,
         max_message_size=max_message_size,
-        feature_flags=pb.FeatureFlags(supports_get_partitioned_metadata_without_auto_creation=True),
+        feature_flags=pb.FeatureFlags(
+            supports_topic_watchers=watches_topics, supports_get_partitioned_metadata_without_auto_creation=True
+        ),
     )
     return encode(pb.BaseCommand(type=_Type.CONNECTED, connected=body))
 

@@ -7,7 +7,9 @@ roles, so that a test's broker is this code in the server role.
     server  IDLE --CONNECT-------> CONNECTING --connected sent--> READY
 
 Rules kept here:
-  - Before READY only the handshake is legal (the server's ERROR and a challenge belong to it).
+  - Before READY only the handshake is legal (the server's ERROR and a challenge belong to it), in frames of the protocol's
+    default size. Then the size of messages that the broker announced holds, and for commands without payload at least
+    ``limits.MAX_COMMAND_BYTES``.
   - PING is answered at once and is no event. Commands of a type that we do not know are tolerated and skipped.
   - A ProtocolError ends the connection: nothing after it is interpreted.
   - Where a ``scan`` is set, MESSAGEs that it recognises come as runs (``EntriesReceived``); everything else takes the way of
@@ -312,8 +314,6 @@ class Connection:
         return run
 
     def _interpret(self, frame: Frame) -> Event | None:
-        if frame.command_end - 8 > limits.MAX_COMMAND_BYTES:
-            raise MalformedFrameError(f"a command of {frame.command_end - 8} bytes is over the limit")
         try:
             command = pb.BaseCommand.FromString(frame.command)
         except DecodeError as error:
@@ -343,10 +343,13 @@ class Connection:
             return None
         if command.type == _T.CONNECTED:
             self._frames.limit_bytes = limits.frame_limit_bytes(command.connected.max_message_size)
+            self._frames.command_limit_bytes = max(self._frames.limit_bytes, limits.MAX_COMMAND_BYTES)
             self.state = State.READY
         elif command.type == _T.CONNECT:
             self.state = State.CONNECTING
         body: Message = getattr(command, field)
+        if not _is_text(body):
+            raise MalformedFrameError(f"a command of type {command.type} holds text that is not UTF-8")
         return body
 
 
@@ -356,6 +359,17 @@ def _entry_event(command: pb.BaseCommand, frame: Frame) -> EntryReceived:
     if not command.HasField("message") or position.ledger_id >= 2**63 or position.entry_id >= 2**63:
         raise MalformedFrameError("a MESSAGE lacks a usable message id")
     return EntryReceived(message.consumer_id, position.ledger_id, position.entry_id, frame.raw, frame.command_end)
+
+
+def _is_text(message: Message) -> bool:
+    """Whether every text field is text. Protobuf's C parser hands out the bytes themselves where they are not UTF-8."""
+    for field, value in message.ListFields():
+        values = value if field.is_repeated else (value,)
+        if field.type == field.TYPE_STRING and not all(isinstance(one, str) for one in values):
+            return False
+        if field.type == field.TYPE_MESSAGE and not all(map(_is_text, values)):
+            return False
+    return True
 
 
 def _field_of_type() -> dict[int, str]:

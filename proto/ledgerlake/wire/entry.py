@@ -9,6 +9,8 @@ Layout, each length a big-endian u32:
 Rules kept here:
   - Broker metadata comes off first; the checksum covers metadata length, metadata and payload, never broker metadata.
     (The Java client checks before it strips, and so skips the check whenever broker metadata is shown.)
+  - Broker metadata is believed, once: a second one behind it is the producer's own and makes the entry malformed. A broker that
+    shows broker metadata and adds none passes on what a producer put there; nothing in the protocol tells that apart.
   - The payload stays a memoryview. Decrypting and decompressing belong to ``decode``.
 """
 
@@ -23,15 +25,14 @@ from google.protobuf.message import DecodeError
 
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire.fields import rejected
+from ledgerlake.wire.limits import MAX_TIME_MS
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 MAGIC_BROKER_METADATA = 0x0E02
 MAGIC_CRC32C = 0x0E01
-
-# The most milliseconds whose microseconds still fit a signed 64-bit number.
-MAX_TIME_MS = 9_000_000_000_000_000
 
 _U16 = struct.Struct(">H")
 _U32 = struct.Struct(">I")
@@ -62,12 +63,17 @@ def split_broker_metadata(raw: memoryview) -> tuple[pb.BrokerEntryMetadata | Non
     """Take the broker's own metadata off the front; the rest is what the producer sent.
 
     Raises:
-        CorruptEntryError: ``malformed_entry``.
+        CorruptEntryError: ``malformed_entry``, also where a number in it is out of range.
     """
     if _magic(raw) != MAGIC_BROKER_METADATA:
         return None, raw
     metadata_bytes, rest = _take_sized(raw[2:], "broker entry metadata")
-    return _parse(pb.BrokerEntryMetadata, metadata_bytes, "broker entry metadata"), rest
+    broker: pb.BrokerEntryMetadata = _parse(pb.BrokerEntryMetadata, metadata_bytes, "broker entry metadata")
+    if rejected(broker, "broker_timestamp") or rejected(broker, "index"):
+        raise CorruptEntryError("the broker timestamp or index is out of range", reason="malformed_entry")
+    if _magic(rest) == MAGIC_BROKER_METADATA:
+        raise CorruptEntryError("a second broker entry metadata, which no broker adds", reason="malformed_entry")
+    return broker, rest
 
 
 def _verify_checksum(raw: memoryview) -> memoryview:
@@ -145,25 +151,33 @@ def read_stamp(raw: memoryview) -> Stamp:
     """The entry's time as the protocol defines it: the broker's where it is there, else the publish time.
 
     Raises:
-        CorruptEntryError: metadata does not parse. The checksum is not verified.
+        CorruptEntryError: metadata does not parse, or the entry says no time in range. The checksum is not verified.
     """
     broker, rest = split_broker_metadata(raw)
     if broker is not None and broker.HasField("broker_timestamp"):
         return Stamp(broker.broker_timestamp, broker.index if broker.HasField("index") else None, True)
-    return Stamp(_peek(rest).publish_time, None, False)
+    return Stamp(_in_range(_peek(rest).publish_time), None, False)
 
 
-def entry_time_ms(entry: RawEntry) -> int:
-    """When an entry was stored, by the broker; by its producer where the broker does not say."""
+def broker_time_ms(entry: RawEntry) -> int | None:
+    """When an entry was stored, by the broker; None where the broker does not say."""
     if entry.broker is not None and entry.broker.HasField("broker_timestamp"):
         return entry.broker.broker_timestamp
-    return entry.metadata.publish_time
+    return None
+
+
+def _in_range(publish_ms: int) -> int:
+    if publish_ms > MAX_TIME_MS:
+        raise CorruptEntryError(
+            f"publish_time is {publish_ms}, and there is no broker timestamp", reason="malformed_entry"
+        )
+    return publish_ms
 
 
 def delivery_time_ms(entry: RawEntry) -> int | None:
-    """When an entry that says a time is to be delivered: then, or when it was stored if that is later."""
+    """When an entry that says a time is to be delivered: then, or when the broker stored it if that is later."""
     deliver_ms: int = entry.metadata.deliver_at_time
-    return max(deliver_ms, entry_time_ms(entry)) if 0 < deliver_ms <= MAX_TIME_MS else None
+    return max(deliver_ms, broker_time_ms(entry) or 0) if 0 < deliver_ms <= MAX_TIME_MS else None
 
 
 def text_of(message: Message, field: str) -> str:
@@ -212,8 +226,8 @@ def take_message(
         single = pb.SingleMessageMetadata.FromString(bytes(payload[4:metadata_end]))
     except DecodeError as error:
         raise CorruptEntryError(f"metadata of message {batch_index}: {error}", reason="malformed_entry") from None
-    if not single.IsInitialized() or single.event_time > MAX_TIME_MS or single.sequence_id >= 2**63:
-        raise CorruptEntryError(f"metadata of message {batch_index} is not usable", reason="malformed_entry")
+    if not single.IsInitialized():
+        raise CorruptEntryError(f"metadata of message {batch_index} lacks a required field", reason="malformed_entry")
     end = metadata_end + single.payload_size
     if single.payload_size < 0 or end > len(payload):
         raise CorruptEntryError(f"the batch ends inside message {batch_index}", reason="truncated_batch")

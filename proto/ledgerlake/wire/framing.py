@@ -7,7 +7,8 @@ All integers are big-endian; ``total`` counts everything after itself. A frame w
 
 Rules kept here:
   - ``FrameBuffer.next`` has three outcomes: a frame, None (more bytes are needed), or a ProtocolError.
-  - A length is checked against the limit before anything waits for or holds that many bytes.
+  - A length is checked against the limit before anything waits for or holds that many bytes. A frame without payload has a
+    limit of its own, since a list of topics may be larger than any message.
   - After a ProtocolError framing is lost: the buffer refuses to go on.
 """
 
@@ -63,6 +64,7 @@ class FrameBuffer:
 
     def __init__(self, limit_bytes: int | None = None) -> None:
         self.limit_bytes = limit_bytes if limit_bytes is not None else limits.frame_limit_bytes(None)
+        self.command_limit_bytes = self.limit_bytes
         self._bytes = bytearray()
         self._start = 0
         self._large: _LargeFrame | None = None
@@ -107,21 +109,21 @@ class FrameBuffer:
         if available < 4:
             return None
         (total,) = _U32.unpack_from(self._bytes, self._start)
-        if total > self.limit_bytes:
-            raise self._break(
-                FrameTooLargeError(f"the peer announced a frame of {total} bytes, over the limit of {self.limit_bytes}")
-            )
+        if total > max(self.limit_bytes, self.command_limit_bytes):
+            raise self._too_large(total, None if available < 8 else self._command_size())
         if total < 4:
             raise self._break(
                 MalformedFrameError(f"the peer announced a frame of {total} bytes, too small for a command")
             )
         if available < 8:
             return None
-        (command_size,) = _U32.unpack_from(self._bytes, self._start + 4)
+        command_size = self._command_size()
         if command_size > total - 4:
             raise self._break(
                 MalformedFrameError(f"a command of {command_size} bytes does not fit into its frame of {total} bytes")
             )
+        if total > self.limit_bytes and command_size < total - 4:
+            raise self._too_large(total, command_size)
         if available >= 4 + total:
             return self._take(4 + total, 8 + command_size)
         if total >= _LARGE_FRAME_BYTES:
@@ -145,6 +147,16 @@ class FrameBuffer:
         elif self._start > _COMPACT_AFTER_BYTES:
             del self._bytes[: self._start]
             self._start = 0
+
+    def _command_size(self) -> int:
+        size: int = _U32.unpack_from(self._bytes, self._start + 4)[0]
+        return size
+
+    def _too_large(self, total: int, command_size: int | None) -> ProtocolError:
+        is_command = command_size == total - 4
+        limit_bytes = max(self.limit_bytes, self.command_limit_bytes) if is_command else self.limit_bytes
+        message = f"the peer announced a frame of {total} bytes, over the limit of {limit_bytes}"
+        return self._break(FrameTooLargeError(message, is_command=is_command))
 
     def _begin_large(self, size: int, command_end: int) -> None:
         """Give the frame that has begun a buffer of its own; its size was checked."""

@@ -57,12 +57,14 @@ def last_message_id(last: LastEntry) -> MessageId:
         raise CorruptEntryError(f"metadata of the last entry does not parse: {error}") from None
     if not metadata.HasField("num_messages_in_batch"):
         return MessageId(last.ledger_id, last.entry_id)
-    listed = [index for index in metadata.compacted_batch_indexes if 0 <= index < metadata.num_messages_in_batch]
+    count = metadata.num_messages_in_batch
+    if count < 1:
+        raise CorruptEntryError(f"the last entry claims a batch of {count} messages")
+    listed = {index for index in metadata.compacted_batch_indexes if 0 <= index < count}
     if last.payload is not None:
-        kept = _kept_slots(memoryview(last.payload), metadata.num_messages_in_batch)
-        kept = [index for index in kept if not listed or index in listed]
+        kept = [index for index in _kept_slots(memoryview(last.payload), count) if not listed or index in listed]
     else:
-        kept = listed or [metadata.num_messages_in_batch - 1]
+        kept = list(listed) or [count - 1]
     if not kept:
         raise CorruptEntryError("the last entry holds no message that was kept")
     return MessageId(last.ledger_id, last.entry_id, max(kept))

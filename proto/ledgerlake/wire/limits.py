@@ -10,14 +10,40 @@ FRAME_PADDING_BYTES = 10 * 1024
 # A broker may announce any size; this is the most that we agree to hold for one frame.
 MAX_MESSAGE_BYTES_CAP = 128 * 1024 * 1024
 
-# Commands without payload carry ids, names and urls.
-MAX_COMMAND_BYTES = 1024 * 1024
+# The topics of a namespace come as one command, which a broker does not hold to its message size: 100,000 names of 300 bytes.
+MAX_COMMAND_BYTES = 32 * 1024 * 1024
+
+# The command of a MESSAGE carries ids. The compiled scan leaves a longer one to the way of single frames.
+MAX_SCANNED_COMMAND_BYTES = 1024 * 1024
 
 MAX_LOOKUP_HOPS = 20
 MAX_PARTITIONS = 100_000
 
+# The last millisecond that counts as a time, 9999-12-30T23:59:59.999Z; the first is 0. Python's datetime, Arrow's conversion to
+# it, Spark and Delta hold all of these, also as local time in every time zone.
+MAX_TIME_MS = 253_402_214_399_999
+
+# A batch of more is not what any producer makes; expanded rows of it would take more memory than its bytes suggest.
+MAX_BATCH_MESSAGES = 1_000_000
+
+# Decoding an entry allocates at most this many times its bytes, stored and plain together, and one piece of rows beside them.
+# Plain bytes have a limit of their own (``maxUncompressedBytes``), which an entry's claim of its size is checked against.
+DECODING_FACTOR = 32
+DECODED_PIECE_BYTES = 32 * 1024 * 1024
+
+# A marker that lists more chunks is refused.
+MAX_MARKER_CHUNKS = 100_000
+
+# Cancels that one task passes on, and the bytes of what they name; the entries of those beyond are rejects.
+MAX_TASK_CANCELS = 20_000
+MAX_TASK_CANCEL_BYTES = 4 * 1024 * 1024
+
+
+def message_limit_bytes(announced: int | None) -> int:
+    """Return the largest message of a peer that announced a size (None or nonsense: the default)."""
+    return min(announced if announced and announced > 0 else DEFAULT_MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES_CAP)
+
 
 def frame_limit_bytes(max_message_bytes: int | None) -> int:
     """The largest frame to accept from a peer that announced ``max_message_bytes`` (None or nonsense: the default)."""
-    announced = max_message_bytes if max_message_bytes and max_message_bytes > 0 else DEFAULT_MAX_MESSAGE_BYTES
-    return min(announced, MAX_MESSAGE_BYTES_CAP) + FRAME_PADDING_BYTES
+    return message_limit_bytes(max_message_bytes) + FRAME_PADDING_BYTES

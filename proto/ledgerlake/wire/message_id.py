@@ -2,6 +2,7 @@
 
 Text form: ``ledger:entry`` or ``ledger:entry:batch``; of a chunked message ``first;last`` (PIP-107). Byte form (given as hex,
 base64, or the list of signed or unsigned bytes that Spark's JVM connector writes): MessageIdData, as every Pulsar client serialises it; what lacks ``first_chunk_message_id`` (field 7) is a plain id, as older clients wrote it.
+What a serialised id says of its partition is kept (``partition_of``).
 Positions order by (ledger, entry); ids of ledgers only grow, but are not dense. A batch index of -1 means "the entry itself".
 
 A chunked message stands at its last chunk: a ``ChunkMessageId`` orders, equals and hashes by ``last`` alone, also against
@@ -15,7 +16,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from google.protobuf.message import DecodeError
 
@@ -44,6 +45,11 @@ class Position:
         """Where the entry behind this one would stand in the same ledger."""
         return Position(self.ledger_id, self.entry_id + 1)
 
+    @property
+    def is_storable(self) -> bool:
+        """Whether an entry can stand there: both ids are what a signed 64-bit number holds, and none is negative."""
+        return 0 <= self.ledger_id < 2**63 and 0 <= self.entry_id < 2**63
+
     def __str__(self) -> str:
         return f"{self.ledger_id}:{self.entry_id}"
 
@@ -54,11 +60,16 @@ AFTER_ALL = Position(_LATEST_WIRE, _LATEST_WIRE)
 
 @dataclass(frozen=True, order=True, slots=True)
 class MessageId:
-    """One message; ``batch_index`` -1 names the whole entry."""
+    """One message; ``batch_index`` -1 names the whole entry.
+
+    ``partition`` is what a serialised id says of its topic partition, -1 where it says none. Ledger ids are unique in a
+    cluster, so it takes no part in order and equality.
+    """
 
     ledger_id: int
     entry_id: int
     batch_index: int = -1
+    partition: int = field(default=-1, compare=False)
 
     @property
     def position(self) -> Position:
@@ -105,6 +116,11 @@ def _standing(message_id: AnyMessageId) -> MessageId:
     return message_id.last if isinstance(message_id, ChunkMessageId) else message_id
 
 
+def partition_of(message_id: AnyMessageId) -> int:
+    """Return the partition that an id says it is of; -1 where it says none."""
+    return _standing(message_id).partition
+
+
 def parse_message_id(text: str) -> AnyMessageId:
     """Read ``ledger:entry[:batch]``, ``first;last`` of a chunked message, or a serialised id.
 
@@ -121,7 +137,7 @@ def parse_message_id(text: str) -> AnyMessageId:
     for read in (bytes.fromhex, _from_base64, _from_list):
         try:
             return from_bytes(read(text.strip()))
-        except (ValueError, DecodeError):
+        except (ValueError, DecodeError, RecursionError):
             continue
     raise UsageError(
         f"'{text}' is not a message id; write ledger:entry, ledger:entry:batch, or a serialised id as hex or base64"
@@ -150,7 +166,9 @@ def _parse_text(text: str) -> MessageId | None:
 
 
 def from_bytes(serialised: bytes) -> AnyMessageId:
-    """Read MessageIdData as any Pulsar client writes it. A batch index wins over a first chunk, as in the Java client.
+    """Read MessageIdData as any Pulsar client writes it.
+
+    A batch index wins over a first chunk, as in the Java client. A negative one means none: the Go client writes -1.
 
     Raises:
         DecodeError: the bytes are not MessageIdData.
@@ -158,13 +176,18 @@ def from_bytes(serialised: bytes) -> AnyMessageId:
     data = pb.MessageIdData.FromString(serialised)
     if not data.IsInitialized():
         raise DecodeError("ledger or entry is missing")
-    if data.HasField("first_chunk_message_id") and not data.HasField("batch_index"):
+    if data.HasField("first_chunk_message_id") and data.batch_index < 0:
         return ChunkMessageId(from_wire(data.first_chunk_message_id), from_wire(data))
     return from_wire(data)
 
 
-def to_bytes(message_id: AnyMessageId, partition: int = -1) -> bytes:
-    """The bytes that a Java client writes for the same id, batch size 0 included."""
+def to_bytes(message_id: AnyMessageId, partition: int | None = None) -> bytes:
+    """Return the bytes that a Java client writes for the same id, batch size 0 included.
+
+    Args:
+        partition: the topic partition's number, -1 for a topic without partitions; None: what the id says.
+    """
+    partition = partition_of(message_id) if partition is None else partition
     data = _id_data(_standing(message_id), partition)
     if isinstance(message_id, ChunkMessageId):
         data.first_chunk_message_id.CopyFrom(_id_data(message_id.first, partition))
@@ -182,7 +205,9 @@ def _id_data(message_id: MessageId, partition: int) -> pb.MessageIdData:
 
 
 def from_wire(data: pb.MessageIdData) -> MessageId:
-    return MessageId(_signed(data.ledger_id), _signed(data.entry_id), data.batch_index)
+    """Return the id that MessageIdData names; its first chunk is left out."""
+    batch_index, partition = max(data.batch_index, -1), max(data.partition, -1)
+    return MessageId(_signed(data.ledger_id), _signed(data.entry_id), batch_index, partition)
 
 
 def to_wire(position: Position) -> pb.MessageIdData:

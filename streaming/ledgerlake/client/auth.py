@@ -26,7 +26,9 @@ import urllib.parse
 import urllib.request
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
 from functools import cache
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import unquote
 
@@ -36,6 +38,12 @@ _TIMEOUT_S = 10.0
 
 # What Spark does not show, or is no secret.
 _HIDDEN = re.compile(r"secret|password|token|^file:|^env:|file:", re.IGNORECASE)
+
+# Timeouts and limits of rate, which pass; a status from 500 on is the issuer's own trouble, and may pass too.
+_BUSY_STATUS = frozenset({408, 429})
+
+# The longest wait that an issuer may ask for; a nonsense value would hold up the stream.
+_PAUSE_MOST_S = 60.0
 
 # An access token is not used in its last seconds.
 _SPARE_S = 30.0
@@ -53,8 +61,8 @@ class Authentication:
         """What to send now; fetched or read afresh where it can change.
 
         Raises:
-            SetupError: a file, variable or answer is not there or not usable.
-            TransportError: the OAuth2 issuer cannot be reached.
+            SetupError: a file, variable or answer is not there or not usable, or the OAuth2 issuer refused us.
+            TransportError: the OAuth2 issuer cannot be reached, or is busy.
         """
         if self.is_oauth2:
             return _access_token(self.parameters).encode()
@@ -175,7 +183,7 @@ def _oauth2_parameters(text: str, where: str = "the OAuth2 parameters") -> dict[
 def _json(text: str, where: str) -> dict[str, Any]:
     try:
         given = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         given = None
     if not isinstance(given, dict):
         raise UsageError(f"{where}: the parameters are no JSON object")
@@ -184,8 +192,12 @@ def _json(text: str, where: str) -> dict[str, Any]:
 
 @dataclass
 class _AccessToken:
+    """What is known of one client at its issuer, on the monotonic clock: its token, and when the issuer may be asked again."""
+
     token: str = ""
     until_s: float = 0.0
+    ask_from_s: float = 0.0
+    failure: str = ""
 
 
 @cache
@@ -195,12 +207,28 @@ def _known_token(_parameters: str) -> _AccessToken:
 
 def _access_token(parameters: str) -> str:
     known = _known_token(parameters)
-    if time.monotonic() >= known.until_s:
-        asked_s = time.monotonic()
+    now_s = time.monotonic()
+    if now_s < known.until_s:
+        return known.token
+    if now_s < known.ask_from_s:
+        raise TransportError(known.failure)
+    try:
         answer = _client_credentials(_oauth2_parameters(parameters))
-        known.token = str(answer["access_token"])
-        known.until_s = asked_s + float(answer.get("expires_in", 0)) - _SPARE_S
+    except _IssuerBusyError as error:
+        known.ask_from_s, known.failure = now_s + error.pause_s, error.message
+        raise TransportError(error.message) from None
+    known.token = str(answer["access_token"])
+    known.until_s = now_s + _lifetime_s(answer.get("expires_in")) - _SPARE_S
     return known.token
+
+
+def _lifetime_s(expires_in: object) -> float:
+    """Return how long a token is valid by its issuer's answer; 0 where that says no usable time."""
+    try:
+        lifetime_s = float(str(expires_in))
+    except ValueError:
+        return 0.0
+    return lifetime_s if lifetime_s > 0 else 0.0
 
 
 def _client_credentials(given: dict[str, Any]) -> dict[str, Any]:
@@ -233,9 +261,33 @@ def _fetch(url: str, form: bytes | None, issuer: str) -> dict[str, Any]:
         with urllib.request.urlopen(urllib.request.Request(url, data=form), timeout=_TIMEOUT_S) as response:
             answer = json.loads(response.read(1_000_000))
     except urllib.error.HTTPError as error:
+        with error:
+            if error.code in _BUSY_STATUS or error.code >= 500:
+                raise _IssuerBusyError(
+                    f"the OAuth2 issuer {issuer} is not available now, status {error.code}; check it if that lasts",
+                    pause_s=_pause_s(error.headers.get("Retry-After", "")),
+                ) from None
         raise SetupError(
             f"the OAuth2 issuer {issuer} refused us with status {error.code}; check client id, secret and audience"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise TransportError(f"the OAuth2 issuer {issuer} cannot be reached ({error})") from None
     return answer if isinstance(answer, dict) else {}
+
+
+def _pause_s(retry_after: str) -> float:
+    """Return how long not to ask an issuer again, by its header: seconds or a date, and a minute at most."""
+    try:
+        if retry_after.strip().isdecimal():
+            pause_s = float(retry_after)
+        else:
+            pause_s = parsedate_to_datetime(retry_after).timestamp() - time.time()
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
+    return min(max(pause_s, 0.0), _PAUSE_MOST_S)
+
+
+class _IssuerBusyError(TransportError):
+    """The issuer is busy or down; ``pause_s`` is how long it asks not to be asked again."""
+
+    pause_s: float

@@ -18,7 +18,14 @@ from ledgerlake.client.backoff import patiently
 from ledgerlake.client.session import Session, Watcher
 from ledgerlake.client.topics import TopicSelection, full_name, partition_name
 from ledgerlake.client.transport import DEFAULT_TLS, TlsSettings, parse_service_url
-from ledgerlake.errors import LedgerlakeError, ProtocolError, TopicNotFoundError, TransportError
+from ledgerlake.errors import (
+    FrameTooLargeError,
+    LedgerlakeError,
+    ProtocolError,
+    TopicNotFoundError,
+    TransportError,
+    UsageError,
+)
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands, limits
 from ledgerlake.wire.lookup import AskAgain, Owner, refused, step
@@ -75,6 +82,7 @@ class Cluster:
             may_wait: topics that do not exist are waited for, where the settings say so.
 
         Raises:
+            UsageError: a pattern is for a namespace with more topics than fit into one answer.
             As ``topic_partitions``.
         """
         if selection.pattern is not None:
@@ -111,11 +119,19 @@ class Cluster:
         return [one for name, answer in zip(names, answers, strict=True) for one in _partitions_of(name, answer)]
 
     def _matching(self, selection: TopicSelection) -> list[str]:
-        answer = self._session(self.settings.service_url).request(
-            pb.CommandGetTopicsOfNamespaceResponse,
-            f"list the topics of {selection.namespace}",
-            lambda request_id: commands.topics_of_namespace(selection.namespace, selection.is_persistent, request_id),
-        )
+        try:
+            answer = self._session(self.settings.service_url).request(
+                pb.CommandGetTopicsOfNamespaceResponse,
+                f"list the topics of {selection.namespace}",
+                partial(commands.topics_of_namespace, selection.namespace, selection.is_persistent),
+            )
+        except FrameTooLargeError as error:
+            if not error.is_command:
+                raise
+            raise UsageError(
+                f"the list of the topics of {selection.namespace} is too long: {error.message}; name topics in place of a "
+                "pattern, or divide the namespace"
+            ) from None
         return sorted(name for name in set(answer.topics) if selection.matches(name))
 
     def schema(self, topic: str, version: bytes | None = None) -> ValueSchema | None:
@@ -213,7 +229,9 @@ def _partitions_of(name: str, answer: pb.CommandPartitionedTopicMetadataResponse
     if answer.response == pb.CommandPartitionedTopicMetadataResponse.Failed:
         raise refused(f"describe {name}", answer.error, answer.message)
     if answer.partitions > limits.MAX_PARTITIONS:
-        raise ProtocolError(f"the broker claims {answer.partitions} partitions for {name}")
+        raise ProtocolError(
+            f"the broker claims {answer.partitions} partitions for {name}, over the limit of {limits.MAX_PARTITIONS}"
+        )
     return [partition_name(name, index) for index in range(answer.partitions)] or [name]
 
 

@@ -6,6 +6,7 @@ acknowledgement when nothing before can be asked for again, and removed by ``for
 
 from __future__ import annotations
 
+import contextlib
 import time
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -72,9 +73,11 @@ class DurableCursor:
         if position.ledger_id < 0 or position.entry_id < 0 or position <= self._reached:
             return
         if self._reached == BEFORE_ALL:
-            self._reached = self.position()
-            if position <= self._reached:
-                return
+            # A broker that cannot read its last entry does not say where the cursor stands; it acknowledges all the same.
+            with contextlib.suppress(LedgerlakeError):
+                self._reached = self._mark_delete_position()
+        if position <= self._reached:
+            return
         self._retrying(lambda: self._acknowledge(position))
         self._reached = position
 

@@ -45,6 +45,11 @@ class EntryProducer:
         self._pending = 0
         self._sequence = 0
 
+    @property
+    def max_entry_bytes(self) -> int:
+        """The largest entry that the broker takes."""
+        return self._session.max_message_bytes
+
     def send(self, entry: bytes, message_count: int = 1) -> None:
         """Queue one entry; waits while too many receipts are missing.
 
@@ -119,6 +124,11 @@ class NumberedProducer:
         self._pending: deque[NumberedEntry] = deque()
         self._pending_bytes = 0
         self._open()
+
+    @property
+    def max_entry_bytes(self) -> int:
+        """The largest entry that the broker takes."""
+        return self._session.max_message_bytes
 
     def send(self, one: NumberedEntry) -> None:
         """Queue one entry, unless it is stored; waits while too many receipts are missing.

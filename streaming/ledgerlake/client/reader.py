@@ -38,6 +38,9 @@ DEFAULT_WINDOW = 20_000
 _TOGETHER_MOST = 64
 _AT_ONCE_S = 0.5
 
+# A broker's words where it cannot read the metadata of the last entry. It has no code of its own for that.
+_UNREADABLE_LAST = "Failed to get batch size for entry"
+
 Result = TypeVar("Result")
 
 
@@ -109,21 +112,23 @@ class EntryReader:
             self._asked = session, session.start(partial(commands.get_last_message_id, consumer.consumer_id))
 
     def last_message(self) -> LastMessageIdReceived | None:
-        """What the broker says of the last message; None where it cannot read what compaction left of the topic.
+        """What the broker says of the last message; None where it cannot read the last entry of what this reader gets.
 
         Raises:
             As ``next``.
         """
         return self._retrying(self._last_message_once)
 
-    def mark_delete_position(self) -> Position:
+    def mark_delete_position(self) -> Position | None:
         """The last entry that counts as taken; of a reader from ``BEFORE_ALL`` the first ledger, and no entry of it.
+
+        None where the broker cannot tell, since it tells the last message with it.
 
         Raises:
             As ``next``.
         """
-        received = self._retrying(self._ask_last_message)
-        return from_wire(received.answer.consumer_mark_delete_position).position
+        received = self.last_message()
+        return None if received is None else from_wire(received.answer.consumer_mark_delete_position).position
 
     def subscribe_command(self, consumer_id: int, request_id: int) -> bytes:
         """What opens it on a session."""
@@ -172,7 +177,7 @@ class EntryReader:
         try:
             return self._ask_last_message()
         except BrokerError as error:
-            if self.read_compacted and error.code == "MetadataError":
+            if error.code == "MetadataError" and (self.read_compacted or _UNREADABLE_LAST in str(error)):
                 return None
             raise
 

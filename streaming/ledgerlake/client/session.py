@@ -30,7 +30,7 @@ from ledgerlake.errors import (
     TransportError,
 )
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.wire import commands
+from ledgerlake.wire import commands, limits
 from ledgerlake.wire.connection import Connection, EntriesReceived, EntryReceived, Event, Received, Role, Scan
 from ledgerlake.wire.lookup import refused
 
@@ -73,7 +73,7 @@ class Watcher:
 
 
 class Session:
-    """A connection after its handshake."""
+    """A connection after its handshake; ``max_message_bytes`` is the largest entry that the broker takes."""
 
     def __init__(
         self,
@@ -97,6 +97,7 @@ class Session:
         self._producers: dict[int, Receipts] = {}
         self._watchers: dict[int, Watcher] = {}
         self._can_watch = False
+        self.max_message_bytes = limits.DEFAULT_MAX_MESSAGE_BYTES
         self._ids = 0
         self._next_ping_s = time.monotonic() + KEEPALIVE_S
         self._lock = threading.RLock()
@@ -355,6 +356,7 @@ class Session:
                 f"the peer at {self.url} answered CONNECT with {type(event).__name__}; is it a Pulsar broker?"
             )
         self._can_watch = event.feature_flags.supports_topic_watchers
+        self.max_message_bytes = limits.message_limit_bytes(event.max_message_size)
 
     def _answer_challenge(self) -> None:
         """A broker asks again who we are: our credentials are about to expire.

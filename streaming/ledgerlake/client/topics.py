@@ -71,7 +71,7 @@ def full_pattern(pattern: str) -> str:
         if matched is None or "/" in matched.group(4):
             raise UsageError(f"'{pattern}' is no pattern of topics; write persistent://tenant/namespace/orders-.*")
         re.compile(matched.group(4))
-    except re.error as error:
+    except (re.error, OverflowError, RecursionError) as error:
         raise UsageError(f"the pattern '{pattern}' is no regular expression: {error}") from None
     return text
 

@@ -132,9 +132,11 @@ class Transport:
 
 
 def _in_tls(connected: socket.socket, address: Address, tls: TlsSettings) -> ssl.SSLSocket:
-    context = _context(tls)
     try:
-        return context.wrap_socket(connected, server_hostname=address.host)
+        return _context(tls).wrap_socket(connected, server_hostname=address.host)
+    except SetupError:
+        connected.close()
+        raise
     except ssl.SSLCertVerificationError as error:
         connected.close()
         raise SetupError(

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from ledgerlake.decode.messages import WHOLE, BatchPart
 from ledgerlake.state.chunks import Deliver, Effect, Hold, PendingSets, PutAside, Reject, SetKey
 
 if TYPE_CHECKING:
@@ -57,12 +58,14 @@ class Rejected:
 class Due:
     """Delayed entries, in the order in which they are due: whole MESSAGE frames.
 
-    ``outputs`` are those beside the table; what stands at an output's position or before is not for it.
+    ``outputs`` are those beside the table; what stands at an output's position or before is not for it. ``first_entry`` is
+    what of the first entry is due.
     """
 
     frames: Entry
     delivered_ms: int
     outputs: Mapping[str, Position]
+    first_entry: BatchPart = WHOLE
 
 
 @dataclass(frozen=True)

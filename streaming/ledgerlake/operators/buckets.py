@@ -1,7 +1,8 @@
 """Where the snapshots of delayed messages' buckets are kept: in Spark's state store, or in a folder.
 
-The state store forgets what a failed micro-batch wrote; a folder does not. There, what no record names is left over from a
-killed task, and is removed when it is older than any task can be.
+The state store forgets what a failed micro-batch wrote, and remembers what an older version of the state names; a folder does
+neither. There, a bucket that the record does not name gets a mark (``<bucket id>.dropped``), and is removed when the mark is a day
+old: so the state of any micro-batch of the last day finds its buckets, and what killed tasks left goes too.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from google.protobuf.message import DecodeError
 from pyarrow import fs
 
-from ledgerlake.errors import refuse_newer
+from ledgerlake.errors import OffsetError, refuse_newer
 from ledgerlake.files import resolve
 from ledgerlake.pb import delay_pb2 as pb
 from ledgerlake.state.delay.snapshot import VERSION
@@ -28,13 +30,20 @@ if TYPE_CHECKING:
 
     from pyspark.sql.streaming.stateful_processor import MapState
 
-_LEFT_OVER_AFTER_S = 24 * 3600
+# How long a bucket stays readable that nothing uses any more.
+_KEPT_S = 24 * 3600
 
+# How often a worker process looks for buckets that may go.
+_SWEEP_EVERY_S = 3600
+
+_DROPPED = ".dropped"
 
 # Reading costs about 20 ms for a mebibyte.
 _BLOCK_BYTES = 256 * 1024
 
 _DIRECTORY = -1
+
+Stored = TypeVar("Stored", pb.SegmentBlock, pb.BlockDirectory)
 
 
 class _PackedStorage(abc.ABC):
@@ -75,18 +84,13 @@ class _PackedStorage(abc.ABC):
             raise missing(bucket_id, number)
         return segments[number - firsts[place]]
 
-    def delete_bucket(self, bucket_id: int) -> None:
-        directory = self._get(bucket_id, _DIRECTORY)
-        firsts = _read_directory(directory) if directory is not None else []
-        self._remove(bucket_id, [METADATA, _DIRECTORY, *firsts])
-
     def _values(self, bucket_id: int, number: int) -> list[bytes]:
         found = _recent.get(bucket_id, number)
         if found is None:
             value = self._get(bucket_id, number)
             if value is None:
                 raise missing(bucket_id, number)
-            found = list(pb.SegmentBlock.FromString(value).segments) if number > 0 else [value]
+            found = list(_parse(pb.SegmentBlock, value).segments) if number > 0 else [value]
             _recent.put(bucket_id, number, found)
         return found
 
@@ -95,9 +99,6 @@ class _PackedStorage(abc.ABC):
 
     @abc.abstractmethod
     def _get(self, bucket_id: int, number: int) -> bytes | None: ...
-
-    @abc.abstractmethod
-    def _remove(self, bucket_id: int, numbers: list[int]) -> None: ...
 
 
 class StateStorage(_PackedStorage):
@@ -109,8 +110,11 @@ class StateStorage(_PackedStorage):
     def start(self) -> None:
         pass
 
-    def close(self) -> None:
-        pass
+    def delete_bucket(self, bucket_id: int) -> None:
+        directory = self._get(bucket_id, _DIRECTORY)
+        firsts = _read_directory(directory) if directory is not None else []
+        for number in (METADATA, _DIRECTORY, *firsts):
+            self._state.removeKey((bucket_id, number))
 
     def _put(self, bucket_id: int, number: int, value: bytes) -> None:
         self._state.updateValue((bucket_id, number), (value,))
@@ -119,29 +123,26 @@ class StateStorage(_PackedStorage):
         row = self._state.getValue((bucket_id, number))
         return None if row is None else bytes(row[0])
 
-    def _remove(self, bucket_id: int, numbers: list[int]) -> None:
-        for number in numbers:
-            self._state.removeKey((bucket_id, number))
-
 
 class FolderStorage(_PackedStorage):
     """Buckets in a folder of any filesystem that pyarrow knows: ``<folder>/<bucket id>/<number>``.
 
     Args:
+        folder: of one query's topic partition, so that everything in it is this one's.
         used: the buckets that a record names.
+        shared: where older releases kept the buckets of all queries: nothing is written there, and of what is there only what
+            this query's record named is removed.
     """
 
-    def __init__(self, folder: str, used: Iterable[int]) -> None:
+    def __init__(self, folder: str, used: Iterable[int], shared: str | None = None) -> None:
         self._filesystem, self._root = resolve(folder)
+        self._roots = [self._root] if shared is None else [self._root, resolve(shared)[1]]
         self._used = {str(one) for one in used}
 
     def start(self) -> None:
         self._filesystem.create_dir(self._root, recursive=True)
-        if _first_time(self._root):
-            self._remove_left_over()
-
-    def close(self) -> None:
-        pass
+        if _is_time_to_sweep(self._root):
+            self._sweep()
 
     def create_bucket(self) -> int:
         bucket_id = super().create_bucket()
@@ -152,23 +153,40 @@ class FolderStorage(_PackedStorage):
         with self._filesystem.open_output_stream(f"{self._root}/{bucket_id}/{number}") as stream:
             stream.write(value)
 
+    def delete_bucket(self, bucket_id: int) -> None:
+        """Mark a bucket as dropped; it is removed later."""
+        with self._filesystem.open_output_stream(f"{self._root}/{bucket_id}{_DROPPED}"):
+            pass
+
     def _get(self, bucket_id: int, number: int) -> bytes | None:
-        try:
-            with self._filesystem.open_input_stream(f"{self._root}/{bucket_id}/{number}") as stream:
+        for root in self._roots:
+            with (
+                contextlib.suppress(FileNotFoundError),
+                self._filesystem.open_input_stream(f"{root}/{bucket_id}/{number}") as stream,
+            ):
                 return bytes(stream.read())
-        except FileNotFoundError:
-            return None
+        return None
 
-    def _remove(self, bucket_id: int, numbers: list[int]) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._filesystem.delete_dir(f"{self._root}/{bucket_id}")
+    def _sweep(self) -> None:
+        """Mark buckets that the record does not name, unmark those that a restored one names, remove what is long dropped."""
+        found = self._filesystem.get_file_info(fs.FileSelector(self._root))
+        marks = {one.base_name.removesuffix(_DROPPED): one for one in found if one.base_name.endswith(_DROPPED)}
+        for one in found:
+            name = one.base_name
+            if name.isdecimal() and name not in self._used and name not in marks:
+                self.delete_bucket(int(name))
+        oldest_s = time.time() - _KEPT_S
+        for name, mark in marks.items():
+            if name in self._used:
+                self._filesystem.delete_file(mark.path)
+            elif mark.mtime_ns / 1e9 < oldest_s:
+                self._remove(name)
+                self._filesystem.delete_file(mark.path)
 
-    def _remove_left_over(self) -> None:
-        oldest_s = time.time() - _LEFT_OVER_AFTER_S
-        for one in self._filesystem.get_file_info(fs.FileSelector(self._root)):
-            # An object store's folders have no time of their own.
-            if one.base_name not in self._used and one.mtime_ns and one.mtime_ns / 1e9 < oldest_s:
-                self._filesystem.delete_dir(one.path)
+    def _remove(self, name: str) -> None:
+        for root in self._roots:
+            with contextlib.suppress(FileNotFoundError):
+                self._filesystem.delete_dir(f"{root}/{name}")
 
 
 class _Recent:
@@ -200,17 +218,26 @@ class _Recent:
                 self._bytes -= sum(map(len, old))
 
 
+def _parse(kind: type[Stored], data: bytes) -> Stored:
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise OffsetError(f"a bucket of delayed messages is damaged ({error}); restore the checkpoint") from None
+
+
 def _read_directory(data: bytes) -> list[int]:
-    found = pb.BlockDirectory.FromString(data)
+    found = _parse(pb.BlockDirectory, data)
     refuse_newer("a bucket of delayed messages", found.version, VERSION)
     return list(found.first_segments)
 
 
 _recent = _Recent(32 * 1024 * 1024)
-_started: set[str] = set()
+_swept_s: dict[str, float] = {}
 
 
-def _first_time(root: str) -> bool:
-    found = root not in _started
-    _started.add(root)
-    return found
+def _is_time_to_sweep(root: str) -> bool:
+    now_s = time.monotonic()
+    if now_s - _swept_s.get(root, float("-inf")) < _SWEEP_EVERY_S:
+        return False
+    _swept_s[root] = now_s
+    return True

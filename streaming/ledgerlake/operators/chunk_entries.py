@@ -6,7 +6,7 @@ from ledgerlake.decode.crypto import TAG_BYTES
 from ledgerlake.decode.split import MARKER
 from ledgerlake.state.chunks import Chunk, SetKey
 from ledgerlake.wire.chunks import Marker, has_promise, parse_marker
-from ledgerlake.wire.entry import delivery_time_ms, entry_time_ms, parse_entry, text_of
+from ledgerlake.wire.entry import broker_time_ms, delivery_time_ms, parse_entry, text_of
 from ledgerlake.wire.message_id import Position
 
 
@@ -36,7 +36,13 @@ def read_chunk(raw: bytes | memoryview, position: Position) -> Chunk:
         chunk_count=metadata.num_chunks_from_msg,
         total_bytes=metadata.total_chunk_msg_size,
         size_bytes=len(entry.payload) - tag_bytes,
-        time_ms=entry_time_ms(entry),
+        time_ms=broker_time_ms(entry),
+        publish_ms=_signed(metadata.publish_time),
         marked=has_promise(metadata),
         deliver_ms=delivery_time_ms(entry),
     )
+
+
+def _signed(number: int) -> int:
+    """An unsigned 64-bit number as a signed one, since numbers in a checkpoint are signed."""
+    return number - 2**64 if number >= 2**63 else number

@@ -4,8 +4,8 @@ State beside that of large messages:
 
     index      the record of all buckets, JSON with a version (``state.delay.bucket``)
     snapshots  (bucket, number) -> a bucket's metadata or one of its segments, with the entries that wait in it
-    large      (ledger, entry) of a large message's last chunk -> the positions of all, JSON with a version; the chunks
-               themselves stay in ``parts``
+    large      (ledger, entry) of what waits with its bytes in ``parts`` instead of a segment, JSON with a version: a large
+               message by its last chunk, with the positions of all, or an entry of which a range began or ended inside
     cancels    what is not to be delivered after all, JSON with a version (``state.delay.cancels``)
 
 An entry is stored once, in a segment with its neighbours in time; merging buckets moves it. With ``reread`` only its
@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -25,15 +25,18 @@ import numpy as np
 import pyarrow as pa
 
 from ledgerlake.client.topics import join_partition
+from ledgerlake.decode.messages import BatchPart
 from ledgerlake.decode.split import read_delayed
-from ledgerlake.errors import refuse_newer
+from ledgerlake.errors import SetupError
 from ledgerlake.operators.assembly import Assembled, Due, DueAgain, Rejected
 from ledgerlake.operators.buckets import FolderStorage, StateStorage
+from ledgerlake.operators.cancelling import CANCEL_REFUSED
 from ledgerlake.operators.rows import places
 from ledgerlake.state.delay.bucket import Record, record_from_json, record_to_json
 from ledgerlake.state.delay.cancels import MOST_CANCELS, Cancel, Cancels, cancels_from_json, cancels_to_json
 from ledgerlake.state.delay.segment import WAITING, frame_sizes, waiting
 from ledgerlake.state.delay.tracker import DelayedTracker, DelaySettings
+from ledgerlake.state.stored import parse_stored, stored
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:
@@ -52,7 +55,7 @@ TOPIC = "topic"
 _TOGETHER_BYTES = 1024 * 1024
 _TOGETHER_POSITIONS = 1000
 
-_LARGE_VERSION = 1
+_LARGE_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,7 @@ class DelayedMessages:
         self._stored = _only(state.index)
         self._tracker: DelayedTracker | None = None
         self._new_cancels: list[Cancel] = []
+        self._due_parts: list[tuple[Position, BatchPart]] = []
 
     def add(self, frames: bytes) -> None:
         """A ``delayed`` piece (see ``decode.split``)."""
@@ -119,8 +123,27 @@ class DelayedMessages:
             for position in event.positions:
                 self._parts.drop(position)
         held = event.held and not self._options.reread
-        self._state.large.updateValue((last.ledger_id, last.entry_id), (_large_to_json(event.positions, held),))
+        text = _elsewhere_to_json(_Elsewhere(event.positions, held))
+        self._state.large.updateValue((last.ledger_id, last.entry_id), (text,))
         self._open().add(waiting([(event.deliver_ms, last.ledger_id, last.entry_id)]))
+
+    def add_part(self, position: Position, frame: bytes, part: BatchPart) -> None:
+        """An entry of which only some messages belong to the range; its frame is in ``parts`` also with ``reread``.
+
+        What comes of it with a later range joins what waits, or is due at once where that has been delivered.
+        """
+        key = (position.ledger_id, position.entry_id)
+        found = self._state.large.getValue(key)
+        before = _elsewhere_from_json(found[0]) if found is not None else None
+        if before is not None and before.is_delivered:
+            self._due_parts.append((position, part))
+            return
+        if before is None and not self._open().add(waiting([(int(read_delayed(frame).due_ms[0]), *key)])):
+            # A release that held such entries whole has it already.
+            self._parts.drop(position)
+            return
+        joined = part if before is None or before.part is None else replace(part, after=before.part.after)
+        self._state.large.updateValue(key, (_elsewhere_to_json(_Elsewhere((position,), True, joined)),))
 
     def cancel(self, cancel: Cancel) -> None:
         self._new_cancels.append(cancel)
@@ -134,15 +157,18 @@ class DelayedMessages:
         cancels = cancels_from_json(stored) if stored else Cancels()
         refused = self._add_cancels(cancels, tracker.last_due_ms)
         if refused:
-            yield Rejected("cancel_refused", [(one.position, None) for one in refused])
+            yield Rejected(CANCEL_REFUSED, [(one, None) for one in dict.fromkeys(one.position for one in refused)])
         next_due_ms = tracker.next_due_ms
-        if due_ms is not None and next_due_ms is not None and next_due_ms <= due_ms:
+        cutoff_ms = due_ms or 0
+        if self._due_parts or (next_due_ms is not None and next_due_ms <= cutoff_ms):
             if len(cancels):
                 yield cancels
-            delivered_ms = max(due_ms, int(time.time() * 1000))
-            for batch in _gathered(tracker.take_due(due_ms)):
+            delivered_ms = max(cutoff_ms, int(time.time() * 1000))
+            for position, part in self._due_parts:
+                yield from self._part(position, part, delivered_ms, _outputs(tracker))
+            for batch in _gathered(tracker.take_due(cutoff_ms)):
                 yield from self._outcomes(batch, delivered_ms, tracker)
-        self._keep_cancels(cancels.after(due_ms or 0), stored)
+        self._keep_cancels(cancels.after(cutoff_ms), stored)
 
     def save(self) -> Waiting:
         """The micro-batch ends."""
@@ -157,8 +183,8 @@ class DelayedMessages:
         """The first entry that must be read again; of a large message that is its first chunk."""
         again = [tracker.oldest] if self._options.reread else []
         if self._state.large.exists():
-            large = [_large_from_json(value[0]) for _, value in self._state.large.iterator()]
-            again += [positions[0] for positions, held in large if not held]
+            large = [_elsewhere_from_json(value[0]) for _, value in self._state.large.iterator()]
+            again += [one.positions[0] for one in large if not one.is_held]
         return min((one for one in again if one is not None), default=None)
 
     def _open(self) -> DelayedTracker:
@@ -175,8 +201,7 @@ class DelayedMessages:
     def _storage(self, record: Record) -> StateStorage | FolderStorage:
         if self._options.folder is None:
             return StateStorage(self._state.snapshots)
-        folder = bucket_folder(self._options.folder, self._source)
-        return FolderStorage(folder, [one.bucket_id for one in record.buckets])
+        return open_folder(self._options.folder, self._source, _query_id(), [one.bucket_id for one in record.buckets])
 
     def _add_cancels(self, cancels: Cancels, until_ms: int | None) -> list[Cancel]:
         """Those that are refused because there are too many. Where nothing waits there is nothing to cancel."""
@@ -197,7 +222,7 @@ class DelayedMessages:
             self._state.cancels.update((text,))
 
     def _outcomes(self, batch: pa.RecordBatch, delivered_ms: int, tracker: DelayedTracker) -> Iterator[Outcome]:
-        outputs = {name: mark for name, mark in tracker.outputs.items() if name != TABLE}
+        outputs = _outputs(tracker)
         kept = batch.column(3).is_valid().to_numpy(zero_copy_only=False)
         rows = range(batch.num_rows)
         for has_frame, group in groupby(rows, lambda row: bool(kept[row])):
@@ -209,25 +234,65 @@ class DelayedMessages:
                 yield from self._elsewhere(part, delivered_ms, outputs)
 
     def _elsewhere(self, batch: pa.RecordBatch, delivered_ms: int, outputs: dict[str, Position]) -> Iterator[Outcome]:
-        """Messages whose bytes are not in their segment: large ones, and those that are read from the topic."""
+        """Messages whose bytes are not in their segment: large ones, parts, and those that are read from the topic."""
         again: list[Position] = []
         for ledger_id, entry_id in zip(batch.column(1).to_pylist(), batch.column(2).to_pylist(), strict=True):
             found = self._state.large.getValue((ledger_id, entry_id))
             if found is None:
                 again.append(Position(ledger_id, entry_id))
                 continue
-            positions, held = _large_from_json(found[0])
-            entries = map(self._parts.take, positions) if held else None
-            yield Assembled(positions, entries, delivered_ms=delivered_ms, outputs=outputs)
+            one = _elsewhere_from_json(found[0])
+            if one.part is not None:
+                yield from self._part(one.positions[0], one.part, delivered_ms, outputs)
+                continue
+            entries = map(self._parts.take, one.positions) if one.is_held else None
+            yield Assembled(one.positions, entries, delivered_ms=delivered_ms, outputs=outputs)
             self._state.large.removeKey((ledger_id, entry_id))
         for start in range(0, len(again), _TOGETHER_POSITIONS):
             yield DueAgain(again[start : start + _TOGETHER_POSITIONS], delivered_ms, outputs)
 
+    def _part(
+        self, position: Position, part: BatchPart, delivered_ms: int, outputs: dict[str, Position]
+    ) -> Iterator[Outcome]:
+        frame = self._parts.take(position)
+        if frame is not None:
+            yield Due(frame, delivered_ms, outputs, part)
+        key = (position.ledger_id, position.entry_id)
+        if part.until is None:
+            self._state.large.removeKey(key)
+        else:
+            text = _elsewhere_to_json(_Elsewhere((position,), True, part, is_delivered=True))
+            self._state.large.updateValue(key, (text,))
 
-def bucket_folder(folder: str, source: TopicPartition) -> str:
-    """Where a topic partition's buckets are, below a folder for all."""
+
+def open_folder(folder: str, source: TopicPartition, query_id: str, used: Iterable[int]) -> FolderStorage:
+    """The buckets of one query's topic partition, below a folder for all.
+
+    Args:
+        used: those that the query's record names.
+    """
+    return FolderStorage(bucket_folder(folder, source, query_id), used, shared_bucket_folder(folder, source))
+
+
+def bucket_folder(folder: str, source: TopicPartition, query_id: str) -> str:
+    return shared_bucket_folder(f"{folder.rstrip('/')}/{query_id}", source)
+
+
+def shared_bucket_folder(folder: str, source: TopicPartition) -> str:
+    """Where releases kept a topic partition's buckets that did not tell queries apart."""
     name = join_partition(source.topic, source.partition)
     return f"{folder.rstrip('/')}/{name.rpartition('/')[2]}-{zlib.crc32(name.encode()):08x}"
+
+
+def _query_id() -> str:
+    """The id that Spark gave this task's query; it belongs to the checkpoint."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    found = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
+    if not found:
+        raise SetupError("Spark did not tell the query's id, by which its folder of delayed messages is named")
+    return str(found)
 
 
 def _only(state: ValueState) -> str | None:
@@ -235,14 +300,49 @@ def _only(state: ValueState) -> str | None:
     return None if found is None else str(found[0])
 
 
-def _large_to_json(positions: tuple[Position, ...], held: bool) -> str:
-    return json.dumps({"version": _LARGE_VERSION, "positions": places(positions), "held": held})
+@dataclass(frozen=True)
+class _Elsewhere:
+    """What waits with its bytes in ``parts``, where they are held: a large message's chunks, or one entry.
+
+    ``part`` is what of that entry came, None of a large message. It stays when it was delivered, since the rest may come with a
+    later range.
+    """
+
+    positions: tuple[Position, ...]
+    is_held: bool
+    part: BatchPart | None = None
+    is_delivered: bool = False
 
 
-def _large_from_json(text: str) -> tuple[tuple[Position, ...], bool]:
-    data: dict[str, Any] = json.loads(text)
-    refuse_newer("the checkpoint", data["version"], _LARGE_VERSION, "delayed large messages of version")
-    return tuple(Position(*one) for one in data["positions"]), data["held"]
+def _elsewhere_to_json(one: _Elsewhere) -> str:
+    part = None if one.part is None else asdict(one.part)
+    data = {"positions": places(one.positions), "held": one.is_held, "part": part}
+    return json.dumps({"version": _LARGE_VERSION, **data, "delivered": one.is_delivered})
+
+
+def _elsewhere_from_json(text: str) -> _Elsewhere:
+    return parse_stored(text, "delayed large messages", _elsewhere, _LARGE_VERSION)
+
+
+def _elsewhere(data: dict[str, Any], version: int) -> _Elsewhere:
+    """Version 1 knew no parts."""
+    positions = tuple(map(_position, stored(list[list[int]], data["positions"])))
+    if not positions:
+        raise ValueError("a message without chunks")
+    is_held = stored(bool, data["held"])
+    if version == 1:
+        return _Elsewhere(positions, is_held)
+    return _Elsewhere(positions, is_held, stored(BatchPart | None, data["part"]), stored(bool, data["delivered"]))
+
+
+def _position(place: list[int]) -> Position:
+    ledger_id, entry_id = place
+    return Position(ledger_id, entry_id)
+
+
+def _outputs(tracker: DelayedTracker) -> dict[str, Position]:
+    """The outputs beside the table."""
+    return {name: mark for name, mark in tracker.outputs.items() if name != TABLE}
 
 
 def _frames(frames: bytes, ends: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Array:

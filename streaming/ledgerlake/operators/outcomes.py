@@ -13,11 +13,13 @@ import pyarrow.compute as pc
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.large import decode_large
-from ledgerlake.decode.messages import Decoded, TopicPartition, decode_bundle, decode_entries
+from ledgerlake.decode.messages import BatchPart, Decoded, TopicPartition, decode_bundle, decode_entries
+from ledgerlake.decode.reference import key_of
 from ledgerlake.decode.rejects import RejectedEntry, reject_rows
 from ledgerlake.decode.split import entries_of
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.assembly import Assembled, Due, DueAgain, Entry, Outcome, Rejected
+from ledgerlake.operators.cancelling import key_text, key_texts
 from ledgerlake.operators.rows import Standing, standing_from_json
 from ledgerlake.source.gathering import BUNDLE_BYTES
 from ledgerlake.source.partition_reader import read_again
@@ -53,7 +55,8 @@ def read_flow(
             yield source, cancels_from_json(row["note"])
         elif row["kind"] == "due":
             note = json.loads(row["note"])
-            yield source, Due(row["entry"], note["delivered_ms"], _outputs(note))
+            part = BatchPart(*note["first_entry"])
+            yield source, Due(row["entry"], note["delivered_ms"], _outputs(note), part)
         elif row["kind"] == "again":
             note = json.loads(row["note"])
             yield source, DueAgain(list(_positions(note)), note["delivered_ms"], _outputs(note))
@@ -106,7 +109,9 @@ class OutcomeDecoder:
             BrokerError, TransportError: entries had to be read again and could not.
         """
         if isinstance(outcome, Due):
-            yield from self._due(decode_bundle(outcome.frames, self._source, **self._options.decoding), outcome)
+            first_entry = outcome.first_entry
+            parts = decode_bundle(outcome.frames, self._source, first_entry=first_entry, **self._options.decoding)
+            yield from self._due(parts, outcome)
         elif isinstance(outcome, DueAgain):
             yield from self._due_again(outcome)
         elif isinstance(outcome, Assembled):
@@ -137,8 +142,7 @@ class OutcomeDecoder:
         if entry is None:
             return False
         metadata = peek_metadata(memoryview(entry))
-        key = str(metadata.partition_key) if metadata.HasField("partition_key") else None
-        return self.cancels.hit(position, key, metadata.deliver_at_time)
+        return self.cancels.hit(position, -1, key_text(*key_of(metadata)), metadata.deliver_at_time)
 
     def _due(self, parts: Iterable[Decoded], outcome: Due | DueAgain) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
         for decoded in parts:
@@ -152,10 +156,13 @@ class OutcomeDecoder:
                 yield [_rejected(row) for row in decoded.rejects.to_pylist()]
 
     def _cancelled(self, messages: pa.RecordBatch, outcome: Due | DueAgain) -> list[RejectedEntry]:
-        """Each entry once, with its bytes where they are at hand."""
-        places = dict.fromkeys(zip(messages["ledger_id"].to_pylist(), messages["entry_id"].to_pylist(), strict=True))
+        """Each entry once, with its bytes where they are at hand; of a batch it says which messages were cancelled."""
+        columns = (messages[name].to_pylist() for name in ("ledger_id", "entry_id", "batch_index"))
+        indexes: dict[Position, list[int]] = {}
+        for ledger_id, entry_id, batch_index in zip(*columns, strict=True):
+            indexes.setdefault(Position(ledger_id, entry_id), []).append(batch_index)
         entries = entries_of(outcome.frames) if isinstance(outcome, Due) else {}
-        return [RejectedEntry(Position(*one), entries.get(Position(*one)), CANCELLED) for one in places]
+        return [RejectedEntry(one, entries.get(one), CANCELLED, _of_batch(found)) for one, found in indexes.items()]
 
     def _due_again(self, outcome: DueAgain) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
         found: list[tuple[Position, bytes]] = []
@@ -201,13 +208,18 @@ def cancelled_rows(messages: pa.RecordBatch, cancels: Cancels) -> NDArray[np.boo
     hit = np.zeros(messages.num_rows, dtype=bool)
     if not len(cancels):
         return hit
-    by_key = pc.is_in(messages["key"], pa.array(cancels.keys, pa.string()))
+    keys = key_texts(messages)
+    by_key = pc.is_in(keys, pa.array(cancels.keys, pa.string()))
     by_id = np.isin(messages["ledger_id"].to_numpy(), [one.ledger_id for one in cancels.positions])
     for row in np.flatnonzero(by_key.to_numpy(zero_copy_only=False) | by_id).tolist():
         position = Position(messages["ledger_id"][row].as_py(), messages["entry_id"][row].as_py())
         deliver_us = messages["deliver_at"][row].cast(pa.int64()).as_py()
-        hit[row] = cancels.hit(position, messages["key"][row].as_py(), deliver_us // 1000)
+        hit[row] = cancels.hit(position, messages["batch_index"][row].as_py(), keys[row].as_py(), deliver_us // 1000)
     return hit
+
+
+def _of_batch(indexes: list[int]) -> str:
+    return "" if indexes == [-1] else f"messages {', '.join(map(str, indexes))} of the batch"
 
 
 def _with_delivery(messages: pa.RecordBatch, delivered_ms: int) -> pa.RecordBatch:

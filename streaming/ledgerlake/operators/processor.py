@@ -13,19 +13,19 @@ Rules kept here:
   - Rows may come in any order, the reports say what happened when. Several tasks may have read one topic partition:
     their reports are taken in the order of their ranges, so all chunks of a message meet here, in order.
   - A topic partition with nothing open, nothing that waits and nothing to say costs two looks at the state.
-  - The time by which sets expire and messages are due is the batch's, so a batch that is run again does the same again.
+  - The time by which sets expire and messages are due is the batch's: the broker's time of its entries, or the planner's
+    clock in its offset. A batch that is run again does the same again, and no producer's clock counts.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from ledgerlake.decode.messages import TopicPartition
-from ledgerlake.errors import refuse_newer
+from ledgerlake.decode.messages import BatchPart, TopicPartition
 from ledgerlake.operators.assembly import Assembled, Assembly, Due, DueAgain, Outcome
 from ledgerlake.operators.delayed import DelayedMessages, DelayedState
 from ledgerlake.operators.rows import (
@@ -44,6 +44,7 @@ from ledgerlake.operators.rows import (
 )
 from ledgerlake.state.chunks import OpenSet, SetKey
 from ledgerlake.state.delay.cancels import Cancel, Cancels, cancels_to_json
+from ledgerlake.state.stored import parse_stored
 from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import Position
 
@@ -57,7 +58,10 @@ if TYPE_CHECKING:
     from ledgerlake.operators.delayed import DelayOptions, Waiting
     from ledgerlake.state.chunks import Chunk, Limits
 
-SET_VERSION = 1
+SET_VERSION = 2
+
+# When a batch is wanted for a set that no clock has seen yet: at once.
+_AT_ONCE_MS = 1
 
 # Arriving bytes that wait in memory for the reports; beyond, they wait in the state store.
 _FRESH_BYTES = 64 * 1024 * 1024
@@ -105,6 +109,10 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
             for row in frame.itertuples(index=False):
                 if row.kind == "chunk":
                     parts.put(Position(int(row.ledger_id), int(row.entry_id)), row.entry)
+                elif row.kind == "delayed" and isinstance(row.note, str):
+                    position = Position(int(row.ledger_id), int(row.entry_id))
+                    parts.put(position, row.entry)
+                    delayed.add_part(position, row.entry, BatchPart(*json.loads(row.note)))
                 elif row.kind == "delayed":
                     delayed.add(row.entry)
                 elif row.kind == "report":
@@ -117,7 +125,7 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         assembly = Assembly(self._limits, parts, oldest_first, hold_delayed=self._delay.enabled)
         for outcome in _happened(assembly, delayed, reports):
             yield from _outcome_rows(source, outcome)
-        for due in delayed.release(latest(report.due_ms for report in reports)):
+        for due in delayed.release(latest(report.now_ms for report in reports)):
             yield from _outcome_rows(source, due)
         parts.store_fresh()
         self._store(stored, assembly.pending.sets)
@@ -186,12 +194,16 @@ def set_to_json(one: OpenSet) -> str:
 def set_from_json(text: str) -> OpenSet:
     """Read an open set from state.
 
+    Version 1 had no ``publish_ms``, and its ``opened_ms`` was the producer's where the broker gave no time.
+
     Raises:
-        OffsetError: a newer release wrote it.
+        OffsetError: a newer release wrote it, or it is damaged.
     """
-    data = json.loads(text)
-    refuse_newer("the checkpoint", data.pop("version"), SET_VERSION, "open sets of version")
-    return open_set_from_dict(data)
+    return parse_stored(text, "open sets", _open_set, SET_VERSION)
+
+
+def _open_set(data: dict[str, Any], version: int) -> OpenSet:
+    return open_set_from_dict(data if version > 1 else data | {"opened_ms": None, "publish_ms": None})
 
 
 def _happened(assembly: Assembly, delayed: DelayedMessages, reports: list[Report]) -> Iterator[Outcome]:
@@ -231,7 +243,7 @@ def _standing(assembly: Assembly, waiting: Waiting, reports: list[Report], limit
     return Standing(
         facts=[report.fact for report in reports],
         oldest_open=min((one.positions[0] for one in sets), default=None),
-        expires_ms=min((one.opened_ms + limits.expire_after_ms for one in sets), default=None),
+        expires_ms=min((_expires_ms(one, limits) for one in sets), default=None),
         open_sets=len(sets),
         held_bytes=assembly.pending.held_bytes,
         waiting=waiting.messages,
@@ -240,11 +252,16 @@ def _standing(assembly: Assembly, waiting: Waiting, reports: list[Report], limit
     )
 
 
+def _expires_ms(one: OpenSet, limits: Limits) -> int:
+    return _AT_ONCE_MS if one.opened_ms is None else one.opened_ms + limits.expire_after_ms
+
+
 def _outcome_rows(source: TopicPartition, outcome: Outcome | Cancels) -> Iterator[pd.DataFrame]:
     if isinstance(outcome, Cancels):
         yield _row(source, "cancels", None, cancels_to_json(outcome.all), None)
     elif isinstance(outcome, Due):
-        yield _row(source, "due", None, _due_note(outcome), outcome.frames)
+        first_entry = astuple(outcome.first_entry)
+        yield _row(source, "due", None, _due_note(outcome, first_entry=first_entry), outcome.frames)
     elif isinstance(outcome, DueAgain):
         yield _row(source, "again", None, _due_note(outcome, positions=places(outcome.positions)), None)
     elif isinstance(outcome, Assembled):

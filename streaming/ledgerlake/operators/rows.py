@@ -4,7 +4,8 @@ To the stage, of each task and topic partition, in any order (a shuffle lies bet
 
     rows     decoded messages that pass untouched, as an Arrow stream
     chunk    the bytes of one entry that the task could not settle itself, by position
-    delayed  entries that are to be delivered later (see ``decode.split``)
+    delayed  entries that are to be delivered later (see ``decode.split``); an entry of which only a part belongs to the
+             range travels alone, by position, with that part in ``note``
     report   once: what became of the task's range, and the events that need the open sets, in order (``Report``)
 
 From the stage, in order but for ``rows``, which pass as they come:
@@ -21,20 +22,23 @@ From the stage, in order but for ``rows``, which pass as they come:
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, astuple, dataclass, field
+from typing import TYPE_CHECKING, Any, get_args
 
 import pyarrow as pa
 
+from ledgerlake.decode.messages import WHOLE
+from ledgerlake.decode.split import DELAYED, read_delayed
 from ledgerlake.state.chunks import Chunk, OpenSet, SetKey
 from ledgerlake.state.delay.cancels import Cancel
+from ledgerlake.state.stored import parse_stored, stored
 from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable, Iterator
 
-    from ledgerlake.decode.messages import TopicPartition
+    from ledgerlake.decode.messages import BatchPart, TopicPartition
 
 FLOW = pa.schema(
     [
@@ -47,6 +51,9 @@ FLOW = pa.schema(
         ("entry", pa.binary()),
     ]
 )
+# What is passed between two stages of one batch is never stored.
+_BUG = "this is a bug, please report it"
+
 FLOW_DDL = "topic string, partition int, kind string, ledger_id bigint, entry_id bigint, note string, entry binary"
 
 
@@ -73,15 +80,13 @@ Event = Chunk | Begun | OpenSet | Marker | Waits | Cancel
 class Report:
     """One task's range of one topic partition, up to ``end``. ``fact`` is the writer's own and only handed on.
 
-    ``now_ms`` is the latest time that the range knows of; ``due_ms`` too, but by the broker or the planner's clock alone,
-    since producers' clocks may not say that something is due.
+    ``now_ms`` is the latest time that the range knows of, by the broker or by the planner's clock.
     """
 
     end: Position
     now_ms: int | None
     fact: dict[str, Any]
     events: list[Event] = field(default_factory=list)
-    due_ms: int | None = None
 
 
 @dataclass(frozen=True)
@@ -103,14 +108,23 @@ class Standing:
 
 def report_to_json(report: Report) -> str:
     events = [[type(one).__name__, asdict(one)] for one in report.events]
-    data = {"end": asdict(report.end), "now_ms": report.now_ms, "fact": report.fact, "due_ms": report.due_ms}
+    data = {"end": asdict(report.end), "now_ms": report.now_ms, "fact": report.fact}
     return json.dumps({**data, "events": events})
 
 
 def report_from_json(text: str) -> Report:
-    data = json.loads(text)
-    events: list[Event] = [_READERS[kind](fields) for kind, fields in data["events"]]
-    return Report(Position(**data["end"]), data["now_ms"], data["fact"], events, data["due_ms"])
+    """Read what ``report_to_json`` wrote.
+
+    Raises:
+        OffsetError: it did not.
+    """
+    return parse_stored(text, "report of a task", _report, advice=_BUG)
+
+
+def _report(data: dict[str, Any], _version: int) -> Report:
+    events: list[Event] = [stored(_EVENTS[kind], fields) for kind, fields in data["events"]]
+    fact = stored(dict[str, Any], data["fact"])
+    return Report(stored(Position, data["end"]), stored(int | None, data["now_ms"]), fact, events)
 
 
 def standing_to_json(standing: Standing) -> str:
@@ -118,39 +132,29 @@ def standing_to_json(standing: Standing) -> str:
 
 
 def standing_from_json(text: str) -> Standing:
-    return standing_from_dict(json.loads(text))
+    """Read what ``standing_to_json`` wrote.
+
+    Raises:
+        OffsetError: it did not.
+    """
+    return parse_stored(
+        text, "standing of a topic partition", lambda data, _version: standing_from_dict(data), advice=_BUG
+    )
 
 
 def standing_from_dict(data: dict[str, Any]) -> Standing:
-    oldest = {name: Position(**data[name]) if data[name] else None for name in ("oldest_open", "oldest_waiting")}
-    return Standing(**{**data, **oldest})
+    standing: Standing = stored(Standing, data)
+    return standing
 
 
 def open_set_from_dict(data: dict[str, Any]) -> OpenSet:
-    positions = tuple(Position(**one) for one in data["positions"])
-    return OpenSet(**{**data, "key": SetKey(**data["key"]), "positions": positions})
+    opened: OpenSet = stored(OpenSet, data)
+    if not opened.positions:
+        raise ValueError("an open set without chunks")
+    return opened
 
 
-def _chunk(data: dict[str, Any]) -> Chunk:
-    return Chunk(**{**data, "key": SetKey(**data["key"]), "position": Position(**data["position"])})
-
-
-def _marker(data: dict[str, Any]) -> Marker:
-    return Marker(**{**data, "positions": tuple(Position(**one) for one in data["positions"])})
-
-
-def _waits(data: dict[str, Any]) -> Waits:
-    return Waits(**{**data, "positions": tuple(Position(**one) for one in data["positions"])})
-
-
-_READERS: dict[str, Callable[[dict[str, Any]], Event]] = {
-    "Chunk": _chunk,
-    "Begun": lambda data: Begun(SetKey(**data["key"])),
-    "OpenSet": open_set_from_dict,
-    "Marker": _marker,
-    "Waits": _waits,
-    "Cancel": lambda data: Cancel(**{**data, "position": Position(**data["position"])}),
-}
+_EVENTS: dict[str, type[Event]] = {one.__name__: one for one in get_args(Event)}
 
 
 def latest(times_ms: Iterable[int | None]) -> int | None:
@@ -161,6 +165,18 @@ def latest(times_ms: Iterable[int | None]) -> int | None:
 def places(positions: Iterable[Position]) -> list[list[int]]:
     """Positions for JSON."""
     return [[one.ledger_id, one.entry_id] for one in positions]
+
+
+def delayed_rows(source: TopicPartition, frames: memoryview, first_entry: BatchPart) -> Iterator[pa.RecordBatch]:
+    """The rows of a ``delayed`` piece. ``first_entry`` is what of its first entry belongs to the range."""
+    if first_entry != WHOLE:
+        found = read_delayed(frames)
+        end = int(found.frame_ends[0])
+        position = Position(int(found.ledger_ids[0]), int(found.entry_ids[0]))
+        yield flow_row(source, DELAYED, position, json.dumps(astuple(first_entry)), frames[:end])
+        frames = frames[end:]
+    if len(frames):
+        yield flow_row(source, DELAYED, entry=frames)
 
 
 def flow_row(

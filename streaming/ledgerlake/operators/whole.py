@@ -15,11 +15,11 @@ from ledgerlake.decode.messages import BatchPart, TopicPartition, as_view, rejec
 from ledgerlake.decode.rejects import read_reject
 from ledgerlake.decode.split import DELAYED, ENTRIES, REJECT, only_entry
 from ledgerlake.errors import CorruptEntryError
-from ledgerlake.operators.cancelling import find_cancels
+from ledgerlake.operators.cancelling import CANCEL_REFUSED, TaskCancels
 from ledgerlake.operators.chunk_entries import read_alone
 from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
 from ledgerlake.operators.processor import assemble
-from ledgerlake.operators.rows import FLOW_DDL, Event, Report, Standing, flow_row, latest, report_to_json
+from ledgerlake.operators.rows import FLOW_DDL, Event, Report, Standing, delayed_rows, flow_row, latest, report_to_json
 from ledgerlake.source.partition_reader import Piece, check_broker_metadata, piece_as_view
 from ledgerlake.state.chunks import Chunk, Limits
 from ledgerlake.state.delay.cancels import Cancels
@@ -68,28 +68,31 @@ class _Range:
     ) -> None:
         self._source = source
         self._end = Position(row["end_ledger_id"], row["end_entry_id"])
-        self._now_ms = self._due_ms = row["clock_ms"]
+        self._now_ms = row["clock_ms"]
         self._options = options
         self._holds_delayed = holds_delayed
         self._events: list[Event] = []
+        self._cancels = TaskCancels()
 
     def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         self._now_ms = latest((self._now_ms, piece.broker_ms))
-        self._due_ms = latest((self._due_ms, piece.broker_ms))
         if piece.kind == DELAYED and self._holds_delayed:
-            yield flow_row(self._source, DELAYED, entry=piece.frames)
+            yield from delayed_rows(self._source, piece.frames, piece.first_entry)
         elif piece.kind in (ENTRIES, DELAYED):
             yield from self._decode(piece)
         else:
             yield from self._take_alone(piece)
 
     def report(self) -> pa.RecordBatch:
-        report = Report(self._end, self._now_ms, {}, self._events, self._due_ms)
+        report = Report(self._end, self._now_ms, {}, self._events)
         return flow_row(self._source, "report", note=report_to_json(report))
 
     def _decode(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         for batch in piece_as_view(piece, self._source, self._options):
-            self._events += find_cancels(batch)
+            accepted, refused = self._cancels.take(batch)
+            self._events += accepted
+            for position in refused:
+                yield flow_row(self._source, "reject", position, CANCEL_REFUSED)
             with pa.BufferOutputStream() as out, pa.ipc.new_stream(out, batch.schema) as writer:
                 writer.write_batch(batch)
             yield flow_row(self._source, "rows", entry=out.getvalue())
@@ -106,7 +109,6 @@ class _Range:
         except CorruptEntryError as error:
             yield flow_row(self._source, "reject", position, error.reason, entry)
             return
-        self._now_ms = latest((self._now_ms, event.time_ms))
         self._events.append(event)
         if isinstance(event, Chunk):
             yield flow_row(self._source, "chunk", position, entry=entry)

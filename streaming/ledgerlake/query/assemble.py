@@ -36,6 +36,8 @@ from ledgerlake.sinks.republish import Republisher
 from ledgerlake.sinks.spark_table import open_table
 from ledgerlake.sinks.writing import TaskSettings
 from ledgerlake.source.bounds import end_position, first_available, resolve_start
+from ledgerlake.source.loss import moved_to
+from ledgerlake.source.offsets import PartitionOffset
 from ledgerlake.source.options import parse_start
 from ledgerlake.source.positions import describe
 from ledgerlake.source.wakes import load_wakes, save_wakes
@@ -189,8 +191,26 @@ class Pipeline:
             "startingOffsets": as_option(start),
             "wakes": self._wake_file,
             "pinnedBy": self.config.subscription,
+            "movedCursors": as_option(self._moved_cursors(start)),
         }
         return self._sink.stream(self._spark, self.config.source_options() | own)
+
+    def _moved_cursors(self, start: Offset) -> Offset:
+        """Return where those cursors stand that somebody else moved over entries without an index, by which loss is told."""
+        read = start | (self._checkpoint.committed_offset() or {})
+        moved = {}
+        for name, position in self._cursors.positions(name for name, end in read.items() if end.index is None).items():
+            if moved_to(position, read[name].position) != BEFORE_ALL:
+                _log.warning(
+                    "the subscription %s of %s stands at %s, and the stream has read up to %s: somebody moved it, by message "
+                    "TTL or by hand",
+                    self.config.subscription,
+                    name,
+                    position,
+                    read[name].position,
+                )
+                moved[name] = PartitionOffset(position)
+        return moved
 
     def _serve_metrics(self, port: int) -> None:
         from ledgerlake.query.metrics import ServedMetrics

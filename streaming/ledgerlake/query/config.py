@@ -270,11 +270,26 @@ def load_config(path: str | Path) -> Config:
         UsageError: the file cannot be read, is not TOML, or says something wrong; the message names file and key.
     """
     try:
-        with open(path, "rb") as file:
-            data = tomllib.load(file)
+        content = Path(path).read_bytes()
     except OSError as error:
         raise UsageError(f"the configuration {path} cannot be read ({error.strerror}); check the path") from None
-    except tomllib.TOMLDecodeError as error:
+    return read_config(content, str(path))
+
+
+def read_config(content: bytes, path: str) -> Config:
+    """Check a configuration file's content; ``path`` is for the message.
+
+    Raises:
+        UsageError: as ``load_config``.
+    """
+    try:
+        data = tomllib.loads(content.decode())
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"the configuration {path} is not UTF-8 from byte {error.start} on; save it as UTF-8"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        # Beside TOML's own error, which is a ValueError: a number without end, an array in an array in an array.
         raise UsageError(f"the configuration {path} is not TOML: {error}") from None
     try:
         return parse_config(data)

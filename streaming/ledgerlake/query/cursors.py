@@ -71,9 +71,14 @@ class CursorKeeper:
             self._cursors[name] = cursor
             cursor.ensure(from_earliest)
 
-    def positions(self) -> Ends:
-        """Return where each cursor stands: the last entry that counts as taken, with everything before it."""
-        return {name: cursor.position() for name, cursor in self._cursors.items()}
+    def positions(self, topic_partitions: Iterable[str] | None = None) -> Ends:
+        """Return where each cursor stands: the last entry that counts as taken, with everything before it.
+
+        Args:
+            topic_partitions: only the cursors of these, as far as there are any; None: all.
+        """
+        names = self._cursors if topic_partitions is None else self._cursors.keys() & set(topic_partitions)
+        return {name: self._cursors[name].position() for name in names}
 
     def advance(self, ends: Ends) -> None:
         """Acknowledge everything up to some positions, at once; for the start of a new pipeline."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenMessage:
-    """One large message that is not whole. ``age_ms`` counts from its first chunk, by the broker's time.
+    """One large message that is not whole. ``age_ms`` counts from its first chunk, by the clock of the micro-batches.
 
     ``held_bytes`` is 0 where its chunks were put aside and will be read again; ``missing`` is then still right.
     """
@@ -84,6 +84,6 @@ def _describe(row: Row, now_ms: int) -> OpenMessage:
         missing=one.chunk_count - len(one.positions),
         held_bytes=one.held_bytes,
         total_bytes=one.total_bytes,
-        age_ms=now_ms - one.opened_ms,
+        age_ms=0 if one.opened_ms is None else now_ms - one.opened_ms,
         awaits_marker=one.awaiting,
     )

@@ -9,7 +9,7 @@ from ledgerlake.client.reader import EntryReader
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.entries import entry_rows
 from ledgerlake.decode.messages import TopicPartition
-from ledgerlake.source.bounds import end_position, resolve_start
+from ledgerlake.source.bounds import end_position, matching_partitions, resolve_start
 from ledgerlake.source.options import parse_start
 from ledgerlake.source.positions import next_until
 
@@ -31,7 +31,7 @@ def peek(settings: ClientSettings, topic: str, start: str, count: int) -> Iterat
     bound = parse_start(start, "--from")
     cluster = Cluster(settings)
     try:
-        for name in cluster.topic_partitions(topic):
+        for name in matching_partitions(cluster.topic_partitions(topic), bound):
             yield from _peek_partition(cluster, name, bound, count)
     finally:
         cluster.close()
@@ -84,4 +84,4 @@ def entry_line(row: dict[str, Any]) -> str:
 
 
 def _clock(moment: Any) -> str:
-    return str(moment.strftime("%H:%M:%S.%f")[:-3])
+    return "-" if moment is None else str(moment.strftime("%H:%M:%S.%f")[:-3])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.topics import split_partition
 from ledgerlake.query.peek import described_entries
-from ledgerlake.source.bounds import end_position, entry_from, resolve_start
+from ledgerlake.source.bounds import end_position, entry_from, matching_partitions, resolve_start
 from ledgerlake.source.search import last_before
 from ledgerlake.wire.message_id import BEFORE_ALL, MessageId, to_bytes
 
@@ -47,7 +47,7 @@ def find_places(settings: ClientSettings, topic: str, bound: Bound) -> Iterator[
     """
     cluster = Cluster(settings)
     try:
-        for name in cluster.topic_partitions(topic):
+        for name in matching_partitions(cluster.topic_partitions(topic), bound):
             yield _place(cluster, name, bound)
     finally:
         cluster.close()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.messages import TopicPartition
-from ledgerlake.operators.buckets import FolderStorage
-from ledgerlake.operators.delayed import bucket_folder
+from ledgerlake.files import load_json
+from ledgerlake.operators.delayed import open_folder
 from ledgerlake.query.open_sets import read_state
 from ledgerlake.state.delay.bucket import Bucket, Record, record_from_json
 from ledgerlake.state.delay.cancels import cancels_from_json
@@ -87,9 +87,10 @@ def _metadata(spark: SparkSession, config: Config) -> Callable[[TopicPartition, 
     """How to get a bucket's metadata by its topic partition and id."""
     folder = config.delay.options.folder
     if folder is not None:
+        query_id = load_json(f"{config.stream.checkpoint}/metadata")["id"]
 
         def from_folder(source: TopicPartition, bucket_id: int) -> list[SegmentMetadata]:
-            storage = FolderStorage(bucket_folder(folder, source), [])
+            storage = open_folder(folder, source, query_id, [bucket_id])
             return metadata_from_bytes(storage.get_segment(bucket_id, METADATA))
 
         return from_folder

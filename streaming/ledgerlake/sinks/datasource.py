@@ -7,7 +7,7 @@
 | ``pulsar.producer.producerName`` | begins the name of every producer; the same for every run of a query, and its alone | the query's id |
 | ``pulsar.producer.batchingEnabled`` | several messages to an entry | ``true`` |
 | ``pulsar.producer.batchingMaxMessages`` | at most so many | 1000 |
-| ``pulsar.producer.batchingMaxBytes`` | at most so many bytes of payload | 131072 |
+| ``pulsar.producer.batchingMaxBytes`` | at most so many bytes of payload, keys and properties | 131072 |
 | ``pulsar.producer.compressionType`` | ``none``, ``lz4``, ``zlib``, ``zstd`` or ``snappy`` | ``none`` |
 """
 

@@ -1,7 +1,8 @@
 """Parquet files whose rows stand in order, from batches that mostly do already.
 
 Key: (effective time, ledger, entry, batch index), where effective time is the broker's timestamp, or the publish time where
-there is none, and of a message that waited its delivery time where that is later. Broker times only rise, so rows normally pass straight through; publish times of several
+there is none, and of a message that waited its delivery time where that is later. A row that has neither, since its producer's time
+was out of range, has the effective time 0: it stands before the others and is late where the table has rows. Broker times only rise, so rows normally pass straight through; publish times of several
 producers do not, and a broker's clock can step back.
 
 How it stays bounded: rows gather up to one row group and are sorted there. While each group begins at or after the end
@@ -169,6 +170,8 @@ class GatheringWriter:
         self._waiting_bytes = 0
 
     def write(self, table: pa.Table) -> None:
+        if table.num_rows == 0:
+            return
         self._waiting.append(table)
         self._waiting_bytes += table.nbytes
         if self._waiting_bytes >= ROW_GROUP_BYTES:
@@ -313,9 +316,9 @@ def _row_groups(folder: ParquetFolder, name: str) -> Iterator[pa.Table]:
 
 
 def effective_times(table: pa.Table | pa.RecordBatch) -> Times:
-    """Microseconds by which rows are ordered; see the module."""
+    """Microseconds by which rows are ordered, 0 where there is no time; see the module."""
     stored = pc.coalesce(table["broker_timestamp"], table["publish_time"])
-    times: Times = stored.cast(pa.int64()).to_numpy()
+    times: Times = pc.fill_null(stored.cast(pa.int64()), 0).to_numpy()
     if table["delivered_at"].null_count == table.num_rows:
         return times
     due = pc.if_else(pc.is_valid(table["delivered_at"]), table["deliver_at"].cast(pa.int64()), None)
@@ -349,7 +352,8 @@ def _mark_late(table: pa.Table, late: NDArray[np.bool_]) -> pa.Table:
 
 
 def _stats(footer: Any) -> str:
-    """Delta's statistics of a file, from its Parquet footer."""
+    """Delta's statistics of a file, from its Parquet footer; no ends of a column with a time that Python cannot hold."""
+    unbounded: set[str] = set()
     lowest: dict[str, Any] = {}
     highest: dict[str, Any] = {}
     nulls: dict[str, int] = {}
@@ -362,9 +366,15 @@ def _stats(footer: Any) -> str:
                 continue
             name = column.path_in_schema
             nulls[name] = nulls.get(name, 0) + (statistics.null_count or 0)
-            if statistics.has_min_max:
-                lowest[name] = min(lowest.get(name, statistics.min), statistics.min)
-                highest[name] = max(highest.get(name, statistics.max), statistics.max)
+            if statistics.has_min_max and name not in unbounded:
+                try:
+                    lowest[name] = min(lowest.get(name, statistics.min), statistics.min)
+                    highest[name] = max(highest.get(name, statistics.max), statistics.max)
+                except (OverflowError, ValueError):
+                    unbounded.add(name)
+    for name in unbounded:
+        lowest.pop(name, None)
+        highest.pop(name, None)
     found = {"numRecords": footer.num_rows, "minValues": lowest, "maxValues": highest, "nullCount": nulls}
     return json.dumps(found, default=_stat_text)
 

@@ -2,6 +2,9 @@
 
 Every Pulsar client reads such a topic: the chunks as it reads any, the marker as a small message with the property
 ``ledgerlake.chunks``, which it may ignore.
+
+A chunk is as large as the producer was told, and no larger than what the broker's largest message (``max_message_size`` of
+CONNECTED) leaves beside the metadata.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.decode.codecs import compress
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.wire.chunks import encode_chunks, encode_marker, promise
+from ledgerlake.wire.chunks import chunk_limit_bytes, encode_chunks, encode_marker, promise
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import AnyMessageId, ChunkMessageId, MessageId, Position
 
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 
     from ledgerlake.client.cluster import Cluster
 
-# Below the smallest message size that brokers are run with in practice, whose default is 5 MiB.
+# Payload of one entry, where the broker takes that much.
 CHUNK_BYTES = 4 * 1024 * 1024
 
 
@@ -56,6 +59,7 @@ class LargeMessageProducer:
             deliver_at_ms: when it is to be delivered, in milliseconds since 1970; at once by default.
 
         Raises:
+            UsageError: the broker does not even take its key and properties.
             BrokerError: the broker refused it.
             TransportError, DeadlineError: it may or may not be stored.
         """
@@ -72,16 +76,21 @@ class LargeMessageProducer:
         if deliver_at_ms is not None:
             metadata.deliver_at_time = deliver_at_ms
         packed = compress(self._codec, value)
-        if len(packed) <= self._chunk_bytes:
+        if len(packed) <= self._most_bytes(metadata, packed):
             (only,) = self._producer.send_and_wait([encode_entry(metadata, packed)])
             return _plain(only)
         metadata.properties.append(promise())
-        positions = self._producer.send_and_wait(encode_chunks(metadata, packed, self._chunk_bytes))
+        chunks = encode_chunks(metadata, packed, self._most_bytes(metadata, packed))
+        positions = self._producer.send_and_wait(chunks)
         self._producer.send_and_wait([encode_marker(metadata, self._next_sequence_id(), positions)])
         return ChunkMessageId(_plain(positions[0]), _plain(positions[-1]))
 
     def close(self) -> None:
         self._producer.close()
+
+    def _most_bytes(self, metadata: pb.MessageMetadata, packed: bytes) -> int:
+        """Return how much of a payload goes into one entry."""
+        return min(self._chunk_bytes, chunk_limit_bytes(metadata, len(packed), self._producer.max_entry_bytes))
 
     def _next_sequence_id(self) -> int:
         self._sequence_id += 1

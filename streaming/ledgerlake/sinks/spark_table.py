@@ -136,8 +136,8 @@ def _cause(error: Exception) -> str:
 
 
 def _effective_time() -> Column:
-    """When a message came, or was due if it waited; see ``ordered``."""
-    came = f.coalesce(f.col("broker_timestamp"), f.col("publish_time"))
+    """When a message came, or was due if it waited; 1970 for one without a time. See ``ordered``."""
+    came = f.coalesce(f.col("broker_timestamp"), f.col("publish_time"), f.timestamp_seconds(f.lit(0)))
     return f.when(f.col("delivered_at").isNull(), came).otherwise(f.greatest(came, f.col("deliver_at")))
 
 

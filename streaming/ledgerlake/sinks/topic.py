@@ -22,7 +22,13 @@ same order, as ours and Spark's own sources do; a change of the number of tasks 
 deduplication a failure may store messages twice.
 
 Batches end where their messages or bytes say, never where the clock does, so that they are the same again. What is delayed
-stands alone, as producers have it; what does not fit into one entry is sent in chunks.
+stands alone, as producers have it.
+
+A message that does not fit into one entry is sent in chunks. An entry carries 4 MiB of payload at most, and no more than the broker's
+largest message (``max_message_size`` of CONNECTED) leaves beside the metadata and ten bytes of magic, checksum and length, as in
+Pulsar's own clients. So a message that is sent again after that limit has changed may have another number of chunks. It keeps its one
+sequence id, which a broker compares at the last chunk only: whole, it is stored once, and chunks of a try that broke off are
+an incomplete message. Where batches end never depends on the broker, since their ids would overlap; one that it does not take is an error.
 """
 
 from __future__ import annotations
@@ -41,7 +47,7 @@ from ledgerlake.decode.codecs import compress
 from ledgerlake.errors import UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.sinks.republish import java_hash
-from ledgerlake.wire.chunks import encode_chunks
+from ledgerlake.wire.chunks import chunk_limit_bytes, encode_chunks
 from ledgerlake.wire.entry import encode_batch, encode_entry
 
 if TYPE_CHECKING:
@@ -60,7 +66,7 @@ _KINDS = {
     "topic": ("string",),
 }
 
-# Below the smallest message size that brokers are run with in practice, whose default is 5 MiB; metadata has room beside it.
+# Payload of one entry, where the broker takes that much.
 _ENTRY_BYTES = 4 * 1024 * 1024
 
 # Of a micro-batch, in one producer.
@@ -123,7 +129,7 @@ class TopicWriter:
         """Send rows, a bounded number ahead of their receipts.
 
         Raises:
-            UsageError: a row says no topic, and no option does.
+            UsageError: a row says no topic, and no option does; or the broker does not take what a row or a batch becomes.
             TopicNotFoundError, BrokerError, TransportError: a message could not be stored.
         """
         for row in _rows(rows):
@@ -201,7 +207,7 @@ class _Lane:
     def add(self, row: dict[str, Any]) -> bool:
         """Take one message; whether that ended an entry."""
         payload = _payload(row["value"])
-        size_bytes = len(payload) + _size_of(row.get("properties"))
+        size_bytes = len(payload) + _size_of(row)
         alone = self._settings.batch_messages == 1 or row.get("deliver_at") is not None
         if alone or size_bytes > self._settings.batch_bytes:
             self.finish()
@@ -227,6 +233,11 @@ class _Lane:
         metadata.highest_sequence_id = last.sequence_id
         packed = compress(self._settings.codec, plain)
         entry = encode_entry(metadata, packed)
+        if len(entry) > self._opened().max_entry_bytes:
+            raise UsageError(
+                f"a batch of {len(entry):,} bytes for {self._topic_partition} is more than the broker takes "
+                f"({self._opened().max_entry_bytes:,}); set 'pulsar.producer.batchingMaxBytes' lower"
+            )
         self._send(NumberedEntry(entry, first.sequence_id, last.sequence_id, len(waiting.messages)))
 
     def wait(self) -> None:
@@ -244,16 +255,21 @@ class _Lane:
             metadata.deliver_at_time = _milliseconds(row["deliver_at"])
         sequence_id = metadata.sequence_id
         packed = compress(self._settings.codec, payload)
-        if len(packed) <= _ENTRY_BYTES:
+        limit_bytes = chunk_limit_bytes(metadata, len(packed), self._opened().max_entry_bytes)
+        chunk_bytes = min(limit_bytes, _ENTRY_BYTES)
+        if len(packed) <= chunk_bytes:
             self._send(NumberedEntry(encode_entry(metadata, packed), sequence_id, sequence_id))
             return
-        for entry in encode_chunks(metadata, packed, _ENTRY_BYTES):
+        for entry in encode_chunks(metadata, packed, chunk_bytes):
             self._send(NumberedEntry(entry, sequence_id, sequence_id, is_chunk=True))
 
     def _send(self, one: NumberedEntry) -> None:
+        self._opened().send(one)
+
+    def _opened(self) -> NumberedProducer:
         if self._producer is None:
             self._producer = NumberedProducer(self._cluster, self._topic_partition, self._name)
-        self._producer.send(one)
+        return self._producer
 
     def _metadata(self, sequence_id: int, size_bytes: int) -> pb.MessageMetadata:
         return pb.MessageMetadata(
@@ -308,8 +324,10 @@ def _key_text(key: str | bytes | None) -> tuple[str | None, bool]:
     return key, False
 
 
-def _size_of(properties: list[tuple[str, str | None]] | None) -> int:
-    return sum(len(name) + len(text or "") for name, text in properties or ())
+def _size_of(row: dict[str, Any]) -> int:
+    """Return about how many bytes a message's keys and properties take."""
+    keys = len(row.get("key") or "") + len(row.get("ordering_key") or b"")
+    return keys + sum(len(name) + len(text or "") for name, text in row.get("properties") or ())
 
 
 def _milliseconds(moment: Any) -> int:

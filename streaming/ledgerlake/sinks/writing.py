@@ -24,12 +24,21 @@ from ledgerlake.decode.rejects import RejectedEntry, read_reject
 from ledgerlake.decode.split import DELAYED, ENTRIES, REJECT, only_entry
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.assembly import Assembled, Entry, Outcome, Rejected
-from ledgerlake.operators.cancelling import find_cancels
+from ledgerlake.operators.cancelling import CANCEL_REFUSED, TaskCancels
 from ledgerlake.operators.chunk_entries import read_alone
 from ledgerlake.operators.delayed import TOPIC
 from ledgerlake.operators.local import LocalAssembly
 from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
-from ledgerlake.operators.rows import Report, Standing, Waits, flow_row, latest, report_to_json, standing_from_dict
+from ledgerlake.operators.rows import (
+    Report,
+    Standing,
+    Waits,
+    delayed_rows,
+    flow_row,
+    latest,
+    report_to_json,
+    standing_from_dict,
+)
 from ledgerlake.sinks.memory import give_back, keep_freed_blocks
 from ledgerlake.sinks.ordered import DataFile, GatheringWriter, OrderedWriter, merge_overlapping
 from ledgerlake.sinks.tables import data_folder
@@ -175,11 +184,12 @@ class _PartitionWriter:
             self.messages_folder, note.floors_us.get(join_partition(source.topic, source.partition))
         )
         self.decoder = OutcomeDecoder(source, settings.options, settings.limits.max_message_bytes)
+        self._cancels = TaskCancels()
         self._unread: list[RejectedEntry] = []
         self._rejects = GatheringWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))
 
     def write_entries(self, frames: memoryview, first_entry: BatchPart) -> list[Cancel]:
-        """Write plain entries; the cancels among them."""
+        """Write plain entries; the cancels among them, as far as a task takes any."""
         cancels: list[Cancel] = []
         decoded_parts = decode_bundle(
             frames,
@@ -189,7 +199,9 @@ class _PartitionWriter:
         )
         for decoded in decoded_parts:
             self._write_messages(decoded.messages.select(schema.MESSAGES.names))
-            cancels += find_cancels(decoded.messages)
+            accepted, refused = self._cancels.take(decoded.messages)
+            cancels += accepted
+            self.write_rejects([RejectedEntry(position, None, CANCEL_REFUSED) for position in refused])
             if decoded.rejects.num_rows:
                 self._rejects.write(pa.Table.from_batches([decoded.rejects]))
         return cancels
@@ -243,17 +255,15 @@ class _Range:
         self._holds_delayed = settings.delay.enabled
         self._local = LocalAssembly(settings.limits, hold_delayed=settings.delay.enabled)
         self._end = span.through
-        self._now_ms = self._due_ms = span.clock_ms
+        self._now_ms = span.clock_ms
         self._stored_bytes = 0
         self._saw_chunks = False
 
     def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         self._stored_bytes += len(piece.frames)
-        self._due_ms = latest((self._due_ms, piece.broker_ms))
-        self._saw(piece.broker_ms)
+        self._now_ms = latest((self._now_ms, piece.broker_ms))
         if piece.kind == DELAYED and self._holds_delayed:
-            # An entry of which a part was taken before is held whole: producers do not batch what is delayed.
-            yield flow_row(self._writer.source, DELAYED, entry=piece.frames)
+            yield from delayed_rows(self._writer.source, piece.frames, piece.first_entry)
             return
         if piece.kind in (ENTRIES, DELAYED):
             self._local.events += self._writer.write_entries(piece.frames, piece.first_entry)
@@ -267,7 +277,6 @@ class _Range:
         except CorruptEntryError as error:
             self._writer.write_rejects([RejectedEntry(position, entry, error.reason, error.message)])
             return
-        self._saw(event.time_ms)
         if isinstance(event, Chunk):
             # A small chunk must not keep the whole bundle in memory that it came with.
             yield from self._take_chunk(event, bytes(entry) if len(entry) < BUNDLE_BYTES else entry)
@@ -278,9 +287,7 @@ class _Range:
         for position, entry in self._local.hand_over():
             yield flow_row(self._writer.source, "chunk", position, entry=entry)
         fact = replace(self._writer.finish(self._end), stored_bytes=self._stored_bytes)
-        if fact.max_effective_us is not None:
-            self._saw(fact.max_effective_us // 1000)
-        report = Report(self._end, self._now_ms, asdict(fact), self._local.events, self._due_ms)
+        report = Report(self._end, self._now_ms, asdict(fact), self._local.events)
         yield flow_row(self._writer.source, "report", note=report_to_json(report))
         if self._saw_chunks:
             give_back()
@@ -305,9 +312,6 @@ class _Range:
             self._local.events.append(Waits(outcome.positions, outcome.deliver_ms, outcome.entries is not None))
             for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
                 yield flow_row(self._writer.source, "chunk", position, entry=entry)
-
-    def _saw(self, time_ms: int | None) -> None:
-        self._now_ms = latest((self._now_ms, time_ms))
 
 
 class _Rest:

@@ -10,6 +10,8 @@
 
 So the end of one read by time is the start of the next, and one by index goes on at N + 1.
 
+An id that says its partition is a start or an end of that topic partition only.
+
 A chunked message begins at its first chunk and ends at its last one. Times and indexes, and the plain id of a chunk, name
 single entries: a start there finds the rest of a message whose beginning it does not see.
 """
@@ -21,6 +23,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.reader import EntryReader
+from ledgerlake.client.topics import partition_name, split_partition
 from ledgerlake.errors import CorruptEntryError, SetupError, TopicNotFoundError, UsageError
 from ledgerlake.source.last_entry import last_position
 from ledgerlake.source.offsets import PartitionOffset
@@ -28,11 +31,14 @@ from ledgerlake.source.options import After, AtIndex, AtTime, Before
 from ledgerlake.source.positions import Tail, next_until
 from ledgerlake.source.search import StampedEntry, first_since, first_with_index
 from ledgerlake.wire.entry import index_count, read_stamp
-from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, ChunkMessageId, MessageId, Position
+from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, ChunkMessageId, MessageId, Position, partition_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.source.options import Bound
+    from ledgerlake.wire.message_id import AnyMessageId
 
 
 def resolve_start(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionOffset:
@@ -40,8 +46,9 @@ def resolve_start(cluster: Cluster, topic_partition: str, bound: Bound) -> Parti
 
     Raises:
         SetupError: a start by index, and the entries have none.
-        UsageError: a start at a cursor, which only who holds it can resolve.
+        UsageError: a start at a cursor, which only who holds it can resolve, or an id of another partition.
     """
+    _check_partition(topic_partition, bound)
     if isinstance(bound, PartitionOffset):
         return replace(bound, clock_ms=None)
     if isinstance(bound, (AtTime, AtIndex)):
@@ -66,14 +73,21 @@ def resolve_end(cluster: Cluster, topic_partition: str, bound: Bound) -> Partiti
 
     Raises:
         SetupError: an end by index, and the entries have none.
+        UsageError: an id of another partition.
     """
+    _check_partition(topic_partition, bound)
     return _reached(cluster, topic_partition, bound) or tail_once(cluster, topic_partition)
 
 
 class Ending:
-    """The end of a stream of one topic partition, which the topic may not have reached yet."""
+    """The end of a stream of one topic partition, which the topic may not have reached yet.
+
+    Raises:
+        UsageError: an id of another partition.
+    """
 
     def __init__(self, cluster: Cluster, topic_partition: str, bound: Bound) -> None:
+        _check_partition(topic_partition, bound)
         self._cluster = cluster
         self._topic_partition = topic_partition
         self._bound = bound
@@ -139,9 +153,13 @@ def first_available(cluster: Cluster, topic_partition: str) -> Position:
     """Before everything that the topic still holds, be it deliverable or not: its first ledger, and no entry of it."""
     reader = EntryReader(cluster, topic_partition, BEFORE_ALL, window=1)
     try:
-        return reader.mark_delete_position()
+        begin = reader.mark_delete_position()
     finally:
         reader.close()
+    if begin is not None:
+        return begin
+    first = entry_from(cluster, topic_partition, BEFORE_ALL, AFTER_ALL)
+    return BEFORE_ALL if first is None else Position(first.position.ledger_id, -1)
 
 
 def end_position(cluster: Cluster, topic_partition: str) -> Position:
@@ -163,6 +181,41 @@ def tail_once(cluster: Cluster, topic_partition: str) -> PartitionOffset:
         return found
     finally:
         tail.close()
+
+
+def matching_partitions(topic_partitions: Sequence[str], bound: Bound) -> Sequence[str]:
+    """Return the topic partitions that a bound may be of; all where it is of none of them, which is then an error."""
+    return [name for name in topic_partitions if _is_of(name, bound)] or topic_partitions
+
+
+def _check_partition(topic_partition: str, bound: Bound) -> None:
+    if _is_of(topic_partition, bound):
+        return
+    message_id = _message_id(bound)
+    assert message_id is not None
+    topic, number = split_partition(topic_partition)
+    partition = partition_of(message_id)
+    if number < 0:
+        advice = ", which has no partitions; give an id of one of its messages"
+    else:
+        name = partition_name(topic, partition)
+        advice = f'; give it by topic partition, as JSON such as {{"{name}": "..."}}'
+    raise UsageError(f"the message id {message_id} is of partition {partition}, not of {topic_partition}{advice}")
+
+
+def _is_of(topic_partition: str, bound: Bound) -> bool:
+    """Return whether a bound can be one of a topic partition: no id, or one of that partition or of none that it says."""
+    message_id = _message_id(bound)
+    if message_id is None or partition_of(message_id) < 0:
+        return True
+    number = split_partition(topic_partition)[1]
+    # The Go client numbers a topic without partitions as partition 0.
+    return partition_of(message_id) == max(number, 0)
+
+
+def _message_id(bound: Bound) -> AnyMessageId | None:
+    bound = bound.message_id if isinstance(bound, (After, Before)) else bound
+    return bound if isinstance(bound, (MessageId, ChunkMessageId)) else None
 
 
 def _reached(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionOffset | None:

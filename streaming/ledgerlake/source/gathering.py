@@ -156,7 +156,7 @@ class _LossWatch:
         return loss
 
     def end(self) -> RejectedEntry | None:
-        """The loss before the end of the range, where its last ledger was never seen.
+        """The loss before the end of the range, if its last entry was not received: a hole stands there, or it is gone.
 
         Raises:
             As ``take``.
@@ -164,14 +164,15 @@ class _LossWatch:
         if self.topic_is_gone:
             taken = self._taken()
             return self._lost(Loss(taken.position, self._span.end, None, False, "the topic was deleted"))
-        if not self._looks or self._span.end.ledger_id == self._ledger_id:
+        if not self._looks or self._taken().position >= self._span.end:
             return None
         first = entry_from(self._cluster, self._span.topic_partition, BEFORE_ALL, AFTER_ALL)
         return self._look(*(first.position, first.first_index) if first is not None else (self._span.end, None))
 
     def _look(self, following: Position, first_index: int | None) -> RejectedEntry | None:
         begin = first_available(self._cluster, self._span.topic_partition)
-        loss = find_loss(self._taken(), following, first_index, begin)
+        span = self._span
+        loss = find_loss(self._taken(), following, first_index, begin, end=span.end, pinned_from=span.pinned_from)
         return None if loss is None else self._lost(loss)
 
     def _lost(self, loss: Loss) -> RejectedEntry:

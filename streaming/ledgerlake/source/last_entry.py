@@ -3,6 +3,9 @@
 For an ordinary read that is what the broker answers. The end of a compacted read is found from the entry behind that answer,
 where a broker sends one. Where the broker cannot tell, as those of Pulsar 4.0 cannot when compaction left an encrypted or an
 oddly compressed batch at the end, it is looked for here, from the end of the topic backwards.
+
+A broker stores whatever a producer sends as metadata. Where the last entry of a topic is none that it can read, it can neither tell
+the last message nor deliver that entry, until another follows. Then the end is what a reader gets of the topic by reading on.
 """
 
 from __future__ import annotations
@@ -31,21 +34,27 @@ if TYPE_CHECKING:
 # How long a reader that gets nothing may still get something, of a topic that another reader gets entries of meanwhile.
 _QUIET_S = 2.0
 
+# The same where something that is missed is found with the next look.
+_QUIET_AT_END_S = 0.5
+
 _log = logging.getLogger(__name__)
 
 
-def last_position(reader: EntryReader) -> Position | None:
+def last_position(reader: EntryReader, known: Position = BEFORE_ALL) -> Position | None:
     """The last entry that a reader will get of what is there now, or None where there is none.
+
+    Args:
+        known: an entry up to which nothing needs to be looked for, where the broker cannot tell.
 
     Raises:
         As ``last_message``.
     """
-    found = last_message(reader)
+    found = last_message(reader, known)
     return None if found is None else found.position
 
 
-def last_message(reader: EntryReader) -> MessageId | None:
-    """The last message that a reader will get of what is there now, or None where there is none.
+def last_message(reader: EntryReader, known: Position = BEFORE_ALL) -> MessageId | None:
+    """The last message that a reader will get of what is there now, or None where there is none; ``known``: see ``last_position``.
 
     Raises:
         SetupError: a converter of the user's failed, or does not exist.
@@ -53,7 +62,7 @@ def last_message(reader: EntryReader) -> MessageId | None:
     """
     received = reader.last_message()
     if received is None:
-        return _search(reader)
+        return _search(reader) if reader.read_compacted else _read_on(reader, known)
     answered = from_wire(received.answer.last_message_id)
     if answered.ledger_id < 0 or answered.entry_id < 0:
         return None
@@ -109,6 +118,20 @@ def _plain_payload(entry: RawEntry, crypto: CryptoSettings) -> bytes | None:
     return bytes(
         decompress(metadata.compression, opened.payload, metadata.uncompressed_size, DEFAULT_MAX_UNCOMPRESSED_BYTES)
     )
+
+
+def _read_on(reader: EntryReader, known: Position) -> MessageId | None:
+    """The last entry behind a known one that a reader gets before it stays quiet; the known one where it gets none."""
+    _log.warning(
+        "the last entry of %s is none that the broker can read; reading on from %s", reader.topic_partition, known
+    )
+    following = EntryReader(reader.cluster, reader.topic_partition, known)
+    try:
+        while following.next_together(_QUIET_AT_END_S) is not None:
+            pass
+    finally:
+        following.close()
+    return None if following.after == BEFORE_ALL else MessageId(following.after.ledger_id, following.after.entry_id)
 
 
 def _search(reader: EntryReader) -> MessageId | None:

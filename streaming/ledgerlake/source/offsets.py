@@ -5,7 +5,7 @@
 
 The position is the last entry taken (``"entry": -1``: nothing of that ledger; ledger -1: nothing at all). ``batch``, where
 present, says that only the messages up to that index of the *next* entry were taken. ``time`` is the broker's, of that
-entry, and ``index`` the broker's of the last message taken: for people, and to tell loss from a hole (see ``loss``); where a read begins does not depend on
+entry, where it is one that can be written so, and ``index`` the broker's of the last message taken: for people, and to tell loss from a hole (see ``loss``); where a read begins does not depend on
 them. ``clock``, where present, is what time it was when
 nothing new had come and something was to be done all the same, such as to give up a large message that never ends.
 
@@ -19,13 +19,17 @@ Rules kept here:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from ledgerlake.errors import OffsetError, refuse_newer
+from ledgerlake.state.stored import stored
+from ledgerlake.wire.limits import MAX_TIME_MS
 from ledgerlake.wire.message_id import Position
 
 VERSION = 2
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ def from_json(data: Any) -> Offset:
     refuse_newer("the checkpoint", data["version"], VERSION, "offset version")
     try:
         return {str(name): _from_json(one) for name, one in data["positions"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
         raise OffsetError(f"the checkpoint holds a damaged offset ({error!r}); restore it from a copy") from None
 
 
@@ -78,7 +82,7 @@ def _to_json(offset: PartitionOffset) -> dict[str, Any]:
     data: dict[str, Any] = {"ledger": offset.position.ledger_id, "entry": offset.position.entry_id}
     if offset.batch_index is not None:
         data["batch"] = offset.batch_index
-    if offset.time_ms is not None:
+    if offset.time_ms is not None and 0 <= offset.time_ms <= MAX_TIME_MS:
         data["time"] = _time_text(offset.time_ms)
     if offset.index is not None:
         data["index"] = offset.index
@@ -91,23 +95,21 @@ def _from_json(data: dict[str, Any]) -> PartitionOffset:
     unknown = set(data) - {"ledger", "entry", "batch", "time", "index", "clock"}
     if unknown:
         raise ValueError(f"unknown {', '.join(sorted(unknown))}")
-    batch_index = None if data.get("batch") is None else int(data["batch"])
-    index = None if data.get("index") is None else int(data["index"])
     return PartitionOffset(
-        Position(int(data["ledger"]), int(data["entry"])),
-        batch_index,
+        Position(stored(int, data["ledger"]), stored(int, data["entry"])),
+        stored(int | None, data.get("batch")),
         _time_ms(data, "time"),
-        index,
+        stored(int | None, data.get("index")),
         _time_ms(data, "clock"),
     )
 
 
 def _time_text(time_ms: int) -> str:
-    moment = datetime.fromtimestamp(time_ms / 1000, tz=timezone.utc)
+    moment = _EPOCH + timedelta(milliseconds=time_ms)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _time_ms(data: dict[str, Any], name: str) -> int | None:
     if name not in data:
         return None
-    return round(datetime.fromisoformat(data[name].replace("Z", "+00:00")).timestamp() * 1000)
+    return (datetime.fromisoformat(data[name].replace("Z", "+00:00")) - _EPOCH) // timedelta(milliseconds=1)

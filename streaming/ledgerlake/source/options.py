@@ -66,7 +66,7 @@ from ledgerlake.source.compat_options import translated
 from ledgerlake.source.offsets import PartitionOffset, from_json
 from ledgerlake.source.patience import DEFAULT_MAX_DELAY_MS
 from ledgerlake.source.read_settings import ReadSettings
-from ledgerlake.wire.message_id import AnyMessageId, parse_message_id
+from ledgerlake.wire.message_id import AnyMessageId, Position, parse_message_id
 from ledgerlake.wire.value_schema import ValueSchema
 
 if TYPE_CHECKING:
@@ -107,7 +107,9 @@ Bound = Literal["earliest", "latest", "cursor"] | AnyMessageId | After | Before 
 
 _Bounds = tuple[Bound | None, tuple[tuple[str, Bound], ...]]
 
-_DURATION = re.compile(r"(\d+)\s*(milliseconds?|ms|seconds?|s|minutes?|min|m|hours?|h)")
+_DURATION = re.compile(r"([0-9]{1,12})\s*(milliseconds?|ms|seconds?|s|minutes?|min|m|hours?|h)")
+# No more than 64 bits hold, and only the digits that everybody writes.
+_NUMBER = re.compile(r"[0-9]{1,18}")
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}")
 _VIEWS = ("messages", "entries", "compat", "bundles")
 # How to reach a cluster; what ``client_settings`` reads.
@@ -161,6 +163,7 @@ _NAMES = (
     "maxUncompressedBytes",
     "wakes",
     "pinnedBy",
+    "movedCursors",
 )
 # Spark adds these to every source by itself.
 _SPARKS_OWN = frozenset({"path", "paths"})
@@ -178,7 +181,8 @@ class SourceOptions:
     """Checked options. ``starting`` and ``ending`` may differ by topic partition (``*_by_topic``).
 
     ``value_schema``: what values are read by, of a typed read, once that is known. ``pinned_by``: the subscription that the
-    pipeline holds; the planner makes it on topic partitions that are new.
+    pipeline holds; the planner makes it on topic partitions that are new. ``moved_cursors``: where those of its cursors
+    stand that somebody else moved over unread entries.
     """
 
     client: ReadSettings
@@ -204,6 +208,7 @@ class SourceOptions:
     payload_processor: str | None = None
     wakes: str | None = None
     pinned_by: str | None = None
+    moved_cursors: tuple[tuple[str, Position], ...] = ()
 
     @property
     def decoding(self) -> Decoding:
@@ -271,6 +276,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         payload_processor=_function(values, "messagePayloadProcessor"),
         wakes=values.get("wakes") or None,
         pinned_by=values.get("pinnedBy") or None,
+        moved_cursors=_positions(values.get("movedCursors")),
     )
 
 
@@ -353,7 +359,7 @@ def parse_time_ms(text: str, where: str) -> int:
         UsageError: it is neither, or has no zone.
     """
     word = text.strip()
-    if word.isdigit():
+    if _NUMBER.fullmatch(word):
         return int(word)
     try:
         moment = datetime.fromisoformat(word.replace("Z", "+00:00"))
@@ -370,7 +376,7 @@ def parse_index(text: str, where: str) -> int:
     Raises:
         UsageError: it is none.
     """
-    if not text.strip().isdigit():
+    if not _NUMBER.fullmatch(text.strip()):
         raise UsageError(f"{where}: '{text.strip()}' is no message number; they count from 0")
     return int(text)
 
@@ -479,7 +485,7 @@ def _one_or_by_topic(text: str, where: str, parse: Callable[[str, str], Bound], 
         return parse(text, where), ()
     try:
         by_topic = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UsageError(f"{where} is not JSON: {text[:80]}") from None
     if "version" in by_topic:
         return of_new, tuple(from_json(by_topic).items())
@@ -490,9 +496,14 @@ def positive(values: dict[str, str], name: str) -> int | None:
     text = values.get(name)
     if text is None:
         return None
-    if not text.strip().isdigit() or int(text) <= 0:
+    if not _NUMBER.fullmatch(text.strip()) or int(text) <= 0:
         raise UsageError(f"the option '{name}' cannot be '{text}'; it is a number above 0")
     return int(text)
+
+
+def _positions(text: str | None) -> tuple[tuple[str, Position], ...]:
+    offset = from_json(json.loads(text)) if text else {}
+    return tuple((name, place.position) for name, place in offset.items())
 
 
 def _min_rows(values: dict[str, str]) -> int | None:

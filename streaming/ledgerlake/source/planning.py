@@ -22,6 +22,8 @@ class EntryRange:
     ``after_batch_index`` belongs to the first entry after ``after``: its messages up to that index were taken before.
     ``end_batch_index`` belongs to the entry at ``end``: only its messages up to that index are in the range.
     ``after_index`` is the broker's index of the last message taken before, where it is known.
+    ``pinned_from``: behind this position a durable cursor has kept what was not read, which tells loss from a hole where
+    ``after_index`` cannot (see ``loss``); None: there is none, or it does not matter.
     ``clock_ms`` is what time it is by the batch, where it says so; a range without entries is there for that alone.
     """
 
@@ -32,6 +34,7 @@ class EntryRange:
     clock_ms: int | None = None
     end_batch_index: int | None = None
     after_index: int | None = None
+    pinned_from: Position | None = None
 
     @property
     def through(self) -> Position:

@@ -58,7 +58,7 @@ def _next_until(
         received = take(reader, pause_s)
         if received is not None:
             return received.until(end)
-        last = last_position(reader)
+        last = last_position(reader, end)
         if last is None or last <= reader.after:
             return None
         waited_s += pause_s
@@ -111,7 +111,7 @@ class Tail:
 
     def _ask(self) -> Position | None:
         """Where the topic ends, if that is further than before."""
-        position = last_position(self._reader) or BEFORE_ALL
+        position = last_position(self._reader, self._last.position) or BEFORE_ALL
         moved = position > self._last.position
         self._pause_s = _POLL_FIRST_S if moved else min(self._pause_s * 2, _POLL_MOST_S)
         self._asked_s = time.monotonic()

@@ -32,6 +32,7 @@ from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.errors import ConsumerBusyError, TopicNotFoundError
 from ledgerlake.source.batch_reader import RangePartition
 from ledgerlake.source.bounds import Ending, resolve_start
+from ledgerlake.source.loss import moved_to
 from ledgerlake.source.offsets import Offset, PartitionOffset, from_json, to_json
 from ledgerlake.source.patience import Patience
 from ledgerlake.source.planning import ranges, share, split
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
     from ledgerlake.client.session import Watcher
     from ledgerlake.source.options import SourceOptions
+    from ledgerlake.source.planning import EntryRange
     from ledgerlake.wire.message_id import Position
 
 # How often topics and partitions are looked for.
@@ -96,7 +98,7 @@ class LedgerlakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._plan().fix_end()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        spans = ranges(from_json(start), from_json(end))
+        spans = self._plan().with_pins(ranges(from_json(start), from_json(end)))
         return [RangePartition(span) for span in split(spans, self._options.min_partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -127,6 +129,7 @@ class _Planner:
         self._endings: dict[str, Ending] = {}
         self._scouts: dict[str, Scout] = {}
         self._cursors: dict[str, DurableCursor] = {}
+        self._moved_cursors = dict(options.moved_cursors)
         self._looked_s = float("-inf")
         self._watcher: Watcher | None = None
         self._fixed_end: Offset | None = None
@@ -253,6 +256,11 @@ class _Planner:
             ends_here = self._fixed_end is not None and result[name] == ends.get(name)
             if name not in moved or result[name].index is None or ends_here:
                 result[name] = replace(result[name], clock_ms=clock_ms)
+        if self._options.wakes is not None:
+            # Producers' clocks are no clock, so without the broker's each batch needs ours.
+            for name in moved:
+                if result[name].index is None and result[name].time_ms is not None:
+                    result[name] = replace(result[name], clock_ms=clock_ms)
         return result
 
     def _waits_for_more(self, start: Offset, ends: Offset, woken: list[str]) -> bool:
@@ -291,6 +299,19 @@ class _Planner:
             if name in self._tails:
                 self._tails[name].ask_again()
         return clock_ms, woken
+
+    def with_pins(self, spans: list[EntryRange]) -> list[EntryRange]:
+        """Say of ranges without an index from where on a durable cursor has kept what they read."""
+        return [span if span.after_index is not None else self._with_pin(span) for span in spans]
+
+    def _with_pin(self, span: EntryRange) -> EntryRange:
+        name = span.topic_partition
+        if name in self._cursors and name not in self._moved_cursors:
+            # Later on only this process moves it.
+            self._moved_cursors[name] = moved_to(self._cursors[name].position(), span.after)
+        if name in self._cursors or self._options.pinned_by:
+            return replace(span, pinned_from=self._moved_cursors.get(name, BEFORE_ALL))
+        return span
 
     def committed(self, end: Offset) -> None:
         for name, cursor in self._cursors.items():

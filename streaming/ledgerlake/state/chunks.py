@@ -11,7 +11,8 @@ What a chunk does to the set of its producer and uuid:
     first       id 0, no set                                   a set is opened
     resent      id 0, a set; another position                  the held chunks are rejected, the set starts over
     repeated    a position that is held already                nothing: the same stored entry twice
-    mismatch    another count or total size than the set's     the chunk is rejected, the set stays
+    mismatch    another count, total size or publish time      the chunk is rejected, the set stays
+                than the set's
     duplicate   an id that is held, at another position        the chunk is rejected, the set stays
     next        id after the last one held                     held; complete where it is the last
     gap         an id beyond the next                          chunk and set are rejected: what is between cannot come
@@ -22,15 +23,17 @@ A marker message (PIP-37, option 2) lists the positions of all chunks of one mes
 in their metadata. Where nothing is open of a marker's message it was delivered before; what is open is delivered by the
 marker's list.
 
-A uuid is ``<producer>-<sequence id>`` and comes again when a producer restarts with a lower sequence; its first chunk then
-looks like ``resent``, which is right for both.
+A uuid is ``<producer>-<sequence id>`` and comes again when a producer restarts with a lower sequence. The publish time tells
+the two messages apart: the Java, C++ and Go clients stamp a message once, before they cut it, and a producer that sends chunks
+again after a reconnect sends the same bytes. A first chunk that comes again is ``resent`` in both cases.
 
 Rules kept here:
   - Every chunk ends exactly once: delivered with its message, rejected, or held in an open set.
   - At the limit of sets or bytes the oldest set is put aside, as PIP-37's "marked for redelivery": its bytes leave, its
     positions stay, and its message is delivered all the same, with its chunks read again by position.
   - Also what is put aside is limited in number; beyond that the oldest is rejected (``chunk_evicted``).
-  - Expiry goes by broker time, of the set's first chunk.
+  - A set's age is measured by the clock of the micro-batches: the broker's time where the broker gives one, else the
+    planner's. A set whose first chunk came without a broker time is as old as the first ``expire`` that sees it.
   - Sizes are checked against the total as chunks arrive; a claimed size never sizes anything.
 
 Reasons that end in ``rejects``: ``chunk_invalid``, ``too_large``, ``chunk_resent``, ``chunk_mismatch``, ``chunk_duplicate``,
@@ -73,9 +76,10 @@ class SetKey:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One arriving chunk. ``size_bytes`` is what it adds to the message, after decryption; ``time_ms`` the broker's.
+    """One arriving chunk. ``size_bytes`` is what it adds to the message, after decryption.
 
-    ``deliver_ms`` is when the message is to be delivered, where it says.
+    ``time_ms`` is the broker's, None where the broker gives none; ``publish_ms`` the producer's, which tells messages with the
+    same uuid apart and is never the clock. ``deliver_ms`` is when the message is to be delivered, where it says.
     """
 
     key: SetKey
@@ -84,7 +88,8 @@ class Chunk:
     chunk_count: int
     total_bytes: int
     size_bytes: int
-    time_ms: int
+    time_ms: int | None
+    publish_ms: int
     marked: bool = False
     deliver_ms: int | None = None
 
@@ -93,13 +98,15 @@ class Chunk:
 class OpenSet:
     """What has arrived of one message: the positions of chunks 0 to n-1, and whether their bytes are held.
 
+    ``opened_ms`` is None until a clock has seen the set; ``publish_ms`` is None in sets of releases that did not store it.
     ``awaiting``: some chunks were missed, the positions are those of the others, and only a marker can complete the set.
     """
 
     key: SetKey
     chunk_count: int
     total_bytes: int
-    opened_ms: int
+    opened_ms: int | None
+    publish_ms: int | None
     positions: tuple[Position, ...]
     arrived_bytes: int
     aside: bool = False
@@ -184,6 +191,8 @@ def classify(chunk: Chunk, held: OpenSet | None, limits: Limits) -> Event:
         return Event.AWAITED if len(held.positions) < limits.max_chunks else Event.ORPHAN
     if (chunk.chunk_count, chunk.total_bytes) != (held.chunk_count, held.total_bytes):
         return Event.MISMATCH
+    if held.publish_ms is not None and chunk.publish_ms != held.publish_ms:
+        return Event.MISMATCH
     if chunk.chunk_id < len(held.positions):
         return Event.DUPLICATE
     if chunk.chunk_id == len(held.positions):
@@ -242,9 +251,15 @@ class PendingSets:
         return [*effects, *self._make_room()]
 
     def expire(self, now_ms: int) -> list[Effect]:
-        """Give up every set whose first chunk is older than allowed."""
+        """Give up every set whose first chunk is older than allowed; a set without a time was opened now."""
         oldest_ms = now_ms - self._limits.expire_after_ms
-        return [self._give_up(one.key, "chunk_expired") for one in self.sets if one.opened_ms < oldest_ms]
+        effects: list[Effect] = []
+        for one in self.sets:
+            if one.opened_ms is None:
+                self._put(replace(one, opened_ms=now_ms))
+            elif one.opened_ms < oldest_ms:
+                effects.append(self._give_up(one.key, "chunk_expired"))
+        return effects
 
     def _reject_chunk(self, chunk: Chunk, event: Event) -> list[Effect]:
         return [_reject_alone(chunk, event.value)]
@@ -261,10 +276,7 @@ class PendingSets:
     def _open(self, chunk: Chunk, _event: Event) -> list[Effect]:
         if chunk.size_bytes > chunk.total_bytes:
             return [_reject_alone(chunk, "chunk_size")]
-        opened = OpenSet(
-            chunk.key, chunk.chunk_count, chunk.total_bytes, chunk.time_ms, (chunk.position,), chunk.size_bytes
-        )
-        self._put(opened)
+        self._put(replace(_empty_set(chunk), positions=(chunk.position,), arrived_bytes=chunk.size_bytes))
         return [Hold(chunk.position), *self._make_room()]
 
     def _append(self, chunk: Chunk, _event: Event) -> list[Effect]:
@@ -283,7 +295,7 @@ class PendingSets:
         before = self.find(chunk.key)
         effects: list[Effect] = []
         if before is None:
-            before = OpenSet(chunk.key, chunk.chunk_count, chunk.total_bytes, chunk.time_ms, (), 0)
+            before = _empty_set(chunk)
         elif not before.aside:
             self._take(chunk.key)
             effects.append(PutAside(before.positions))
@@ -317,6 +329,11 @@ class PendingSets:
         taken = self._held.pop(key, None) or self._aside.pop(key)
         self._held_bytes -= taken.held_bytes
         return taken
+
+
+def _empty_set(chunk: Chunk) -> OpenSet:
+    """The set of a chunk's message, before the chunk itself."""
+    return OpenSet(chunk.key, chunk.chunk_count, chunk.total_bytes, chunk.time_ms, chunk.publish_ms, (), 0)
 
 
 def _reject_alone(chunk: Chunk, reason: str) -> Reject:

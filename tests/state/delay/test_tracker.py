@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,32 +77,11 @@ def test_add_message_with_strict_delay() -> None:
     assert (take(tracker, 10), tracker.waiting) == ([], 1)
 
 
-def test_contains_message() -> None:
-    tracker = DelayedTracker(MemoryStorage(), SMALL)
-    add(tracker, (10, 1, 1), (20, 2, 2))
-    assert tracker.contains(1, 1)
-    assert take(tracker, 10) == [(10, 1, 1)]
-    assert not tracker.contains(1, 1)
-    add(tracker, (30, 3, 3))
-    assert tracker.contains(3, 3)
-
-
 def test_max_indexes_per_segment() -> None:
     tracker = DelayedTracker(MemoryStorage(), SMALL)
     add(tracker, *((one * 10, one, one) for one in range(1, 102)))
     assert sealed(tracker) == [4, 4, 4, 4, 4]
     assert tracker.waiting == 101
-
-
-def test_clear() -> None:
-    storage = MemoryStorage()
-    tracker = DelayedTracker(storage, SMALL)
-    add(tracker, *((one, one, one) for one in range(1, 1002)))
-    assert (tracker.waiting, len(sealed(tracker))) == (1001, 50)
-    tracker.clear()
-    assert (tracker.waiting, take(tracker, 10_000), tracker.buckets) == (0, [], ())
-    DelayedTracker(storage, SMALL, tracker.save())
-    assert storage.buckets == {}
 
 
 def test_a_bucket_is_sealed_when_a_message_comes_from_beyond_its_ledgers() -> None:
@@ -274,3 +254,26 @@ def test_the_golden_index_is_still_read_and_still_written() -> None:
         ((1700000000020, 2, 0), b"fourth"),
         ((1700000000030, 2, 4), None),
     ]
+
+
+@pytest.mark.parametrize("segment", [b"", None], ids=["empty", "shorter than its record says"])
+def test_a_segment_without_the_messages_that_are_asked_of_it_is_missing(segment: bytes | None) -> None:
+    storage = MemoryStorage()
+    tracker = DelayedTracker(storage, SMALL)
+    tracker.join("table", BEFORE_ALL)
+    add(tracker, *((1_000 + number, 1, number) for number in range(3)))
+    record = tracker.save()
+    (bucket,) = record.buckets
+    if segment is None:
+        record = replace(record, buckets=[replace(bucket, offset=3)])
+    else:
+        storage.buckets[bucket.bucket_id][1] = segment
+    with pytest.raises(OffsetError, match="lacks its value 1"):
+        take(DelayedTracker(storage, SMALL, record), 5_000)
+
+
+def test_the_last_ledger_that_there_can_be_leaves_a_record_that_is_read() -> None:
+    tracker = DelayedTracker(MemoryStorage(), SMALL)
+    add(tracker, (1_000, 2**63 - 1, 1))
+    record = tracker.save()
+    assert record_from_json(record_to_json(record)) == record

@@ -1,4 +1,5 @@
-"""Decompression, bounded: at most the declared size is ever produced, and exactly that is accepted.
+"""Decompression, bounded: at most the declared size is ever produced, and exactly that is accepted. What is declared beyond all that
+the data can hold allocates nothing.
 
 | codec  | bytes on the wire                                                                     |
 |--------|---------------------------------------------------------------------------------------|
@@ -41,6 +42,11 @@ def decompress(codec: int, data: memoryview, declared_bytes: int, max_bytes: int
     if declared_bytes > max_bytes:
         raise CorruptEntryError(
             f"{declared_bytes} uncompressed bytes are over the limit of {max_bytes}", reason="too_large"
+        )
+    if declared_bytes > _MOST_EXPANSION[codec] * len(data) + _EXPANSION_BESIDE:
+        raise CorruptEntryError(
+            f"{declared_bytes} bytes were declared, more than {len(data)} of {pb.CompressionType.Name(codec)} can hold",
+            reason="bad_compression",
         )
     try:
         plain = _CODECS[codec](data, declared_bytes)
@@ -96,6 +102,12 @@ def _snappy(data: memoryview, declared_bytes: int) -> bytes:
         raise _Damaged(f"its block claims {claimed} bytes")
     return bytes(cramjam.snappy.decompress_raw(data))
 
+
+# The most bytes that one byte of a format can stand for: the libraries allocate what is declared before they look at the data.
+# LZ4: a length goes on by up to 255 in a byte. ZLIB: 258 bytes in two bits. ZSTD: a block of 128 KiB in four bytes. SNAPPY: a
+# copy of 64 bytes in three.
+_MOST_EXPANSION: dict[int, int] = {pb.LZ4: 255, pb.ZLIB: 1032, pb.ZSTD: 32 * 1024, pb.SNAPPY: 22}
+_EXPANSION_BESIDE = 64
 
 _CODECS: dict[int, Callable[[memoryview, int], bytes]] = {
     pb.LZ4: _lz4,

@@ -7,7 +7,8 @@ RSA-OAEP (SHA-1), beside the recipient's key name. Each chunk of a large message
 Rules kept here:
   - Private keys come from a folder, as ``<key name>.pem``, or from a function of the user's. A key name is text from outside
     and never leads out of the folder.
-  - Unwrapped data keys are remembered, a bounded number of them; producers change theirs every few hours.
+  - Unwrapped data keys are remembered, a bounded number of them; producers change theirs every few hours. Of an entry's
+    recipients a bounded number is tried.
   - No error shows a key.
 """
 
@@ -17,7 +18,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -35,6 +36,9 @@ TAG_BYTES = 16
 
 _KEY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _DATA_KEYS_MOST = 1000
+
+# An entry is tried for its first recipients only: to unwrap a data key takes a millisecond, and a producer may name any number.
+_RECIPIENTS_MOST = 100
 
 # The PEM of the private key of this name (with the metadata that its producer gave it), or None for one that is not ours.
 CryptoKeyReader = Callable[[str, Mapping[str, str]], "bytes | None"]
@@ -97,7 +101,7 @@ class _Opener:
         if self._read_key is None:
             raise CorruptEntryError("the entry is encrypted", reason="encrypted")
         names = []
-        for wrapped in entry.metadata.encryption_keys:
+        for wrapped in entry.metadata.encryption_keys[:_RECIPIENTS_MOST]:
             names.append(str(wrapped.key))
             data_key = self._data_key(wrapped)
             if data_key is None:
@@ -129,13 +133,24 @@ class _Opener:
         if pem is None:
             return None
         try:
-            private = serialization.load_pem_private_key(pem, password=None)
-            if not isinstance(private, rsa.RSAPrivateKey):
+            private = _private_key(pem)
+            if private is None:
                 return None
             scheme = padding.OAEP(padding.MGF1(hashes.SHA1()), hashes.SHA1(), None)
             return AESGCM(private.decrypt(wrapped.value, scheme))
         except (ValueError, TypeError, UnsupportedAlgorithm):
             return None
+
+
+@lru_cache(maxsize=100)
+def _private_key(pem: bytes) -> rsa.RSAPrivateKey | None:
+    """The key in a PEM, None where it is of another kind. Reading one takes some 50 ms, since its numbers are checked.
+
+    Raises:
+        ValueError, TypeError, UnsupportedAlgorithm: it is none, or needs a password.
+    """
+    private = serialization.load_pem_private_key(pem, password=None)
+    return private if isinstance(private, rsa.RSAPrivateKey) else None
 
 
 @cache

@@ -11,7 +11,8 @@ from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, read_entry_table
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.wire.entry import MAX_TIME_MS, parse_entry, split_broker_metadata
+from ledgerlake.wire.entry import parse_entry, split_broker_metadata
+from ledgerlake.wire.fields import read_number, rejected
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -33,27 +34,35 @@ def _describe(raw: memoryview) -> dict[str, Any]:
     try:
         broker, _ = split_broker_metadata(raw)
         columns = _broker_columns(broker) if broker is not None else {}
-        return columns | _metadata_columns(parse_entry(raw).metadata)
+        metadata = parse_entry(raw).metadata
+        if rejected(metadata, "deliver_at_time"):
+            return columns | {"reject_reason": "malformed_entry"}
+        return columns | _metadata_columns(metadata)
     except CorruptEntryError as error:
         return {"reject_reason": error.reason}
-    except OverflowError:
-        return {"reject_reason": "malformed_entry"}
 
 
 def _broker_columns(broker: pb.BrokerEntryMetadata) -> dict[str, Any]:
-    return {"broker_timestamp": _time(broker, "broker_timestamp"), "broker_index": _present(broker, "index")}
+    time_ms = _present(broker, "broker_timestamp")
+    return {"broker_timestamp": None if time_ms is None else time_ms * 1000, "broker_index": _present(broker, "index")}
 
 
 def _metadata_columns(metadata: pb.MessageMetadata) -> dict[str, Any]:
     codecs = pb.CompressionType.items()
+    properties = [(_text(one.key), _text(one.value)) for one in metadata.properties]
+    numbers: dict[str, int | None] = {}
+    for name in ("sequence_id", "publish_time", "event_time", "deliver_at_time"):
+        number, kept = read_number(metadata, name)
+        numbers[name] = number if metadata.HasField(name) else None
+        properties += [kept] if kept is not None else []
     return {
         "producer_name": _text(metadata.producer_name),
-        "sequence_id": metadata.sequence_id,
-        "publish_time": _time(metadata, "publish_time"),
-        "event_time": _time(metadata, "event_time"),
-        "deliver_at": _time(metadata, "deliver_at_time"),
+        "sequence_id": numbers["sequence_id"],
+        "publish_time": _microseconds(numbers["publish_time"]),
+        "event_time": _microseconds(numbers["event_time"]),
+        "deliver_at": _microseconds(numbers["deliver_at_time"]),
         "key": _text(metadata.partition_key) if metadata.HasField("partition_key") else None,
-        "properties": [(_text(one.key), _text(one.value)) for one in metadata.properties],
+        "properties": properties,
         "schema_version": _present(metadata, "schema_version"),
         "compression": {number: name for name, number in codecs}.get(metadata.compression, str(metadata.compression)),
         "uncompressed_size": _present(metadata, "uncompressed_size"),
@@ -70,10 +79,7 @@ def _present(message: Message, field: str) -> Any:
     return getattr(message, field) if message.HasField(field) else None
 
 
-def _time(message: Message, field: str) -> int | None:
-    milliseconds = _present(message, field)
-    if milliseconds is not None and abs(milliseconds) > MAX_TIME_MS:
-        raise CorruptEntryError(f"{field} is out of range", reason="malformed_entry")
+def _microseconds(milliseconds: int | None) -> int | None:
     return None if milliseconds is None else milliseconds * 1000
 
 

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numba import njit
 
-from ledgerlake.wire.entry import MAX_TIME_MS
-from ledgerlake.wire.limits import MAX_COMMAND_BYTES
+from ledgerlake.wire.limits import MAX_BATCH_MESSAGES, MAX_SCANNED_COMMAND_BYTES, MAX_TIME_MS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,9 +76,6 @@ NONE = -(2**62)  # "absent", in every column where a real value cannot be this
 
 _INT32_MAX = 2**31 - 1
 _LAST_FIELD = 2**29 - 1
-
-# A batch of more is not what any producer makes; expanded rows of it would take more memory than its bytes suggest.
-MAX_BATCH_MESSAGES = 1_000_000
 
 # Numbers from here on are not in our .proto files.
 FIRST_UNKNOWN_BROKER_FIELD = 3
@@ -259,7 +255,7 @@ def scan_messages(buffer, limit, rows, found):  # type: ignore[no-untyped-def]
         total, command_size = read_u32(buffer, position), read_u32(buffer, position + 4)
         start = position + 8 + command_size
         end = position + 4 + total
-        if total > limit or end > len(buffer) or start > end or command_size > MAX_COMMAND_BYTES:
+        if total > limit or end > len(buffer) or start > end or command_size > MAX_SCANNED_COMMAND_BYTES:
             break
         consumer_id, ledger_id, entry_id = read_message_command(buffer, position + 8, start)
         if consumer_id < 0:
@@ -463,8 +459,7 @@ def read_metadata(buffer, entry, position, end):  # type: ignore[no-untyped-def]
     return (
         entry[E_PRODUCER] != NONE
         and entry[E_SEQUENCE] != NONE
-        and 0 <= entry[E_PUBLISH] <= MAX_TIME_MS
-        and entry[E_EVENT] <= MAX_TIME_MS
+        and entry[E_PUBLISH] != NONE
         and entry[E_DELIVER] <= MAX_TIME_MS
         and entry[E_COMPRESSION] <= 4
         and entry[E_UNCOMPRESSED] <= _INT32_MAX
@@ -603,7 +598,7 @@ def read_single_metadata(buffer, message, position, end):  # type: ignore[no-unt
             position += size
         else:
             return np.int64(-1), False
-    if message[M_EVENT] > MAX_TIME_MS or message[M_KEY_BASE64] > 1 or message[M_NULL] > 1:
+    if message[M_KEY_BASE64] > 1 or message[M_NULL] > 1:
         return np.int64(-1), False
     return payload_size, compacted_out
 

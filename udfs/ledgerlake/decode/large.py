@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ledgerlake.decode.messages import TopicPartition
+    from ledgerlake.pb import pulsar_pb2 as pb
     from ledgerlake.wire.message_id import Position
 
 
@@ -85,13 +86,15 @@ def _join(payloads: list[memoryview], max_bytes: int) -> memoryview:
 def _checked(entry: RawEntry, chunk_id: int, count: int, before: RawEntry | None) -> RawEntry:
     """The entry, where it is this chunk of the message that the one before belongs to."""
     metadata = entry.metadata
-    same = before is None or (before.metadata.uuid, before.metadata.producer_name) == (
-        metadata.uuid,
-        metadata.producer_name,
-    )
+    same = before is None or _message_of(before.metadata) == _message_of(metadata)
     if not same or (metadata.chunk_id, metadata.num_chunks_from_msg) != (chunk_id, count):
         raise CorruptEntryError(f"an entry is not chunk {chunk_id} of {count} of its message", reason="chunk_mismatch")
     return entry
+
+
+def _message_of(metadata: pb.MessageMetadata) -> tuple[str, str, int]:
+    """Which message a chunk is of. A restarted producer uses a uuid again; the publish time tells its messages apart."""
+    return metadata.producer_name, metadata.uuid, metadata.publish_time
 
 
 def _open(entry: RawEntry, crypto: CryptoSettings) -> RawEntry:

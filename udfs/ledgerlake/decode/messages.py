@@ -4,12 +4,14 @@ The way of a bundle: walk its frames, read every entry's metadata, verify checks
 gather the columns; the loops are ``kernels``. What those call odd goes through ``reference`` one entry at a time, and
 its rows are put back where they belong, so that rows always stand in the order of (ledger, entry, batch index).
 
-Memory: one slice of a bundle is at a time expanded, at most ``max_bytes`` of plain payload or one entry.
+Memory: one slice of a bundle is at a time expanded, at most ``max_bytes`` of plain payload or one entry. What belongs to an
+entry is copied for each of its messages, so rows go out in pieces of ``DECODED_PIECE_BYTES``; no claim of an entry allocates more
+than ``DECODING_FACTOR`` times its bytes beside that (see ``wire.limits``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import crc32c
@@ -22,10 +24,12 @@ from ledgerlake.decode.codecs import DEFAULT_MAX_UNCOMPRESSED_BYTES, decompress
 from ledgerlake.decode.crypto import CLOSED, CryptoSettings, open_entry
 from ledgerlake.decode.reference import Row, decode_base64_key, decode_entry
 from ledgerlake.errors import CorruptEntryError, MalformedFrameError
-from ledgerlake.wire.entry import MAX_TIME_MS, encode_entry, parse_entry
+from ledgerlake.wire.entry import encode_entry, parse_entry
+from ledgerlake.wire.fields import property_of
+from ledgerlake.wire.limits import DECODED_PIECE_BYTES, MAX_BATCH_MESSAGES, MAX_TIME_MS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -37,6 +41,12 @@ _SLICE_BYTES = 32 * 1024 * 1024
 
 # The smallest batched message: a length and the required payload size.
 _LEAST_MESSAGE_BYTES = 6
+
+# What the columns of one row take beside keys, properties and value, and what a row of the reference does.
+_ROW_BYTES = 256
+_REFERENCE_ROW_BYTES = 3072
+
+_COPIED_COLUMNS = ("producer_name", "schema_version")
 
 
 @dataclass(frozen=True)
@@ -77,11 +87,15 @@ class _Rules:
 
 @dataclass(frozen=True)
 class _Slice:
-    """Some entries of one buffer with what was found out about each."""
+    """Some entries of one buffer with what was found out about each.
+
+    ``stored``: by ledger and entry, the stored bytes of those that were decrypted.
+    """
 
     buffer: Bytes
     entries: Matrix
     status: NDArray[np.int8]
+    stored: Mapping[tuple[int, int], memoryview]
 
 
 def decode_bundle(
@@ -97,7 +111,7 @@ def decode_bundle(
 
     Args:
         first_entry: what of the first entry belongs to the read; the rest is left out.
-        max_bytes: an entry that expands to more is a reject.
+        max_bytes: an entry that expands to more is a reject, be it by compression or by copies of its metadata.
         crypto: what opens encrypted entries.
         chunks_as_rejects: parts of large messages become rejects (``chunk_part``); else rows with chunk columns.
 
@@ -165,26 +179,34 @@ def _decode(
 ) -> Iterator[Decoded]:
     status = np.zeros(len(entries), dtype=np.int8)
     k.walk_entries(buffer, entries, status)
+    stored: dict[tuple[int, int], memoryview] = {}
     if rules.crypto != CLOSED and (status != k.OK).any():
-        buffer = _open_encrypted(buffer, entries, status, rules.crypto)
+        buffer, stored = _open_encrypted(buffer, entries, status, rules.crypto)
     _verify_checksums(buffer, entries, status)
     too_large = (entries[:, k.E_UNCOMPRESSED] > rules.max_bytes) & (entries[:, k.E_COMPRESSION] > 0)
-    status[(status == k.OK) & too_large] = k.ODD
+    copied = np.maximum(entries[:, k.E_BATCH], 0) * _copied_bytes(entries, status) > rules.max_bytes
+    status[(status == k.OK) & (too_large | copied)] = k.ODD
     for start, stop in _slices(entries, status):
-        part = _expand(_Slice(buffer, entries[start:stop], status[start:stop]), rules.max_bytes)
+        part = _expand(_Slice(buffer, entries[start:stop], status[start:stop], stored), rules.max_bytes)
         wanted = first_entry if start == 0 else WHOLE
-        yield _decode_slice(part, source, wanted, rules)
+        yield from _decode_slice(part, source, wanted, rules)
 
 
-def _open_encrypted(buffer: Bytes, entries: Matrix, status: NDArray[np.int8], crypto: CryptoSettings) -> Bytes:
-    """A buffer with entries decrypted in place of those that a key opens, which are read anew; the others stay odd."""
+def _open_encrypted(
+    buffer: Bytes, entries: Matrix, status: NDArray[np.int8], crypto: CryptoSettings
+) -> tuple[Bytes, dict[tuple[int, int], memoryview]]:
+    """A buffer with entries decrypted in place of those that a key opens, which are read anew; the others stay odd.
+
+    Beside it, by ledger and entry, the stored bytes of those that were opened: what is rejected is never shown decrypted.
+    """
     opened = {
         row: plain
         for row in np.flatnonzero(status != k.OK).tolist()
         if (plain := _opened(buffer, entries[row], crypto))
     }
     if not opened:
-        return buffer
+        return buffer, {}
+    stored = {_place(entries[row]): buffer.data[slice(*_span(entries[row]))] for row in opened}
     spans = entries[:, [k.E_START, k.E_END]].tolist()
     pieces = [opened.get(row) or buffer.data[start:end] for row, (start, end) in enumerate(spans)]
     entries[:, k.E_END] = np.cumsum([len(one) for one in pieces])
@@ -192,7 +214,15 @@ def _open_encrypted(buffer: Bytes, entries: Matrix, status: NDArray[np.int8], cr
     status[list(opened)] = k.OK
     together = np.frombuffer(b"".join(pieces), dtype=np.uint8)
     k.walk_entries(together, entries, status)
-    return together
+    return together, stored
+
+
+def _span(entry: Matrix) -> tuple[int, int]:
+    return int(entry[k.E_START]), int(entry[k.E_END])
+
+
+def _place(entry: Matrix) -> tuple[int, int]:
+    return int(entry[k.E_LEDGER]), int(entry[k.E_ENTRY])
 
 
 def _opened(buffer: Bytes, entry: Matrix, crypto: CryptoSettings) -> bytes | None:
@@ -220,12 +250,12 @@ def _slices(entries: Matrix, status: NDArray[np.int8]) -> Iterator[tuple[int, in
     packed = entries[:, k.E_END] - entries[:, k.E_START]
     plain = np.where((status == k.OK) & (entries[:, k.E_COMPRESSION] > 0), entries[:, k.E_UNCOMPRESSED], packed)
     counts = np.maximum(np.where(status == k.OK, entries[:, k.E_BATCH], 1), 1)
-    if plain.sum() <= _SLICE_BYTES and counts.sum() <= k.MAX_BATCH_MESSAGES and len(entries):
+    if plain.sum() <= _SLICE_BYTES and counts.sum() <= MAX_BATCH_MESSAGES and len(entries):
         yield 0, len(entries)
         return
     start, total_bytes, total_rows = 0, 0, 0
     for row, (size, count) in enumerate(zip(plain.tolist(), counts.tolist(), strict=True)):
-        if row > start and (total_bytes + size > _SLICE_BYTES or total_rows + count > k.MAX_BATCH_MESSAGES):
+        if row > start and (total_bytes + size > _SLICE_BYTES or total_rows + count > MAX_BATCH_MESSAGES):
             yield start, row
             start, total_bytes, total_rows = row, 0, 0
         total_bytes += size
@@ -255,7 +285,7 @@ def _expand(part: _Slice, max_bytes: int) -> _Slice:
         pieces.append(plain)
         part.entries[row, k.E_PLAIN], part.entries[row, k.E_PLAIN_END] = position, position + len(plain)
         position += len(plain)
-    return _Slice(np.frombuffer(b"".join(pieces), dtype=np.uint8), part.entries, part.status)
+    return _Slice(np.frombuffer(b"".join(pieces), dtype=np.uint8), part.entries, part.status, part.stored)
 
 
 _POSITION_COLUMNS = [
@@ -270,21 +300,66 @@ def _shift(entries: Matrix, distance: int) -> None:
         entries[present, column] += distance
 
 
-def _decode_slice(part: _Slice, source: TopicPartition, first_entry: BatchPart, rules: _Rules) -> Decoded:
+def _decode_slice(part: _Slice, source: TopicPartition, first_entry: BatchPart, rules: _Rules) -> Iterator[Decoded]:
     fields = _allocate_fields(part)
     fields = fields[:, : k.walk_messages(part.buffer, part.entries, part.status, fields)]
-    odd = np.flatnonzero(part.status != k.OK).tolist()
-    odd_rows: list[Row] = []
-    rejects: list[Row] = []
-    for index in odd:
-        found = _judge(part, index, rules)
-        (rejects if found and "reason" in found[0] else odd_rows).extend(found)
-    messages = _columns(part, fields, source)
-    if odd_rows:
-        messages = _put_back(messages, odd_rows, source)
-    if first_entry != WHOLE and messages.num_rows:
-        messages = _keep_part(messages, part.entries[0], first_entry)
-    return Decoded(messages, _to_batch(rejects, source, schema.REJECTS) if rejects else _NO_REJECTS)
+    for piece in _pieces(part, fields, source, rules):
+        messages = _columns(part, fields[:, piece.start : piece.stop], source)
+        if piece.odd_rows:
+            messages = _put_back(messages, piece.odd_rows, source)
+        if first_entry != WHOLE and messages.num_rows:
+            messages = _keep_part(messages, part.entries[0], first_entry)
+        yield Decoded(messages, _to_batch(piece.rejects, source, schema.REJECTS) if piece.rejects else _NO_REJECTS)
+
+
+@dataclass
+class _Piece:
+    """What goes out together: messages by their columns of a slice's fields, and what came of the odd entries among them."""
+
+    start: int = 0
+    stop: int = 0
+    odd_rows: list[Row] = field(default_factory=list)
+    rejects: list[Row] = field(default_factory=list)
+    odd_bytes: int = 0
+
+
+def _pieces(part: _Slice, fields: Matrix, source: TopicPartition, rules: _Rules) -> Iterator[_Piece]:
+    """The messages of a slice in order, in pieces of a bounded size; one at least."""
+    row_bytes = _ROW_BYTES + len(source.topic) + _copied_bytes(part.entries, part.status)
+    if (part.status == k.OK).all() and fields.shape[1] * int(row_bytes.max(initial=0)) <= DECODED_PIECE_BYTES:
+        yield _Piece(0, fields.shape[1])
+        return
+    counts = np.bincount(fields[k.M_ENTRY], minlength=len(part.entries))
+    behind = np.cumsum(counts)
+    sizes = np.concatenate([[0], np.cumsum(np.repeat(row_bytes, counts))])
+    piece = _Piece()
+    yielded = False
+    for index in [*np.flatnonzero(part.status != k.OK).tolist(), None]:
+        reached = fields.shape[1] if index is None else int(behind[index])
+        while piece.odd_bytes + sizes[reached] - sizes[piece.start] > DECODED_PIECE_BYTES and reached > piece.stop:
+            # Up to ``stop`` it fits. Without odd entries as many more messages go along as do.
+            if not piece.odd_rows and not piece.rejects:
+                fitting = int(np.searchsorted(sizes, sizes[piece.start] + DECODED_PIECE_BYTES, "right")) - 1
+                piece.stop = min(max(fitting, piece.start + 1), reached)
+            yield piece
+            yielded, piece = True, _Piece(piece.stop, piece.stop)
+        piece.stop = reached
+        if index is None:
+            break
+        for row in _judge(part, index, rules):
+            (piece.rejects if "reason" in row else piece.odd_rows).append(row)
+            piece.odd_bytes += _REFERENCE_ROW_BYTES + sum(len(row.get(name) or ()) for name in _COPIED_COLUMNS)
+            if piece.odd_bytes > DECODED_PIECE_BYTES:
+                yield piece
+                yielded, piece = True, _Piece(reached, reached)
+    if not yielded or piece.stop > piece.start or piece.odd_bytes:
+        yield piece
+
+
+def _copied_bytes(entries: Matrix, status: NDArray[np.int8]) -> Matrix:
+    """How many bytes of each entry are copied for each of its messages."""
+    sizes = np.maximum(entries[:, k.E_PRODUCER_SIZE], 0) + np.maximum(entries[:, k.E_SCHEMA_SIZE], 0)
+    return np.where(status == k.OK, sizes, 0)
 
 
 def _allocate_fields(part: _Slice) -> Matrix:
@@ -296,18 +371,21 @@ def _allocate_fields(part: _Slice) -> Matrix:
     return np.empty((k.MESSAGE_FIELDS, count), dtype=np.int64)
 
 
-def _judge(part: _Slice, index: int, rules: _Rules) -> list[Row]:
+def _judge(part: _Slice, index: int, rules: _Rules) -> Iterator[Row]:
+    """What the reference makes of an entry, one by one."""
     start, end, ledger_id, entry_id = part.entries[index, [k.E_START, k.E_END, k.E_LEDGER, k.E_ENTRY]].tolist()
-    raw = part.buffer.data[start:end]
+    raw = part.stored.get((ledger_id, entry_id)) or part.buffer.data[start:end]
     try:
         rows = decode_entry(raw, ledger_id, entry_id, rules.max_bytes, rules.crypto)
     except CorruptEntryError as error:
-        return [_reject(raw, part.entries[index], error.reason, error.message)]
-    if rules.chunks_as_rejects and rows and "chunk_uuid" in rows[0]:
-        row = rows[0]
-        detail = f"part {row['chunk_id']} of {row['chunk_count']} of {row['chunk_uuid']}"
-        return [_reject(raw, part.entries[index], "chunk_part", detail)]
-    return rows
+        yield _reject(raw, part.entries[index], error.reason, error.message)
+        return
+    for row in rows:
+        if rules.chunks_as_rejects and "chunk_uuid" in row:
+            detail = f"part {row['chunk_id']} of {row['chunk_count']} of {row['chunk_uuid']}"
+            yield _reject(raw, part.entries[index], "chunk_part", detail)
+        else:
+            yield row
 
 
 def _reject(raw: memoryview, entry: Matrix, reason: str, detail: str) -> Row:
@@ -374,8 +452,8 @@ def _columns(part: _Slice, fields: Matrix, source: TopicPartition) -> pa.RecordB
         "batch_index": pa.array(fields[k.M_BATCH_INDEX].astype(np.int32)),
         "broker_timestamp": _times(broker_ms, k.NONE),
         "broker_index": _integers(fields[k.M_BROKER_INDEX]),
-        "publish_time": _times(publish_ms, k.NONE),
-        "event_time": _times(fields[k.M_EVENT], 0),
+        "publish_time": _times(_known(publish_ms), k.NONE),
+        "event_time": _times(_known(fields[k.M_EVENT]), 0),
         "deliver_at": _times(deliver_ms, k.NONE),
         "delivered_at": pa.nulls(count, schema.TIMESTAMP),
         "producer_name": _per_entry(part, k.E_PRODUCER, k.E_PRODUCER_SIZE, pa.string(), entry),
@@ -385,7 +463,7 @@ def _columns(part: _Slice, fields: Matrix, source: TopicPartition) -> pa.RecordB
         "ordering_key": _spans(
             buffer, fields[k.M_ORDERING], _absent(fields, k.M_ORDERING, k.M_ORDERING_SIZE), pa.binary()
         ),
-        "properties": _properties(buffer, fields),
+        "properties": _properties(buffer, fields, {"publish_time": publish_ms, "event_time": fields[k.M_EVENT]}),
         "schema_version": _per_entry(part, k.E_SCHEMA, k.E_SCHEMA_SIZE, pa.binary(), entry),
         "is_null": pa.array(null_value),
         "late": pa.repeat(pa.scalar(False), count),
@@ -455,6 +533,15 @@ def _times(values_ms: Matrix, absent: int) -> pa.Array:
     return pa.Array.from_buffers(schema.TIMESTAMP, len(values_ms), [_validity(present), pa.py_buffer(microseconds)])
 
 
+def _known(values_ms: Matrix) -> Matrix:
+    """Times, absent where they are out of range."""
+    return np.where(values_ms > MAX_TIME_MS, k.NONE, values_ms) if _passes_range(values_ms) else values_ms
+
+
+def _passes_range(values_ms: Matrix) -> bool:
+    return bool(values_ms.max(initial=0) > MAX_TIME_MS)
+
+
 def _message_ids(ledgers: Matrix, entries: Matrix, batch_indexes: Matrix) -> pa.Array:
     offsets = np.empty(len(ledgers) + 1, dtype=np.int32)
     out = np.empty(60 * len(ledgers), dtype=np.uint8)
@@ -464,12 +551,22 @@ def _message_ids(ledgers: Matrix, entries: Matrix, batch_indexes: Matrix) -> pa.
     )
 
 
-def _properties(buffer: Bytes, fields: Matrix) -> pa.Array:
+def _properties(buffer: Bytes, fields: Matrix, times_ms: dict[str, Matrix]) -> pa.Array:
+    """Each message's own, and behind them the times that are out of range, as properties."""
     counts = fields[k.M_PROPERTIES]
-    offsets = np.zeros(len(counts) + 1, dtype=np.int32)
-    np.cumsum(counts, out=offsets[1:])
-    spans = np.empty((int(offsets[-1]), 4), dtype=np.int64)
+    spans = np.empty((int(counts.sum()), 4), dtype=np.int64)
     k.walk_properties(buffer, np.ascontiguousarray(fields), spans)
     keys: Any = _spans(buffer, spans[:, 0], spans[:, 1], pa.string()) if len(spans) else pa.array([], pa.string())
     values: Any = _spans(buffer, spans[:, 2], spans[:, 3], pa.string()) if len(spans) else pa.array([], pa.string())
+    for column, numbers in times_ms.items():
+        if _passes_range(numbers):
+            rows = np.flatnonzero(numbers > MAX_TIME_MS)
+            own = np.repeat(np.arange(len(counts)), counts)
+            order = pa.array(np.argsort(np.concatenate([own, rows]), kind="stable"))
+            more = pa.repeat(pa.scalar(property_of(column), pa.string()), len(rows))
+            keys = pa.concat_arrays([keys, more]).take(order)
+            values = pa.concat_arrays([values, pa.array(numbers[rows]).cast(pa.string())]).take(order)
+            counts = counts + np.bincount(rows, minlength=len(counts))
+    offsets = np.zeros(len(counts) + 1, dtype=np.int32)
+    np.cumsum(counts, out=offsets[1:])
     return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, values)

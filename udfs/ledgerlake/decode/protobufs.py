@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import base64
 import json
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import FieldDescriptor
 
-from ledgerlake.decode.values import DecodedValues, build, decode_rows
+from ledgerlake.decode.values import COLUMNS_MOST, DecodedValues, build, decode_rows, too_wide
 from ledgerlake.errors import SetupError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from google.protobuf.descriptor import Descriptor
     from google.protobuf.message import Message
 
@@ -45,7 +48,7 @@ def message_type(schema: ValueSchema) -> pa.DataType:
     Raises:
         SetupError: the schema is damaged, or its message has no column.
     """
-    return _struct(_root(schema), ())
+    return _struct(_root(schema), (), count(1))
 
 
 def message_decoder(reader: ValueSchema) -> Decoder:
@@ -90,23 +93,26 @@ def _add_all(pool: descriptor_pool.DescriptorPool, waiting: dict[str, descriptor
         add(name)
 
 
-def _struct(descriptor: Descriptor, inside: tuple[str, ...]) -> pa.DataType:
+def _struct(descriptor: Descriptor, inside: tuple[str, ...], columns: Iterator[int]) -> pa.DataType:
     if descriptor.full_name in inside:
         raise SetupError(
             f"the message {descriptor.full_name} of a schema holds itself, which no column can; read it with schema = bytes"
         )
-    return pa.struct([(one.name, _type(one, (*inside, descriptor.full_name))) for one in descriptor.fields])
+    return pa.struct([(one.name, _type(one, (*inside, descriptor.full_name), columns)) for one in descriptor.fields])
 
 
-def _type(one: Any, inside: tuple[str, ...]) -> pa.DataType:
+def _type(one: Any, inside: tuple[str, ...], columns: Iterator[int]) -> pa.DataType:
+    if next(columns) > COLUMNS_MOST:
+        raise too_wide()
     if _is_map(one):
-        return pa.map_(pa.string(), _type(one.message_type.fields_by_name["value"], inside))
-    return pa.list_(_single(one, inside)) if one.is_repeated else _single(one, inside)
+        return pa.map_(pa.string(), _type(one.message_type.fields_by_name["value"], inside, columns))
+    single = _single(one, inside, columns)
+    return pa.list_(single) if one.is_repeated else single
 
 
-def _single(one: Any, inside: tuple[str, ...]) -> pa.DataType:
+def _single(one: Any, inside: tuple[str, ...], columns: Iterator[int]) -> pa.DataType:
     if one.cpp_type == _CPP.CPPTYPE_MESSAGE:
-        return _struct(one.message_type, inside)
+        return _struct(one.message_type, inside, columns)
     if one.cpp_type == _CPP.CPPTYPE_STRING:
         return pa.binary() if one.type == _CPP.TYPE_BYTES else pa.string()
     return _TYPES[one.cpp_type]

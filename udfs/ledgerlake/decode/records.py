@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from ledgerlake.decode.schema import TIMESTAMP
-from ledgerlake.decode.values import DecodedValues, build, decode_rows
+from ledgerlake.decode.values import COLUMNS_MOST, DecodedValues, build, decode_rows, too_wide
 from ledgerlake.errors import SetupError
 from ledgerlake.pb import pulsar_pb2 as pb
 
@@ -131,6 +131,9 @@ class _Types:
     def __init__(self, schema: ValueSchema) -> None:
         self._is_json = schema.kind == pb.Schema.Json
         self._named: dict[str, pa.DataType] = {}
+        self._named_empty: set[str] = set()
+        self._widths: dict[str, int] = {}
+        self._columns = 0
         self._open: list[str] = []
 
     def of(self, node: Any, depth: int = 0) -> pa.DataType:
@@ -162,20 +165,47 @@ class _Types:
             raise SetupError(
                 f"the record {name} of a schema holds itself, which no column can; read it with schema = bytes"
             )
-        found = self._named.get(name) or self._named.get(name.rpartition(".")[2])
+        known = name if name in self._named else name.rpartition(".")[2]
+        found = self._named.get(known)
+        self._count(self._widths.get(known, 0))
         if found is None:
             raise SetupError(f"a schema has the type '{name}', which has no column; read it with schema = bytes")
         return found
 
     def _record(self, node: dict[str, Any], depth: int) -> pa.DataType:
+        before = self._columns
         self._open.append(str(node.get("name")))
-        fields = [(str(one["name"]), self.of(one["type"], depth + 1)) for one in node.get("fields", ())]
-        self._open.pop()
+        fields = []
+        for one in node.get("fields", ()):
+            self._count(1)
+            fields.append((str(one["name"]), self.of(one["type"], depth + 1)))
+        self._widths[self._open.pop()] = self._columns - before
         return self._name(node, pa.struct(fields))
 
+    def _count(self, columns: int) -> None:
+        """So many columns more; a named type counts wherever it is named."""
+        self._columns += columns
+        if self._columns > COLUMNS_MOST:
+            raise too_wide()
+
     def _name(self, node: dict[str, Any], arrow_type: pa.DataType) -> pa.DataType:
-        self._named[str(node.get("name"))] = arrow_type
+        name = str(node.get("name"))
+        self._named[name] = arrow_type
+        if self._takes_no_bytes(node):
+            self._named_empty.add(name)
         return arrow_type
+
+    def _takes_no_bytes(self, node: Any) -> bool:
+        """Whether an item may be encoded as nothing: fixed bytes of which there are none, or a record of such fields alone."""
+        if isinstance(node, str):
+            return node in self._named_empty or node.rpartition(".")[2] in self._named_empty
+        if not isinstance(node, dict):
+            return False
+        if node.get("type") == "fixed":
+            return not node.get("size")
+        if node.get("type") in ("record", "error"):
+            return all(self._takes_no_bytes(one["type"]) for one in node.get("fields", ()))
+        return isinstance(node.get("type"), (str, dict)) and self._takes_no_bytes(node["type"])
 
     def _enum_or_fixed(self, node: dict[str, Any]) -> pa.DataType:
         if node["type"] == "enum" or self._is_json:
@@ -184,7 +214,7 @@ class _Types:
 
     def _item(self, node: Any, depth: int) -> pa.DataType:
         found = self.of(node, depth + 1)
-        if not self._is_json and _takes_no_bytes(node, found):
+        if not self._is_json and self._takes_no_bytes(node):
             raise SetupError("a schema has an array of items without bytes; read it with schema = bytes")
         return found
 
@@ -198,15 +228,6 @@ class _Types:
         raise SetupError(
             f"a schema has a union of {len(others)} types, which no column can hold; read it with schema = bytes"
         )
-
-
-def _takes_no_bytes(node: Any, arrow_type: pa.DataType) -> bool:
-    """Whether an item may be encoded as nothing: a record without fields, or one of such, or fixed bytes of which there are none."""
-    if isinstance(node, dict) and node.get("type") == "fixed":
-        return not node.get("size")
-    if pa.types.is_struct(arrow_type) and not isinstance(node, list):
-        return all(pa.types.is_struct(one.type) and not one.type.num_fields for one in arrow_type)
-    return False
 
 
 def _for_spark(arrow_type: pa.DataType) -> pa.DataType:

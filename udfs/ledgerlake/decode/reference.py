@@ -11,16 +11,23 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ledgerlake.decode.codecs import decompress
 from ledgerlake.decode.crypto import CLOSED, CryptoSettings, open_entry
-from ledgerlake.decode.kernels import MAX_BATCH_MESSAGES
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.wire.entry import MAX_TIME_MS, RawEntry, parse_entry, take_message, text_of
+from ledgerlake.wire.entry import RawEntry, parse_entry, take_message, text_of
+from ledgerlake.wire.fields import read_number, rejected
+from ledgerlake.wire.limits import MAX_BATCH_MESSAGES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Row = dict[str, Any]
+
+# A property's key and the number that its column cannot hold.
+KeptNumber = tuple[str, str] | None
 
 # The property of a message that is the bytes of an entry which no key here opens.
 ENCRYPTED_FOR = "ledgerlake.encrypted_for"
@@ -28,8 +35,10 @@ ENCRYPTED_FOR = "ledgerlake.encrypted_for"
 
 def decode_entry(
     raw: memoryview, ledger_id: int, entry_id: int, max_bytes: int, crypto: CryptoSettings = CLOSED
-) -> list[Row]:
+) -> Iterator[Row]:
     """The rows (columns of ``schema.VIEW``; times in microseconds) of one entry; none for a server's own marker.
+
+    Rows are made as they are taken, but what can be wrong with any of them is raised before the first.
 
     Raises:
         CorruptEntryError: the entry cannot become messages; ``reason`` says why.
@@ -39,39 +48,36 @@ def decode_entry(
     metadata = entry.metadata
     _check(entry)
     if metadata.HasField("marker_type"):
-        return []
+        return iter(())
     shared = _shared_columns(entry, ledger_id, entry_id)
     if metadata.num_chunks_from_msg > 1:
-        return [_chunk_row(shared, entry)]
+        return iter([_chunk_row(shared, entry)])
     try:
         entry = open_entry(entry, crypto)
     except CorruptEntryError:
         if crypto.failure_action != "pass":
             raise
-        return [_opaque_row(shared, entry)]
+        return iter([_opaque_row(shared, entry)])
     metadata = entry.metadata
     plain = decompress(metadata.compression, entry.payload, metadata.uncompressed_size, max_bytes)
     if metadata.HasField("num_messages_in_batch"):
-        return _batch_rows(shared, entry, memoryview(plain))
-    own = _own_columns(metadata, metadata.sequence_id)
-    return [{**shared, **own, "value": None if metadata.null_value else bytes(plain)}]
+        for _ in _batch_rows(shared, entry, memoryview(plain), max_bytes):
+            pass
+        return _batch_rows(shared, entry, memoryview(plain), max_bytes)
+    row = {**_with_own_columns(shared, metadata), "value": None if metadata.null_value else bytes(plain)}
+    return iter([row])
 
 
 def _check(entry: RawEntry) -> None:
-    metadata = entry.metadata
-    times = [metadata.publish_time, metadata.event_time, metadata.deliver_at_time]
-    if entry.broker is not None:
-        times.append(entry.broker.broker_timestamp)
-        if entry.broker.index >= 2**63:
-            raise CorruptEntryError("the broker index is out of range", reason="malformed_entry")
-    if max(times) > MAX_TIME_MS or min(times) < -MAX_TIME_MS:
-        raise CorruptEntryError("a time is out of range", reason="malformed_entry")
-    if metadata.sequence_id >= 2**63:
-        raise CorruptEntryError("the sequence id is out of range", reason="malformed_entry")
+    if rejected(entry.metadata, "deliver_at_time"):
+        deliver_ms = entry.metadata.deliver_at_time
+        raise CorruptEntryError(f"deliver_at_time is {deliver_ms}, which is out of range", reason="malformed_entry")
 
 
 def _shared_columns(entry: RawEntry, ledger_id: int, entry_id: int) -> Row:
     broker, metadata = entry.broker, entry.metadata
+    publish_us, kept_publish = _microseconds(metadata, "publish_time")
+    deliver_us, kept_deliver = _microseconds(metadata, "deliver_at_time")
     return {
         "message_id": f"{ledger_id}:{entry_id}",
         "ledger_id": ledger_id,
@@ -79,23 +85,40 @@ def _shared_columns(entry: RawEntry, ledger_id: int, entry_id: int) -> Row:
         "batch_index": -1,
         "broker_timestamp": broker.broker_timestamp * 1000 if broker and broker.HasField("broker_timestamp") else None,
         "broker_index": broker.index if broker and broker.HasField("index") else None,
-        "publish_time": metadata.publish_time * 1000,
-        "deliver_at": metadata.deliver_at_time * 1000 if metadata.HasField("deliver_at_time") else None,
+        "publish_time": publish_us,
+        "deliver_at": deliver_us if metadata.HasField("deliver_at_time") else None,
         "producer_name": text_of(metadata, "producer_name"),
         "schema_version": metadata.schema_version if metadata.HasField("schema_version") else None,
+        "properties": [one for one in (kept_publish, kept_deliver) if one is not None],
     }
 
 
-def _own_columns(source: pb.MessageMetadata | pb.SingleMessageMetadata, sequence_id: int) -> Row:
-    """Columns that a single message has in its entry's metadata and a batched one in its own."""
-    key, key_bytes = _key(source)
-    return {
-        "event_time": source.event_time * 1000 if source.event_time else None,
+def _microseconds(source: pb.MessageMetadata | pb.SingleMessageMetadata, name: str) -> tuple[int | None, KeptNumber]:
+    milliseconds, kept = read_number(source, name)
+    return (None if milliseconds is None else milliseconds * 1000), kept
+
+
+def _with_own_columns(
+    shared: Row,
+    source: pb.MessageMetadata | pb.SingleMessageMetadata,
+    numbered: pb.MessageMetadata | pb.SingleMessageMetadata | None = None,
+) -> Row:
+    """A row with the columns that a single message has in its entry's metadata and a batched one in its own.
+
+    ``numbered`` has the sequence id, where that is not the same. A number that its column cannot hold is a property.
+    """
+    key, key_bytes = key_of(source)
+    event_us, kept_event = _microseconds(source, "event_time")
+    sequence_id, kept_sequence = read_number(numbered or source, "sequence_id")
+    own = [(text_of(one, "key"), text_of(one, "value")) for one in source.properties] + _recipients(source)
+    kept = [one for one in (kept_event, kept_sequence) if one is not None]
+    return shared | {
+        "event_time": event_us or None,
         "sequence_id": sequence_id,
         "key": key,
         "key_bytes": key_bytes,
         "ordering_key": source.ordering_key if source.HasField("ordering_key") else None,
-        "properties": [(text_of(one, "key"), text_of(one, "value")) for one in source.properties] + _recipients(source),
+        "properties": own + shared["properties"] + kept,
         "is_null": source.null_value,
     }
 
@@ -107,7 +130,8 @@ def _recipients(source: pb.MessageMetadata | pb.SingleMessageMetadata) -> list[t
     return [(ENCRYPTED_FOR, ",".join(dict.fromkeys(text_of(one, "key") for one in source.encryption_keys)))]
 
 
-def _key(source: pb.MessageMetadata | pb.SingleMessageMetadata) -> tuple[str | None, bytes | None]:
+def key_of(source: pb.MessageMetadata | pb.SingleMessageMetadata) -> tuple[str | None, bytes | None]:
+    """A message's key: its text, or its bytes where it is not text."""
     if not source.HasField("partition_key"):
         return None, None
     text: str | bytes = source.partition_key
@@ -127,8 +151,7 @@ def decode_base64_key(text: str) -> bytes:
 def _chunk_row(shared: Row, entry: RawEntry) -> Row:
     metadata = entry.metadata
     return {
-        **shared,
-        **_own_columns(metadata, metadata.sequence_id),
+        **_with_own_columns(shared, metadata),
         "chunk_count": metadata.num_chunks_from_msg,
         "chunk_uuid": text_of(metadata, "uuid"),
         "chunk_id": metadata.chunk_id,
@@ -139,8 +162,7 @@ def _chunk_row(shared: Row, entry: RawEntry) -> Row:
 
 def _opaque_row(shared: Row, entry: RawEntry) -> Row:
     """An entry that nobody here can open, as one message of its bytes; a property names whom it is for."""
-    own = _own_columns(entry.metadata, entry.metadata.sequence_id)
-    return {**shared, **own, "is_null": False, "value": bytes(entry.payload)}
+    return {**_with_own_columns(shared, entry.metadata), "is_null": False, "value": bytes(entry.payload)}
 
 
 def large_row(last: RawEntry, ledger_id: int, entry_id: int, first_chunk_id: str) -> Row:
@@ -152,31 +174,33 @@ def large_row(last: RawEntry, ledger_id: int, entry_id: int, first_chunk_id: str
     _check(last)
     metadata = last.metadata
     return {
-        **_shared_columns(last, ledger_id, entry_id),
-        **_own_columns(metadata, metadata.sequence_id),
+        **_with_own_columns(_shared_columns(last, ledger_id, entry_id), metadata),
         "chunk_count": metadata.num_chunks_from_msg,
         "first_chunk_id": first_chunk_id,
     }
 
 
-def _batch_rows(shared: Row, entry: RawEntry, payload: memoryview) -> list[Row]:
+def _batch_rows(shared: Row, entry: RawEntry, payload: memoryview, max_bytes: int) -> Iterator[Row]:
     count = entry.metadata.num_messages_in_batch
     if not 0 < count <= MAX_BATCH_MESSAGES:
         raise CorruptEntryError(f"the batch claims {count} messages", reason="batch_count")
-    rows = []
+    copied_bytes = len(shared["producer_name"].encode()) + len(shared["schema_version"] or b"")
+    if count * copied_bytes > max_bytes:
+        raise CorruptEntryError(
+            f"{count} copies of {copied_bytes} bytes of the batch's metadata are over the limit of {max_bytes}",
+            reason="too_large",
+        )
     for batch_index in range(count):
         single, value, payload = take_message(payload, batch_index, count)
         if single.compacted_out:
             continue
-        sequence_id = single.sequence_id if single.HasField("sequence_id") else entry.metadata.sequence_id
-        row = {**shared, **_own_columns(single, sequence_id)}
+        row = _with_own_columns(shared, single, single if single.HasField("sequence_id") else entry.metadata)
         row["message_id"] = f"{shared['message_id']}:{batch_index}"
         row["batch_index"] = batch_index
         row["value"] = None if single.null_value else bytes(value)
         # Of a transaction brokers count entries in place of messages.
         if row["broker_index"] is not None and not entry.metadata.HasField("txnid_most_bits"):
             row["broker_index"] += batch_index + 1 - count
-        rows.append(row)
+        yield row
     if len(payload):
         raise CorruptEntryError(f"{len(payload)} bytes follow the batch's {count} messages", reason="batch_count")
-    return rows

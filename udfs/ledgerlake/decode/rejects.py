@@ -12,7 +12,7 @@ from ledgerlake.decode import schema
 from ledgerlake.decode.split import only_entry
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.wire import commands
-from ledgerlake.wire.entry import MAX_TIME_MS, peek_metadata, split_broker_metadata
+from ledgerlake.wire.entry import peek_metadata, split_broker_metadata
 
 if TYPE_CHECKING:
     from ledgerlake.decode.messages import TopicPartition
@@ -86,11 +86,9 @@ def _broker_columns(raw: memoryview) -> dict[str, Any]:
         return {}
     if broker is None:
         return {}
-    time_ms, index = broker.broker_timestamp, broker.index
-    timed = broker.HasField("broker_timestamp") and time_ms <= MAX_TIME_MS
     return {
-        "broker_timestamp": time_ms * 1000 if timed else None,
-        "broker_index": index if broker.HasField("index") and index < 2**63 else None,
+        "broker_timestamp": broker.broker_timestamp * 1000 if broker.HasField("broker_timestamp") else None,
+        "broker_index": broker.index if broker.HasField("index") else None,
     }
 
 

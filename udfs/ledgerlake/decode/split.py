@@ -25,7 +25,7 @@ from ledgerlake.decode import kernels as k
 from ledgerlake.decode.messages import read_entry_table
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.wire.chunks import has_promise
-from ledgerlake.wire.entry import delivery_time_ms, parse_entry, peek_metadata
+from ledgerlake.wire.entry import delivery_time_ms, parse_entry, peek_metadata, split_broker_metadata
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -70,16 +70,14 @@ def split_bundle(frames: bytes | bytearray | memoryview) -> Iterator[tuple[str, 
     view = memoryview(frames)
     kinds = dict.fromkeys(_delayed(buffer, entries, status).tolist(), DELAYED)
     for row in np.flatnonzero(status != k.OK).tolist():
-        kind = _kind(view[slice(*_span(entries, row))])
+        kind = _kind(view[slice(*_span(entries, row))], int(entries[row, k.E_ENTRY]))
         if kind != ENTRIES:
             kinds[row] = kind
     ends = entries[:, k.E_END].tolist()
     for kind, runs in _pieces(len(entries), kinds):
         spans = [view[ends[first - 1] if first else 0 : ends[last]] for first, last in runs]
-        last = runs[-1][1]
-        time_ms = int(entries[last, k.E_BROKER_TIME])
-        known = time_ms >= 0 and status[last] == k.OK
-        yield kind, spans[0] if len(spans) == 1 else memoryview(b"".join(spans)), time_ms if known else None
+        last_entry = view[slice(*_span(entries, runs[-1][1]))]
+        yield kind, spans[0] if len(spans) == 1 else memoryview(b"".join(spans)), _broker_ms(last_entry)
 
 
 def _pieces(count: int, kinds: dict[int, str]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
@@ -107,9 +105,7 @@ def read_delayed(frames: bytes | memoryview) -> DelayedEntries:
     buffer, entries = read_entry_table(frames)
     status = np.zeros(len(entries), dtype=np.int8)
     k.walk_entries(buffer, entries, status)
-    broker_ms = entries[:, k.E_BROKER_TIME]
-    stored_ms = np.where(broker_ms == k.NONE, entries[:, k.E_PUBLISH], broker_ms)
-    due_ms = np.maximum(entries[:, k.E_DELIVER], stored_ms)
+    due_ms = np.maximum(entries[:, k.E_DELIVER], entries[:, k.E_BROKER_TIME])
     for row in np.flatnonzero(status != k.OK).tolist():
         due_ms[row] = delivery_time_ms(parse_entry(buffer.data[slice(*_span(entries, row))])) or 0
     columns = [k.E_LEDGER, k.E_ENTRY, k.E_END]
@@ -130,6 +126,15 @@ def entries_of(frames: bytes | memoryview) -> dict[Position, bytes]:
     return {Position(ledger_id, entry_id): bytes(buffer.data[start:end]) for ledger_id, entry_id, start, end in rows}
 
 
+def _broker_ms(raw: memoryview) -> int | None:
+    """The broker's time of an entry; chunks and entries that the kernels leave alone have one too."""
+    try:
+        broker, _ = split_broker_metadata(raw)
+    except CorruptEntryError:
+        return None
+    return broker.broker_timestamp if broker is not None and broker.HasField("broker_timestamp") else None
+
+
 def _span(entries: Matrix, row: int) -> tuple[int, int]:
     return int(entries[row, k.E_START]), int(entries[row, k.E_END])
 
@@ -146,7 +151,7 @@ def _checksum_fits(buffer: Bytes, entry: Matrix) -> bool:
     return crc == k.NONE or crc32c.crc32c(buffer.data[entry[k.E_BODY] : entry[k.E_END]]) == crc
 
 
-def _kind(raw: memoryview) -> str:
+def _kind(raw: memoryview, entry_id: int) -> str:
     """What cannot be read is plain: decoding rejects it, whole."""
     try:
         metadata = peek_metadata(raw)
@@ -154,7 +159,7 @@ def _kind(raw: memoryview) -> str:
             return CHUNK
         if metadata.num_chunks_from_msg == 1 and has_promise(metadata):
             return MARKER
-        delayed = delivery_time_ms(parse_entry(raw)) is not None
+        delayed = entry_id <= MAX_DELAYED_ENTRY_ID and delivery_time_ms(parse_entry(raw)) is not None
     except CorruptEntryError:
         return ENTRIES
     return DELAYED if delayed else ENTRIES

@@ -24,8 +24,9 @@ A value that does not fit its schema to the last byte is bad, with the reason wh
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _T = pb.Schema
+
+# Of one schema, nested ones included. A few lines that name each other twice over can stand for more than any machine holds.
+COLUMNS_MOST = 10_000
 
 
 @dataclass
@@ -72,6 +76,11 @@ def column_type(schema: ValueSchema) -> pa.DataType:
     Raises:
         SetupError: no column can hold them, or the schema is damaged; says what is in the way.
     """
+    with _damage_said():
+        return _column_type(schema)
+
+
+def _column_type(schema: ValueSchema) -> pa.DataType:
     if schema.kind in (_T.Avro, _T.Json):
         from ledgerlake.decode.records import record_type
 
@@ -93,6 +102,25 @@ def decoder(writer: ValueSchema, reader: ValueSchema) -> Decoder:
     Raises:
         SetupError: one of the two is damaged, or their kinds do not mix.
     """
+    with _damage_said():
+        return _decoder(writer, reader)
+
+
+@contextlib.contextmanager
+def _damage_said() -> Iterator[None]:
+    """A schema is text from outside: where one stands that is no schema, any step of reading it may fail.
+
+    Raises:
+        SetupError: it did.
+    """
+    try:
+        yield
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+        reason = _first_line(error)
+        raise SetupError(f"a schema is damaged ({reason}); read the topic with schema = bytes") from None
+
+
+def _decoder(writer: ValueSchema, reader: ValueSchema) -> Decoder:
     target = column_type(reader)
     if pa.types.is_binary(target):
         return lambda encoded: DecodedValues(encoded.payloads)
@@ -109,6 +137,10 @@ def decoder(writer: ValueSchema, reader: ValueSchema) -> Decoder:
     if reader.kind == _T.KeyAndValue:
         return _key_value_decoder(_key_value(writer), _key_value(reader), target)
     return lambda encoded: _DECODERS[reader.kind](encoded.payloads)
+
+
+def too_wide() -> SetupError:
+    return SetupError(f"a schema has more than {COLUMNS_MOST} columns; read it with schema = bytes")
 
 
 def build(rows: list[Any], physical: pa.DataType, target: pa.DataType, bad: dict[int, str]) -> pa.Array:

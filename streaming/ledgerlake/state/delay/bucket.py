@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ledgerlake.errors import refuse_newer
+from ledgerlake.state.stored import parse_stored, stored
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 VERSION = 1
@@ -61,18 +61,19 @@ def record_from_json(text: str) -> Record:
     """Read the record of an index.
 
     Raises:
-        OffsetError: a newer release wrote it.
+        OffsetError: a newer release wrote it, or it is damaged.
     """
-    data = json.loads(text)
-    refuse_newer("the checkpoint", data.pop("version"), VERSION, "delayed index of version")
-    return Record(
-        buckets=[_bucket(one) for one in data["buckets"]],
-        range_end=data["range_end"],
-        reached=Position(**data["reached"]),
-        outputs={name: Position(**mark) for name, mark in data["outputs"].items()},
-        doomed=data["doomed"],
-    )
+    return parse_stored(text, "delayed index", _record, VERSION)
 
 
-def _bucket(data: dict[str, Any]) -> Bucket:
-    return Bucket(**{**data, "first": Position(**data["first"]), "last": Position(**data["last"])})
+def _record(data: dict[str, Any], _version: int) -> Record:
+    record: Record = stored(Record, data)
+    ids = [one.bucket_id for one in record.buckets]
+    if len(set(ids)) != len(ids) or not all(map(_is_sound, record.buckets)):
+        raise ValueError("its buckets contradict themselves")
+    return record
+
+
+def _is_sound(bucket: Bucket) -> bool:
+    is_used_up = not bucket.waiting and bucket.segment == bucket.segments + 1
+    return bucket.waiting >= 0 and bucket.offset >= 0 and (1 <= bucket.segment <= bucket.segments or is_used_up)

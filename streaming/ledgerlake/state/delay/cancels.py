@@ -1,27 +1,32 @@
 """Messages that are not to be delivered after all: the property ``ledgerlake.cancel`` of another message.
 
-    id=LEDGER:ENTRY    the message that stands there (of a large one: its last chunk, or both as ``first;last``)
-    key=KEY            every message with that key
+    id=LEDGER:ENTRY[:BATCH]   the message that stands there (of a large one: its last chunk, or both as ``first;last``);
+                              without ``BATCH`` all messages of a batch
+    key=KEY                   every message with that key; of a binary key its base64 text
 
 Rules kept here:
   - A cancel is about what waits when it is stored: messages that stand before it and are due after it. What it hits
     does not depend on how the stream was cut into micro-batches.
-  - It is kept until everything that waited then has left, so cancels do not pile up.
+  - It is kept until everything that waited then has left, so cancels do not pile up. Of several with one target those are
+    kept that hit something the others do not; where the broker gives the time that is the last one.
+
+Version 1 had no ``BATCH``.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from ledgerlake.errors import UsageError, refuse_newer
-from ledgerlake.wire.message_id import ChunkMessageId, Position, parse_message_id
+from ledgerlake.errors import UsageError
+from ledgerlake.state.stored import parse_stored, stored
+from ledgerlake.wire.message_id import ChunkMessageId, MessageId, Position, parse_message_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-VERSION = 1
+VERSION = 2
 CANCEL_PROPERTY = "ledgerlake.cancel"
 
 # Of one topic partition.
@@ -30,7 +35,7 @@ MOST_CANCELS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """One wish, stored at ``position`` at ``time_ms``; ``target`` is a position's text or a key."""
+    """One wish, stored at ``position`` at ``time_ms``; ``target`` is a message id's text or a key."""
 
     by: Literal["id", "key"]
     target: str
@@ -50,14 +55,15 @@ def parse_cancel(text: str, position: Position, time_ms: int) -> Cancel | None:
     if by != "id":
         return None
     try:
-        return Cancel("id", str(_position(target)), position, time_ms)
+        cancelled = _message_id(target)
     except UsageError:
         return None
+    return Cancel("id", str(cancelled), position, time_ms) if cancelled.position.is_storable else None
 
 
-def _position(text: str) -> Position:
+def _message_id(text: str) -> MessageId:
     message_id = parse_message_id(text)
-    return (message_id.last if isinstance(message_id, ChunkMessageId) else message_id).position
+    return message_id.last if isinstance(message_id, ChunkMessageId) else message_id
 
 
 class Cancels:
@@ -81,21 +87,36 @@ class Cancels:
 
     @property
     def positions(self) -> list[Position]:
-        return [_position(target) for by, target in self._by_target if by == "id"]
+        return [_message_id(target).position for by, target in self._by_target if by == "id"]
 
     def add(self, cancel: Cancel) -> None:
         self._by_target.setdefault((cancel.by, cancel.target), []).append(cancel)
 
-    def hit(self, position: Position, key: str | None, deliver_ms: int) -> bool:
-        """Whether a message was cancelled."""
-        by_id = self._by_target.get(("id", str(position)), [])
-        by_key = self._by_target.get(("key", key), []) if key is not None else []
-        return any(one.hits(position, deliver_ms) for one in (*by_id, *by_key))
+    def hit(self, position: Position, batch_index: int, key: str | None, deliver_ms: int) -> bool:
+        """Whether a message was cancelled; ``batch_index`` is -1 for one that was not batched."""
+        message_id = MessageId(position.ledger_id, position.entry_id, batch_index)
+        targets = {("id", str(position)), ("id", str(message_id))} | ({("key", key)} if key is not None else set())
+        return any(one.hits(position, deliver_ms) for target in targets for one in self._by_target.get(target, ()))
 
     def after(self, now_ms: int) -> list[Cancel]:
-        """What is still to be kept when everything due by now has left: the last of each target."""
-        last = [cancels[-1] for cancels in self._by_target.values()]
-        return [one for one in last if one.until_ms > now_ms]
+        """What is still to be kept when everything due by now has left."""
+        kept = [one for cancels in self._by_target.values() for one in _needed(cancels, now_ms)]
+        return [one for one in kept if one.until_ms > now_ms]
+
+
+def _needed(cancels: list[Cancel], now_ms: int) -> list[Cancel]:
+    """Those of one target without which something would be delivered, the last first.
+
+    A cancel that stands further behind hits more positions. It makes an earlier one superfluous unless its sender's clock is
+    ahead, so that it leaves out messages that are due sooner.
+    """
+    needed: list[Cancel] = []
+    for one in sorted(cancels, key=lambda one: one.position, reverse=True):
+        if not needed or max(one.time_ms, now_ms) < max(needed[-1].time_ms, now_ms):
+            needed.append(one)
+        else:
+            needed[-1] = replace(needed[-1], until_ms=max(needed[-1].until_ms, one.until_ms))
+    return needed
 
 
 def cancels_to_json(cancels: Iterable[Cancel]) -> str:
@@ -106,8 +127,6 @@ def cancels_from_json(text: str) -> Cancels:
     """Read what is cancelled.
 
     Raises:
-        OffsetError: a newer release wrote it.
+        OffsetError: a newer release wrote it, or it is damaged.
     """
-    data = json.loads(text)
-    refuse_newer("the checkpoint", data["version"], VERSION, "cancels of version")
-    return Cancels(Cancel(**{**one, "position": Position(**one["position"])}) for one in data["cancels"])
+    return Cancels(parse_stored(text, "cancels", lambda data, _version: stored(list[Cancel], data["cancels"]), VERSION))

@@ -40,9 +40,6 @@ class SegmentMetadata:
     def count(self) -> int:
         return sum(len(one) for one in self.entries.values())
 
-    def contains(self, ledger_id: int, entry_id: int) -> bool:
-        return ledger_id in self.entries and entry_id in self.entries[ledger_id]
-
 
 def describe(segment: pa.RecordBatch) -> SegmentMetadata:
     """The metadata of a segment, which is in order and not empty."""
@@ -95,6 +92,8 @@ def segment_from_bytes(data: bytes) -> pa.RecordBatch:
         found = pb.SnapshotSegment.FromString(data)
         _check_whole(found)
         keys = [(one.timestamp, one.ledger_id, one.entry_id) for one in found.indexes]
+        if keys != sorted(keys):
+            raise ValueError("its messages are not in order")
         return waiting(keys).set_column(3, "frame", _frames(found, len(keys)))
     except (DecodeError, ValueError, OverflowError, pa.ArrowInvalid) as error:
         raise OffsetError(f"a segment of delayed messages is damaged ({error}); restore the checkpoint") from None

@@ -36,10 +36,7 @@ class SnapshotStorage(Protocol):
         """
 
     def delete_bucket(self, bucket_id: int) -> None:
-        """Remove a bucket, whole or not, there or not."""
-
-    def close(self) -> None:
-        """Let go of whatever is held."""
+        """Remove a bucket, whole or not, there or not; at once or later."""
 
 
 class MemoryStorage:
@@ -69,9 +66,6 @@ class MemoryStorage:
 
     def delete_bucket(self, bucket_id: int) -> None:
         self.buckets.pop(bucket_id, None)
-
-    def close(self) -> None:
-        pass
 
 
 def missing(bucket_id: int, number: int) -> OffsetError:

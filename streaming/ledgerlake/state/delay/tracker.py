@@ -45,7 +45,7 @@ from ledgerlake.state.delay.snapshot import (
     segment_from_bytes,
     segment_to_bytes,
 )
-from ledgerlake.state.delay.storage import METADATA
+from ledgerlake.state.delay.storage import METADATA, missing
 from ledgerlake.wire.message_id import AFTER_ALL, Position
 
 if TYPE_CHECKING:
@@ -125,27 +125,21 @@ class DelayedTracker:
         firsts = [one.first for one in self._buckets if one.waiting]
         return min(firsts + [_extent(one)[0] for one in self._fresh], default=None)
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Take rows of ``segment.WAITING``; those that were added before are left out."""
-        for rows in _by_ledger(self._without_known(batch)):
+    def add(self, batch: pa.RecordBatch) -> int:
+        """Take rows of ``segment.WAITING``; those that were added before are left out. How many were taken."""
+        new = self._without_known(batch)
+        for rows in _by_ledger(new):
             ledger_id = rows.column(1)[0].as_py()
             if ledger_id > self._range_end:
                 if self._mutable_count >= self._settings.min_indexes_per_bucket:
                     self._seal()
-                self._range_end = ledger_id + self._settings.ledger_step_per_bucket - 1
+                range_end = ledger_id + self._settings.ledger_step_per_bucket - 1
+                self._range_end = min(range_end, AFTER_ALL.ledger_id)
             self._fresh.append(rows)
             self._reached = max(self._reached, _extent(rows)[1])
         if sum(one.nbytes for one in self._fresh) > FRESH_BYTES or self._fresh_count > FRESH_MESSAGES:
             self._store_fresh()
-
-    def contains(self, ledger_id: int, entry_id: int) -> bool:
-        """Whether a message waits."""
-        fresh = (
-            (one.column(1).to_numpy() == ledger_id) & (one.column(2).to_numpy() == entry_id) for one in self._fresh
-        )
-        if any(found.any() for found in fresh):
-            return True
-        return any(self._waits_in(one, ledger_id, entry_id) for one in self._covering(Position(ledger_id, entry_id)))
+        return int(new.num_rows)
 
     def take_due(self, cutoff_ms: int) -> Iterator[pa.RecordBatch]:
         """Everything due at a time or before, in order; to be used up before anything else is asked."""
@@ -165,11 +159,6 @@ class DelayedTracker:
         for one in passed:
             self._replace([one], [])
         return sum(one.waiting for one in passed)
-
-    def clear(self) -> None:
-        """Forget everything that waits."""
-        self._fresh = []
-        self._replace(self._buckets, [])
 
     def save(self) -> Record:
         """Store what is fresh and tidy up; the record of what is then there."""
@@ -208,15 +197,6 @@ class DelayedTracker:
         segments = [segment.entries for one in buckets for segment in self._describe(one)]
         return np.array(BitMap().union(*(one[ledger_id] for one in segments if ledger_id in one)).to_array(), np.int64)
 
-    def _covering(self, position: Position) -> list[Bucket]:
-        return [one for one in self._buckets if one.first <= position <= one.last]
-
-    def _waits_in(self, bucket: Bucket, ledger_id: int, entry_id: int) -> bool:
-        for number, segment in enumerate(self._describe(bucket)[bucket.segment - 1 :]):
-            if segment.contains(ledger_id, entry_id):
-                return number > 0 or _holds(self._load(bucket), ledger_id, entry_id)
-        return False
-
     def _describe(self, bucket: Bucket) -> list[SegmentMetadata]:
         if bucket.bucket_id not in self._metadata:
             data = self._storage.get_segment(bucket.bucket_id, METADATA)
@@ -227,9 +207,18 @@ class DelayedTracker:
         """What is left of a bucket's first unfinished segment."""
         number, segment = self._segments.get(bucket.bucket_id, (0, None))
         if number != bucket.segment:
-            segment = segment_from_bytes(self._storage.get_segment(bucket.bucket_id, bucket.segment))
+            segment = self._read(bucket, bucket.segment)
             self._segments[bucket.bucket_id] = (bucket.segment, segment)
+        if bucket.offset >= segment.num_rows:
+            raise missing(bucket.bucket_id, bucket.segment)
         return segment.slice(bucket.offset)
+
+    def _read(self, bucket: Bucket, number: int) -> pa.RecordBatch:
+        """A segment, which is not empty."""
+        segment = segment_from_bytes(self._storage.get_segment(bucket.bucket_id, number))
+        if not segment.num_rows:
+            raise missing(bucket.bucket_id, number)
+        return segment
 
     def _take_fresh(self, cutoff_ms: int) -> Iterator[pa.RecordBatch]:
         if not self._fresh:
@@ -263,7 +252,7 @@ class DelayedTracker:
         """All that waits in a bucket, without taking it."""
         yield self._load(bucket)
         for number in range(bucket.segment + 1, bucket.segments + 1):
-            yield segment_from_bytes(self._storage.get_segment(bucket.bucket_id, number))
+            yield self._read(bucket, number)
 
     def _store_fresh(self) -> None:
         """What is fresh becomes a stored part of the mutable bucket, together with the last parts that are no larger."""
@@ -334,11 +323,6 @@ class _Written:
 
 def _due_count(batch: pa.RecordBatch, cutoff_ms: int) -> int:
     return int(np.searchsorted(batch.column(0).to_numpy(), cutoff_ms, "right"))
-
-
-def _holds(batch: pa.RecordBatch, ledger_id: int, entry_id: int) -> bool:
-    _, ledgers, entries = key_columns(batch)
-    return bool(((ledgers == ledger_id) & (entries == entry_id)).any())
 
 
 def _extent(batch: pa.RecordBatch) -> tuple[Position, Position]:

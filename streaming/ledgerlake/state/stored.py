@@ -1,0 +1,98 @@
+"""JSON that was written into a checkpoint, read back: every field is checked before anything is made of it.
+
+A value has the type that its dataclass says, numbers fit 64 bits, and no field is unknown or missing.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from ledgerlake.errors import OffsetError, refuse_newer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+ADVICE = "restore the checkpoint from a copy"
+
+
+def parse_stored(
+    text: str, written: str, read: Callable[[dict[str, Any], int], T], known: int | None = None, advice: str = ADVICE
+) -> T:
+    """Read a JSON object.
+
+    Args:
+        written: what it is, as the error's subject.
+        read: makes a value of its fields and its version, 0 where it has none; raises ValueError, or what a wrong type
+            leads to.
+        known: the last version that can be read, where the object has one.
+
+    Raises:
+        OffsetError: a newer release wrote it, or it is damaged.
+    """
+    try:
+        data = json.loads(text)
+        if not isinstance(data, dict):
+            raise ValueError("no JSON object")
+        version = 0 if known is None else stored(int, data.pop("version"))
+        refuse_newer("the checkpoint", version, known or 0, f"{written} of version")
+        return read(data, version)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise OffsetError(f"the checkpoint holds damaged {written} ({reason}); {advice}") from None
+
+
+def stored(kind: Any, value: Any) -> Any:
+    """A value of a type, from what JSON made of it.
+
+    Raises:
+        ValueError: it is of another type.
+    """
+    return _reader(kind)(value)
+
+
+@cache
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    if kind is Any:
+        return lambda value: value
+    if is_dataclass(kind):
+        return _dataclass_reader(kind)
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return lambda value: _checked(value in arguments, value, kind)
+    if origin in (Union, types.UnionType):
+        (one,) = (_reader(argument) for argument in arguments if argument is not type(None))
+        return lambda value: None if value is None else one(value)
+    if origin in (list, tuple):
+        item = _reader(arguments[0])
+        return lambda value: origin(item(one) for one in _checked(isinstance(value, list), value, kind))
+    if origin is dict:
+        item = _reader(arguments[1])
+        return lambda value: {name: item(one) for name, one in _checked(isinstance(value, dict), value, kind).items()}
+    if kind is int:
+        return lambda value: _checked(type(value) is int and -(2**63) <= value < 2**63, value, kind)
+    return lambda value: _checked(type(value) is kind, value, kind)
+
+
+def _dataclass_reader(kind: Any) -> Callable[[Any], Any]:
+    hints = get_type_hints(kind)
+    readers = {one.name: _reader(hints[one.name]) for one in fields(kind)}
+
+    def read(value: Any) -> Any:
+        names = set(_checked(isinstance(value, dict), value, kind))
+        if names != readers.keys():
+            raise ValueError(f"a {kind.__name__} with the fields {', '.join(sorted(names))}")
+        return kind(**{name: readers[name](one) for name, one in value.items()})
+
+    return read
+
+
+def _checked(fits: bool, value: Any, kind: Any) -> Any:
+    if not fits:
+        raise ValueError(f"a {type(value).__name__} stands where {getattr(kind, '__name__', kind)} belongs")
+    return value

@@ -1,0 +1,281 @@
+"""Targets of what is kept between micro-batches: offsets, state, rows between stages, the delayed index."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from ledgerlake.errors import OffsetError
+from ledgerlake.operators.buckets import StateStorage
+from ledgerlake.operators.delayed import _elsewhere_from_json, _elsewhere_to_json
+from ledgerlake.operators.processor import set_from_json, set_to_json
+from ledgerlake.operators.rows import (
+    Begun,
+    Report,
+    Standing,
+    Waits,
+    report_from_json,
+    report_to_json,
+    standing_from_json,
+    standing_to_json,
+)
+from ledgerlake.source.offsets import PartitionOffset, from_json, to_json
+from ledgerlake.state.chunks import Chunk, Limits, OpenSet, PendingSets, SetKey
+from ledgerlake.state.delay.bucket import Record, record_from_json, record_to_json
+from ledgerlake.state.delay.cancels import Cancel, cancels_from_json, cancels_to_json
+from ledgerlake.state.delay.segment import waiting
+from ledgerlake.state.delay.snapshot import metadata_from_bytes, metadata_to_bytes, segment_from_bytes, segment_to_bytes
+from ledgerlake.state.delay.storage import METADATA, MemoryStorage
+from ledgerlake.state.delay.tracker import DelayedTracker, DelaySettings
+from ledgerlake.wire.chunks import Marker
+from ledgerlake.wire.message_id import BEFORE_ALL, Position
+from tests.fuzz import mutate
+from tests.fuzz.engine import MIB, Target
+from tests.operators.stage import DictState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.fuzz.mutate import Rng
+
+_KEY = SetKey("p", "p-1")
+_PLACES = (Position(7, 1), Position(7, 4))
+_SETTINGS = DelaySettings(
+    min_indexes_per_bucket=4, max_indexes_per_segment=3, max_buckets=2, time_step_per_segment_ms=50
+)
+
+
+def _texts(*given: str) -> Callable[[Rng], bytes]:
+    return lambda rng: mutate.json_text(rng, rng.choice(given)).encode("utf-8", "surrogatepass")
+
+
+def _texts_of(make: Callable[[], list[str]]) -> Callable[[Rng], bytes]:
+    return _texts(*make())
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
+
+
+# Offsets.
+
+_OFFSETS = [
+    json.dumps({"version": 1, "positions": {"persistent://a/b/c": {"ledger": 1, "entry": 2, "time": "2026-05-01T09:00:00.123Z", "index": 5}}}),
+    json.dumps(to_json({"t-partition-0": PartitionOffset(Position(7, 3), 4, 1_700_000_000_000, 98, 1_700_000_000_500), "u": PartitionOffset(BEFORE_ALL)})),
+]  # fmt: skip
+
+
+def _judge_offset(data: bytes) -> int:
+    try:
+        given = json.loads(_text(data))
+    except (ValueError, RecursionError):
+        return 0  # Spark's own line, or not: from_json gets what was parsed
+    offset = from_json(given)
+    assert from_json(to_json(offset)) == offset
+    for one in offset.values():
+        one.is_beyond(PartitionOffset(BEFORE_ALL))
+    return len(offset)
+
+
+# State and rows of the stateful stage.
+
+_OPEN = OpenSet(_KEY, 3, 900, 1_700_000_000_000, 1_700_000_000_000, _PLACES, 600)
+_REPORT = Report(
+    Position(7, 9), 1_700_000_000_000, {"f": 1},
+    [
+        Chunk(_KEY, Position(7, 1), 0, 3, 900, 300, 1_700_000_000_000, 1_700_000_000_000), Begun(_KEY), _OPEN,
+        Marker("p", "p-1", _PLACES, 1_700_000_000_000), Waits(_PLACES, 1_800_000_000_000, True),
+        Cancel("key", "k", Position(7, 5), 1_700_000_000_000),
+    ],
+)  # fmt: skip
+# What the releases wrote, by version.
+_LARGE = [
+    '{"version": 1, "positions": [[7, 1], [7, 4]], "held": true}',
+    '{"version": 2, "positions": [[7, 1]], "held": true, "part": {"after": null, "until": 3}, "delivered": false}',
+]
+_STANDING = Standing([{"f": 1}], Position(7, 1), 5, 1, 600, 2, 7, Position(7, 2))
+
+
+def _judge_set(data: bytes) -> int:
+    found = set_from_json(_text(data))
+    assert set_from_json(set_to_json(found)) == found
+    pending = PendingSets(Limits(), [found])
+    pending.arrive(Chunk(_KEY, Position(7, 9), 2, 3, 900, 300, 1_700_000_000_000, 1_700_000_000_000))
+    pending.expire(1_800_000_000_000)
+    return 1
+
+
+def _judge_report(data: bytes) -> int:
+    found = report_from_json(_text(data))
+    assert report_from_json(report_to_json(found)) == found
+    return 1
+
+
+def _judge_standing(data: bytes) -> int:
+    found = standing_from_json(_text(data))
+    assert standing_from_json(standing_to_json(found)) == found
+    return 1
+
+
+def _judge_cancels(data: bytes) -> int:
+    found = cancels_from_json(_text(data))
+    assert cancels_from_json(cancels_to_json(found.all)).all == found.all
+    found.hit(Position(7, 3), -1, "k", 1_800_000_000_000)
+    found.after(1_700_000_000_000)
+    assert len(found.keys) + len(found.positions) <= len(found)
+    return len(found)
+
+
+def _judge_large(data: bytes) -> int:
+    found = _elsewhere_from_json(_text(data))
+    assert _elsewhere_from_json(_elsewhere_to_json(found)) == found
+    return 1
+
+
+# The delayed index.
+
+
+@cache
+def _index() -> tuple[str, dict[int, dict[int, bytes]]]:
+    """A record, and its buckets' values by number."""
+    storage = MemoryStorage()
+    tracker = DelayedTracker(storage, _SETTINGS)
+    tracker.join("table", BEFORE_ALL)
+    keys = [(1_000 + 37 * number % 400, 7 + number // 9, number) for number in range(30)]
+    for start in range(0, 30, 5):
+        rows = keys[start : start + 5]
+        tracker.add(waiting(rows, [b"frame" if row[0] % 3 else None for row in rows]))
+        record = tracker.save()
+    list(tracker.take_due(1_100))
+    record = tracker.save()
+    return record_to_json(record), {number: dict(values) for number, values in storage.buckets.items()}
+
+
+def _values(metadata: bool) -> list[bytes]:
+    return [
+        value for values in _index()[1].values() for number, value in values.items() if (number == METADATA) == metadata
+    ]
+
+
+def _judge_record(data: bytes) -> int:
+    found = record_from_json(_text(data))
+    assert record_from_json(record_to_json(found)) == found
+    return len(found.buckets)
+
+
+def _judge_metadata(data: bytes) -> int:
+    found = metadata_from_bytes(data)
+    metadata_to_bytes(found)
+    for one in found:
+        for ledger_id, entries in one.entries.items():
+            assert entries.contains(3) == one.contains(ledger_id, 3) if hasattr(entries, "contains") else True
+            entries.union(entries)
+            if len(entries) < 100_000:
+                list(entries)
+    return len(found)
+
+
+def _judge_segment(data: bytes) -> int:
+    found = segment_from_bytes(data)
+    found.validate(full=True)
+    segment_to_bytes(found)
+    return int(found.num_rows)
+
+
+def _an_index(rng: Rng) -> bytes:
+    """A record with its buckets, one of which is changed, missing, or another's."""
+    record, buckets = _index()
+    buckets = {number: dict(values) for number, values in buckets.items()}
+    if rng.random() < 0.5:
+        record = mutate.json_text(rng, record)
+    else:
+        values = buckets[rng.choice(list(buckets))]
+        number = rng.choice(list(values))
+        kind = rng.random()
+        if kind < 0.7:
+            values[number] = mutate.message(rng, values[number])
+        elif kind < 0.8:
+            del values[number]
+        else:
+            values[number] = rng.choice(_values(number == METADATA))
+    stored = [
+        mutate.packed(b"%d" % bucket_id, b"%d" % number, value)
+        for bucket_id, values in buckets.items()
+        for number, value in values.items()
+    ]
+    return mutate.packed(record.encode("utf-8", "surrogatepass"), *stored)
+
+
+def _judge_tracker(data: bytes) -> int:
+    parts = mutate.unpacked(data)
+    record = record_from_json(_text(parts[0])) if parts else Record()
+    storage = MemoryStorage()
+    for one in parts[1:]:
+        bucket_id, number, value = mutate.unpacked(one)
+        storage.buckets.setdefault(int(bucket_id), {})[int(number)] = value
+    tracker = DelayedTracker(storage, _SETTINGS, record)
+    tracker.join("table", BEFORE_ALL)
+    tracker.add(waiting([(1_200, 7, 3), (1_300, 12, 1)], [b"again", b"new"]))
+    count = sum(batch.num_rows for batch in tracker.take_due(1_250))
+    tracker.save()
+    count += sum(batch.num_rows for batch in tracker.take_due(2**62))
+    tracker.save()
+    return count
+
+
+@cache
+def _packed_bucket() -> dict[int, bytes]:
+    state = DictState()
+    storage = StateStorage(state)  # type: ignore[arg-type]
+    values = [(number, value) for number, value in enumerate(_values(metadata=False)[:5], 1)]
+    storage.save_all_segments(1, [*values, (METADATA, _values(metadata=True)[0])])
+    return {number: value for (_, number), (value,) in state.values.items()}
+
+
+def _a_packed_bucket(rng: Rng) -> bytes:
+    values = dict(_packed_bucket())
+    changed = rng.choice([number for number in values if number != METADATA])
+    values[changed] = mutate.message(rng, values[changed])
+    return mutate.packed(*(mutate.packed(b"%d" % number, value) for number, value in values.items()))
+
+
+_next_bucket = iter(range(1, 2**62))
+
+
+def _judge_packed(data: bytes) -> int:
+    state, bucket_id = DictState(), next(_next_bucket)
+    storage = StateStorage(state)  # type: ignore[arg-type]
+    for part in mutate.unpacked(data):
+        number, value = mutate.unpacked(part)
+        state.values[bucket_id, int(number)] = (value,)
+    try:
+        for number in (METADATA, 1, 3, 5, 9):
+            storage.get_segment(bucket_id, number)
+    finally:
+        storage.delete_bucket(bucket_id)
+    return 1
+
+
+def _any_of(make: Callable[[], list[bytes]]) -> Callable[[Rng], bytes]:
+    return lambda rng: mutate.message(rng, rng.choice(make()))
+
+
+def _json_of(*given: Any) -> Callable[[Rng], bytes]:
+    return _texts(*given)
+
+
+_REFUSED = (OffsetError,)
+TARGETS = [
+    Target("offset", "source.offsets", _json_of(*_OFFSETS), _judge_offset, _REFUSED),
+    Target("open-set", "open sets in state", _json_of(set_to_json(_OPEN)), _judge_set, _REFUSED),
+    Target("report", "rows to the stateful stage: reports", _json_of(report_to_json(_REPORT)), _judge_report, _REFUSED),
+    Target("standing", "rows from the stateful stage: standings", _json_of(standing_to_json(_STANDING)), _judge_standing, _REFUSED),
+    Target("cancels", "cancels in state", _json_of(cancels_to_json(one for one in _REPORT.events if isinstance(one, Cancel))), _judge_cancels, _REFUSED),
+    Target("delayed-large", "delayed large messages in state", _json_of(*_LARGE), _judge_large, _REFUSED),
+    Target("record", "the record of the delayed index", _texts_of(lambda: [_index()[0]]), _judge_record, _REFUSED),
+    Target("snapshot-metadata", "state.delay.snapshot: metadata", _any_of(lambda: _values(True)), _judge_metadata, _REFUSED, work_factor=10),
+    Target("snapshot-segment", "state.delay.snapshot: segments", _any_of(lambda: _values(False)), _judge_segment, _REFUSED),
+    Target("packed-bucket", "operators.buckets: directories and blocks", _a_packed_bucket, _judge_packed, _REFUSED, memory_bytes=48 * MIB),
+    Target("tracker", "state.delay.tracker over a damaged index", _an_index, _judge_tracker, _REFUSED, work_factor=10),
+]  # fmt: skip

@@ -1,0 +1,16 @@
+"""All targets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.fuzz import of_decode, of_settings, of_state, of_wire
+
+if TYPE_CHECKING:
+    from tests.fuzz.engine import Target
+
+TARGETS: tuple[Target, ...] = (*of_wire.TARGETS, *of_decode.TARGETS, *of_state.TARGETS, *of_settings.TARGETS)
+
+
+def target_of(name: str) -> Target:
+    return next(one for one in TARGETS if one.name == name)

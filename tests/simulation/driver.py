@@ -1,0 +1,368 @@
+"""The product in a simulated world: everything here that depends on how its own modules are cut.
+
+Replaced are the edges alone, each by one of the same shape:
+
+    time, threading, uuid, secrets     of every module of the product: ``world``
+    files.resolve                      a disk in memory: ``disk``
+    client.session.Transport           a broker in memory: ``broker``
+    deltalake.DeltaTable               a log in memory: ``lake``
+    SparkSession                       ``spark``
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import pkgutil
+import secrets
+import sys
+import threading
+import time
+import traceback
+import uuid
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pyspark
+
+import ledgerlake
+from ledgerlake import files
+from ledgerlake.client import cluster, session
+from ledgerlake.decode import kernels
+from ledgerlake.errors import LedgerlakeError
+from ledgerlake.operators import processor
+from ledgerlake.query import assemble
+from ledgerlake.query.config import parse_config
+from ledgerlake.sinks import republish, tables
+from ledgerlake.source import partition_reader
+from tests.simulation.broker import MemoryTransport
+from tests.simulation.lake import MemoryTable
+from tests.simulation.spark import Rows, Session
+from tests.simulation.world import EPOCH_S, Event, Lock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ledgerlake.query.config import Config
+    from tests.simulation.broker import Cluster
+    from tests.simulation.disk import Disk
+    from tests.simulation.lake import Lake
+    from tests.simulation.world import World
+
+CHECKPOINT = "/sim/checkpoint"
+MESSAGES = "/sim/messages"
+REJECTS = "/sim/rejects"
+
+
+class Edges:
+    """The product's edges, replaced while it is entered; ``world`` and the others are set anew for each history."""
+
+    world: World
+    disk: Disk
+    due: DueTopic
+
+    def __init__(self) -> None:
+        self._before: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> Edges:
+        for found in pkgutil.walk_packages(ledgerlake.__path__, "ledgerlake."):
+            if found.name.startswith(("ledgerlake.broker", "ledgerlake.cli", "ledgerlake.demo")):
+                continue
+            importlib.import_module(found.name)
+        replaced = {
+            id(time): _Time(self),
+            id(threading): _Threading(self),
+            id(uuid): _Ids(self),
+            id(secrets): _Secrets(self),
+            id(files.resolve): lambda path: (self.disk.filesystem, path),
+            id(ThreadPoolExecutor): _Executor,
+            id(tables.DeltaTable): MemoryTable,
+        }
+        for name, module in list(sys.modules.items()):
+            if name.startswith("ledgerlake."):
+                for attribute, value in list(vars(module).items()):
+                    if id(value) in replaced:
+                        self.replace(module, attribute, replaced[id(value)])
+        self.replace(session, "Transport", MemoryTransport)
+        self.replace(session, "_keep_alive", lambda _session: None)
+        self.replace(partition_reader, "ahead", lambda source, _most: source)
+        self.replace(cluster, "os", SimpleNamespace(getpid=lambda: self.world.current.context.pid))
+        self.replace(pyspark.TaskContext, "get", lambda: self.world.current.process.root.session.sparkContext)  # type: ignore[attr-defined]
+        self.replace(processor, "_frame", lambda row: Rows([tuple(row)]))
+        self.replace(kernels, "is_kept", True)
+        self.replace(republish, "pulsar_client", lambda _settings: _Client(self.due))
+        self._level = logging.getLogger("ledgerlake").level
+        logging.getLogger("ledgerlake").setLevel(logging.CRITICAL)
+        return self
+
+    def replace(self, owner: Any, name: str, value: Any) -> None:
+        self._before.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("ledgerlake").setLevel(self._level)
+        for owner, name, value in reversed(self._before):
+            setattr(owner, name, value)
+        self._before.clear()
+        cluster._clusters.clear()
+
+    def enter(self, world: World, disk: Disk, brokers: Cluster, lake: Lake) -> None:
+        """Another history begins."""
+        self.world, self.disk = world, disk
+        MemoryTransport.cluster = brokers
+        MemoryTable.lake = lake
+        cluster._clusters.clear()
+
+
+class _Replaced:
+    """A module of which some names are others."""
+
+    def __init__(self, edges: Edges, module: Any) -> None:
+        self._edges = edges
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+class _Time(_Replaced):
+    def __init__(self, edges: Edges) -> None:
+        super().__init__(edges, time)
+
+    def time(self) -> float:
+        world = self._edges.world
+        return EPOCH_S + world.now_s + world.current.process.root.skew_s
+
+    def time_ns(self) -> int:
+        return int(self.time() * 1e9)
+
+    def monotonic(self) -> float:
+        return self._edges.world.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self._edges.world.sleep(seconds)
+
+
+class _Threading(_Replaced):
+    def __init__(self, edges: Edges) -> None:
+        super().__init__(edges, threading)
+
+    def Lock(self) -> Lock:
+        return Lock(self._edges.world)
+
+    def RLock(self) -> Lock:
+        return Lock(self._edges.world, again=True)
+
+    def Event(self) -> Event:
+        return Event(self._edges.world)
+
+    def Thread(self, target: Callable[..., None], name: str = "", daemon: bool = True, args: Any = ()) -> _Thread:
+        return _Thread(self._edges.world, lambda: target(*args), name)
+
+    def current_thread(self) -> Any:
+        return self._edges.world.current.handle
+
+
+class _Thread:
+    """``threading.Thread``."""
+
+    def __init__(self, world: World, work: Callable[[], None], name: str) -> None:
+        self._world = world
+        self._work = work
+        self._name = name
+        self._thread: Any = None
+
+    def start(self) -> None:
+        self._thread = self._world.spawn(self._world.current.process, self._name, self._work)
+        self._thread.handle = self
+
+    def is_alive(self) -> bool:
+        return self._thread is not None and not self._thread.done
+
+    def join(self, timeout: float | None = None) -> None:
+        until_s = float("inf") if timeout is None else self._world.now_s + timeout
+        if self.is_alive():
+            self._world.pause(until_s, lambda: not self.is_alive())
+
+
+class _Ids(_Replaced):
+    def __init__(self, edges: Edges) -> None:
+        super().__init__(edges, uuid)
+
+    def uuid4(self) -> uuid.UUID:
+        return uuid.UUID(int=self._edges.world.rng.getrandbits(128), version=4)
+
+
+class _Secrets(_Replaced):
+    def __init__(self, edges: Edges) -> None:
+        super().__init__(edges, secrets)
+
+    def randbits(self, count: int) -> int:
+        return self._edges.world.rng.getrandbits(count)
+
+    def token_hex(self, count: int = 32) -> str:
+        return self._edges.world.rng.randbytes(count).hex()
+
+
+class _Executor:
+    """``ThreadPoolExecutor``, whose work is done when it is handed over."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __enter__(self) -> _Executor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def shutdown(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def submit(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(work(*args, **kwargs))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def map(self, work: Callable[..., Any], *items: Any) -> Iterator[Any]:
+        return iter([work(*one) for one in zip(*items, strict=False)])
+
+
+def _mistake(error: BaseException | None) -> str:
+    """An error that no fault of the world explains, with where it came from; empty if it is another one."""
+    if not isinstance(error, (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)):
+        return ""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({place.filename.rpartition('/')[2]}, line {place.lineno})"
+
+
+class DueTopic:
+    """The topic of due messages: a broker with deduplication, as pulsar-client shows it."""
+
+    def __init__(self, world: World, stored: Callable[[bytes], None]) -> None:
+        self.world = world
+        self.stored = stored
+        self.sequences: dict[str, int] = {}
+
+
+class _Client:
+    """As much of ``pulsar.Client`` as is used."""
+
+    def __init__(self, due: DueTopic) -> None:
+        self._due = due
+
+    def get_topic_partitions(self, topic: str) -> list[str]:
+        return [topic]
+
+    def create_producer(self, _topic: str, producer_name: str, **_: Any) -> _Producer:
+        self._due.world.access("open producer")
+        return _Producer(self._due, producer_name)
+
+    def close(self) -> None:
+        pass
+
+
+class _Producer:
+    def __init__(self, due: DueTopic, name: str) -> None:
+        self._due = due
+        self._name = name
+        self._waiting: list[tuple[int, bytes]] = []
+
+    def last_sequence_id(self) -> int:
+        return self._due.sequences.get(self._name, -1)
+
+    def send_async(self, content: bytes, callback: Any, sequence_id: int, **_: Any) -> None:
+        self._waiting.append((sequence_id, content))
+
+    def flush(self) -> None:
+        for number, (sequence, content) in enumerate(self._waiting):
+            verdict = self._due.world.access("publish")
+            if verdict == "fail" and number % 2 == 0:
+                raise ConnectionError("the broker is away")
+            if sequence > self.last_sequence_id():
+                self._due.sequences[self._name] = sequence
+                self._due.stored(content)
+            if verdict == "fail":
+                raise ConnectionError("the broker is away")
+        self._waiting.clear()
+        self._due.world.access("published")
+
+
+def config(
+    topics: list[str], pattern: str | None = None, starting: str = "earliest", **sections: dict[str, Any]
+) -> Config:
+    """The pipeline's configuration."""
+    source = {"service_url": "pulsar://broker-0:6650", "starting": starting}
+    source |= {"topics_pattern": pattern} if pattern else {"topics": topics}
+    data = {
+        "source": source | sections.pop("source", {}),
+        "stream": {"name": "sim", "checkpoint": CHECKPOINT, "trigger": "1 second"},
+        "delta": {"path": MESSAGES, "rejects_path": REJECTS, "writer": "arrow"},
+    }
+    return parse_config(data | sections)
+
+
+class Application:
+    """What ``ledgerlake run`` does, as one process; ``ended`` says how."""
+
+    def __init__(self, world: World, name: str, settings: Config, disk: Disk, lake: Lake, once: bool = False) -> None:
+        self.world = world
+        self.exits: Callable[[], None] = lambda: None
+        self.process = world.process(name)
+        self.session = Session(world, self.process, disk, lake)
+        self.process.session = self.session  # type: ignore[attr-defined]
+        self.settings = settings
+        self.once = once
+        self.ended = ""
+        self.ended_s = 0.0
+        self.was_refused = False
+        self.was_alone = True
+        self.mistake = ""
+        self.error: BaseException | None = None
+        self.committed = 0
+        self.pipeline: Any = None
+        self._stop = Event(world)
+        world.spawn(self.process, name, self._run)
+
+    @property
+    def is_running(self) -> bool:
+        return not self.ended and not self.process.is_dead
+
+    def ask_to_stop(self) -> None:
+        """SIGINT."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+            self.ended = "ended"
+        except LedgerlakeError as error:
+            self.error, self.ended = error, f"{type(error).__name__}: {error}"
+            self.was_refused = True
+        except Exception as error:
+            # The command puts it so.
+            self.error = assemble.cause_of(error)
+            self.ended, self.was_refused = f"{type(self.error).__name__}: {self.error}", True
+            self.mistake = self.mistake or _mistake(error)
+        if self.session.query is not None:
+            self.mistake = self.mistake or _mistake(self.session.query.failure)
+        self.ended_s = self.world.now_s
+        self.world.say(f"{self.process.name} ended: {self.ended}")
+        self.exits()
+
+    def _work(self) -> None:
+        pipeline = self.pipeline = assemble.Pipeline(self.session, self.settings, self._count)  # type: ignore[arg-type]
+        try:
+            pipeline.start(self.once)
+            while not self._stop.is_set() and not pipeline.wait(0.5):
+                pass
+            pipeline.stop()
+        finally:
+            pipeline.close()
+
+    def _count(self, _result: Any) -> None:
+        self.committed += 1

@@ -1,0 +1,659 @@
+"""One history: a script made of a seed, the world in which it plays, and the verdict."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ledgerlake.decode.codecs import compress
+from ledgerlake.errors import DataLossError
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.source.offsets import from_json
+from ledgerlake.wire.entry import encode_batch, encode_entry
+from ledgerlake.wire.message_id import Position
+from tests.simulation.broker import Cluster, Ledger, Topic
+from tests.simulation.disk import Disk
+from tests.simulation.driver import CHECKPOINT, Application, DueTopic, Edges, config
+from tests.simulation.lake import Lake
+from tests.simulation.oracle import Oracle, Sent
+from tests.simulation.spark import TaskLostError
+from tests.simulation.world import Stuck, Trap, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TOPIC = "persistent://public/default/orders"
+DUE_TOPIC = "persistent://public/default/due"
+
+# How long everything may take once nothing disturbs it any more.
+_PATIENCE_S = 400.0
+
+# How long the error of the last fault may take to end a run.
+_GRACE_S = 5.0
+
+_ALWAYS_METADATA = True
+
+_KILL_AT = [
+    "committed messages",
+    "committed messages",
+    "committed rejects",
+    "commit messages",
+    "ran ",
+    "written /sim/checkpoint/commits",
+    "written /sim/checkpoint/offsets",
+    "written /sim/checkpoint/state",
+    "task done read",
+    "task done state",
+    "send ACK",
+    "sent ACK",
+    "moved /sim/checkpoint/ledgerlake",
+    "write /sim/checkpoint/ledgerlake",
+    "written /sim/messages",
+    "sent SUBSCRIBE",
+    "stop query",
+    "plan",
+]
+# The parts of a checkpoint, which a copy may take at different moments.
+_PARTS = ["offsets", "commits", "state", "ledgerlake", "metadata"]
+
+# What happens, and how often.
+_WEIGHTS = {
+    "kill": 2,
+    "kill_at": 5,
+    "suspend": 3,
+    "second": 2,
+    "stop": 3,
+    "unload": 3,
+    "roll": 3,
+    "topic": 2,
+    "restart": 2,
+    "frame": 4,
+    "task": 2,
+    "commit": 3,
+    "full": 1,
+    "clock": 1,
+    "restore": 2,
+    "lose": 1,
+}
+_FRAMES = ["SUBSCRIBE", "FLOW", "LOOKUP", "GET_LAST_MESSAGE_ID", "ACK", "CONNECT", "CLOSE_CONSUMER"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something that is done at a moment; with ``label``, at the next access after it whose label begins so."""
+
+    at_s: float
+    do: str
+    args: dict[str, Any] = field(default_factory=dict)
+    label: str = ""
+    countdown: int = 1
+
+    def __str__(self) -> str:
+        args = " ".join(f"{name}={value}" for name, value in self.args.items())
+        where = f" at access {self.countdown} of '{self.label}'" if self.label else ""
+        return f"{self.at_s:7.3f}  {self.do} {args}{where}"
+
+
+@dataclass(frozen=True)
+class Script:
+    """A history before it is played."""
+
+    seed: int
+    partitions: int
+    brokers: int
+    entries_per_ledger: int
+    has_metadata: bool
+    starting: str
+    max_rows: int
+    min_partitions: int
+    by_pattern: bool
+    delivers: bool
+    duration_s: float
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        head = ", ".join(f"{name} {value}" for name, value in vars(self).items() if name != "steps")
+        return "\n".join([head, *map(str, self.steps)])
+
+
+@dataclass
+class Verdict:
+    """What came of a history."""
+
+    script: Script
+    violations: list[str]
+    trace: list[str]
+    trimmed: int = 0
+    batches: int = 0
+    accesses: int = 0
+    messages: int = 0
+    refused: str = ""
+
+
+def write_script(seed: int) -> Script:
+    """The script of a seed."""
+    rng = random.Random(seed)
+    duration_s = rng.uniform(6.0, 14.0)
+    partitions = rng.choice([0, 0, 0, 2])
+    steps = []
+    for _ in range(rng.randint(6, 14)):
+        kind = rng.choices(["plain", "batch", "delayed", "chunked", "cancel"], [6, 3, 3, 2, 1])[0]
+        args = {"kind": kind, "count": rng.randint(1, 5), "partition": rng.randrange(6)}
+        steps.append(Step(round(rng.uniform(0.0, duration_s), 3), "produce", args))
+    steps += [one for _ in range(rng.randint(1, 4)) for one in _disturbance(rng, duration_s)]
+    return Script(
+        seed,
+        partitions,
+        rng.choice([1, 2]),
+        rng.choice([1, 2, 3, 5, 8]),
+        rng.random() < 0.85 or _ALWAYS_METADATA,
+        rng.choice(["earliest", "earliest", "latest"]),
+        rng.choice([0, 0, 0, 3, 6]),
+        rng.choice([0, 0, 3]),
+        rng.random() < 0.25,
+        rng.random() < 0.3,
+        duration_s,
+        tuple(sorted(steps, key=lambda one: one.at_s)),
+    )
+
+
+def _disturbance(rng: random.Random, duration_s: float) -> list[Step]:
+    """One thing that goes wrong, or two that belong together."""
+    at_s = round(rng.uniform(0.5, duration_s), 3)
+    what = rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
+    back_s = round(rng.uniform(0.1, 3.0), 2)
+    partition = rng.randrange(6)
+    if what == "kill":
+        return [Step(at_s, "kill", {"back_s": back_s, "noticed_s": rng.choice([0.0, 0.5, 2.0])})]
+    if what == "kill_at":
+        args = {"back_s": back_s, "noticed_s": rng.choice([0.0, 0.0, 2.0])}
+        return [Step(at_s, "kill", args, rng.choice(_KILL_AT), rng.randint(1, 3))]
+    if what == "suspend":
+        args = {"for_s": round(rng.uniform(0.5, 9.0), 2), "noticed_s": rng.choice([0.2, 1.0, 5.0])}
+        return [Step(at_s, "suspend", args, rng.choice(["", *_KILL_AT]), rng.randint(1, 2))]
+    if what == "second":
+        older = [] if rng.random() < 0.5 else [Step(at_s + back_s, "kill_older", {"noticed_s": rng.choice([0.0, 2.0])})]
+        return [Step(at_s, "second", {}, rng.choice(["", "", *_KILL_AT])), *older]
+    if what == "stop":
+        label = rng.choice(["", "batch ", "committed messages", "ran ", "task read"])
+        return [Step(at_s, "stop", {"back_s": back_s}, label)]
+    if what in ("unload", "roll"):
+        label = rng.choice(["", "", "batch ", "task read", "committed messages", "send SUBSCRIBE"])
+        return [Step(at_s, what, {"partition": partition, "away_s": rng.choice([0.0, 0.1, 1.0])}, label)]
+    if what == "topic":
+        # Many come while the pipeline starts.
+        began_s = rng.choice([0.0, 0.0, at_s])
+        label = rng.choice(["", "plan", "send SUBSCRIBE", "created", "batch "])
+        args = {"count": rng.randint(1, 3)}
+        return [Step(began_s, "topic", args, label, rng.randint(1, 3))]
+    if what == "restart":
+        args = {"broker": rng.randrange(2), "away_s": rng.choice([0.1, 2.0]), "loses_marks": rng.random() < 0.5}
+        return [Step(at_s, "restart", args, rng.choice(["", "task read", "batch "]))]
+    if what == "frame":
+        how = rng.choice(["cut", "unanswered", "half", "twice", "slow"])
+        return [Step(at_s, "verdict", {"says": how}, f"send {rng.choice(_FRAMES)}", rng.randint(1, 3))]
+    if what == "task":
+        if rng.random() < 0.5:
+            return [Step(at_s, "verdict", {"says": "speculate"}, rng.choice(["task read", "task state"]))]
+        label = rng.choice(["send FLOW", "task done read", "task done state", "written /sim/messages"])
+        return [Step(at_s, "lose_task", {}, label)]
+    if what == "commit":
+        label = rng.choice(["commit messages", "committed messages", "commit rejects", "committed rejects", "publish"])
+        return [Step(at_s, "verdict", {"says": "fail"}, label, rng.randint(1, 2))]
+    if what == "full":
+        return [Step(at_s, "full", {"for_s": round(rng.uniform(0.5, 3.0), 2)}, rng.choice(["", "batch ", "ran "]))]
+    if what == "clock":
+        return [Step(at_s, "clock", {"by_s": rng.choice([-3.0, -0.5, 0.5, 4.0])})]
+    if what == "lose":
+        return [Step(at_s, "lose", {"back_s": back_s})]
+    later_s = round(rng.uniform(at_s, duration_s + 4.0), 3)
+    torn_s = rng.choice([0.0, 0.0, 0.5, 2.0])
+    return [Step(at_s, "backup", {"takes_s": torn_s}), Step(later_s, "restore", {"back_s": back_s})]
+
+
+class History:
+    """A script being played."""
+
+    def __init__(self, script: Script, edges: Edges, traces: bool = False) -> None:
+        self.script = script
+        self.world = World(random.Random(script.seed * 7919 + 1), traces_accesses=traces)
+        self.brokers = Cluster(self.world, script.brokers, script.entries_per_ledger, script.has_metadata)
+        self.disk = Disk(self.world)
+        self.lake = Lake(self.world)
+        # Where the broker's clock is set back, the pipeline's own still says what is due on an idle topic.
+        self.oracle = Oracle(self.disk, lambda: self.brokers.clock_ms + max(0, -self.brokers.skew_ms))
+        self.lake.on_commit = self.oracle.committed
+        self.brokers.on_mark_delete = self._cursor_moved
+        self.brokers.on_trim = self._trimmed
+        edges.enter(self.world, self.disk, self.brokers, self.lake)
+        self.brokers.add_topic(TOPIC, script.partitions)
+        sections: dict[str, Any] = {}
+        if script.max_rows:
+            sections["source"] = {"max_rows_per_trigger": script.max_rows}
+        if script.min_partitions:
+            sections.setdefault("source", {})["min_partitions"] = script.min_partitions
+        if script.delivers:
+            sections["deliver"] = {"topic": DUE_TOPIC}
+        pattern = f"{TOPIC}.*" if script.by_pattern else None
+        self.settings = config([TOPIC], pattern, starting=script.starting, **sections)
+        edges.due = DueTopic(self.world, self.oracle.published)
+        self.oracle.awaits_publishing = script.delivers
+        self.apps: list[Application] = []
+        self.resume_s = 0.0
+        self.calm_s = float("inf")
+        self.was_restored = False
+        self.refused = ""
+        self.backup: dict[str, Any] = {}
+        self._copied: list[str] = []
+        self._refusals = 0
+        self._numbers = 0
+        self._sending = 0
+        self._commits_at_start = 0
+
+    @property
+    def topics(self) -> list[Topic]:
+        return list(self.brokers.topics.values())
+
+    def play(self) -> Verdict:
+        stuck = False
+        try:
+            self._play()
+        except Stuck:
+            stuck = True
+        except AssertionError as error:
+            self.oracle.complain(f"the simulator: {error!r}")
+        if stuck:
+            self.oracle.complain("the history goes on without end")
+        self.world.accesses = -(10**9)
+        self.world._quiet = -(10**9)
+        self.world.end()
+        return Verdict(
+            self.script,
+            self.oracle.violations,
+            self.world.trace,
+            self.brokers.trimmed,
+            sum(app.committed for app in self.apps),
+            self.world.accesses + 10**9,
+            len(self.oracle.sent),
+            self.refused,
+        )
+
+    def _play(self) -> None:
+        for step in self.script.steps:
+            self.world.at(step.at_s, lambda step=step: self._begin(step))  # type: ignore[misc]
+        self.world.at(0.0, self._supervise)
+        end_s = max([self.script.duration_s, *(one.at_s for one in self.script.steps)]) + 0.5
+        self.world.pause(end_s, self._is_over)
+        if self._is_over():
+            return
+        self._calm_down()
+        self.world.pause(self.world.now_s + _PATIENCE_S, lambda: self._is_over() or self._is_done())
+        if self._is_over():
+            return
+        if not self._is_done():
+            missing = self.oracle.unsettled or self.oracle.unpublished
+            some = ", ".join(map(str, map(self.oracle.sent.__getitem__, sorted(missing)[:3])))
+            where = "" if self.oracle.unsettled else " to the topic"
+            self.oracle.complain(f"nothing missing: {len(missing)} messages never came{where}, among them {some}")
+            return
+        self.world.sleep(3.0)
+        self.resume_s = 1e9
+        app = self._running() or self.apps[-1]
+        for one in self.apps:
+            one.ask_to_stop()
+        self.world.pause(self.world.now_s + 120.0, lambda: not any(one.is_running for one in self.apps))
+        if not self._is_over():
+            self._check_end(app)
+
+    def _check_end(self, app: Application) -> None:
+        if app.is_running:
+            self.oracle.complain("a stop by signal does not end the pipeline")
+        elif self.was_restored and app.was_refused:
+            # Everything was in the table when it came; what the checkpoint lacks is said.
+            self.refused = app.ended
+            return
+        elif app.ended != "ended":
+            self.oracle.complain(f"lost is said: the last run ended with {app.ended}")
+        for topic in self.topics:
+            for name, cursor in topic.cursors.items():
+                if cursor.mark_delete < topic.last:
+                    self.oracle.complain(
+                        f"after a clean end the backlog of {name} is not empty: {cursor.mark_delete} of {topic.last}"
+                    )
+
+    def _is_over(self) -> bool:
+        return bool(self.oracle.violations or self.refused)
+
+    def _is_done(self) -> bool:
+        return not self.oracle.unsettled and not self.oracle.unpublished and not self._sending
+
+    def _calm_down(self) -> None:
+        self.world.say("from here on nothing disturbs")
+        self.calm_s = self.world.now_s
+        self.world.traps.clear()
+        self.disk.is_full = False
+        for app in self.apps:
+            app.process.suspended = False
+        self.resume_s = min(self.resume_s, self.world.now_s + 1.0)
+
+    # The operator
+
+    def _supervise(self) -> None:
+        """Start the pipeline where none runs, and look at how one ended."""
+        self.world.at(self.world.now_s + 0.37, self._supervise)
+        for app in self.apps:
+            if app.ended and app.error is not None:
+                self._judge(app)
+                app.error = None
+        if (
+            not any(app.is_running and not app.process.suspended for app in self.apps)
+            and self.world.now_s >= self.resume_s
+            and not self._is_over()
+        ):
+            self.start()
+
+    def start(self) -> Application:
+        name = f"run {len(self.apps) + 1}"
+        self.world.say(f"{name} is started")
+        self._commits_at_start = self.oracle.commits
+        app = Application(self.world, name, self.settings, self.disk, self.lake, self.world.rng.random() < 0.1)
+        # The threads that are left go with the process.
+        app.exits = lambda: self._end_of(app, 0.0)
+        for other in self.apps:
+            if other.is_running:
+                other.was_alone = app.was_alone = False
+        self.apps.append(app)
+        return app
+
+    def _judge(self, app: Application) -> None:
+        """A run that ended with an error: allowed while a fault lasts, or as the refusal of what cannot be mended."""
+        self.resume_s = self.world.now_s + 1.0
+        if app.mistake:
+            self.oracle.complain(f"lost is said: {app.process.name} ended with {app.mistake}")
+        elif not app.was_alone:
+            return
+        elif isinstance(app.error, DataLossError) and not self.was_restored:
+            self.oracle.complain(f"nothing missing: {app.process.name} ended with {app.ended}")
+        elif app.ended_s > self.calm_s + _GRACE_S:
+            self._refusals += 1
+            if not self.was_restored:
+                self.oracle.complain(f"lost is said: undisturbed, {app.process.name} ended with {app.ended}")
+            elif self._refusals >= 2:
+                self.refused = app.ended
+                if self.oracle.commits != self._commits_at_start:
+                    self.oracle.complain(f"lost is said: {app.process.name} was refused and has changed a table")
+                self._check_refused()
+
+    def _check_refused(self) -> None:
+        lost = self.oracle.lost(self._is_stored)
+        if lost:
+            self.oracle.complain(f"nothing unpinned: refused, and {len(lost)} messages are gone, such as {lost[0]}")
+
+    def _is_stored(self, name: str, position: Position) -> bool:
+        return self.brokers.topics[name].ledgers[0].ledger_id <= position.ledger_id
+
+    # The steps
+
+    def _begin(self, step: Step) -> None:
+        if step.label:
+            act = lambda: self._do(step)  # noqa: E731
+            self.world.traps.append(Trap(step.label, step.countdown, act))
+        else:
+            self._do(step)
+
+    def _do(self, step: Step) -> str | None:
+        self.world.say(f"> {step.do} {step.args}")
+        verdict: str | None = getattr(self, "_add_topic" if step.do == "topic" else f"_{step.do}")(step.args)
+        return verdict
+
+    def _running(self) -> Application | None:
+        """The run at whose access this happens; else the newest."""
+        found = [app for app in self.apps if app.is_running]
+        here = [app for app in found if app.process is self.world.current.process.root]
+        return (here or found or [None])[-1]  # type: ignore[list-item]
+
+    def _kill(self, args: dict[str, Any]) -> None:
+        app = self._running()
+        if app is not None:
+            self.resume_s = self.world.now_s + args["back_s"]
+            self._end_of(app, args["noticed_s"])
+
+    def _end_of(self, app: Application, noticed_s: float) -> None:
+        self.world.kill(app.process)
+        self.world.at(self.world.now_s + noticed_s, lambda: self.brokers.cut_all_of(app.process))
+
+    def _kill_older(self, args: dict[str, Any]) -> None:
+        found = [app for app in self.apps if app.is_running]
+        if len(found) > 1:
+            self._end_of(found[0], args["noticed_s"])
+
+    def _second(self, _args: dict[str, Any]) -> None:
+        if self._running() is not None:
+            self.start()
+
+    def _suspend(self, args: dict[str, Any]) -> None:
+        app = self._running()
+        if app is None:
+            return
+        app.process.suspended = True
+        self.resume_s = self.world.now_s + 0.5
+        self.world.at(self.world.now_s + args["noticed_s"], lambda: self._notice(app))
+
+        def go_on() -> None:
+            self.world.say(f"{app.process.name} goes on")
+            app.process.suspended = False
+
+        self.world.at(self.world.now_s + args["for_s"], go_on)
+
+    def _notice(self, app: Application) -> None:
+        """The broker hears nothing from a process any more."""
+        if app.process.suspended:
+            self.brokers.cut_all_of(app.process)
+
+    def _stop(self, args: dict[str, Any]) -> None:
+        app = self._running()
+        if app is not None:
+            app.ask_to_stop()
+            self.resume_s = self.world.now_s + args["back_s"]
+
+    def _verdict(self, args: dict[str, Any]) -> str:
+        return str(args["says"])
+
+    def _lose_task(self, _args: dict[str, Any]) -> None:
+        context = self.world.current.context
+        if "worker" in context.name:
+            for broker in self.brokers.brokers:
+                for link in [one for one in broker.links if one.process is context]:
+                    self.brokers.cut(link)
+            raise TaskLostError("Python worker exited unexpectedly (crashed)")
+
+    def _topic(self, args: dict[str, Any]) -> Topic:
+        return self.topics[args["partition"] % len(self.topics)]
+
+    def _unload(self, args: dict[str, Any]) -> None:
+        self.brokers.unload(self._topic(args), args["away_s"])
+
+    def _roll(self, args: dict[str, Any]) -> None:
+        self.brokers.roll(self._topic(args))
+
+    def _restart(self, args: dict[str, Any]) -> None:
+        broker = self.brokers.brokers[args["broker"] % len(self.brokers.brokers)]
+        self.brokers.restart(broker, args["away_s"], args["loses_marks"])
+
+    def _full(self, args: dict[str, Any]) -> None:
+        self.disk.is_full = True
+
+        def free() -> None:
+            self.disk.is_full = False
+
+        self.world.at(self.world.now_s + args["for_s"], free)
+
+    def _clock(self, args: dict[str, Any]) -> None:
+        self.brokers.skew_ms += int(args["by_s"] * 1000)
+
+    def _add_topic(self, args: dict[str, Any]) -> None:
+        """A topic of the pattern, or a partition of the topic, that was not there before."""
+        before = len(self.topics)
+        if self.script.by_pattern:
+            self.brokers.add_topic(f"{TOPIC}-{before}")
+        elif self.script.partitions:
+            self.brokers.add_topic(TOPIC, self.brokers.partitioned[TOPIC] + 1)
+        for topic in self.topics[before:]:
+            for _ in range(args["count"]):
+                self._send_plain(topic)
+
+    def _backup(self, args: dict[str, Any]) -> None:
+        """Copy the checkpoint; a copy that takes its time has each part as of another moment."""
+        parts = self.world.rng.sample(_PARTS, len(_PARTS))
+        copied, done = self.backup, self._copied = {}, []
+        for number, part in enumerate(parts):
+            at_s = self.world.now_s + args["takes_s"] * number / len(parts)
+            folder = f"{CHECKPOINT}/{part}"
+
+            def copy(folder: str = folder) -> None:
+                copied.update({path: data for path, data in self.disk.files.items() if path.startswith(folder)})
+                done.append(folder)
+
+            if args["takes_s"]:
+                self.world.at(at_s, copy)
+            else:
+                copy()
+
+    def _restore(self, args: dict[str, Any]) -> None:
+        if not self.backup or len(self._copied) < len(_PARTS):
+            return
+        self._end_all(args["back_s"])
+        self.disk.replace(CHECKPOINT, self.backup)
+        self.was_restored = True
+
+    def _lose(self, args: dict[str, Any]) -> None:
+        self._end_all(args["back_s"])
+        self.disk.replace(CHECKPOINT, {})
+        self.was_restored = True
+
+    def _end_all(self, back_s: float) -> None:
+        self.resume_s = self.world.now_s + back_s
+        for app in self.apps:
+            if app.is_running:
+                self._end_of(app, 0.0)
+
+    # Producers
+
+    def _produce(self, args: dict[str, Any]) -> None:
+        topic = self._topic(args)
+        if self.script.starting == "latest" and not self._has_begun(topic):
+            # What comes before the pipeline's beginning is not its business.
+            return
+        for _ in range(args["count"]):
+            getattr(self, f"_send_{args['kind']}")(topic)
+
+    def _has_begun(self, topic: Topic) -> bool:
+        return f"{CHECKPOINT}/ledgerlake/start.json" in self.disk.files
+
+    def _payload(self) -> bytes:
+        self._numbers += 1
+        return b"message %d" % self._numbers
+
+    def _metadata(self, **fields: Any) -> pb.MessageMetadata:
+        publish_ms = self.brokers.clock_ms - self.world.rng.choice([0, 0, 3, 250])
+        own = {"producer_name": "p", "sequence_id": self._numbers, "publish_time": publish_ms}
+        return pb.MessageMetadata(**own | fields)
+
+    def _store(self, topic: Topic, metadata: pb.MessageMetadata, payload: bytes, count: int = 1) -> Position:
+        return self.brokers.append(topic, encode_entry(metadata, payload), count)
+
+    def _confirm(self, topic: Topic, payload: bytes, *positions: Position, **more: Any) -> None:
+        self.oracle.confirm(Sent(payload, topic.name, positions, self.brokers.clock_ms, **more))
+
+    def _send_plain(self, topic: Topic) -> None:
+        payload = self._payload()
+        self._confirm(topic, payload, self._store(topic, self._metadata(), payload))
+
+    def _send_batch(self, topic: Topic) -> None:
+        payloads = [self._payload() for _ in range(self.world.rng.randint(1, 4))]
+        plain = encode_batch([(pb.SingleMessageMetadata(payload_size=0), one) for one in payloads])
+        codec = self.world.rng.choice([pb.NONE, pb.LZ4, pb.ZSTD])
+        metadata = self._metadata(compression=codec, uncompressed_size=len(plain), num_messages_in_batch=len(payloads))
+        position = self._store(topic, metadata, compress(codec, plain), len(payloads))
+        for one in payloads:
+            self._confirm(topic, one, position)
+
+    def _send_delayed(self, topic: Topic) -> None:
+        payload, key = self._payload(), self.world.rng.choice(["a", "b", "c"])
+        deliver_ms = self.brokers.clock_ms + self.world.rng.choice([1, 500, 2000, 5000, 9000])
+        position = self._store(topic, self._metadata(deliver_at_time=deliver_ms, partition_key=key), payload)
+        self._confirm(topic, payload, position, deliver_ms=deliver_ms, key=key)
+
+    def _send_chunked(self, topic: Topic) -> None:
+        count = self.world.rng.randint(2, 4)
+        payload = self._payload().ljust(8 * count, b".")
+        uuid, size = f"p-{self._numbers}", -(-len(payload) // count)
+        own = {"uuid": uuid, "num_chunks_from_msg": count, "total_chunk_msg_size": len(payload)}
+        # As clients do: one time for all chunks of a message.
+        own["publish_time"] = self._metadata().publish_time
+        metadata = [self._metadata(chunk_id=number, **own) for number in range(count)]
+        positions: list[Position] = []
+        self._sending += 1
+
+        def send(number: int) -> None:
+            piece = payload[number * size : (number + 1) * size]
+            positions.append(self._store(topic, metadata[number], piece))
+            if number + 1 == count:
+                self._confirm(topic, payload, *positions)
+                self._sending -= 1
+            else:
+                pause_s = self.world.rng.choice([0.0, 0.0, 0.3, 1.5])
+                self.world.at(self.world.now_s + pause_s, lambda: send(number + 1))
+
+        send(0)
+
+    def _send_cancel(self, topic: Topic) -> None:
+        payload, key = self._payload(), self.world.rng.choice(["a", "b", "c"])
+        metadata = self._metadata(properties=[pb.KeyValue(key="ledgerlake.cancel", value=f"key={key}")])
+        time_ms = self.brokers.clock_ms if self.script.has_metadata else metadata.publish_time
+        position = self._store(topic, metadata, payload)
+        for one in self.oracle.waiting_before(topic.name, position, time_ms, key):
+            one.is_cancelled = True
+        self._confirm(topic, payload, position)
+
+    # Cursors
+
+    def _trimmed(self, topic: Topic, ledger: Ledger) -> None:
+        """What goes before there was ever a cursor is nobody's loss."""
+        if not topic.had_cursor:
+            for number in range(len(ledger.entries)):
+                self.oracle.excuse(topic.name, Position(ledger.ledger_id, number))
+
+    def _cursor_moved(self, topic: Topic, _name: str, before: Position, to: Position) -> None:
+        self.oracle.passed(topic.name, before, to, self._committed_to(topic.name))
+
+    def _committed_to(self, name: str) -> Position | None:
+        """How far the batches reach that Spark has recorded; before them, where the pipeline began."""
+        start = f"{CHECKPOINT}/commits/"
+        numbers = [int(one[len(start) :]) for one in self.disk.files if one.startswith(start)]
+        if numbers:
+            data = self.disk.files[f"{CHECKPOINT}/offsets/{max(numbers)}"].decode().splitlines()[-1]
+        elif f"{CHECKPOINT}/ledgerlake/start.json" in self.disk.files:
+            data = self.disk.files[f"{CHECKPOINT}/ledgerlake/start.json"]
+        else:
+            return None
+        found = from_json(json.loads(data)).get(name)
+        return None if found is None else found.position
+
+
+def shrink(script: Script, play: Callable[[Script], Verdict], most: int = 200) -> Script:
+    """The script with as few steps as still fail in the same way."""
+    steps = list(script.steps)
+    kind = play(script).violations[0].split(":")[0]
+    tries = 0
+    place = 0
+    while place < len(steps) and tries < most:
+        fewer = replace(script, steps=tuple(steps[:place] + steps[place + 1 :]))
+        tries += 1
+        if any(one.startswith(kind) for one in play(fewer).violations[:1]):
+            steps = list(fewer.steps)
+        else:
+            place += 1
+    return replace(script, steps=tuple(steps))

@@ -1,0 +1,124 @@
+"""Delta tables in memory, as ``deltalake`` shows them: a log of commits, app transactions, and conflicts between writers.
+
+A commit that begins from an older version than the newest conflicts with those in between where they carry one of its app
+ids; else it lands behind them, as Delta's own writers do it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import deltalake
+from deltalake.exceptions import CommitFailedError, TableNotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pyarrow as pa
+
+    from tests.simulation.world import World
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One version of a table."""
+
+    files: tuple[str, ...]
+    transactions: dict[str, int]
+    time_s: float
+
+
+@dataclass(eq=False)
+class StoredTable:
+    """What the log of a table holds."""
+
+    path: str
+    schema: deltalake.Schema
+    commits: list[Commit] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Lake:
+    """All tables by path. ``on_commit`` hears of every commit that landed."""
+
+    world: World
+    tables: dict[str, StoredTable] = field(default_factory=dict)
+    on_commit: Callable[[StoredTable, Commit], None] = lambda _table, _commit: None
+
+    def create(self, path: str, schema: pa.Schema) -> None:
+        self.world.access(f"create {_kind(path)}")
+        if path not in self.tables:
+            self.tables[path] = StoredTable(path, _delta_schema(schema), [Commit((), {}, self.world.now_s)])
+        self.world.access(f"created {_kind(path)}")
+
+
+class MemoryTable:
+    """As much of ``deltalake.DeltaTable`` as is used."""
+
+    lake: Lake
+
+    def __init__(self, path: str, *_: Any, **__: Any) -> None:
+        self._path = path
+        stored = self.lake.tables.get(path)
+        if stored is None:
+            raise TableNotFoundError(f"no table at {path}")
+        self._stored = stored
+        self._version = len(stored.commits) - 1
+
+    def update_incremental(self) -> None:
+        self.lake.world.access(f"load {_kind(self._path)}")
+        self._version = len(self._stored.commits) - 1
+
+    def version(self) -> int:
+        return self._version
+
+    def schema(self) -> deltalake.Schema:
+        return self._stored.schema
+
+    def metadata(self) -> Any:
+        return SimpleNamespace(configuration={}, partition_columns=[])
+
+    def protocol(self) -> Any:
+        return SimpleNamespace(writer_features=[], min_writer_version=2)
+
+    def transaction_version(self, app_id: str) -> int | None:
+        for commit in reversed(self._stored.commits[: self._version + 1]):
+            if app_id in commit.transactions:
+                return commit.transactions[app_id]
+        return None
+
+    def create_write_transaction(
+        self, actions: list[Any], mode: str, schema: Any, commit_properties: Any = None, **_: Any
+    ) -> None:
+        world, stored, kind = self.lake.world, self._stored, _kind(self._path)
+        assert mode == "append"
+        transactions = {one.app_id: one.version for one in commit_properties.app_transactions or ()}
+        verdict = world.access(f"commit {kind}")
+        if verdict == "fail":
+            raise CommitFailedError("the store said no")
+        if any(not transactions.keys().isdisjoint(one.transactions) for one in stored.commits[self._version + 1 :]):
+            raise CommitFailedError("a concurrent transaction has the same app id")
+        commit = Commit(tuple(one.path for one in actions), transactions, world.now_s)
+        stored.commits.append(commit)
+        self._version = len(stored.commits) - 1
+        world.say(f"{kind}: version {self._version} with {len(commit.files)} files lands")
+        self.lake.on_commit(stored, commit)
+        if world.access(f"committed {kind}") == "fail":
+            raise CommitFailedError("the answer was lost")
+
+
+def _kind(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+_schemas: dict[str, deltalake.Schema] = {}
+
+
+def _delta_schema(schema: pa.Schema) -> deltalake.Schema:
+    """Kept, since making one takes long."""
+    key = str(schema)
+    if key not in _schemas:
+        _schemas[key] = deltalake.Schema.from_arrow(schema)
+    return _schemas[key]

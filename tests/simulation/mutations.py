@@ -1,0 +1,85 @@
+"""Known faults, put back into the product one at a time: the simulator is worth something if it finds them.
+
+``python -m tests.simulation --mutation NAME --seeds 2000`` looks for the first seed that does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ledgerlake.query.assemble import Pipeline
+from ledgerlake.query.cursors import CursorKeeper
+from ledgerlake.sinks.outbox import Outbox
+from ledgerlake.sinks.tables import Table
+from ledgerlake.source.bounds import resolve_start
+from ledgerlake.source.stream_reader import _Planner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.simulation.driver import Edges
+
+
+def _cursors_before_spark(edges: Edges) -> None:
+    """A cursor moves when the table has a batch, not when Spark has recorded it."""
+    edges.replace(CursorKeeper, "add", lambda self, _batch_id, ends: self._acknowledge(ends))
+
+
+def _batches_by_number(edges: Edges) -> None:
+    """A batch whose number the table has is skipped, whatever its range; nothing is compared at a start."""
+
+    def holds(self: Table, batch: Any) -> bool:
+        recorded = self.recorded(batch.query)
+        return recorded is not None and recorded.batch_id >= batch.batch_id
+
+    edges.replace(Table, "holds", holds)
+    edges.replace(Pipeline, "_compare_with_tables", lambda _self, _tables: None)
+
+
+def _latest_without_question(edges: Edges) -> None:
+    """A start at the latest message without a checkpoint does not look at what there was before."""
+    first_start, check = Pipeline._first_start, Pipeline._check_first_start
+
+    def start(self: Any, bound: Any, ends: Any) -> Any:
+        if bound != "latest":
+            return first_start(self, bound, ends)
+        return {name: resolve_start(self._cluster, name, bound) for name in self._cursors.positions()}
+
+    def only_others(self: Any, names: Any, bound: Any, tables: Any) -> None:
+        if bound != "latest":
+            check(self, names, bound, tables)
+
+    edges.replace(Pipeline, "_first_start", start)
+    edges.replace(Pipeline, "_check_first_start", only_others)
+
+
+def _outbox_before_ownership(edges: Edges) -> None:
+    """The outbox is tidied up as soon as a process is there, before it knows that it may run."""
+    make = Pipeline.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        if self._outbox is not None:
+            self._outbox.begin(None)
+
+    edges.replace(Pipeline, "__init__", init)
+    edges.replace(Outbox, "check_present", lambda _self, _file: None)
+
+
+def _new_topics_at_latest(edges: Edges) -> None:
+    """A topic that comes between the start of the pipeline and Spark's first offset begins at its latest message."""
+
+    def start_of(self: Any, name: str) -> Any:
+        known = dict(self._options.starting_by_topic)
+        return resolve_start(self._cluster, name, known.get(name, "latest"))
+
+    edges.replace(_Planner, "_start_of", start_of)
+
+
+MUTATIONS: dict[str, Callable[[Edges], None]] = {
+    "cursors-before-spark": _cursors_before_spark,
+    "batches-by-number": _batches_by_number,
+    "latest-without-question": _latest_without_question,
+    "outbox-before-ownership": _outbox_before_ownership,
+    "new-topics-at-latest": _new_topics_at_latest,
+}

@@ -1,0 +1,222 @@
+"""What must hold, judged by what producers had confirmed and what stands in the table; it knows nothing of the product.
+
+once              no message twice in the table, by payload and by (topic partition, message id)
+nothing missing   what was confirmed is in the table at the end; what was cancelled in time is in ``rejects``
+in order          within a topic partition every commit holds a later stretch than the one before, except for what is
+                  marked late
+never early       no message in the table before its time, by the broker's clock
+nothing unpinned  a cursor has not passed what is neither in a table nor in state that Spark has committed
+lost is said      a run ends with an error only where a checkpoint was lost or restored from a copy, or while a fault
+                  lasts; the error is one of ours and says what to do, and a run that was refused has changed nothing
+files             every file of the tables is there
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+
+from ledgerlake.wire.message_id import Position
+from tests.simulation.driver import MESSAGES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.simulation.disk import Disk
+    from tests.simulation.lake import Commit, StoredTable
+
+_COLUMNS = ["topic", "partition", "message_id", "ledger_id", "entry_id", "batch_index"]
+_TIMES = ["broker_timestamp", "publish_time", "deliver_at", "delivered_at"]
+
+
+@dataclass(eq=False)
+class Sent:
+    """A message that its producer had confirmed; ``positions`` are those of its chunks, or the one of its entry."""
+
+    payload: bytes
+    topic: str
+    positions: tuple[Position, ...]
+    stored_ms: int
+    deliver_ms: int = 0
+    key: str | None = None
+    is_cancelled: bool = False
+    settled: str = ""
+    in_table: bool = False
+    is_published: bool = False
+    is_held: bool = False
+    is_excused: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.payload[:24].decode()} at {self.topic.rpartition('/')[2]} {self.positions[-1]}"
+
+
+@dataclass(eq=False)
+class Oracle:
+    """The judge of one history. ``violations`` are sentences."""
+
+    disk: Disk
+    clock_ms: Callable[[], int]
+    sent: dict[bytes, Sent] = field(default_factory=dict)
+    unsettled: set[bytes] = field(default_factory=set)
+    violations: list[str] = field(default_factory=list)
+    awaits_publishing: bool = False
+    unpublished: set[bytes] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._not_owed: set[tuple[str, Position]] = set()
+        self._by_position: dict[tuple[str, Position], list[Sent]] = {}
+        self._ids: set[tuple[str, str, int]] = set()
+        self._reached: dict[str, int] = {}
+        self.commits = 0
+        # A broker's clock may be set back; what was due stays due.
+        self._latest_ms = 0
+
+    def confirm(self, one: Sent) -> None:
+        self._latest_ms = max(self._latest_ms, one.stored_ms)
+        self.sent[one.payload] = one
+        one.is_excused = any((one.topic, position) in self._not_owed for position in one.positions)
+        if not one.is_excused:
+            self.unsettled.add(one.payload)
+        for position in one.positions:
+            self._by_position.setdefault((one.topic, position), []).append(one)
+
+    def excuse(self, topic: str, position: Position) -> None:
+        """What stands there is not owed."""
+        self._not_owed.add((topic, position))
+        for one in self._by_position.get((topic, position), ()):
+            one.is_excused = True
+            self.unsettled.discard(one.payload)
+
+    def waiting_before(self, topic: str, position: Position, time_ms: int, key: str) -> list[Sent]:
+        """What a cancel by key that is stored there hits."""
+        return [
+            one
+            for one in self.sent.values()
+            if one.topic == topic and one.key == key and one.positions[-1] < position and one.deliver_ms > time_ms
+        ]
+
+    def complain(self, words: str) -> None:
+        self.violations.append(words)
+
+    def committed(self, table: StoredTable, commit: Commit) -> None:
+        """A commit has landed."""
+        self.commits += 1
+        for name in commit.files:
+            data = self.disk.files.get(f"{table.path}/{name}")
+            if data is None:
+                self.complain(f"files: {name} is committed and is not there")
+            elif table.path == MESSAGES:
+                self._take_messages(data)
+            else:
+                self._take_rejects(data)
+        if table.path == MESSAGES:
+            for name, time_us in self._stretch.items():
+                self._reached[name] = max(time_us, self._reached.get(name, time_us))
+            self._stretch.clear()
+
+    _stretch: dict[str, int] = field(default_factory=dict)
+
+    def _take_messages(self, data: bytes) -> None:
+        table = pq.read_table(io.BytesIO(data), columns=[*_COLUMNS, *_TIMES, "late", "value"], use_threads=False)
+        for name in _TIMES:
+            place = table.schema.get_field_index(name)
+            table = table.set_column(place, name, table.column(place).cast("int64"))
+        before: tuple[int, int, int, int] | None = None
+        for row in table.to_pylist():
+            topic = row["topic"] if row["partition"] < 0 else f"{row['topic']}-partition-{row['partition']}"
+            self._take_row(topic, row)
+            time_us = row["broker_timestamp"] or row["publish_time"]
+            if row["delivered_at"] is not None:
+                time_us = max(time_us, row["deliver_at"])
+            key = (time_us, row["ledger_id"], row["entry_id"], -1 if row["batch_index"] is None else row["batch_index"])
+            if before is not None and key < before:
+                self.complain(f"in order: {row['message_id']} of {topic} stands behind {before} in its file")
+            before = key
+            if not row["late"] and time_us < self._reached.get(topic, time_us):
+                self.complain(f"in order: {row['message_id']} of {topic} is earlier than a commit before and not late")
+            self._stretch[topic] = max(time_us, self._stretch.get(topic, time_us))
+
+    def _take_row(self, topic: str, row: dict[str, object]) -> None:
+        payload = row["value"]
+        assert isinstance(payload, bytes)
+        one = self.sent.get(payload)
+        if one is None:
+            return self.complain(f"once: {payload[:30]!r} was never confirmed")
+        own = (topic, str(row["message_id"]), -1 if row["batch_index"] is None else int(str(row["batch_index"])))
+        if one.in_table or own in self._ids:
+            self.complain(f"once: {one} is in the table twice")
+        if topic != one.topic or (row["ledger_id"], row["entry_id"]) != (
+            one.positions[-1].ledger_id,
+            one.positions[-1].entry_id,
+        ):
+            self.complain(f"once: {one} stands in the table as {own}")
+        if one.is_cancelled:
+            self.complain(f"nothing early: {one} was cancelled and is in the table")
+        if one.deliver_ms:
+            if row["delivered_at"] is None or int(str(row["delivered_at"])) // 1000 < one.deliver_ms:
+                self.complain(f"never early: {one}, due at {one.deliver_ms}, says {row['delivered_at']}")
+            if max(self.clock_ms(), self._latest_ms) < one.deliver_ms:
+                self.complain(f"never early: {one}, due at {one.deliver_ms}, came at {self.clock_ms()}")
+        one.in_table = True
+        if self.awaits_publishing and one.deliver_ms:
+            self.unpublished.add(one.payload)
+        self._ids.add(own)
+        self._settle(one, "table")
+        return None
+
+    def _take_rejects(self, data: bytes) -> None:
+        table = pq.read_table(
+            io.BytesIO(data), columns=["topic", "partition", "ledger_id", "entry_id", "reason"], use_threads=False
+        )
+        for row in table.to_pylist():
+            topic = row["topic"] if row["partition"] < 0 else f"{row['topic']}-partition-{row['partition']}"
+            position = Position(row["ledger_id"], row["entry_id"])
+            for one in self._by_position.get((topic, position), ()):
+                if row["reason"] == "cancelled" and one.is_cancelled:
+                    if one.settled:
+                        self.complain(f"once: {one} is in rejects twice")
+                    self._settle(one, "rejects")
+                elif position == one.positions[-1] and not one.is_excused:
+                    self.complain(f"nothing missing: {one} is rejected: {row['reason']}")
+
+    def published(self, payload: bytes) -> None:
+        """The topic of due messages has stored one."""
+        one = self.sent.get(payload)
+        if one is None:
+            return self.complain(f"once: {payload[:30]!r} on the topic was never confirmed")
+        if one.is_published:
+            self.complain(f"once: {one} is on the topic twice")
+        if not one.in_table:
+            self.complain(f"once: {one} is on the topic and not in the table")
+        one.is_published = True
+        self.unpublished.discard(payload)
+        return None
+
+    def _settle(self, one: Sent, where: str) -> None:
+        one.settled = where
+        self.unsettled.discard(one.payload)
+
+    def passed(self, topic: str, before: Position, to: Position, committed_to: Position | None) -> None:
+        """A cursor has moved; ``committed_to`` is how far the batches reach that Spark has recorded."""
+        for payload in list(self.unsettled):
+            one = self.sent[payload]
+            if one.topic != topic:
+                continue
+            for position in one.positions:
+                if before < position <= to:
+                    one.is_held = committed_to is not None and position <= committed_to
+                    if not one.is_held:
+                        self.complain(
+                            f"nothing unpinned: the cursor passed {one}, which is in no table and no committed state"
+                        )
+
+    def lost(self, still_there: Callable[[str, Position], bool]) -> list[Sent]:
+        """What is in no table, not on the broker any more, and was not in the checkpoint either when it went."""
+        return [
+            one
+            for one in map(self.sent.__getitem__, sorted(self.unsettled))
+            if not one.is_held and not all(still_there(one.topic, position) for position in one.positions)
+        ]

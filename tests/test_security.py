@@ -1,0 +1,38 @@
+"""SECURITY.md says what is true: each threat names a test, and that test is there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "SECURITY.md").read_text()
+NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", TEXT)))
+
+
+def threats() -> list[list[str]]:
+    """The rows of the threat table."""
+    table = TEXT.partition("| actor |")[2].partition("\n\n")[0]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:]]
+
+
+@pytest.mark.parametrize(("path", "name"), NAMED, ids=str)
+def test_a_test_that_is_named_exists(path: str, name: str) -> None:
+    tree = ast.parse((ROOT / path).read_text())
+    assert name in [one.name for one in tree.body if isinstance(one, ast.FunctionDef)]
+
+
+def test_every_threat_says_what_holds_it_and_which_test() -> None:
+    rows = threats()
+    assert len(rows) > 15
+    for row in rows:
+        assert len(row) == 5, row
+        assert all(row), row
+        assert re.fullmatch(r"`tests/[\w/]+\.py::\w+`", row[4]), row
+
+
+def test_nobody_is_asked_to_write_to_an_address() -> None:
+    assert "@" not in TEXT

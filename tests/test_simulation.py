@@ -1,0 +1,129 @@
+"""The pipeline in a simulated world: histories from seeds, and whether they find the faults that are known.
+
+``LEDGERLAKE_HISTORIES`` says how many histories are played, ``python -m tests.simulation --help`` plays many more.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.simulation.driver import Edges
+from tests.simulation.history import History, Script, Verdict, write_script
+from tests.simulation.mutations import MUTATIONS
+from tests.simulation.world import Event, Killed, Lock, Trap, World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# As many as take about half a minute.
+_HISTORIES = int(os.environ.get("LEDGERLAKE_HISTORIES", "150"))
+
+# The first seed that finds each fault; after a change of the scripts: ``make simulate-faults``.
+_FOUND_BY = {
+    "cursors-before-spark": 1,
+    "batches-by-number": 280,
+    "latest-without-question": 3,
+    "outbox-before-ownership": 63,
+    "new-topics-at-latest": 57,
+}
+
+
+@pytest.fixture(scope="module")
+def edges() -> Iterator[Edges]:
+    with Edges() as entered:
+        yield entered
+
+
+def play(script: Script, edges: Edges) -> Verdict:
+    return History(script, edges).play()
+
+
+def test_no_history_loses_doubles_reorders_or_stops(edges: Edges) -> None:
+    verdicts = [play(write_script(seed), edges) for seed in range(1, _HISTORIES + 1)]
+    failed = {one.script.seed: one.violations[0] for one in verdicts if one.violations}
+    assert failed == {}
+    assert sum(one.trimmed for one in verdicts) > len(verdicts)
+    assert sum(one.messages for one in verdicts) > 10 * len(verdicts)
+
+
+@pytest.mark.parametrize("fault", sorted(MUTATIONS))
+def test_a_known_fault_is_found(fault: str) -> None:
+    with Edges() as edges:
+        assert play(write_script(_FOUND_BY[fault]), edges).violations == []
+        MUTATIONS[fault](edges)
+        assert play(write_script(_FOUND_BY[fault]), edges).violations
+
+
+def test_a_seed_is_one_history(edges: Edges) -> None:
+    for seed in (2, 11):
+        first, second = (play(write_script(seed), edges) for _ in range(2))
+        assert first.trace == second.trace
+        assert len(first.trace) > 20
+
+
+def world_with_two() -> tuple[World, list[str]]:
+    return World(random.Random(1)), []
+
+
+def test_a_killed_process_does_nothing_more_and_its_threads_end() -> None:
+    world, done = world_with_two()
+    process = world.process("victim")
+
+    def work() -> None:
+        try:
+            world.access("one")
+            done.append("one")
+            world.access("two")
+            done.append("two")
+        finally:
+            with pytest.raises(Killed):
+                world.access("cleaning up")
+
+    world.traps.append(Trap("two", 1, lambda: world.kill(process)))
+    world.spawn(process, "thread", work)
+    world.pause(1.0)
+    assert done == ["one"]
+    assert [one.name for one in world.threads] == ["test"]
+
+
+def test_time_goes_to_the_next_moment_at_which_something_can_run() -> None:
+    world, done = world_with_two()
+    world.at(5.0, lambda: done.append("event"))
+    world.spawn(world.process("sleeper"), "thread", lambda: (world.sleep(1000.0), done.append("woken")))
+    world.pause(2000.0, lambda: "woken" in done)
+    assert (done, world.now_s) == (["event", "woken"], 1000.0)
+
+
+def test_a_suspended_process_goes_on_where_it_was() -> None:
+    world, done = world_with_two()
+    process = world.process("sleeper")
+    world.spawn(process, "thread", lambda: (world.sleep(1.0), done.append(f"{world.now_s}")))
+    world.sleep(0.5)
+    process.suspended = True
+    world.at(10.0, lambda: setattr(process, "suspended", False))
+    world.pause(20.0)
+    assert done == ["10.0"]
+
+
+def test_locks_and_events_keep_threads_waiting() -> None:
+    world, done = world_with_two()
+    lock, event = Lock(world), Event(world)
+
+    def wait() -> None:
+        with lock:
+            done.append("has the lock")
+        done.append(f"event: {event.wait(3.0)}")
+
+    lock.acquire()
+    world.spawn(world.process("other"), "thread", wait)
+    world.sleep(1.0)
+    assert done == []
+    lock.release()
+    world.sleep(1.0)
+    event.set()
+    world.sleep(1.0)
+    assert done == ["has the lock", "event: True"]
