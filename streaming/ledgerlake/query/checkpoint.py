@@ -41,7 +41,7 @@ class Checkpoint:
         Raises:
             OffsetError: it was written by a newer release or is damaged.
         """
-        found = load_json(self._own("start"))
+        found = self._load("ledgerlake/start.json")
         return None if found is None else from_json(found)
 
     def save_start(self, start: Offset) -> None:
@@ -78,9 +78,11 @@ class Checkpoint:
             CheckpointError: it belongs to a stream of another name.
             OffsetError: a newer release wrote it.
         """
-        found = load_json(self._own("stream"))
+        found = self._load("ledgerlake/stream.json")
         if found is None:
             return
+        if not isinstance(found, dict) or not isinstance(found.get("version"), int) or "stream" not in found:
+            raise self._damaged("ledgerlake/stream.json")
         refuse_newer("the checkpoint", found["version"], _STREAM_VERSION, "stream record of version")
         if found["stream"] != stream:
             raise CheckpointError(
@@ -104,8 +106,12 @@ class Checkpoint:
 
     def query_id(self) -> str | None:
         """Return Spark's id of the query, or None before its first start."""
-        found = load_json(f"{self.folder}/metadata")
-        return None if found is None else str(found["id"])
+        found = self._load("metadata")
+        if found is None:
+            return None
+        if not isinstance(found, dict) or "id" not in found:
+            raise self._damaged("metadata")
+        return str(found["id"])
 
     def last_planned(self) -> int | None:
         """Return the number of the newest micro-batch that was planned."""
@@ -127,7 +133,7 @@ class Checkpoint:
             CheckpointError: there is no such micro-batch.
             OffsetError: a newer release wrote it, or Ledgerlake did not write it.
         """
-        return from_json(json.loads(self._offset_text(batch_id)))
+        return from_json(self._offset_json(batch_id))
 
     def committed_offset(self) -> Offset | None:
         """Return where the last committed micro-batch ended; None before the first.
@@ -144,22 +150,23 @@ class Checkpoint:
         Raises:
             As ``offset``.
         """
-        before = self._text_before(batch_id)
-        after = self._offset_text(batch_id)
-        digest = hashlib.sha256(f"{before}\n{after}".encode()).digest()
-        return BatchRecord(
-            stream,
-            query,
-            batch_id,
-            int.from_bytes(digest[:8], "big") >> 1,
-            _ranges(json.loads(before), json.loads(after)),
-        )
+        before, after = self._before(batch_id), self._offset_json(batch_id)
+        digest = hashlib.sha256(json.dumps([before, after], sort_keys=True).encode()).digest()
+        return BatchRecord(stream, query, batch_id, int.from_bytes(digest[:8], "big") >> 1, _ranges(before, after))
 
-    def _text_before(self, batch_id: int) -> str:
-        """The offset before a micro-batch, as text that does not change."""
+    def _before(self, batch_id: int) -> Any:
+        """The source's offset before a micro-batch, as JSON."""
         if batch_id > 0:
-            return self._offset_text(batch_id - 1)
-        return json.dumps(load_json(self._own("start")) or to_json({}), sort_keys=True)
+            return self._offset_json(batch_id - 1)
+        return self._load("ledgerlake/start.json") or to_json({})
+
+    def _offset_json(self, batch_id: int) -> Any:
+        try:
+            found = json.loads(self._offset_text(batch_id))
+        except ValueError:
+            raise self._damaged(f"offsets/{batch_id}") from None
+        from_json(found)
+        return found
 
     def _offset_text(self, batch_id: int) -> str:
         filesystem, root = resolve(self.folder)
@@ -167,7 +174,7 @@ class Checkpoint:
             with filesystem.open_input_stream(f"{root}/offsets/{batch_id}") as stream:
                 # Spark writes a version, its own metadata, and then what the source said.
                 return bytes(stream.read()).decode().splitlines()[-1]
-        except (OSError, IndexError):
+        except (OSError, IndexError, UnicodeDecodeError):
             raise CheckpointError(
                 f"the checkpoint {self.folder} lacks the offsets of batch {batch_id}; restore it from a complete copy"
             ) from None
@@ -176,6 +183,16 @@ class Checkpoint:
         filesystem, root = resolve(self.folder)
         found = filesystem.get_file_info(fs.FileSelector(f"{root}/{log}", allow_not_found=True))
         return [int(file.base_name) for file in found if file.base_name.isdigit()]
+
+    def _load(self, name: str) -> Any:
+        """A JSON file of the checkpoint, None if it is missing."""
+        try:
+            return load_json(f"{self.folder}/{name}")
+        except ValueError:
+            raise self._damaged(name) from None
+
+    def _damaged(self, name: str) -> CheckpointError:
+        return CheckpointError(f"the file {name} of the checkpoint {self.folder} is damaged; restore it from a copy")
 
     def _own(self, name: str) -> str:
         return f"{self.folder}/ledgerlake/{name}.json"
