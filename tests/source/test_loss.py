@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-
 from typing import Any
 
 import pytest
 
 from ledgerlake.errors import DataLossError
-from ledgerlake.source import gathering
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.source import gathering
 from ledgerlake.source.gathering import DATA_LOSS
 from ledgerlake.source.loss import Loss, Taken, find_loss, moved_to
 from ledgerlake.source.options import SourceOptions, parse_options
