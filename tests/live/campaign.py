@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -148,6 +149,7 @@ class Campaign:
     confirmed: Confirmed = field(default_factory=Confirmed)
     received: list[tuple[bytes, int]] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
+    copies: list[Path] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.single = f"persistent://public/default/{self.name}-one"
@@ -251,19 +253,78 @@ class Campaign:
         finally:
             end_group(running)
 
+    def take_over(self, kind: str) -> None:
+        """Start a second process beside a running one, which then stops, dies, or is suspended until its successor has committed."""
+        older = self.start()
+        younger: subprocess.Popen[bytes] | None = None
+        try:
+            self.await_commits(self.rng.randint(1, 4), older)
+            self.log.append(f"take over from one that is {kind}")
+            if kind == "suspended":
+                _signal_tree(older.pid, signal.SIGSTOP)
+                younger = self.start()
+                self.await_commits(self.rng.randint(1, 3), younger)
+                _signal_tree(older.pid, signal.SIGCONT)
+                # It finds out at its next look at the broker, at the latest by its next commit.
+                assert older.wait(timeout=240) != 0, "the older process went on beside its successor"
+                assert younger.poll() is None, self.last_log()
+            else:
+                younger = self.start()
+                time.sleep(self.rng.uniform(0, 20))
+                assert older.poll() is None, "the younger process ended the older one"
+                if kind == "stopped":
+                    older.send_signal(signal.SIGTERM)
+                    assert older.wait(timeout=120) == 0
+                else:
+                    end_group(older)
+                self.await_commits(self.rng.randint(1, 3), younger)
+        finally:
+            end_group(older)
+            if younger is not None:
+                end_group(younger)
+
+    def copy_checkpoint(self) -> None:
+        """Copy the checkpoint file by file while the pipeline runs, as a backup does that knows nothing of it."""
+        running = self.start()
+        try:
+            self.await_commits(self.rng.randint(1, 3), running)
+            time.sleep(self.rng.uniform(0, 1))
+            self.log.append("copy of the checkpoint")
+            copy_files(self.folder / "checkpoint", self.folder / f"copy-{len(self.copies)}")
+            self.copies.append(self.folder / f"copy-{len(self.copies)}")
+            self.await_commits(1, running)
+        finally:
+            end_group(running)
+
+    def restore(self, copy: Path) -> str:
+        """Put a copy in the checkpoint's place and run once; return how that ended."""
+        shutil.rmtree(self.folder / "checkpoint")
+        shutil.copytree(copy, self.folder / "checkpoint")
+        before = self.commits()
+        ended = self._run_once()
+        if ended.returncode == 0:
+            return "went on"
+        assert self.commits() == before, f"refused, and the table changed: {ended.stderr[-2000:]}"
+        sentences = [line for line in ended.stderr.splitlines() if line.startswith("ledgerlake: ")]
+        assert len(sentences) == 1, ended.stderr[-3000:]
+        return sentences[0]
+
     def settle(self) -> None:
         """Run to the end of what is there, until the last delayed message is due."""
         time.sleep(
             max(0, max((sent.due_ms for sent in self.confirmed.messages.values()), default=0) / 1000 - time.time())
         )
-        ended = subprocess.run(
+        ended = self._run_once()
+        assert ended.returncode == 0, ended.stderr[-3000:]
+
+    def _run_once(self) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             [sys.executable, "-m", "ledgerlake.cli", "run", self.config, "--once", "--json"],
             capture_output=True,
             text=True,
             timeout=600,
             check=False,
         )
-        assert ended.returncode == 0, ended.stderr[-3000:]
 
     def judge(self) -> tuple[Verdict, Verdict]:
         """What the oracle says of the table and of the topic of due messages."""
@@ -296,6 +357,23 @@ def end_group(running: subprocess.Popen[bytes]) -> None:
             process.kill()
 
 
+def _signal_tree(pid: int, number: int) -> None:
+    """Signal a process and all that it started."""
+    root = psutil.Process(pid)
+    for process in (root, *root.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """Copy a folder whose files come and go meanwhile."""
+    for path in sorted(source.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file():
+                (target / path.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target / path.relative_to(source))
+
+
 def _kill_one(driver: int, rng: random.Random, is_wanted: Callable[[psutil.Process], bool]) -> None:
     below = psutil.Process(driver).children(recursive=True)
     wanted = [process for process in below if is_wanted(process)]
@@ -316,8 +394,15 @@ def _is_worker(process: psutil.Process) -> bool:
     return False
 
 
-def run_campaign(campaign: Campaign, kills: int, stops: int, say: Callable[[str], None] = print) -> list[str]:
-    """Kill and stop the pipeline so often; return what must not be."""
+def run_campaign(
+    campaign: Campaign,
+    kills: int,
+    stops: int,
+    takeovers: int = 0,
+    copies: int = 0,
+    say: Callable[[str], None] = print,
+) -> list[str]:
+    """Kill and stop the pipeline so often, take it over, copy its checkpoint; return what must not be."""
     actions: list[Callable[[], None]] = []
     for number in range(kills):
         kind = _KINDS_OF_KILL[number % len(_KINDS_OF_KILL)]
@@ -327,12 +412,19 @@ def run_campaign(campaign: Campaign, kills: int, stops: int, say: Callable[[str]
         (lambda number=number: campaign.stop((signal.SIGINT, signal.SIGTERM)[number % 2]))  # type: ignore[misc]
         for number in range(stops)
     ]
+    actions += [
+        (lambda number=number: campaign.take_over(("stopped", "killed", "suspended")[number % 3]))  # type: ignore[misc]
+        for number in range(takeovers)
+    ]
+    actions += [campaign.copy_checkpoint] * copies
     campaign.rng.shuffle(actions)
     with campaign.fed():
         for number, action in enumerate(actions, 1):
             action()
             say(f"{number}/{len(actions)} {campaign.log[-1]}, {len(campaign.confirmed):,} confirmed")
     campaign.settle()
+    for copy in campaign.copies:
+        say(f"restored {copy.name}: {campaign.restore(copy)}")
     table, topic = campaign.judge()
     backlog = campaign.backlog()
     say(f"table: {table}\ntopic: {topic}\nbacklog: {backlog}\ntrimmed: {dict(campaign.trimmed)}")
@@ -347,6 +439,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--stops", type=int, default=5)
+    parser.add_argument("--takeovers", type=int, default=0, help="starts of a second process beside a running one")
+    parser.add_argument("--copies", type=int, default=0, help="copies of the checkpoint, each restored at the end")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     parser.add_argument("--folder", type=Path)
     options = parser.parse_args()
@@ -356,7 +450,14 @@ def main() -> int:
     print(f"seed {options.seed}, folder {folder}", flush=True)
     with default_broker() as runtime:
         campaign = Campaign(runtime, folder, random.Random(options.seed))
-        faults = run_campaign(campaign, options.kills, options.stops, lambda line: print(line, flush=True))
+        faults = run_campaign(
+            campaign,
+            options.kills,
+            options.stops,
+            options.takeovers,
+            options.copies,
+            lambda line: print(line, flush=True),
+        )
     print(json.dumps({"seed": options.seed, "log": Counter(campaign.log), "faults": faults}))
     return 1 if faults else 0
 

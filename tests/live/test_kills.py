@@ -66,7 +66,7 @@ class Publisher(threading.Thread):
         self.confirmed += result == pulsar.Result.Ok
 
 
-@pytest.mark.parametrize("writer", ["arrow", "spark"])
+@pytest.mark.parametrize("writer", ["spark"])
 def test_the_table_is_exact_after_kills_of_the_driver_and_restarts_of_the_broker(
     tmp_path: Path, campaign_is_long: bool, writer: str
 ) -> None:
