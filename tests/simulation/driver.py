@@ -31,7 +31,7 @@ from ledgerlake import files
 from ledgerlake.client import cluster, session
 from ledgerlake.decode import kernels
 from ledgerlake.errors import LedgerlakeError
-from ledgerlake.operators import processor
+from ledgerlake.operators import buckets, processor
 from ledgerlake.query import assemble
 from ledgerlake.query.config import parse_config
 from ledgerlake.sinks import republish, tables
@@ -113,6 +113,9 @@ class Edges:
         MemoryTransport.cluster = brokers
         MemoryTable.lake = lake
         cluster._clusters.clear()
+        # Ids of buckets are never used again but by histories that are played again.
+        buckets._recent._values.clear()
+        buckets._recent._bytes = 0
 
 
 class _Replaced:

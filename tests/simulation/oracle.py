@@ -43,6 +43,7 @@ class Sent:
     deliver_ms: int = 0
     key: str | None = None
     is_cancelled: bool = False
+    may_be_cancelled: bool = False
     settled: str = ""
     in_table: bool = False
     is_published: bool = False
@@ -175,7 +176,7 @@ class Oracle:
             topic = row["topic"] if row["partition"] < 0 else f"{row['topic']}-partition-{row['partition']}"
             position = Position(row["ledger_id"], row["entry_id"])
             for one in self._by_position.get((topic, position), ()):
-                if row["reason"] == "cancelled" and one.is_cancelled:
+                if row["reason"] == "cancelled" and one.may_be_cancelled:
                     if one.settled:
                         self.complain(f"once: {one} is in rejects twice")
                     self._settle(one, "rejects")

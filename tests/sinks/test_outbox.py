@@ -95,6 +95,18 @@ def test_a_process_that_was_suspended_cannot_replace_what_its_successor_recorded
     assert not (tmp_path / "late.parquet").exists()
 
 
+def test_what_a_successor_has_sent_is_done_for_an_owner_that_wakes_up(tmp_path: Path) -> None:
+    suspended = begun(tmp_path)
+    suspended.add(batch(5), {"t": [written(tmp_path, "a.parquet", 2)]})
+    suspended.commit(5)
+    successor = begun(tmp_path, committed=5)
+    successor.sent(successor.ready()[0])
+    assert numbers(suspended) == []
+    suspended.add(batch(6), {"t": [written(tmp_path, "b.parquet", 1)]})
+    suspended.commit(6)
+    assert numbers(suspended) == [("b.parquet", 2)]
+
+
 def test_nothing_is_touched_before_the_outbox_is_begun(tmp_path: Path) -> None:
     owner = begun(tmp_path)
     owner.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from ledgerlake.errors import DataLossError
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.source import gathering
 from ledgerlake.source.gathering import DATA_LOSS
 from ledgerlake.source.loss import Loss, Taken, find_loss, moved_to
 from ledgerlake.source.options import SourceOptions, parse_options
@@ -147,6 +149,22 @@ def test_a_range_that_ends_with_a_hole_in_a_ledger_that_is_there_is_whole() -> N
         span = EntryRange(TOPIC, Position(8, 0), Position(8, 3), after_index=1)
         rows = [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]
         assert [row["value"] for row in rows] == [b"a"]
+
+
+def test_what_is_removed_while_the_end_of_a_range_is_looked_at_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Peer() as peer:
+        peer.add(batch([b"a"], index=0), batch([b"b"], index=1), ledger_id=7)
+        peer.add(batch([b"later"], index=2), ledger_id=9)
+        ask = gathering.entry_from
+
+        def ask_and_remove(*args: Any) -> Any:
+            found = ask(*args)
+            del peer.entries[:2]
+            return found
+
+        monkeypatch.setattr(gathering, "entry_from", ask_and_remove)
+        span = EntryRange(TOPIC, Position(7, 1), Position(9, -1), after_index=1)
+        assert [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()] == []
 
 
 def test_a_topic_that_was_created_again_is_named_so() -> None:

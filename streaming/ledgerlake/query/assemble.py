@@ -420,6 +420,8 @@ class Pipeline:
             query = self._query_name(_query_id(written))
             batch = self._checkpoint.record(self.config.stream.name, query, batch_id)
             result = self._sink.write(written, batch, self._cursors.check_held)
+            # Who was suspended meanwhile must not write over what its successor has noted beside the checkpoint.
+            self._cursors.check_held()
             self._cursors.add(batch_id, result.ends)
             self._last_batch = batch_id
             self._note_wakes(result.wakes_ms)

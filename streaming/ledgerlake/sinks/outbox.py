@@ -127,13 +127,14 @@ class Outbox:
         self._committed = max(self._committed, batch_id)
 
     def ready(self) -> list[OutboxBatch]:
-        """Return what is to be sent now, in order."""
+        """Return what is to be sent now, in order; what another process has sent meanwhile is done."""
         with self._lock:
-            return [
-                self._batches[number]
-                for number in sorted(self._batches)
-                if number <= self._committed and number not in self._sent
-            ]
+            waiting = [number for number in self._batches if number <= self._committed and number not in self._sent]
+            names = self._names() if waiting else set()
+            for number in waiting:
+                if f"{_number(number)}.sent" in names or f"{_number(number)}.json" not in names:
+                    self._sent.add(number)
+            return [self._batches[number] for number in sorted(waiting) if number not in self._sent]
 
     def sent(self, batch: OutboxBatch) -> None:
         """Record that all messages of a micro-batch are on the topic, then remove what is not needed any more."""

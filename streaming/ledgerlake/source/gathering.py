@@ -166,6 +166,10 @@ class _LossWatch:
             return self._lost(Loss(taken.position, self._span.end, None, False, "the topic was deleted"))
         if not self._looks or self._taken().position >= self._span.end:
             return None
+        # Asked before the first entry is: our own cursor may move meanwhile, and ledgers go that were read.
+        begin = first_available(self._cluster, self._span.topic_partition)
+        if begin.ledger_id <= self._taken().position.ledger_id:
+            return None
         first = entry_from(self._cluster, self._span.topic_partition, BEFORE_ALL, AFTER_ALL)
         return self._look(*(first.position, first.first_index) if first is not None else (self._span.end, None))
 
