@@ -21,6 +21,7 @@ import time
 import traceback
 import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -100,11 +101,24 @@ class Edges:
         self._before.append((owner, name, getattr(owner, name)))
         setattr(owner, name, value)
 
+    @contextmanager
+    def changed(self, change: Callable[[Edges], None]) -> Iterator[None]:
+        """Replace more for a while."""
+        kept = len(self._before)
+        change(self)
+        try:
+            yield
+        finally:
+            self._undo(kept)
+
+    def _undo(self, kept: int) -> None:
+        while len(self._before) > kept:
+            owner, name, value = self._before.pop()
+            setattr(owner, name, value)
+
     def __exit__(self, *_: object) -> None:
         logging.getLogger("ledgerlake").setLevel(self._level)
-        for owner, name, value in reversed(self._before):
-            setattr(owner, name, value)
-        self._before.clear()
+        self._undo(0)
         cluster._clusters.clear()
 
     def enter(self, world: World, disk: Disk, brokers: Cluster, lake: Lake) -> None:
