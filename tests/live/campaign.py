@@ -39,10 +39,19 @@ LARGE_BYTES = 6 * 1024 * 1024
 _KINDS_OF_KILL = ("driver", "worker", "jvm", "broker")
 
 
+# Unloads have producers send again. The broker's own cursor for that pins ledgers too, until it has taken a snapshot.
+DEDUPLICATION = {
+    "brokerDeduplicationEnabled": "true",
+    "brokerDeduplicationEntriesInterval": "100",
+    "brokerDeduplicationSnapshotIntervalSeconds": "2",
+    "brokerDeduplicationSnapshotFrequencyInSeconds": "2",
+}
+
+
 @contextlib.contextmanager
 def default_broker() -> Iterator[Runtime]:
-    """A broker with Pulsar's own defaults; deduplication is on, since unloads have producers send again."""
-    with start_runtime({}, keeps_everything=False, broker_metadata=True) as runtime:
+    """A broker with Pulsar's own defaults, and deduplication."""
+    with start_runtime(DEDUPLICATION, keeps_everything=False, broker_metadata=True) as runtime:
         yield runtime
 
 

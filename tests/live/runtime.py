@@ -106,9 +106,8 @@ SETTINGS = {
 }
 
 
-# Pulsar's own defaults, but for two things: producers whose sends an unload interrupted send again, and what may be trimmed is
-# looked for every few seconds instead of every two minutes.
-DEFAULTS = {"brokerDeduplicationEnabled": "true", "retentionCheckIntervalInSeconds": "3"}
+# Pulsar's own defaults, but that what may be trimmed is looked for every few seconds instead of every two minutes.
+DEFAULTS = {"retentionCheckIntervalInSeconds": "3"}
 
 
 @contextmanager
