@@ -195,7 +195,7 @@ def test_a_lost_checkpoint_is_noticed_by_the_table_also_if_the_cursor_looks_new(
     backlog = trimming.subscriptions(topic)
     shutil.rmtree(tmp_path / "checkpoint")
     data["source"]["starting"] = starting
-    with pytest.raises(SetupError, match=rf"has messages of the stream lost-{starting}; restore the checkpoint"):
+    with pytest.raises(SetupError, match=rf"knows the stream lost-{starting}; restore the checkpoint"):
         run_once(spark, data)
     assert trimming.subscriptions(topic) == backlog == {f"ledgerlake-lost-{starting}": 5}
     data["source"]["starting"] = "cursor"

@@ -60,13 +60,15 @@ def batch(number: int, digest: int = 7) -> BatchRecord:
 def test_a_batch_that_the_table_holds_is_known_by_its_number_and_its_offsets(tmp_path: Path) -> None:
     table = made(tmp_path / "table")
     assert table.recorded("ledgerlake:orders:id") is None
-    assert not table.knows_stream("orders")
+    assert table.last_batch_of("orders") is None
+    table.begin_stream("orders")
+    assert table.last_batch_of("orders") == -1
     assert not table.holds(batch(4))
     table.commit(batch(4), [data_file("a")], {"t": 12}, {"box": 3})
     assert table.holds(batch(4))
     assert not table.holds(batch(5))
     assert table.recorded("ledgerlake:orders:id") == Recorded(4, 7)
-    assert table.knows_stream("orders")
+    assert table.last_batch_of("orders") == 4
     assert table.outbox_messages("box") == 3
     assert table.effective_times_us(["t", "u"]) == {"t": 12}
 

@@ -166,6 +166,9 @@ class Pipeline:
             stream = self._stream(start)
             made.result()
         self._begin_outbox()
+        messages_table = self._sink.messages
+        if messages_table.last_batch_of(self.config.stream.name) is None:
+            messages_table.begin_stream(self.config.stream.name)
         self._sink.load_floors(names)
         self._sink.begin()
         self._cursors.begin(self._end_with)
@@ -313,9 +316,9 @@ class Pipeline:
         Raises:
             SetupError: the tables have messages of this stream, so that a checkpoint there was is lost.
         """
-        known = [table.path for table in tables if table.knows_stream(self.config.stream.name)]
+        known = [table.path for table in tables if table.last_batch_of(self.config.stream.name) is not None]
         if known and bound != "cursor" and not self._checkpoint.is_forgotten:
-            raise self._lost_checkpoint(f"the table at {known[0]} has messages of the stream {self.config.stream.name}")
+            raise self._lost_checkpoint(f"the table at {known[0]} knows the stream {self.config.stream.name}")
         self._checkpoint.check_writable()
         if bound not in ("cursor", "latest"):
             for name in names:
@@ -351,7 +354,7 @@ class Pipeline:
     def _lost_checkpoint(self, sign: str) -> SetupError:
         return SetupError(
             f"there is no checkpoint at {self.config.stream.checkpoint}, but {sign}; restore the checkpoint, or set starting "
-            "to cursor to go on from there, or begin anew after: ledgerlake forget CONFIG"
+            "to cursor to go on from there (messages may come twice), or begin anew after: ledgerlake forget CONFIG"
         )
 
     def _compare_with_tables(self, tables: list[Table]) -> None:
@@ -367,6 +370,7 @@ class Pipeline:
                 raise CheckpointError(
                     f"the checkpoint {self.config.stream.checkpoint} lacks its file 'metadata'; restore it from a complete copy"
                 )
+            self._check_not_begun(tables)
             return
         query = self._query_name(query_id)
         for table in tables:
@@ -381,11 +385,24 @@ class Pipeline:
                 if not recorded.is_batch(batch):
                     raise self._older_checkpoint(table, f"has another batch {recorded.batch_id}", "has one of its own")
 
+    def _check_not_begun(self, tables: list[Table]) -> None:
+        """Check that a start without any micro-batch in its checkpoint is not one whose micro-batches are missing.
+
+        Raises:
+            CheckpointError: the tables have some.
+        """
+        if self._checkpoint.start() is None or self._checkpoint.is_forgotten:
+            return
+        for table in tables:
+            last = table.last_batch_of(self.config.stream.name)
+            if last is not None and last >= 0:
+                raise self._older_checkpoint(table, f"has batch {last}", "reaches no batch")
+
     def _older_checkpoint(self, table: Table, there: str, here: str) -> CheckpointError:
         return CheckpointError(
             f"the table at {table.path} {there} of the stream {self.config.stream.name}, and the checkpoint "
-            f"{self.config.stream.checkpoint} {here}: it is an older copy; restore the newest one, or remove it and set "
-            "starting to cursor to go on where the subscription stands"
+            f"{self.config.stream.checkpoint} {here}: it is an older copy; restore the newest one, or, if messages may "
+            "come twice, remove it and set starting to cursor to go on where the subscription stands"
         )
 
     def _begin_outbox(self) -> None:

@@ -138,7 +138,10 @@ class CursorKeeper:
         thread, self._thread = self._thread, None
         if thread is not None:
             self._stop_thread(thread)
-        for cursor in self._cursors.values():
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for cursor in list(self._cursors.values()):
             with contextlib.suppress(LedgerlakeError):
                 cursor.close()
 
@@ -188,6 +191,14 @@ class CursorKeeper:
                 raise self._lost from None
 
     def _loop(self, on_lost: Callable[[OwnershipError], None]) -> None:
+        try:
+            self._work(on_lost)
+        finally:
+            if self._thread is None:
+                # A subscription that was being opened while ``close`` did not wait any longer.
+                self._let_go()
+
+    def _work(self, on_lost: Callable[[OwnershipError], None]) -> None:
         pause_s = _POLL_S
         while True:
             self._news.clear()

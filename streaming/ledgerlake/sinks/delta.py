@@ -81,7 +81,7 @@ class DeltaSink:
 
     def load_floors(self, topic_partitions: list[str]) -> None:
         """Recall how far each topic partition's time has come in the table."""
-        self._floors_us = self.messages.effective_times_us(topic_partitions)
+        self._floors_us = self._floors_us | self.messages.effective_times_us(topic_partitions)
 
     def stream(self, spark: SparkSession, source_options: dict[str, str]) -> DataFrame:
         """The streaming part: one row for each topic partition of a micro-batch, with what its tasks wrote."""
@@ -123,6 +123,9 @@ class DeltaSink:
             later_us = self._later_times(facts)
             self.messages.commit(batch, messages, later_us, outbox_messages)
             self._floors_us = self._floors_us | later_us
+        if messages_held:
+            # Another process may have committed it, so how far the times have come is known by the table alone.
+            self.load_floors([fact.topic_partition for fact in facts])
         result.repeated = messages_held if messages else rejects_held
         if self._outbox is not None:
             self._outbox.commit(batch.batch_id)

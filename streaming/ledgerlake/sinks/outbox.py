@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
 
-from ledgerlake.errors import CheckpointError, refuse_newer
+from ledgerlake.errors import CheckpointError, SetupError, refuse_newer
 from ledgerlake.files import load_json, resolve, save_json
 
 if TYPE_CHECKING:
@@ -81,10 +81,19 @@ class Outbox:
 
         Raises:
             OffsetError: a newer release wrote it.
+            SetupError: it cannot be read or written.
         """
+        self._committed = -1 if committed is None else committed
+        try:
+            self._open()
+        except OSError as error:
+            raise SetupError(
+                f"the outbox {self.folder} cannot be opened ({error.strerror or error}); look at its disk and its rights"
+            ) from None
+
+    def _open(self) -> None:
         self._filesystem, self._root = resolve(self.folder)
         self._filesystem.create_dir(self._root, recursive=True)
-        self._committed = -1 if committed is None else committed
         data = load_json(f"{self.folder}/outbox.json") or {"version": VERSION, "name": secrets.token_hex(4)}
         refuse_newer(f"the outbox {self.folder}", data["version"], VERSION)
         self.name = data["name"]

@@ -91,8 +91,11 @@ class SparkTable(Table):
                 return Recorded(batch_id, known["range_digest"])
         return Recorded(batch_id, None)
 
-    def knows_stream(self, stream: str) -> bool:
-        return any(known["stream"] == stream for known in self._known_batches())
+    def last_batch_of(self, stream: str) -> int | None:
+        return next((known["batch"] for known in self._known_batches() if known["stream"] == stream), None)
+
+    def begin_stream(self, stream: str) -> None:
+        """Record nothing: delta-spark makes no commit without rows."""
 
     def outbox_messages(self, outbox: str) -> int | None:
         found = (known["outbox"].get(outbox) for known in self._known_batches() if "outbox" in known)

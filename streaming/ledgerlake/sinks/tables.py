@@ -96,9 +96,20 @@ class Table:
             return None
         return Recorded(batch_id, table.transaction_version(_range_of(query)))
 
-    def knows_stream(self, stream: str) -> bool:
-        """Return whether a stream of that name has written into the table."""
-        return self._current().transaction_version(_STREAM_PREFIX + stream) is not None
+    def last_batch_of(self, stream: str) -> int | None:
+        """Return the last micro-batch of a stream of that name; -1 if it only began, None if the table does not know it."""
+        batch_id: int | None = self._current().transaction_version(_STREAM_PREFIX + stream)
+        return batch_id
+
+    def begin_stream(self, stream: str) -> None:
+        """Record that a stream of that name begins, so that a checkpoint that is lost before its first row is noticed.
+
+        Raises:
+            TableError: the commit did not land.
+        """
+        self._append(
+            [], {_STREAM_PREFIX + stream: -1}, None, f"the stream {stream} could not be recorded in {self.path}"
+        )
 
     def outbox_messages(self, outbox: str) -> int | None:
         """Return how many messages an outbox had held up to the last commit; None if no commit says so."""
@@ -134,9 +145,6 @@ class Table:
         Raises:
             TableError: the commit did not land, or it is not known whether it did.
         """
-        table = self._opened or self._current()
-        now_ms = int(time.time() * 1000)
-        actions = [AddAction(file.name, file.size_bytes, {}, now_ms, True, file.stats) for file in files]
         numbers = {
             batch.query: batch.batch_id,
             _range_of(batch.query): batch.range_digest,
@@ -144,6 +152,15 @@ class Table:
             **{_OUTBOX_PREFIX + name: messages for name, messages in (outbox or {}).items()},
             **{_TIME_PREFIX + name: time_us for name, time_us in times_us.items()},
         }
+        attempt = f"batch {batch.batch_id} could not be committed to {self.path}"
+        self._append(files, numbers, {"ledgerlake": batch.to_json()}, attempt)
+
+    def _append(
+        self, files: list[DataFile], numbers: dict[str, int], metadata: dict[str, str] | None, attempt: str
+    ) -> None:
+        table = self._opened or self._current()
+        now_ms = int(time.time() * 1000)
+        actions = [AddAction(file.name, file.size_bytes, {}, now_ms, True, file.stats) for file in files]
         transactions = [Transaction(name, number, now_ms) for name, number in numbers.items()]
         # Whether entries of the log have expired is looked up in the whole log, so not at each commit; None leaves it to the table.
         expires = None if table.version() % _COMMITS_PER_CLEANUP == 0 else False
@@ -152,15 +169,11 @@ class Table:
                 actions,
                 "append",
                 table.schema(),
-                commit_properties=CommitProperties(
-                    custom_metadata={"ledgerlake": batch.to_json()}, app_transactions=transactions
-                ),
+                commit_properties=CommitProperties(custom_metadata=metadata, app_transactions=transactions),
                 post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=expires),
             )
         except DeltaError as error:
-            raise TableError(
-                f"batch {batch.batch_id} could not be committed to {self.path}: {_first_line(error)}"
-            ) from None
+            raise TableError(f"{attempt}: {_first_line(error)}") from None
 
     def remove_files(self, names: list[str]) -> None:
         """Remove files that were never committed; one that stays is an orphan for ``vacuum``."""
