@@ -190,6 +190,10 @@ class Checkpoint:
             return load_json(f"{self.folder}/{name}")
         except ValueError:
             raise self._damaged(name) from None
+        except OSError as error:
+            raise SetupError(
+                f"the checkpoint folder {self.folder} cannot be read ({error.strerror or error}); choose another path"
+            ) from None
 
     def _damaged(self, name: str) -> CheckpointError:
         return CheckpointError(f"the file {name} of the checkpoint {self.folder} is damaged; restore it from a copy")
