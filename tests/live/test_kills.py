@@ -1,4 +1,6 @@
-"""Exactly once over kills: the driver dies at random points, the broker is restarted, producers go on; then the verdict.
+"""Exactly once through delta-spark's writer: the driver dies, the broker is restarted, producers go on; then the verdict.
+
+``test_default_broker`` does the same, and more, with the writer that appends files.
 
 The short version runs by default; ``make test-campaign`` kills ten times and more. A failure prints its seed.
 """
@@ -66,9 +68,8 @@ class Publisher(threading.Thread):
         self.confirmed += result == pulsar.Result.Ok
 
 
-@pytest.mark.parametrize("writer", ["spark"])
-def test_the_table_is_exact_after_kills_of_the_driver_and_restarts_of_the_broker(
-    tmp_path: Path, campaign_is_long: bool, writer: str
+def test_a_table_of_delta_sparks_writer_is_exact_after_kills_of_the_driver_and_restarts_of_the_broker(
+    tmp_path: Path, campaign_is_long: bool
 ) -> None:
     kills, restarts = (12, 3) if campaign_is_long else (3, 1)
     seed = int(os.environ.get("LEDGERLAKE_SEED", "0")) or random.randrange(2**32)
@@ -76,10 +77,9 @@ def test_the_table_is_exact_after_kills_of_the_driver_and_restarts_of_the_broker
     rng = random.Random(seed)
     with start_runtime(broker_metadata=True) as runtime:
         topic = runtime.topic(partitions=4)
-        # delta-spark's writer takes seconds for each commit, so its batches are fewer.
-        most = 20_000 if writer == "arrow" else 100_000
-        data = runtime.config(tmp_path, topic, name="kills", max_rows_per_trigger=most)
-        data["delta"]["writer"] = writer
+        # This writer takes seconds for each commit, so its batches are few.
+        data = runtime.config(tmp_path, topic, name="kills", max_rows_per_trigger=100_000)
+        data["delta"]["writer"] = "spark"
         config = config_file(tmp_path, data)
         publishers = [
             Publisher(runtime, topic, 200, pulsar.CompressionType.LZ4),
