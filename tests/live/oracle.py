@@ -116,7 +116,7 @@ def judge(confirmed: Confirmed, table: Path, rejects: Path) -> Verdict:
         due_ms = int(row.payload.split("|")[2])
         if due_ms and row.committed_ms < due_ms:
             verdict.note("early", f"{row.payload} was visible at {row.committed_ms}")
-        if sent is not None and sent.place[:2] != row.place[:2]:
+        if sent is not None and sent.place[0] >= 0 and sent.place[:2] != row.place[:2]:
             verdict.note("misplaced", f"{row.payload} stands at {row.place}, the broker said {sent.place}")
         effective_us = max(row.broker_us, row.due_us or 0)
         key = (effective_us, row.place)
