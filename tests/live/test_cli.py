@@ -150,7 +150,7 @@ def test_run_ends_cleanly_when_it_is_asked_to(runtime: Runtime, tmp_path: Path, 
     running = subprocess.Popen(
         [sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=subprocess.PIPE, text=True
     )
-    commits = tmp_path / "messages" / "_delta_log" / "00000000000000000001.json"
+    commits = tmp_path / "messages" / "_delta_log" / "00000000000000000002.json"
     wait_until(lambda: commits.exists() or running.poll() is not None)
     assert running.poll() is None
     running.send_signal(signal_number)
