@@ -200,11 +200,11 @@ class Campaign:
         finally:
             for feeder in feeders:
                 feeder.end()
+            unloader.end()
             for feeder in feeders:
                 # A broker that was killed can take minutes until it loads a topic's last ledger again.
                 feeder.join(timeout=400)
                 assert not feeder.is_alive(), f"{feeder.name} is still publishing"
-            unloader.end()
             self.trimmed = unloader.trimmed
 
     def start(self) -> subprocess.Popen[bytes]:
