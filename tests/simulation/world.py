@@ -313,7 +313,7 @@ class Event:
         return self._set
 
 
-class _Carrier(threading.Thread):
+class Carrier(threading.Thread):
     """A real thread that carries simulated ones, one after another; starting one anew costs too much."""
 
     def __init__(self) -> None:
@@ -332,14 +332,14 @@ class _Carrier(threading.Thread):
             work(lambda: _idle.append(self))
 
 
-_idle: list[_Carrier] = []
+_idle: list[Carrier] = []
 
 
 def _carry(gate: threading.Lock, work: Callable[[Callable[[], None]], None]) -> None:
     if _idle:
         carrier = _idle.pop()
     else:
-        carrier = _Carrier()
+        carrier = Carrier()
         carrier.start()
     carrier.job = (gate, work)
     carrier.wake.release()
