@@ -136,7 +136,8 @@ def test_a_token_that_expires_in_mid_stream_is_refreshed(secured: Runtime, tmp_p
         for value in range(30):
             publish(secured, topic, range(value, value + 1))
             time.sleep(1)
-        wait_until(lambda: (tmp_path / "messages").exists() and len(table_rows(tmp_path)) == 30)
+        log = tmp_path / "messages" / "_delta_log"
+        wait_until(lambda: any(log.glob("*.json")) and len(table_rows(tmp_path)) == 30)
         assert running.poll() is None, errors.read_text()
     finally:
         stop.set()
