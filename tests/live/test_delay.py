@@ -190,6 +190,52 @@ def test_what_waits_survives_restarts_and_is_shown(runtime: Runtime, spark: Spar
     assert sum(one.waiting for one in waiting_messages(spark, parse_config(data))) == 0
 
 
+def state_files(folder: Path) -> dict[Path, bytes]:
+    found = (folder / "checkpoint" / "state" / "0").rglob("*.changelog")
+    return {path: path.read_bytes() for path in found if not path.name.startswith(".")}
+
+
+def test_a_second_run_of_a_micro_batch_leaves_the_state_files_of_the_first_as_they_are(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Both may go on for a while, if the process of the first one was only suspended."""
+    topic = runtime.topic()
+    data = settings(runtime, tmp_path, topic)
+    due_ms = now_ms() + 60_000
+    publish(runtime, topic, [(b"%d" % one, due_ms) for one in range(60)])
+    once(spark, data)
+    before = state_files(tmp_path)
+    commits = tmp_path / "checkpoint" / "commits"
+    newest = max((path for path in commits.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+    newest.unlink()
+    (commits / f".{newest.name}.crc").unlink(missing_ok=True)
+    verdict = once(spark, data)
+    assert (verdict.messages, verdict.waiting) == (0, 60)
+    after = state_files(tmp_path)
+    assert before.items() <= after.items()
+    numbers = [path.name.split("_")[0] for path in after]
+    assert len(numbers) > len(set(numbers)), "the micro-batch was not run a second time"
+
+
+def test_a_checkpoint_whose_state_files_are_of_version_1_goes_on(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = runtime.topic()
+    data = settings(runtime, tmp_path, topic)
+    due_ms = now_ms() + 20_000
+    publish(runtime, topic, [(b"a%d" % one, due_ms) for one in range(60)])
+    with monkeypatch.context() as older:
+        older.setattr("ledgerlake.query.checkpoint.STATE_VERSION", 1)
+        assert once(spark, data).waiting == 60
+    assert (tmp_path / "checkpoint" / "commits" / "0").read_text().startswith("v1")
+    assert sum(one.waiting for one in waiting_messages(spark, parse_config(data))) == 60
+    publish(runtime, topic, [(b"b%d" % one, due_ms) for one in range(60)])
+    time.sleep(max(0, due_ms + 100 - now_ms()) / 1000)
+    verdict = once(spark, data)
+    assert verdict.clean, verdict.sentence()
+    assert (verdict.messages, verdict.waiting, verdict.late) == (120, 0, 0)
+
+
 def test_a_large_message_waits_too(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
     topic = runtime.topic()
     data = settings(runtime, tmp_path, topic)

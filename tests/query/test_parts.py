@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from ledgerlake.errors import OffsetError, SetupError, TopicNotFoundError, TransportError
+from ledgerlake.errors import CheckpointError, OffsetError, SetupError, TopicNotFoundError, TransportError
 from ledgerlake.query.assemble import cause_of, check_reachable
 from ledgerlake.query.checkpoint import Checkpoint, as_option
 from ledgerlake.query.config import parse_config
@@ -47,6 +47,24 @@ def test_a_checkpoint_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SetupError, match="cannot be written"):
         Checkpoint(str(tmp_path / "file" / "checkpoint")).save_start(START)
+
+
+@pytest.mark.parametrize(("commits", "version"), [({}, 2), ({"0": "v1\n{}"}, 1), ({"9": "v1\n{}", "10": "v2\n{}"}, 2)])
+def test_the_newest_commit_tells_the_version_of_the_states_files(
+    tmp_path: Path, commits: dict[str, str], version: int
+) -> None:
+    (tmp_path / "commits").mkdir()
+    for name, text in commits.items():
+        (tmp_path / "commits" / name).write_text(text)
+    assert Checkpoint(str(tmp_path)).state_version() == version
+
+
+@pytest.mark.parametrize("text", [b"", b"v3\n{}", b"\xff\xfe"])
+def test_a_commit_that_does_not_tell_the_version_is_named(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "commits").mkdir()
+    (tmp_path / "commits" / "4").write_bytes(text)
+    with pytest.raises(CheckpointError, match=r"commits/4 .* is damaged"):
+        Checkpoint(str(tmp_path)).state_version()
 
 
 def test_a_start_is_handed_to_the_source_as_it_is() -> None:

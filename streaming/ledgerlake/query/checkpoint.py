@@ -2,7 +2,8 @@
 
     <checkpoint>/metadata               Spark's id of the query
     <checkpoint>/offsets/<batch>        where a planned micro-batch ends; its last line is the source's offset
-    <checkpoint>/commits/<batch>        written when the micro-batch is done: it is never run again
+    <checkpoint>/commits/<batch>        written when the micro-batch is done: it is never run again. Its first line, v1 or v2, is
+                                        the version of the state's files
     <checkpoint>/ledgerlake/start.json      where the pipeline began: an offset (see ``source.offsets``)
     <checkpoint>/ledgerlake/stream.json     whose checkpoint it is, with a version
     <checkpoint>/ledgerlake/forgotten.json  the user has chosen to begin anew (``ledgerlake forget``)
@@ -27,6 +28,10 @@ from ledgerlake.sinks.batch_record import BatchRecord
 from ledgerlake.source.offsets import Offset, from_json, to_json
 
 _STREAM_VERSION = 1
+
+# In version 2 each run of a micro-batch writes state files of its own, and the commit names those that count. So a process that was
+# suspended in the middle of a batch cannot overwrite the state of its successor.
+STATE_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,21 @@ class Checkpoint:
         last = self.last_committed()
         return last is not None and last >= batch_id
 
+    def state_version(self) -> int:
+        """Return the version in which the query keeps the files of its state; Spark cannot change it.
+
+        Raises:
+            CheckpointError: the newest commit does not tell it.
+        """
+        last = self.last_committed()
+        if last is None:
+            return STATE_VERSION
+        name = f"commits/{last}"
+        try:
+            return {"v1": 1, "v2": 2}[self._lines(name)[0]]
+        except (OSError, IndexError, KeyError, UnicodeDecodeError):
+            raise self._damaged(name) from None
+
     def offset(self, batch_id: int) -> Offset:
         """Return where a planned micro-batch ends.
 
@@ -169,15 +189,18 @@ class Checkpoint:
         return found
 
     def _offset_text(self, batch_id: int) -> str:
-        filesystem, root = resolve(self.folder)
         try:
-            with filesystem.open_input_stream(f"{root}/offsets/{batch_id}") as stream:
-                # Spark writes a version, its own metadata, and then what the source said.
-                return bytes(stream.read()).decode().splitlines()[-1]
+            # Spark writes a version, its own metadata, and then what the source said.
+            return self._lines(f"offsets/{batch_id}")[-1]
         except (OSError, IndexError, UnicodeDecodeError):
             raise CheckpointError(
                 f"the checkpoint {self.folder} lacks the offsets of batch {batch_id}; restore it from a complete copy"
             ) from None
+
+    def _lines(self, name: str) -> list[str]:
+        filesystem, root = resolve(self.folder)
+        with filesystem.open_input_stream(f"{root}/{name}") as stream:
+            return bytes(stream.read()).decode().splitlines()
 
     def _numbers(self, log: str) -> list[int]:
         filesystem, root = resolve(self.folder)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from ledgerlake.client.topics import join_partition
 from ledgerlake.errors import SetupError
 from ledgerlake.operators.processor import set_from_json, set_up_state
+from ledgerlake.query.checkpoint import Checkpoint
+from ledgerlake.query.session import STATE_FILES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -64,7 +66,10 @@ def read_state(spark: SparkSession, config: Config, variable: str) -> DataFrame:
     """
     from pyspark.errors import PySparkException
 
+    # Apart from the caller's session, whose queries may have state files of another version.
+    spark = spark.newSession()
     set_up_state(spark)
+    spark.conf.set(STATE_FILES, str(Checkpoint(config.stream.checkpoint).state_version()))
     # Reading state needs Spark's coordinator of state stores, which only comes with the manager of streams.
     _ = spark.streams.active
     try:

@@ -6,6 +6,7 @@ that is installed, not the zip of its sources that Spark puts before it, which e
 Beside those of a session there are settings of one query, which Spark copies when it is started (``settings_of``):
 
     checkpoint files   in a local checkpoint they are renamed by the JVM; Hadoop's default there starts eight processes for each
+    state files        of the version that the checkpoint has (see ``query.checkpoint``)
     state partitions   not more than there are keys, since each costs a micro-batch about a tenth of a second, needed or not
 """
 
@@ -23,6 +24,7 @@ from pyarrow.fs import LocalFileSystem
 from ledgerlake.errors import SetupError
 from ledgerlake.files import resolve
 from ledgerlake.java import cache_folder, fetch_jars, find_java
+from ledgerlake.query.checkpoint import Checkpoint
 from ledgerlake.query.classes import archive_path, end_and_keep, java_option
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ _SETTINGS = {
     "spark.databricks.delta.snapshotPartitions": "2",
 }
 
+STATE_FILES = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 _FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 _RENAMES_ITSELF = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _STATE_PARTITIONS = "spark.sql.shuffle.partitions"
@@ -140,7 +143,7 @@ def settings_of(spark: SparkSession, checkpoint: str, most_keys: int | None) -> 
     Args:
         most_keys: how many keys its state can have, where that is known.
     """
-    settings = {}
+    settings = {STATE_FILES: str(Checkpoint(checkpoint).state_version())}
     if isinstance(resolve(checkpoint)[0], LocalFileSystem) and spark.conf.get(_FILE_MANAGER, None) is None:
         settings[_FILE_MANAGER] = _RENAMES_ITSELF
     if most_keys is not None:
