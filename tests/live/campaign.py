@@ -163,6 +163,7 @@ class Campaign:
     received: list[tuple[bytes, int]] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     copies: list[Path] = field(default_factory=list)
+    _running: subprocess.Popen[bytes] | None = None
 
     def __post_init__(self) -> None:
         self.single = f"persistent://public/default/{self.name}-one"
@@ -207,6 +208,23 @@ class Campaign:
                 assert not feeder.is_alive(), f"{feeder.name} is still publishing"
             self.trimmed = unloader.trimmed
 
+    @contextlib.contextmanager
+    def process(self) -> Iterator[subprocess.Popen[bytes]]:
+        """The pipeline's process: the one that runs, else a new one. It stays unless the block fails or ends it."""
+        if self._running is None:
+            self._running = self.start()
+        try:
+            yield self._running
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """End the pipeline's process by force, if there is one."""
+        if self._running is not None:
+            end_group(self._running)
+            self._running = None
+
     def start(self) -> subprocess.Popen[bytes]:
         number = len(list(self.folder.glob("run-*.log")))
         with open(self.folder / f"run-{number:03d}.log", "wb") as errors:
@@ -233,12 +251,11 @@ class Campaign:
         return sorted(self.folder.glob("run-*.log"))[-1].read_text()[-3000:]
 
     def kill(self, kind: str, *, behind_commit: bool) -> None:
-        """Run the pipeline for a while and end it, or a part of it, by force."""
-        running = self.start()
-        try:
+        """Let the pipeline run for a while and end it, or a part of it, by force; a broker or a worker comes back beneath it."""
+        with self.process() as running:
             self.await_commits(self.rng.randint(1, 6), running)
             time.sleep(self.rng.uniform(0, 0.1) if behind_commit else self.rng.uniform(0, 2))
-            self.log.append(f"{kind} {'behind a commit' if behind_commit else ''}")
+            self.log.append(f"{kind}{' behind a commit' if behind_commit else ''}")
             if kind == "broker":
                 assert self.runtime.broker is not None
                 self.runtime.broker.kill()
@@ -248,66 +265,61 @@ class Campaign:
             elif kind == "worker":
                 _kill_one(running.pid, self.rng, _is_worker)
                 self.await_commits(1, running)
-            elif kind == "jvm":
-                _kill_one(running.pid, self.rng, _is_jvm)
-        finally:
-            end_group(running)
+            else:
+                if kind == "jvm":
+                    _kill_one(running.pid, self.rng, _is_jvm)
+                self.end()
 
     def stop(self, signal_number: int) -> None:
-        """Run the pipeline for a while and stop it as a person or a pod does."""
-        running = self.start()
-        try:
+        """Let the pipeline run for a while and stop it as a person or a pod does."""
+        with self.process() as running:
             self.await_commits(self.rng.randint(1, 6), running)
             time.sleep(self.rng.uniform(0, 1.5))
             self.log.append(signal.Signals(signal_number).name)
             running.send_signal(signal_number)
             code = running.wait(timeout=120)
             assert code == 0, self.last_log()
-        finally:
-            end_group(running)
+            self._running = None
 
     def take_over(self, kind: str) -> None:
         """Start a second process beside a running one, which then stops, dies, or is suspended until its successor has committed."""
-        older = self.start()
-        younger: subprocess.Popen[bytes] | None = None
-        try:
+        with self.process() as older:
             self.await_commits(self.rng.randint(1, 4), older)
             self.log.append(f"take over from one that is {kind}")
             if kind == "suspended":
                 _signal_tree(older.pid, signal.SIGSTOP)
-                younger = self.start()
-                self.await_commits(self.rng.randint(1, 3), younger)
-                _signal_tree(older.pid, signal.SIGCONT)
-                # It finds out at its next look at the broker, at the latest by its next commit.
-                assert older.wait(timeout=240) != 0, "the older process went on beside its successor"
-                assert younger.poll() is None, self.last_log()
-            else:
-                younger = self.start()
-                time.sleep(self.rng.uniform(0, 20))
-                assert older.poll() is None, "the younger process ended the older one"
-                if kind == "stopped":
-                    older.send_signal(signal.SIGTERM)
-                    assert older.wait(timeout=120) == 0
+            younger = self.start()
+            try:
+                if kind == "suspended":
+                    self.await_commits(self.rng.randint(1, 3), younger)
+                    _signal_tree(older.pid, signal.SIGCONT)
+                    # It finds out at its next look at the broker, at the latest by its next commit.
+                    assert older.wait(timeout=240) != 0, "the older process went on beside its successor"
+                    assert younger.poll() is None, self.last_log()
                 else:
-                    end_group(older)
-                self.await_commits(self.rng.randint(1, 3), younger)
-        finally:
-            end_group(older)
-            if younger is not None:
+                    time.sleep(self.rng.uniform(0, 20))
+                    assert older.poll() is None, "the younger process ended the older one"
+                    if kind == "stopped":
+                        older.send_signal(signal.SIGTERM)
+                        assert older.wait(timeout=120) == 0
+                    else:
+                        end_group(older)
+                    self.await_commits(self.rng.randint(1, 3), younger)
+            except BaseException:
                 end_group(younger)
+                raise
+            end_group(older)
+            self._running = younger
 
     def copy_checkpoint(self) -> None:
         """Copy the checkpoint file by file while the pipeline runs, as a backup does that knows nothing of it."""
-        running = self.start()
-        try:
+        with self.process() as running:
             self.await_commits(self.rng.randint(1, 3), running)
             time.sleep(self.rng.uniform(0, 1))
             self.log.append("copy of the checkpoint")
             copy_files(self.folder / "checkpoint", self.folder / f"copy-{len(self.copies)}")
             self.copies.append(self.folder / f"copy-{len(self.copies)}")
             self.await_commits(1, running)
-        finally:
-            end_group(running)
 
     def restore(self, copy: Path) -> str:
         """Put a copy in the checkpoint's place and run once; return how that ended."""
@@ -439,9 +451,14 @@ def run_campaign(
     # Retention 0 keeps nothing that was published before the first cursor.
     campaign.settle()
     with campaign.fed():
-        for number, action in enumerate(actions, 1):
-            action()
-            say(f"{number}/{len(actions)} {campaign.log[-1]}, {len(campaign.confirmed):,} confirmed")
+        began_s = time.monotonic()
+        try:
+            for number, action in enumerate(actions, 1):
+                action()
+                done = f"{number}/{len(actions)} {campaign.log[-1]}, {len(campaign.confirmed):,} confirmed"
+                say(f"{time.monotonic() - began_s:.0f} s: {done}")
+        finally:
+            campaign.end()
     campaign.settle()
     for copy in campaign.copies:
         say(f"restored {copy.name}: {campaign.restore(copy)}")
