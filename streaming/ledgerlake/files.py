@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyarrow import fs
+
+from ledgerlake.state.stored import parse_stored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
 
 
 def resolve(path: str) -> tuple[fs.FileSystem, str]:
@@ -22,12 +29,19 @@ def load_json(path: str) -> Any:
     Raises:
         OSError, ValueError: it cannot be read, or is no JSON.
     """
-    filesystem, name = resolve(path)
-    try:
-        with filesystem.open_input_stream(name) as stream:
-            return json.loads(bytes(stream.read()))
-    except FileNotFoundError:
-        return None
+    data = _load(path)
+    return None if data is None else json.loads(data)
+
+
+def load_stored(path: str, written: str, read: Callable[[dict[str, Any], int], T], known: int) -> T | None:
+    """Return a file's object, or None if there is no file. The other arguments are those of ``parse_stored``.
+
+    Raises:
+        OffsetError: a newer release wrote it, or it is damaged.
+        OSError: it cannot be read.
+    """
+    data = _load(path)
+    return None if data is None else parse_stored(data, written, read, known)
 
 
 def save_json(path: str, data: Any) -> None:
@@ -41,3 +55,12 @@ def save_json(path: str, data: Any) -> None:
     with filesystem.open_output_stream(f"{name}.new") as stream:
         stream.write(json.dumps(data, indent=2).encode())
     filesystem.move(f"{name}.new", name)
+
+
+def _load(path: str) -> bytes | None:
+    filesystem, name = resolve(path)
+    try:
+        with filesystem.open_input_stream(name) as stream:
+            return bytes(stream.read())
+    except FileNotFoundError:
+        return None

@@ -20,6 +20,9 @@ from ledgerlake.operators.rows import (
     standing_from_json,
     standing_to_json,
 )
+from ledgerlake.query import cursors
+from ledgerlake.sinks import outbox
+from ledgerlake.source import wakes
 from ledgerlake.source.offsets import PartitionOffset, from_json, to_json
 from ledgerlake.state.chunks import Chunk, Limits, OpenSet, PendingSets, SetKey
 from ledgerlake.state.delay.bucket import Record, record_from_json, record_to_json
@@ -28,6 +31,7 @@ from ledgerlake.state.delay.segment import waiting
 from ledgerlake.state.delay.snapshot import metadata_from_bytes, metadata_to_bytes, segment_from_bytes, segment_to_bytes
 from ledgerlake.state.delay.storage import METADATA, MemoryStorage
 from ledgerlake.state.delay.tracker import DelayedTracker, DelaySettings
+from ledgerlake.state.stored import parse_stored
 from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.fuzz import mutate
@@ -131,6 +135,28 @@ def _judge_large(data: bytes) -> int:
     found = _elsewhere_from_json(_text(data))
     assert _elsewhere_from_json(_elsewhere_to_json(found)) == found
     return 1
+
+
+# Files beside the checkpoint, by their readers.
+
+_ENDS = '{"version": 1, "batches": {"17": {"persistent://a/b/c": [12, 345]}}}'
+_OUTBOX = [
+    '{"version": 2, "name": "abcd"}',
+    '{"version": 1, "name": "abcd", "files": [{"name": "f", "topic_partition": "t", "batch_id": 8, "first_sequence": 15, '
+    '"rows": 2, "committed": true}], "numbers": {"t": {"batch_id": 8, "first": 15, "next": 17}}}',
+]
+_OUTBOX_RECORD = (
+    '{"version": 2, "batch_id": 8, "range_digest": 5, "files": [{"name": "f", "topic_partition": "t", "first_sequence": 15, '
+    '"rows": 2}], "next_sequences": {"t": 17}}'
+)
+
+
+def _reads(read: Callable[[dict[str, Any], int], Any], known: int) -> Callable[[bytes], int]:
+    def judge(data: bytes) -> int:
+        parse_stored(data, "file", read, known)
+        return 1
+
+    return judge
 
 
 # The delayed index.
@@ -273,6 +299,10 @@ TARGETS = [
     Target("standing", "rows from the stateful stage: standings", _json_of(standing_to_json(_STANDING)), _judge_standing, _REFUSED),
     Target("cancels", "cancels in state", _json_of(cancels_to_json(one for one in _REPORT.events if isinstance(one, Cancel))), _judge_cancels, _REFUSED),
     Target("delayed-large", "delayed large messages in state", _json_of(*_LARGE), _judge_large, _REFUSED),
+    Target("cursor-ends", "query.cursors: what is to be acknowledged", _json_of(_ENDS), _reads(cursors._batches, 1), _REFUSED),
+    Target("outbox", "sinks.outbox: its name, and all of version 1", _json_of(*_OUTBOX), _reads(outbox._outbox, 2), _REFUSED),
+    Target("outbox-record", "sinks.outbox: a micro-batch", _json_of(_OUTBOX_RECORD), _reads(outbox._record, 2), _REFUSED),
+    Target("wakes", "source.wakes", _json_of('{"version": 1, "wakes": {"t": 1777626000123}}'), _reads(wakes._wakes, 1), _REFUSED),
     Target("record", "the record of the delayed index", _texts_of(lambda: [_index()[0]]), _judge_record, _REFUSED),
     Target("snapshot-metadata", "state.delay.snapshot: metadata", _any_of(lambda: _values(True)), _judge_metadata, _REFUSED, work_factor=10),
     Target("snapshot-segment", "state.delay.snapshot: segments", _any_of(lambda: _values(False)), _judge_segment, _REFUSED),

@@ -12,6 +12,7 @@ from ledgerlake.errors import CheckpointError, OffsetError, SetupError, TopicNot
 from ledgerlake.query.assemble import cause_of, check_reachable
 from ledgerlake.query.checkpoint import Checkpoint, as_option
 from ledgerlake.query.config import parse_config
+from ledgerlake.query.cursors import CursorKeeper
 from ledgerlake.query.progress import ProgressScreen, Totals, progress_line
 from ledgerlake.query.verify import Verdict, _out_of_order
 from ledgerlake.sinks.delta import BatchResult
@@ -65,6 +66,18 @@ def test_a_commit_that_does_not_tell_the_version_is_named(tmp_path: Path, text: 
     (tmp_path / "commits" / "4").write_bytes(text)
     with pytest.raises(CheckpointError, match=r"commits/4 .* is damaged"):
         Checkpoint(str(tmp_path)).state_version()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", '{"version": 1}', '{"version": 1, "batches": {"x": {}}}', '{"version": 1, "batches": {"1": {"t": [7]}}}'],
+)
+def test_damaged_cursor_ends_are_one_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "ledgerlake").mkdir()
+    (tmp_path / "ledgerlake" / "ends.json").write_text(text)
+    keeper = CursorKeeper(None, "s", Checkpoint(str(tmp_path)))  # type: ignore[arg-type]
+    with pytest.raises(OffsetError, match=r"damaged cursor ends .*restore the checkpoint"):
+        keeper.begin(lambda _error: None)
 
 
 def test_a_start_is_handed_to_the_source_as_it_is() -> None:

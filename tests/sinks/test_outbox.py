@@ -175,9 +175,19 @@ def test_a_batch_of_version_1_that_did_not_commit_keeps_its_numbers_when_it_is_r
     assert numbers(outbox) == [("t.parquet", 15)]
 
 
+@pytest.mark.parametrize("name", ["outbox.json", "0000000001.json"])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2}', '{"version": 2, "name": 7, "batch_id": "x"}'])
+def test_a_damaged_outbox_is_one_sentence(tmp_path: Path, name: str, text: str) -> None:
+    outbox = begun(tmp_path)
+    outbox.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
+    (tmp_path / name).write_text(text)
+    with pytest.raises(OffsetError, match=r"the checkpoint holds damaged outbox.*restore"):
+        begun(tmp_path, committed=1)
+
+
 def test_a_newer_outbox_is_refused_with_advice(tmp_path: Path) -> None:
     (tmp_path / "outbox.json").write_text(json.dumps({"version": 3}))
-    with pytest.raises(OffsetError, match=r"newer Ledgerlake \(version 3.*upgrade"):
+    with pytest.raises(OffsetError, match=r"newer Ledgerlake \(outbox of version 3.*upgrade"):
         begun(tmp_path)
 
 

@@ -97,13 +97,13 @@ class Checkpoint:
 
     def save_stream(self, stream: str) -> None:
         """Record whose checkpoint it is."""
-        if load_json(self._own("stream")) is None:
+        if self._load("ledgerlake/stream.json") is None:
             save_json(self._own("stream"), {"version": _STREAM_VERSION, "stream": stream})
 
     @property
     def is_forgotten(self) -> bool:
         """Whether the user has chosen to begin anew, and nothing has begun since."""
-        return load_json(self._own("forgotten")) is not None
+        return self._load("ledgerlake/forgotten.json") is not None
 
     def forget(self) -> None:
         """Record that the user has chosen to begin anew; it counts only if there is no start."""

@@ -17,11 +17,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cursor import DurableCursor
-from ledgerlake.errors import ConsumerBusyError, LedgerlakeError, OwnershipError, TopicNotFoundError, refuse_newer
-from ledgerlake.files import load_json, save_json
+from ledgerlake.errors import ConsumerBusyError, LedgerlakeError, OwnershipError, TopicNotFoundError
+from ledgerlake.files import load_stored, save_json
+from ledgerlake.state.stored import stored
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -90,6 +91,9 @@ class CursorKeeper:
 
         Args:
             on_lost: called once, in the background, if another process holds a subscription.
+
+        Raises:
+            OffsetError: a newer release wrote what is to be acknowledged, or it is damaged.
         """
         self._pending = self._load()
         self._news.set()
@@ -227,14 +231,7 @@ class CursorKeeper:
             thread.join(timeout=_RETRY_MOST_S)
 
     def _load(self) -> dict[int, Ends]:
-        data = load_json(self._path)
-        if data is None:
-            return {}
-        refuse_newer("the checkpoint", data["version"], _VERSION, "cursor ends of version")
-        return {
-            int(batch_id): {name: Position(*place) for name, place in ends.items()}
-            for batch_id, ends in data["batches"].items()
-        }
+        return load_stored(self._path, "cursor ends", _batches, _VERSION) or {}
 
     def _save(self) -> None:
         batches = {
@@ -246,3 +243,14 @@ class CursorKeeper:
     @property
     def _path(self) -> str:
         return f"{self._checkpoint.folder}/ledgerlake/ends.json"
+
+
+def _batches(data: dict[str, Any], _version: int) -> dict[int, Ends]:
+    batches = stored(dict[str, dict[str, list[int]]], data["batches"])
+    return {
+        int(batch_id): {name: _position(*place) for name, place in ends.items()} for batch_id, ends in batches.items()
+    }
+
+
+def _position(ledger_id: int, entry_id: int) -> Position:
+    return Position(ledger_id, entry_id)

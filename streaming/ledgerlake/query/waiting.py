@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.messages import TopicPartition
-from ledgerlake.files import load_json
 from ledgerlake.operators.delayed import open_folder
+from ledgerlake.query.checkpoint import Checkpoint
 from ledgerlake.query.open_sets import read_state
 from ledgerlake.state.delay.bucket import Bucket, Record, record_from_json
 from ledgerlake.state.delay.cancels import cancels_from_json
@@ -87,7 +87,7 @@ def _metadata(spark: SparkSession, config: Config) -> Callable[[TopicPartition, 
     """How to get a bucket's metadata by its topic partition and id."""
     folder = config.delay.options.folder
     if folder is not None:
-        query_id = load_json(f"{config.stream.checkpoint}/metadata")["id"]
+        query_id = str(Checkpoint(config.stream.checkpoint).query_id())
 
         def from_folder(source: TopicPartition, bucket_id: int) -> list[SegmentMetadata]:
             storage = open_folder(folder, source, query_id, [bucket_id])

@@ -29,8 +29,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
 
-from ledgerlake.errors import CheckpointError, SetupError, refuse_newer
-from ledgerlake.files import load_json, resolve, save_json
+from ledgerlake.errors import CheckpointError, SetupError
+from ledgerlake.files import load_stored, resolve, save_json
+from ledgerlake.state.stored import stored
 
 if TYPE_CHECKING:
     from ledgerlake.sinks.batch_record import BatchRecord
@@ -80,7 +81,7 @@ class Outbox:
             committed: the last micro-batch that the table holds.
 
         Raises:
-            OffsetError: a newer release wrote it.
+            OffsetError: a newer release wrote it, or it is damaged.
             SetupError: it cannot be read or written.
         """
         self._committed = -1 if committed is None else committed
@@ -94,11 +95,10 @@ class Outbox:
     def _open(self) -> None:
         self._filesystem, self._root = resolve(self.folder)
         self._filesystem.create_dir(self._root, recursive=True)
-        data = load_json(f"{self.folder}/outbox.json") or {"version": VERSION, "name": secrets.token_hex(4)}
-        refuse_newer(f"the outbox {self.folder}", data["version"], VERSION)
-        self.name = data["name"]
-        if data["version"] < VERSION:
-            self._take_version_1(data)
+        found = load_stored(f"{self.folder}/outbox.json", "outbox", _outbox, VERSION)
+        self.name = found.name if found is not None else secrets.token_hex(4)
+        if isinstance(found, _Version1):
+            self._take_version_1(found)
         save_json(f"{self.folder}/outbox.json", {"version": VERSION, "name": self.name})
         self._load()
         self._remove_unknown()
@@ -186,8 +186,7 @@ class Outbox:
         return OutboxBatch(batch.batch_id, batch.range_digest, files, numbers)
 
     def _stored(self, batch_id: int) -> OutboxBatch | None:
-        data = load_json(self._path(batch_id))
-        return None if data is None else _from_json(data)
+        return load_stored(self._path(batch_id), "outbox record", _record, VERSION)
 
     def _is_whole(self, batch: OutboxBatch) -> bool:
         present = self._names()
@@ -198,9 +197,8 @@ class Outbox:
             number, _, kind = name.partition(".")
             if not number.isdigit():
                 continue
-            if kind == "json":
-                data = load_json(f"{self.folder}/{name}")
-                self._batches[int(number)] = _from_json(data)
+            if kind == "json" and (found := self._stored(int(number))) is not None:
+                self._batches[int(number)] = found
             elif kind == "sent":
                 self._sent.add(int(number))
         self._sent &= self._batches.keys()
@@ -209,11 +207,10 @@ class Outbox:
         known = {file.name for batch in self._batches.values() for file in batch.files}
         self._remove([name for name in self._names() if name.endswith(".parquet") and name not in known])
 
-    def _take_version_1(self, data: dict[str, Any]) -> None:
+    def _take_version_1(self, found: _Version1) -> None:
         """Split the one file of version 1, in which a missing file had been sent."""
         present = self._names()
-        files, numbers = data.get("files", []), data.get("numbers", {})
-        batches = {known["batch_id"] for known in [*files, *numbers.values()]}
+        batches = {file.batch_id for file in found.files} | {known.batch_id for known in found.numbers.values()}
         if not batches:
             return
         # A micro-batch that is run again is numbered from the record before it.
@@ -222,13 +219,13 @@ class Outbox:
                 batch_id,
                 0,
                 [
-                    OutboxFile(file["name"], file["topic_partition"], file["first_sequence"], file["rows"])
-                    for file in files
-                    if file["batch_id"] == batch_id and file["name"] in present
+                    OutboxFile(file.name, file.topic_partition, file.first_sequence, file.rows)
+                    for file in found.files
+                    if file.batch_id == batch_id and file.name in present
                 ],
                 {
-                    name: known["next"] if known["batch_id"] <= batch_id else known["first"]
-                    for name, known in numbers.items()
+                    name: known.next if known.batch_id <= batch_id else known.first
+                    for name, known in found.numbers.items()
                 },
             )
             save_json(self._path(batch_id), {"version": VERSION, **asdict(made)})
@@ -249,7 +246,44 @@ def _number(batch_id: int) -> str:
     return f"{batch_id:010d}"
 
 
-def _from_json(data: dict[str, Any]) -> OutboxBatch:
-    refuse_newer("the outbox", data["version"], VERSION)
-    files = [OutboxFile(**file) for file in data["files"]]
-    return OutboxBatch(data["batch_id"], data["range_digest"], files, data["next_sequences"])
+@dataclass(frozen=True)
+class _FileOf1:
+    name: str
+    topic_partition: str
+    batch_id: int
+    first_sequence: int
+    rows: int
+    committed: bool
+
+
+@dataclass(frozen=True)
+class _NumbersOf1:
+    batch_id: int
+    first: int
+    next: int
+
+
+@dataclass(frozen=True)
+class _Version1:
+    """All of an outbox of version 1."""
+
+    name: str
+    files: list[_FileOf1] = field(default_factory=list)
+    numbers: dict[str, _NumbersOf1] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Version2:
+    name: str
+
+
+def _outbox(data: dict[str, Any], version: int) -> _Version1 | _Version2:
+    if version >= VERSION:
+        return _Version2(stored(str, data["name"]))
+    found: _Version1 = stored(_Version1, {"files": [], "numbers": {}} | data)
+    return found
+
+
+def _record(data: dict[str, Any], _version: int) -> OutboxBatch:
+    found: OutboxBatch = stored(OutboxBatch, data)
+    return found

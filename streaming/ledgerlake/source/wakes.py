@@ -10,7 +10,11 @@ when it is run again; this file only decides when one is planned. Losing it dela
 
 from __future__ import annotations
 
-from ledgerlake.files import load_json, save_json
+from typing import Any
+
+from ledgerlake.errors import OffsetError
+from ledgerlake.files import load_stored, save_json
+from ledgerlake.state.stored import stored
 
 VERSION = 1
 
@@ -22,11 +26,8 @@ def load_wakes(path: str) -> dict[str, int]:
         OSError: the file is there and cannot be read.
     """
     try:
-        data = load_json(path)
-        return (
-            {str(name): int(time_ms) for name, time_ms in data["wakes"].items()} if data["version"] == VERSION else {}
-        )
-    except (ValueError, TypeError, KeyError):
+        return load_stored(path, "wakes", _wakes, VERSION) or {}
+    except OffsetError:
         return {}
 
 
@@ -37,3 +38,8 @@ def save_wakes(path: str, wakes_ms: dict[str, int]) -> None:
         OSError: it cannot be written.
     """
     save_json(path, {"version": VERSION, "wakes": wakes_ms})
+
+
+def _wakes(data: dict[str, Any], _version: int) -> dict[str, int]:
+    found: dict[str, int] = stored(dict[str, int], data["wakes"])
+    return found

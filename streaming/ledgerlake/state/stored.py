@@ -22,7 +22,11 @@ ADVICE = "restore the checkpoint from a copy"
 
 
 def parse_stored(
-    text: str, written: str, read: Callable[[dict[str, Any], int], T], known: int | None = None, advice: str = ADVICE
+    text: str | bytes,
+    written: str,
+    read: Callable[[dict[str, Any], int], T],
+    known: int | None = None,
+    advice: str = ADVICE,
 ) -> T:
     """Read a JSON object.
 
