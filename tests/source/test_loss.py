@@ -47,6 +47,17 @@ def test_only_a_ledger_that_is_gone_and_a_number_that_is_missing_are_loss(
     assert (loss.is_new_topic, loss.messages) == (True, None) if messages == "new" else (False, messages)
 
 
+def test_an_index_that_counts_more_than_an_entry_holds_looks_like_loss_behind_a_ledger_that_is_gone() -> None:
+    taken, told = Taken(Position(10, 50), 99), 100
+    one_message = find_loss(
+        taken, Position(12, 0), 99 + told, Position(12, -1), end=Position(13, 9), pinned_from=BEFORE_ALL
+    )
+    assert one_message is not None
+    assert one_message.messages == told - 1
+    same_ledger = find_loss(taken, Position(10, 51), 99 + told, Position(10, -1), end=THERE, pinned_from=BEFORE_ALL)
+    assert same_ledger is None
+
+
 GONE, THERE = Position(11, 3), Position(13, 3)
 
 

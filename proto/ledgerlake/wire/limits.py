@@ -26,9 +26,11 @@ MAX_TIME_MS = 253_402_214_399_999
 # A batch of more is not what any producer makes; expanded rows of it would take more memory than its bytes suggest.
 MAX_BATCH_MESSAGES = 1_000_000
 
-# Decoding an entry allocates at most this many times its bytes, stored and plain together, and one piece of rows beside them.
-# Plain bytes have a limit of their own (``maxUncompressedBytes``), which an entry's claim of its size is checked against.
+# Decoding an entry takes at most this many times its bytes, stored and plain together, and beside them so many pieces of rows: one
+# that is held, one that is made, Python's objects of odd messages, and what allocators keep of those before. Plain bytes have a
+# limit of their own (``maxUncompressedBytes``), which an entry's claim of its size is checked against.
 DECODING_FACTOR = 32
+DECODED_PIECES = 10
 DECODED_PIECE_BYTES = 32 * 1024 * 1024
 
 # A marker that lists more chunks is refused.
