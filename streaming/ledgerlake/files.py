@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyarrow import fs
@@ -52,9 +53,11 @@ def save_json(path: str, data: Any) -> None:
     """
     filesystem, name = resolve(path)
     filesystem.create_dir(name.rpartition("/")[0], recursive=True)
-    with filesystem.open_output_stream(f"{name}.new") as stream:
+    # Of two processes that replace it at once, each moves its own.
+    new = f"{name}.{uuid.uuid4().hex}.new"
+    with filesystem.open_output_stream(new) as stream:
         stream.write(json.dumps(data, indent=2).encode())
-    filesystem.move(f"{name}.new", name)
+    filesystem.move(new, name)
 
 
 def _load(path: str) -> bytes | None:

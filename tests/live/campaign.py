@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 LARGE_BYTES = 6 * 1024 * 1024
 _TRIES, _UNREACHABLE = 4, 3
-_KINDS_OF_KILL = ("driver", "worker", "jvm", "broker")
+# In turn. A broker takes up to two minutes until its topics can be read again.
+_KINDS_OF_KILL = ("driver", "worker", "jvm", "broker", "start", "worker", "jvm", "driver", "worker", "start")
 
 
 # Unloads have producers send again. The broker's own cursor for that pins ledgers too, until it has taken a snapshot.
@@ -57,30 +58,48 @@ def default_broker() -> Iterator[Runtime]:
 
 
 class Feeder(threading.Thread):
-    """One producer that never pauses for long; counts only what the broker confirmed."""
+    """One producer that never pauses for long; counts only what the broker confirmed.
 
-    def __init__(self, runtime: Runtime, topic: str, name: str, confirmed: Confirmed, make: Callable[..., Any]) -> None:
+    Args:
+        undisturbed: held while the chunks of a message are on their way. Chunks share a sequence id, so a broker with
+            deduplication stores some of those that are sent again and drops others, and the client is told that all are
+            stored (see apache/pulsar#20948).
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        topic: str,
+        name: str,
+        confirmed: Confirmed,
+        make: Callable[..., Any],
+        undisturbed: threading.Lock,
+    ) -> None:
         super().__init__(daemon=True, name=name)
         self.confirmed = confirmed
         self._make = make
+        self._undisturbed = undisturbed
         self._ended = threading.Event()
         self._client = runtime.client()
         self._topic = topic
 
     def run(self) -> None:
         settings, messages, pause_s = self._make(random.Random(self.name))
-        self._whole_entries = not settings.get("chunking_enabled")
+        in_chunks = settings.get("chunking_enabled", False)
         producer = self._client.create_producer(
             self._topic, producer_name=self.name, block_if_queue_full=True, send_timeout_millis=0, **settings
         )
         number = 0
         while not self._ended.is_set():
-            for body, delay_ms in messages():
-                due_ms = int(time.time() * 1000) + delay_ms if delay_ms else 0
-                payload = b"%s|%d|%d|%s" % (self.name.encode(), number, due_ms, body)
-                more = {"deliver_at": due_ms} if due_ms else {}
-                producer.send_async(payload, self._counted(payload, due_ms), **more)
-                number += 1
+            with self._undisturbed if in_chunks else contextlib.nullcontext():
+                for body, delay_ms in messages():
+                    due_ms = int(time.time() * 1000) + delay_ms if delay_ms else 0
+                    payload = b"%s|%d|%d|%s" % (self.name.encode(), number, due_ms, body)
+                    more = {"deliver_at": due_ms} if due_ms else {}
+                    producer.send_async(payload, self._counted(payload, due_ms), **more)
+                    number += 1
+                if in_chunks:
+                    producer.flush()
             self._ended.wait(pause_s)
         producer.flush()
         producer.close()
@@ -90,9 +109,7 @@ class Feeder(threading.Thread):
 
     def _counted(self, payload: bytes, due_ms: int) -> Callable[[Any, Any], None]:
         def stored(result: Any, message_id: Any) -> None:
-            # Of a message that it takes for sent before, the broker says no place. With chunks it may be wrong: they share a
-            # sequence id, so after an unload the rest of a message can be taken for a repetition of its first chunk.
-            if result == pulsar.Result.Ok and (self._whole_entries or message_id.ledger_id() >= 0):
+            if result == pulsar.Result.Ok:
                 self.confirmed.add(payload, message_id, due_ms)
 
         return stored
@@ -123,8 +140,9 @@ def chunked(rng: random.Random) -> tuple[dict[str, Any], Callable[[], list[tuple
 class Unloader(threading.Thread):
     """Unloads every topic each second or two, so that its ledger rolls and the old one may be trimmed."""
 
-    def __init__(self, runtime: Runtime, topics: list[str], rng: random.Random) -> None:
+    def __init__(self, runtime: Runtime, topics: list[str], rng: random.Random, undisturbed: threading.Lock) -> None:
         super().__init__(daemon=True)
+        self._undisturbed = undisturbed
         self.first: dict[str, int] = {}
         self.trimmed: Counter[str] = Counter()
         self._runtime, self._topics, self._rng = runtime, topics, rng
@@ -135,7 +153,8 @@ class Unloader(threading.Thread):
             for topic in self._topics:
                 # The broker may be down, or busy with the unload before.
                 with contextlib.suppress(OSError, urllib.error.URLError, ValueError):
-                    self._runtime.admin("PUT", topic, "/unload")
+                    with self._undisturbed:
+                        self._runtime.admin("PUT", topic, "/unload")
                     self.look(topic)
 
     def look(self, topic: str) -> None:
@@ -164,6 +183,7 @@ class Campaign:
     log: list[str] = field(default_factory=list)
     copies: list[Path] = field(default_factory=list)
     _running: subprocess.Popen[bytes] | None = None
+    _undisturbed: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.single = f"persistent://public/default/{self.name}-one"
@@ -189,11 +209,11 @@ class Campaign:
         """Publish and unload while the block runs."""
         kinds = (batched, single, delayed, chunked)
         feeders = [
-            Feeder(self.runtime, topic, f"{kind.__name__}-{number}", self.confirmed, kind)
+            Feeder(self.runtime, topic, f"{kind.__name__}-{number}", self.confirmed, kind, self._undisturbed)
             for number, topic in enumerate((self.single, self.parted))
             for kind in kinds
         ]
-        unloader = Unloader(self.runtime, self.topics, random.Random(self.rng.random()))
+        unloader = Unloader(self.runtime, self.topics, random.Random(self.rng.random()), self._undisturbed)
         for thread in (*feeders, unloader):
             thread.start()
         try:
@@ -252,13 +272,17 @@ class Campaign:
 
     def kill(self, kind: str, *, behind_commit: bool) -> None:
         """Let the pipeline run for a while and end it, or a part of it, by force; a broker or a worker comes back beneath it."""
+        if kind == "start":
+            self._kill_start()
+            return
         with self.process() as running:
             self.await_commits(self.rng.randint(1, 6), running)
             time.sleep(self.rng.uniform(0, 0.1) if behind_commit else self.rng.uniform(0, 2))
             self.log.append(f"{kind}{' behind a commit' if behind_commit else ''}")
             if kind == "broker":
                 assert self.runtime.broker is not None
-                self.runtime.broker.kill()
+                with self._undisturbed:
+                    self.runtime.broker.kill()
                 time.sleep(self.rng.uniform(0, 2))
                 self.runtime.broker.start()
                 self.await_commits(1, running)
@@ -269,6 +293,14 @@ class Campaign:
                 if kind == "jvm":
                     _kill_one(running.pid, self.rng, _is_jvm)
                 self.end()
+
+    def _kill_start(self) -> None:
+        """End the pipeline while it starts, or soon after that."""
+        self.end()
+        self.log.append("start")
+        with self.process():
+            time.sleep(self.rng.uniform(2, 20))
+            self.end()
 
     def stop(self, signal_number: int) -> None:
         """Let the pipeline run for a while and stop it as a person or a pod does."""

@@ -219,7 +219,7 @@ class _Ids(_Replaced):
         super().__init__(edges, uuid)
 
     def uuid4(self) -> uuid.UUID:
-        return uuid.UUID(int=self._edges.world.rng.getrandbits(128), version=4)
+        return uuid.UUID(int=self._edges.world.names.getrandbits(128), version=4)
 
 
 class _Secrets(_Replaced):
@@ -227,10 +227,10 @@ class _Secrets(_Replaced):
         super().__init__(edges, secrets)
 
     def randbits(self, count: int) -> int:
-        return self._edges.world.rng.getrandbits(count)
+        return self._edges.world.names.getrandbits(count)
 
     def token_hex(self, count: int = 32) -> str:
-        return self._edges.world.rng.randbytes(count).hex()
+        return self._edges.world.names.randbytes(count).hex()
 
 
 class _Executor:

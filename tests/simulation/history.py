@@ -619,8 +619,10 @@ class History:
         time_ms = self.brokers.clock_ms if self.script.has_metadata else metadata.publish_time
         position = self._store(topic, metadata, payload)
         for one in self.oracle.waiting_before(topic.name, position, time_ms - _CLOCKS_AGREE_MS, key):
-            # Without the broker's time, what is due by our own clock goes before a cancel that is still unread.
-            is_sure = self.script.has_metadata
+            # What is due by our own clock may go before a cancel that is still unread: without the broker's time, and where the
+            # broker's clock was set back.
+            own_ms = time_ms + max(0, -self.brokers.skew_ms)
+            is_sure = self.script.has_metadata and one.deliver_ms > own_ms
             if one.deliver_ms > time_ms or not is_sure:
                 one.is_cancelled |= is_sure
                 one.may_be_cancelled = True

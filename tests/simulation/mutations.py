@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ledgerlake.client.cursor import DurableCursor
+from ledgerlake.query import assemble
 from ledgerlake.query.assemble import Pipeline
+from ledgerlake.query.checkpoint import Checkpoint
 from ledgerlake.query.cursors import CursorKeeper
 from ledgerlake.sinks.outbox import Outbox
 from ledgerlake.sinks.tables import Table
+from ledgerlake.source import wakes
 from ledgerlake.source.bounds import resolve_start
 from ledgerlake.source.stream_reader import _Planner
+from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,10 +81,49 @@ def _new_topics_at_latest(edges: Edges) -> None:
     edges.replace(_Planner, "_start_of", start_of)
 
 
+def _forgotten_acknowledgements(edges: Edges) -> None:
+    """A cursor that is opened again stays where the broker says, which may have lost what it had not stored."""
+    opened = DurableCursor._opened
+
+    def again(self: Any, from_earliest: bool) -> Any:
+        if self.is_open:
+            return opened(self, from_earliest)
+        reached, self._reached = self._reached, BEFORE_ALL
+        try:
+            return opened(self, from_earliest)
+        finally:
+            self._reached = reached
+
+    edges.replace(DurableCursor, "_opened", again)
+
+
+def _wakes_in_one_file(edges: Edges) -> None:
+    """When a batch is wanted stands in one file, which the last writer replaces."""
+
+    def save(folder: str, _batch_id: int, wakes_ms: dict[str, int]) -> None:
+        wakes.save_wakes(folder, 0, wakes_ms)
+
+    edges.replace(assemble, "save_wakes", save)
+
+
+def _batches_run_again_without_their_entries(edges: Edges) -> None:
+    """A start does not compare where the cursors stand with what is to be read again."""
+    edges.replace(Pipeline, "_compare_with_cursors", lambda _self, _start: None)
+
+
+def _state_files_of_version_1(edges: Edges) -> None:
+    """All runs of a batch write their state to the same file."""
+    edges.replace(Checkpoint, "state_version", lambda _self: 1)
+
+
 MUTATIONS: dict[str, Callable[[Edges], None]] = {
     "cursors-before-spark": _cursors_before_spark,
     "batches-by-number": _batches_by_number,
     "latest-without-question": _latest_without_question,
     "outbox-before-ownership": _outbox_before_ownership,
     "new-topics-at-latest": _new_topics_at_latest,
+    "forgotten-acknowledgements": _forgotten_acknowledgements,
+    "wakes-in-one-file": _wakes_in_one_file,
+    "batches-run-again-without-their-entries": _batches_run_again_without_their_entries,
+    "state-files-of-version-1": _state_files_of_version_1,
 }

@@ -217,6 +217,8 @@ class Query:
         self._planned = False
         self._loaded: tuple[int, State] | None = None
         self._state_id = ""
+        # Settings are a query's own from its start. In version 2 each run of a batch writes state of its own name.
+        self._has_state_ids = self._session.conf.get("spark.sql.streaming.stateStore.checkpointFormatVersion") == "2"
         self.id = self._query_id()
         self.runId = "run"
         self.name = "query"
@@ -337,7 +339,8 @@ class Query:
         # Spark would run the plan itself where the function did not.
         self._world.access(f"ran {self.batch_id}")
         self._check_stopped()
-        self._put("commits", self.batch_id, "v1\n" + json.dumps({"stateUniqueIds": self._state_id}))
+        version = 2 if self._state_id else 1
+        self._put("commits", self.batch_id, f"v{version}\n" + json.dumps({"stateUniqueIds": self._state_id}))
         self.batches += 1
         self.batch_id, self._start, self._planned = self.batch_id + 1, self._end, False
 
@@ -386,16 +389,11 @@ class Query:
             group = self._world.rng.sample(groups[key], len(groups[key]))
             found, after[key] = self._task("state", lambda key=key, group=group: self._keyed(key, group, before))
             facts += found
-        self._state_id = f"{self._world.rng.getrandbits(64):016x}" if self._has_state_ids else ""
+        self._state_id = f"{self._world.names.getrandbits(64):016x}" if self._has_state_ids else ""
         path = self._state_path(self.batch_id + 1, self._state_id)
         self._disk.write(path, _Changes(_changes(before, after)))
         self._loaded = (self.batch_id + 1, after)
         return facts
-
-    @property
-    def _has_state_ids(self) -> bool:
-        """Whether each run of a batch writes state of its own name, and the commit log says which counts."""
-        return self._session.conf.get("spark.sql.streaming.stateStore.checkpointFormatVersion") == "2"
 
     def _state_path(self, version: int, state_id: str) -> str:
         return f"{self._checkpoint}/state/{version}{'_' if state_id else ''}{state_id}"

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import random
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import random
     from collections.abc import Callable
 
 EPOCH_S = 1_800_000_000.0
@@ -90,6 +90,8 @@ class World:
     """One history's world. ``trace`` is what happened, in words."""
 
     rng: random.Random
+    # Ids that the product makes up: how many there are changes nothing else.
+    names: random.Random = field(default_factory=lambda: random.Random(0))
     now_s: float = 0.0
     most_accesses: int = 400_000
     trace: list[str] = field(default_factory=list)

@@ -66,10 +66,10 @@ def test_an_idle_topic_gets_a_batch_when_its_time_has_come_and_only_one(
     peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer.add(single(b"a"))
-    path = str(tmp_path / "wakes.json")
+    path = str(tmp_path / "wakes")
     planning = Planning(peer, path, monkeypatch)
     planning.plan()
-    save_wakes(path, {TOPIC: NOW_MS + 5000})
+    save_wakes(path, 1, {TOPIC: NOW_MS + 5000})
     assert planning.plan() is None
     planning.clock_ms += 5001
     assert planning.plan() == NOW_MS + 5001
@@ -81,10 +81,10 @@ def test_while_entries_come_the_broker_tells_the_time(
     peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer.add(single(b"a"))
-    path = str(tmp_path / "wakes.json")
+    path = str(tmp_path / "wakes")
     planning = Planning(peer, path, monkeypatch)
     planning.plan()
-    save_wakes(path, {TOPIC: NOW_MS - 1})
+    save_wakes(path, 1, {TOPIC: NOW_MS - 1})
     peer.add(single(b"b"), first=1)
     before = planning.offset
     assert planning.plan() is None
@@ -95,10 +95,10 @@ def test_where_the_broker_tells_no_time_the_clock_does_also_while_entries_come(
     peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer.add(BARE)
-    path = str(tmp_path / "wakes.json")
+    path = str(tmp_path / "wakes")
     planning = Planning(peer, path, monkeypatch)
     assert planning.plan() == NOW_MS
-    save_wakes(path, {TOPIC: NOW_MS + 1})
+    save_wakes(path, 1, {TOPIC: NOW_MS + 1})
     peer.add(BARE, first=1)
     planning.clock_ms += 2
     assert planning.plan() == NOW_MS + 2
@@ -178,13 +178,13 @@ def test_a_deleted_topic_of_which_something_waits_is_still_woken(
     peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer.add(single(b"a"))
-    path = str(tmp_path / "wakes.json")
+    path = str(tmp_path / "wakes")
     monkeypatch.setattr(stream_reader, "_clock_ms", lambda: NOW_MS)
     reader = pattern_reader(peer, wakes=path)
     end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     reader.stop()
     peer.is_deleted = True
-    save_wakes(path, {TOPIC: NOW_MS + 5000})
+    save_wakes(path, 1, {TOPIC: NOW_MS + 5000})
     again = pattern_reader(peer, wakes=path)
     assert planned(again, end) == from_json(end)
     monkeypatch.setattr(stream_reader, "_clock_ms", lambda: NOW_MS + 5001)
@@ -258,7 +258,7 @@ def test_messages_without_an_index_are_counted_by_reading_them(peer: Peer) -> No
 
 def test_what_is_due_does_not_wait_for_more(peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     peer.add(single(b"a"))
-    path = str(tmp_path / "wakes.json")
+    path = str(tmp_path / "wakes")
     planning = Planning(peer, path, monkeypatch, minRowsPerTrigger="100")
     planning.plan()
     peer.add(single(b"b", index=1), first=1)
@@ -266,7 +266,7 @@ def test_what_is_due_does_not_wait_for_more(peer: Peer, tmp_path: Path, monkeypa
     before = planning.offset
     planning.plan()
     assert planning.offset == before
-    save_wakes(path, {TOPIC: NOW_MS + 5000})
+    save_wakes(path, 1, {TOPIC: NOW_MS + 5000})
     planning.clock_ms += 5001
     planning.plan()
     assert from_json(planning.offset)[TOPIC].position > from_json(before)[TOPIC].position

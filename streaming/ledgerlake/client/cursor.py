@@ -130,6 +130,10 @@ class DurableCursor:
                 ),
             )
             self._open = session, consumer
+            if self._reached != BEFORE_ALL:
+                # A broker that died forgets acknowledgements that it had not stored yet.
+                with contextlib.suppress(LedgerlakeError):
+                    self._acknowledge(self._reached)
         assert self._open is not None
         return self._open
 

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 # How long an end waits for Spark's commit log and for the cursors.
+_NOTHING = PartitionOffset(BEFORE_ALL)
 _FINISH_S = 30.0
 _COMMIT_POLL_S = 0.01
 
@@ -136,8 +137,8 @@ class Pipeline:
             ),
             self._outbox,
         )
-        self._wake_file = f"{config.stream.checkpoint}/ledgerlake/wakes.json"
-        self._wakes_ms: dict[str, int] = {}
+        self._wake_folder = f"{config.stream.checkpoint}/ledgerlake/wakes"
+        self._wakes_ms: dict[str, int] | None = None
         self._stopping = threading.Event()
         self._batch_in_work = threading.Lock()
         self._last_batch: int | None = None
@@ -188,11 +189,11 @@ class Pipeline:
             self.query = writer.trigger(**trigger).start()
 
     def _stream(self, start: Offset) -> DataFrame:
-        self._wakes_ms = load_wakes(self._wake_file)
+        self._load_wakes()
         set_up_state(self._spark)
         own = {
             "startingOffsets": as_option(start),
-            "wakes": self._wake_file,
+            "wakes": self._wake_folder,
             "pinnedBy": self.config.subscription,
             "movedCursors": as_option(self._moved_cursors(start)),
         }
@@ -302,7 +303,9 @@ class Pipeline:
         # Another process may have begun, or gone on, until it let go of the cursors.
         start = self._checkpoint.start()
         self._compare_with_tables(tables)
-        if start is None:
+        if start is not None:
+            self._compare_with_cursors(start)
+        else:
             start = self._first_start(bound, ends)
             self._checkpoint.save_stream(self.config.stream.name)
             self._checkpoint.save_start(start)
@@ -385,6 +388,30 @@ class Pipeline:
                 if not recorded.is_batch(batch):
                     raise self._older_checkpoint(table, f"has another batch {recorded.batch_id}", "has one of its own")
 
+    def _compare_with_cursors(self, start: Offset) -> None:
+        """Check that the broker has kept what the micro-batch reads that is to be run again.
+
+        A cursor passes it only when it is committed. So if the cursor is past it, the checkpoint is older than the last run.
+
+        Raises:
+            CheckpointError: the cursor is past it.
+        """
+        planned = self._checkpoint.last_planned()
+        if planned is None or self._checkpoint.has_committed(planned) or not self._options.fail_on_data_loss:
+            return
+        begins = start | (self._checkpoint.committed_offset() or {})
+        ends = self._checkpoint.offset(planned)
+        again = [name for name, end in ends.items() if end.position > begins.get(name, _NOTHING).position]
+        for name, position in self._cursors.positions(again).items():
+            begin, end = begins.get(name, _NOTHING).position, ends[name].position
+            if moved_to(position, begin) != BEFORE_ALL or position.ledger_id > end.ledger_id:
+                raise CheckpointError(
+                    f"the subscription {self.config.subscription} has read {name} up to {position}, and batch {planned}, which "
+                    f"begins behind {begin}, is to be run again: the checkpoint {self.config.stream.checkpoint} is an older copy, "
+                    "or somebody moved the subscription; restore the newest one, or set [source] fail_on_data_loss to false to "
+                    "go on with what the topic still has"
+                )
+
     def _check_not_begun(self, tables: list[Table]) -> None:
         """Check that a start without any micro-batch in its checkpoint is not one whose micro-batches are missing.
 
@@ -441,7 +468,7 @@ class Pipeline:
             self._cursors.check_held()
             self._cursors.add(batch_id, result.ends)
             self._last_batch = batch_id
-            self._note_wakes(result.wakes_ms)
+            self._note_wakes(batch_id, result.wakes_ms)
             self._waiting |= result.waiting
             if self._republisher is not None:
                 self._republisher.notify()
@@ -450,12 +477,20 @@ class Pipeline:
             if self._on_batch is not None:
                 self._on_batch(result)
 
-    def _note_wakes(self, changed_ms: dict[str, int | None]) -> None:
-        """Tell the planner when to plan a batch although nothing new has come."""
-        every_ms = {**self._wakes_ms, **changed_ms}
+    def _load_wakes(self) -> None:
+        """Find out when topic partitions want a micro-batch; if nobody can say it, all of them want one now, which tells it."""
+        self._wakes_ms = load_wakes(self._wake_folder)
+        committed = self._checkpoint.last_committed()
+        if self._wakes_ms is None and committed is not None:
+            self._wakes_ms = dict.fromkeys(self._checkpoint.offset(committed), int(time.time() * 1000))
+            save_wakes(self._wake_folder, committed, self._wakes_ms)
+
+    def _note_wakes(self, batch_id: int, changed_ms: dict[str, int | None]) -> None:
+        """Tell the planner, in a process of its own, when it is to plan a batch although nothing new has come."""
+        every_ms = {**(self._wakes_ms or {}), **changed_ms}
         wakes_ms = {name: time_ms for name, time_ms in every_ms.items() if time_ms is not None}
         if wakes_ms != self._wakes_ms:
-            save_wakes(self._wake_file, wakes_ms)
+            save_wakes(self._wake_folder, batch_id, wakes_ms)
         self._wakes_ms = wakes_ms
 
     def _query_name(self, query_id: str) -> str:

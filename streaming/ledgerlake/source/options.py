@@ -43,7 +43,7 @@
 | ``cryptoFailureAction`` | what no key opens: ``reject``, ``fail``, or ``pass`` for a message of its bytes as they are | ``reject`` |
 | ``maxUncompressedBytes`` | an entry that expands to more is a reject | 134217728 |
 | what else the JVM connectors have | see ``compat_options`` | |
-| ``wakes`` | the pipeline's own: a file (see ``wakes``), or ``always`` for a micro-batch every second | none |
+| ``wakes`` | the pipeline's own: a folder (see ``wakes``), or ``always`` for a micro-batch every second | none |
 """
 
 from __future__ import annotations

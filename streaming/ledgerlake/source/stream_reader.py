@@ -286,7 +286,7 @@ class _Planner:
             return {}
         if self._options.wakes == "always":
             return {name: (one.clock_ms or 0) + _TICK_MS for name, one in start.items()}
-        return load_wakes(self._options.wakes)
+        return load_wakes(self._options.wakes) or {}
 
     def _woken(self, start: Offset, wakes_ms: dict[str, int]) -> tuple[int, list[str]]:
         """What time it is, and the topic partitions whose time has come.
