@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 
 from tests.simulation.driver import Edges
-from tests.simulation.history import History, Script, Verdict, shrink, write_script
+from tests.simulation.history import History, Script, Verdict, shrink
+from tests.simulation.many import play_many
 from tests.simulation.mutations import MUTATIONS
 
 
@@ -15,6 +17,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=200, help="how many histories")
     parser.add_argument("--first", type=int, default=1, help="the first seed")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="how many processes play them")
     parser.add_argument("--trace", action="store_true", help="show every access of a failing history")
     parser.add_argument("--shrink", action="store_true", help="leave out of a failing script what is not needed")
     parser.add_argument("--keep-going", action="store_true", help="do not end at the first failure")
@@ -24,55 +27,53 @@ def main() -> int:
     )
     options = parser.parse_args()
     if options.faults:
-        return find_faults(options.first, options.seeds)
-    began_s, failed, batches, messages, trimmed, refused = time.monotonic(), [], 0, 0, 0, 0
-    used_s = time.process_time()
-    with Edges() as edges:
-        if options.mutation:
-            MUTATIONS[options.mutation](edges)
-
-        def play(script: Script, traces: bool = False) -> Verdict:
-            return History(script, edges, traces).play()
-
-        played = 0
-        for seed in range(options.first, options.first + options.seeds):
-            verdict = play(write_script(seed))
-            played += 1
-            batches, messages = batches + verdict.batches, messages + verdict.messages
-            trimmed, refused = trimmed + verdict.trimmed, refused + bool(verdict.refused)
-            if not verdict.violations:
-                continue
-            failed.append(seed)
-            print(f"seed {seed}: {verdict.violations[0]}", flush=True)
-            if options.keep_going:
-                continue
-            script = shrink(verdict.script, play) if options.shrink else verdict.script
-            verdict = play(script, options.trace)
-            print(verdict.script, *verdict.trace, *verdict.violations, sep="\n")
+        return find_faults(options.first, options.seeds, options.jobs)
+    began_s, verdicts, failed = time.monotonic(), [], []
+    seeds = range(options.first, options.first + options.seeds)
+    for verdict in play_many(seeds, options.jobs, options.mutation):
+        verdicts.append(verdict)
+        if not verdict.violations:
+            continue
+        failed.append(verdict.script.seed)
+        print(f"seed {verdict.script.seed}: {verdict.violations[0]}", flush=True)
+        if not options.keep_going:
+            show(verdict.script, options)
             break
-    took_s, used_s = time.monotonic() - began_s, time.process_time() - used_s
+    took_s = time.monotonic() - began_s
     print(
-        f"{played:,} histories in {took_s:.1f} s ({60 * played / took_s:,.0f} a minute, {60 * played / used_s:,.0f} a minute of CPU): {batches:,} batches, "
-        f"{messages:,} messages, {trimmed:,} ledgers trimmed, {refused} refused starts, {len(failed)} failed"
-        + (f": seeds {failed[:50]}" if failed else "")
+        f"{len(verdicts):,} histories in {took_s:.1f} s ({60 * len(verdicts) / took_s:,.0f} a minute): "
+        f"{sum(one.batches for one in verdicts):,} batches, {sum(one.messages for one in verdicts):,} messages, "
+        f"{sum(one.trimmed for one in verdicts):,} ledgers trimmed, {sum(bool(one.refused) for one in verdicts)} refused starts, "
+        f"{len(failed)} failed" + (f": seeds {failed[:50]}" if failed else "")
     )
     return 1 if failed else 0
 
 
-def find_faults(first: int, seeds: int) -> int:
+def show(script: Script, options: argparse.Namespace) -> None:
+    """Play a failing history again, and print how it went."""
+    with Edges() as edges:
+        if options.mutation:
+            MUTATIONS[options.mutation](edges)
+
+        def play(script: Script) -> Verdict:
+            return History(script, edges, options.trace).play()
+
+        verdict = play(shrink(script, play) if options.shrink else script)
+        print(verdict.script, *verdict.trace, *verdict.violations, sep="\n")
+
+
+def find_faults(first: int, seeds: int, jobs: int) -> int:
     """Put each known fault back, and look for the first seed that finds it."""
     missed = 0
-    for name, mutate in MUTATIONS.items():
-        with Edges() as edges:
-            mutate(edges)
-            for seed in range(first, first + seeds):
-                verdict = History(write_script(seed), edges).play()
-                if verdict.violations:
-                    print(f"{name}: seed {seed}: {verdict.violations[0]}", flush=True)
-                    break
-            else:
-                missed += 1
-                print(f"{name}: not found by {seeds} seeds")
+    for name in MUTATIONS:
+        found = (one for one in play_many(range(first, first + seeds), jobs, name) if one.violations)
+        verdict = next(found, None)
+        found.close()
+        if verdict is not None:
+            print(f"{name}: seed {verdict.script.seed}: {verdict.violations[0]}", flush=True)
+        else:
+            missed += 1
+            print(f"{name}: not found by {seeds} seeds", flush=True)
     return 1 if missed else 0
 
 
