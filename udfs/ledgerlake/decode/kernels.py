@@ -109,6 +109,12 @@ def read_varint(buffer, position, end):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def read_short_varint(buffer, position, end):  # type: ignore[no-untyped-def]
+    """As ``read_varint``, of a tag or a length: of more than five bytes, protobuf takes neither."""
+    return read_varint(buffer, position, min(end, position + 5))
+
+
+@compiled
 def skip_field(buffer, position, end, wire_type):  # type: ignore[no-untyped-def]
     """The position after a field's value, -1 where it does not fit."""
     if wire_type == 0:
@@ -119,7 +125,7 @@ def skip_field(buffer, position, end, wire_type):  # type: ignore[no-untyped-def
                 return position
         return -1
     if wire_type == 2:
-        size, position = read_varint(buffer, position, end)
+        size, position = read_short_varint(buffer, position, end)
         if position < 0 or size > end - position:
             return -1
         return position + size
@@ -170,10 +176,10 @@ def read_property(buffer, position, end):  # type: ignore[no-untyped-def]
     key = value = np.int64(-1)
     key_size = value_size = np.int64(0)
     while position < end:
-        tag, position = read_varint(buffer, position, end)
+        tag, position = read_short_varint(buffer, position, end)
         if position < 0 or tag not in (10, 18):
             return np.int64(-1), np.int64(0), np.int64(0), np.int64(0)
-        size, position = read_varint(buffer, position, end)
+        size, position = read_short_varint(buffer, position, end)
         if position < 0 or size > end - position or not is_utf8(buffer, position, position + size):
             return np.int64(-1), np.int64(0), np.int64(0), np.int64(0)
         if tag == 10:
@@ -194,7 +200,7 @@ def read_message_id(buffer, position, end, plain_only):  # type: ignore[no-untyp
     """
     ledger_id = entry_id = np.int64(-1)
     while position < end:
-        tag, position = read_varint(buffer, position, end)
+        tag, position = read_short_varint(buffer, position, end)
         if position < 0:
             break
         if tag == 8:
@@ -217,18 +223,18 @@ def read_message_command(buffer, position, end):  # type: ignore[no-untyped-def]
     # BaseCommand.type = MESSAGE, then BaseCommand.message up to the end.
     if end - position < 4 or buffer[position] != 8 or buffer[position + 1] != 9 or buffer[position + 2] != 74:
         return odd
-    size, position = read_varint(buffer, position + 3, end)
+    size, position = read_short_varint(buffer, position + 3, end)
     if position < 0 or size != end - position:
         return odd
     consumer_id = ledger_id = entry_id = np.int64(-1)
     while position < end:
-        tag, position = read_varint(buffer, position, end)
+        tag, position = read_short_varint(buffer, position, end)
         if position < 0:
             return odd
         if tag == 8:
             consumer_id, position = read_varint(buffer, position, end)
         elif tag == 18 and ledger_id < 0:
-            size, position = read_varint(buffer, position, end)
+            size, position = read_short_varint(buffer, position, end)
             if position < 0 or size > end - position:
                 return odd
             ledger_id, entry_id, position = read_message_id(buffer, position, position + size, True)
@@ -297,7 +303,7 @@ def walk_frames(buffer, entries):  # type: ignore[no-untyped-def]
             return -1
         ledger_id = entry_id = np.int64(-1)
         while command < command_end:
-            tag, command = read_varint(buffer, command, command_end)
+            tag, command = read_short_varint(buffer, command, command_end)
             if command < 0:
                 return -1
             if tag != 74:  # BaseCommand.message
@@ -305,13 +311,13 @@ def walk_frames(buffer, entries):  # type: ignore[no-untyped-def]
                 if command < 0:
                     return -1
                 continue
-            size, command = read_varint(buffer, command, command_end)
+            size, command = read_short_varint(buffer, command, command_end)
             if command < 0 or size > command_end - command:
                 return -1
             message, message_end = command, command + size
             command = message_end
             while message < message_end:
-                tag, message = read_varint(buffer, message, message_end)
+                tag, message = read_short_varint(buffer, message, message_end)
                 if message < 0:
                     return -1
                 if tag != 18:  # CommandMessage.message_id
@@ -319,7 +325,7 @@ def walk_frames(buffer, entries):  # type: ignore[no-untyped-def]
                     if message < 0:
                         return -1
                     continue
-                size, message = read_varint(buffer, message, message_end)
+                size, message = read_short_varint(buffer, message, message_end)
                 if message < 0 or size > message_end - message:
                     return -1
                 # A repeated message field adds to what was there.
@@ -361,7 +367,7 @@ def read_entry(buffer, entry):  # type: ignore[no-untyped-def]
             return False
         stop = position + size
         while position < stop:
-            tag, position = read_varint(buffer, position, stop)
+            tag, position = read_short_varint(buffer, position, stop)
             if position < 0:
                 return False
             if tag == 8:
@@ -399,7 +405,7 @@ def read_metadata(buffer, entry, position, end):  # type: ignore[no-untyped-def]
     entry[E_EVENT] = entry[E_UNCOMPRESSED] = entry[E_COMPRESSION] = 0
     entry[E_KEY_BASE64] = entry[E_NULL] = entry[E_PROPERTIES] = 0
     while position < end:
-        tag, position = read_varint(buffer, position, end)
+        tag, position = read_short_varint(buffer, position, end)
         if position < 0:
             return False
         field, wire_type = tag >> 3, tag & 7
@@ -434,7 +440,7 @@ def read_metadata(buffer, entry, position, end):  # type: ignore[no-untyped-def]
             elif field not in (22, 24, 30):
                 return False
         elif wire_type == 2:
-            size, position = read_varint(buffer, position, end)
+            size, position = read_short_varint(buffer, position, end)
             if position < 0 or size > end - position:
                 return False
             if field in (1, 6, 5, 7) and not is_utf8(buffer, position, position + size):
@@ -553,7 +559,7 @@ def read_single_metadata(buffer, message, position, end):  # type: ignore[no-unt
     payload_size = np.int64(-1)
     compacted_out = False
     while position < end:
-        tag, position = read_varint(buffer, position, end)
+        tag, position = read_short_varint(buffer, position, end)
         if position < 0:
             return np.int64(-1), False
         field, wire_type = tag >> 3, tag & 7
@@ -580,7 +586,7 @@ def read_single_metadata(buffer, message, position, end):  # type: ignore[no-unt
             elif field != 10:
                 return np.int64(-1), False
         elif wire_type == 2:
-            size, position = read_varint(buffer, position, end)
+            size, position = read_short_varint(buffer, position, end)
             if position < 0 or size > end - position:
                 return np.int64(-1), False
             if field == 1:
@@ -613,11 +619,11 @@ def walk_properties(buffer, messages, spans):  # type: ignore[no-untyped-def]
         position, end = messages[M_REGION, index], messages[M_REGION_END, index]
         wanted = messages[M_PROPERTY_FIELD, index] << 3 | 2
         while position < end:
-            tag, position = read_varint(buffer, position, end)
+            tag, position = read_short_varint(buffer, position, end)
             if tag != wanted:
                 position = skip_field(buffer, position, end, tag & 7)
                 continue
-            size, position = read_varint(buffer, position, end)
+            size, position = read_short_varint(buffer, position, end)
             spans[row, 0], spans[row, 1], spans[row, 2], spans[row, 3] = read_property(
                 buffer, position, position + size
             )
