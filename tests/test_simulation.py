@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.simulation.driver import Edges
-from tests.simulation.history import History, Script, Verdict, write_script
+from tests.simulation.driver import MESSAGES, Edges
+from tests.simulation.history import History, Script, Step, Verdict, write_script
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.world import Event, Killed, Lock, Trap, World
 
@@ -55,6 +55,24 @@ def test_a_known_fault_is_found(fault: str, edges: Edges) -> None:
     assert play(script, edges).violations == []
     with edges.changed(MUTATIONS[fault]):
         assert play(script, edges).violations
+
+
+def by_hand(*steps: Step, has_metadata: bool = True) -> Script:
+    """A script of one topic and one broker."""
+    return Script(1, 0, 1, 8, has_metadata, "earliest", 0, 0, False, False, 20.0, steps)
+
+
+def put(at_s: float, kind: str = "plain", count: int = 1) -> Step:
+    return Step(at_s, "put", {"kind": kind, "count": count})
+
+
+@pytest.mark.parametrize(("commits", "there"), [(1, "has batch"), (2, "has batch"), (50, "does not know it")])
+def test_a_table_that_is_older_than_its_checkpoint_is_refused(edges: Edges, commits: int, there: str) -> None:
+    restored = Step(8.0, "restore_table", {"table": MESSAGES, "commits": commits, "back_s": 1.0})
+    verdict = play(by_hand(put(1.0), put(3.0), put(5.0), restored, put(11.0)), edges)
+    assert verdict.violations == []
+    assert there in verdict.refused
+    assert "it is an older copy; restore the newest one" in verdict.refused
 
 
 def test_a_seed_is_one_history(edges: Edges) -> None:

@@ -15,6 +15,7 @@ from ledgerlake.query.config import parse_config
 from ledgerlake.query.cursors import CursorKeeper
 from ledgerlake.query.progress import ProgressScreen, Totals, progress_line
 from ledgerlake.query.verify import Verdict, _out_of_order
+from ledgerlake.sinks.batch_record import Held
 from ledgerlake.sinks.delta import BatchResult
 from ledgerlake.source.offsets import PartitionOffset
 from ledgerlake.source.options import parse_options
@@ -70,7 +71,15 @@ def test_a_commit_that_does_not_tell_the_version_is_named(tmp_path: Path, text: 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", '{"version": 1}', '{"version": 1, "batches": {"x": {}}}', '{"version": 1, "batches": {"1": {"t": [7]}}}'],
+    [
+        "",
+        "{",
+        '{"version": 1, "batches": {}, "tables": {"messages": 7}}',
+        '{"version": 1, "batches": {}, "tables": {"messages": {"path": "lake", "batch_id": "7"}}}',
+        '{"version": 1}',
+        '{"version": 1, "batches": {"x": {}}}',
+        '{"version": 1, "batches": {"1": {"t": [7]}}}',
+    ],
 )
 def test_damaged_cursor_ends_are_one_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "ledgerlake").mkdir()
@@ -78,6 +87,29 @@ def test_damaged_cursor_ends_are_one_sentence(tmp_path: Path, text: str) -> None
     keeper = CursorKeeper(None, "s", Checkpoint(str(tmp_path)))  # type: ignore[arg-type]
     with pytest.raises(OffsetError, match=r"damaged cursor ends .*restore the checkpoint"):
         keeper.begin(lambda _error: None)
+    with pytest.raises(OffsetError, match=r"damaged cursor ends"):
+        keeper.tables()
+
+
+def test_what_the_tables_held_is_kept_with_the_ends(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(str(tmp_path))
+    keeper = CursorKeeper(None, "s", checkpoint)  # type: ignore[arg-type]
+    assert keeper.tables() == {}
+    keeper.add(3, {}, {"messages": Held("lake/m", 3), "rejects": Held("lake/r", 3)})
+    keeper.add(4, {"t": Position(1, 2)}, {"messages": Held("lake/m", 4)})
+    keeper.add(5, {})
+    kept = {"messages": Held("lake/m", 4), "rejects": Held("lake/r", 3)}
+    assert CursorKeeper(None, "s", checkpoint).tables() == kept  # type: ignore[arg-type]
+
+
+def test_ends_of_an_earlier_release_say_nothing_of_tables_and_those_of_a_newer_one_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "ledgerlake").mkdir()
+    keeper = CursorKeeper(None, "s", Checkpoint(str(tmp_path)))  # type: ignore[arg-type]
+    (tmp_path / "ledgerlake" / "ends.json").write_text('{"version": 1, "batches": {"1": {"t": [7, 8]}}}')
+    assert keeper.tables() == {}
+    (tmp_path / "ledgerlake" / "ends.json").write_text('{"version": 2, "batches": {}}')
+    with pytest.raises(OffsetError, match="newer"):
+        keeper.tables()
 
 
 def test_a_start_is_handed_to_the_source_as_it_is() -> None:

@@ -537,6 +537,26 @@ class History:
         self.disk.replace(CHECKPOINT, {})
         self.was_restored = True
 
+    def _put(self, args: dict[str, Any]) -> None:
+        """Messages of one kind and no other; scripts that are written by hand use it."""
+        for _ in range(args.get("count", 1)):
+            getattr(self, f"_send_{args['kind']}")(self.topics[0])
+
+    def _send_reminder(self, topic: Topic) -> None:
+        """A delayed message that is due in a minute."""
+        payload, deliver_ms = self._payload(), self.brokers.clock_ms + 60_000
+        position = self._store(topic, self._metadata(deliver_at_time=deliver_ms, partition_key="a"), payload)
+        self._confirm(topic, payload, position, deliver_ms=deliver_ms, key="a")
+
+    def _restore_table(self, args: dict[str, Any]) -> None:
+        """A table is put back to a copy that lacks its newest commits; without any it is gone."""
+        self._end_all(args["back_s"])
+        stored = self.lake.tables[args["table"]]
+        del stored.commits[-args["commits"] :]
+        if not stored.commits:
+            del self.lake.tables[args["table"]]
+        self.was_restored = True
+
     def _end_all(self, back_s: float) -> None:
         self.resume_s = self.world.now_s + back_s
         for app in self.apps:

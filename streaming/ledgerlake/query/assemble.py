@@ -303,6 +303,7 @@ class Pipeline:
         # Another process may have begun, or gone on, until it let go of the cursors.
         start = self._checkpoint.start()
         self._compare_with_tables(tables)
+        self._check_tables_are_newest(tables)
         if start is not None:
             self._compare_with_cursors(start)
         else:
@@ -388,6 +389,33 @@ class Pipeline:
                 if not recorded.is_batch(batch):
                     raise self._older_checkpoint(table, f"has another batch {recorded.batch_id}", "has one of its own")
 
+    def _check_tables_are_newest(self, tables: list[Table]) -> None:
+        """Check that no table is older than the checkpoint, or gone: what it lacks the topic need not have any more.
+
+        A folder that the checkpoint never saw, and that knows nothing of the stream, is a new table, which the user chose.
+
+        Raises:
+            CheckpointError: one is.
+        """
+        query_id = self._checkpoint.query_id()
+        if query_id is None:
+            return
+        known = self._cursors.tables()
+        for name, table in self._sink.tables.items():
+            held = known.get(name)
+            if held is None:
+                continue
+            recorded = table.recorded(self._query_name(query_id)) if table in tables else None
+            if (recorded is None and table.path != held.path) or (recorded and recorded.batch_id >= held.batch_id):
+                continue
+            there = "does not know it" if recorded is None else f"has batch {recorded.batch_id}"
+            raise CheckpointError(
+                f"the table at {held.path} had batch {held.batch_id} of the stream {self.config.stream.name} by the checkpoint "
+                f"{self.config.stream.checkpoint}, and the one at {table.path} {there}: it is an older copy; restore the newest "
+                "one, or choose a new folder for what comes from here on, or remove the checkpoint and begin anew after: "
+                "ledgerlake forget CONFIG"
+            )
+
     def _compare_with_cursors(self, start: Offset) -> None:
         """Check that the broker has kept what the micro-batch reads that is to be run again.
 
@@ -466,7 +494,7 @@ class Pipeline:
             result = self._sink.write(written, batch, self._cursors.check_held)
             # Who was suspended meanwhile must not write over what its successor has noted beside the checkpoint.
             self._cursors.check_held()
-            self._cursors.add(batch_id, result.ends)
+            self._cursors.add(batch_id, result.ends, result.tables)
             self._last_batch = batch_id
             self._note_wakes(batch_id, result.wakes_ms)
             self._waiting |= result.waiting

@@ -54,3 +54,11 @@ class Recorded:
     def is_batch(self, batch: BatchRecord) -> bool:
         """Return whether it is this very micro-batch."""
         return self.batch_id == batch.batch_id and self.range_digest in (None, batch.range_digest)
+
+
+@dataclass(frozen=True)
+class Held:
+    """The last micro-batch that a checkpoint saw in the table at ``path``: one that knows less of the query is an older copy."""
+
+    path: str
+    batch_id: int

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from ledgerlake.operators.processor import assemble
+from ledgerlake.sinks.batch_record import Held
 from ledgerlake.sinks.source import write_stream
 from ledgerlake.sinks.tables import Table
 from ledgerlake.sinks.writing import (
@@ -49,6 +50,7 @@ class BatchResult:
     ``ends`` is how far each topic partition is done: read, and nothing before it that only the topic holds. ``wakes_ms`` is
     when it wants a batch although nothing new has come; ``open_sets`` and ``held_bytes`` count large messages that are not
     whole, ``waiting`` delayed messages, the next of which is due at ``next_due_ms``; all of the topic partitions that had a part in the batch.
+    ``tables`` says by name which tables hold it.
     """
 
     batch_id: int
@@ -62,6 +64,7 @@ class BatchResult:
     waiting: dict[str, int] = field(default_factory=dict)
     next_due_ms: dict[str, int | None] = field(default_factory=dict)
     stored_bytes: int = 0
+    tables: dict[str, Held] = field(default_factory=dict)
 
 
 class DeltaSink:
@@ -73,6 +76,11 @@ class DeltaSink:
         self._settings = settings
         self._outbox = outbox
         self._floors_us: dict[str, int] = {}
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """The tables by the names that the checkpoint has for them."""
+        return {"messages": self.messages, "rejects": self.rejects}
 
     def begin(self) -> None:
         """Nobody else writes for this query from here on."""
@@ -127,6 +135,8 @@ class DeltaSink:
             # Another process may have committed it, so how far the times have come is known by the table alone.
             self.load_floors([fact.topic_partition for fact in facts])
         result.repeated = messages_held if messages else rejects_held
+        wrote = {"messages": messages, "rejects": rejects}
+        result.tables = {name: Held(table.path, batch.batch_id) for name, table in self.tables.items() if wrote[name]}
         if self._outbox is not None:
             self._outbox.commit(batch.batch_id)
         self.messages.remove_files([name for fact in facts for name in fact.replaced])
