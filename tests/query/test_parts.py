@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import io
+import json
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
+from ledgerlake.decode import schema
 from ledgerlake.errors import CheckpointError, OffsetError, SetupError, TopicNotFoundError, TransportError
-from ledgerlake.query.assemble import cause_of, check_reachable
+from ledgerlake.query.assemble import Pipeline, cause_of, check_reachable
 from ledgerlake.query.checkpoint import Checkpoint, as_option
 from ledgerlake.query.config import parse_config
 from ledgerlake.query.cursors import CursorKeeper
 from ledgerlake.query.progress import ProgressScreen, Totals, progress_line
 from ledgerlake.query.verify import Verdict, _out_of_order
-from ledgerlake.sinks.batch_record import Held
+from ledgerlake.sinks.batch_record import BatchRecord, Held
 from ledgerlake.sinks.delta import BatchResult
 from ledgerlake.source.offsets import PartitionOffset
 from ledgerlake.source.options import parse_options
@@ -23,7 +26,10 @@ from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.sinks.test_ordered import rows
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
+
+    from ledgerlake.sinks.tables import Table
 
 START = {
     "persistent://public/default/a": PartitionOffset(Position(3, 4)),
@@ -182,3 +188,45 @@ def test_a_broker_that_is_not_there_is_found_out_before_anything_waits(monkeypat
     }
     with pytest.raises(TransportError, match="no broker listens"):
         check_reachable(parse_config(data))
+
+
+@pytest.mark.parametrize(
+    ("planned", "batch_id", "kept"),
+    [(range(90, 101), 60, False), (range(90, 101), 90, False), (range(90, 101), 91, True), (range(3), 0, True)],
+)
+def test_a_batch_is_compared_as_long_as_sparks_log_reaches_back_to_it(
+    tmp_path: Path, planned: range, batch_id: int, kept: bool
+) -> None:
+    pipeline, table = with_a_table(tmp_path, planned, BatchRecord("s", "ledgerlake:s:q", batch_id, 111))
+    assert pipeline._checkpoint.keeps(batch_id) == kept
+    if not kept:
+        return pipeline._compare_with_tables([table])
+    with pytest.raises(CheckpointError, match="has another batch"):
+        pipeline._compare_with_tables([table])
+    return None
+
+
+def test_a_hole_in_sparks_log_is_an_incomplete_copy(tmp_path: Path) -> None:
+    planned = [*range(3), *range(90, 101)]
+    pipeline, table = with_a_table(tmp_path, planned, BatchRecord("s", "ledgerlake:s:q", 60, 111))
+    with pytest.raises(CheckpointError, match="lacks the offsets of batch 59; restore it from a complete copy"):
+        pipeline._compare_with_tables([table])
+
+
+def with_a_table(folder: Path, planned: Iterable[int], record: BatchRecord) -> tuple[Pipeline, Table]:
+    """A pipeline with a checkpoint that has planned those batches, and a table that holds one."""
+    data = {
+        "source": {"service_url": "pulsar://h:1", "topics": ["t"]},
+        "stream": {"name": "s", "checkpoint": str(folder / "checkpoint")},
+        "delta": {"path": str(folder / "messages"), "writer": "arrow"},
+    }
+    (folder / "checkpoint" / "offsets").mkdir(parents=True)
+    (folder / "checkpoint" / "metadata").write_text('{"id": "q"}')
+    for number in planned:
+        offset = {"version": 2, "positions": {"t": {"ledger": 1, "entry": number}}}
+        (folder / "checkpoint" / "offsets" / str(number)).write_text("v1\n{}\n" + json.dumps(offset))
+    write_deltalake(str(folder / "messages"), schema.MESSAGES.empty_table())
+    pipeline = Pipeline(None, parse_config(data))  # type: ignore[arg-type]
+    table = pipeline._sink.messages
+    table.commit(record, [], {})
+    return pipeline, table

@@ -63,9 +63,6 @@ _NOTHING = PartitionOffset(BEFORE_ALL)
 _FINISH_S = 30.0
 _COMMIT_POLL_S = 0.01
 
-# Spark keeps at least so many batches in its logs (``spark.sql.streaming.minBatchesToRetain``).
-_BATCHES_KEPT = 99
-
 
 def messages(spark: SparkSession, config: Config) -> DataFrame:
     """A streaming DataFrame of whole, decoded messages with the table's columns, for any sink or transformation.
@@ -384,7 +381,8 @@ class Pipeline:
             if planned is None or recorded.batch_id > planned:
                 reached = "no batch" if planned is None else f"batch {planned}"
                 raise self._older_checkpoint(table, f"has batch {recorded.batch_id}", f"reaches {reached}")
-            if planned - recorded.batch_id < _BATCHES_KEPT and recorded.range_digest is not None:
+            # Spark has removed the offsets of older batches (``spark.sql.streaming.minBatchesToRetain``).
+            if recorded.range_digest is not None and self._checkpoint.keeps(recorded.batch_id):
                 batch = self._checkpoint.record(self.config.stream.name, query, recorded.batch_id)
                 if not recorded.is_batch(batch):
                     raise self._older_checkpoint(table, f"has another batch {recorded.batch_id}", "has one of its own")

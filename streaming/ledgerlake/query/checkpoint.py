@@ -122,6 +122,10 @@ class Checkpoint:
         """Return the number of the newest micro-batch that was planned."""
         return max(self._numbers("offsets"), default=None)
 
+    def keeps(self, batch_id: int) -> bool:
+        """Return whether Spark's log still reaches back to where a micro-batch began, so that ``record`` can describe it."""
+        return max(batch_id - 1, 0) >= min(self._numbers("offsets"), default=0)
+
     def last_committed(self) -> int | None:
         """Return the number of the newest micro-batch that is done."""
         return max(self._numbers("commits"), default=None)
