@@ -57,9 +57,9 @@ def test_a_known_fault_is_found(fault: str, edges: Edges) -> None:
         assert play(script, edges).violations
 
 
-def by_hand(*steps: Step, has_metadata: bool = True) -> Script:
+def by_hand(*steps: Step, has_metadata: bool = True, starting: str = "earliest") -> Script:
     """A script of one topic and one broker."""
-    return Script(1, 0, 1, 8, has_metadata, "earliest", 0, 0, False, False, 20.0, steps)
+    return Script(1, 0, 1, 8, has_metadata, starting, 0, 0, False, False, 20.0, steps)
 
 
 def put(at_s: float, kind: str = "plain", count: int = 1) -> Step:
@@ -73,6 +73,23 @@ def test_a_table_that_is_older_than_its_checkpoint_is_refused(edges: Edges, comm
     assert verdict.violations == []
     assert there in verdict.refused
     assert "it is an older copy; restore the newest one" in verdict.refused
+
+
+def test_nothing_is_forgotten_while_the_checkpoint_is_there(edges: Edges) -> None:
+    killed = Step(4.0, "kill", {"back_s": 5.0, "noticed_s": 0.0})
+    verdict = play(by_hand(put(1.0, count=3), killed, put(5.0, count=20), Step(6.0, "forget"), put(12.0)), edges)
+    assert verdict.violations == []
+    assert any("is still there" in one for one in verdict.trace)
+
+
+def test_a_stream_that_was_forgotten_begins_anew_and_once(edges: Edges) -> None:
+    lost = Step(4.0, "lose", {"back_s": 5.0})
+    script = by_hand(put(3.0, count=3), lost, Step(6.0, "forget"), put(14.0), starting="latest")
+    history = History(script, edges)
+    verdict = history.play()
+    assert verdict.violations == []
+    assert [app.ended for app in history.apps[1:]] == ["ended"]
+    assert not any(path.endswith("forgotten.json") for path in history.disk.files)
 
 
 def test_a_seed_is_one_history(edges: Edges) -> None:

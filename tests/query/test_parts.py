@@ -44,6 +44,21 @@ def test_a_start_is_kept_beside_the_checkpoint(tmp_path: Path) -> None:
     assert Checkpoint(str(tmp_path)).start() == START
 
 
+def test_the_choice_to_begin_anew_needs_a_checkpoint_that_is_gone_and_counts_until_then(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(str(tmp_path))
+    checkpoint.check_gone()
+    checkpoint.end_forgetting()
+    checkpoint.forget()
+    assert checkpoint.is_forgotten
+    checkpoint.check_gone()
+    checkpoint.save_start(START)
+    assert checkpoint.is_forgotten, "the tables still know the stream that there was"
+    checkpoint.end_forgetting()
+    assert not checkpoint.is_forgotten
+    with pytest.raises(CheckpointError, match=r"is still there, .*; remove the checkpoint first"):
+        checkpoint.check_gone()
+
+
 def test_a_start_of_a_newer_release_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ledgerlake").mkdir()
     (tmp_path / "ledgerlake" / "start.json").write_text('{"version": 99}')

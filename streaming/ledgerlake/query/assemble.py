@@ -184,6 +184,7 @@ class Pipeline:
         most_keys = max(1, len(names)) if self._topics.pattern is None else None
         with settings_of(self._spark, self.config.stream.checkpoint, most_keys):
             self.query = writer.trigger(**trigger).start()
+        self._checkpoint.end_forgetting()
 
     def _stream(self, start: Offset) -> DataFrame:
         self._load_wakes()
@@ -561,7 +562,13 @@ def forget(config: Config) -> list[str]:
 
     Returns:
         The topic partitions that had a cursor.
+
+    Raises:
+        CheckpointError: the checkpoint is still there; nothing was removed.
+        BrokerError, TransportError, TopicNotFoundError: not all cursors are removed.
     """
+    checkpoint = Checkpoint(config.stream.checkpoint)
+    checkpoint.check_gone()
     options = config.parsed_options()
     cluster = Cluster(options.client)
     try:
@@ -570,7 +577,7 @@ def forget(config: Config) -> list[str]:
             DurableCursor(cluster, name, config.subscription).forget()
     finally:
         cluster.close()
-    Checkpoint(config.stream.checkpoint).forget()
+    checkpoint.forget()
     return names
 
 
