@@ -142,3 +142,17 @@ def test_a_table_that_forgets_its_batches_is_refused(tmp_path: Path) -> None:
         TableError, match=r"setTransactionRetentionDuration.* forgets which batches .* UNSET TBLPROPERTIES"
     ):
         table.check(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "reads"),
+    [
+        ({"ledger": 3, "entry": 1}, {"ledger": 3, "entry": 2}, True),
+        ({"ledger": 3, "entry": 1}, {"ledger": 4, "entry": 1}, True),
+        ({"ledger": 3, "entry": 1, "batch": 0}, {"ledger": 3, "entry": 1}, True),
+        (None, {"ledger": 3, "entry": 1}, True),
+        ({"ledger": 3, "entry": 1}, {"ledger": 3, "entry": 1, "clock": "2026-05-01T08:00:00Z"}, False),
+    ],
+)
+def test_a_clock_alone_reads_nothing(start: object, end: object, reads: bool) -> None:
+    assert BatchRecord("s", "q", 1, 1, {"t": {"start": start, "end": end}}).reads == reads

@@ -30,6 +30,11 @@ class BatchRecord:
     range_digest: int
     ranges: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def reads(self) -> bool:
+        """Return whether it reads entries; a clock alone can make a micro-batch too."""
+        return any(_place(span["start"]) != _place(span["end"]) for span in self.ranges.values())
+
     def to_json(self) -> str:
         """Return what people and tools find in the table's history."""
         return json.dumps(
@@ -42,6 +47,10 @@ class BatchRecord:
                 "ranges": self.ranges,
             }
         )
+
+
+def _place(offset: dict[str, Any] | None) -> Any:
+    return offset and [offset.get(name) for name in ("ledger", "entry", "batch")]
 
 
 @dataclass(frozen=True)
