@@ -228,6 +228,30 @@ def test_a_hole_in_sparks_log_is_an_incomplete_copy(tmp_path: Path) -> None:
         pipeline._compare_with_tables([table])
 
 
+@pytest.mark.parametrize(
+    ("path", "held", "is_there", "said"),
+    [
+        ("messages", 4, True, None),
+        ("messages", 5, True, "has batch 4: it is an older copy"),
+        ("messages", 4, False, "does not know it: it is an older copy"),
+        ("elsewhere", 4, True, None),
+        ("elsewhere", 5, True, "has batch 4: it is an older copy"),
+        ("elsewhere", 5, False, None),
+    ],
+)
+def test_a_table_holds_what_the_checkpoint_saw_in_it_or_is_a_new_one(
+    tmp_path: Path, path: str, held: int, is_there: bool, said: str | None
+) -> None:
+    pipeline, table = with_a_table(tmp_path, range(6), BatchRecord("s", "ledgerlake:s:q", 4, 111))
+    pipeline._cursors.add(held, {}, {"messages": Held(str(tmp_path / path), held)})
+    tables = [table] if is_there else []
+    if said is None:
+        return pipeline._check_tables_are_newest(tables)
+    with pytest.raises(CheckpointError, match=said):
+        pipeline._check_tables_are_newest(tables)
+    return None
+
+
 def with_a_table(folder: Path, planned: Iterable[int], record: BatchRecord) -> tuple[Pipeline, Table]:
     """A pipeline with a checkpoint that has planned those batches, and a table that holds one."""
     data = {

@@ -124,10 +124,10 @@ class Checkpoint:
         save_json(self._own("forgotten"), {"version": 1})
 
     def end_forgetting(self) -> None:
-        """A query has begun, with an id of its own, which the tables do not know."""
+        """A query has begun, with an id of its own, which the tables do not know; if it cannot be recorded, the next start does it."""
         if self.is_forgotten:
             filesystem, name = resolve(self._own("forgotten"))
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 filesystem.delete_file(name)
 
     def query_id(self) -> str | None:
