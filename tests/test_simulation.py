@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.simulation.driver import Edges
-from tests.simulation.history import History, Script, Verdict, write_script
+from tests.simulation.driver import MESSAGES, Edges
+from tests.simulation.history import History, Script, Step, Verdict, write_script
 from tests.simulation.many import play_many
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.world import Event, Killed, Lock, Trap, World
@@ -25,7 +25,7 @@ _HISTORIES = int(os.environ.get("LEDGERLAKE_HISTORIES", "2000"))
 # The first seed that finds each fault; after a change of the scripts: ``make simulate-faults``.
 _FOUND_BY = {
     "cursors-before-spark": 4,
-    "batches-by-number": 60,
+    "batches-by-number": 266,
     "latest-without-question": 3,
     "new-topics-at-latest": 133,
 }
@@ -55,6 +55,64 @@ def test_a_known_fault_is_found(fault: str, edges: Edges) -> None:
     assert play(script, edges).violations == []
     with edges.changed(MUTATIONS[fault]):
         assert play(script, edges).violations
+
+
+def by_hand(*steps: Step, has_metadata: bool = True, starting: str = "earliest") -> Script:
+    """A script of one topic and one broker."""
+    return Script(1, 0, 1, 8, has_metadata, starting, 0, 0, False, False, 20.0, steps)
+
+
+def put(at_s: float, kind: str = "plain", count: int = 1) -> Step:
+    return Step(at_s, "put", {"kind": kind, "count": count})
+
+
+@pytest.mark.parametrize(("commits", "there"), [(1, "has batch"), (2, "has batch"), (50, "does not know it")])
+def test_a_table_that_is_older_than_its_checkpoint_is_refused(edges: Edges, commits: int, there: str) -> None:
+    restored = Step(8.0, "restore_table", {"table": MESSAGES, "commits": commits, "back_s": 1.0})
+    verdict = play(by_hand(put(1.0), put(3.0), put(5.0), restored, put(11.0)), edges)
+    assert verdict.violations == []
+    assert there in verdict.refused
+    assert "it is an older copy; restore the newest one" in verdict.refused
+
+
+@pytest.mark.parametrize("kind", ["plain", "reminder"])
+def test_an_older_checkpoint_is_refused_though_what_came_since_only_waits(edges: Edges, kind: str) -> None:
+    def script(*disturbance: Step) -> Script:
+        unload = Step(10.0, "unload", {"partition": 0, "away_s": 0.0})
+        return by_hand(put(1.0, count=3), *disturbance, put(6.0, kind, 2), unload, put(16.0), has_metadata=False)
+
+    copied, restored = Step(4.0, "backup", {"takes_s": 0.0}), Step(12.0, "restore", {"back_s": 1.0})
+    verdict = play(script(copied, restored), edges)
+    assert verdict.violations == []
+    assert "it is an older copy; restore the newest one" in verdict.refused
+    verdict = play(script(copied, Step(12.0, "kill", {"back_s": 1.0, "noticed_s": 0.0})), edges)
+    assert (verdict.violations, verdict.refused) == ([], "")
+
+
+def test_only_a_batch_that_reads_is_recorded_without_rows(edges: Edges) -> None:
+    history = History(by_hand(put(3.0, "reminder")), edges)
+    verdict = history.play()
+    assert verdict.violations == []
+    # The table is made, the stream begins, the message waits; then it comes.
+    assert [len(one.files) for one in history.lake.tables[MESSAGES].commits] == [0, 0, 0, 1]
+    assert verdict.batches >= 2
+
+
+def test_nothing_is_forgotten_while_the_checkpoint_is_there(edges: Edges) -> None:
+    killed = Step(4.0, "kill", {"back_s": 5.0, "noticed_s": 0.0})
+    verdict = play(by_hand(put(1.0, count=3), killed, put(5.0, count=20), Step(6.0, "forget"), put(12.0)), edges)
+    assert verdict.violations == []
+    assert any("is still there" in one for one in verdict.trace)
+
+
+def test_a_stream_that_was_forgotten_begins_anew_and_once(edges: Edges) -> None:
+    lost = Step(4.0, "lose", {"back_s": 5.0})
+    script = by_hand(put(3.0, count=3), lost, Step(6.0, "forget"), put(14.0), starting="latest")
+    history = History(script, edges)
+    verdict = history.play()
+    assert verdict.violations == []
+    assert [app.ended for app in history.apps[1:]] == ["ended"]
+    assert not any(path.endswith("forgotten.json") for path in history.disk.files)
 
 
 def test_a_seed_is_one_history(edges: Edges) -> None:

@@ -139,7 +139,10 @@ def _judge_large(data: bytes) -> int:
 
 # Files beside the checkpoint, by their readers.
 
-_ENDS = '{"version": 1, "batches": {"17": {"persistent://a/b/c": [12, 345]}}}'
+_ENDS = (
+    '{"version": 1, "batches": {"17": {"persistent://a/b/c": [12, 345]}}, '
+    '"tables": {"messages": {"path": "lake/orders", "batch_id": 17}}}'
+)
 _OUTBOX = [
     '{"version": 2, "name": "abcd"}',
     '{"version": 1, "name": "abcd", "files": [{"name": "f", "topic_partition": "t", "batch_id": 8, "first_sequence": 15, '
@@ -299,7 +302,7 @@ TARGETS = [
     Target("standing", "rows from the stateful stage: standings", _json_of(standing_to_json(_STANDING)), _judge_standing, _REFUSED),
     Target("cancels", "cancels in state", _json_of(cancels_to_json(one for one in _REPORT.events if isinstance(one, Cancel))), _judge_cancels, _REFUSED),
     Target("delayed-large", "delayed large messages in state", _json_of(*_LARGE), _judge_large, _REFUSED),
-    Target("cursor-ends", "query.cursors: what is to be acknowledged", _json_of(_ENDS), _reads(cursors._batches, 1), _REFUSED),
+    Target("cursor-ends", "query.cursors: what is to be acknowledged", _json_of(_ENDS), _reads(cursors._read, 1), _REFUSED),
     Target("outbox", "sinks.outbox: its name, and all of version 1", _json_of(*_OUTBOX), _reads(outbox._outbox, 2), _REFUSED),
     Target("outbox-record", "sinks.outbox: a micro-batch", _json_of(_OUTBOX_RECORD), _reads(outbox._record, 2), _REFUSED),
     Target("wakes", "source.wakes", _json_of('{"version": 1, "wakes": {"t": 1777626000123}}'), _reads(wakes._wakes, 1), _REFUSED),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -138,6 +139,8 @@ def test_run_verify_peek_and_forget_as_a_script_uses_them(runtime: Runtime, tmp_
     }
     peeked = ledgerlake("peek", topic, "-n", "1", "--json", LEDGERLAKE_SERVICE_URL=runtime.service_url)
     assert [json.loads(line)["partition"] for line in peeked.stdout.splitlines()] == [0, 1]
+    assert "remove the checkpoint first" in sentence(ledgerlake("forget", config), 2)
+    shutil.rmtree(tmp_path / "checkpoint")
     forgotten = ledgerlake("forget", config, "--json")
     assert json.loads(forgotten.stdout)["subscription"] == "ledgerlake-scripted"
 

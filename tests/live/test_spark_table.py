@@ -12,6 +12,7 @@ from ledgerlake.decode import schema
 from ledgerlake.errors import TableError, UsageError
 from ledgerlake.query.config import parse_config
 from ledgerlake.query.verify import verify
+from ledgerlake.sinks.batch_record import BatchRecord, Recorded
 from ledgerlake.sinks.spark_table import SparkTable, open_table
 from ledgerlake.sinks.tables import Table
 from tests.live.test_columns import run_once
@@ -98,6 +99,21 @@ def test_a_batch_that_spark_repeats_is_in_the_table_once(runtime: Runtime, spark
             one.unlink()
     run_once(spark, data)
     assert values(spark, config.delta.path) == list(range(20))
+
+
+def test_a_batch_without_rows_is_recorded(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "table")
+    table = SparkTable(path, schema.MESSAGES, str(tmp_path / "staging"))
+    assert not table.check(spark)
+    table.create(spark)
+    spark.sql(f"alter table delta.`{path}` {CHANGES['columnMapping']}")
+    record = BatchRecord("s", "ledgerlake:s:q", 4, 7)
+    assert not table.holds(record)
+    table.commit(record, [], {})
+    assert table.recorded("ledgerlake:s:q") == Recorded(4, 7)
+    assert table.holds(record)
+    assert table.last_batch_of("s") == 4
+    assert spark.read.format("delta").load(path).count() == 0
 
 
 def test_a_violated_constraint_is_one_sentence(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:

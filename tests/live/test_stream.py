@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from deltalake import DeltaTable
 
-from ledgerlake.errors import LedgerlakeError, SetupError, TableError, TopicNotFoundError
+from ledgerlake.errors import CheckpointError, LedgerlakeError, SetupError, TableError, TopicNotFoundError
 from ledgerlake.query import messages, rejects, run
 from ledgerlake.query.assemble import forget
 from ledgerlake.query.config import parse_config
@@ -281,6 +281,10 @@ def test_the_cursor_shows_the_backlog_and_goes_when_it_is_forgotten(
     assert [one.messages for one in find_lags(config)] == [4]
     run_once(spark, data)
     assert runtime.subscriptions(topic) == {"ledgerlake-backlog": 0}
+    with pytest.raises(CheckpointError, match="remove the checkpoint first"):
+        forget(config)
+    assert runtime.subscriptions(topic) == {"ledgerlake-backlog": 0}
+    shutil.rmtree(tmp_path / "checkpoint")
     assert forget(config) == [topic]
     assert runtime.subscriptions(topic) == {}
 

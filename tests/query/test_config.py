@@ -66,6 +66,46 @@ def test_what_is_wrong_is_named(sections: dict[str, Any], expected: str) -> None
     assert expected in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"delta": {"rejects_path": "lake/orders/rejects"}}, "[delta] rejects_path lies in the folder of [delta] path"),
+        ({"delta": {"rejects_path": "lake"}}, "[delta] path lies in the folder of [delta] rejects_path"),
+        (
+            {"stream": {"checkpoint": "lake/orders/checkpoint"}},
+            "[stream] checkpoint lies in the folder of [delta] path",
+        ),
+        ({"stream": {"checkpoint": "./lake//orders/"}}, "[delta] path and [stream] checkpoint are the same folder"),
+        ({"stream": {"checkpoint": "lake"}}, "[delta] path lies in the folder of [stream] checkpoint"),
+        ({"stream": {"checkpoint": "lake/orders/_delta_log/x"}}, "[stream] checkpoint lies in the folder of"),
+        ({"delay": {"storage": "lake/orders/waiting"}}, "[delay] storage lies in the folder of [delta] path"),
+        ({"delay": {"storage": "lake/orders_rejects"}}, "[delta] rejects_path and [delay] storage are the same"),
+        (
+            {"delta": {"path": "s3://lake/orders"}, "stream": {"checkpoint": "s3://lake/orders//checkpoint"}},
+            "[stream] checkpoint lies in the folder of [delta] path; choose one beside it",
+        ),
+    ],
+)
+def test_a_folder_within_another_is_refused(sections: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_config(data(**sections))
+    assert expected in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"stream": {"checkpoint": "lake/orders/_checkpoint"}},
+        {"stream": {"checkpoint": "lake/orders/.ledgerlake/checkpoint"}},
+        {"stream": {"checkpoint": "lake/orders-checkpoint"}},
+        {"delay": {"storage": "checkpoints/orders/waiting"}},
+        {"stream": {"checkpoint": "s3://lake/orders"}},
+    ],
+)
+def test_folders_beside_each_other_and_hidden_ones_are_fine(sections: dict[str, Any]) -> None:
+    parse_config(data(**sections))
+
+
 def test_a_missing_key_is_named() -> None:
     with pytest.raises(UsageError, match=r"\[stream\] name is missing"):
         parse_config({key: value for key, value in data().items() if key != "stream"})

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import io
+import json
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
+from ledgerlake.decode import schema
 from ledgerlake.errors import CheckpointError, OffsetError, SetupError, TopicNotFoundError, TransportError
-from ledgerlake.query.assemble import cause_of, check_reachable
+from ledgerlake.query.assemble import Pipeline, cause_of, check_reachable
 from ledgerlake.query.checkpoint import Checkpoint, as_option
 from ledgerlake.query.config import parse_config
 from ledgerlake.query.cursors import CursorKeeper
 from ledgerlake.query.progress import ProgressScreen, Totals, progress_line
 from ledgerlake.query.verify import Verdict, _out_of_order
+from ledgerlake.sinks.batch_record import BatchRecord, Held
 from ledgerlake.sinks.delta import BatchResult
 from ledgerlake.source.offsets import PartitionOffset
 from ledgerlake.source.options import parse_options
@@ -22,7 +26,10 @@ from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.sinks.test_ordered import rows
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
+
+    from ledgerlake.sinks.tables import Table
 
 START = {
     "persistent://public/default/a": PartitionOffset(Position(3, 4)),
@@ -35,6 +42,21 @@ def test_a_start_is_kept_beside_the_checkpoint(tmp_path: Path) -> None:
     assert Checkpoint(str(tmp_path)).start() is None
     Checkpoint(str(tmp_path)).save_start(START)
     assert Checkpoint(str(tmp_path)).start() == START
+
+
+def test_the_choice_to_begin_anew_needs_a_checkpoint_that_is_gone_and_counts_until_then(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(str(tmp_path))
+    checkpoint.check_gone()
+    checkpoint.end_forgetting()
+    checkpoint.forget()
+    assert checkpoint.is_forgotten
+    checkpoint.check_gone()
+    checkpoint.save_start(START)
+    assert checkpoint.is_forgotten, "the tables still know the stream that there was"
+    checkpoint.end_forgetting()
+    assert not checkpoint.is_forgotten
+    with pytest.raises(CheckpointError, match=r"is still there, .*; remove the checkpoint first"):
+        checkpoint.check_gone()
 
 
 def test_a_start_of_a_newer_release_is_refused(tmp_path: Path) -> None:
@@ -70,7 +92,15 @@ def test_a_commit_that_does_not_tell_the_version_is_named(tmp_path: Path, text: 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", '{"version": 1}', '{"version": 1, "batches": {"x": {}}}', '{"version": 1, "batches": {"1": {"t": [7]}}}'],
+    [
+        "",
+        "{",
+        '{"version": 1, "batches": {}, "tables": {"messages": 7}}',
+        '{"version": 1, "batches": {}, "tables": {"messages": {"path": "lake", "batch_id": "7"}}}',
+        '{"version": 1}',
+        '{"version": 1, "batches": {"x": {}}}',
+        '{"version": 1, "batches": {"1": {"t": [7]}}}',
+    ],
 )
 def test_damaged_cursor_ends_are_one_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "ledgerlake").mkdir()
@@ -78,6 +108,29 @@ def test_damaged_cursor_ends_are_one_sentence(tmp_path: Path, text: str) -> None
     keeper = CursorKeeper(None, "s", Checkpoint(str(tmp_path)))  # type: ignore[arg-type]
     with pytest.raises(OffsetError, match=r"damaged cursor ends .*restore the checkpoint"):
         keeper.begin(lambda _error: None)
+    with pytest.raises(OffsetError, match=r"damaged cursor ends"):
+        keeper.tables()
+
+
+def test_what_the_tables_held_is_kept_with_the_ends(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(str(tmp_path))
+    keeper = CursorKeeper(None, "s", checkpoint)  # type: ignore[arg-type]
+    assert keeper.tables() == {}
+    keeper.add(3, {}, {"messages": Held("lake/m", 3), "rejects": Held("lake/r", 3)})
+    keeper.add(4, {"t": Position(1, 2)}, {"messages": Held("lake/m", 4)})
+    keeper.add(5, {})
+    kept = {"messages": Held("lake/m", 4), "rejects": Held("lake/r", 3)}
+    assert CursorKeeper(None, "s", checkpoint).tables() == kept  # type: ignore[arg-type]
+
+
+def test_ends_of_an_earlier_release_say_nothing_of_tables_and_those_of_a_newer_one_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "ledgerlake").mkdir()
+    keeper = CursorKeeper(None, "s", Checkpoint(str(tmp_path)))  # type: ignore[arg-type]
+    (tmp_path / "ledgerlake" / "ends.json").write_text('{"version": 1, "batches": {"1": {"t": [7, 8]}}}')
+    assert keeper.tables() == {}
+    (tmp_path / "ledgerlake" / "ends.json").write_text('{"version": 2, "batches": {}}')
+    with pytest.raises(OffsetError, match="newer"):
+        keeper.tables()
 
 
 def test_a_start_is_handed_to_the_source_as_it_is() -> None:
@@ -150,3 +203,69 @@ def test_a_broker_that_is_not_there_is_found_out_before_anything_waits(monkeypat
     }
     with pytest.raises(TransportError, match="no broker listens"):
         check_reachable(parse_config(data))
+
+
+@pytest.mark.parametrize(
+    ("planned", "batch_id", "kept"),
+    [(range(90, 101), 60, False), (range(90, 101), 90, False), (range(90, 101), 91, True), (range(3), 0, True)],
+)
+def test_a_batch_is_compared_as_long_as_sparks_log_reaches_back_to_it(
+    tmp_path: Path, planned: range, batch_id: int, kept: bool
+) -> None:
+    pipeline, table = with_a_table(tmp_path, planned, BatchRecord("s", "ledgerlake:s:q", batch_id, 111))
+    assert pipeline._checkpoint.keeps(batch_id) == kept
+    if not kept:
+        return pipeline._compare_with_tables([table])
+    with pytest.raises(CheckpointError, match="has another batch"):
+        pipeline._compare_with_tables([table])
+    return None
+
+
+def test_a_hole_in_sparks_log_is_an_incomplete_copy(tmp_path: Path) -> None:
+    planned = [*range(3), *range(90, 101)]
+    pipeline, table = with_a_table(tmp_path, planned, BatchRecord("s", "ledgerlake:s:q", 60, 111))
+    with pytest.raises(CheckpointError, match="lacks the offsets of batch 59; restore it from a complete copy"):
+        pipeline._compare_with_tables([table])
+
+
+@pytest.mark.parametrize(
+    ("path", "held", "is_there", "said"),
+    [
+        ("messages", 4, True, None),
+        ("messages", 5, True, "has batch 4: it is an older copy"),
+        ("messages", 4, False, "does not know it: it is an older copy"),
+        ("elsewhere", 4, True, None),
+        ("elsewhere", 5, True, "has batch 4: it is an older copy"),
+        ("elsewhere", 5, False, None),
+    ],
+)
+def test_a_table_holds_what_the_checkpoint_saw_in_it_or_is_a_new_one(
+    tmp_path: Path, path: str, held: int, is_there: bool, said: str | None
+) -> None:
+    pipeline, table = with_a_table(tmp_path, range(6), BatchRecord("s", "ledgerlake:s:q", 4, 111))
+    pipeline._cursors.add(held, {}, {"messages": Held(str(tmp_path / path), held)})
+    tables = [table] if is_there else []
+    if said is None:
+        return pipeline._check_tables_are_newest(tables)
+    with pytest.raises(CheckpointError, match=said):
+        pipeline._check_tables_are_newest(tables)
+    return None
+
+
+def with_a_table(folder: Path, planned: Iterable[int], record: BatchRecord) -> tuple[Pipeline, Table]:
+    """A pipeline with a checkpoint that has planned those batches, and a table that holds one."""
+    data = {
+        "source": {"service_url": "pulsar://h:1", "topics": ["t"]},
+        "stream": {"name": "s", "checkpoint": str(folder / "checkpoint")},
+        "delta": {"path": str(folder / "messages"), "writer": "arrow"},
+    }
+    (folder / "checkpoint" / "offsets").mkdir(parents=True)
+    (folder / "checkpoint" / "metadata").write_text('{"id": "q"}')
+    for number in planned:
+        offset = {"version": 2, "positions": {"t": {"ledger": 1, "entry": number}}}
+        (folder / "checkpoint" / "offsets" / str(number)).write_text("v1\n{}\n" + json.dumps(offset))
+    write_deltalake(str(folder / "messages"), schema.MESSAGES.empty_table())
+    pipeline = Pipeline(None, parse_config(data))  # type: ignore[arg-type]
+    table = pipeline._sink.messages
+    table.commit(record, [], {})
+    return pipeline, table

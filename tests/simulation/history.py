@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.decode.codecs import compress
-from ledgerlake.errors import DataLossError
+from ledgerlake.errors import DataLossError, LedgerlakeError
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.query.assemble import forget
 from ledgerlake.source.offsets import from_json
 from ledgerlake.wire.entry import encode_batch, encode_entry
 from ledgerlake.wire.message_id import Position
@@ -535,6 +536,38 @@ class History:
     def _lose(self, args: dict[str, Any]) -> None:
         self._end_all(args["back_s"])
         self.disk.replace(CHECKPOINT, {})
+        self.was_restored = True
+
+    def _put(self, args: dict[str, Any]) -> None:
+        """Messages of one kind and no other; scripts that are written by hand use it."""
+        for _ in range(args.get("count", 1)):
+            getattr(self, f"_send_{args['kind']}")(self.topics[0])
+
+    def _send_reminder(self, topic: Topic) -> None:
+        """A delayed message that is due in a minute."""
+        payload, deliver_ms = self._payload(), self.brokers.clock_ms + 60_000
+        position = self._store(topic, self._metadata(deliver_at_time=deliver_ms, partition_key="a"), payload)
+        self._confirm(topic, payload, position, deliver_ms=deliver_ms, key="a")
+
+    def _forget(self, _args: dict[str, Any]) -> None:
+        """``ledgerlake forget``."""
+
+        def run() -> None:
+            try:
+                forget(self.settings)
+                self.was_restored = True
+            except LedgerlakeError as error:
+                self.world.say(f"forget: {error}")
+
+        self.world.spawn(self.world.process("forget"), "forget", run)
+
+    def _restore_table(self, args: dict[str, Any]) -> None:
+        """A table is put back to a copy that lacks its newest commits; without any it is gone."""
+        self._end_all(args["back_s"])
+        stored = self.lake.tables[args["table"]]
+        del stored.commits[-args["commits"] :]
+        if not stored.commits:
+            del self.lake.tables[args["table"]]
         self.was_restored = True
 
     def _end_all(self, back_s: float) -> None:

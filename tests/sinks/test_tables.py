@@ -6,9 +6,10 @@ import json
 import os
 from typing import TYPE_CHECKING
 
+import deltalake
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable, Transaction
 
 from ledgerlake.errors import CheckpointError, TableError
 from ledgerlake.sinks.batch_record import BatchRecord, Recorded
@@ -81,6 +82,32 @@ def test_another_batch_of_the_same_number_or_an_earlier_one_is_refused(tmp_path:
         table.holds(other)
 
 
+def test_a_digest_counts_for_the_batch_that_it_was_written_for(tmp_path: Path) -> None:
+    table = made(tmp_path / "table")
+    put(table, batch(4), data_file("a"))
+    record_by_spark(tmp_path / "table", 6)
+    assert table.recorded("ledgerlake:orders:id") == Recorded(6, None)
+    assert table.holds(batch(6, digest=9))
+    put(table, batch(7), data_file("b"))
+    with pytest.raises(CheckpointError):
+        table.holds(batch(7, digest=9))
+
+
+def test_a_digest_of_an_earlier_release_has_no_number_and_counts(tmp_path: Path) -> None:
+    table = made(tmp_path / "table")
+    record_by_spark(tmp_path / "table", 4)
+    record_by_spark(tmp_path / "table", 7, "ledgerlake:orders:id:range")
+    assert table.recorded("ledgerlake:orders:id") == Recorded(4, 7)
+
+
+def record_by_spark(path: Path, number: int, name: str = "ledgerlake:orders:id") -> None:
+    """A commit with one number, as delta-spark makes it for txnAppId and txnVersion."""
+    numbers = CommitProperties(app_transactions=[Transaction(name, number)])
+    DeltaTable(str(path)).create_write_transaction(
+        [], "append", deltalake.Schema.from_arrow(SCHEMA), commit_properties=numbers
+    )
+
+
 def test_of_two_processes_with_the_same_batch_one_commits(tmp_path: Path) -> None:
     table = made(tmp_path / "table")
     suspended = Table(str(tmp_path / "table"), SCHEMA)
@@ -115,3 +142,17 @@ def test_a_table_that_forgets_its_batches_is_refused(tmp_path: Path) -> None:
         TableError, match=r"setTransactionRetentionDuration.* forgets which batches .* UNSET TBLPROPERTIES"
     ):
         table.check(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "reads"),
+    [
+        ({"ledger": 3, "entry": 1}, {"ledger": 3, "entry": 2}, True),
+        ({"ledger": 3, "entry": 1}, {"ledger": 4, "entry": 1}, True),
+        ({"ledger": 3, "entry": 1, "batch": 0}, {"ledger": 3, "entry": 1}, True),
+        (None, {"ledger": 3, "entry": 1}, True),
+        ({"ledger": 3, "entry": 1}, {"ledger": 3, "entry": 1, "clock": "2026-05-01T08:00:00Z"}, False),
+    ],
+)
+def test_a_clock_alone_reads_nothing(start: object, end: object, reads: bool) -> None:
+    assert BatchRecord("s", "q", 1, 1, {"t": {"start": start, "end": end}}).reads == reads

@@ -63,9 +63,6 @@ _NOTHING = PartitionOffset(BEFORE_ALL)
 _FINISH_S = 30.0
 _COMMIT_POLL_S = 0.01
 
-# Spark keeps at least so many batches in its logs (``spark.sql.streaming.minBatchesToRetain``).
-_BATCHES_KEPT = 99
-
 
 def messages(spark: SparkSession, config: Config) -> DataFrame:
     """A streaming DataFrame of whole, decoded messages with the table's columns, for any sink or transformation.
@@ -187,6 +184,7 @@ class Pipeline:
         most_keys = max(1, len(names)) if self._topics.pattern is None else None
         with settings_of(self._spark, self.config.stream.checkpoint, most_keys):
             self.query = writer.trigger(**trigger).start()
+        self._checkpoint.end_forgetting()
 
     def _stream(self, start: Offset) -> DataFrame:
         self._load_wakes()
@@ -303,6 +301,7 @@ class Pipeline:
         # Another process may have begun, or gone on, until it let go of the cursors.
         start = self._checkpoint.start()
         self._compare_with_tables(tables)
+        self._check_tables_are_newest(tables)
         if start is not None:
             self._compare_with_cursors(start)
         else:
@@ -383,10 +382,38 @@ class Pipeline:
             if planned is None or recorded.batch_id > planned:
                 reached = "no batch" if planned is None else f"batch {planned}"
                 raise self._older_checkpoint(table, f"has batch {recorded.batch_id}", f"reaches {reached}")
-            if planned - recorded.batch_id < _BATCHES_KEPT and recorded.range_digest is not None:
+            # Spark has removed the offsets of older batches (``spark.sql.streaming.minBatchesToRetain``).
+            if recorded.range_digest is not None and self._checkpoint.keeps(recorded.batch_id):
                 batch = self._checkpoint.record(self.config.stream.name, query, recorded.batch_id)
                 if not recorded.is_batch(batch):
                     raise self._older_checkpoint(table, f"has another batch {recorded.batch_id}", "has one of its own")
+
+    def _check_tables_are_newest(self, tables: list[Table]) -> None:
+        """Check that no table is older than the checkpoint, or gone: what it lacks the topic need not have any more.
+
+        A folder that the checkpoint never saw, and that knows nothing of the stream, is a new table, which the user chose.
+
+        Raises:
+            CheckpointError: one is.
+        """
+        query_id = self._checkpoint.query_id()
+        if query_id is None:
+            return
+        known = self._cursors.tables()
+        for name, table in self._sink.tables.items():
+            held = known.get(name)
+            if held is None:
+                continue
+            recorded = table.recorded(self._query_name(query_id)) if table in tables else None
+            if (recorded is None and table.path != held.path) or (recorded and recorded.batch_id >= held.batch_id):
+                continue
+            there = "does not know it" if recorded is None else f"has batch {recorded.batch_id}"
+            raise CheckpointError(
+                f"the table at {held.path} had batch {held.batch_id} of the stream {self.config.stream.name} by the checkpoint "
+                f"{self.config.stream.checkpoint}, and the one at {table.path} {there}: it is an older copy; restore the newest "
+                "one, or choose a new folder for what comes from here on, or remove the checkpoint and begin anew after: "
+                "ledgerlake forget CONFIG"
+            )
 
     def _compare_with_cursors(self, start: Offset) -> None:
         """Check that the broker has kept what the micro-batch reads that is to be run again.
@@ -466,7 +493,7 @@ class Pipeline:
             result = self._sink.write(written, batch, self._cursors.check_held)
             # Who was suspended meanwhile must not write over what its successor has noted beside the checkpoint.
             self._cursors.check_held()
-            self._cursors.add(batch_id, result.ends)
+            self._cursors.add(batch_id, result.ends, result.tables)
             self._last_batch = batch_id
             self._note_wakes(batch_id, result.wakes_ms)
             self._waiting |= result.waiting
@@ -535,7 +562,13 @@ def forget(config: Config) -> list[str]:
 
     Returns:
         The topic partitions that had a cursor.
+
+    Raises:
+        CheckpointError: the checkpoint is still there; nothing was removed.
+        BrokerError, TransportError, TopicNotFoundError: not all cursors are removed.
     """
+    checkpoint = Checkpoint(config.stream.checkpoint)
+    checkpoint.check_gone()
     options = config.parsed_options()
     cluster = Cluster(options.client)
     try:
@@ -544,7 +577,7 @@ def forget(config: Config) -> list[str]:
             DurableCursor(cluster, name, config.subscription).forget()
     finally:
         cluster.close()
-    Checkpoint(config.stream.checkpoint).forget()
+    checkpoint.forget()
     return names
 
 

@@ -6,7 +6,8 @@
                                         the version of the state's files
     <checkpoint>/ledgerlake/start.json      where the pipeline began: an offset (see ``source.offsets``)
     <checkpoint>/ledgerlake/stream.json     whose checkpoint it is, with a version
-    <checkpoint>/ledgerlake/forgotten.json  the user has chosen to begin anew (``ledgerlake forget``)
+    <checkpoint>/ledgerlake/forgotten.json  the user has chosen to begin anew (``ledgerlake forget``); it goes when that
+                                            has happened
 
 Spark asks a source for its first offset again when it restarts before the first micro-batch was committed, and ``latest``
 would then mean another place. So the first start is resolved once, written down, and handed to the source as positions.
@@ -14,6 +15,7 @@ would then mean another place. So the first start is resolved once, written down
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import uuid
@@ -105,9 +107,28 @@ class Checkpoint:
         """Whether the user has chosen to begin anew, and nothing has begun since."""
         return self._load("ledgerlake/forgotten.json") is not None
 
+    def check_gone(self) -> None:
+        """Check that nothing is left of a checkpoint that would go on where it was.
+
+        Raises:
+            CheckpointError: there is a start.
+        """
+        if self.start() is not None:
+            raise CheckpointError(
+                f"the checkpoint {self.folder} is still there, and would go on without what the topic removes when its "
+                "subscription goes; remove the checkpoint first, and with it the messages that wait in it"
+            )
+
     def forget(self) -> None:
-        """Record that the user has chosen to begin anew; it counts only if there is no start."""
+        """Record that the user has chosen to begin anew; it counts until a new query has begun."""
         save_json(self._own("forgotten"), {"version": 1})
+
+    def end_forgetting(self) -> None:
+        """A query has begun, with an id of its own, which the tables do not know; if it cannot be recorded, the next start does it."""
+        if self.is_forgotten:
+            filesystem, name = resolve(self._own("forgotten"))
+            with contextlib.suppress(OSError):
+                filesystem.delete_file(name)
 
     def query_id(self) -> str | None:
         """Return Spark's id of the query, or None before its first start."""
@@ -121,6 +142,10 @@ class Checkpoint:
     def last_planned(self) -> int | None:
         """Return the number of the newest micro-batch that was planned."""
         return max(self._numbers("offsets"), default=None)
+
+    def keeps(self, batch_id: int) -> bool:
+        """Return whether Spark's log still reaches back to where a micro-batch began, so that ``record`` can describe it."""
+        return max(batch_id - 1, 0) >= min(self._numbers("offsets"), default=0)
 
     def last_committed(self) -> int | None:
         """Return the number of the newest micro-batch that is done."""

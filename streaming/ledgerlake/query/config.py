@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from dataclasses import dataclass, field, fields, replace
@@ -345,8 +346,7 @@ def parse_config(data: dict[str, Any]) -> Config:
     delta = replace(delta, rejects_path=delta.rejects_path or delta.path.rstrip("/") + "_rejects")
     if delta.writer not in ("auto", "arrow", "spark"):
         raise UsageError(f"[delta] writer cannot be '{delta.writer}'; it is auto, arrow or spark")
-    if delta.path.rstrip("/") == delta.rejects_path.rstrip("/"):
-        raise UsageError("[delta] path and rejects_path are the same folder")
+    _check_apart(stream, delta, delay)
     auth = _section(AuthConfig, "auth", data) if "auth" in data else None
     metrics = _section(MetricsConfig, "metrics", data) if "metrics" in data else None
     if metrics is not None and metrics.port > 65535:
@@ -354,6 +354,43 @@ def parse_config(data: dict[str, Any]) -> Config:
     config = Config(source, stream, delta, chunks, delay, deliver, auth, _section(TlsConfig, "tls", data), metrics)
     config.parsed_options()
     return config
+
+
+def _check_apart(stream: StreamConfig, delta: DeltaConfig, delay: DelayConfig) -> None:
+    """Check that no folder lies in another: what removes or replaces one would take the other with it.
+
+    Two layouts are fine. Spark and Delta leave folders of a table alone whose names begin with ``_`` or ``.``, so a checkpoint may be
+    there; and what waits belongs to the checkpoint, so it may be kept in it.
+
+    Raises:
+        UsageError: one does.
+    """
+    places = {
+        "[delta] path": _place(delta.path),
+        "[delta] rejects_path": _place(delta.rejects_path),
+        "[stream] checkpoint": _place(stream.checkpoint),
+    }
+    if delay.storage != "state":
+        places["[delay] storage"] = _place(delay.storage)
+    for outer, outer_place in places.items():
+        for inner, place in places.items():
+            if outer == inner or place[: len(outer_place)] != outer_place:
+                continue
+            if place == outer_place:
+                raise UsageError(f"{outer} and {inner} are the same folder")
+            below = place[len(outer_place)]
+            if outer.startswith("[delta]") and below.startswith(("_", ".")) and below != "_delta_log":
+                continue
+            if (outer, inner) != ("[stream] checkpoint", "[delay] storage"):
+                raise UsageError(f"{inner} lies in the folder of {outer}; choose one beside it")
+
+
+def _place(path: str) -> tuple[str, ...]:
+    """The parts of a path or URI, from the root on."""
+    scheme, _, rest = path.rpartition("://")
+    if scheme in ("", "file"):
+        return ("file", *Path(os.path.abspath(rest)).parts[1:])
+    return (scheme, *(part for part in rest.split("/") if part))
 
 
 def parse_trigger(text: str) -> str:

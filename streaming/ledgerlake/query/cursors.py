@@ -7,9 +7,13 @@ Rules kept here:
     asked for again. The broker may remove what a cursor has passed at once.
   - A failure of a cursor is retried and never ends the query, except that another process holds the subscription.
 
-What is not acknowledged yet is kept in ``<checkpoint>/ledgerlake/ends.json``, so that a restart acknowledges it:
+What is not acknowledged yet is kept in ``<checkpoint>/ledgerlake/ends.json``, so that a restart acknowledges it, and beside it
+which micro-batch each table held last, so that a restart notices a table that is older:
 
-    {"version": 1, "batches": {"17": {"persistent://public/default/orders": [12, 345]}}}
+    {"version": 1, "batches": {"17": {"persistent://public/default/orders": [12, 345]}},
+     "tables": {"messages": {"path": "lake/orders", "batch_id": 17}}}
+
+``tables`` may be missing, since earlier releases neither wrote nor read it.
 """
 
 from __future__ import annotations
@@ -17,11 +21,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.errors import ConsumerBusyError, LedgerlakeError, OwnershipError, TopicNotFoundError
 from ledgerlake.files import load_stored, save_json
+from ledgerlake.sinks.batch_record import Held
 from ledgerlake.state.stored import stored
 from ledgerlake.wire.message_id import Position
 
@@ -52,6 +58,7 @@ class CursorKeeper:
         self._checkpoint = checkpoint
         self._cursors: dict[str, DurableCursor] = {}
         self._pending: dict[int, Ends] = {}
+        self._tables: dict[str, Held] = {}
         self._lock = threading.Lock()
         self._at_broker = threading.RLock()
         self._news = threading.Event()
@@ -86,6 +93,14 @@ class CursorKeeper:
         for name, position in ends.items():
             self._cursors[name].advance(position)
 
+    def tables(self) -> dict[str, Held]:
+        """Return what the tables held when an earlier run wrote to them last, as far as the checkpoint says.
+
+        Raises:
+            OffsetError: a newer release wrote it, or it is damaged.
+        """
+        return self._load()[1]
+
     def begin(self, on_lost: Callable[[OwnershipError], None]) -> None:
         """Acknowledge in the background from here on.
 
@@ -95,7 +110,7 @@ class CursorKeeper:
         Raises:
             OffsetError: a newer release wrote what is to be acknowledged, or it is damaged.
         """
-        self._pending = self._load()
+        self._pending, self._tables = self._load()
         self._news.set()
         self._thread = threading.Thread(target=self._loop, args=(on_lost,), name="ledgerlake-cursors", daemon=True)
         self._thread.start()
@@ -118,10 +133,11 @@ class CursorKeeper:
         if self._lost is not None:
             raise self._lost
 
-    def add(self, batch_id: int, ends: Ends) -> None:
-        """Note where a micro-batch ends whose files are in the table."""
+    def add(self, batch_id: int, ends: Ends, tables: dict[str, Held] | None = None) -> None:
+        """Note where a micro-batch ends whose files are in the table, and which tables have it."""
         with self._lock:
             self._pending[batch_id] = dict(ends)
+            self._tables |= tables or {}
             self._save()
         self._idle.clear()
         self._news.set()
@@ -230,26 +246,28 @@ class CursorKeeper:
         if thread is not threading.current_thread():
             thread.join(timeout=_RETRY_MOST_S)
 
-    def _load(self) -> dict[int, Ends]:
-        return load_stored(self._path, "cursor ends", _batches, _VERSION) or {}
+    def _load(self) -> tuple[dict[int, Ends], dict[str, Held]]:
+        return load_stored(self._path, "cursor ends", _read, _VERSION) or ({}, {})
 
     def _save(self) -> None:
         batches = {
             str(batch_id): {name: [position.ledger_id, position.entry_id] for name, position in ends.items()}
             for batch_id, ends in self._pending.items()
         }
-        save_json(self._path, {"version": _VERSION, "batches": batches})
+        tables = {name: asdict(held) for name, held in self._tables.items()}
+        save_json(self._path, {"version": _VERSION, "batches": batches, "tables": tables})
 
     @property
     def _path(self) -> str:
         return f"{self._checkpoint.folder}/ledgerlake/ends.json"
 
 
-def _batches(data: dict[str, Any], _version: int) -> dict[int, Ends]:
+def _read(data: dict[str, Any], _version: int) -> tuple[dict[int, Ends], dict[str, Held]]:
     batches = stored(dict[str, dict[str, list[int]]], data["batches"])
-    return {
+    pending = {
         int(batch_id): {name: _position(*place) for name, place in ends.items()} for batch_id, ends in batches.items()
     }
+    return pending, stored(dict[str, Held], data.get("tables", {}))
 
 
 def _position(ledger_id: int, entry_id: int) -> Position:

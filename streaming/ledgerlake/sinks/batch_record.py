@@ -30,6 +30,11 @@ class BatchRecord:
     range_digest: int
     ranges: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def reads(self) -> bool:
+        """Return whether it reads entries; a clock alone can make a micro-batch too."""
+        return any(_place(span["start"]) != _place(span["end"]) for span in self.ranges.values())
+
     def to_json(self) -> str:
         """Return what people and tools find in the table's history."""
         return json.dumps(
@@ -44,6 +49,10 @@ class BatchRecord:
         )
 
 
+def _place(offset: dict[str, Any] | None) -> Any:
+    return offset and [offset.get(name) for name in ("ledger", "entry", "batch")]
+
+
 @dataclass(frozen=True)
 class Recorded:
     """The last micro-batch of a query that a table holds; ``range_digest`` is None if the table does not know it."""
@@ -54,3 +63,11 @@ class Recorded:
     def is_batch(self, batch: BatchRecord) -> bool:
         """Return whether it is this very micro-batch."""
         return self.batch_id == batch.batch_id and self.range_digest in (None, batch.range_digest)
+
+
+@dataclass(frozen=True)
+class Held:
+    """The last micro-batch that a checkpoint saw in the table at ``path``: one that knows less of the query is an older copy."""
+
+    path: str
+    batch_id: int

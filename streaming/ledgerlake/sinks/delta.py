@@ -6,7 +6,8 @@ Order of a micro-batch, each step safe to repeat after a kill at any point:
     2. ask both tables whether they hold the batch; what belongs to another checkpoint is refused before anything changes
     3. note what is for a topic in the outbox (see ``outbox``), if there is one
     4. commit ``rejects``     with the batch's number and offsets; skipped if that batch is in already
-    5. commit ``messages``    likewise, with how far each topic partition's time has come
+    5. commit ``messages``    likewise, with how far each topic partition's time has come; without files if the batch read entries and
+                              gave no row to either table
     6. let the outbox be sent
 
 The durable cursors move later, when Spark's commit log has the batch (see ``query.cursors``): until then Spark may run it
@@ -20,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from ledgerlake.operators.processor import assemble
+from ledgerlake.sinks.batch_record import Held
 from ledgerlake.sinks.source import write_stream
 from ledgerlake.sinks.tables import Table
 from ledgerlake.sinks.writing import (
@@ -49,6 +51,7 @@ class BatchResult:
     ``ends`` is how far each topic partition is done: read, and nothing before it that only the topic holds. ``wakes_ms`` is
     when it wants a batch although nothing new has come; ``open_sets`` and ``held_bytes`` count large messages that are not
     whole, ``waiting`` delayed messages, the next of which is due at ``next_due_ms``; all of the topic partitions that had a part in the batch.
+    ``tables`` says by name which tables hold it.
     """
 
     batch_id: int
@@ -62,6 +65,7 @@ class BatchResult:
     waiting: dict[str, int] = field(default_factory=dict)
     next_due_ms: dict[str, int | None] = field(default_factory=dict)
     stored_bytes: int = 0
+    tables: dict[str, Held] = field(default_factory=dict)
 
 
 class DeltaSink:
@@ -73,6 +77,11 @@ class DeltaSink:
         self._settings = settings
         self._outbox = outbox
         self._floors_us: dict[str, int] = {}
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """The tables by the names that the checkpoint has for them."""
+        return {"messages": self.messages, "rejects": self.rejects}
 
     def begin(self) -> None:
         """Nobody else writes for this query from here on."""
@@ -112,21 +121,25 @@ class DeltaSink:
         messages = [file for fact in facts for file in fact.written.messages]
         result = BatchResult(batch.batch_id, sum(file.rows for file in messages), sum(file.rows for file in rejects))
         rejects_held = bool(rejects) and self.rejects.holds(batch)
-        messages_held = bool(messages) and self.messages.holds(batch)
+        # What waits in state is in no row; but a cursor passes it, so an older copy of the checkpoint must not be taken for the newest.
+        is_recorded = bool(messages) or (batch.reads and not rejects)
+        messages_held = is_recorded and self.messages.holds(batch)
         outbox_messages = None
         if self._outbox is not None:
             self._outbox.add(batch, {fact.topic_partition: fact.outbox for fact in facts})
             outbox_messages = {self._outbox.name: self._outbox.messages}
         if rejects and not rejects_held:
             self.rejects.commit(batch, rejects, {})
-        if messages and not messages_held:
+        if is_recorded and not messages_held:
             later_us = self._later_times(facts)
             self.messages.commit(batch, messages, later_us, outbox_messages)
             self._floors_us = self._floors_us | later_us
         if messages_held:
             # Another process may have committed it, so how far the times have come is known by the table alone.
             self.load_floors([fact.topic_partition for fact in facts])
-        result.repeated = messages_held if messages else rejects_held
+        result.repeated = messages_held if is_recorded else rejects_held
+        wrote = {"messages": is_recorded, "rejects": bool(rejects)}
+        result.tables = {name: Held(table.path, batch.batch_id) for name, table in self.tables.items() if wrote[name]}
         if self._outbox is not None:
             self._outbox.commit(batch.batch_id)
         self.messages.remove_files([name for fact in facts for name in fact.replaced])

@@ -95,7 +95,7 @@ class SparkTable(Table):
         return next((known["batch"] for known in self._known_batches() if known["stream"] == stream), None)
 
     def begin_stream(self, stream: str) -> None:
-        """Record nothing: delta-spark makes no commit without rows."""
+        """Record nothing: a commit of delta-spark carries the number of a micro-batch, and there is none yet."""
 
     def outbox_messages(self, outbox: str) -> int | None:
         found = (known["outbox"].get(outbox) for known in self._known_batches() if "outbox" in known)
@@ -116,7 +116,11 @@ class SparkTable(Table):
     ) -> None:
         known = json.loads(batch.to_json()) | ({"outbox": outbox} if outbox else {})
         try:
-            rows = self._spark.read.parquet(*(f"{self.folder}/{file.name}" for file in files))
+            rows = (
+                self._spark.read.parquet(*(f"{self.folder}/{file.name}" for file in files))
+                if files
+                else self._spark.createDataFrame(self.schema.empty_table())
+            )
             sorted_rows = rows.repartition("topic", "partition").sortWithinPartitions(*self._sort_keys())
             writer = sorted_rows.write.format("delta").mode("append").option("optimizeWrite", "false")
             writer = writer.option("txnAppId", batch.query).option("txnVersion", batch.batch_id)

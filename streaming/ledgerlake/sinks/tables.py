@@ -4,7 +4,9 @@ A table's app transactions (Delta's own idempotence record, kept in its log and 
 know of it. ``<query>`` names the stream and its checkpoint:
 
     <query>                              the last micro-batch of that query which is in the table
-    <query>:range                        the digest of that micro-batch's offsets (see ``batch_record``)
+    <query>:range                        the digest of a micro-batch's offsets (see ``batch_record``)
+    <query>:range_of                     the number of that micro-batch. Where delta-spark wrote a later one (see ``spark_table``), which
+                                         sets ``<query>`` alone, the digest does not count; earlier releases wrote no such number
     ledgerlake.stream:<stream>           the same number, for a start that finds no checkpoint
     ledgerlake.outbox:<outbox>           how many messages the outbox has held up to that micro-batch
     ledgerlake.effective_time_us:<topic partition>   how far that topic partition's time has come
@@ -94,7 +96,9 @@ class Table:
         batch_id = table.transaction_version(query)
         if batch_id is None:
             return None
-        return Recorded(batch_id, table.transaction_version(_range_of(query)))
+        digest_of = table.transaction_version(_numbered(query))
+        is_its_own = digest_of is None or digest_of == batch_id
+        return Recorded(batch_id, table.transaction_version(_range_of(query)) if is_its_own else None)
 
     def last_batch_of(self, stream: str) -> int | None:
         """Return the last micro-batch of a stream of that name; -1 if it only began, None if the table does not know it."""
@@ -148,6 +152,7 @@ class Table:
         numbers = {
             batch.query: batch.batch_id,
             _range_of(batch.query): batch.range_digest,
+            _numbered(batch.query): batch.batch_id,
             _STREAM_PREFIX + batch.stream: batch.batch_id,
             **{_OUTBOX_PREFIX + name: messages for name, messages in (outbox or {}).items()},
             **{_TIME_PREFIX + name: time_us for name, time_us in times_us.items()},
@@ -283,6 +288,10 @@ def column_differences(schema: pa.Schema, table: DeltaTable) -> tuple[list[str],
 
 def _range_of(query: str) -> str:
     return f"{query}:range"
+
+
+def _numbered(query: str) -> str:
+    return f"{query}:range_of"
 
 
 def _first_line(error: BaseException) -> str:
