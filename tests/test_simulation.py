@@ -25,7 +25,7 @@ _HISTORIES = int(os.environ.get("LEDGERLAKE_HISTORIES", "250"))
 # The first seed that finds each fault; after a change of the scripts: ``make simulate-faults``.
 _FOUND_BY = {
     "cursors-before-spark": 4,
-    "batches-by-number": 60,
+    "batches-by-number": 266,
     "latest-without-question": 3,
     "new-topics-at-latest": 133,
 }
