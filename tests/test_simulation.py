@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -113,6 +113,69 @@ def test_a_stream_that_was_forgotten_begins_anew_and_once(edges: Edges) -> None:
     assert verdict.violations == []
     assert [app.ended for app in history.apps[1:]] == ["ended"]
     assert not any(path.endswith("forgotten.json") for path in history.disk.files)
+
+
+def scripted(*steps: Step, **more: Any) -> Script:
+    fields: dict[str, Any] = {
+        "seed": 1,
+        "partitions": 0,
+        "brokers": 1,
+        "entries_per_ledger": 4,
+        "has_metadata": True,
+        "starting": "earliest",
+        "max_rows": 0,
+        "min_partitions": 0,
+        "by_pattern": False,
+        "delivers": False,
+        "duration_s": 16.0,
+    }
+    return Script(**{**fields, **more}, steps=steps)
+
+
+def produced(at_s: float, count: int, kind: str = "plain", partition: int = 0, label: str = "") -> Step:
+    return Step(at_s, "produce", {"kind": kind, "count": count, "partition": partition}, label)
+
+
+def test_a_topic_that_was_read_whole_goes_on_where_brokers_without_metadata_take_over(edges: Edges) -> None:
+    verdict = play(scripted(produced(1.0, 3), Step(6.0, "bare"), produced(8.0, 2)), edges)
+    assert (verdict.violations, verdict.trimmed) == ([], 1)
+
+
+@pytest.mark.parametrize("has_metadata", [False, True])
+def test_a_cursor_that_somebody_moves_while_a_batch_is_in_work_is_loss_that_is_said(
+    edges: Edges, has_metadata: bool
+) -> None:
+    label = "committed messages"
+    moved = [produced(3.0, 14, label=label), Step(3.0, "skip", {}, label)]
+    script = scripted(produced(0.5, 3), produced(3.0, 1), *moved, has_metadata=has_metadata)
+    (violation,) = play(script, edges).violations
+    assert "DataLossError" in violation
+    assert "after 4:3 and before 8:0 are lost" in violation
+
+
+@pytest.mark.parametrize("kill", [(), (Step(5.0, "kill", {"back_s": 2.0, "noticed_s": 0.0}),)])
+def test_a_cluster_that_is_made_anew_is_an_error(edges: Edges, kill: tuple[Step, ...]) -> None:
+    script = scripted(produced(1.0, 3), *kill, Step(6.0, "anew"), produced(8.0, 3))
+    (violation,) = play(script, edges).violations
+    assert "read up to 4:2, and the topic ends before that, at 1:2" in violation
+
+
+def test_or_its_topics_are_read_from_their_beginning(edges: Edges) -> None:
+    script = scripted(produced(1.0, 3), Step(6.0, "anew"), produced(8.0, 3), goes_on=True)
+    verdict = play(script, edges)
+    assert verdict.violations == []
+    assert any("the cursor moves to 1:2" in line for line in verdict.trace)
+
+
+def test_a_topic_that_is_deleted_while_something_waits_and_made_again_is_a_new_one(edges: Edges) -> None:
+    script = scripted(
+        Step(0.2, "topic", {"count": 2}),
+        produced(2.0, 3, "delayed", partition=1),
+        Step(4.0, "delete", {"partition": 1}),
+        Step(7.0, "topic", {"count": 2}),
+        by_pattern=True,
+    )
+    assert play(script, edges).violations == []
 
 
 def test_a_seed_is_one_history(edges: Edges) -> None:

@@ -191,6 +191,7 @@ def test_nobody_listening_is_one_sentence_with_the_address() -> None:
 
 def test_a_cursor_is_moved_by_cumulative_acknowledgement() -> None:
     with Peer() as peer:
+        peer.add(*[b"entry"] * 5)
         cursor = DurableCursor(cluster_of(peer), TOPIC, "s")
         cursor.ensure(from_earliest=True)
         cursor.advance(Position(7, 3))
@@ -198,6 +199,21 @@ def test_a_cursor_is_moved_by_cumulative_acknowledgement() -> None:
         peer.disconnect()
         cursor.advance(Position(7, 4))
         assert peer.acknowledged == Position(7, 4)
+
+
+def test_a_cursor_on_another_topic_of_the_same_name_moves_from_its_beginning() -> None:
+    with Peer() as peer:
+        peer.add(*[b"entry"] * 5)
+        cursor = DurableCursor(cluster_of(peer), TOPIC, "s")
+        cursor.advance(Position(7, 3))
+        peer.disconnect()
+        peer.entries.clear()
+        peer.acknowledged = None
+        peer.add(b"new", b"newer", ledger_id=2)
+        cursor.advance(Position(7, 4))
+        assert peer.acknowledged is None
+        cursor.advance(Position(2, 0))
+        assert peer.acknowledged == Position(2, 0)
 
 
 def test_a_cursor_waits_for_a_dead_holder_and_then_says_who_is_in_the_way() -> None:

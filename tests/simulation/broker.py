@@ -204,7 +204,7 @@ class Cluster:
 
     def mark_delete(self, topic: Topic, name: str, position: Position) -> None:
         cursor = topic.cursors[name]
-        if position <= cursor.mark_delete:
+        if position <= cursor.mark_delete or position > topic.last:
             return
         before, cursor.mark_delete = cursor.mark_delete, position
         if self.world.now_s - cursor.stored_s >= 1.0:
@@ -215,14 +215,25 @@ class Cluster:
 
     def unload(self, topic: Topic, away_s: float) -> None:
         for consumer in list(topic.consumers):
-            self._end(consumer)
-            body = pb.CommandCloseConsumer(consumer_id=consumer.consumer_id, request_id=0)
-            self._answer(
-                consumer.link, commands.encode(pb.BaseCommand(type=pb.BaseCommand.CLOSE_CONSUMER, close_consumer=body))
-            )
+            self._close(consumer)
         topic.owner = self.world.rng.choice(self.brokers)
         topic.closed_until_s = self.world.now_s + away_s
         self.roll(topic)
+
+    def _close(self, consumer: Consumer) -> None:
+        self._end(consumer)
+        body = pb.CommandCloseConsumer(consumer_id=consumer.consumer_id, request_id=0)
+        self._answer(
+            consumer.link, commands.encode(pb.BaseCommand(type=pb.BaseCommand.CLOSE_CONSUMER, close_consumer=body))
+        )
+
+    def delete(self, topic: Topic) -> None:
+        for consumer in list(topic.consumers):
+            self._close(consumer)
+        del self.topics[topic.name]
+
+    def begin_ledgers_anew(self) -> None:
+        self._next_ledger = 0
 
     def restart(self, broker: Broker, away_s: float, loses_marks: bool) -> None:
         broker.down_until_s = self.world.now_s + away_s

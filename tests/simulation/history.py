@@ -115,6 +115,7 @@ class Script:
     delivers: bool
     duration_s: float
     steps: tuple[Step, ...]
+    goes_on: bool = False
 
     def __str__(self) -> str:
         head = ", ".join(f"{name} {value}" for name, value in vars(self).items() if name != "steps")
@@ -237,6 +238,8 @@ class History:
             sections["source"] = {"max_rows_per_trigger": script.max_rows}
         if script.min_partitions:
             sections.setdefault("source", {})["min_partitions"] = script.min_partitions
+        if script.goes_on:
+            sections.setdefault("source", {})["fail_on_data_loss"] = False
         if script.delivers:
             sections["deliver"] = {"topic": DUE_TOPIC}
         pattern = f"{TOPIC}.*" if script.by_pattern else None
@@ -484,6 +487,33 @@ class History:
     def _restart(self, args: dict[str, Any]) -> None:
         broker = self.brokers.brokers[args["broker"] % len(self.brokers.brokers)]
         self.brokers.restart(broker, args["away_s"], args["loses_marks"])
+
+    def _bare(self, _args: dict[str, Any]) -> None:
+        """Brokers take over that add no entry metadata."""
+        self.brokers.has_metadata = False
+        for topic in self.topics:
+            self.brokers.unload(topic, 0.0)
+
+    def _skip(self, _args: dict[str, Any]) -> None:
+        """Somebody moves the cursors up to the last entry but one, by message TTL or by hand."""
+        for topic in self.topics:
+            for cursor in topic.cursors.values():
+                cursor.mark_delete = topic.last.before
+            self.brokers.trim(topic)
+
+    def _anew(self, _args: dict[str, Any]) -> None:
+        """The cluster is made anew: the same topics without entries and cursors, ledger ids from the beginning."""
+        for broker in self.brokers.brokers:
+            for link in list(broker.links):
+                self.brokers.cut(link)
+        names = list(self.brokers.topics)
+        self.brokers.topics.clear()
+        self.brokers.begin_ledgers_anew()
+        for name in names:
+            self.brokers.add_topic(name)
+
+    def _delete(self, args: dict[str, Any]) -> None:
+        self.brokers.delete(self._topic(args))
 
     def _full(self, args: dict[str, Any]) -> None:
         self.disk.is_full = True

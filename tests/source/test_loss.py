@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pyspark
 import pytest
 
 from ledgerlake.errors import DataLossError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source import gathering
 from ledgerlake.source.gathering import DATA_LOSS
-from ledgerlake.source.loss import Loss, Taken, find_loss, moved_to
+from ledgerlake.source.loss import Loss, Taken, find_loss, moved_to, tell_tasks
 from ledgerlake.source.options import SourceOptions, parse_options
 from ledgerlake.source.partition_reader import read_bundles, read_entries, read_messages
 from ledgerlake.source.planning import EntryRange
@@ -38,7 +39,7 @@ def test_only_a_ledger_that_is_gone_and_a_number_that_is_missing_are_loss(
     taken: Taken, first_index: int | None, first_ledger: int, messages: int | str | None
 ) -> None:
     end, begin = Position(13, 9), Position(first_ledger, -1)
-    loss = find_loss(taken, Position(13, 4), first_index, begin, end=end, pinned_from=None)
+    loss = find_loss(taken, Position(13, 4), first_index, begin, after=taken.position, end=end, pinned_from=None)
     if messages == "none":
         assert loss is None
         return
@@ -49,12 +50,15 @@ def test_only_a_ledger_that_is_gone_and_a_number_that_is_missing_are_loss(
 
 def test_an_index_that_counts_more_than_an_entry_holds_looks_like_loss_behind_a_ledger_that_is_gone() -> None:
     taken, told = Taken(Position(10, 50), 99), 100
+    after, begin = taken.position, Position(12, -1)
     one_message = find_loss(
-        taken, Position(12, 0), 99 + told, Position(12, -1), end=Position(13, 9), pinned_from=BEFORE_ALL
+        taken, Position(12, 0), 99 + told, begin, after=after, end=Position(13, 9), pinned_from=BEFORE_ALL
     )
     assert one_message is not None
     assert one_message.messages == told - 1
-    same_ledger = find_loss(taken, Position(10, 51), 99 + told, Position(10, -1), end=THERE, pinned_from=BEFORE_ALL)
+    same_ledger = find_loss(
+        taken, Position(10, 51), 99 + told, Position(10, -1), after=after, end=THERE, pinned_from=BEFORE_ALL
+    )
     assert same_ledger is None
 
 
@@ -76,13 +80,20 @@ def test_without_an_index_a_durable_cursor_says_whether_something_is_lost(
     pinned_from: Position | None, end: Position, is_loss: bool, index: int | None
 ) -> None:
     taken, begin = Taken(Position(10, 50), index), Position(12, -1)
-    loss = find_loss(taken, Position(12, 0), None, begin, pinned_from=pinned_from, end=end)
+    following = Position(12, 0)
+    loss = find_loss(taken, following, None, begin, after=taken.position, end=end, pinned_from=pinned_from)
     assert (loss == Loss(taken.position, Position(12, 0), None, False)) if is_loss else (loss is None)
 
 
 def test_an_index_judges_before_a_cursor() -> None:
     taken, begin = Taken(Position(10, 50), 99), Position(12, -1)
-    assert find_loss(taken, Position(12, 0), 105, begin, pinned_from=BEFORE_ALL, end=THERE) is not None
+    loss = find_loss(taken, Position(12, 0), 105, begin, after=taken.position, end=THERE, pinned_from=BEFORE_ALL)
+    assert loss is not None
+
+
+def test_a_cursor_passes_no_ledger_of_which_a_range_has_read_something_before_that_range_is_committed() -> None:
+    taken, begin, after = Taken(Position(10, 50)), Position(12, -1), Position(9, 50)
+    assert find_loss(taken, Position(12, 0), None, begin, after=after, end=THERE, pinned_from=BEFORE_ALL) is not None
 
 
 @pytest.mark.parametrize(
@@ -216,6 +227,26 @@ def test_a_pinned_topic_without_an_index_goes_on_behind_a_ledger_that_was_trimme
         pinned = replace(span, pinned_from=BEFORE_ALL)
         rows = [row for part in read_messages(options_for(peer), pinned) for row in part.to_pylist()]
         assert [row["value"] for row in rows] == [b"a", b"b"]
+
+
+def test_a_task_is_told_that_a_cursor_was_moved_after_its_range_was_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Peer() as peer:
+        peer.add(bare_entry(b"a"), bare_entry(b"b"), ledger_id=9)
+        span = EntryRange(TOPIC, Position(7, 3), Position(9, 1), pinned_from=BEFORE_ALL)
+        jobs = _Properties()
+        monkeypatch.setattr(pyspark.TaskContext, "get", lambda: jobs)
+        tell_tasks(jobs, {TOPIC: Position(9, 0)})  # type: ignore[arg-type]
+        with pytest.raises(DataLossError, match="an unknown number of messages after 7:3 and before 9:0"):
+            list(read_messages(options_for(peer), span))
+        tell_tasks(jobs, {})  # type: ignore[arg-type]
+        assert len([row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]) == 2
+
+
+class _Properties(dict[str, str]):
+    """The local properties of a Spark job, as the driver writes and a task reads them."""
+
+    setLocalProperty = dict.__setitem__
+    getLocalProperty = dict.get
 
 
 def test_a_pinned_topic_without_an_index_that_lost_an_entry_that_was_planned_says_so() -> None:

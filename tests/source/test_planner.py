@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -186,11 +185,107 @@ def test_a_deleted_topic_of_which_something_waits_is_still_woken(
     peer.is_deleted = True
     save_wakes(path, 1, {TOPIC: NOW_MS + 5000})
     again = pattern_reader(peer, wakes=path)
-    assert planned(again, end) == from_json(end)
+    start = again.latestOffset(end, ReadAllAvailable())
+    assert from_json(start) == {TOPIC: PartitionOffset(BEFORE_ALL)}
+    assert planned(again, start) == from_json(start)
     monkeypatch.setattr(stream_reader, "_clock_ms", lambda: NOW_MS + 5001)
-    later = planned(again, end)
-    assert (later[TOPIC].position, later[TOPIC].clock_ms) == (Position(7, 0), NOW_MS + 5001)
+    later = planned(again, start)
+    assert later == {TOPIC: PartitionOffset(BEFORE_ALL, clock_ms=NOW_MS + 5001)}
     again.stop()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_topic_that_was_deleted_while_something_waits_is_new_when_it_comes_back(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
+    monkeypatch.setattr(stream_reader, "_LOOK_S", 0.0)
+    peer.add(single(b"a"))
+    path = str(tmp_path / "wakes")
+    reader = pattern_reader(peer, wakes=path, pinnedBy="s")
+    _readers.append(reader)
+    read = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    save_wakes(path, 1, {TOPIC: 2**60})
+    peer.is_deleted = True
+    peer.disconnect()
+    time.sleep(0.3)
+    start = reader.latestOffset(read, ReadAllAvailable())
+    (gone,) = from_json(start).values()
+    assert gone.position == BEFORE_ALL
+    peer.is_deleted = False
+    peer.entries.clear()
+    peer.add(single(b"c"), ledger_id=9)
+    if restarts:
+        reader = pattern_reader(peer, wakes=path, pinnedBy="s")
+        _readers.append(reader)
+    time.sleep(1.1)
+    end = reader.latestOffset(start, ReadAllAvailable())
+    (partition,) = reader.partitions(start, end)
+    assert (partition.span.after, partition.span.end) == (BEFORE_ALL, Position(9, 0))
+
+
+def other_topic(peer: Peer, **more: str) -> tuple[LedgerlakeStreamReader, dict[str, Any]]:
+    """A stream that read a topic up to 7:1, where now there is one of the same name that ends at 3:0."""
+    reader = LedgerlakeStreamReader(
+        parse_options({"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest", **more})
+    )
+    _readers.append(reader)
+    peer.entries.clear()
+    peer.add(single(b"a"), single(b"b"))
+    start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert from_json(start)[TOPIC].position == Position(7, 1)
+    peer.entries.clear()
+    peer.add(single(b"c"), ledger_id=3)
+    time.sleep(0.2)
+    return reader, start
+
+
+def test_a_topic_that_ends_before_what_was_read_is_another_one_and_an_error(peer: Peer) -> None:
+    reader, start = other_topic(peer)
+    with pytest.raises(
+        DataLossError, match=r"read up to 7:1, .* ends before that, at 3:0: .* another topic.*failOnDataLoss"
+    ):
+        reader.latestOffset(start, ReadAllAvailable())
+    reader.stop()
+    once = LedgerlakeStreamReader(parse_options({"service.url": peer.url, "topic": TOPIC}))
+    _readers.append(once)
+    once.prepareForTriggerAvailableNow()
+    with pytest.raises(DataLossError, match="read up to 7:1"):
+        once.latestOffset(start, ReadAllAvailable())
+
+
+def test_or_it_is_read_from_its_beginning(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
+    reader, start = other_topic(peer, failOnDataLoss="false")
+    anew = reader.latestOffset(start, ReadAllAvailable())
+    assert "another topic of that name" in caplog.text
+    assert from_json(anew) == {TOPIC: PartitionOffset(BEFORE_ALL)}
+    assert list(reader.partitions(start, anew)) == []
+    end = reader.latestOffset(anew, ReadAllAvailable())
+    (partition,) = reader.partitions(anew, end)
+    assert (partition.span.after, partition.span.end) == (BEFORE_ALL, Position(3, 0))
+
+
+@pytest.mark.parametrize("says", ["nothing", "-1 of its ledger", "the same ledger", "it once"])
+def test_a_broker_that_says_of_a_topic_what_it_may_say_has_the_same_topic(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch, says: str
+) -> None:
+    reader, start = other_topic(peer)
+    ends = {"-1 of its ledger": Position(3, -1), "the same ledger": Position(7, 0)}
+    peer.last_position = ends.get(says)
+    if says == "nothing":
+        peer.entries.clear()
+    if says == "it once":
+        monkeypatch.setattr(time, "sleep", lambda _: setattr(peer, "last_position", Position(7, 1)))
+    assert from_json(reader.latestOffset(start, ReadAllAvailable()))[TOPIC].position >= Position(7, 1)
+
+
+def test_a_start_that_the_topic_has_not_reached_yet_is_no_other_topic(peer: Peer) -> None:
+    peer.add(single(b"a"), ledger_id=3)
+    reader = LedgerlakeStreamReader(
+        parse_options({"service.url": peer.url, "topic": TOPIC, "startingOffsets": "after 7:5"})
+    )
+    _readers.append(reader)
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, ReadAllAvailable()) == start
 
 
 def test_what_a_deleted_topic_is_known_to_have_had_is_planned_and_found_lost(peer: Peer) -> None:
@@ -272,13 +367,13 @@ def test_what_is_due_does_not_wait_for_more(peer: Peer, tmp_path: Path, monkeypa
     assert from_json(planning.offset)[TOPIC].position > from_json(before)[TOPIC].position
 
 
-def pin_of(peer: Peer, start: Position, **options: str) -> Position | None:
-    """From where on a cursor is planned to have kept everything, of a range without an index behind ``start``."""
+def pin_of(peer: Peer, start: Position, index: int | None = None, **options: str) -> Position | None:
+    """From where on a cursor is planned to have kept everything, of a range behind ``start``."""
     given = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest"}
     reader = LedgerlakeStreamReader(parse_options(given | options))
     try:
         end = to_json({TOPIC: PartitionOffset(Position(9, 5))})
-        (partition,) = reader.partitions(to_json({TOPIC: PartitionOffset(start)}), end)
+        (partition,) = reader.partitions(to_json({TOPIC: PartitionOffset(start, index=index)}), end)
         span: EntryRange = partition.span
         return span.pinned_from
     finally:
@@ -296,8 +391,28 @@ def test_a_range_without_an_index_says_whether_a_cursor_has_kept_it(peer: Peer) 
     assert pin_of(peer, start, subscription="s") == Position(9, 4)
 
 
-def test_the_pipeline_says_which_of_its_cursors_were_moved(peer: Peer) -> None:
+def test_a_range_behind_an_index_says_it_too_since_what_follows_may_have_none(peer: Peer) -> None:
     start = Position(7, 3)
-    assert pin_of(peer, start, pinnedBy="s") == BEFORE_ALL
-    moved = json.dumps(to_json({TOPIC: PartitionOffset(Position(9, 4))}))
-    assert pin_of(peer, start, pinnedBy="s", movedCursors=moved) == Position(9, 4)
+    assert pin_of(peer, start, 3) is None
+    assert pin_of(peer, start, 3, pinnedBy="s") == BEFORE_ALL
+    peer.acknowledged = Position(9, 4)
+    assert pin_of(peer, start, 3, subscription="s") == Position(9, 4)
+
+
+def test_a_cursor_that_is_moved_while_a_stream_runs_is_noticed_where_a_range_goes_into_another_ledger(
+    peer: Peer,
+) -> None:
+    given = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest", "subscription": "s"}
+    reader = LedgerlakeStreamReader(parse_options(given))
+    _readers.append(reader)
+
+    def pin(start: Position, end: Position) -> Position | None:
+        (partition,) = reader.partitions(*(to_json({TOPIC: PartitionOffset(one)}) for one in (start, end)))
+        span: EntryRange = partition.span
+        return span.pinned_from
+
+    peer.acknowledged = Position(7, 3)
+    assert pin(Position(7, 3), Position(8, 1)) == BEFORE_ALL
+    peer.acknowledged = Position(9, 4)
+    assert pin(Position(8, 1), Position(8, 5)) == BEFORE_ALL, "in one ledger nothing can be lost, and nobody is asked"
+    assert pin(Position(8, 5), Position(9, 6)) == Position(9, 4)

@@ -61,6 +61,11 @@ def test_entries_are_read_again_by_position_and_what_is_gone_is_nothing() -> Non
         assert values == [b"0", b"1", None, b"4", b"50", None, b"33", b"59", b"2"]
 
 
+def test_of_a_topic_that_is_deleted_nothing_is_read_again() -> None:
+    with Peer(is_deleted=True) as peer:
+        assert list(read_again(options_for(peer).client, TOPIC, [Position(7, 0), Position(7, 4)])) == [None, None]
+
+
 def test_chunks_and_markers_travel_alone_and_plain_entries_stay_together() -> None:
     with Peer() as peer:
         chunks = chunk_entries(b"x" * 100, 2)

@@ -72,10 +72,14 @@ class DurableCursor:
         """Acknowledge everything up to and including ``position``, where that is further than before."""
         if position.ledger_id < 0 or position.entry_id < 0 or position <= self._reached:
             return
+        if not self.is_open:
+            self.ensure(from_earliest=True)
         if self._reached == BEFORE_ALL:
             # A broker that cannot read its last entry does not say where the cursor stands; it acknowledges all the same.
             with contextlib.suppress(LedgerlakeError):
                 self._reached = self._mark_delete_position()
+                if not self._has(position):
+                    return
         if position <= self._reached:
             return
         self._retrying(lambda: self._acknowledge(position))
@@ -102,13 +106,19 @@ class DurableCursor:
             session.close_consumer(consumer)
 
     def _mark_delete_position(self) -> Position:
+        return from_wire(self._ask().answer.consumer_mark_delete_position).position
+
+    def _has(self, position: Position) -> bool:
+        """Whether the topic reaches as far; not if nothing is left of it, or if it is another one of that name."""
+        return from_wire(self._ask().answer.last_message_id).ledger_id >= position.ledger_id
+
+    def _ask(self) -> LastMessageIdReceived:
         session, consumer = self._opened(True)
-        received = session.request(
+        return session.request(
             LastMessageIdReceived,
             f"tell where the subscription {self.name} of {self.topic_partition} stands",
             partial(commands.get_last_message_id, consumer.consumer_id),
         )
-        return from_wire(received.answer.consumer_mark_delete_position).position
 
     def _acknowledge(self, position: Position) -> None:
         session, consumer = self._opened(True)
@@ -133,7 +143,10 @@ class DurableCursor:
             if self._reached != BEFORE_ALL:
                 # A broker that died forgets acknowledgements that it had not stored yet.
                 with contextlib.suppress(LedgerlakeError):
-                    self._acknowledge(self._reached)
+                    if self._has(self._reached):
+                        self._acknowledge(self._reached)
+                    else:
+                        self._reached = BEFORE_ALL
         assert self._open is not None
         return self._open
 

@@ -36,24 +36,27 @@ from ledgerlake.sinks.republish import Republisher
 from ledgerlake.sinks.spark_table import open_table
 from ledgerlake.sinks.writing import TaskSettings
 from ledgerlake.source.bounds import end_position, first_available, resolve_start
-from ledgerlake.source.loss import moved_to
-from ledgerlake.source.offsets import PartitionOffset
+from ledgerlake.source.loss import moved_to, tell_tasks
+from ledgerlake.source.offsets import VERSION, PartitionOffset, from_json
 from ledgerlake.source.options import parse_start
+from ledgerlake.source.planning import entry_range
 from ledgerlake.source.positions import describe
 from ledgerlake.source.wakes import load_wakes, save_wakes
 from ledgerlake.state.delay.cancels import CANCEL_PROPERTY, parse_cancel
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
     from ledgerlake.query.metrics import ServedMetrics
+    from ledgerlake.sinks.batch_record import BatchRecord
     from ledgerlake.sinks.tables import Table
     from ledgerlake.source.offsets import Offset
     from ledgerlake.source.options import Bound
+    from ledgerlake.source.planning import EntryRange
     from ledgerlake.wire.message_id import Position
 
 _log = logging.getLogger(__name__)
@@ -193,26 +196,8 @@ class Pipeline:
             "startingOffsets": as_option(start),
             "wakes": self._wake_folder,
             "pinnedBy": self.config.subscription,
-            "movedCursors": as_option(self._moved_cursors(start)),
         }
         return self._sink.stream(self._spark, self.config.source_options() | own)
-
-    def _moved_cursors(self, start: Offset) -> Offset:
-        """Return where those cursors stand that somebody else moved over entries without an index, by which loss is told."""
-        read = start | (self._checkpoint.committed_offset() or {})
-        moved = {}
-        for name, position in self._cursors.positions(name for name, end in read.items() if end.index is None).items():
-            if moved_to(position, read[name].position) != BEFORE_ALL:
-                _log.warning(
-                    "the subscription %s of %s stands at %s, and the stream has read up to %s: somebody moved it, by message "
-                    "TTL or by hand",
-                    self.config.subscription,
-                    name,
-                    position,
-                    read[name].position,
-                )
-                moved[name] = PartitionOffset(position)
-        return moved
 
     def _serve_metrics(self, port: int) -> None:
         from ledgerlake.query.metrics import ServedMetrics
@@ -490,6 +475,7 @@ class Pipeline:
                 raise _StoppedError
             query = self._query_name(_query_id(written))
             batch = self._checkpoint.record(self.config.stream.name, query, batch_id)
+            tell_tasks(written.sparkSession.sparkContext, self._moved_cursors(batch))
             result = self._sink.write(written, batch, self._cursors.check_held)
             # Who was suspended meanwhile must not write over what its successor has noted beside the checkpoint.
             self._cursors.check_held()
@@ -503,6 +489,28 @@ class Pipeline:
                 self.metrics.add_batch(self.config.stream.name, result, time.monotonic())
             if self._on_batch is not None:
                 self._on_batch(result)
+
+    def _moved_cursors(self, batch: BatchRecord) -> dict[str, Position]:
+        """Return up to where somebody else moved cursors over what a micro-batch reads; asked only where loss is told by it.
+
+        Raises:
+            OwnershipError: another process has taken over.
+            LedgerlakeError: the broker cannot be asked.
+        """
+        begins = {span.topic_partition: span.after for span in _without_index(batch) if span.crosses}
+        moved = {}
+        for name, position in self._cursors.positions_now(begins).items():
+            if moved_to(position, begins[name]) != BEFORE_ALL:
+                _log.warning(
+                    "the subscription %s of %s stands at %s, and the stream has read up to %s: somebody moved it, by message "
+                    "TTL or by hand",
+                    self.config.subscription,
+                    name,
+                    position,
+                    begins[name],
+                )
+                moved[name] = position
+        return moved
 
     def _load_wakes(self) -> None:
         """Find out when topic partitions want a micro-batch; if nobody can say it, all of them want one now, which tells it."""
@@ -523,6 +531,16 @@ class Pipeline:
     def _query_name(self, query_id: str) -> str:
         """What the table knows this query by: its name, and the checkpoint's own id, so that a new checkpoint starts over."""
         return f"ledgerlake:{self.config.stream.name}:{query_id}"
+
+
+def _without_index(batch: BatchRecord) -> Iterator[EntryRange]:
+    """The ranges of a micro-batch of which not both ends have the broker's index."""
+    ranges = {name: one for name, one in batch.ranges.items() if one["start"] is not None}
+    starts, ends = ({name: one[end] for name, one in ranges.items()} for end in ("start", "end"))
+    before, after = (from_json({"version": VERSION, "positions": one}) for one in (starts, ends))
+    for name, start in before.items():
+        if start.index is None or after[name].index is None:
+            yield entry_range(name, start, after[name])
 
 
 def _query_id(batch: DataFrame) -> str:

@@ -32,7 +32,7 @@ from ledgerlake.state.stored import stored
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.query.checkpoint import Checkpoint
@@ -87,6 +87,23 @@ class CursorKeeper:
         """
         names = self._cursors if topic_partitions is None else self._cursors.keys() & set(topic_partitions)
         return {name: self._cursors[name].position() for name in names}
+
+    def positions_now(self, topic_partitions: Collection[str]) -> Ends:
+        """The same beside the thread that works; without those of topics that are deleted.
+
+        Raises:
+            OwnershipError: another process has taken over.
+            LedgerlakeError: the broker cannot be asked.
+        """
+        found: Ends = {}
+        if not topic_partitions:
+            return found
+        with self._at_broker:
+            self._reopen()
+            for name in topic_partitions:
+                with contextlib.suppress(TopicNotFoundError):
+                    found |= self.positions([name])
+        return found
 
     def advance(self, ends: Ends) -> None:
         """Acknowledge everything up to some positions, at once; for the start of a new pipeline."""

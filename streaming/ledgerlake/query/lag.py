@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.query.checkpoint import Checkpoint
 from ledgerlake.source.bounds import entry_from, resolve_start, tail_once
+from ledgerlake.source.loss import is_another_topic
+from ledgerlake.source.offsets import PartitionOffset
 from ledgerlake.source.options import parse_start
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
     from ledgerlake.query.config import Config
-    from ledgerlake.source.offsets import PartitionOffset
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Lag:
 
     ``messages`` is exact where the broker numbers them, and counts every chunk of a large message for itself, as the broker
     does; None where it does not number them. ``time_ms`` is how long the first of them has been in the topic; 0 for none.
+    ``is_another_topic``: nothing of it was read, but of one that had its name before (see ``source.loss``).
     """
 
     topic_partition: str
@@ -30,8 +32,14 @@ class Lag:
     last: str
     messages: int | None
     time_ms: int
+    is_another_topic: bool = False
 
     def sentence(self) -> str:
+        if self.is_another_topic:
+            return (
+                f"{self.topic_partition}: the topic ends at {self.last}, before {self.taken}, up to which it was read: it is "
+                "another topic of that name"
+            )
         count = "an unknown number of messages" if self.messages is None else f"{self.messages:,} messages"
         return (
             f"{self.topic_partition}: {count} and {self.time_ms / 1000:,.1f} s behind, at {self.taken} of {self.last}"
@@ -60,6 +68,9 @@ def find_lags(config: Config) -> list[Lag]:
 
 def _lag(cluster: Cluster, name: str, taken: PartitionOffset) -> Lag:
     tail = tail_once(cluster, name)
+    if is_another_topic(taken, tail.position):
+        lag = _lag(cluster, name, PartitionOffset(BEFORE_ALL))
+        return replace(lag, taken=str(taken.position), is_another_topic=True)
     position = taken.next_position if taken.position != BEFORE_ALL else BEFORE_ALL
     first = entry_from(cluster, name, position, tail.position) if tail.position != BEFORE_ALL else None
     if first is None:

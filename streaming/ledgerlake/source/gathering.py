@@ -19,7 +19,7 @@ from ledgerlake.decode.scan import scan
 from ledgerlake.errors import CorruptEntryError, DataLossError, TopicNotFoundError
 from ledgerlake.plugins import load
 from ledgerlake.source.bounds import entry_from, first_available
-from ledgerlake.source.loss import Loss, Taken, find_loss
+from ledgerlake.source.loss import Loss, Taken, find_loss, told
 from ledgerlake.source.positions import next_together_until
 from ledgerlake.wire import commands
 from ledgerlake.wire.entry import index_count, read_stamp
@@ -176,7 +176,10 @@ class _LossWatch:
     def _look(self, following: Position, first_index: int | None) -> RejectedEntry | None:
         begin = first_available(self._cluster, self._span.topic_partition)
         span = self._span
-        loss = find_loss(self._taken(), following, first_index, begin, end=span.end, pinned_from=span.pinned_from)
+        pinned_from = None if span.pinned_from is None else max(span.pinned_from, told(span.topic_partition))
+        loss = find_loss(
+            self._taken(), following, first_index, begin, after=span.after, end=span.end, pinned_from=pinned_from
+        )
         return None if loss is None else self._lost(loss)
 
     def _lost(self, loss: Loss) -> RejectedEntry:

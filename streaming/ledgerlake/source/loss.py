@@ -7,11 +7,18 @@ there; once it is gone, the broker's index (PIP-70), which counts every message,
 
 If there is no index to compare, a durable cursor of ours decides. A broker keeps every ledger with an entry that a cursor has not
 passed, so a ledger that is gone was read whole. That ends where somebody else moved the cursor (message TTL, an operator), which
-shows as a cursor beyond what was taken, or where an entry is gone that was there when the range was planned. Without a
-cursor something may have stood between, and that counts as loss.
+shows as a cursor beyond what was taken, or where a ledger is gone of which the range itself has read something or was to: a
+cursor passes a range only when it is committed. Without a cursor something may have stood between, and that counts as loss.
+
+The broker tells who holds a subscription where it stands, and nobody else. So of a range without an index that goes from one
+ledger into another it is asked anew: by the planner of the bare source when it plans the range, by the driver of a pipeline
+before the tasks begin, which it tells by a local property of their job (``tell_tasks``).
 
 Nothing shows that a cursor was moved just to the end of a ledger, or removed and made again: where a ledger that was read whole is
 removed, the broker itself moves the cursor before the first entry of the next one.
+
+A topic that ends before what was read of it is another one of that name (``is_another_topic``): the cluster was made anew, or the
+address leads to another one.
 
 What a broker numbers and never delivers, such as the marker of a transaction at the end of a ledger that was then removed,
 cannot be told from a message here: so the count of lost messages says "at most".
@@ -19,9 +26,19 @@ cannot be told from a message here: so the count of lost messages says "at most"
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+    from ledgerlake.source.offsets import PartitionOffset
+
+# The driver's word for the tasks of a batch, as a local property of the job: {topic partition: [ledger, entry]}.
+_PROPERTY = "ledgerlake.movedCursors"
 
 
 @dataclass(frozen=True)
@@ -63,6 +80,7 @@ def find_loss(
     first_index: int | None,
     first_available: Position,
     *,
+    after: Position,
     end: Position,
     pinned_from: Position | None,
 ) -> Loss | None:
@@ -72,13 +90,14 @@ def find_loss(
         following: where the next entry stands that there is.
         first_index: the broker's index of its first message, where it says one.
         first_available: where the topic begins now.
+        after: the last entry that was taken before the range.
         end: where the range ends by its plan.
         pinned_from: behind this position a durable cursor has kept what was not read; None: there is none.
     """
     if taken.position.ledger_id < 0 or taken.position.ledger_id >= first_available.ledger_id:
         return None
     if taken.index is None or first_index is None:
-        is_kept = pinned_from is not None and taken.position >= pinned_from
+        is_kept = pinned_from is not None and pinned_from <= taken.position == after
         if is_kept and end.ledger_id >= first_available.ledger_id:
             return None
         return Loss(taken.position, following, None, False)
@@ -96,3 +115,29 @@ def moved_to(marked: Position, taken: Position) -> Position:
         taken: the last entry that was read.
     """
     return marked if marked.entry_id >= 0 and marked > taken else BEFORE_ALL
+
+
+def is_another_topic(taken: PartitionOffset, end: Position) -> bool:
+    """Whether a topic that ends at ``end`` cannot be the one that was read up to ``taken``, but has taken its name.
+
+    Ledger ids only rise in a cluster, and a broker never says that a topic ends before an entry that it has delivered: it says
+    nothing (entry -1) where no entry is left. A position that only somebody named, or where no entry was read, may lie beyond
+    the end; one of an entry that was read has a time.
+    """
+    return taken.time_ms is not None and end.entry_id >= 0 and end.ledger_id < taken.position.ledger_id
+
+
+def tell_tasks(context: SparkContext, moved: dict[str, Position]) -> None:
+    """Tell the tasks of the jobs to come which cursors somebody else moved over what was not read, and up to where."""
+    places = {name: [one.ledger_id, one.entry_id] for name, one in moved.items()}
+    context.setLocalProperty(_PROPERTY, json.dumps(places))
+
+
+def told(topic_partition: str) -> Position:
+    """In a task: up to where somebody else moved the topic partition's cursor; ``BEFORE_ALL`` if nobody did."""
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    text = task.getLocalProperty(_PROPERTY) if task is not None else None
+    place = json.loads(text).get(topic_partition) if text else None
+    return BEFORE_ALL if place is None else Position(*place)

@@ -66,7 +66,7 @@ from ledgerlake.source.compat_options import translated
 from ledgerlake.source.offsets import PartitionOffset, from_json
 from ledgerlake.source.patience import DEFAULT_MAX_DELAY_MS
 from ledgerlake.source.read_settings import ReadSettings
-from ledgerlake.wire.message_id import AnyMessageId, Position, parse_message_id
+from ledgerlake.wire.message_id import AnyMessageId, parse_message_id
 from ledgerlake.wire.value_schema import ValueSchema
 
 if TYPE_CHECKING:
@@ -163,7 +163,6 @@ _NAMES = (
     "maxUncompressedBytes",
     "wakes",
     "pinnedBy",
-    "movedCursors",
 )
 # Spark adds these to every source by itself.
 _SPARKS_OWN = frozenset({"path", "paths"})
@@ -181,8 +180,7 @@ class SourceOptions:
     """Checked options. ``starting`` and ``ending`` may differ by topic partition (``*_by_topic``).
 
     ``value_schema``: what values are read by, of a typed read, once that is known. ``pinned_by``: the subscription that the
-    pipeline holds; the planner makes it on topic partitions that are new. ``moved_cursors``: where those of its cursors
-    stand that somebody else moved over unread entries.
+    pipeline holds; the planner makes it on topic partitions that are new.
     """
 
     client: ReadSettings
@@ -208,7 +206,6 @@ class SourceOptions:
     payload_processor: str | None = None
     wakes: str | None = None
     pinned_by: str | None = None
-    moved_cursors: tuple[tuple[str, Position], ...] = ()
 
     @property
     def decoding(self) -> Decoding:
@@ -276,7 +273,6 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         payload_processor=_function(values, "messagePayloadProcessor"),
         wakes=values.get("wakes") or None,
         pinned_by=values.get("pinnedBy") or None,
-        moved_cursors=_positions(values.get("movedCursors")),
     )
 
 
@@ -499,11 +495,6 @@ def positive(values: dict[str, str], name: str) -> int | None:
     if not _NUMBER.fullmatch(text.strip()) or int(text) <= 0:
         raise UsageError(f"the option '{name}' cannot be '{text}'; it is a number above 0")
     return int(text)
-
-
-def _positions(text: str | None) -> tuple[tuple[str, Position], ...]:
-    offset = from_json(json.loads(text)) if text else {}
-    return tuple((name, place.position) for name, place in offset.items())
 
 
 def _min_rows(values: dict[str, str]) -> int | None:

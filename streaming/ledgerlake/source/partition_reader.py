@@ -22,7 +22,7 @@ from ledgerlake.decode.messages import WHOLE, BatchPart, TopicPartition, decode_
 from ledgerlake.decode.rejects import RejectedEntry, read_reject, reject_frame, reject_rows, rejected_row
 from ledgerlake.decode.split import ENTRIES, REJECT, split_bundle
 from ledgerlake.decode.typed import type_values
-from ledgerlake.errors import SetupError
+from ledgerlake.errors import SetupError, TopicNotFoundError
 from ledgerlake.source.gathering import gather
 from ledgerlake.source.positions import next_until
 from ledgerlake.source.value_schemas import schemas_of
@@ -79,13 +79,24 @@ def read_bundles(options: SourceOptions, span: EntryRange) -> Iterator[pa.Record
 
 
 def read_again(client: ClientSettings, topic_partition: str, positions: Iterable[Position]) -> Iterator[bytes | None]:
-    """Single entries by position, in the order asked for; None for one that the topic no longer has.
+    """Single entries by position, in the order asked for; None for one that the topic no longer has, or went with it.
 
     Positions that rise and are near to each other are read in one go.
 
     Raises:
-        TopicNotFoundError, BrokerError, TransportError: as for a reader.
+        BrokerError, TransportError: as for a reader.
     """
+    wanted = iter(positions)
+    try:
+        yield from _read_again(client, topic_partition, wanted)
+    except TopicNotFoundError:
+        # The one that was being read, and those behind it.
+        yield None
+        for _ in wanted:
+            yield None
+
+
+def _read_again(client: ClientSettings, topic_partition: str, positions: Iterable[Position]) -> Iterator[bytes | None]:
     reader: EntryReader | None = None
     taken: EntryReceived | None = None
     try:

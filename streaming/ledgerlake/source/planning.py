@@ -23,7 +23,7 @@ class EntryRange:
     ``end_batch_index`` belongs to the entry at ``end``: only its messages up to that index are in the range.
     ``after_index`` is the broker's index of the last message taken before, where it is known.
     ``pinned_from``: behind this position a durable cursor has kept what was not read, which tells loss from a hole where
-    ``after_index`` cannot (see ``loss``); None: there is none, or it does not matter.
+    an index cannot (see ``loss``); None: there is none.
     ``clock_ms`` is what time it is by the batch, where it says so; a range without entries is there for that alone.
     """
 
@@ -35,6 +35,11 @@ class EntryRange:
     end_batch_index: int | None = None
     after_index: int | None = None
     pinned_from: Position | None = None
+
+    @property
+    def crosses(self) -> bool:
+        """Whether it goes on in another ledger than the one in which the last entry taken stands."""
+        return 0 <= self.after.ledger_id < self.end.ledger_id
 
     @property
     def through(self) -> Position:

@@ -77,6 +77,8 @@ class Tail:
     def __init__(self, cluster: Cluster, topic_partition: str) -> None:
         self.topic_partition = topic_partition
         self.is_gone = False
+        # What the broker said last, also where that is before what was known.
+        self.answered = BEFORE_ALL
         self._cluster = cluster
         self._reader = EntryReader(cluster, topic_partition, AFTER_ALL)
         self._last = PartitionOffset(BEFORE_ALL)
@@ -112,6 +114,7 @@ class Tail:
     def _ask(self) -> Position | None:
         """Where the topic ends, if that is further than before."""
         position = last_position(self._reader, self._last.position) or BEFORE_ALL
+        self.answered = position
         moved = position > self._last.position
         self._pause_s = _POLL_FIRST_S if moved else min(self._pause_s * 2, _POLL_MOST_S)
         self._asked_s = time.monotonic()
@@ -126,6 +129,12 @@ class Tail:
     def ask_again(self) -> None:
         """Do not answer the next question from memory."""
         self._asked_s = float("-inf")
+
+    def ask_afresh(self) -> None:
+        """Ask whoever serves the topic by a new look-up; a broker that has lost it may not know its end."""
+        self._reader.close()
+        self.ask_again()
+        self.now()
 
     def close(self) -> None:
         self._reader.close()

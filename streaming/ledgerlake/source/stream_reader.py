@@ -29,10 +29,10 @@ from pyspark.sql.streaming.datasource import (
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.cursor import DurableCursor
-from ledgerlake.errors import ConsumerBusyError, TopicNotFoundError
+from ledgerlake.errors import ConsumerBusyError, DataLossError, TopicNotFoundError
 from ledgerlake.source.batch_reader import RangePartition
 from ledgerlake.source.bounds import Ending, resolve_start
-from ledgerlake.source.loss import moved_to
+from ledgerlake.source.loss import is_another_topic, moved_to
 from ledgerlake.source.offsets import Offset, PartitionOffset, from_json, to_json
 from ledgerlake.source.patience import Patience
 from ledgerlake.source.planning import ranges, share, split
@@ -56,6 +56,9 @@ _LOOK_S = 2.0
 
 # The same where the broker tells when some come or go, in case that a word of it was lost.
 _LOOK_WATCHED_S = 30.0
+
+# Between two questions to a broker that says what it should not.
+_SURE_S = 0.5
 
 # How often a batch is planned of an idle topic where nobody says when one is wanted.
 _TICK_MS = 1000
@@ -129,7 +132,6 @@ class _Planner:
         self._endings: dict[str, Ending] = {}
         self._scouts: dict[str, Scout] = {}
         self._cursors: dict[str, DurableCursor] = {}
-        self._moved_cursors = dict(options.moved_cursors)
         self._looked_s = float("-inf")
         self._watcher: Watcher | None = None
         self._fixed_end: Offset | None = None
@@ -162,13 +164,20 @@ class _Planner:
             if self._options.fail_on_data_loss or not self._tails:
                 raise
         self._looked_s = time.monotonic()
+        for name in [name for name, tail in self._tails.items() if tail.is_gone and name in self._names]:
+            # It is made again, as far as the list of topics says.
+            with contextlib.suppress(TopicNotFoundError):
+                self._begin(name)
         for name in sorted(self._names - set(self._tails)):
-            self._watch(name)
-            if self._options.pinned_by and name not in dict(self._options.starting_by_topic):
-                self._pin(name, self._options.pinned_by)
-            if self._options.subscription:
-                self._cursors[name] = DurableCursor(self._cluster, name, self._options.subscription)
-                self._cursors[name].ensure(from_earliest=True)
+            self._begin(name)
+
+    def _begin(self, name: str) -> None:
+        self._watch(name)
+        if self._options.pinned_by and name not in dict(self._options.starting_by_topic):
+            self._pin(name, self._options.pinned_by)
+        if self._options.subscription:
+            self._cursors[name] = DurableCursor(self._cluster, name, self._options.subscription)
+            self._cursors[name].ensure(from_earliest=True)
 
     def _pin(self, name: str, subscription: str) -> None:
         """Make the pipeline's durable cursor on a topic partition before its first entry is planned.
@@ -195,25 +204,66 @@ class _Planner:
         """The start without topic partitions that are deleted and were read whole: one made again is a new one.
 
         Args:
-            waiting: those of which something may wait in the query's state, and which it therefore goes on with.
+            waiting: those of which something may wait in the query's state. They stay, for the clock of their batches, and
+                nothing of them was read.
         """
         nothing = PartitionOffset(BEFORE_ALL)
-        gone = [
-            name
-            for name, tail in self._tails.items()
-            if tail.is_gone
-            and name not in self._names
-            and name not in waiting
-            and not ends.get(name, nothing).is_beyond(start.get(name, nothing))
-        ]
-        for name in gone:
-            if ends.get(name, nothing) == nothing:
-                _log.warning(
-                    "%s was deleted while nobody read it; what it had beyond %s is lost", name, start.get(name)
-                )
-            for known in (self._tails, self._endings, self._scouts, self._cursors, ends):
+        result = dict(start)
+        for name in [name for name, tail in self._tails.items() if tail.is_gone and name not in self._names]:
+            begin, end = start.get(name, nothing), ends.get(name, nothing)
+            if end.is_beyond(begin) or (name in waiting and begin.position == BEFORE_ALL):
+                continue
+            if end == nothing and begin.position != BEFORE_ALL:
+                _log.warning("%s was deleted while nobody read it; what it had beyond %s is lost", name, begin)
+            for known in (self._tails, self._endings, self._scouts, self._cursors, ends, result):
                 known.pop(name, None)
-        return {name: one for name, one in start.items() if name not in gone}
+            if name in waiting:
+                result[name] = replace(nothing, clock_ms=begin.clock_ms)
+        return result
+
+    def _begin_others_anew(self, start: Offset, ends: Offset) -> Offset:
+        """The start with nothing read of topic partitions that are others than those that were read.
+
+        Raises:
+            DataLossError: there is one, and there must not be.
+        """
+        result = dict(start)
+        for name, end in self._others(start).items():
+            if self._options.fail_on_data_loss:
+                raise DataLossError(
+                    f"{name}: the stream has read up to {start[name].position}, and the topic ends before that, at {end}: it "
+                    "is another topic of that name, in a cluster that was made anew or to which the address now leads; connect to "
+                    "the cluster that was read, or, to read this topic from its beginning, set failOnDataLoss "
+                    "(fail_on_data_loss) to false"
+                )
+            _log.warning(
+                "%s ends at %s, before %s, up to which it was read: it is another topic of that name and read from its beginning",
+                name,
+                end,
+                start[name].position,
+            )
+            for known in (self._tails, self._endings, self._scouts, ends):
+                known.pop(name, None)
+            result[name] = PartitionOffset(BEFORE_ALL, clock_ms=start[name].clock_ms)
+        return result
+
+    def _others(self, start: Offset) -> dict[str, Position]:
+        """The topic partitions that took the name of one that was read, and where they end; asked more than once."""
+        # What compaction leaves may end before what was read.
+        found = {} if self._options.client.read_compacted else dict.fromkeys(start, BEFORE_ALL)
+        for is_last in (False, False, True):
+            known = {name: self._tails[name] for name in found if name in self._tails}
+            found = {
+                name: tail.answered
+                for name, tail in known.items()
+                if not tail.is_gone and is_another_topic(start[name], tail.answered)
+            }
+            if not found or is_last:
+                break
+            time.sleep(_SURE_S)
+            for name in found:
+                known[name].ask_afresh()
+        return found
 
     def tails(self) -> Offset:
         self._look_for_topics()
@@ -229,7 +279,7 @@ class _Planner:
     def latest(self, start: Offset, limited: bool) -> Offset:
         for name, one in start.items():
             if name not in self._tails and self._options.topics.includes(name):
-                # It was there when the query ran last. Whether it is deleted, the broker says.
+                # It was there before. Whether it is deleted, the broker says.
                 self._watch(name)
                 self._tails[name].now()
             elif name in self._tails:
@@ -239,7 +289,7 @@ class _Planner:
         wakes_ms = self._wakes_ms(start)
         clock_ms, woken = self._woken(start, wakes_ms)
         ends = dict(self._fixed_end or self.tails())
-        start = self._forget_deleted(start, ends, wakes_ms)
+        start = self._begin_others_anew(self._forget_deleted(start, ends, wakes_ms), ends)
         nothing = PartitionOffset(BEFORE_ALL)
         moved = [name for name in ends if ends[name].is_beyond(start.get(name, nothing))]
         if moved and self._waits_for_more(start, {name: ends[name] for name in moved}, woken):
@@ -301,17 +351,19 @@ class _Planner:
         return clock_ms, woken
 
     def with_pins(self, spans: list[EntryRange]) -> list[EntryRange]:
-        """Say of ranges without an index from where on a durable cursor has kept what they read."""
-        return [span if span.after_index is not None else self._with_pin(span) for span in spans]
+        """Say of ranges from where on a durable cursor has kept what they read.
 
-    def _with_pin(self, span: EntryRange) -> EntryRange:
-        name = span.topic_partition
-        if name in self._cursors and name not in self._moved_cursors:
-            # Later on only this process moves it.
-            self._moved_cursors[name] = moved_to(self._cursors[name].position(), span.after)
-        if name in self._cursors or self._options.pinned_by:
-            return replace(span, pinned_from=self._moved_cursors.get(name, BEFORE_ALL))
-        return span
+        Also of those that begin behind an index: what follows may have none. Where the pipeline's own cursors stand, the
+        driver tells the tasks (see ``loss``).
+        """
+        return [replace(span, pinned_from=self._pin_of(span)) for span in spans]
+
+    def _pin_of(self, span: EntryRange) -> Position | None:
+        cursor = self._cursors.get(span.topic_partition)
+        if cursor is not None and span.crosses:
+            with contextlib.suppress(TopicNotFoundError):
+                return moved_to(cursor.position(), span.after)
+        return BEFORE_ALL if cursor is not None or self._options.pinned_by else None
 
     def committed(self, end: Offset) -> None:
         for name, cursor in self._cursors.items():
