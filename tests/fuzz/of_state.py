@@ -20,7 +20,7 @@ from ledgerlake.operators.rows import (
     standing_from_json,
     standing_to_json,
 )
-from ledgerlake.query import cursors
+from ledgerlake.query import checkpoint, cursors
 from ledgerlake.sinks import outbox
 from ledgerlake.source import wakes
 from ledgerlake.source.offsets import PartitionOffset, from_json, to_json
@@ -304,6 +304,7 @@ TARGETS = [
     Target("delayed-large", "delayed large messages in state", _json_of(*_LARGE), _judge_large, _REFUSED),
     Target("cursor-ends", "query.cursors: what is to be acknowledged", _json_of(_ENDS), _reads(cursors._read, 1), _REFUSED),
     Target("outbox", "sinks.outbox: its name, and all of version 1", _json_of(*_OUTBOX), _reads(outbox._outbox, 2), _REFUSED),
+    Target("outbox-name", "query.checkpoint: the outbox's name", _json_of('{"version": 1, "name": "abcd"}'), _reads(checkpoint._outbox_name, 1), _REFUSED),
     Target("outbox-record", "sinks.outbox: a micro-batch", _json_of(_OUTBOX_RECORD), _reads(outbox._record, 2), _REFUSED),
     Target("wakes", "source.wakes", _json_of('{"version": 1, "wakes": {"t": 1777626000123}}'), _reads(wakes._wakes, 1), _REFUSED),
     Target("record", "the record of the delayed index", _texts_of(lambda: [_index()[0]]), _judge_record, _REFUSED),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from typing import TYPE_CHECKING, Any
@@ -14,13 +16,18 @@ from typing import TYPE_CHECKING, Any
 import pulsar
 import pytest
 
+from ledgerlake.client.cluster import ClientSettings
+from ledgerlake.client.producer import EntryProducer
+from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.query import run
 from ledgerlake.query.config import parse_config
 from ledgerlake.query.verify import verify
-from ledgerlake.sinks.republish import java_hash
+from ledgerlake.sinks.republish import Republisher, _Sender, java_hash
+from ledgerlake.wire.entry import encode_entry
 from tests.live.runtime import commits, start_runtime, wait_for_commits, wait_until
 from tests.live.test_cli import config_file, ledgerlake
 from tests.live.test_delay import now_ms, once, publish, settings, wait_for_rows
+from tests.sinks.test_republish import filled
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -145,6 +152,86 @@ def test_an_output_that_joins_at_the_end_gets_what_is_published_from_then_on(
     verdict = once(spark, data)
     assert (verdict.clean, verdict.messages) == (True, 2), verdict.sentence()
     assert [one.data() for one in read_all(runtime, target)] == [b"after"]
+
+
+def test_a_message_that_the_target_does_not_take_has_a_stand_in_there_and_holds_up_no_other(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    source, namespace = runtime.topic(), f"large-{os.getpid()}"
+    target = f"persistent://public/{namespace}/due"
+    make_namespace(runtime, namespace)
+    data = settings(runtime, tmp_path, source)
+    data["deliver"] = {"topic": target}
+    due_ms = now_ms() + 100
+    publish(runtime, source, [(b"before", due_ms)])
+    # An ordering key of four megabytes, which is published as base64.
+    cluster = runtime.cluster()
+    producer = EntryProducer(cluster, source)
+    metadata = pb.MessageMetadata(
+        producer_name=producer.name,
+        sequence_id=0,
+        publish_time=now_ms(),
+        ordering_key=b"\xff" * 4_200_000,
+        deliver_at_time=due_ms + 1,
+        properties=[pb.KeyValue(key="own", value="yes")],
+    )
+    producer.send_and_wait([encode_entry(metadata, b"too large")])
+    producer.close()
+    cluster.close()
+    publish(runtime, source, [(b"after", due_ms + 2)])
+    time.sleep(1)
+    verdict = once(spark, data)
+    assert (verdict.clean, verdict.messages) == (True, 3), verdict.sentence()
+    found = read_all(runtime, target)
+    assert [one.data() for one in found] == [b"before", b"", b"after"]
+    properties = found[1].properties()
+    assert (properties["ledgerlake.too_large"], "own" in properties) == ("true", False)
+    assert properties["ledgerlake.topic"] == source
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deduplicates", [True, False])
+def test_a_target_that_is_suspended_amid_many_messages_gets_all_of_them_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deduplicates: bool
+) -> None:
+    count = 20_000
+    with start_runtime() as runtime:
+        target = runtime.topic()
+        if deduplicates:
+            make_namespace(runtime, "suspended")
+            target = "persistent://public/suspended/due"
+        assert runtime.broker is not None
+        process = runtime.broker.start().pid
+        outbox = filled(tmp_path, count)
+        suspended = threading.Event()
+        answered = _Sender._answered
+        answers = itertools.count()
+
+        def suspend(*arguments: Any) -> None:
+            answered(*arguments)
+            if next(answers) == 3000:
+                os.kill(process, signal.SIGSTOP)
+                suspended.set()
+
+        monkeypatch.setattr(_Sender, "_answered", suspend)
+        one = Republisher(outbox, ClientSettings(runtime.service_url), target, "s", lambda: True, lambda _error: None)
+        one.start()
+        try:
+            one.notify()
+            assert suspended.wait(60)
+            time.sleep(40)
+            os.kill(process, signal.SIGCONT)
+            one.drain(240)
+        finally:
+            os.kill(process, signal.SIGCONT)
+            one.stop()
+        values = [message.data() for message in read_all(runtime, target)]
+        expected = [b"%d" % number for number in range(count)]
+        if deduplicates:
+            assert values == expected
+        # What was not confirmed is sent again, and no more than that.
+        assert list(dict.fromkeys(values)) == expected
+        assert len(values) <= count + 500
 
 
 @pytest.mark.slow

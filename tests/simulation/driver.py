@@ -22,6 +22,7 @@ import traceback
 import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -298,26 +299,26 @@ class _Producer:
     def __init__(self, due: DueTopic, name: str) -> None:
         self._due = due
         self._name = name
-        self._waiting: list[tuple[int, bytes]] = []
 
     def last_sequence_id(self) -> int:
         return self._due.sequences.get(self._name, -1)
 
     def send_async(self, content: bytes, callback: Any, sequence_id: int, **_: Any) -> None:
-        self._waiting.append((sequence_id, content))
-
-    def flush(self) -> None:
-        for number, (sequence, content) in enumerate(self._waiting):
-            verdict = self._due.world.access("publish")
-            if verdict == "fail" and number % 2 == 0:
-                raise ConnectionError("the broker is away")
-            if sequence > self.last_sequence_id():
-                self._due.sequences[self._name] = sequence
-                self._due.stored(content)
-            if verdict == "fail":
-                raise ConnectionError("the broker is away")
-        self._waiting.clear()
+        verdict = self._due.world.access("publish")
+        if verdict == "fail" and sequence_id % 2 == 0:
+            raise ConnectionError("the broker is away")
+        if sequence_id > self.last_sequence_id():
+            self._due.sequences[self._name] = sequence_id
+            self._due.stored(content)
+        callback(_Result("Timeout" if verdict == "fail" else "Ok"), None)
         self._due.world.access("published")
+
+
+@dataclass(frozen=True)
+class _Result:
+    """``pulsar.Result``."""
+
+    name: str
 
 
 def config(

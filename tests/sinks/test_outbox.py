@@ -10,7 +10,7 @@ import pytest
 from ledgerlake.errors import CheckpointError, OffsetError
 from ledgerlake.sinks.batch_record import BatchRecord
 from ledgerlake.sinks.ordered import DataFile
-from ledgerlake.sinks.outbox import Outbox
+from ledgerlake.sinks.outbox import Outbox, OutboxBatch
 from ledgerlake.sinks.republish import java_hash
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def batch(number: int, digest: int = 1) -> BatchRecord:
 
 def begun(folder: Path, committed: int | None = None) -> Outbox:
     outbox = Outbox(str(folder))
-    outbox.begin(committed)
+    outbox.begin(committed, None)
     return outbox
 
 
@@ -141,7 +141,68 @@ def test_a_file_that_is_missing_does_not_count_as_sent(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").unlink()
     again = begun(tmp_path, committed=1)
     with pytest.raises(CheckpointError, match=r"lacks a\.parquet, which holds 3 due messages of t that were not sent"):
-        again.check_present(again.ready()[0].files[0])
+        again.is_present(again.ready()[0], again.ready()[0].files[0])
+
+
+def test_a_file_that_a_successor_has_sent_and_removed_is_not_missing(tmp_path: Path) -> None:
+    suspended = begun(tmp_path)
+    suspended.add(batch(5), {"t": [written(tmp_path, "a.parquet", 2)]})
+    suspended.commit(5)
+    (found,) = suspended.ready()
+    successor = begun(tmp_path, committed=5)
+    successor.add(batch(6), {"t": [written(tmp_path, "b.parquet", 1)]})
+    successor.commit(6)
+    successor.sent(successor.ready()[0])
+    assert not suspended.is_present(found, found.files[0])
+    assert numbers(suspended) == []
+
+
+@pytest.mark.parametrize("later", ["sent", "waiting"])
+def test_a_record_that_is_written_after_its_batch_was_sent_and_removed_does_not_come_to_life(
+    tmp_path: Path, later: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suspended = begun(tmp_path)
+    mine = written(tmp_path, "late.parquet", 3)
+    look = suspended._stored
+
+    def suspended_here(batch_id: int) -> OutboxBatch | None:
+        found = look(batch_id)
+        successor = begun(tmp_path)
+        successor.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
+        successor.commit(1)
+        successor.add(batch(2), {"t": [written(tmp_path, "b.parquet", 2)]})
+        successor.sent(successor.ready()[0])
+        if later == "sent":
+            successor.commit(2)
+            successor.sent(successor.ready()[0])
+        return found
+
+    monkeypatch.setattr(suspended, "_stored", suspended_here)
+    suspended.add(batch(1), {"t": [mine]})
+    suspended.commit(1)
+    assert (tmp_path / "0000000001.json").exists()
+    assert numbers(suspended) == []
+    last = begun(tmp_path, committed=2)
+    assert numbers(last) == ([] if later == "sent" else [("b.parquet", 3)])
+    assert not (tmp_path / "0000000001.json").exists()
+    assert last.messages == 5
+
+
+def test_an_outbox_that_is_gone_or_another_one_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
+    folder = tmp_path / "outbox"
+    name = begun(folder).name
+    again = Outbox(str(folder))
+    again.begin(None, name)
+    assert again.name == name
+    with pytest.raises(CheckpointError, match=r"outbox is another one, .* restore it .* or remove .*outbox\.json"):
+        Outbox(str(folder)).begin(None, "other")
+    (folder / "outbox.json").unlink()
+    folder.rmdir()
+    with pytest.raises(
+        CheckpointError, match=r"outbox is gone, and messages may wait in the one that this checkpoint had"
+    ):
+        Outbox(str(folder)).begin(None, name)
+    assert not folder.exists()
 
 
 def test_an_outbox_of_version_1_goes_on_with_its_numbers(tmp_path: Path) -> None:

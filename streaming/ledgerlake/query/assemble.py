@@ -179,8 +179,6 @@ class Pipeline:
             .foreachBatch(self._write_batch)
         )
         trigger = {"availableNow": True} if once else {"processingTime": parse_trigger(self.config.stream.trigger)}
-        if self._republisher is not None:
-            self._republisher.start()
         if self.config.metrics is not None:
             self._serve_metrics(self.config.metrics.port)
         # Topics that match a pattern come and go.
@@ -188,6 +186,8 @@ class Pipeline:
         with settings_of(self._spark, self.config.stream.checkpoint, most_keys):
             self.query = writer.trigger(**trigger).start()
         self._checkpoint.end_forgetting()
+        if self._republisher is not None:
+            self._republisher.start()
 
     def _stream(self, start: Offset) -> DataFrame:
         self._load_wakes()
@@ -261,7 +261,7 @@ class Pipeline:
 
     def _end_with(self, error: LedgerlakeError) -> None:
         """End the query from a thread beside it."""
-        self._failure = error
+        self._failure = self._failure or error
         self._stopping.set()
         if self.query is not None:
             self.query.stop()
@@ -448,7 +448,7 @@ class Pipeline:
         """Open the outbox and start to send it.
 
         Raises:
-            CheckpointError: it is older than the table.
+            CheckpointError: it is gone, older than the table, or newer than the checkpoint.
         """
         deliver = self.config.deliver
         if self._outbox is None or deliver is None:
@@ -457,7 +457,13 @@ class Pipeline:
         query_id = self._checkpoint.query_id()
         recorded = None if query_id is None else table.recorded(self._query_name(query_id))
         committed = None if recorded is None else recorded.batch_id
-        self._outbox.begin(committed)
+        self._outbox.begin(committed, self._checkpoint.outbox())
+        planned = self._checkpoint.last_planned()
+        if self._outbox.last_sent > (-1 if planned is None else planned):
+            raise CheckpointError(
+                f"the outbox {self._outbox.folder} has sent batch {self._outbox.last_sent}, which the checkpoint does not "
+                "have: it belongs to another one; restore both from one copy"
+            )
         in_table = table.outbox_messages(self._outbox.name)
         held = -1 if committed is None else self._outbox.messages_up_to(committed)
         if in_table is not None and held < in_table:
@@ -465,8 +471,14 @@ class Pipeline:
                 f"the outbox {self._outbox.folder} has held {held} messages, and the table at {table.path} says {in_table}: "
                 "it is an older copy; restore the newest one"
             )
+        self._checkpoint.save_outbox(self._outbox.name)
         self._republisher = Republisher(
-            self._outbox, self._options.client, deliver.topic, self.config.stream.name, lambda: self._cursors.is_held
+            self._outbox,
+            self._options.client,
+            deliver.topic,
+            self.config.stream.name,
+            lambda: self._cursors.is_held,
+            self._end_with,
         )
 
     def _write_batch(self, written: DataFrame, batch_id: int) -> None:

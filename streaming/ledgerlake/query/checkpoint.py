@@ -6,6 +6,7 @@
                                         the version of the state's files
     <checkpoint>/ledgerlake/start.json      where the pipeline began: an offset (see ``source.offsets``)
     <checkpoint>/ledgerlake/stream.json     whose checkpoint it is, with a version
+    <checkpoint>/ledgerlake/outbox.json     the name of its outbox, with a version (see ``sinks.outbox``)
     <checkpoint>/ledgerlake/forgotten.json  the user has chosen to begin anew (``ledgerlake forget``); it goes when that
                                             has happened
 
@@ -25,11 +26,13 @@ from typing import Any
 from pyarrow import fs
 
 from ledgerlake.errors import CheckpointError, SetupError, refuse_newer
-from ledgerlake.files import load_json, resolve, save_json
+from ledgerlake.files import load_json, load_stored, resolve, save_json
 from ledgerlake.sinks.batch_record import BatchRecord
 from ledgerlake.source.offsets import Offset, from_json, to_json
+from ledgerlake.state.stored import stored
 
 _STREAM_VERSION = 1
+_OUTBOX_VERSION = 1
 
 # In version 2 each run of a micro-batch writes state files of its own, and the commit names those that count. So a process that was
 # suspended in the middle of a batch cannot overwrite the state of its successor.
@@ -101,6 +104,28 @@ class Checkpoint:
         """Record whose checkpoint it is."""
         if self._load("ledgerlake/stream.json") is None:
             save_json(self._own("stream"), {"version": _STREAM_VERSION, "stream": stream})
+
+    def outbox(self) -> str | None:
+        """Return the name of the outbox that belongs to it; None if none was begun since there is such a record.
+
+        Raises:
+            OffsetError: a newer release wrote it, or it is damaged.
+        """
+        try:
+            return load_stored(self._own("outbox"), "outbox's name", _outbox_name, _OUTBOX_VERSION)
+        except OSError as error:
+            raise self._not_readable(error) from None
+
+    def save_outbox(self, name: str) -> None:
+        """Record the name of its outbox, once that is there.
+
+        Raises:
+            SetupError: the folder cannot be written.
+        """
+        try:
+            save_json(self._own("outbox"), {"version": _OUTBOX_VERSION, "name": name})
+        except OSError as error:
+            raise self._not_writable(error) from None
 
     @property
     def is_forgotten(self) -> bool:
@@ -239,9 +264,7 @@ class Checkpoint:
         except ValueError:
             raise self._damaged(name) from None
         except OSError as error:
-            raise SetupError(
-                f"the checkpoint folder {self.folder} cannot be read ({error.strerror or error}); choose another path"
-            ) from None
+            raise self._not_readable(error) from None
 
     def _damaged(self, name: str) -> CheckpointError:
         return CheckpointError(f"the file {name} of the checkpoint {self.folder} is damaged; restore it from a copy")
@@ -249,10 +272,20 @@ class Checkpoint:
     def _own(self, name: str) -> str:
         return f"{self.folder}/ledgerlake/{name}.json"
 
+    def _not_readable(self, error: OSError) -> SetupError:
+        return SetupError(
+            f"the checkpoint folder {self.folder} cannot be read ({error.strerror or error}); choose another path"
+        )
+
     def _not_writable(self, error: OSError) -> SetupError:
         return SetupError(
             f"the checkpoint folder {self.folder} cannot be written ({error.strerror or error}); choose another path"
         )
+
+
+def _outbox_name(data: dict[str, Any], _version: int) -> str:
+    name: str = stored(str, data["name"])
+    return name
 
 
 def as_option(start: Offset) -> str:

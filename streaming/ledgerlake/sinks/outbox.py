@@ -2,7 +2,7 @@
 
     <checkpoint>/ledgerlake/outbox/outbox.json         the outbox's name, with a version
     <checkpoint>/ledgerlake/outbox/<batch>.json        files of a micro-batch, and how its messages are numbered
-    <checkpoint>/ledgerlake/outbox/<batch>.sent        all messages of that micro-batch are on the topic
+    <checkpoint>/ledgerlake/outbox/<batch>.sent        all messages of that micro-batch, and of those before it, are on the topic
     <checkpoint>/ledgerlake/outbox/*.parquet           due messages of one topic partition and micro-batch; gone when sent
 
 So the topic has a position of its own: it may be down while the table goes on, and gets everything later.
@@ -13,8 +13,11 @@ Rules kept here:
     broker drops a number that it has seen from the same producer, so sending again is harmless.
   - The first record of a micro-batch stands. A later run of the same micro-batch keeps it and removes its own files, so that a
     process that was suspended cannot replace what its successor has recorded or sent.
-  - A micro-batch is not sent before the table has it. It counts as sent only if that was recorded: a file that is missing
-    without that is an error.
+  - A micro-batch is not sent before the table has it, nor before those with lower numbers. It counts as sent only if that was
+    recorded: a file that is missing without that is an error.
+  - The newest ``.sent`` is kept, and what it covers stays sent: a record that a process which was suspended writes after its
+    successor has sent and removed that micro-batch means nothing, and is removed.
+  - An outbox that the checkpoint knows is never begun anew: due messages may wait in the one that is gone.
 
 Version 1 kept everything in ``outbox.json``, and took a missing file for sent.
 """
@@ -70,38 +73,52 @@ class Outbox:
         self.folder = folder
         self.name = ""
         self._batches: dict[int, OutboxBatch] = {}
-        self._sent: set[int] = set()
+        self._sent = -1
         self._committed = -1
         self._lock = threading.Lock()
 
-    def begin(self, committed: int | None) -> None:
+    def begin(self, committed: int | None, name: str | None) -> None:
         """Open the outbox, and remove files of tasks whose micro-batch was never recorded.
 
         Args:
             committed: the last micro-batch that the table holds.
+            name: the outbox's, as far as the checkpoint knows it.
 
         Raises:
+            CheckpointError: it is not the one that the checkpoint knows.
             OffsetError: a newer release wrote it, or it is damaged.
             SetupError: it cannot be read or written.
         """
         self._committed = -1 if committed is None else committed
         try:
-            self._open()
+            self._open(name)
         except OSError as error:
             raise SetupError(
                 f"the outbox {self.folder} cannot be opened ({error.strerror or error}); look at its disk and its rights"
             ) from None
 
-    def _open(self) -> None:
+    def _open(self, name: str | None) -> None:
         self._filesystem, self._root = resolve(self.folder)
-        self._filesystem.create_dir(self._root, recursive=True)
         found = load_stored(f"{self.folder}/outbox.json", "outbox", _outbox, VERSION)
+        if name is not None and (found is None or found.name != name):
+            raise CheckpointError(
+                f"the outbox {self.folder} is {'gone' if found is None else 'another one'}, and messages may wait in the one "
+                f"that this checkpoint had; restore it from the newest copy of the checkpoint, or remove {self.folder}.json "
+                "to go on without them: the table has them",
+                lost="unknown",
+            )
+        self._filesystem.create_dir(self._root, recursive=True)
         self.name = found.name if found is not None else secrets.token_hex(4)
         if isinstance(found, _Version1):
             self._take_version_1(found)
         save_json(f"{self.folder}/outbox.json", {"version": VERSION, "name": self.name})
         self._load()
         self._remove_unknown()
+
+    @property
+    def last_sent(self) -> int:
+        """The last micro-batch whose messages are on the topic, as far as is known here; -1 before the first."""
+        return self._sent
 
     @property
     def messages(self) -> int:
@@ -119,6 +136,9 @@ class Outbox:
         if not files:
             return
         with self._lock:
+            if batch.batch_id <= _newest_sent(self._names()):
+                self._remove([file.name for file in files])
+                return
             stored = self._stored(batch.batch_id)
             if stored is not None and stored.range_digest == batch.range_digest and self._is_whole(stored):
                 self._batches[batch.batch_id] = stored
@@ -138,38 +158,45 @@ class Outbox:
     def ready(self) -> list[OutboxBatch]:
         """Return what is to be sent now, in order; what another process has sent meanwhile is done."""
         with self._lock:
-            waiting = [number for number in self._batches if number <= self._committed and number not in self._sent]
-            names = self._names() if waiting else set()
-            for number in waiting:
-                if f"{_number(number)}.sent" in names or f"{_number(number)}.json" not in names:
-                    self._sent.add(number)
-            return [self._batches[number] for number in sorted(waiting) if number not in self._sent]
+            if any(self._sent < number <= self._committed for number in self._batches):
+                self._sent = max(self._sent, _newest_sent(self._names()))
+            return [self._batches[number] for number in sorted(self._batches) if self._sent < number <= self._committed]
 
     def sent(self, batch: OutboxBatch) -> None:
-        """Record that all messages of a micro-batch are on the topic, then remove what is not needed any more."""
+        """Record that all messages up to a micro-batch are on the topic, then remove what is not needed any more."""
         with self._lock:
             with self._filesystem.open_output_stream(f"{self._root}/{_number(batch.batch_id)}.sent"):
                 pass
-            self._sent.add(batch.batch_id)
+            self._sent = max(self._sent, batch.batch_id)
             self._remove([file.name for file in batch.files])
-            # The newest record keeps the numbers.
-            for number in sorted(self._sent - {max(self._batches)}):
-                self._remove([f"{_number(number)}.json", f"{_number(number)}.sent"])
-                self._sent.discard(number)
-                self._batches.pop(number, None)
+            self._tidy()
 
-    def check_present(self, file: OutboxFile) -> None:
-        """Check that a file that was not sent is there.
+    def is_present(self, batch: OutboxBatch, file: OutboxFile) -> bool:
+        """Return whether a file is there; if not, another process has sent its micro-batch meanwhile.
 
         Raises:
             CheckpointError: it is missing, and its messages with it.
         """
-        if self._filesystem.get_file_info(f"{self._root}/{file.name}").type == fs.FileType.NotFound:
-            raise CheckpointError(
-                f"the outbox {self.folder} lacks {file.name}, which holds {file.rows} due messages of {file.topic_partition} "
-                "that were not sent; restore it from a complete copy of the checkpoint",
-                lost="unknown",
-            )
+        if self._filesystem.get_file_info(f"{self._root}/{file.name}").type != fs.FileType.NotFound:
+            return True
+        if batch.batch_id <= _newest_sent(self._names()):
+            return False
+        raise CheckpointError(
+            f"the outbox {self.folder} lacks {file.name}, which holds {file.rows} due messages of {file.topic_partition} "
+            "that were not sent; restore it from a complete copy of the checkpoint",
+            lost="unknown",
+        )
+
+    def _tidy(self) -> None:
+        """Keep of what was sent the newest ``.sent``, and the newest record, which has the numbers."""
+        kept = {number for number in self._batches if number > self._sent} | {max(self._batches, default=-1)}
+        for name in self._names():
+            number, _, kind = name.partition(".")
+            if (kind == "sent" and int(number) < self._sent) or (
+                kind == "json" and number.isdigit() and int(number) <= self._sent and int(number) not in kept
+            ):
+                self._remove([name])
+        self._batches = {number: self._batches[number] for number in self._batches.keys() & kept}
 
     def _latest(self) -> OutboxBatch:
         return self._batches[max(self._batches)]
@@ -189,19 +216,16 @@ class Outbox:
         return load_stored(self._path(batch_id), "outbox record", _record, VERSION)
 
     def _is_whole(self, batch: OutboxBatch) -> bool:
-        present = self._names()
-        return f"{_number(batch.batch_id)}.sent" in present or all(file.name in present for file in batch.files)
+        return {file.name for file in batch.files} <= self._names()
 
     def _load(self) -> None:
-        for name in self._names():
+        names = self._names()
+        self._sent = _newest_sent(names)
+        for name in names:
             number, _, kind = name.partition(".")
-            if not number.isdigit():
-                continue
-            if kind == "json" and (found := self._stored(int(number))) is not None:
+            if kind == "json" and number.isdigit() and (found := self._stored(int(number))) is not None:
                 self._batches[int(number)] = found
-            elif kind == "sent":
-                self._sent.add(int(number))
-        self._sent &= self._batches.keys()
+        self._tidy()
 
     def _remove_unknown(self) -> None:
         known = {file.name for batch in self._batches.values() for file in batch.files}
@@ -244,6 +268,11 @@ class Outbox:
 
 def _number(batch_id: int) -> str:
     return f"{batch_id:010d}"
+
+
+def _newest_sent(names: set[str]) -> int:
+    numbers = [name.partition(".")[0] for name in names if name.endswith(".sent")]
+    return max((int(number) for number in numbers if number.isdigit()), default=-1)
 
 
 @dataclass(frozen=True)
