@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.decode import schema
 from ledgerlake.errors import TableError, UsageError
 from ledgerlake.query.config import parse_config
@@ -88,12 +89,17 @@ def test_a_table_with_a_feature_is_written_all_the_same(
     assert not [*(tmp_path / "checkpoint" / "ledgerlake" / "staging" / "messages").iterdir()]
 
 
-def test_a_batch_that_spark_repeats_is_in_the_table_once(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_batch_that_spark_repeats_is_in_the_table_once(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topic = runtime.topic()
     publish(runtime, topic, range(20))
     data = runtime.config(tmp_path, topic)
     data["delta"]["writer"] = "spark"
-    config = run_once(spark, data)
+    with monkeypatch.context() as unrecorded:
+        # A cursor passes what Spark has recorded, and what it has recorded is not repeated.
+        unrecorded.setattr(DurableCursor, "advance", lambda _cursor, _position: None)
+        config = run_once(spark, data)
     for folder in (tmp_path / "checkpoint" / "commits",):
         for one in folder.iterdir():
             one.unlink()
