@@ -106,8 +106,9 @@ class Producer:
                 if away and not self._times_out:
                     continue
                 self._pending = []
-            for one in pending:
-                self._answer(one, away)
+            # Of what waited, the older half has timed out when the broker is back.
+            for place, one in enumerate(pending):
+                self._answer(one, away and 2 * place < len(pending))
         for one in self._pending:
             one.callback(Result("AlreadyClosed"), None)
 
