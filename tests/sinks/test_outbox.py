@@ -184,7 +184,8 @@ def test_a_record_that_is_written_after_its_batch_was_sent_and_removed_does_not_
     assert numbers(suspended) == []
     last = begun(tmp_path, committed=2)
     assert numbers(last) == ([] if later == "sent" else [("b.parquet", 3)])
-    assert not (tmp_path / "0000000001.json").exists()
+    # The newest record of what was sent is what the next one is numbered behind.
+    assert (tmp_path / "0000000001.json").exists() == (later == "waiting")
     assert last.messages == 5
 
 
@@ -203,6 +204,21 @@ def test_an_outbox_that_is_gone_or_another_one_is_refused_and_nothing_is_made(tm
     ):
         Outbox(str(folder)).begin(None, name)
     assert not folder.exists()
+
+
+def test_a_batch_that_did_not_commit_is_numbered_again_behind_the_one_that_was_sent(tmp_path: Path) -> None:
+    outbox = begun(tmp_path)
+    outbox.add(batch(5), {"t": [written(tmp_path, "five.parquet", 3)]})
+    outbox.commit(5)
+    outbox.sent(outbox.ready()[0])
+    outbox.add(batch(6), {"t": [written(tmp_path, "six.parquet", 2)]})
+    again = begun(tmp_path, committed=5)
+    assert again.messages_up_to(5) == 3
+    # Another run of it, of which a task was tried again, has files of other names.
+    (tmp_path / "six.parquet").unlink()
+    again.add(batch(6), {"t": [written(tmp_path, "again.parquet", 2)]})
+    again.commit(6)
+    assert numbers(again) == [("again.parquet", 3)]
 
 
 def test_an_outbox_of_version_1_goes_on_with_its_numbers(tmp_path: Path) -> None:

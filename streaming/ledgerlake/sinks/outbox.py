@@ -188,8 +188,9 @@ class Outbox:
         )
 
     def _tidy(self) -> None:
-        """Keep of what was sent the newest ``.sent``, and the newest record, which has the numbers."""
-        kept = {number for number in self._batches if number > self._sent} | {max(self._batches, default=-1)}
+        """Keep of what was sent the newest ``.sent``, and the newest record, behind which the next micro-batch is numbered."""
+        newest_sent = max((number for number in self._batches if number <= self._sent), default=-1)
+        kept = {number for number in self._batches if number > self._sent} | {newest_sent}
         for name in self._names():
             number, _, kind = name.partition(".")
             if (kind == "sent" and int(number) < self._sent) or (
