@@ -17,6 +17,7 @@
     ├── OffsetError              a checkpoint or offset that this version cannot read      exit 2
     ├── CheckpointError          checkpoint and table do not belong together               exit 2
     ├── OwnershipError           another process runs this stream                          exit 2
+    ├── ProcessLostError         a process of Spark's was ended from outside; retryable    exit 3
     └── TableError               the table is not what the contract says, or not reachable exit 3
 
 Each error is one sentence: what, where, what to do. ``retryable`` says whether the same call may succeed later,
@@ -151,6 +152,12 @@ class OwnershipError(LedgerlakeError):
     """Another process has taken over the stream; this one must not write any more."""
 
     exit_code = 2
+
+
+class ProcessLostError(LedgerlakeError):
+    """A process that the query needs was ended from outside: by hand, or because memory ran out. A new start goes on from there."""
+
+    retryable = True
 
 
 def refuse_newer(written: str, version: int, known: int, number: str = "version") -> None:

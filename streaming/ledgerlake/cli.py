@@ -1,4 +1,5 @@
-"""The command ``ledgerlake``. Exit 0: done, 1: a check found something, 2: bad usage or setup, 3: broker or table unreachable.
+"""The command ``ledgerlake``. Exit 0: done, 1: a check found something, 2: bad usage or setup, 3: broker or table unreachable,
+or a process was ended from outside: start it again.
 
 An error is one sentence on standard error; ``--debug`` shows the traceback behind it.
 """

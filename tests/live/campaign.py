@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 LARGE_BYTES = 6 * 1024 * 1024
-_TRIES, _UNREACHABLE = 4, 3
+_TRIES, _START_AGAIN = 4, 3
 # In turn. A broker takes up to two minutes until its topics can be read again.
-_KINDS_OF_KILL = ("driver", "worker", "jvm", "broker", "start", "worker", "jvm", "driver", "worker", "start")
+_KINDS_OF_KILL = ("driver", "worker", "jvm", "broker", "start", "planner", "worker", "jvm", "driver", "worker", "start")
 
 
 # Unloads have producers send again. The broker's own cursor for that pins ledgers too, until it has taken a snapshot.
@@ -289,6 +289,10 @@ class Campaign:
             elif kind == "worker":
                 _kill_one(running.pid, self.rng, _is_worker)
                 self.await_commits(1, running)
+            elif kind == "planner":
+                _kill_one(running.pid, self.rng, _is_planner)
+                assert running.wait(timeout=120) == _START_AGAIN, self.last_log()
+                self._running = None
             else:
                 if kind == "jvm":
                     _kill_one(running.pid, self.rng, _is_jvm)
@@ -374,7 +378,7 @@ class Campaign:
         ended = self._run_once()
         for _ in range(_TRIES):
             # A broker that was killed can take minutes until it loads a topic's last ledger again.
-            if ended.returncode != _UNREACHABLE:
+            if ended.returncode != _START_AGAIN:
                 break
             ended = self._run_once()
         assert ended.returncode == 0, ended.stderr[-3000:]
@@ -452,7 +456,18 @@ def _is_jvm(process: psutil.Process) -> bool:
 def _is_worker(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         parent = process.parent()
-        return parent is not None and "daemon" in " ".join(parent.cmdline()) and "python" in process.name()
+        return (
+            parent is not None
+            and "daemon" in " ".join(parent.cmdline())
+            and "python" in process.name()
+            and not _is_planner(process)
+        )
+    return False
+
+
+def _is_planner(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return "pyspark.sql.streaming.python_streaming_source_runner" in process.cmdline()
     return False
 
 

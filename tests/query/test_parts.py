@@ -11,7 +11,14 @@ import pytest
 from deltalake import write_deltalake
 
 from ledgerlake.decode import schema
-from ledgerlake.errors import CheckpointError, OffsetError, SetupError, TopicNotFoundError, TransportError
+from ledgerlake.errors import (
+    CheckpointError,
+    OffsetError,
+    ProcessLostError,
+    SetupError,
+    TopicNotFoundError,
+    TransportError,
+)
 from ledgerlake.query.assemble import Pipeline, cause_of, check_reachable
 from ledgerlake.query.checkpoint import Checkpoint, as_option
 from ledgerlake.query.config import parse_config
@@ -189,6 +196,19 @@ def test_our_error_is_found_inside_sparks() -> None:
     assert isinstance(cause, TopicNotFoundError)
     assert cause.message == "the broker says no"
     assert cause_of(RuntimeError("Java heap space\nmore")).message == "the query failed: Java heap space"
+
+
+@pytest.mark.parametrize(
+    "closed", ["java.io.IOException: Broken pipe", "java.net.SocketException: Connection reset", "java.io.EOFException"]
+)
+def test_a_planner_that_was_ended_from_outside_is_started_again(closed: str) -> None:
+    error = RuntimeError("[STREAM_FAILED] terminated with exception")
+    error._stackTrace = (
+        f"{closed}\n\tat org.apache.spark.sql.execution.datasources.v2.python.PythonStreamingSourceRunner.latestOffset"  # type: ignore[attr-defined]
+    )
+    cause = cause_of(error)
+    assert isinstance(cause, ProcessLostError)
+    assert (cause.retryable, cause.exit_code) == (True, 3)
 
 
 def test_a_broker_that_is_not_there_is_found_out_before_anything_waits(monkeypatch: pytest.MonkeyPatch) -> None:

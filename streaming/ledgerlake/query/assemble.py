@@ -21,7 +21,7 @@ from ledgerlake import errors as _errors
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.decode import kernels, schema
-from ledgerlake.errors import CheckpointError, LedgerlakeError, SetupError, UsageError
+from ledgerlake.errors import CheckpointError, LedgerlakeError, ProcessLostError, SetupError, UsageError
 from ledgerlake.operators.processor import set_up_state
 from ledgerlake.operators.whole import whole_messages
 from ledgerlake.query.checkpoint import Checkpoint, as_option
@@ -61,9 +61,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# How long an end waits for Spark's commit log and for the cursors.
 _NOTHING = PartitionOffset(BEFORE_ALL)
+# How long an end waits for Spark's commit log and for the cursors.
 _FINISH_S = 30.0
+# What Spark says of a process that does not answer any more.
+_CLOSED = re.compile(r"java\.io\.EOFException|Broken pipe|Connection reset")
 _COMMIT_POLL_S = 0.01
 
 
@@ -642,6 +644,13 @@ def cause_of(error: BaseException) -> LedgerlakeError:
         name, message = found[-1]
         kind = getattr(_errors, name, SetupError)
         return kind(message.strip())
+    # Text of Java's that tells where the exception comes from.
+    trace = str(getattr(error, "_stackTrace", ""))
+    if "PythonStreamingSourceRunner" in trace and _CLOSED.search(trace):
+        return ProcessLostError(
+            "the Python process that plans the micro-batches was ended from outside, by hand or because memory ran out; start "
+            "the pipeline again, and it goes on where it was"
+        )
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return SetupError(f"the query failed: {lines[0][:300] if lines else type(error).__name__}")
 
