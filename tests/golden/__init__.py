@@ -1,0 +1,1 @@
+"""Bytes and texts that earlier releases wrote, and what writes them anew."""
