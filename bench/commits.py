@@ -17,9 +17,9 @@ import time
 from deltalake import DeltaTable
 
 from ledgerlake.decode.schema import MESSAGES
-from ledgerlake.sinks.batch_record import BatchRecord
-from ledgerlake.sinks.ordered import DataFile
-from ledgerlake.sinks.tables import Table
+from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.delta_table import Table
+from ledgerlake.table.ordered_files import DataFile
 
 _COUNTED = 50
 _TOPIC = "persistent://public/default/orders-partition-0"

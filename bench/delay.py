@@ -33,17 +33,17 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from bench.throughput import WorkerMemory
+from ledgerlake.assembly.rules import Limits
 from ledgerlake.decode.messages import TopicPartition
-from ledgerlake.files import load_json, save_json
-from ledgerlake.operators.buckets import FolderStorage
-from ledgerlake.operators.delayed import DelayOptions
-from ledgerlake.operators.processor import assemble, set_up_state
+from ledgerlake.delay.bucket import record_from_json, record_to_json
+from ledgerlake.delay.segment import WAITING, waiting
+from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
+from ledgerlake.operators.bucket_storage import FolderStorage
 from ledgerlake.operators.rows import FLOW, Report, flow_row, report_to_json
+from ledgerlake.operators.stateful import assemble, set_up_state
+from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.state.chunks import Limits
-from ledgerlake.state.delay.bucket import record_from_json, record_to_json
-from ledgerlake.state.delay.segment import WAITING, waiting
-from ledgerlake.state.delay.tracker import DelayedTracker, DelaySettings
+from ledgerlake.stored.files import load_json, save_json
 from ledgerlake.wire import commands
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import Position
@@ -76,7 +76,7 @@ def main() -> None:
     if options.open_index:
         print(_open_index(options.open_index))
         return
-    from ledgerlake.query.session import start_session
+    from ledgerlake.runtime.session import start_session
 
     spark = start_session("bench", "local[2]")
     spark.sparkContext.setLogLevel("ERROR")

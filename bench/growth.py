@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.throughput import PARTITIONS, SETTINGS, Pass, Workload, pipeline_to_delta, publish, spark_pass
-from ledgerlake.broker import Broker
+from ledgerlake.devbroker import Broker
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
 
-    from ledgerlake.broker.standalone import BrokerAddress
+    from ledgerlake.devbroker.standalone import BrokerAddress
 
 LATEST = Path(__file__).parent / "latest-growth.json"
 _PARTITIONS = (1, 4, 16, 64)
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=max(_MESSAGES), help="of messages (default: 50000000)")
     parser.add_argument("--passes", type=int, default=5, help="passes that are counted (default: 5)")
     options = parser.parse_args()
-    from ledgerlake.query.session import start_session
+    from ledgerlake.runtime.session import start_session
 
     results: list[dict[str, Any]] = []
     with Broker(settings=SETTINGS) as address:

@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.throughput import SETTINGS, Pass, WorkerMemory, expect, in_process, spark_cpu_s
-from ledgerlake.broker import Broker
 from ledgerlake.demo import create_partitioned_topic
+from ledgerlake.devbroker import Broker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-    from ledgerlake.broker.standalone import BrokerAddress
-    from ledgerlake.sinks.delta import BatchResult
+    from ledgerlake.devbroker.standalone import BrokerAddress
+    from ledgerlake.pipeline.commit import BatchResult
 
 MIB = 1024 * 1024
 WORKLOADS = ([5] * 120, [5] * 20 + [10] * 10 + [20] * 5 + [50] * 2 + [100] * 2)
@@ -52,7 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="rounds that are counted (default: 5)")
     options = parser.parse_args()
-    from ledgerlake.query.session import start_session
+    from ledgerlake.runtime.session import start_session
 
     with Broker(settings=SETTINGS) as address:
         spark = start_session("bench", "local[2]")
@@ -83,8 +83,8 @@ class _Ticking:
     """A running pipeline into a table of its own, whose triggers come at fixed seconds."""
 
     def __init__(self, spark: SparkSession, service_url: str, topic: str, folder: Path) -> None:
-        from ledgerlake.query import run
-        from ledgerlake.query.config import parse_config
+        from ledgerlake.api import run
+        from ledgerlake.options.config import parse_config
 
         own = Path(tempfile.mkdtemp(dir=folder))
         config = parse_config(

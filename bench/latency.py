@@ -35,7 +35,7 @@ from deltalake.exceptions import TableNotFoundError
 from tests.live.runtime import Runtime, start_runtime, to_toml
 
 from bench.throughput import WorkerMemory, cpu_s
-from ledgerlake.java import cache_folder
+from ledgerlake.runtime.java import cache_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -44,10 +44,10 @@ from unittest import mock
 import psutil
 import pyarrow as pa
 
-from ledgerlake.broker import Broker
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.demo import create_partitioned_topic
+from ledgerlake.devbroker import Broker
 from ledgerlake.operators.rows import FLOW_DDL, Standing, report_from_json, standing_to_json
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_batch, encode_entry
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from ledgerlake.broker.standalone import BrokerAddress
+    from ledgerlake.devbroker.standalone import BrokerAddress
 
 PARTITIONS = 4
 WARM_UP_PASSES = 3
@@ -190,7 +190,7 @@ def _measure(service_url: str, one: str, four: str, workload: Workload, passes: 
 @contextlib.contextmanager
 def _paths(service_url: str, one: str, four: str, count: int) -> Iterator[tuple[Paths, Paths]]:
     """Those that read the topic of one partition, in a process each, and those that read the other, in one Spark session."""
-    from ledgerlake.query.session import start_session
+    from ledgerlake.runtime.session import start_session
 
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ledgerlake-bench-")))
@@ -292,10 +292,10 @@ def _pulsar_batch_receive(service_url: str, topic: str, count: int) -> None:
 
 
 def _own_decode(service_url: str, topic: str, count: int) -> None:
+    from ledgerlake.options.source_options import parse_options
     from ledgerlake.source.bounds import resolve_end
-    from ledgerlake.source.options import parse_options
-    from ledgerlake.source.partition_reader import read_messages
     from ledgerlake.source.planning import EntryRange
+    from ledgerlake.source.task_reader import read_messages
     from ledgerlake.wire.message_id import BEFORE_ALL
 
     options = parse_options({"service.url": service_url, "topic": topic})
@@ -331,8 +331,8 @@ def _source_to_noop(spark: SparkSession, service_url: str, topic: str, count: in
 
 def pipeline_to_delta(spark: SparkSession, service_url: str, topic: str, count: int, folder: Path) -> Pass:
     """The micro-batches that bring a whole topic into a table of its own."""
-    from ledgerlake.query import run
-    from ledgerlake.query.config import parse_config
+    from ledgerlake.api import run
+    from ledgerlake.options.config import parse_config
 
     own = Path(tempfile.mkdtemp(dir=folder))
     taken: list[int] = []
@@ -355,7 +355,7 @@ def pipeline_to_delta(spark: SparkSession, service_url: str, topic: str, count: 
 
 
 def _pipeline_without_stage(spark: SparkSession, service_url: str, topic: str, count: int, folder: Path) -> Pass:
-    with mock.patch("ledgerlake.sinks.delta.assemble", _no_stage):
+    with mock.patch("ledgerlake.pipeline.commit.assemble", _no_stage):
         return pipeline_to_delta(spark, service_url, topic, count, folder)
 
 

@@ -16,8 +16,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.live.runtime import Runtime, start_runtime
 
 from ledgerlake.client.producer import EntryProducer
+from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.source.options import parse_options
 from ledgerlake.source.stream_reader import LedgerlakeStreamReader
 from ledgerlake.wire.entry import encode_entry
 

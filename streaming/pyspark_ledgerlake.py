@@ -1,5 +1,5 @@
 """How Spark finds ``format("ledgerlake")`` without registration: it imports every top-level ``pyspark_*`` module."""
 
-from ledgerlake.sinks.datasource import LedgerlakeDataSource as DefaultSource
+from ledgerlake.publish.datasource import LedgerlakeDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -57,7 +57,7 @@ def runtime() -> Iterator[Runtime]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    from ledgerlake.query.session import start_session
+    from ledgerlake.runtime.session import start_session
 
     # State that is no longer needed goes each minute by default, which no test lasts.
     session = start_session("tests", "local[2]", {"spark.sql.streaming.stateStore.maintenanceInterval": "2s"})

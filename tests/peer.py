@@ -5,6 +5,7 @@ It serves one topic without partitions from a list of entries. What it does wron
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import threading
@@ -81,6 +82,7 @@ class Peer:
     hold_back: set[Position] = field(default_factory=set)
     requests: list[str] = field(default_factory=list)
     acknowledged: Position | None = None
+    drop_acknowledgements: int = 0
     greeting: bytes | None = None
     lookup: dict[str, Any] = field(default_factory=dict)
     proxied_to: str | None = None
@@ -136,6 +138,9 @@ class Peer:
 
     def disconnect(self) -> None:
         for one in list(self._open):
+            # A thread that waits in ``recv`` would still take what comes on a socket that is only closed.
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
             one.close()
         self._open.clear()
 
@@ -210,6 +215,9 @@ class Peer:
             consumers[event.consumer_id].permits += event.message_permits
         elif isinstance(event, pb.CommandGetLastMessageId):
             self._tell_last(connection, consumers[event.consumer_id], event.request_id)
+        elif isinstance(event, pb.CommandAck) and self.drop_acknowledgements:
+            self.drop_acknowledgements -= 1
+            self.disconnect()
         elif isinstance(event, pb.CommandAck):
             self.acknowledged = from_wire(event.message_id[0]).position
             connection.send(_encode("ACK_RESPONSE", request_id=event.request_id, consumer_id=event.consumer_id))

@@ -13,19 +13,19 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow.fs import LocalFileSystem
 
+from ledgerlake.assembly.chunk_entries import read_alone
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.compat import as_compat
 from ledgerlake.decode.entries import entry_rows
 from ledgerlake.decode.messages import decode_bundle
 from ledgerlake.decode.split import CHUNK, DELAYED, ENTRIES, MARKER, only_entry, read_delayed, split_bundle
+from ledgerlake.delay.cancel_messages import find_cancels
 from ledgerlake.errors import CorruptEntryError
-from ledgerlake.operators.cancelling import find_cancels
-from ledgerlake.operators.chunk_entries import read_alone
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.sinks.ordered import OrderedWriter, ParquetFolder, effective_times
-from ledgerlake.source.offsets import from_json, to_json
 from ledgerlake.source.positions import _stamped
+from ledgerlake.stored.offsets import from_json, to_json
+from ledgerlake.table.ordered_files import OrderedWriter, ParquetFolder, effective_times
 from ledgerlake.wire.connection import EntryReceived
 from ledgerlake.wire.consumer import Permits
 from ledgerlake.wire.entry import MAGIC_BROKER_METADATA, index_count, message_count, read_stamp

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from ledgerlake.broker.standalone import INTERCEPTORS, PULSAR_VERSION
+from ledgerlake.devbroker.standalone import INTERCEPTORS, PULSAR_VERSION
 
 if TYPE_CHECKING:
     from tests.live.runtime import Runtime
@@ -41,7 +41,7 @@ def test_the_editable_install_sees_all_three_source_roots() -> None:
 def test_the_wheel_holds_every_module_and_the_package_itself(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-    assert {"ledgerlake/__init__.py", "pyspark_ledgerlake.py", "ledgerlake/query/log4j2.properties"} <= names
+    assert {"ledgerlake/__init__.py", "pyspark_ledgerlake.py", "ledgerlake/runtime/log4j2.properties"} <= names
     sources = [path for root in ("proto", "udfs", "streaming") for path in (ROOT / root / "ledgerlake").rglob("*.py")]
     missing = [str(path) for path in sources if f"ledgerlake/{str(path).split('/ledgerlake/', 1)[1]}" not in names]
     assert missing == []
@@ -73,7 +73,7 @@ def test_spark_reads_with_the_wheel_handed_over_as_a_file(runtime: Runtime, whee
     program.write_text(
         "from pyspark.sql import SparkSession\n"
         "spark = SparkSession.builder.master('local[2]').config('spark.ui.enabled', 'false').getOrCreate()\n"
-        "from ledgerlake.sinks.datasource import LedgerlakeDataSource\n"
+        "from ledgerlake.publish.datasource import LedgerlakeDataSource\n"
         "import ledgerlake\n"
         "assert 'ledgerlake.zip' in ledgerlake.__file__, ledgerlake.__file__\n"
         "spark.dataSource.register(LedgerlakeDataSource)\n"
@@ -130,3 +130,23 @@ def test_compose_runs_the_same_broker_with_entry_metadata_on() -> None:
     assert environment["PULSAR_PREFIX_exposingBrokerEntryMetadataToClientEnabled"] == "true"
     assert "apply-config-from-env.py conf/standalone.conf" in " ".join(service["command"])
     assert "6650:6650" in service["ports"]
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("query", "Config"),
+        ("query", "load_config"),
+        ("query", "messages"),
+        ("query", "rejects"),
+        ("query", "run"),
+        ("query", "typed"),
+        ("query.session", "start_session"),
+        ("query.progress", "lags_of"),
+        ("sinks.datasource", "LedgerlakeDataSource"),
+        ("sinks.pulsar", "LargeMessageProducer"),
+    ],
+)
+def test_what_was_imported_from_a_former_place_is_what_the_api_has(module: str, name: str) -> None:
+    former = importlib.import_module(f"ledgerlake.{module}")
+    assert getattr(former, name) is getattr(importlib.import_module("ledgerlake.api"), name)

@@ -50,6 +50,11 @@ def test_no_history_loses_doubles_reorders_or_stops() -> None:
     assert sum(one.messages for one in verdicts) > 10 * len(verdicts)
 
 
+@pytest.mark.parametrize("seed", [36586])
+def test_a_history_that_failed_once_does_not_fail_again(seed: int, edges: Edges) -> None:
+    assert play(write_script(seed), edges).violations == []
+
+
 @pytest.mark.parametrize("fault", sorted(_FOUND_BY))
 def test_a_known_fault_is_found(fault: str, edges: Edges) -> None:
     script = write_script(_FOUND_BY[fault])

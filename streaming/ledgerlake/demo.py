@@ -23,7 +23,7 @@ from ledgerlake.pb import pulsar_pb2 as pb
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from ledgerlake.query.config import Config
+    from ledgerlake.options.config import Config
 
 PARTITIONS = 4
 _SECONDS = 15.0
@@ -61,8 +61,8 @@ _LARGE_BYTES = 7_000_000
 
 def run_demo(messages: int, *, as_json: bool = False) -> int:
     """Run it; 0 when the verdict is clean, else 1."""
-    from ledgerlake.broker import Broker
-    from ledgerlake.query.session import start_session
+    from ledgerlake.devbroker import Broker
+    from ledgerlake.runtime.session import start_session
 
     began_s = time.monotonic()
     _say("starting a Pulsar broker (fetched once, 240 MB)")
@@ -98,7 +98,7 @@ def create_partitioned_topic(admin_url: str, path: str, partitions: int) -> None
 
 
 def _config(service_url: str, topic: str, folder: Path) -> Config:
-    from ledgerlake.query.config import parse_config
+    from ledgerlake.options.config import parse_config
 
     return parse_config(
         {
@@ -110,8 +110,8 @@ def _config(service_url: str, topic: str, folder: Path) -> Config:
 
 
 def _stream_while_producing(spark: SparkSession, config: Config, service_url: str, topic: str, messages: int) -> None:
-    from ledgerlake.query.assemble import Pipeline
-    from ledgerlake.query.progress import ProgressScreen
+    from ledgerlake.pipeline.pipeline import Pipeline
+    from ledgerlake.pipeline.progress import ProgressScreen
 
     screen = ProgressScreen()
     pipeline = Pipeline(spark, config, screen.totals.add)
@@ -137,7 +137,7 @@ def _stream_while_producing(spark: SparkSession, config: Config, service_url: st
 
 
 def _show(spark: SparkSession, config: Config, messages: int, seconds: float, as_json: bool) -> bool:
-    from ledgerlake.query.verify import verify
+    from ledgerlake.inspect.verify import verify
 
     table = spark.read.format("delta").load(config.delta.path)
     table.createOrReplaceTempView("demo")

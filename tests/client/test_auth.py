@@ -13,15 +13,15 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from ledgerlake.broker.security import make_security
 from ledgerlake.client import auth
 from ledgerlake.client.auth import NOBODY, Authentication, hint, parse_authentication
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.topics import TopicSelection
 from ledgerlake.client.transport import TlsSettings
+from ledgerlake.devbroker.security import make_security
 from ledgerlake.errors import BrokerError, SetupError, TransportError, UsageError
-from ledgerlake.query.config import parse_config
-from ledgerlake.source.options import parse_options
+from ledgerlake.options.config import parse_config
+from ledgerlake.options.source_options import parse_options
 from tests.entries import single
 from tests.peer import TOPIC, Peer
 

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.topics import TopicSelection
 from ledgerlake.errors import UsageError
-from ledgerlake.source.options import parse_options
+from ledgerlake.options.source_options import parse_options
 from ledgerlake.source.stream_reader import LedgerlakeStreamReader
 from ledgerlake.wire import limits
 from tests.entries import single

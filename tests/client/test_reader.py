@@ -216,6 +216,20 @@ def test_a_cursor_on_another_topic_of_the_same_name_moves_from_its_beginning() -
         assert peer.acknowledged == Position(2, 0)
 
 
+def test_an_acknowledgement_that_was_interrupted_is_not_repeated_on_another_topic_of_the_same_name() -> None:
+    with Peer() as peer:
+        peer.add(*[b"entry"] * 5)
+        cursor = DurableCursor(cluster_of(peer), TOPIC, "s")
+        cursor.advance(Position(7, 3))
+        peer.entries.clear()
+        peer.acknowledged = None
+        peer.add(b"new", b"newer", ledger_id=2)
+        peer.drop_acknowledgements = 1
+        cursor.advance(Position(7, 4))
+        assert peer.drop_acknowledgements == 0
+        assert peer.acknowledged is None
+
+
 def test_a_cursor_waits_for_a_dead_holder_and_then_says_who_is_in_the_way() -> None:
     with Peer(refuse_subscribe=[pb.ConsumerBusy, pb.ConsumerBusy]) as peer:
         DurableCursor(cluster_of(peer), TOPIC, "s").ensure(from_earliest=True)

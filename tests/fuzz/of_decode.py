@@ -15,6 +15,9 @@ import numpy as np
 import pyarrow as pa
 from google.protobuf import descriptor_pb2
 
+from ledgerlake.assembly.assembler import Assembled
+from ledgerlake.assembly.chunk_entries import read_alone
+from ledgerlake.assembly.rules import Chunk, Limits
 from ledgerlake.decode import crypto, records, schema
 from ledgerlake.decode.codecs import compress, decompress
 from ledgerlake.decode.compat import as_compat
@@ -28,13 +31,10 @@ from ledgerlake.decode.rejects import RejectedEntry, read_reject, reject_frame, 
 from ledgerlake.decode.split import CHUNK, DELAYED, ENTRIES, MARKER, only_entry, read_delayed, split_bundle
 from ledgerlake.decode.typed import type_values
 from ledgerlake.decode.values import Encoded, column_type, decoder
+from ledgerlake.delay.cancel_messages import find_cancels
 from ledgerlake.errors import CorruptEntryError, DecryptionError, MalformedFrameError, SetupError
-from ledgerlake.operators.assembly import Assembled
-from ledgerlake.operators.cancelling import find_cancels
-from ledgerlake.operators.chunk_entries import read_alone
-from ledgerlake.operators.local import LocalAssembly
+from ledgerlake.operators.in_task import LocalAssembly
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.state.chunks import Chunk, Limits
 from ledgerlake.wire import commands, limits
 from ledgerlake.wire.entry import delivery_time_ms, encode_batch, encode_entry, parse_entry
 from ledgerlake.wire.message_id import Position
@@ -526,15 +526,15 @@ TARGETS = [
     ),
     Target("entry-rows", "decode.entries", _bundles_of(seeds.all_entries), _judge_entry_rows, (MalformedFrameError,)),
     Target(
-        "split", "decode.split, operators.chunk_entries",
+        "split", "decode.split, assembly.chunk_entries",
         _bundles_of(lambda: (*seeds.delayed_entries(), *seeds.large_entries(), *seeds.plain_entries()[:5])), _judge_split, (MalformedFrameError,),
     ),
     Target("rejects", "decode.rejects", _bundles_of(seeds.all_entries), _judge_rejects, (MalformedFrameError,)),
-    Target("chunks", "chunks to large messages: operators.local, decode.large", _some_chunks, _judge_chunks, (MalformedFrameError,)),
+    Target("chunks", "chunks to large messages: operators.in_task, decode.large", _some_chunks, _judge_chunks, (MalformedFrameError,)),
     Target("codec", "decode.codecs: sizes that are claimed", _packed_payload, _judge_codec, (CorruptEntryError,), memory_bytes=40 * MIB),
     Target("encrypted", "decode.crypto", _an_encrypted_entry, _judge_encrypted, (CorruptEntryError,)),
     Target("payloads", "decode.payloads", seeds.an_entry, _judge_processed, (CorruptEntryError,)),
     Target("schema", "decode.values, records, protobufs: schemas", _a_schema, _judge_schema, (SetupError,)),
     Target("values", "decode.values, records, protobufs: values", _some_values, _judge_values, (SetupError,)),
-    Target("typed", "decode.typed, decode.compat, operators.cancelling", _some_values, _judge_typed, (SetupError,)),
+    Target("typed", "decode.typed, decode.compat, delay.cancel_messages", _some_values, _judge_typed, (SetupError,)),
 ]  # fmt: skip

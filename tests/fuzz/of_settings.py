@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from ledgerlake.client.auth import parse_authentication, tls_files
 from ledgerlake.client.topics import TopicSelection, full_name, full_pattern, join_partition, split_partition
 from ledgerlake.client.transport import parse_service_url
+from ledgerlake.delay.cancels import parse_cancel
 from ledgerlake.errors import OffsetError, UsageError
-from ledgerlake.query.config import Config, parse_trigger, read_config
-from ledgerlake.source.options import (
+from ledgerlake.options.config import Config, parse_trigger, read_config
+from ledgerlake.options.source_options import (
     duration_ms,
     parse_bound,
     parse_end,
@@ -20,7 +21,6 @@ from ledgerlake.source.options import (
     parse_start,
     parse_time_ms,
 )
-from ledgerlake.state.delay.cancels import parse_cancel
 from ledgerlake.wire.message_id import Position
 from tests.fuzz import mutate
 from tests.fuzz.engine import Target
@@ -221,7 +221,7 @@ def _judge_cancel(data: bytes) -> int:
 
 
 TARGETS = [
-    Target("configuration", "query.config: TOML", _a_configuration, _judge_configuration, (UsageError,)),
+    Target("configuration", "options.config: TOML", _a_configuration, _judge_configuration, (UsageError,)),
     Target("options", "source.options, compat_options", _some_options, _judge_options, (UsageError, OffsetError)),
     Target("bounds", "source.options: bounds, times, indexes, durations", _texts(_BOUNDS), _judge_bound, (UsageError,)),
     Target("names", "client.topics, transport, auth: names, patterns, urls, credentials", _texts(_NAMES), _judge_name, (UsageError,)),

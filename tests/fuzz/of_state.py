@@ -6,10 +6,16 @@ import json
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from ledgerlake.assembly.rules import Chunk, Limits, OpenSet, PendingSets, SetKey
+from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
+from ledgerlake.delay.cancels import Cancel, cancels_from_json, cancels_to_json
+from ledgerlake.delay.segment import waiting
+from ledgerlake.delay.snapshot import metadata_from_bytes, metadata_to_bytes, segment_from_bytes, segment_to_bytes
+from ledgerlake.delay.storage import METADATA, MemoryStorage
+from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.errors import OffsetError
-from ledgerlake.operators.buckets import StateStorage
+from ledgerlake.operators.bucket_storage import StateStorage
 from ledgerlake.operators.delayed import _elsewhere_from_json, _elsewhere_to_json
-from ledgerlake.operators.processor import set_from_json, set_to_json
 from ledgerlake.operators.rows import (
     Begun,
     Report,
@@ -20,18 +26,12 @@ from ledgerlake.operators.rows import (
     standing_from_json,
     standing_to_json,
 )
-from ledgerlake.query import checkpoint, cursors
-from ledgerlake.sinks import outbox
-from ledgerlake.source import wakes
-from ledgerlake.source.offsets import PartitionOffset, from_json, to_json
-from ledgerlake.state.chunks import Chunk, Limits, OpenSet, PendingSets, SetKey
-from ledgerlake.state.delay.bucket import Record, record_from_json, record_to_json
-from ledgerlake.state.delay.cancels import Cancel, cancels_from_json, cancels_to_json
-from ledgerlake.state.delay.segment import waiting
-from ledgerlake.state.delay.snapshot import metadata_from_bytes, metadata_to_bytes, segment_from_bytes, segment_to_bytes
-from ledgerlake.state.delay.storage import METADATA, MemoryStorage
-from ledgerlake.state.delay.tracker import DelayedTracker, DelaySettings
-from ledgerlake.state.stored import parse_stored
+from ledgerlake.operators.stateful import set_from_json, set_to_json
+from ledgerlake.pipeline import checkpoint, cursors
+from ledgerlake.publish import outbox
+from ledgerlake.source import wake_ups
+from ledgerlake.stored.fields import parse_stored
+from ledgerlake.stored.offsets import PartitionOffset, from_json, to_json
 from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.fuzz import mutate
@@ -302,14 +302,14 @@ TARGETS = [
     Target("standing", "rows from the stateful stage: standings", _json_of(standing_to_json(_STANDING)), _judge_standing, _REFUSED),
     Target("cancels", "cancels in state", _json_of(cancels_to_json(one for one in _REPORT.events if isinstance(one, Cancel))), _judge_cancels, _REFUSED),
     Target("delayed-large", "delayed large messages in state", _json_of(*_LARGE), _judge_large, _REFUSED),
-    Target("cursor-ends", "query.cursors: what is to be acknowledged", _json_of(_ENDS), _reads(cursors._read, 1), _REFUSED),
-    Target("outbox", "sinks.outbox: its name, and all of version 1", _json_of(*_OUTBOX), _reads(outbox._outbox, 2), _REFUSED),
-    Target("outbox-name", "query.checkpoint: the outbox's name", _json_of('{"version": 1, "name": "abcd"}'), _reads(checkpoint._outbox_name, 1), _REFUSED),
-    Target("outbox-record", "sinks.outbox: a micro-batch", _json_of(_OUTBOX_RECORD), _reads(outbox._record, 2), _REFUSED),
-    Target("wakes", "source.wakes", _json_of('{"version": 1, "wakes": {"t": 1777626000123}}'), _reads(wakes._wakes, 1), _REFUSED),
+    Target("cursor-ends", "pipeline.cursors: what is to be acknowledged", _json_of(_ENDS), _reads(cursors._read, 1), _REFUSED),
+    Target("outbox", "publish.outbox: its name, and all of version 1", _json_of(*_OUTBOX), _reads(outbox._outbox, 2), _REFUSED),
+    Target("outbox-name", "pipeline.checkpoint: the outbox's name", _json_of('{"version": 1, "name": "abcd"}'), _reads(checkpoint._outbox_name, 1), _REFUSED),
+    Target("outbox-record", "publish.outbox: a micro-batch", _json_of(_OUTBOX_RECORD), _reads(outbox._record, 2), _REFUSED),
+    Target("wakes", "source.wakes", _json_of('{"version": 1, "wakes": {"t": 1777626000123}}'), _reads(wake_ups._wakes, 1), _REFUSED),
     Target("record", "the record of the delayed index", _texts_of(lambda: [_index()[0]]), _judge_record, _REFUSED),
     Target("snapshot-metadata", "state.delay.snapshot: metadata", _any_of(lambda: _values(True)), _judge_metadata, _REFUSED, work_factor=10),
     Target("snapshot-segment", "state.delay.snapshot: segments", _any_of(lambda: _values(False)), _judge_segment, _REFUSED),
-    Target("packed-bucket", "operators.buckets: directories and blocks", _a_packed_bucket, _judge_packed, _REFUSED, memory_bytes=48 * MIB),
+    Target("packed-bucket", "operators.bucket_storage: directories and blocks", _a_packed_bucket, _judge_packed, _REFUSED, memory_bytes=48 * MIB),
     Target("tracker", "state.delay.tracker over a damaged index", _an_index, _judge_tracker, _REFUSED, work_factor=10),
 ]  # fmt: skip

@@ -13,14 +13,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ledgerlake.broker import Broker
 from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.devbroker import Broker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from ledgerlake.broker.security import Security
+    from ledgerlake.devbroker.security import Security
 
 _numbers = itertools.count()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from ledgerlake.query.session import start_session
+from ledgerlake.runtime.session import start_session
 
 SCHEMA = "value binary, key string, properties map<string,string>, event_time timestamp"
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ledgerlake.query import run
-from ledgerlake.query.config import parse_config
-from ledgerlake.query.verify import verify
+from ledgerlake.api import run
+from ledgerlake.inspect.verify import verify
+from ledgerlake.options.config import parse_config
 from tests.live.runtime import wait_until
 from tests.live.test_delay import now_ms
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from ledgerlake.sinks.delta import BatchResult
+    from ledgerlake.pipeline.commit import BatchResult
     from tests.live.runtime import Runtime
 
 pytestmark = [pytest.mark.live, pytest.mark.spark, pytest.mark.slow]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ledgerlake.java import cache_folder
-from ledgerlake.query.session import delta_jars
+from ledgerlake.runtime.java import cache_folder
+from ledgerlake.runtime.session import delta_jars
 from tests.live.runtime import to_toml, wait_until
 from tests.live.test_stream import publish
 

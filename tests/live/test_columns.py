@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pulsar
 import pytest
 
-from ledgerlake.query import run
-from ledgerlake.query.config import parse_config
-from ledgerlake.query.peek import entry_line, peek
-from ledgerlake.query.verify import verify
+from ledgerlake.api import run
+from ledgerlake.inspect.peek import entry_line, peek
+from ledgerlake.inspect.verify import verify
+from ledgerlake.options.config import parse_config
 
 if TYPE_CHECKING:
     from pathlib import Path

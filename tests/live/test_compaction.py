@@ -14,14 +14,14 @@ from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.decode.crypto import CryptoSettings
+from ledgerlake.options.read_settings import ReadSettings
+from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.bounds import tail_once
 from ledgerlake.source.last_entry import last_message
-from ledgerlake.source.offsets import PartitionOffset
-from ledgerlake.source.options import parse_options
-from ledgerlake.source.partition_reader import read_messages
 from ledgerlake.source.planning import entry_range
-from ledgerlake.source.read_settings import ReadSettings
+from ledgerlake.source.task_reader import read_messages
+from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, MessageId, Position
 from tests.live.runtime import wait_until

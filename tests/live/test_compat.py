@@ -15,9 +15,9 @@ from pulsar import schema as ps
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.functions import expr
 
-from ledgerlake.broker import Broker
+from ledgerlake.api import messages
 from ledgerlake.decode.as_udf import compat
-from ledgerlake.query import messages
+from ledgerlake.devbroker import Broker
 from tests.live.runtime import SETTINGS, Runtime
 from tests.live.test_columns import run_once
 

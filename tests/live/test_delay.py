@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from deltalake import DeltaTable
 
-from ledgerlake.query import messages, run
-from ledgerlake.query.assemble import cancel
-from ledgerlake.query.config import parse_config
-from ledgerlake.query.verify import verify
-from ledgerlake.query.waiting import waiting_messages
-from ledgerlake.sinks.pulsar import LargeMessageProducer
+from ledgerlake.api import messages, run
+from ledgerlake.inspect.verify import verify
+from ledgerlake.inspect.waiting_messages import waiting_messages
+from ledgerlake.options.config import parse_config
+from ledgerlake.pipeline.pipeline import cancel
+from ledgerlake.publish.large_messages import LargeMessageProducer
 from tests.live.runtime import wait_until
 from tests.live.test_columns import run_once
 from tests.live.test_large import backlog, rejects_rows, table_rows
@@ -227,7 +227,7 @@ def test_a_checkpoint_whose_state_files_are_of_version_1_goes_on(
     due_ms = now_ms() + 20_000
     publish(runtime, topic, [(b"a%d" % one, due_ms) for one in range(60)])
     with monkeypatch.context() as older:
-        older.setattr("ledgerlake.query.checkpoint.STATE_VERSION", 1)
+        older.setattr("ledgerlake.pipeline.checkpoint.STATE_VERSION", 1)
         assert once(spark, data).waiting == 60
     assert (tmp_path / "checkpoint" / "commits" / "0").read_text().startswith("v1")
     assert sum(one.waiting for one in waiting_messages(spark, parse_config(data))) == 60

@@ -11,7 +11,7 @@ import pulsar
 import pytest
 
 from ledgerlake.errors import DecryptionError
-from ledgerlake.query.verify import verify
+from ledgerlake.inspect.verify import verify
 from tests.encryption import private_pem, public_pem
 from tests.live.test_columns import run_once
 from tests.live.test_large import rejects_rows, table_rows

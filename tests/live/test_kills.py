@@ -130,7 +130,7 @@ def _run_and_kill(runtime: Runtime, folder: Path, config: str, kills: int, resta
 
 
 # Of tasks and of planners.
-_DAEMONS = {"ledgerlake.query.daemon", "pyspark.daemon"}
+_DAEMONS = {"ledgerlake.pipeline.worker_daemon", "pyspark.daemon"}
 
 
 def _kill_a_worker(driver: int, rng: random.Random) -> None:

@@ -11,13 +11,13 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
+from ledgerlake.api import messages, rejects, run
 from ledgerlake.client.producer import EntryProducer
+from ledgerlake.inspect.open_messages import open_messages
+from ledgerlake.inspect.verify import Verdict, verify
+from ledgerlake.options.config import parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.query import messages, rejects, run
-from ledgerlake.query.config import parse_config
-from ledgerlake.query.open_sets import open_messages
-from ledgerlake.query.verify import Verdict, verify
-from ledgerlake.sinks.pulsar import LargeMessageProducer
+from ledgerlake.publish.large_messages import LargeMessageProducer
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import ChunkMessageId, from_bytes, to_bytes
 from tests.chunks import chunk_entries

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ledgerlake.broker.standalone import distribution
 from ledgerlake.client.reader import EntryReader
+from ledgerlake.devbroker.standalone import distribution
 from ledgerlake.errors import DataLossError
-from ledgerlake.java import find_java
+from ledgerlake.runtime.java import find_java
 from ledgerlake.source.bounds import first_available
 from tests.chunks import chunk_entries
 from tests.live.runtime import Runtime, start_runtime, wait_until

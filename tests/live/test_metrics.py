@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ledgerlake.api import run
 from ledgerlake.errors import SetupError
-from ledgerlake.query import run
-from ledgerlake.query.config import MetricsConfig, parse_config
-from ledgerlake.query.metrics import ServedMetrics
+from ledgerlake.options.config import MetricsConfig, parse_config
+from ledgerlake.pipeline.metrics import ServedMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from deltalake import DeltaTable
 
+from ledgerlake.api import run
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.errors import CheckpointError, ConsumerBusyError, SetupError
-from ledgerlake.query import assemble, run
-from ledgerlake.query.assemble import Pipeline, forget
-from ledgerlake.query.config import parse_config
+from ledgerlake.options.config import parse_config
+from ledgerlake.pipeline.pipeline import Pipeline, forget
 from tests.live.runtime import Runtime, start_runtime, wait_until
 from tests.live.test_columns import run_once, table_rows
 from tests.live.test_stream import publish
@@ -70,7 +70,7 @@ def test_a_batch_that_spark_has_not_recorded_is_still_on_a_broker_that_trims(
         written.set()
         raise RuntimeError("killed behind the table's commit")
 
-    monkeypatch.setattr(assemble.Pipeline, "_write_batch", die_behind_the_commit)
+    monkeypatch.setattr(Pipeline, "_write_batch", die_behind_the_commit)
     pipeline = run(spark, parse_config(data))
     wait_until(written.is_set)
     with pytest.raises(SetupError):

@@ -15,13 +15,13 @@ import pytest
 
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.client.reader import EntryReader
+from ledgerlake.inspect.lag import find_lags
+from ledgerlake.options.config import parse_config
+from ledgerlake.options.source_options import AtIndex, AtTime
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.query.config import parse_config
-from ledgerlake.query.lag import find_lags
 from ledgerlake.source import bounds
 from ledgerlake.source.bounds import resolve_end, resolve_start
 from ledgerlake.source.last_entry import last_position
-from ledgerlake.source.options import AtIndex, AtTime
 from ledgerlake.source.positions import next_until
 from ledgerlake.wire.entry import Stamp, encode_batch, encode_entry, message_count, read_stamp
 from ledgerlake.wire.message_id import BEFORE_ALL, Position, from_bytes, parse_message_id, to_bytes

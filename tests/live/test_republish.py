@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any
 import pulsar
 import pytest
 
+from ledgerlake.api import run
 from ledgerlake.client.cluster import ClientSettings
 from ledgerlake.client.producer import EntryProducer
+from ledgerlake.inspect.verify import verify
+from ledgerlake.options.config import parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.query import run
-from ledgerlake.query.config import parse_config
-from ledgerlake.query.verify import verify
-from ledgerlake.sinks.republish import Republisher, _Sender, java_hash
+from ledgerlake.publish.republisher import Republisher, _Sender, java_hash
 from ledgerlake.wire.entry import encode_entry
 from tests.live.runtime import commits, start_runtime, wait_for_commits, wait_until
 from tests.live.test_cli import config_file, ledgerlake
 from tests.live.test_delay import now_ms, once, publish, settings, wait_for_rows
-from tests.sinks.test_republish import filled
+from tests.publish.test_republisher import filled
 
 if TYPE_CHECKING:
     from pathlib import Path

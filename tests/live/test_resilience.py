@@ -11,9 +11,9 @@ import pytest
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.errors import LedgerlakeError
+from ledgerlake.inspect.verify import verify
+from ledgerlake.options.config import parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.query.config import parse_config
-from ledgerlake.query.verify import verify
 from ledgerlake.source.last_entry import last_position
 from ledgerlake.source.positions import next_until
 from ledgerlake.wire.entry import encode_entry, parse_entry

@@ -13,7 +13,7 @@ import pytest
 from pulsar import schema as ps
 from pyspark.errors import AnalysisException
 
-from ledgerlake.query import typed
+from ledgerlake.api import typed
 from tests.decode.test_values import protobuf
 from tests.live.test_columns import run_once
 

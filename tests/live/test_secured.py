@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ledgerlake.query import messages
-from ledgerlake.query.config import parse_config
-from ledgerlake.query.verify import verify
+from ledgerlake.api import messages
+from ledgerlake.inspect.verify import verify
+from ledgerlake.options.config import parse_config
 from tests.live.runtime import Runtime, start_runtime, wait_until
 from tests.live.test_cli import config_file, ledgerlake
 from tests.live.test_columns import run_once

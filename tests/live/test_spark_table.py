@@ -11,11 +11,11 @@ import pytest
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.decode import schema
 from ledgerlake.errors import TableError, UsageError
-from ledgerlake.query.config import parse_config
-from ledgerlake.query.verify import verify
-from ledgerlake.sinks.batch_record import BatchRecord, Recorded
-from ledgerlake.sinks.spark_table import SparkTable, open_table
-from ledgerlake.sinks.tables import Table
+from ledgerlake.inspect.verify import verify
+from ledgerlake.options.config import parse_config
+from ledgerlake.table.batch_record import BatchRecord, Recorded
+from ledgerlake.table.delta_table import Table
+from ledgerlake.table.spark_table import SparkTable, open_table
 from tests.live.test_columns import run_once
 from tests.live.test_large import rejects_rows
 

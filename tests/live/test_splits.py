@@ -12,8 +12,8 @@ from deltalake import DeltaTable
 
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.decode.codecs import compress
+from ledgerlake.inspect.verify import verify
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.query.verify import verify
 from ledgerlake.wire.entry import encode_batch, encode_entry
 from tests.live.runtime import Runtime, start_runtime
 from tests.live.test_columns import run_once

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from deltalake import DeltaTable
 
+from ledgerlake.api import messages, rejects, run
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.errors import CheckpointError, LedgerlakeError, SetupError, TableError, TopicNotFoundError
-from ledgerlake.query import messages, rejects, run
-from ledgerlake.query.assemble import forget
-from ledgerlake.query.config import parse_config
-from ledgerlake.query.lag import find_lags
-from ledgerlake.query.verify import verify
+from ledgerlake.inspect.lag import find_lags
+from ledgerlake.inspect.verify import verify
+from ledgerlake.options.config import parse_config
+from ledgerlake.pipeline.pipeline import forget
 from tests.live.runtime import wait_until
 from tests.live.test_columns import run_once, table_rows
 
@@ -338,7 +338,7 @@ def test_a_table_that_the_writer_cannot_honour_is_refused(
     spark: SparkSession, tmp_path: Path, change: str, reason: str
 ) -> None:
     from ledgerlake.decode import schema
-    from ledgerlake.sinks.tables import Table
+    from ledgerlake.table.delta_table import Table
 
     table = Table(str(tmp_path / "table"), schema.MESSAGES)
     table.create(spark)
@@ -349,7 +349,7 @@ def test_a_table_that_the_writer_cannot_honour_is_refused(
 
 def test_a_partitioned_table_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     from ledgerlake.decode import schema
-    from ledgerlake.sinks.tables import Table
+    from ledgerlake.table.delta_table import Table
 
     table = Table(str(tmp_path / "table"), schema.MESSAGES)
     table.create(spark)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
-from ledgerlake.state.chunks import Chunk, Deliver, Hold, Limits, PendingSets, PutAside, Reject, SetKey
+from ledgerlake.assembly.rules import Chunk, Deliver, Hold, Limits, PendingSets, PutAside, Reject, SetKey
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ledgerlake.state.delay.bucket import Record, record_from_json, record_to_json
-from ledgerlake.state.delay.segment import Key, key_at, waiting
-from ledgerlake.state.delay.storage import MemoryStorage
-from ledgerlake.state.delay.tracker import DelayedTracker, DelaySettings
+from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
+from ledgerlake.delay.segment import Key, key_at, waiting
+from ledgerlake.delay.storage import MemoryStorage
+from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import random
 
 import pytest
 
-from ledgerlake.state.chunks import Chunk, Limits
+from ledgerlake.assembly.rules import Chunk, Limits
 from tests.model.test_chunks_model import play_all, reference, schedule
 from tests.operators.stage import Settled, Stage, task
 

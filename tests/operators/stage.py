@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from ledgerlake.decode.messages import TopicPartition
-from ledgerlake.operators.delayed import DelayOptions
-from ledgerlake.operators.local import LocalAssembly
-from ledgerlake.operators.processor import Processor
+from ledgerlake.operators.in_task import LocalAssembly
 from ledgerlake.operators.rows import Report, Standing, flow_row, report_to_json, standing_from_json
+from ledgerlake.operators.stateful import Processor
+from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ledgerlake.operators.assembly import Outcome
-    from ledgerlake.state.chunks import Chunk, Limits
+    from ledgerlake.assembly.assembler import Outcome
+    from ledgerlake.assembly.rules import Chunk, Limits
     from ledgerlake.wire.chunks import Marker
 
 SOURCE = TopicPartition("persistent://public/default/t", 0)

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ledgerlake.assembly.rules import Limits
 from ledgerlake.decode.messages import BatchPart
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import DELAYED, entries_of
+from ledgerlake.delay.cancels import Cancel, Cancels, cancels_from_json, cancels_to_json, parse_cancel
+from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.errors import OffsetError
-from ledgerlake.operators import buckets, delayed
-from ledgerlake.operators.delayed import DelayOptions
+from ledgerlake.operators import bucket_storage, delayed
 from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
 from ledgerlake.operators.rows import FLOW, Report, Standing, Waits, delayed_rows, flow_row, report_to_json
+from ledgerlake.options.delay_options import DelayOptions
+from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.source.options import parse_options
-from ledgerlake.state.chunks import Limits
-from ledgerlake.state.delay.cancels import Cancel, Cancels, cancels_from_json, cancels_to_json, parse_cancel
-from ledgerlake.state.delay.tracker import DelaySettings
 from ledgerlake.wire import commands
 from ledgerlake.wire.entry import encode_batch, encode_entry
 from ledgerlake.wire.message_id import Position
@@ -399,8 +399,8 @@ def query(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Say which query's worker process, just started, this is."""
 
     def become(name: str) -> None:
-        buckets._swept_s.clear()
-        buckets._recent.__init__(10**6)  # type: ignore[misc]
+        bucket_storage._swept_s.clear()
+        bucket_storage._recent.__init__(10**6)  # type: ignore[misc]
         monkeypatch.setattr(delayed, "_query_id", lambda: name)
 
     return become

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ledgerlake.assembly.assembler import Assembled, Rejected
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.messages import TopicPartition
-from ledgerlake.operators.assembly import Assembled, Rejected
 from ledgerlake.operators.outcomes import OutcomeDecoder
-from ledgerlake.source.options import parse_options
+from ledgerlake.options.source_options import parse_options
 from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
 from tests.entries import single

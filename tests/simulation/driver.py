@@ -29,15 +29,16 @@ from typing import TYPE_CHECKING, Any
 import pyspark
 
 import ledgerlake
-from ledgerlake import files
 from ledgerlake.client import cluster, session
 from ledgerlake.decode import kernels
 from ledgerlake.errors import LedgerlakeError
-from ledgerlake.operators import buckets, processor
-from ledgerlake.query import assemble
-from ledgerlake.query.config import parse_config
-from ledgerlake.sinks import republish, tables
-from ledgerlake.source import partition_reader
+from ledgerlake.operators import bucket_storage, stateful
+from ledgerlake.options.config import parse_config
+from ledgerlake.pipeline.pipeline import Pipeline, cause_of
+from ledgerlake.publish import republisher
+from ledgerlake.source import task_reader
+from ledgerlake.stored import files
+from ledgerlake.table import delta_table
 from tests.simulation.broker import MemoryTransport
 from tests.simulation.lake import MemoryTable
 from tests.simulation.spark import Rows, Session
@@ -46,7 +47,7 @@ from tests.simulation.world import EPOCH_S, Carrier, Event, Lock
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ledgerlake.query.config import Config
+    from ledgerlake.options.config import Config
     from tests.simulation.broker import Cluster
     from tests.simulation.disk import Disk
     from tests.simulation.lake import Lake
@@ -70,7 +71,7 @@ class Edges:
     def __enter__(self) -> Edges:
         self._owner = threading.current_thread()
         for found in pkgutil.walk_packages(ledgerlake.__path__, "ledgerlake."):
-            if found.name.startswith(("ledgerlake.broker", "ledgerlake.cli", "ledgerlake.demo")):
+            if found.name.startswith(("ledgerlake.devbroker", "ledgerlake.cli", "ledgerlake.demo")):
                 continue
             importlib.import_module(found.name)
         replaced = {
@@ -80,7 +81,7 @@ class Edges:
             id(secrets): _Secrets(self),
             id(files.resolve): lambda path: (self.disk.filesystem, path),
             id(ThreadPoolExecutor): _Executor,
-            id(tables.DeltaTable): MemoryTable,
+            id(delta_table.DeltaTable): MemoryTable,
         }
         for name, module in list(sys.modules.items()):
             if name.startswith("ledgerlake."):
@@ -89,12 +90,12 @@ class Edges:
                         self.replace(module, attribute, replaced[id(value)])
         self.replace(session, "Transport", MemoryTransport)
         self.replace(session, "_keep_alive", lambda _session: None)
-        self.replace(partition_reader, "ahead", lambda source, _most: source)
+        self.replace(task_reader, "ahead", lambda source, _most: source)
         self.replace(cluster, "os", SimpleNamespace(getpid=lambda: self.world.current.context.pid))
         self.replace(pyspark.TaskContext, "get", lambda: self.world.current.process.root.session.sparkContext)  # type: ignore[attr-defined]
-        self.replace(processor, "_frame", lambda row: Rows([tuple(row)]))
+        self.replace(stateful, "_frame", lambda row: Rows([tuple(row)]))
         self.replace(kernels, "is_kept", True)
-        self.replace(republish, "pulsar_client", lambda _settings: _Client(self.due))
+        self.replace(republisher, "pulsar_client", lambda _settings: _Client(self.due))
         self._level = logging.getLogger("ledgerlake").level
         logging.getLogger("ledgerlake").setLevel(logging.CRITICAL)
         return self
@@ -135,8 +136,8 @@ class Edges:
         MemoryTable.lake = lake
         cluster._clusters.clear()
         # Ids of buckets are never used again but by histories that are played again.
-        buckets._recent._values.clear()
-        buckets._recent._bytes = 0
+        bucket_storage._recent._values.clear()
+        bucket_storage._recent._bytes = 0
 
 
 class _Replaced:
@@ -374,7 +375,7 @@ class Application:
             self.was_refused = True
         except Exception as error:
             # The command puts it so.
-            self.error = assemble.cause_of(error)
+            self.error = cause_of(error)
             self.ended, self.was_refused = f"{type(self.error).__name__}: {self.error}", True
             self.mistake = self.mistake or _mistake(error)
         if self.session.query is not None:
@@ -384,7 +385,7 @@ class Application:
         self.exits()
 
     def _work(self) -> None:
-        pipeline = self.pipeline = assemble.Pipeline(self.session, self.settings, self._count)  # type: ignore[arg-type]
+        pipeline = self.pipeline = Pipeline(self.session, self.settings, self._count)  # type: ignore[arg-type]
         try:
             pipeline.start(self.once)
             while not self._stop.is_set() and not pipeline.wait(0.5):

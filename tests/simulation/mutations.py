@@ -8,15 +8,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cursor import DurableCursor
-from ledgerlake.query import assemble
-from ledgerlake.query.assemble import Pipeline
-from ledgerlake.query.checkpoint import Checkpoint
-from ledgerlake.query.cursors import CursorKeeper
-from ledgerlake.sinks.outbox import Outbox
-from ledgerlake.sinks.tables import Table
-from ledgerlake.source import wakes
+from ledgerlake.pipeline import pipeline
+from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.cursors import CursorKeeper
+from ledgerlake.pipeline.pipeline import Pipeline
+from ledgerlake.publish.outbox import Outbox
+from ledgerlake.source import wake_ups
 from ledgerlake.source.bounds import resolve_start
 from ledgerlake.source.stream_reader import _Planner
+from ledgerlake.table.delta_table import Table
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
@@ -101,9 +101,9 @@ def _wakes_in_one_file(edges: Edges) -> None:
     """When a batch is wanted stands in one file, which the last writer replaces."""
 
     def save(folder: str, _batch_id: int, wakes_ms: dict[str, int]) -> None:
-        wakes.save_wakes(folder, 0, wakes_ms)
+        wake_ups.save_wakes(folder, 0, wakes_ms)
 
-    edges.replace(assemble, "save_wakes", save)
+    edges.replace(pipeline, "save_wakes", save)
 
 
 def _batches_run_again_without_their_entries(edges: Edges) -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.errors import SetupError, UsageError
+from ledgerlake.options.source_options import After, AtIndex, AtTime, Before, Bound, parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.bounds import Ending, matching_partitions, resolve_end, resolve_start, tail_once
-from ledgerlake.source.offsets import PartitionOffset
-from ledgerlake.source.options import After, AtIndex, AtTime, Before, Bound, parse_options
-from ledgerlake.source.partition_reader import read_messages
 from ledgerlake.source.planning import entry_range
+from ledgerlake.source.task_reader import read_messages
+from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import ChunkMessageId, MessageId, Position, to_bytes
 from tests.entries import BROKER_TIME_MS, batch

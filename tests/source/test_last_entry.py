@@ -11,9 +11,9 @@ from ledgerlake.client.reader import EntryReader
 from ledgerlake.decode.codecs import compress
 from ledgerlake.decode.crypto import CryptoSettings
 from ledgerlake.errors import SetupError
+from ledgerlake.options.read_settings import ReadSettings
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source import last_entry
-from ledgerlake.source.read_settings import ReadSettings
 from ledgerlake.wire.entry import encode_batch, encode_entry
 from ledgerlake.wire.last_message import LastEntry
 from ledgerlake.wire.message_id import AFTER_ALL, MessageId, Position

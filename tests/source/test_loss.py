@@ -9,13 +9,13 @@ import pyspark
 import pytest
 
 from ledgerlake.errors import DataLossError
+from ledgerlake.options.source_options import SourceOptions, parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.source import gathering
-from ledgerlake.source.gathering import DATA_LOSS
+from ledgerlake.source import range_reader
 from ledgerlake.source.loss import Loss, Taken, find_loss, moved_to, tell_tasks
-from ledgerlake.source.options import SourceOptions, parse_options
-from ledgerlake.source.partition_reader import read_bundles, read_entries, read_messages
 from ledgerlake.source.planning import EntryRange
+from ledgerlake.source.range_reader import DATA_LOSS
+from ledgerlake.source.task_reader import read_bundles, read_entries, read_messages
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.entries import batch
@@ -177,14 +177,14 @@ def test_what_is_removed_while_the_end_of_a_range_is_looked_at_is_no_loss(monkey
     with Peer() as peer:
         peer.add(batch([b"a"], index=0), batch([b"b"], index=1), ledger_id=7)
         peer.add(batch([b"later"], index=2), ledger_id=9)
-        ask = gathering.entry_from
+        ask = range_reader.entry_from
 
         def ask_and_remove(*args: Any) -> Any:
             found = ask(*args)
             del peer.entries[:2]
             return found
 
-        monkeypatch.setattr(gathering, "entry_from", ask_and_remove)
+        monkeypatch.setattr(range_reader, "entry_from", ask_and_remove)
         span = EntryRange(TOPIC, Position(7, 1), Position(9, -1), after_index=1)
         assert [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()] == []
 

@@ -10,14 +10,14 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.errors import DataLossError
+from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source import stream_reader
 from ledgerlake.source.bounds import tail_once
-from ledgerlake.source.offsets import PartitionOffset, from_json, to_json
-from ledgerlake.source.options import parse_options
 from ledgerlake.source.positions import count_messages
 from ledgerlake.source.stream_reader import LedgerlakeStreamReader
-from ledgerlake.source.wakes import save_wakes
+from ledgerlake.source.wake_ups import save_wakes
+from ledgerlake.stored.offsets import PartitionOffset, from_json, to_json
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.entries import single

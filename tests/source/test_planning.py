@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ledgerlake.source.offsets import PartitionOffset
 from ledgerlake.source.planning import EntryRange, ranges, share, split
+from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 

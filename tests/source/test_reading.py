@@ -11,12 +11,12 @@ from ledgerlake.client.reader import EntryReader
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import read_entry_table
 from ledgerlake.errors import DeadlineError, SetupError
+from ledgerlake.options.source_options import parse_options
 from ledgerlake.source.bounds import first_available, resolve_end, resolve_start
-from ledgerlake.source.offsets import PartitionOffset, from_json
-from ledgerlake.source.options import parse_options
-from ledgerlake.source.partition_reader import read_again, read_bundles, read_entries, read_messages
 from ledgerlake.source.planning import EntryRange
 from ledgerlake.source.positions import Scout, Tail, next_until
+from ledgerlake.source.task_reader import read_again, read_bundles, read_entries, read_messages
+from ledgerlake.stored.offsets import PartitionOffset, from_json
 from ledgerlake.wire.chunks import encode_marker
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.message_id import BEFORE_ALL, MessageId, Position

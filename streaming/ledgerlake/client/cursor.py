@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ledgerlake.client.backoff import Backoff
-from ledgerlake.errors import ConsumerBusyError, LedgerlakeError, is_retryable
+from ledgerlake.errors import BrokerError, ConsumerBusyError, LedgerlakeError, is_retryable
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
 from ledgerlake.wire.connection import LastMessageIdReceived
@@ -69,21 +69,26 @@ class DurableCursor:
         return session.usable and not consumer.closed
 
     def advance(self, position: Position) -> None:
-        """Acknowledge everything up to and including ``position``, where that is further than before."""
+        """Acknowledge everything up to and including ``position``, where that is further than before.
+
+        A position that the topic does not reach is left out: it is of an earlier topic of that name.
+        """
         if position.ledger_id < 0 or position.entry_id < 0 or position <= self._reached:
             return
-        if not self.is_open:
-            self.ensure(from_earliest=True)
+        self._retrying(lambda: self._advance(position))
+
+    def _advance(self, position: Position) -> None:
+        opened = self._opened(True)
         if self._reached == BEFORE_ALL:
             # A broker that cannot read its last entry does not say where the cursor stands; it acknowledges all the same.
-            with contextlib.suppress(LedgerlakeError):
-                self._reached = self._mark_delete_position()
-                if not self._has(position):
+            with contextlib.suppress(BrokerError):
+                answer = self._ask(opened).answer
+                self._reached = from_wire(answer.consumer_mark_delete_position).position
+                if from_wire(answer.last_message_id).ledger_id < position.ledger_id:
                     return
-        if position <= self._reached:
-            return
-        self._retrying(lambda: self._acknowledge(position))
-        self._reached = position
+        if position > self._reached:
+            self._acknowledge(opened, position)
+            self._reached = position
 
     def position(self) -> Position:
         """The last entry that counts as taken, with everything before it; entry -1 where nothing was yet."""
@@ -106,22 +111,19 @@ class DurableCursor:
             session.close_consumer(consumer)
 
     def _mark_delete_position(self) -> Position:
-        return from_wire(self._ask().answer.consumer_mark_delete_position).position
+        return from_wire(self._ask(self._opened(True)).answer.consumer_mark_delete_position).position
 
-    def _has(self, position: Position) -> bool:
-        """Whether the topic reaches as far; not if nothing is left of it, or if it is another one of that name."""
-        return from_wire(self._ask().answer.last_message_id).ledger_id >= position.ledger_id
-
-    def _ask(self) -> LastMessageIdReceived:
-        session, consumer = self._opened(True)
+    def _ask(self, opened: tuple[Session, Consumer]) -> LastMessageIdReceived:
+        session, consumer = opened
         return session.request(
             LastMessageIdReceived,
             f"tell where the subscription {self.name} of {self.topic_partition} stands",
             partial(commands.get_last_message_id, consumer.consumer_id),
         )
 
-    def _acknowledge(self, position: Position) -> None:
-        session, consumer = self._opened(True)
+    def _acknowledge(self, opened: tuple[Session, Consumer], position: Position) -> None:
+        """Acknowledge on a connection on which the topic was asked; a new connection may lead to another topic of that name."""
+        session, consumer = opened
         answer = session.request(
             pb.CommandAckResponse,
             f"move the subscription {self.name} of {self.topic_partition}",
@@ -141,14 +143,18 @@ class DurableCursor:
             )
             self._open = session, consumer
             if self._reached != BEFORE_ALL:
-                # A broker that died forgets acknowledgements that it had not stored yet.
-                with contextlib.suppress(LedgerlakeError):
-                    if self._has(self._reached):
-                        self._acknowledge(self._reached)
-                    else:
-                        self._reached = BEFORE_ALL
+                self._acknowledge_again(self._open)
         assert self._open is not None
         return self._open
+
+    def _acknowledge_again(self, opened: tuple[Session, Consumer]) -> None:
+        """Repeat the last acknowledgement, which a broker that died may not have stored; not on another topic of that name."""
+        with contextlib.suppress(BrokerError):
+            last = from_wire(self._ask(opened).answer.last_message_id).position
+            if last.ledger_id >= self._reached.ledger_id:
+                self._acknowledge(opened, self._reached)
+            else:
+                self._reached = BEFORE_ALL
 
     def _retrying(self, call: Callable[[], Result]) -> Result:
         patience_s = min(_BUSY_FOR_S, self._cluster.settings.give_up_after_s)

@@ -1,1 +1,1 @@
-"""Stateful stages: what outlives a micro-batch. The rules are ``state``'s; here is how they meet Spark."""
+"""What Spark runs in a micro-batch: ingest, the stateful stage, finalize, and the rows between them."""

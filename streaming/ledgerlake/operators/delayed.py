@@ -2,11 +2,11 @@
 
 State beside that of large messages:
 
-    index      the record of all buckets, JSON with a version (``state.delay.bucket``)
+    index      the record of all buckets, JSON with a version (``delay.bucket``)
     snapshots  (bucket, number) -> a bucket's metadata or one of its segments, with the entries that wait in it
     large      (ledger, entry) of what waits with its bytes in ``parts`` instead of a segment, JSON with a version: a large
                message by its last chunk, with the positions of all, or an entry of which a range began or ended inside
-    cancels    what is not to be delivered after all, JSON with a version (``state.delay.cancels``)
+    cancels    what is not to be delivered after all, JSON with a version (``delay.cancels``)
 
 An entry is stored once, in a segment with its neighbours in time; merging buckets moves it. With ``reread`` only its
 position waits, and it is read from the topic when it is due.
@@ -17,26 +17,26 @@ from __future__ import annotations
 import json
 import time
 import zlib
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from ledgerlake.assembly.assembler import Assembled, Due, DueAgain, Rejected
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.messages import BatchPart
 from ledgerlake.decode.split import read_delayed
+from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
+from ledgerlake.delay.cancel_messages import CANCEL_REFUSED
+from ledgerlake.delay.cancels import MOST_CANCELS, Cancel, Cancels, cancels_from_json, cancels_to_json
+from ledgerlake.delay.segment import WAITING, frame_sizes, waiting
+from ledgerlake.delay.tracker import DelayedTracker
 from ledgerlake.errors import SetupError
-from ledgerlake.operators.assembly import Assembled, Due, DueAgain, Rejected
-from ledgerlake.operators.buckets import FolderStorage, StateStorage
-from ledgerlake.operators.cancelling import CANCEL_REFUSED
+from ledgerlake.operators.bucket_storage import FolderStorage, StateStorage
 from ledgerlake.operators.rows import places
-from ledgerlake.state.delay.bucket import Record, record_from_json, record_to_json
-from ledgerlake.state.delay.cancels import MOST_CANCELS, Cancel, Cancels, cancels_from_json, cancels_to_json
-from ledgerlake.state.delay.segment import WAITING, frame_sizes, waiting
-from ledgerlake.state.delay.tracker import DelayedTracker, DelaySettings
-from ledgerlake.state.stored import parse_stored, stored
+from ledgerlake.stored.fields import parse_stored, stored
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:
@@ -44,9 +44,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle, ValueState
 
+    from ledgerlake.assembly.assembler import Outcome, Parts
     from ledgerlake.decode.messages import TopicPartition
-    from ledgerlake.operators.assembly import Outcome, Parts
     from ledgerlake.operators.rows import Waits
+    from ledgerlake.options.delay_options import DelayOptions
 
 TABLE = "table"
 TOPIC = "topic"
@@ -56,25 +57,6 @@ _TOGETHER_BYTES = 1024 * 1024
 _TOGETHER_POSITIONS = 1000
 
 _LARGE_VERSION = 2
-
-
-@dataclass(frozen=True)
-class DelayOptions:
-    """How messages wait.
-
-    Args:
-        enabled: delayed messages wait; else they are delivered as they come, and only what waits already still waits.
-        folder: where buckets are kept instead of the state store.
-        reread: keep positions only.
-        republish: whether there is an output beside the table, and where it begins: ``earliest`` (everything that waits)
-            or ``latest`` (what is published from now on).
-    """
-
-    enabled: bool = True
-    folder: str | None = None
-    reread: bool = False
-    republish: str | None = None
-    settings: DelaySettings = field(default_factory=DelaySettings)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ledgerlake.assembly.assembler import Assembled, Due, DueAgain, Entry, Outcome, Rejected
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.large import decode_large
@@ -17,13 +18,12 @@ from ledgerlake.decode.messages import BatchPart, Decoded, TopicPartition, decod
 from ledgerlake.decode.reference import key_of
 from ledgerlake.decode.rejects import RejectedEntry, reject_rows
 from ledgerlake.decode.split import entries_of
+from ledgerlake.delay.cancel_messages import key_text, key_texts
+from ledgerlake.delay.cancels import Cancels, cancels_from_json
 from ledgerlake.errors import CorruptEntryError
-from ledgerlake.operators.assembly import Assembled, Due, DueAgain, Entry, Outcome, Rejected
-from ledgerlake.operators.cancelling import key_text, key_texts
 from ledgerlake.operators.rows import Standing, standing_from_json
-from ledgerlake.source.gathering import BUNDLE_BYTES
-from ledgerlake.source.partition_reader import read_again
-from ledgerlake.state.delay.cancels import Cancels, cancels_from_json
+from ledgerlake.source.range_reader import BUNDLE_BYTES
+from ledgerlake.source.task_reader import read_again
 from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import Position
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from ledgerlake.source.options import SourceOptions
+    from ledgerlake.options.source_options import SourceOptions
 
 CANCELLED = "cancelled"
 

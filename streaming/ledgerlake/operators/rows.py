@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import pyarrow as pa
 
+from ledgerlake.assembly.rules import Chunk, OpenSet, SetKey
 from ledgerlake.decode.messages import WHOLE
 from ledgerlake.decode.split import DELAYED, read_delayed
-from ledgerlake.state.chunks import Chunk, OpenSet, SetKey
-from ledgerlake.state.delay.cancels import Cancel
-from ledgerlake.state.stored import parse_stored, stored
+from ledgerlake.delay.cancels import Cancel
+from ledgerlake.stored.fields import parse_stored, stored
 from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 

@@ -1,7 +1,5 @@
-"""Where all rooms meet: configuration, the Spark session, and the pipeline put together."""
+"""The former place of ``ledgerlake.api``; what was imported from here still is."""
 
-from ledgerlake.query.assemble import messages, rejects, run
-from ledgerlake.query.config import Config, load_config
-from ledgerlake.query.typed import typed
+from ledgerlake.api import Config, load_config, messages, rejects, run, typed
 
 __all__ = ["Config", "load_config", "messages", "rejects", "run", "typed"]

@@ -1,1 +1,1 @@
-"""Sinks: the tasks write Parquet files, the driver commits them to Delta tables exactly once."""
+"""The former place of ``ledgerlake.publish``; what was imported from here still is."""

@@ -1,6 +1,6 @@
 """``spark.readStream.format("ledgerlake")`` and ``spark.read.format("ledgerlake")``: Pulsar entries for Spark."""
 
-from ledgerlake.source.workers import quieten_planner
+from ledgerlake.runtime.workers import quieten_planner
 
 # Whatever of the source a worker of Spark's loads first.
 quieten_planner()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ledgerlake.source.options import SourceOptions
+    from ledgerlake.options.source_options import SourceOptions
 
 
 class RangePartition(InputPartition):  # type: ignore[misc]

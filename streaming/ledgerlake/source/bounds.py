@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.client.topics import partition_name, split_partition
 from ledgerlake.errors import CorruptEntryError, SetupError, TopicNotFoundError, UsageError
+from ledgerlake.options.source_options import After, AtIndex, AtTime, Before
 from ledgerlake.source.last_entry import last_position
-from ledgerlake.source.offsets import PartitionOffset
-from ledgerlake.source.options import After, AtIndex, AtTime, Before
 from ledgerlake.source.positions import Tail, next_until
 from ledgerlake.source.search import StampedEntry, first_since, first_with_index
+from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire.entry import index_count, read_stamp
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, ChunkMessageId, MessageId, Position, partition_of
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ledgerlake.client.cluster import Cluster
-    from ledgerlake.source.options import Bound
+    from ledgerlake.options.source_options import Bound
     from ledgerlake.wire.message_id import AnyMessageId
 
 

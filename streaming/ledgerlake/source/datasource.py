@@ -14,13 +14,13 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from ledgerlake.decode import schema
 from ledgerlake.decode.compat import compat_columns
 from ledgerlake.decode.typed import typed_columns
-from ledgerlake.source.options import parse_options
+from ledgerlake.options.source_options import parse_options
 from ledgerlake.source.value_schemas import find_value_schema, note_schema, noted_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from ledgerlake.source.options import SourceOptions
+    from ledgerlake.options.source_options import SourceOptions
 
 _ARROW_SCHEMAS = {"entries": schema.ENTRIES, "bundles": schema.BUNDLES}
 

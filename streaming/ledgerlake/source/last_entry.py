@@ -19,8 +19,8 @@ from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.codecs import DEFAULT_MAX_UNCOMPRESSED_BYTES, decompress
 from ledgerlake.decode.crypto import CryptoSettings, open_entry
 from ledgerlake.errors import CorruptEntryError, SetupError
-from ledgerlake.plugins import load
-from ledgerlake.source.read_settings import ReadSettings
+from ledgerlake.options.read_settings import ReadSettings
+from ledgerlake.runtime.plugins import load
 from ledgerlake.wire.entry import RawEntry, parse_entry
 from ledgerlake.wire.last_message import LastEntry, last_message_id
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, MessageId, Position, from_wire

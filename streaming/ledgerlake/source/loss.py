@@ -35,7 +35,7 @@ from ledgerlake.wire.message_id import BEFORE_ALL, Position
 if TYPE_CHECKING:
     from pyspark import SparkContext
 
-    from ledgerlake.source.offsets import PartitionOffset
+    from ledgerlake.stored.offsets import PartitionOffset
 
 # The driver's word for the tasks of a batch, as a local property of the job: {topic partition: [ledger, entry]}.
 _PROPERTY = "ledgerlake.movedCursors"

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ledgerlake.source.offsets import PartitionOffset
+from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:
-    from ledgerlake.source.offsets import Offset
+    from ledgerlake.stored.offsets import Offset
 
 
 @dataclass(frozen=True)

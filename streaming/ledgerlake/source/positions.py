@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from ledgerlake.client.reader import EntryReader, open_together, read_one_each
 from ledgerlake.errors import CorruptEntryError, DeadlineError, TopicNotFoundError
 from ledgerlake.source.last_entry import last_position
-from ledgerlake.source.offsets import PartitionOffset
+from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire.entry import read_stamp
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 

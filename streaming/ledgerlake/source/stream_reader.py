@@ -30,15 +30,15 @@ from pyspark.sql.streaming.datasource import (
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.errors import ConsumerBusyError, DataLossError, TopicNotFoundError
+from ledgerlake.source.admission import Patience
 from ledgerlake.source.batch_reader import RangePartition
 from ledgerlake.source.bounds import Ending, resolve_start
 from ledgerlake.source.loss import is_another_topic, moved_to
-from ledgerlake.source.offsets import Offset, PartitionOffset, from_json, to_json
-from ledgerlake.source.patience import Patience
 from ledgerlake.source.planning import ranges, share, split
 from ledgerlake.source.positions import Scout, Tail, count_messages, look_at_all
 from ledgerlake.source.views import read_view
-from ledgerlake.source.wakes import load_wakes
+from ledgerlake.source.wake_ups import load_wakes
+from ledgerlake.stored.offsets import Offset, PartitionOffset, from_json, to_json
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ledgerlake.client.session import Watcher
-    from ledgerlake.source.options import SourceOptions
+    from ledgerlake.options.source_options import SourceOptions
     from ledgerlake.source.planning import EntryRange
     from ledgerlake.wire.message_id import Position
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ledgerlake.client.cluster import ClientSettings
     from ledgerlake.decode.typed import SchemaOfVersion
-    from ledgerlake.source.options import SourceOptions
+    from ledgerlake.options.source_options import SourceOptions
 
 METADATA_KEY = "pulsar.schema"
 

@@ -38,7 +38,7 @@ def compat(messages: DataFrame) -> DataFrame:
     """Messages in the columns of the JVM connectors, see ``compat``.
 
     Args:
-        messages: rows of the table ``messages``, of ``ledgerlake.query.messages`` or of the bare source, typed or not.
+        messages: rows of the table ``messages``, of ``ledgerlake.api.messages`` or of the bare source, typed or not.
     """
     columns = compat_columns(to_arrow_schema(messages.schema, timezone="UTC"))
     return messages.mapInArrow(lambda batches: map(as_compat, batches), from_arrow_schema(columns))

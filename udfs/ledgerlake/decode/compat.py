@@ -83,6 +83,6 @@ def _refuse_what_is_no_message(messages: pa.RecordBatch) -> None:
         detail = f" ({messages[name][row]})" if name == "reject_reason" else ""
         raise CorruptEntryError(
             f"{messages['message_id'][row]} of {messages['topic'][row]} is {what}{detail}, for which there is no column; use "
-            "view = messages, or ledgerlake.query.messages",
+            "view = messages, or ledgerlake.api.messages",
             reason=str(messages[name][row]),
         )

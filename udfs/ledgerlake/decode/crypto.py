@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from ledgerlake.errors import CorruptEntryError, DecryptionError
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.plugins import load
+from ledgerlake.runtime.plugins import load
 from ledgerlake.wire.entry import RawEntry
 
 TAG_BYTES = 16

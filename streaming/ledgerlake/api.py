@@ -1,0 +1,27 @@
+"""What a program imports: the pipeline, its streams as DataFrames, the session, the sources and the sinks.
+
+from ledgerlake.api import load_config, messages, run, start_session
+"""
+
+from ledgerlake.inspect.typed import typed
+from ledgerlake.options.config import Config, load_config, parse_config
+from ledgerlake.pipeline.pipeline import Pipeline, messages, rejects, run
+from ledgerlake.pipeline.progress import lags_of
+from ledgerlake.publish.datasource import LedgerlakeDataSource
+from ledgerlake.publish.large_messages import LargeMessageProducer
+from ledgerlake.runtime.session import start_session
+
+__all__ = [
+    "Config",
+    "LargeMessageProducer",
+    "LedgerlakeDataSource",
+    "Pipeline",
+    "lags_of",
+    "load_config",
+    "messages",
+    "parse_config",
+    "rejects",
+    "run",
+    "start_session",
+    "typed",
+]

@@ -1,0 +1,48 @@
+"""From a stored entry to what the rules of ``assembly.rules`` need to know of it."""
+
+from __future__ import annotations
+
+from ledgerlake.assembly.rules import Chunk, SetKey
+from ledgerlake.decode.crypto import TAG_BYTES
+from ledgerlake.decode.split import MARKER
+from ledgerlake.wire.chunks import Marker, has_promise, parse_marker
+from ledgerlake.wire.entry import broker_time_ms, delivery_time_ms, parse_entry, text_of
+from ledgerlake.wire.message_id import Position
+
+
+def read_alone(kind: str, raw: bytes | memoryview, position: Position) -> Chunk | Marker:
+    """An entry that travels alone (see ``decode.split``).
+
+    Raises:
+        CorruptEntryError: as ``read_chunk`` and ``parse_marker``.
+    """
+    return parse_marker(raw) if kind == MARKER else read_chunk(raw, position)
+
+
+def read_chunk(raw: bytes | memoryview, position: Position) -> Chunk:
+    """What an entry says of itself as a chunk.
+
+    Raises:
+        CorruptEntryError: bad checksum or malformed.
+    """
+    entry = parse_entry(raw)
+    metadata = entry.metadata
+    # What a set adds up to is counted before encryption.
+    tag_bytes = TAG_BYTES if metadata.encryption_keys else 0
+    return Chunk(
+        key=SetKey(text_of(metadata, "producer_name"), text_of(metadata, "uuid")),
+        position=position,
+        chunk_id=metadata.chunk_id,
+        chunk_count=metadata.num_chunks_from_msg,
+        total_bytes=metadata.total_chunk_msg_size,
+        size_bytes=len(entry.payload) - tag_bytes,
+        time_ms=broker_time_ms(entry),
+        publish_ms=_signed(metadata.publish_time),
+        marked=has_promise(metadata),
+        deliver_ms=delivery_time_ms(entry),
+    )
+
+
+def _signed(number: int) -> int:
+    """An unsigned 64-bit number as a signed one, since numbers in a checkpoint are signed."""
+    return number - 2**64 if number >= 2**63 else number

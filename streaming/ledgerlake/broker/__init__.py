@@ -1,5 +1,0 @@
-"""The embedded development broker: a real Pulsar standalone, fetched once and run on free ports."""
-
-from ledgerlake.broker.standalone import Broker, BrokerAddress
-
-__all__ = ["Broker", "BrokerAddress"]

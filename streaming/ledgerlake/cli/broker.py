@@ -1,0 +1,59 @@
+"""``ledgerlake broker`` starts and stops the embedded development broker."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ledgerlake.cli.command import add_command
+from ledgerlake.errors import SetupError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ledgerlake.cli.command import Commands
+
+_STATE_FOLDER = "~/.local/share/ledgerlake/broker"
+
+
+def add(commands: Commands) -> None:
+    """Declare the command and its options."""
+    command = add_command(
+        commands, "broker", _broker, "the embedded development broker", "ledgerlake broker start --data-dir /tmp/broker"
+    )
+    command.add_argument("action", choices=["start", "stop", "status", "env"])
+    command.add_argument(
+        "--secure", action="store_true", help="start with TLS and tokens, and say where certificates and tokens are"
+    )
+    command.add_argument("--data-dir", help=f"where it keeps everything (default: {_STATE_FOLDER})")
+
+
+def _broker(options: argparse.Namespace) -> int:
+    from ledgerlake.devbroker import Broker
+
+    broker = Broker(Path(options.data_dir or _STATE_FOLDER).expanduser(), secure=options.secure)
+    if options.action == "start":
+        address = broker.start(attached=False)
+    elif options.action == "stop":
+        stopped = broker.stop()
+        print(json.dumps({"stopped": stopped}) if options.json else ("stopped" if stopped else "no broker was running"))
+        return 0
+    else:
+        found = broker.status()
+        if found is None:
+            raise SetupError("no broker is running; start one with: ledgerlake broker start")
+        address = found
+    if options.json:
+        print(json.dumps(asdict(address)))
+    elif options.action == "env":
+        print(f"export LEDGERLAKE_SERVICE_URL={address.service_url}")
+        print(f"export LEDGERLAKE_ADMIN_URL={address.admin_url}")
+    else:
+        print(
+            f"broker at {address.service_url}, admin {address.admin_url}, pid {address.pid}, data in {address.data_dir}"
+        )
+        if options.secure:
+            print(f"certificates and tokens in {broker.security.folder}")
+    return 0

@@ -1,0 +1,41 @@
+"""``ledgerlake cancel`` cancels delayed messages that wait."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Literal
+
+from ledgerlake.cli.command import add_command
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ledgerlake.cli.command import Commands
+
+
+def add(commands: Commands) -> None:
+    """Declare the command and its options."""
+    command = add_command(
+        commands,
+        "cancel",
+        _cancel,
+        "cancel delayed messages that wait, by message id or by key",
+        "ledgerlake cancel orders.toml --key order-17",
+    )
+    command.add_argument("config", metavar="CONFIG")
+    target = command.add_mutually_exclusive_group(required=True)
+    target.add_argument("--id", help="the message's id, such as 12:345")
+    target.add_argument("--key", help="every waiting message with this key")
+
+
+def _cancel(options: argparse.Namespace) -> int:
+    from ledgerlake.options.config import load_config
+    from ledgerlake.pipeline.pipeline import cancel
+
+    config = load_config(options.config)
+    by: Literal["id", "key"] = "id" if options.id is not None else "key"
+    target = options.id if by == "id" else options.key
+    names = cancel(config, by, target)
+    result = {"by": by, "target": target, "topics": names}
+    print(json.dumps(result) if options.json else f"cancel of {by} {target} stored in {', '.join(names)}")
+    return 0

@@ -1,0 +1,60 @@
+"""What the commands share: how one is declared, and how those that only read reach a broker."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
+    from ledgerlake.client.cluster import ClientSettings
+
+    Commands: TypeAlias = argparse._SubParsersAction[Any]
+
+DEFAULT_SERVICE_URL = "pulsar://localhost:6650"
+# A person waits for the answer.
+_GIVE_UP_AFTER_S = 5.0
+
+
+def add_command(
+    commands: Commands, name: str, command: Callable[[argparse.Namespace], int], text: str, example: str
+) -> argparse.ArgumentParser:
+    """Declare a command with the options that all have.
+
+    Args:
+        command: does it, and returns the exit code.
+    """
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=text, epilog=f"example: {example}"
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    parser.set_defaults(command=command)
+    return parser
+
+
+def add_service_url(parser: argparse.ArgumentParser) -> None:
+    """Declare how a command without a pipeline reaches a broker."""
+    default = os.environ.get("LEDGERLAKE_SERVICE_URL", DEFAULT_SERVICE_URL)
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--service-url", default=default, help=f"default: $LEDGERLAKE_SERVICE_URL, now {default}")
+    where.add_argument("--config", help="the TOML file that says how to reach the broker, in place of --service-url")
+
+
+def client_settings(options: argparse.Namespace) -> ClientSettings:
+    """How to reach the broker, by the options of ``add_service_url``.
+
+    Raises:
+        UsageError: the configuration is wrong.
+    """
+    from ledgerlake.client.cluster import ClientSettings
+    from ledgerlake.options.config import load_config
+
+    settings = (
+        load_config(options.config).parsed_options().client if options.config else ClientSettings(options.service_url)
+    )
+    return replace(settings, give_up_after_s=_GIVE_UP_AFTER_S)

@@ -1,0 +1,36 @@
+"""``ledgerlake forget`` removes the pipeline's durable cursors."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from ledgerlake.cli.command import add_command
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ledgerlake.cli.command import Commands
+
+
+def add(commands: Commands) -> None:
+    """Declare the command and its options."""
+    command = add_command(
+        commands,
+        "forget",
+        _forget,
+        "remove the pipeline's durable cursors from the broker",
+        "ledgerlake forget orders.toml",
+    )
+    command.add_argument("config", metavar="CONFIG")
+
+
+def _forget(options: argparse.Namespace) -> int:
+    from ledgerlake.options.config import load_config
+    from ledgerlake.pipeline.pipeline import forget
+
+    config = load_config(options.config)
+    names = forget(config)
+    result = {"subscription": config.subscription, "topics": names}
+    print(json.dumps(result) if options.json else f"removed {config.subscription} from {', '.join(names)}")
+    return 0

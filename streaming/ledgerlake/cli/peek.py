@@ -1,0 +1,41 @@
+"""``ledgerlake peek`` shows stored entries of a topic."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from ledgerlake.cli.command import add_command, add_service_url, client_settings
+from ledgerlake.errors import UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ledgerlake.cli.command import Commands
+
+
+def add(commands: Commands) -> None:
+    """Declare the command and its options."""
+    command = add_command(
+        commands,
+        "peek",
+        _peek,
+        "show entries of a topic as the broker stored them",
+        "ledgerlake peek orders --from earliest -n 5",
+    )
+    command.add_argument("topic", metavar="TOPIC")
+    command.add_argument("-n", "--count", type=int, default=10, help="how many entries per partition (default: 10)")
+    command.add_argument(
+        "--from", dest="start", default="earliest", help="earliest or a message id (default: earliest)"
+    )
+    add_service_url(command)
+
+
+def _peek(options: argparse.Namespace) -> int:
+    from ledgerlake.inspect.peek import entry_line, peek
+
+    if options.count < 1:
+        raise UsageError("--count must be at least 1")
+    for entry in peek(client_settings(options), options.topic, options.start, options.count):
+        print(json.dumps(entry, default=str) if options.json else entry_line(entry))
+    return 0

@@ -1,0 +1,86 @@
+"""``ledgerlake run`` runs the pipeline of a configuration until it is stopped."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from ledgerlake.cli.command import add_command
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ledgerlake.cli.command import Commands
+
+
+def add(commands: Commands) -> None:
+    """Declare the command and its options."""
+    command = add_command(
+        commands, "run", _run, "run the pipeline of a configuration", "ledgerlake run orders.toml --once"
+    )
+    command.add_argument("config", metavar="CONFIG", help="the TOML file")
+    command.add_argument("--once", action="store_true", help="end when everything that is there now is in the table")
+    command.add_argument(
+        "--master", default="local[*,4]", help="Spark master (default: local[*,4]: a task is tried four times)"
+    )
+
+    command.add_argument(
+        "--archive-classes",
+        action="store_true",
+        help="when it ends, leave an archive of the JVM's classes (200 MB) that makes later starts shorter",
+    )
+
+
+def _run(options: argparse.Namespace) -> int:
+    from ledgerlake.decode.ready import make_ready
+    from ledgerlake.options.config import load_config
+    from ledgerlake.pipeline.pipeline import Pipeline, check_reachable
+    from ledgerlake.pipeline.progress import ProgressScreen
+    from ledgerlake.runtime.session import end_and_archive, start_session
+
+    config = load_config(options.config)
+    check_reachable(config)
+    # Where nothing was ever compiled this takes many seconds; the first batch finds it done.
+    threading.Thread(target=make_ready, daemon=True).start()
+    screen = ProgressScreen()
+    stop = threading.Event()
+    _stop_on_signals(stop)
+    name = f"ledgerlake {config.stream.name}"
+    spark = start_session(name, options.master, archives_classes=options.archive_classes)
+    # Spark installs a handler of its own that ends the process in the middle of a batch.
+    _stop_on_signals(stop)
+    pipeline = Pipeline(spark, config, screen.totals.add)
+    try:
+        pipeline.start(options.once)
+        assert pipeline.query is not None
+        screen.start(pipeline.query)
+        try:
+            while not stop.is_set() and not pipeline.wait(0.5):
+                pass
+            pipeline.stop()
+        finally:
+            screen.stop()
+    finally:
+        pipeline.close()
+    if options.archive_classes:
+        archive = end_and_archive(spark)
+        print(f"classes are archived in {archive} ({archive.stat().st_size / 1e6:,.0f} MB)", file=sys.stderr)
+    if options.json:
+        print(json.dumps(asdict(screen.totals)))
+    return 0
+
+
+def _stop_on_signals(stop: threading.Event) -> None:
+    """Have SIGINT and SIGTERM set ``stop``; a second one ends at once."""
+
+    def ask(signal_number: int, _frame: object) -> None:
+        if stop.is_set():
+            raise SystemExit(128 + signal_number)
+        stop.set()
+
+    signal.signal(signal.SIGINT, ask)
+    signal.signal(signal.SIGTERM, ask)

@@ -1,0 +1,44 @@
+"""``ledgerlake vacuum`` removes files that no table uses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from ledgerlake.cli.command import add_command
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ledgerlake.cli.command import Commands
+
+
+def add(commands: Commands) -> None:
+    """Declare the command and its options."""
+    command = add_command(
+        commands,
+        "vacuum",
+        _vacuum,
+        "remove files that killed tasks left behind and that the tables do not use",
+        "ledgerlake vacuum orders.toml --dry-run",
+    )
+    command.add_argument("config", metavar="CONFIG")
+    command.add_argument(
+        "--retention-hours", type=int, default=168, help="leave what is younger (default: 168, at least 1)"
+    )
+    command.add_argument("--dry-run", action="store_true", help="only say which")
+
+
+def _vacuum(options: argparse.Namespace) -> int:
+    from ledgerlake.options.config import load_config
+    from ledgerlake.table.vacuum import vacuum
+
+    for one in vacuum(load_config(options.config), options.retention_hours, dry_run=options.dry_run):
+        if options.json:
+            print(json.dumps(asdict(one)))
+            continue
+        print(f"{one.table}: {len(one.files):,} files {'would be ' if options.dry_run else ''}removed")
+        for name in one.files:
+            print(f"  {name}")
+    return 0

@@ -1,0 +1,38 @@
+"""``ledgerlake verify`` compares the table with its topics."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from ledgerlake.cli.command import add_command
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ledgerlake.cli.command import Commands
+
+
+def add(commands: Commands) -> None:
+    """Declare the command and its options."""
+    command = add_command(
+        commands,
+        "verify",
+        _verify,
+        "compare the table with its topics; exit 1 when they differ",
+        "ledgerlake verify orders.toml --json",
+    )
+    command.add_argument("config", metavar="CONFIG")
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from ledgerlake.inspect.verify import verify
+    from ledgerlake.options.config import load_config
+
+    verdict = verify(load_config(options.config))
+    if options.json:
+        print(json.dumps(asdict(verdict)))
+    else:
+        print(verdict.sentence())
+    return 0 if verdict.clean else 1

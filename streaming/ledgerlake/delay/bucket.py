@@ -1,0 +1,79 @@
+"""Buckets as the tracker knows them without opening them, and the record of all, which goes into state (versioned JSON).
+
+A bucket's messages stand in order over its segments, and are delivered in that order; so how far it is used up is one
+place: a segment, and an offset into it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ledgerlake.stored.fields import parse_stored, stored
+from ledgerlake.wire.message_id import BEFORE_ALL, Position
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One stored bucket.
+
+    ``first`` and ``last`` are the least and greatest position in it; ``segment`` (from 1) and ``offset`` the next message,
+    due at ``next_ms``; ``last_ms`` is when the last one is due. A bucket that is not ``sealed`` is a part of the last,
+    mutable one.
+    """
+
+    bucket_id: int
+    first: Position
+    last: Position
+    segments: int
+    waiting: int
+    next_ms: int
+    last_ms: int
+    sealed: bool
+    segment: int = 1
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Record:
+    """A topic partition's delayed index between micro-batches.
+
+    ``buckets`` are in the order in which they were made. ``range_end`` is the last ledger of the mutable bucket's range;
+    ``reached`` the greatest position that was ever added. ``outputs`` are the mark-delete positions: what stands up to
+    there is not for that output. ``doomed`` buckets are used by nothing and deleted next time.
+    """
+
+    buckets: list[Bucket] = field(default_factory=list)
+    range_end: int = -1
+    reached: Position = BEFORE_ALL
+    outputs: dict[str, Position] = field(default_factory=dict)
+    doomed: list[int] = field(default_factory=list)
+
+
+def record_to_json(record: Record) -> str:
+    return json.dumps({"version": VERSION, **asdict(record)})
+
+
+def record_from_json(text: str) -> Record:
+    """Read the record of an index.
+
+    Raises:
+        OffsetError: a newer release wrote it, or it is damaged.
+    """
+    return parse_stored(text, "delayed index", _record, VERSION)
+
+
+def _record(data: dict[str, Any], _version: int) -> Record:
+    record: Record = stored(Record, data)
+    ids = [one.bucket_id for one in record.buckets]
+    if len(set(ids)) != len(ids) or not all(map(_is_sound, record.buckets)):
+        raise ValueError("its buckets contradict themselves")
+    return record
+
+
+def _is_sound(bucket: Bucket) -> bool:
+    is_used_up = not bucket.waiting and bucket.segment == bucket.segments + 1
+    return bucket.waiting >= 0 and bucket.offset >= 0 and (1 <= bucket.segment <= bucket.segments or is_used_up)

@@ -1,0 +1,83 @@
+"""Cancels among decoded messages: see ``delay.cancels``. They are messages like any other, and stay rows of their own."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ledgerlake.delay.cancels import CANCEL_PROPERTY, Cancel, parse_cancel
+from ledgerlake.wire.limits import MAX_TASK_CANCEL_BYTES, MAX_TASK_CANCELS
+from ledgerlake.wire.message_id import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CANCEL_REFUSED = "cancel_refused"
+
+
+def find_cancels(messages: pa.RecordBatch) -> Iterator[Cancel]:
+    """What the messages cancel; a property that names nothing is an ordinary property.
+
+    A message without a time that is known cancels as of 1970.
+    """
+    properties = messages["properties"]
+    if not len(properties.keys):
+        return
+    named = np.flatnonzero(pc.equal(properties.keys, CANCEL_PROPERTY).to_numpy(zero_copy_only=False))
+    rows = np.unique(np.searchsorted(properties.offsets.to_numpy(), named, "right") - 1)
+    for row in rows[(rows >= 0) & (rows < len(properties))].tolist():
+        found = _cancel(messages, row, dict(properties[row].as_py()))
+        if found is not None:
+            yield found
+
+
+def key_texts(messages: pa.RecordBatch) -> pa.Array:
+    """Each message's key as a cancel names it: its text, or the base64 text of a binary key; null without a key."""
+    if messages["key_bytes"].null_count == messages.num_rows:
+        return messages["key"]
+    both = zip(messages["key"].to_pylist(), messages["key_bytes"].to_pylist(), strict=True)
+    return pa.array([key_text(key, key_bytes) for key, key_bytes in both], pa.string())
+
+
+def key_text(key: str | None, key_bytes: bytes | None) -> str | None:
+    return key if key_bytes is None else base64.b64encode(key_bytes).decode()
+
+
+def _cancel(messages: pa.RecordBatch, row: int, properties: dict[str, str]) -> Cancel | None:
+    stored = [messages[name][row] for name in ("broker_timestamp", "publish_time")]
+    time_us = next((time.value for time in stored if time.is_valid), 0)
+    position = Position(messages["ledger_id"][row].as_py(), messages["entry_id"][row].as_py())
+    return parse_cancel(properties[CANCEL_PROPERTY], position, time_us // 1000)
+
+
+class TaskCancels:
+    """The cancels that one task passes on: each once, a bounded number of bounded size."""
+
+    def __init__(self) -> None:
+        self._accepted: set[Cancel] = set()
+        self._target_bytes = 0
+        self._refused: Position | None = None
+
+    def take(self, messages: pa.RecordBatch) -> tuple[list[Cancel], list[Position]]:
+        """The messages' cancels that are new, and the entries of those that are beyond the limits.
+
+        Entries come in order, in one batch of messages or in several; each refused one is named once.
+        """
+        accepted: list[Cancel] = []
+        refused: list[Position] = []
+        for cancel in find_cancels(messages):
+            if cancel in self._accepted:
+                continue
+            target_bytes = self._target_bytes + len(cancel.target.encode())
+            if len(self._accepted) < MAX_TASK_CANCELS and target_bytes <= MAX_TASK_CANCEL_BYTES:
+                self._accepted.add(cancel)
+                self._target_bytes = target_bytes
+                accepted.append(cancel)
+            elif cancel.position != self._refused:
+                self._refused = cancel.position
+                refused.append(cancel.position)
+        return accepted, refused

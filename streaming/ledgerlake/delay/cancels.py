@@ -1,0 +1,132 @@
+"""Messages that are not to be delivered after all: the property ``ledgerlake.cancel`` of another message.
+
+    id=LEDGER:ENTRY[:BATCH]   the message that stands there (of a large one: its last chunk, or both as ``first;last``);
+                              without ``BATCH`` all messages of a batch
+    key=KEY                   every message with that key; of a binary key its base64 text
+
+Rules kept here:
+  - A cancel is about what waits when it is stored: messages that stand before it and are due after it. What it hits
+    does not depend on how the stream was cut into micro-batches.
+  - It is kept until everything that waited then has left, so cancels do not pile up. Of several with one target those are
+    kept that hit something the others do not; where the broker gives the time that is the last one.
+
+Version 1 had no ``BATCH``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from ledgerlake.errors import UsageError
+from ledgerlake.stored.fields import parse_stored, stored
+from ledgerlake.wire.message_id import ChunkMessageId, MessageId, Position, parse_message_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+VERSION = 2
+CANCEL_PROPERTY = "ledgerlake.cancel"
+
+# Of one topic partition.
+MOST_CANCELS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """One wish, stored at ``position`` at ``time_ms``; ``target`` is a message id's text or a key."""
+
+    by: Literal["id", "key"]
+    target: str
+    position: Position
+    time_ms: int
+    until_ms: int = 0
+
+    def hits(self, position: Position, deliver_ms: int) -> bool:
+        return position < self.position and deliver_ms > self.time_ms
+
+
+def parse_cancel(text: str, position: Position, time_ms: int) -> Cancel | None:
+    """A property's value; None where it names neither an id nor a key."""
+    by, _, target = text.partition("=")
+    if by == "key" and target:
+        return Cancel("key", target, position, time_ms)
+    if by != "id":
+        return None
+    try:
+        cancelled = _message_id(target)
+    except UsageError:
+        return None
+    return Cancel("id", str(cancelled), position, time_ms) if cancelled.position.is_storable else None
+
+
+def _message_id(text: str) -> MessageId:
+    message_id = parse_message_id(text)
+    return message_id.last if isinstance(message_id, ChunkMessageId) else message_id
+
+
+class Cancels:
+    """What is cancelled on one topic partition."""
+
+    def __init__(self, cancels: Iterable[Cancel] = ()) -> None:
+        self._by_target: dict[tuple[str, str], list[Cancel]] = {}
+        for one in cancels:
+            self.add(one)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_target.values()))
+
+    @property
+    def all(self) -> list[Cancel]:
+        return [one for cancels in self._by_target.values() for one in cancels]
+
+    @property
+    def keys(self) -> list[str]:
+        return [target for by, target in self._by_target if by == "key"]
+
+    @property
+    def positions(self) -> list[Position]:
+        return [_message_id(target).position for by, target in self._by_target if by == "id"]
+
+    def add(self, cancel: Cancel) -> None:
+        self._by_target.setdefault((cancel.by, cancel.target), []).append(cancel)
+
+    def hit(self, position: Position, batch_index: int, key: str | None, deliver_ms: int) -> bool:
+        """Whether a message was cancelled; ``batch_index`` is -1 for one that was not batched."""
+        message_id = MessageId(position.ledger_id, position.entry_id, batch_index)
+        targets = {("id", str(position)), ("id", str(message_id))} | ({("key", key)} if key is not None else set())
+        return any(one.hits(position, deliver_ms) for target in targets for one in self._by_target.get(target, ()))
+
+    def after(self, now_ms: int) -> list[Cancel]:
+        """What is still to be kept when everything due by now has left."""
+        kept = [one for cancels in self._by_target.values() for one in _needed(cancels, now_ms)]
+        return [one for one in kept if one.until_ms > now_ms]
+
+
+def _needed(cancels: list[Cancel], now_ms: int) -> list[Cancel]:
+    """Those of one target without which something would be delivered, the last first.
+
+    A cancel that stands further behind hits more positions. It makes an earlier one superfluous unless its sender's clock is
+    ahead, so that it leaves out messages that are due sooner.
+    """
+    needed: list[Cancel] = []
+    for one in sorted(cancels, key=lambda one: one.position, reverse=True):
+        if not needed or max(one.time_ms, now_ms) < max(needed[-1].time_ms, now_ms):
+            needed.append(one)
+        else:
+            needed[-1] = replace(needed[-1], until_ms=max(needed[-1].until_ms, one.until_ms))
+    return needed
+
+
+def cancels_to_json(cancels: Iterable[Cancel]) -> str:
+    return json.dumps({"version": VERSION, "cancels": [asdict(one) for one in cancels]})
+
+
+def cancels_from_json(text: str) -> Cancels:
+    """Read what is cancelled.
+
+    Raises:
+        OffsetError: a newer release wrote it, or it is damaged.
+    """
+    return Cancels(parse_stored(text, "cancels", lambda data, _version: stored(list[Cancel], data["cancels"]), VERSION))

@@ -1,0 +1,337 @@
+"""A Pulsar standalone of our own: fetch, configure, start, stop.
+
+Layout of a data folder:
+
+    broker.json      version, ports, pid, addresses: what another command needs to find it
+    standalone.conf  the distribution's file with our settings over it
+    broker.log       what the broker printed
+    bookkeeper/ metadata/
+
+Rules kept here:
+  - A data folder keeps its ports for life, since BookKeeper knows its bookie by address.
+  - ``attached`` brokers end when the process that started them ends, however it ends; detached ones end by ``stop``.
+  - Only a process that we started is ever signalled: its command line must name the data folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ledgerlake.devbroker.security import Security, make_security
+from ledgerlake.errors import SetupError
+from ledgerlake.runtime.java import cache_folder, fetch_file, find_java, locked
+
+PULSAR_VERSION = "4.0.8"
+_SHA512 = (
+    "65b769b10696cdfebf7fc5bcdc95dd663702e27051e616c1a13cb100e91279525"
+    "be35352171befe7b0011176330aab29bd0a6c8a0f2f0646641af46d2e33cbd6"
+)
+_STATE_VERSION = 2
+START_TIMEOUT_S = 120
+STOP_TIMEOUT_S = 30
+
+INTERCEPTORS = (
+    "org.apache.pulsar.common.intercept.AppendBrokerTimestampMetadataInterceptor,"
+    "org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor"
+)
+
+# The distribution's own launcher passes these; without them Netty and BookKeeper fall back to slow paths.
+_JVM_OPTIONS = [
+    "-Xms256m",
+    "-Xmx512m",
+    "-XX:MaxDirectMemorySize=768m",
+    "-Djava.net.preferIPv4Stack=true",
+    "-Djute.maxbuffer=10485760",
+    "-Dio.netty.tryReflectionSetAccessible=true",
+    "-Dpulsar.allocator.exit_on_oom=true",
+    "-Dlog4j2.disable.jmx=true",
+    "-Dpulsar.log.level=warn",
+    "-Dpulsar.log.root.level=warn",
+    "-Dpulsar.log.appender=Console",
+    "-Dlog4j.configurationFile=log4j2.yaml",
+    "-Dlog4j.shutdownHookEnabled=false",
+]
+_JVM_OPENS = [
+    "java.base/java.io",
+    "java.base/java.nio",
+    "java.base/java.util.zip",
+    "java.base/jdk.internal.misc",
+    "java.base/jdk.internal.platform",
+    "java.management/sun.management",
+    "jdk.management/com.sun.management.internal",
+]
+
+
+@dataclass(frozen=True)
+class BrokerAddress:
+    """Where a running broker is found; ``data_dir`` holds everything that it writes."""
+
+    service_url: str
+    admin_url: str
+    pid: int
+    data_dir: str
+
+
+@dataclass(frozen=True)
+class _Ports:
+    service: int
+    web: int
+    bookie: int
+    service_tls: int
+
+
+class Broker:
+    """One standalone broker on one data folder.
+
+    Args:
+        data_dir: kept across restarts; None makes a temporary folder that ``stop`` removes.
+        broker_metadata: whether the PIP-70 interceptors and their exposure to clients are switched on.
+        settings: further lines for the broker's configuration.
+        secure: TLS, and tokens or client certificates for everybody (see ``security``).
+    """
+
+    def __init__(
+        self,
+        data_dir: str | Path | None = None,
+        *,
+        broker_metadata: bool = True,
+        settings: dict[str, str] | None = None,
+        secure: bool = False,
+    ) -> None:
+        self._temporary = data_dir is None
+        self.data_dir = Path(data_dir or tempfile.mkdtemp(prefix="ledgerlake-broker-")).resolve()
+        self._broker_metadata = broker_metadata
+        self._settings = settings or {}
+        self._secure = secure
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *, attached: bool = True) -> BrokerAddress:
+        """Start and wait until a client can use it (about 8 s once the distribution is there).
+
+        Raises:
+            SetupError: no Java, no distribution, or the broker did not come up; the message names its log.
+        """
+        running = self.status()
+        if running is not None:
+            return running
+        home = distribution()
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+            ports = self._ports()
+            if self._secure:
+                self._settings |= make_security(self.security.folder).settings(ports.service_tls)
+            (self.data_dir / "standalone.conf").write_text(self._configuration(home, ports))
+        except OSError as error:
+            raise SetupError(
+                f"the broker cannot write to {self.data_dir}: {error.strerror}; choose another --data-dir"
+            ) from None
+        self._process = self._spawn(home, ports, attached)
+        address = BrokerAddress(
+            f"pulsar+ssl://127.0.0.1:{ports.service_tls}" if self._secure else f"pulsar://127.0.0.1:{ports.service}",
+            f"http://127.0.0.1:{ports.web}",
+            self._process.pid,
+            str(self.data_dir),
+        )
+        state = {"version": _STATE_VERSION, **asdict(ports), **asdict(address)}
+        (self.data_dir / "broker.json").write_text(json.dumps(state, indent=2))
+        try:
+            self._wait_until_ready(address)
+        except BaseException:
+            self.stop()
+            raise
+        return address
+
+    @property
+    def security(self) -> Security:
+        """Certificates and tokens of a secure broker."""
+        return Security(self.data_dir / "security")
+
+    def status(self) -> BrokerAddress | None:
+        """The running broker of this data folder, or None."""
+        state = self._state()
+        if state is None or not _is_ours(state["pid"], self.data_dir):
+            return None
+        return BrokerAddress(state["service_url"], state["admin_url"], state["pid"], state["data_dir"])
+
+    def stop(self) -> bool:
+        """Stop it, by force after a while; False where none ran. A temporary data folder is removed."""
+        running = self.status()
+        if running is not None:
+            _end(running.pid, self._process)
+        if self._process is not None:
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+            self._process.wait(timeout=STOP_TIMEOUT_S)
+            self._process = None
+        if self._temporary:
+            shutil.rmtree(self.data_dir, ignore_errors=True)
+        return running is not None
+
+    def kill(self) -> None:
+        """End it at once, as a crash would; the data folder stays."""
+        running = self.status()
+        if running is None:
+            return
+        for pid in [*_children(running.pid), running.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self._process is not None:
+            self._process.wait(timeout=STOP_TIMEOUT_S)
+            self._process = None
+
+    def __enter__(self) -> BrokerAddress:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _state(self) -> dict[str, Any] | None:
+        try:
+            state: dict[str, Any] = json.loads((self.data_dir / "broker.json").read_text())
+        except (OSError, ValueError):
+            return None
+        return state if state.get("version") == _STATE_VERSION else None
+
+    def _ports(self) -> _Ports:
+        state = self._state()
+        if state is not None:
+            return _Ports(state["service"], state["web"], state["bookie"], state["service_tls"])
+        with contextlib.ExitStack() as held:
+            sockets = [held.enter_context(socket.socket()) for _ in range(4)]
+            for one in sockets:
+                one.bind(("127.0.0.1", 0))
+            return _Ports(*(one.getsockname()[1] for one in sockets))
+
+    def _configuration(self, home: Path, ports: _Ports) -> str:
+        metadata = {
+            "brokerEntryMetadataInterceptors": INTERCEPTORS,
+            "exposingBrokerEntryMetadataToClientEnabled": "true",
+        }
+        ours = {
+            "brokerServicePort": str(ports.service),
+            "webServicePort": str(ports.web),
+            "bindAddress": "127.0.0.1",
+            "advertisedAddress": "127.0.0.1",
+            "webSocketServiceEnabled": "false",
+            "numIOThreads": "4",
+            **(metadata if self._broker_metadata else {}),
+            **self._settings,
+        }
+        original = (home / "conf" / "standalone.conf").read_text().splitlines()
+        kept = [line for line in original if line.split("=")[0].strip() not in ours]
+        return "\n".join(kept + [f"{key}={value}" for key, value in ours.items()]) + "\n"
+
+    def _spawn(self, home: Path, ports: _Ports, attached: bool) -> subprocess.Popen[bytes]:
+        command = [find_java(), *_JVM_OPTIONS]
+        command += [option for package in _JVM_OPENS for option in ("--add-opens", f"{package}=ALL-UNNAMED")]
+        command += ["-cp", f"{home}/conf:{home}/lib/*", f"-Dpulsar.log.dir={self.data_dir}"]
+        command += ["org.apache.pulsar.PulsarStandaloneStarter", "-nfw", "-nss"]
+        command += ["--config", f"{self.data_dir}/standalone.conf", "-a", "127.0.0.1"]
+        command += ["--bookkeeper-dir", f"{self.data_dir}/bookkeeper", "--metadata-dir", f"{self.data_dir}/metadata"]
+        command += ["--bookkeeper-port", str(ports.bookie)]
+        if attached:
+            command = [sys.executable, "-m", "ledgerlake.devbroker.supervise", *command]
+        with open(self.data_dir / "broker.log", "ab") as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE if attached else subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=self.data_dir,
+            )
+
+    def _wait_until_ready(self, address: BrokerAddress) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        log = self.data_dir / "broker.log"
+        while time.monotonic() < deadline:
+            if self._process is not None and self._process.poll() is not None:
+                raise SetupError(f"the broker ended while starting; read {log}")
+            token = self.security.admin_token if self._secure else None
+            if _answers(f"{address.admin_url}/admin/v2/namespaces/public/default", token):
+                return
+            time.sleep(0.1)
+        raise SetupError(f"the broker was not ready after {START_TIMEOUT_S} s; read {log}")
+
+
+def distribution() -> Path:
+    """The unpacked Pulsar distribution, fetched once (240 MB).
+
+    Raises:
+        SetupError: no Java, or the download failed.
+    """
+    home = cache_folder() / f"apache-pulsar-{PULSAR_VERSION}"
+    if home.exists():
+        return home
+    archive = fetch_file("org.apache.pulsar", "pulsar-server-distribution", PULSAR_VERSION, "bin", "tar.gz", _SHA512)
+    with locked(cache_folder() / "unpack"):
+        if not home.exists():
+            with tempfile.TemporaryDirectory(dir=cache_folder()) as folder, tarfile.open(archive) as tar:
+                tar.extractall(folder, filter="data")
+                (Path(folder) / home.name).rename(home)
+    return home
+
+
+def _answers(url: str, token: str | None) -> bool:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=2) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _is_ours(pid: object, data_dir: Path) -> bool:
+    if not isinstance(pid, int):
+        return False
+    try:
+        listing = subprocess.run(
+            ["ps", "-ww", "-o", "stat=,args=", "-p", str(pid)], capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        raise SetupError("the command ps is missing; install procps") from None
+    return str(data_dir) in listing.stdout and not listing.stdout.startswith("Z")
+
+
+def _children(pid: int) -> list[int]:
+    listing = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    return [int(word) for word in listing.stdout.split()]
+
+
+def _end(pid: int, process: subprocess.Popen[bytes] | None) -> None:
+    children = _children(pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process is not None:
+            process.poll()
+        if not _exists(pid):
+            return
+        time.sleep(0.05)
+    for survivor in [*children, pid]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(survivor, signal.SIGKILL)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

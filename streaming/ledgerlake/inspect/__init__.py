@@ -1,0 +1,1 @@
+"""Looking at topics, tables and state from outside a running pipeline: verify, lag, peek, positions, state, typed values."""

@@ -1,0 +1,83 @@
+"""How far a pipeline is behind its topics, in messages and in time, by the broker's own numbers (PIP-70)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ledgerlake.client.cluster import Cluster
+from ledgerlake.options.source_options import parse_start
+from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.source.bounds import entry_from, resolve_start, tail_once
+from ledgerlake.source.loss import is_another_topic
+from ledgerlake.stored.offsets import PartitionOffset
+from ledgerlake.wire.message_id import BEFORE_ALL
+
+if TYPE_CHECKING:
+    from ledgerlake.options.config import Config
+
+
+@dataclass(frozen=True)
+class Lag:
+    """What the table does not have yet of one topic partition.
+
+    ``messages`` is exact where the broker numbers them, and counts every chunk of a large message for itself, as the broker
+    does; None where it does not number them. ``time_ms`` is how long the first of them has been in the topic; 0 for none.
+    ``is_another_topic``: nothing of it was read, but of one that had its name before (see ``source.loss``).
+    """
+
+    topic_partition: str
+    taken: str
+    last: str
+    messages: int | None
+    time_ms: int
+    is_another_topic: bool = False
+
+    def sentence(self) -> str:
+        if self.is_another_topic:
+            return (
+                f"{self.topic_partition}: the topic ends at {self.last}, before {self.taken}, up to which it was read: it is "
+                "another topic of that name"
+            )
+        count = "an unknown number of messages" if self.messages is None else f"{self.messages:,} messages"
+        return (
+            f"{self.topic_partition}: {count} and {self.time_ms / 1000:,.1f} s behind, at {self.taken} of {self.last}"
+        )
+
+
+def find_lags(config: Config) -> list[Lag]:
+    """The lag of each topic partition behind the last committed batch.
+
+    Raises:
+        BrokerError, TransportError, ProtocolError: the topics cannot be read.
+    """
+    options = config.parsed_options()
+    cluster = Cluster(options.client)
+    try:
+        checkpoint = Checkpoint(config.stream.checkpoint)
+        taken = checkpoint.committed_offset() or checkpoint.start() or {}
+        bound = parse_start(config.source.starting, "[source] starting")
+        return [
+            _lag(cluster, name, taken[name] if name in taken else resolve_start(cluster, name, bound))
+            for name in cluster.all_partitions(options.topics)
+        ]
+    finally:
+        cluster.close()
+
+
+def _lag(cluster: Cluster, name: str, taken: PartitionOffset) -> Lag:
+    tail = tail_once(cluster, name)
+    if is_another_topic(taken, tail.position):
+        lag = _lag(cluster, name, PartitionOffset(BEFORE_ALL))
+        return replace(lag, taken=str(taken.position), is_another_topic=True)
+    position = taken.next_position if taken.position != BEFORE_ALL else BEFORE_ALL
+    first = entry_from(cluster, name, position, tail.position) if tail.position != BEFORE_ALL else None
+    if first is None:
+        return Lag(name, str(taken.position), str(tail.position), 0, 0)
+    taken_of_first = 0 if taken.batch_index is None or first.position != position else taken.batch_index + 1
+    messages = None
+    if tail.index is not None and first.first_index is not None:
+        messages = tail.index - first.first_index + 1 - taken_of_first
+    age_ms = max(int(time.time() * 1000) - first.stamp.time_ms, 0)
+    return Lag(name, str(taken.position), str(tail.position), messages, age_ms)

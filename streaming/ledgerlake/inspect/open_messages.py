@@ -1,0 +1,94 @@
+"""What large messages wait for: the open sets in a pipeline's state, as its last committed batch left them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ledgerlake.client.topics import join_partition
+from ledgerlake.errors import SetupError
+from ledgerlake.operators.stateful import set_from_json, set_up_state
+from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.query_settings import STATE_FILES
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+    from ledgerlake.assembly.rules import OpenSet
+    from ledgerlake.options.config import Config
+
+
+@dataclass(frozen=True)
+class OpenMessage:
+    """One large message that is not whole. ``age_ms`` counts from its first chunk, by the clock of the micro-batches.
+
+    ``held_bytes`` is 0 where its chunks were put aside and will be read again; ``missing`` is then still right.
+    """
+
+    topic_partition: str
+    producer_name: str
+    uuid: str
+    first_chunk_id: str
+    present: int
+    missing: int
+    held_bytes: int
+    total_bytes: int
+    age_ms: int
+    awaits_marker: bool
+
+    def sentence(self) -> str:
+        where = "held" if self.held_bytes else "put aside"
+        until = ", waits for its marker" if self.awaits_marker else ""
+        return (
+            f"{self.topic_partition} {self.uuid} of {self.producer_name}: {self.present} chunks present, "
+            f"{self.missing} missing, {self.held_bytes:,} of {self.total_bytes:,} bytes {where}, "
+            f"first chunk {self.first_chunk_id}, {self.age_ms / 1000:,.0f} s old{until}"
+        )
+
+
+def open_messages(spark: SparkSession, config: Config) -> list[OpenMessage]:
+    """The open sets of every topic partition, oldest first.
+
+    Raises:
+        SetupError: there is no checkpoint of a pipeline that has run.
+    """
+    now_ms = int(time.time() * 1000)
+    found = [_describe(row, now_ms) for row in read_state(spark, config, "sets").collect()]
+    return sorted(found, key=lambda one: -one.age_ms)
+
+
+def read_state(spark: SparkSession, config: Config, variable: str) -> DataFrame:
+    """One state variable of a pipeline, as its last committed batch left it.
+
+    Raises:
+        SetupError: there is no checkpoint of a pipeline that has run.
+    """
+    from pyspark.errors import PySparkException
+
+    # Apart from the caller's session, whose queries may have state files of another version.
+    spark = spark.newSession()
+    set_up_state(spark)
+    spark.conf.set(STATE_FILES, str(Checkpoint(config.stream.checkpoint).state_version()))
+    # Reading state needs Spark's coordinator of state stores, which only comes with the manager of streams.
+    _ = spark.streams.active
+    try:
+        return spark.read.format("statestore").option("stateVarName", variable).load(config.stream.checkpoint)
+    except PySparkException:
+        raise SetupError(f"the checkpoint {config.stream.checkpoint} holds no state; run the pipeline first") from None
+
+
+def _describe(row: Row, now_ms: int) -> OpenMessage:
+    one: OpenSet = set_from_json(row.user_map_value["set"])
+    return OpenMessage(
+        topic_partition=join_partition(row.key["topic"], row.key["partition"]),
+        producer_name=one.key.producer_name,
+        uuid=one.key.uuid,
+        first_chunk_id=str(one.positions[0]),
+        present=len(one.positions),
+        missing=one.chunk_count - len(one.positions),
+        held_bytes=one.held_bytes,
+        total_bytes=one.total_bytes,
+        age_ms=0 if one.opened_ms is None else now_ms - one.opened_ms,
+        awaits_marker=one.awaiting,
+    )

@@ -1,0 +1,78 @@
+"""Where a time, a message's number or an id stands in a topic, with its neighbours, for a person."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ledgerlake.client.cluster import Cluster
+from ledgerlake.client.topics import split_partition
+from ledgerlake.inspect.peek import described_entries
+from ledgerlake.source.bounds import end_position, entry_from, matching_partitions, resolve_start
+from ledgerlake.source.search import last_before
+from ledgerlake.wire.message_id import BEFORE_ALL, MessageId, to_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ledgerlake.client.cluster import ClientSettings
+    from ledgerlake.options.source_options import Bound
+
+# How many entries are shown from the position on.
+_SHOWN = 2
+
+
+@dataclass(frozen=True)
+class Place:
+    """A position in one topic partition: the first message that a read from there gets.
+
+    ``serialised`` is the id as hex, in the form of every Pulsar client. Both are None behind the last message. The entries are
+    rows as ``peek`` shows them; None where there is none.
+    """
+
+    topic_partition: str
+    message_id: str | None
+    serialised: str | None
+    before: dict[str, Any] | None
+    at: dict[str, Any] | None
+    after: dict[str, Any] | None
+
+
+def find_places(settings: ClientSettings, topic: str, bound: Bound) -> Iterator[Place]:
+    """Where a bound stands in each partition of a topic.
+
+    Raises:
+        SetupError: a number is asked for, and the entries have none.
+        BrokerError, TransportError, ProtocolError.
+    """
+    cluster = Cluster(settings)
+    try:
+        for name in matching_partitions(cluster.topic_partitions(topic), bound):
+            yield _place(cluster, name, bound)
+    finally:
+        cluster.close()
+
+
+def _place(cluster: Cluster, name: str, bound: Bound) -> Place:
+    start = resolve_start(cluster, name, bound)
+    end = end_position(cluster, name)
+    before = None
+    if end != BEFORE_ALL:
+        found = last_before(lambda position: entry_from(cluster, name, position, end), end, start.next_position)
+        before = None if found is None else next(described_entries(cluster, name, found.position.before, end, 1), None)
+    rows = list(described_entries(cluster, name, start.position, end, _SHOWN))
+    at, after = [*rows, None, None][:_SHOWN]
+    message_id = None if at is None else _first_message(at, start.batch_index)
+    return Place(
+        name,
+        None if message_id is None else str(message_id),
+        None if message_id is None else to_bytes(message_id, split_partition(name)[1]).hex(),
+        before,
+        at,
+        after,
+    )
+
+
+def _first_message(entry: dict[str, Any], taken: int | None) -> MessageId:
+    batch_index = -1 if entry["num_messages_in_batch"] is None else (0 if taken is None else taken + 1)
+    return MessageId(entry["ledger_id"], entry["entry_id"], batch_index)

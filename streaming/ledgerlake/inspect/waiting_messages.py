@@ -1,0 +1,142 @@
+"""What waits for its time: the delayed messages in a pipeline's state, as its last committed batch left them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ledgerlake.client.topics import join_partition
+from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.delay.bucket import Bucket, Record, record_from_json
+from ledgerlake.delay.cancels import cancels_from_json
+from ledgerlake.delay.snapshot import SegmentMetadata, metadata_from_bytes
+from ledgerlake.delay.storage import METADATA
+from ledgerlake.inspect.open_messages import read_state
+from ledgerlake.operators.delayed import open_folder
+from ledgerlake.pipeline.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+    from ledgerlake.options.config import Config
+
+# Upper ends of the horizon's steps.
+_HORIZON_MS = {
+    "due": 0,
+    "within a minute": 60_000,
+    "within an hour": 3_600_000,
+    "within a day": 86_400_000,
+    "within a week": 7 * 86_400_000,
+}
+_BEYOND = "later"
+_BAR = 30
+
+
+@dataclass(frozen=True)
+class WaitingMessages:
+    """A topic partition's delayed messages. ``horizon`` counts them by when they are due, to a segment's time exact."""
+
+    topic_partition: str
+    waiting: int
+    buckets: int
+    segments: int
+    mutable: int
+    cancels: int
+    next_due_ms: list[int] = field(default_factory=list)
+    horizon: dict[str, int] = field(default_factory=dict)
+    outputs: dict[str, str] = field(default_factory=dict)
+
+    def sentence(self) -> str:
+        due = ", ".join(_moment(one) for one in self.next_due_ms) or "none"
+        lines = [
+            f"{self.topic_partition}: {self.waiting:,} messages wait in {self.buckets} buckets of {self.segments:,} segments "
+            f"({self.mutable:,} of them in the mutable bucket), {self.cancels:,} cancels; next due {due}"
+        ]
+        most = max(self.horizon.values(), default=0)
+        for name, count in self.horizon.items():
+            lines.append(f"  {name:<16} {count:>12,} {'#' * round(_BAR * count / most) if most else ''}".rstrip())
+        return "\n".join(lines)
+
+
+def waiting_messages(spark: SparkSession, config: Config) -> list[WaitingMessages]:
+    """The delayed messages of every topic partition that has or had any.
+
+    Raises:
+        SetupError: there is no checkpoint of a pipeline that has run.
+        OffsetError: a newer release wrote it, or a bucket is missing.
+    """
+    now_ms = int(time.time() * 1000)
+    cancels = {
+        _source(row): len(cancels_from_json(row.value["cancels"]))
+        for row in read_state(spark, config, "cancels").collect()
+    }
+    metadata = _metadata(spark, config)
+    found = []
+    for row in read_state(spark, config, "index").collect():
+        source = _source(row)
+        record = record_from_json(row.value["record"])
+        found.append(_describe(source, record, partial(metadata, source), cancels.get(source, 0), now_ms))
+    return sorted(found, key=lambda one: one.topic_partition)
+
+
+def _metadata(spark: SparkSession, config: Config) -> Callable[[TopicPartition, int], list[SegmentMetadata]]:
+    """How to get a bucket's metadata by its topic partition and id."""
+    folder = config.delay.options.folder
+    if folder is not None:
+        query_id = str(Checkpoint(config.stream.checkpoint).query_id())
+
+        def from_folder(source: TopicPartition, bucket_id: int) -> list[SegmentMetadata]:
+            storage = open_folder(folder, source, query_id, [bucket_id])
+            return metadata_from_bytes(storage.get_segment(bucket_id, METADATA))
+
+        return from_folder
+    rows = read_state(spark, config, "snapshots").where(f"user_map_key.number = {METADATA}").collect()
+    values = {row.user_map_key["bucket_id"]: bytes(row.user_map_value["snapshot"]) for row in rows}
+    return lambda _source, bucket_id: metadata_from_bytes(values[bucket_id])
+
+
+def _describe(
+    source: TopicPartition,
+    record: Record,
+    metadata: Callable[[int], list[SegmentMetadata]],
+    cancels: int,
+    now_ms: int,
+) -> WaitingMessages:
+    buckets = [one for one in record.buckets if one.waiting]
+    horizon = dict.fromkeys([*_HORIZON_MS, _BEYOND], 0)
+    for bucket in buckets:
+        for time_ms, count in _left(bucket, metadata(bucket.bucket_id)):
+            horizon[_step(time_ms - now_ms)] += count
+    return WaitingMessages(
+        topic_partition=join_partition(source.topic, source.partition),
+        waiting=sum(one.waiting for one in buckets),
+        buckets=len(buckets),
+        segments=sum(one.segments - one.segment + 1 for one in buckets),
+        mutable=sum(one.waiting for one in buckets if not one.sealed),
+        cancels=cancels,
+        next_due_ms=sorted(one.next_ms for one in buckets)[:5],
+        horizon=horizon,
+        outputs={name: str(mark) for name, mark in record.outputs.items()},
+    )
+
+
+def _left(bucket: Bucket, segments: list[SegmentMetadata]) -> list[tuple[int, int]]:
+    """Time and number of messages of each segment that is not finished."""
+    left = [(one.min_ms, one.count) for one in segments[bucket.segment - 1 :]]
+    return [(bucket.next_ms, left[0][1] - bucket.offset), *left[1:]]
+
+
+def _step(ahead_ms: int) -> str:
+    return next((name for name, end_ms in _HORIZON_MS.items() if ahead_ms <= end_ms), _BEYOND)
+
+
+def _source(row: Any) -> TopicPartition:
+    return TopicPartition(row.key["topic"], row.key["partition"])
+
+
+def _moment(time_ms: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time_ms / 1000)) + "Z"

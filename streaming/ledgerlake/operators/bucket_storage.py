@@ -1,0 +1,243 @@
+"""Where the snapshots of delayed messages' buckets are kept: in Spark's state store, or in a folder.
+
+The state store forgets what a failed micro-batch wrote, and remembers what an older version of the state names; a folder does
+neither. There, a bucket that the record does not name gets a mark (``<bucket id>.dropped``), and is removed when the mark is a day
+old: so the state of any micro-batch of the last day finds its buckets, and what killed tasks left goes too.
+"""
+
+from __future__ import annotations
+
+import abc
+import bisect
+import contextlib
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, TypeVar
+
+from google.protobuf.message import DecodeError
+from pyarrow import fs
+
+from ledgerlake.delay.snapshot import VERSION
+from ledgerlake.delay.storage import METADATA, missing
+from ledgerlake.errors import OffsetError, refuse_newer
+from ledgerlake.pb import delay_pb2 as pb
+from ledgerlake.stored.files import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pyspark.sql.streaming.stateful_processor import MapState
+
+# How long a bucket stays readable that nothing uses any more.
+_KEPT_S = 24 * 3600
+
+# How often a worker process looks for buckets that may go.
+_SWEEP_EVERY_S = 3600
+
+_DROPPED = ".dropped"
+
+# Reading costs about 20 ms for a mebibyte.
+_BLOCK_BYTES = 256 * 1024
+
+_DIRECTORY = -1
+
+Stored = TypeVar("Stored", pb.SegmentBlock, pb.BlockDirectory)
+
+
+class _PackedStorage(abc.ABC):
+    """Segments lie together in blocks, since one may be small and a stored value costs a call.
+
+    Stored by number: 0 the metadata, -1 the directory of the blocks, and each block at the number of its first segment.
+    """
+
+    def create_bucket(self) -> int:
+        return secrets.randbits(62) + 1
+
+    def save_all_segments(self, bucket_id: int, snapshots: Iterable[tuple[int, bytes]]) -> None:
+        directory = pb.BlockDirectory(version=VERSION)
+        block = pb.SegmentBlock()
+        size = 0
+        for number, value in snapshots:
+            if size and (number == METADATA or size + len(value) > _BLOCK_BYTES):
+                self._put(bucket_id, directory.first_segments[-1], block.SerializeToString())
+                block, size = pb.SegmentBlock(), 0
+            if number == METADATA:
+                self._put(bucket_id, _DIRECTORY, directory.SerializeToString())
+                self._put(bucket_id, METADATA, value)
+                continue
+            if not size:
+                directory.first_segments.append(number)
+            block.segments.append(value)
+            size += len(value)
+
+    def get_segment(self, bucket_id: int, number: int) -> bytes:
+        if number == METADATA:
+            return self._values(bucket_id, METADATA)[0]
+        firsts = _read_directory(self._values(bucket_id, _DIRECTORY)[0])
+        place = bisect.bisect_right(firsts, number) - 1
+        if place < 0:
+            raise missing(bucket_id, number)
+        segments = self._values(bucket_id, firsts[place])
+        if number - firsts[place] >= len(segments):
+            raise missing(bucket_id, number)
+        return segments[number - firsts[place]]
+
+    def _values(self, bucket_id: int, number: int) -> list[bytes]:
+        found = _recent.get(bucket_id, number)
+        if found is None:
+            value = self._get(bucket_id, number)
+            if value is None:
+                raise missing(bucket_id, number)
+            found = list(_parse(pb.SegmentBlock, value).segments) if number > 0 else [value]
+            _recent.put(bucket_id, number, found)
+        return found
+
+    @abc.abstractmethod
+    def _put(self, bucket_id: int, number: int, value: bytes) -> None: ...
+
+    @abc.abstractmethod
+    def _get(self, bucket_id: int, number: int) -> bytes | None: ...
+
+
+class StateStorage(_PackedStorage):
+    """Buckets in a map of the state store: (bucket id, number) -> value."""
+
+    def __init__(self, state: MapState) -> None:
+        self._state = state
+
+    def start(self) -> None:
+        pass
+
+    def delete_bucket(self, bucket_id: int) -> None:
+        directory = self._get(bucket_id, _DIRECTORY)
+        firsts = _read_directory(directory) if directory is not None else []
+        for number in (METADATA, _DIRECTORY, *firsts):
+            self._state.removeKey((bucket_id, number))
+
+    def _put(self, bucket_id: int, number: int, value: bytes) -> None:
+        self._state.updateValue((bucket_id, number), (value,))
+
+    def _get(self, bucket_id: int, number: int) -> bytes | None:
+        row = self._state.getValue((bucket_id, number))
+        return None if row is None else bytes(row[0])
+
+
+class FolderStorage(_PackedStorage):
+    """Buckets in a folder of any filesystem that pyarrow knows: ``<folder>/<bucket id>/<number>``.
+
+    Args:
+        folder: of one query's topic partition, so that everything in it is this one's.
+        used: the buckets that a record names.
+        shared: where older releases kept the buckets of all queries: nothing is written there, and of what is there only what
+            this query's record named is removed.
+    """
+
+    def __init__(self, folder: str, used: Iterable[int], shared: str | None = None) -> None:
+        self._filesystem, self._root = resolve(folder)
+        self._roots = [self._root] if shared is None else [self._root, resolve(shared)[1]]
+        self._used = {str(one) for one in used}
+
+    def start(self) -> None:
+        self._filesystem.create_dir(self._root, recursive=True)
+        if _is_time_to_sweep(self._root):
+            self._sweep()
+
+    def create_bucket(self) -> int:
+        bucket_id = super().create_bucket()
+        self._filesystem.create_dir(f"{self._root}/{bucket_id}")
+        return bucket_id
+
+    def _put(self, bucket_id: int, number: int, value: bytes) -> None:
+        with self._filesystem.open_output_stream(f"{self._root}/{bucket_id}/{number}") as stream:
+            stream.write(value)
+
+    def delete_bucket(self, bucket_id: int) -> None:
+        """Mark a bucket as dropped; it is removed later."""
+        with self._filesystem.open_output_stream(f"{self._root}/{bucket_id}{_DROPPED}"):
+            pass
+
+    def _get(self, bucket_id: int, number: int) -> bytes | None:
+        for root in self._roots:
+            with (
+                contextlib.suppress(FileNotFoundError),
+                self._filesystem.open_input_stream(f"{root}/{bucket_id}/{number}") as stream,
+            ):
+                return bytes(stream.read())
+        return None
+
+    def _sweep(self) -> None:
+        """Mark buckets that the record does not name, unmark those that a restored one names, remove what is long dropped."""
+        found = self._filesystem.get_file_info(fs.FileSelector(self._root))
+        marks = {one.base_name.removesuffix(_DROPPED): one for one in found if one.base_name.endswith(_DROPPED)}
+        for one in found:
+            name = one.base_name
+            if name.isdecimal() and name not in self._used and name not in marks:
+                self.delete_bucket(int(name))
+        oldest_s = time.time() - _KEPT_S
+        for name, mark in marks.items():
+            if name in self._used:
+                self._filesystem.delete_file(mark.path)
+            elif mark.mtime_ns / 1e9 < oldest_s:
+                self._remove(name)
+                self._filesystem.delete_file(mark.path)
+
+    def _remove(self, name: str) -> None:
+        for root in self._roots:
+            with contextlib.suppress(FileNotFoundError):
+                self._filesystem.delete_dir(f"{root}/{name}")
+
+
+class _Recent:
+    """Blocks that were read lately in this worker process: the first unfinished segments are asked for in every batch.
+
+    Values never change and ids are never used again, so nothing here can be stale.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._bytes = 0
+        self._values: OrderedDict[tuple[int, int], list[bytes]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, bucket_id: int, number: int) -> list[bytes] | None:
+        with self._lock:
+            if (bucket_id, number) in self._values:
+                self._values.move_to_end((bucket_id, number))
+            return self._values.get((bucket_id, number))
+
+    def put(self, bucket_id: int, number: int, values: list[bytes]) -> None:
+        with self._lock:
+            if (bucket_id, number) in self._values:
+                return
+            self._values[bucket_id, number] = values
+            self._bytes += sum(map(len, values))
+            while self._bytes > self._most_bytes:
+                _, old = self._values.popitem(last=False)
+                self._bytes -= sum(map(len, old))
+
+
+def _parse(kind: type[Stored], data: bytes) -> Stored:
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise OffsetError(f"a bucket of delayed messages is damaged ({error}); restore the checkpoint") from None
+
+
+def _read_directory(data: bytes) -> list[int]:
+    found = _parse(pb.BlockDirectory, data)
+    refuse_newer("a bucket of delayed messages", found.version, VERSION)
+    return list(found.first_segments)
+
+
+_recent = _Recent(32 * 1024 * 1024)
+_swept_s: dict[str, float] = {}
+
+
+def _is_time_to_sweep(root: str) -> bool:
+    now_s = time.monotonic()
+    if now_s - _swept_s.get(root, float("-inf")) < _SWEEP_EVERY_S:
+        return False
+    _swept_s[root] = now_s
+    return True

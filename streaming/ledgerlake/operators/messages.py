@@ -1,0 +1,140 @@
+"""A stream of bundles as a stream of whole, decoded messages and of rejects, for sinks that are not ours.
+
+Everything passes the stateful stage here: plain messages as decoded rows, packed; delayed entries and chunks as they are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from ledgerlake.assembly.chunk_entries import read_alone
+from ledgerlake.assembly.rules import Chunk, Limits
+from ledgerlake.decode import schema
+from ledgerlake.decode.messages import BatchPart, TopicPartition, as_view, rejects_as_view
+from ledgerlake.decode.rejects import read_reject
+from ledgerlake.decode.split import DELAYED, ENTRIES, REJECT, only_entry
+from ledgerlake.delay.cancel_messages import CANCEL_REFUSED, TaskCancels
+from ledgerlake.delay.cancels import Cancels
+from ledgerlake.errors import CorruptEntryError
+from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
+from ledgerlake.operators.rows import FLOW_DDL, Event, Report, Standing, delayed_rows, flow_row, latest, report_to_json
+from ledgerlake.operators.stateful import assemble
+from ledgerlake.source.task_reader import Piece, check_broker_metadata, piece_as_view
+from ledgerlake.wire.message_id import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pyspark.sql import DataFrame
+
+    from ledgerlake.assembly.assembler import Outcome
+    from ledgerlake.options.delay_options import DelayOptions
+    from ledgerlake.options.source_options import SourceOptions
+
+
+def whole_messages(bundles: DataFrame, options: SourceOptions, limits: Limits, delay: DelayOptions) -> DataFrame:
+    """Rows of ``schema.VIEW``: messages, and what is none with its ``reject_reason``."""
+    flow = bundles.mapInArrow(lambda rows: _forward(rows, options, delay.enabled), FLOW_DDL)
+    assembled = assemble(flow, limits, delay)
+    return assembled.mapInArrow(lambda rows: _decode(rows, options, limits), from_arrow_schema(schema.VIEW))
+
+
+def _forward(
+    batches: Iterable[pa.RecordBatch], options: SourceOptions, holds_delayed: bool
+) -> Iterator[pa.RecordBatch]:
+    """Rows of ``schema.BUNDLES`` as rows of ``FLOW``."""
+    ranges: dict[TopicPartition, _Range] = {}
+    for batch in batches:
+        for number in range(batch.num_rows):
+            row = {name: batch[name][number].as_py() for name in batch.schema.names if name != "frames"}
+            source = TopicPartition(row["topic"], row["partition"])
+            if source not in ranges:
+                ranges[source] = _Range(source, row, options, holds_delayed)
+            frames = memoryview(batch["frames"][number].as_buffer())
+            part = BatchPart(row["after_batch_index"], row["until_batch_index"])
+            yield from ranges[source].take(Piece(row["kind"], frames, part, row["broker_ms"]))
+    for one in ranges.values():
+        yield one.report()
+
+
+class _Range:
+    """One topic partition's rows in a task before the stateful stage."""
+
+    def __init__(
+        self, source: TopicPartition, row: dict[str, Any], options: SourceOptions, holds_delayed: bool
+    ) -> None:
+        self._source = source
+        self._end = Position(row["end_ledger_id"], row["end_entry_id"])
+        self._now_ms = row["clock_ms"]
+        self._options = options
+        self._holds_delayed = holds_delayed
+        self._events: list[Event] = []
+        self._cancels = TaskCancels()
+
+    def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        self._now_ms = latest((self._now_ms, piece.broker_ms))
+        if piece.kind == DELAYED and self._holds_delayed:
+            yield from delayed_rows(self._source, piece.frames, piece.first_entry)
+        elif piece.kind in (ENTRIES, DELAYED):
+            yield from self._decode(piece)
+        else:
+            yield from self._take_alone(piece)
+
+    def report(self) -> pa.RecordBatch:
+        report = Report(self._end, self._now_ms, {}, self._events)
+        return flow_row(self._source, "report", note=report_to_json(report))
+
+    def _decode(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        for batch in piece_as_view(piece, self._source, self._options):
+            accepted, refused = self._cancels.take(batch)
+            self._events += accepted
+            for position in refused:
+                yield flow_row(self._source, "reject", position, CANCEL_REFUSED)
+            with pa.BufferOutputStream() as out, pa.ipc.new_stream(out, batch.schema) as writer:
+                writer.write_batch(batch)
+            yield flow_row(self._source, "rows", entry=out.getvalue())
+
+    def _take_alone(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        if piece.kind == REJECT:
+            rejected = read_reject(piece.frames)
+            shown = rejected.entry or rejected.detail.encode()
+            yield flow_row(self._source, "reject", rejected.position, rejected.reason, shown)
+            return
+        position, entry = only_entry(piece.frames)
+        try:
+            event = read_alone(piece.kind, entry, position)
+        except CorruptEntryError as error:
+            yield flow_row(self._source, "reject", position, error.reason, entry)
+            return
+        self._events.append(event)
+        if isinstance(event, Chunk):
+            yield flow_row(self._source, "chunk", position, entry=entry)
+
+
+def _decode(rows: Iterable[pa.RecordBatch], options: SourceOptions, limits: Limits) -> Iterator[pa.RecordBatch]:
+    decoders: dict[TopicPartition, OutcomeDecoder] = {}
+    for source, found in read_flow(rows):
+        if source not in decoders:
+            decoders[source] = OutcomeDecoder(source, options, limits.max_message_bytes)
+        if isinstance(found, pa.RecordBatch):
+            yield found
+        elif isinstance(found, Cancels):
+            decoders[source].cancels = found
+        elif isinstance(found, Standing):
+            del decoders[source]
+        else:
+            yield from _as_view(found, decoders[source], source, options)
+
+
+def _as_view(
+    outcome: Outcome, decoder: OutcomeDecoder, source: TopicPartition, options: SourceOptions
+) -> Iterator[pa.RecordBatch]:
+    for decoded in decoder.decode(outcome):
+        if isinstance(decoded, list):
+            yield from (rejects_as_view(one) for table in decoder.whole(decoded) for one in table.to_batches())
+        else:
+            check_broker_metadata(options.require_broker_metadata, decoded, source)
+            yield as_view(decoded)

@@ -1,0 +1,297 @@
+"""The stateful stage: what outlives a micro-batch, in Spark's state store, keyed by topic partition.
+
+State, in RocksDB, per topic partition:
+
+    sets     (producer, uuid) -> what is open of that message, as JSON with a version
+    parts    (ledger, entry)  -> one chunk's entry as the broker stored it; one value for each, never a growing one
+
+and what ``delayed`` keeps there.
+
+Rules kept here:
+  - Only what is open when a micro-batch ends is written; what comes and goes within one stays in memory, as far as
+    ``_FRESH_BYTES`` reach.
+  - Rows may come in any order, the reports say what happened when. Several tasks may have read one topic partition:
+    their reports are taken in the order of their ranges, so all chunks of a message meet here, in order.
+  - A topic partition with nothing open, nothing that waits and nothing to say costs two looks at the state.
+  - The time by which sets expire and messages are due is the batch's: the broker's time of its entries, or the planner's
+    clock in its offset. A batch that is run again does the same again, and no producer's clock counts.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, astuple
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+
+from ledgerlake.assembly.assembler import Assembled, Assembly, Due, DueAgain, Outcome
+from ledgerlake.assembly.rules import OpenSet, SetKey
+from ledgerlake.decode.messages import BatchPart, TopicPartition
+from ledgerlake.delay.cancels import Cancel, Cancels, cancels_to_json
+from ledgerlake.operators.delayed import DelayedMessages, DelayedState
+from ledgerlake.operators.rows import (
+    FLOW,
+    FLOW_DDL,
+    Begun,
+    Report,
+    Standing,
+    Waits,
+    flow_values,
+    latest,
+    open_set_from_dict,
+    places,
+    report_from_json,
+    standing_to_json,
+)
+from ledgerlake.stored.fields import parse_stored
+from ledgerlake.wire.chunks import Marker
+from ledgerlake.wire.message_id import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pandas as pd
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle
+
+    from ledgerlake.assembly.rules import Chunk, Limits
+    from ledgerlake.operators.delayed import Waiting
+    from ledgerlake.options.delay_options import DelayOptions
+
+SET_VERSION = 2
+
+# When a batch is wanted for a set that no clock has seen yet: at once.
+_AT_ONCE_MS = 1
+
+# Arriving bytes that wait in memory for the reports; beyond, they wait in the state store.
+_FRESH_BYTES = 64 * 1024 * 1024
+
+_STATE_SETTINGS = {
+    "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    # Counting rows makes every write a read as well.
+    "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
+}
+
+
+def set_up_state(spark: SparkSession) -> None:
+    """Have a session keep and read state as the stage needs it."""
+    for name, value in _STATE_SETTINGS.items():
+        spark.conf.set(name, value)
+
+
+def assemble(flow: DataFrame, limits: Limits, delay: DelayOptions) -> DataFrame:
+    """Put the stage behind rows of ``FLOW``; the result has the same columns."""
+    keyed = flow.groupBy("topic", "partition")
+    return keyed.transformWithStateInPandas(Processor(limits, delay), FLOW_DDL, "append", "none")
+
+
+class Processor(StatefulProcessor):  # type: ignore[misc]
+    """See the module."""
+
+    def __init__(self, limits: Limits, delay: DelayOptions) -> None:
+        self._limits = limits
+        self._delay = delay
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._sets: MapState = handle.getMapState("sets", "producer string, uuid string", "set string")
+        self._parts: MapState = handle.getMapState("parts", "ledger_id bigint, entry_id bigint", "entry binary")
+        self._delayed = DelayedState(handle)
+
+    def handleInputRows(
+        self, key: tuple[str, int], rows: Iterator[pd.DataFrame], timerValues: Any
+    ) -> Iterator[pd.DataFrame]:
+        source = TopicPartition(*key)
+        parts = _StateParts(self._parts)
+        delayed = DelayedMessages(source, self._delayed, self._delay, parts)
+        reports: list[Report] = []
+        for frame in rows:
+            for row in frame.itertuples(index=False):
+                if row.kind == "chunk":
+                    parts.put(Position(int(row.ledger_id), int(row.entry_id)), row.entry)
+                elif row.kind == "delayed" and isinstance(row.note, str):
+                    position = Position(int(row.ledger_id), int(row.entry_id))
+                    parts.put(position, row.entry)
+                    delayed.add_part(position, row.entry, BatchPart(*json.loads(row.note)))
+                elif row.kind == "delayed":
+                    delayed.add(row.entry)
+                elif row.kind == "report":
+                    reports.append(report_from_json(row.note))
+                else:
+                    yield _frame(row)
+        reports.sort(key=lambda report: report.end)
+        stored = self._load() if self._sets.exists() else {}
+        oldest_first = sorted(stored.values(), key=lambda one: one.positions[0])
+        assembly = Assembly(self._limits, parts, oldest_first, hold_delayed=self._delay.enabled)
+        for outcome in _happened(assembly, delayed, reports):
+            yield from _outcome_rows(source, outcome)
+        for due in delayed.release(latest(report.now_ms for report in reports)):
+            yield from _outcome_rows(source, due)
+        parts.store_fresh()
+        self._store(stored, assembly.pending.sets)
+        yield _standing_row(source, _standing(assembly, delayed.save(), reports, self._limits))
+
+    def close(self) -> None:
+        pass
+
+    def _load(self) -> dict[SetKey, OpenSet]:
+        found = [set_from_json(value[0]) for _, value in self._sets.iterator()]
+        return {one.key: one for one in found}
+
+    def _store(self, before: dict[SetKey, OpenSet], sets: tuple[OpenSet, ...]) -> None:
+        after = {one.key: one for one in sets}
+        for key in before.keys() - after.keys():
+            self._sets.removeKey((key.producer_name, key.uuid))
+        for key, one in after.items():
+            if before.get(key) != one:
+                self._sets.updateValue((key.producer_name, key.uuid), (set_to_json(one),))
+
+
+class _StateParts:
+    """Entries by position: those of this batch in memory while they fit, the others in the state store."""
+
+    def __init__(self, state: MapState) -> None:
+        self._state = state
+        self._fresh: dict[Position, bytes] = {}
+        self._fresh_bytes = 0
+
+    def put(self, position: Position, entry: bytes) -> None:
+        if self._fresh_bytes + len(entry) > _FRESH_BYTES:
+            self._state.updateValue((position.ledger_id, position.entry_id), (entry,))
+            return
+        self._fresh[position] = entry
+        self._fresh_bytes += len(entry)
+
+    def take(self, position: Position) -> bytes | None:
+        if position in self._fresh:
+            entry = self._fresh.pop(position)
+            self._fresh_bytes -= len(entry)
+            return entry
+        place = (position.ledger_id, position.entry_id)
+        found = self._state.getValue(place)
+        if found is None:
+            return None
+        self._state.removeKey(place)
+        return bytes(found[0])
+
+    def drop(self, position: Position) -> None:
+        entry = self._fresh.pop(position, None)
+        if entry is None:
+            self._state.removeKey((position.ledger_id, position.entry_id))
+        else:
+            self._fresh_bytes -= len(entry)
+
+    def store_fresh(self) -> None:
+        """What was not taken or dropped is held beyond this batch."""
+        for position, entry in self._fresh.items():
+            self._state.updateValue((position.ledger_id, position.entry_id), (entry,))
+
+
+def set_to_json(one: OpenSet) -> str:
+    return json.dumps({"version": SET_VERSION, **asdict(one)})
+
+
+def set_from_json(text: str) -> OpenSet:
+    """Read an open set from state.
+
+    Version 1 had no ``publish_ms``, and its ``opened_ms`` was the producer's where the broker gave no time.
+
+    Raises:
+        OffsetError: a newer release wrote it, or it is damaged.
+    """
+    return parse_stored(text, "open sets", _open_set, SET_VERSION)
+
+
+def _open_set(data: dict[str, Any], version: int) -> OpenSet:
+    return open_set_from_dict(data if version > 1 else data | {"opened_ms": None, "publish_ms": None})
+
+
+def _happened(assembly: Assembly, delayed: DelayedMessages, reports: list[Report]) -> Iterator[Outcome]:
+    for report in reports:
+        for event in report.events:
+            if isinstance(event, Waits):
+                delayed.add_large(event)
+            elif isinstance(event, Cancel):
+                delayed.cancel(event)
+            else:
+                yield from _unless_delayed(_apply(assembly, event), delayed)
+    now_ms = latest(report.now_ms for report in reports)
+    if now_ms is not None:
+        yield from assembly.expire(now_ms)
+
+
+def _unless_delayed(outcomes: Iterator[Outcome], delayed: DelayedMessages) -> Iterator[Outcome]:
+    for outcome in outcomes:
+        if isinstance(outcome, Assembled) and outcome.deliver_ms is not None:
+            delayed.add_large(Waits(outcome.positions, outcome.deliver_ms, outcome.entries is not None))
+        else:
+            yield outcome
+
+
+def _apply(assembly: Assembly, event: Chunk | Begun | OpenSet | Marker) -> Iterator[Outcome]:
+    if isinstance(event, Begun):
+        return assembly.supersede(event.key)
+    if isinstance(event, OpenSet):
+        return assembly.adopt(event)
+    if isinstance(event, Marker):
+        return assembly.mark(event)
+    return assembly.arrive(event)
+
+
+def _standing(assembly: Assembly, waiting: Waiting, reports: list[Report], limits: Limits) -> Standing:
+    sets = assembly.pending.sets
+    return Standing(
+        facts=[report.fact for report in reports],
+        oldest_open=min((one.positions[0] for one in sets), default=None),
+        expires_ms=min((_expires_ms(one, limits) for one in sets), default=None),
+        open_sets=len(sets),
+        held_bytes=assembly.pending.held_bytes,
+        waiting=waiting.messages,
+        next_due_ms=waiting.next_due_ms,
+        oldest_waiting=waiting.oldest,
+    )
+
+
+def _expires_ms(one: OpenSet, limits: Limits) -> int:
+    return _AT_ONCE_MS if one.opened_ms is None else one.opened_ms + limits.expire_after_ms
+
+
+def _outcome_rows(source: TopicPartition, outcome: Outcome | Cancels) -> Iterator[pd.DataFrame]:
+    if isinstance(outcome, Cancels):
+        yield _row(source, "cancels", None, cancels_to_json(outcome.all), None)
+    elif isinstance(outcome, Due):
+        first_entry = astuple(outcome.first_entry)
+        yield _row(source, "due", None, _due_note(outcome, first_entry=first_entry), outcome.frames)
+    elif isinstance(outcome, DueAgain):
+        yield _row(source, "again", None, _due_note(outcome, positions=places(outcome.positions)), None)
+    elif isinstance(outcome, Assembled):
+        note = _due_note(outcome, positions=places(outcome.positions), read_again=outcome.entries is None)
+        yield _row(source, "message", outcome.positions[-1], note, None)
+        for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
+            yield _row(source, "part", position, None, entry)
+    else:
+        for position, entry in outcome.entries:
+            yield _row(source, "reject", position, outcome.reason, entry)
+
+
+def _due_note(outcome: Due | DueAgain | Assembled, **more: Any) -> str:
+    outputs = {name: asdict(mark) for name, mark in outcome.outputs.items()}
+    return json.dumps({"delivered_ms": outcome.delivered_ms, "outputs": outputs, **more})
+
+
+def _standing_row(source: TopicPartition, standing: Standing) -> pd.DataFrame:
+    return _row(source, "report", None, standing_to_json(standing), None)
+
+
+def _row(
+    source: TopicPartition, kind: str, position: Position | None, note: str | None, entry: bytes | memoryview | None
+) -> pd.DataFrame:
+    return _frame(flow_values(source, kind, position, note, entry))
+
+
+def _frame(row: Sequence[Any]) -> pd.DataFrame:
+    # A query starts with a process that only asks for the names of the state's variables: that one needs no pandas.
+    import pandas as pd
+
+    return pd.DataFrame([row], columns=FLOW.names)

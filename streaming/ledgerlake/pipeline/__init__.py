@@ -1,0 +1,1 @@
+"""The running pipeline: its plan, start and stop, ownership, commit, cursors, progress and metrics."""

@@ -1,0 +1,160 @@
+"""The Delta sink: tasks write files, the driver commits both tables exactly once.
+
+Order of a micro-batch, each step safe to repeat after a kill at any point:
+
+    1. tasks write Parquet files that no table knows (see ``operators.writing``); what a killed task leaves is an orphan for ``ledgerlake vacuum``
+    2. ask both tables whether they hold the batch; what belongs to another checkpoint is refused before anything changes
+    3. note what is for a topic in the outbox (see ``publish.outbox``), if there is one
+    4. commit ``rejects``     with the batch's number and offsets; skipped if that batch is in already
+    5. commit ``messages``    likewise, with how far each topic partition's time has come; without files if the batch read entries and
+                              gave no row to either table
+    6. let the outbox be sent
+
+The durable cursors move later, when Spark's commit log has the batch (see ``pipeline.cursors``): until then Spark may run it
+again. A replayed batch runs the whole plan, because the state store must advance. Only its commits are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+from ledgerlake.operators.ingest import write_stream
+from ledgerlake.operators.stateful import assemble
+from ledgerlake.operators.writing import (
+    BATCH_PROPERTY,
+    FACT_SCHEMA,
+    BatchNote,
+    PartitionFact,
+    TaskSettings,
+    fact_from_json,
+    write_rest,
+)
+from ledgerlake.table.batch_record import Held
+from ledgerlake.table.delta_table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from ledgerlake.publish.outbox import Outbox
+    from ledgerlake.table.batch_record import BatchRecord
+    from ledgerlake.wire.message_id import Position
+
+
+@dataclass
+class BatchResult:
+    """What a micro-batch brought; ``repeated`` where the table had it already.
+
+    ``ends`` is how far each topic partition is done: read, and nothing before it that only the topic holds. ``wakes_ms`` is
+    when it wants a batch although nothing new has come; ``open_sets`` and ``held_bytes`` count large messages that are not
+    whole, ``waiting`` delayed messages, the next of which is due at ``next_due_ms``; all of the topic partitions that had a part in the batch.
+    ``tables`` says by name which tables hold it.
+    """
+
+    batch_id: int
+    messages: int = 0
+    rejects: int = 0
+    repeated: bool = False
+    ends: dict[str, Position] = field(default_factory=dict)
+    wakes_ms: dict[str, int | None] = field(default_factory=dict)
+    open_sets: int = 0
+    held_bytes: int = 0
+    waiting: dict[str, int] = field(default_factory=dict)
+    next_due_ms: dict[str, int | None] = field(default_factory=dict)
+    stored_bytes: int = 0
+    tables: dict[str, Held] = field(default_factory=dict)
+
+
+class DeltaSink:
+    """Writes micro-batches into the two tables."""
+
+    def __init__(self, messages: Table, rejects: Table, settings: TaskSettings, outbox: Outbox | None = None) -> None:
+        self.messages = messages
+        self.rejects = rejects
+        self._settings = settings
+        self._outbox = outbox
+        self._floors_us: dict[str, int] = {}
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """The tables by the names that the checkpoint has for them."""
+        return {"messages": self.messages, "rejects": self.rejects}
+
+    def begin(self) -> None:
+        """Nobody else writes for this query from here on."""
+        self.messages.begin()
+        self.rejects.begin()
+
+    def load_floors(self, topic_partitions: list[str]) -> None:
+        """Recall how far each topic partition's time has come in the table."""
+        self._floors_us = self._floors_us | self.messages.effective_times_us(topic_partitions)
+
+    def stream(self, spark: SparkSession, source_options: dict[str, str]) -> DataFrame:
+        """The streaming part: one row for each topic partition of a micro-batch, with what its tasks wrote."""
+        settings = self._settings
+        settled = assemble(write_stream(spark, source_options, settings), settings.limits, settings.delay)
+        return settled.mapInArrow(lambda rows: write_rest(rows, settings, BatchNote.of_this_task()), FACT_SCHEMA)
+
+    def write(self, written: DataFrame, batch: BatchRecord, check_owner: Callable[[], None]) -> BatchResult:
+        """Run the plan of a micro-batch of ``stream`` and commit what it wrote.
+
+        Args:
+            check_owner: raises if this process does not own the stream any more; called before anything is committed.
+
+        Raises:
+            TableError: a commit did not land; the batch is not counted as done.
+            CheckpointError: the tables hold another batch of that number, or a later one; nothing was changed.
+        """
+        note = asdict(BatchNote(batch.batch_id, self._floors_us))
+        # The tasks' code was fixed when the query began; this they can read anew in every batch.
+        written.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, json.dumps(note))
+        facts = [fact_from_json(row.fact) for row in written.collect()]
+        check_owner()
+        return self.commit(batch, facts)
+
+    def commit(self, batch: BatchRecord, facts: list[PartitionFact]) -> BatchResult:
+        """Commit what the tasks of a micro-batch wrote; see ``write``."""
+        rejects = [file for fact in facts for file in fact.written.rejects]
+        messages = [file for fact in facts for file in fact.written.messages]
+        result = BatchResult(batch.batch_id, sum(file.rows for file in messages), sum(file.rows for file in rejects))
+        rejects_held = bool(rejects) and self.rejects.holds(batch)
+        # What waits in state is in no row; but a cursor passes it, so an older copy of the checkpoint must not be taken for the newest.
+        is_recorded = bool(messages) or (batch.reads and not rejects)
+        messages_held = is_recorded and self.messages.holds(batch)
+        outbox_messages = None
+        if self._outbox is not None:
+            self._outbox.add(batch, {fact.topic_partition: fact.outbox for fact in facts})
+            outbox_messages = {self._outbox.name: self._outbox.messages}
+        if rejects and not rejects_held:
+            self.rejects.commit(batch, rejects, {})
+        if is_recorded and not messages_held:
+            later_us = self._later_times(facts)
+            self.messages.commit(batch, messages, later_us, outbox_messages)
+            self._floors_us = self._floors_us | later_us
+        if messages_held:
+            # Another process may have committed it, so how far the times have come is known by the table alone.
+            self.load_floors([fact.topic_partition for fact in facts])
+        result.repeated = messages_held if is_recorded else rejects_held
+        wrote = {"messages": is_recorded, "rejects": bool(rejects)}
+        result.tables = {name: Held(table.path, batch.batch_id) for name, table in self.tables.items() if wrote[name]}
+        if self._outbox is not None:
+            self._outbox.commit(batch.batch_id)
+        self.messages.remove_files([name for fact in facts for name in fact.replaced])
+        for fact in facts:
+            result.ends[fact.topic_partition] = fact.done
+            result.wakes_ms[fact.topic_partition] = fact.wakes_ms
+            result.open_sets += fact.standing.open_sets
+            result.held_bytes += fact.standing.held_bytes
+            result.waiting[fact.topic_partition] = fact.standing.waiting
+            result.next_due_ms[fact.topic_partition] = fact.standing.next_due_ms
+            result.stored_bytes += fact.written.stored_bytes
+        return result
+
+    def _later_times(self, facts: list[PartitionFact]) -> dict[str, int]:
+        """How far the batch brings each topic partition's time; it never goes back."""
+        found = {fact.topic_partition: fact.written.max_effective_us for fact in facts}
+        reached = {name: time_us for name, time_us in found.items() if time_us is not None}
+        return {name: max(time_us, self._floors_us.get(name, time_us)) for name, time_us in reached.items()}

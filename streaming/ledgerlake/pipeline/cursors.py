@@ -1,0 +1,291 @@
+"""The durable cursors of a running pipeline: they own the stream, and follow Spark's commit log.
+
+Rules kept here:
+  - The exclusive subscription on every topic partition is the right to run the stream. Nothing of the stream is touched before
+    ``hold`` has returned, and nothing is committed or sent while ``is_held`` is false.
+  - A cursor passes the end of a micro-batch only when Spark's commit log has that micro-batch, so that no run of it can be
+    asked for again. The broker may remove what a cursor has passed at once.
+  - A failure of a cursor is retried and never ends the query, except that another process holds the subscription.
+
+What is not acknowledged yet is kept in ``<checkpoint>/ledgerlake/ends.json``, so that a restart acknowledges it, and beside it
+which micro-batch each table held last, so that a restart notices a table that is older:
+
+    {"version": 1, "batches": {"17": {"persistent://public/default/orders": [12, 345]}},
+     "tables": {"messages": {"path": "lake/orders", "batch_id": 17}}}
+
+``tables`` may be missing, since earlier releases neither wrote nor read it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ledgerlake.client.cursor import DurableCursor
+from ledgerlake.errors import ConsumerBusyError, LedgerlakeError, OwnershipError, TopicNotFoundError
+from ledgerlake.stored.fields import stored
+from ledgerlake.stored.files import load_stored, save_json
+from ledgerlake.table.batch_record import Held
+from ledgerlake.wire.message_id import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from ledgerlake.client.cluster import Cluster
+    from ledgerlake.pipeline.checkpoint import Checkpoint
+
+_log = logging.getLogger(__name__)
+
+_VERSION = 1
+
+# How often Spark's commit log is looked at while something is to be acknowledged, and the connections while nothing is.
+_POLL_S = 0.05
+_IDLE_POLL_S = 1.0
+_RETRY_MOST_S = 10.0
+
+Ends = dict[str, Position]
+
+
+class CursorKeeper:
+    """The cursors of one pipeline. ``hold`` and ``positions`` are for the start; after ``begin`` a thread works."""
+
+    def __init__(self, cluster: Cluster, subscription: str, checkpoint: Checkpoint) -> None:
+        self.subscription = subscription
+        self._cluster = cluster
+        self._checkpoint = checkpoint
+        self._cursors: dict[str, DurableCursor] = {}
+        self._pending: dict[int, Ends] = {}
+        self._tables: dict[str, Held] = {}
+        self._lock = threading.Lock()
+        self._at_broker = threading.RLock()
+        self._news = threading.Event()
+        self._idle = threading.Event()
+        self._ending = threading.Event()
+        self._lost: OwnershipError | None = None
+        self._thread: threading.Thread | None = None
+
+    def hold(self, topic_partitions: Iterable[str], from_earliest: bool) -> None:
+        """Take the subscriptions, in order, so that of two processes one gets all of them; make those that are missing.
+
+        Raises:
+            ConsumerBusyError: another process holds one; nothing was made before the first that is free.
+            TopicNotFoundError, BrokerError, TransportError: as for a reader.
+        """
+        for name in sorted(topic_partitions):
+            cursor = DurableCursor(self._cluster, name, self.subscription)
+            self._cursors[name] = cursor
+            cursor.ensure(from_earliest)
+
+    def positions(self, topic_partitions: Iterable[str] | None = None) -> Ends:
+        """Return where each cursor stands: the last entry that counts as taken, with everything before it.
+
+        Args:
+            topic_partitions: only the cursors of these, as far as there are any; None: all.
+        """
+        names = self._cursors if topic_partitions is None else self._cursors.keys() & set(topic_partitions)
+        return {name: self._cursors[name].position() for name in names}
+
+    def positions_now(self, topic_partitions: Collection[str]) -> Ends:
+        """The same beside the thread that works; without those of topics that are deleted.
+
+        Raises:
+            OwnershipError: another process has taken over.
+            LedgerlakeError: the broker cannot be asked.
+        """
+        found: Ends = {}
+        if not topic_partitions:
+            return found
+        with self._at_broker:
+            self._reopen()
+            for name in topic_partitions:
+                with contextlib.suppress(TopicNotFoundError):
+                    found |= self.positions([name])
+        return found
+
+    def advance(self, ends: Ends) -> None:
+        """Acknowledge everything up to some positions, at once; for the start of a new pipeline."""
+        for name, position in ends.items():
+            self._cursors[name].advance(position)
+
+    def tables(self) -> dict[str, Held]:
+        """Return what the tables held when an earlier run wrote to them last, as far as the checkpoint says.
+
+        Raises:
+            OffsetError: a newer release wrote it, or it is damaged.
+        """
+        return self._load()[1]
+
+    def begin(self, on_lost: Callable[[OwnershipError], None]) -> None:
+        """Acknowledge in the background from here on.
+
+        Args:
+            on_lost: called once, in the background, if another process holds a subscription.
+
+        Raises:
+            OffsetError: a newer release wrote what is to be acknowledged, or it is damaged.
+        """
+        self._pending, self._tables = self._load()
+        self._news.set()
+        self._thread = threading.Thread(target=self._loop, args=(on_lost,), name="ledgerlake-cursors", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process owns the stream, as far as it can know without asking the broker."""
+        return self._lost is None and all(cursor.is_open for cursor in list(self._cursors.values()))
+
+    def check_held(self) -> None:
+        """Check that this process owns the stream; a connection that was lost is made anew first.
+
+        Raises:
+            OwnershipError: another process has taken over.
+            LedgerlakeError: the broker cannot be asked.
+        """
+        if self._lost is None and not self.is_held:
+            with self._at_broker:
+                self._reopen()
+        if self._lost is not None:
+            raise self._lost
+
+    def add(self, batch_id: int, ends: Ends, tables: dict[str, Held] | None = None) -> None:
+        """Note where a micro-batch ends whose files are in the table, and which tables have it."""
+        with self._lock:
+            self._pending[batch_id] = dict(ends)
+            self._tables |= tables or {}
+            self._save()
+        self._idle.clear()
+        self._news.set()
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait until the cursors have passed every committed micro-batch; those of one that will run again stay."""
+        if self._thread is None or self._lost is not None:
+            return
+        self._idle.clear()
+        self._ending.set()
+        self._news.set()
+        if not self._idle.wait(timeout_s):
+            _log.warning("the subscription %s could not be moved; the next start does it", self.subscription)
+
+    def close(self) -> None:
+        """Let go of the subscriptions; the cursors stay on the broker."""
+        self._ending.set()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._stop_thread(thread)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        for cursor in list(self._cursors.values()):
+            with contextlib.suppress(LedgerlakeError):
+                cursor.close()
+
+    def step(self) -> bool:
+        """Look once: keep the subscriptions open, and acknowledge what is committed. Returns whether more is to be done.
+
+        Raises:
+            OwnershipError: another process has taken over.
+            LedgerlakeError: the broker did not do it; call it again.
+        """
+        with self._at_broker:
+            self._reopen()
+            with self._lock:
+                pending = sorted(self._pending.items())
+            committed = self._checkpoint.last_committed() if pending else None
+            for batch_id, ends in pending:
+                if committed is None or batch_id > committed:
+                    return True
+                self._acknowledge(ends)
+                with self._lock:
+                    if self._pending.get(batch_id) is ends:
+                        del self._pending[batch_id]
+            return False
+
+    def _acknowledge(self, ends: Ends) -> None:
+        for name, position in ends.items():
+            if name not in self._cursors:
+                # A topic partition that came while the query runs.
+                self._cursors[name] = DurableCursor(self._cluster, name, self.subscription)
+            with contextlib.suppress(TopicNotFoundError):
+                self._cursors[name].advance(position)
+
+    def _reopen(self) -> None:
+        for name, cursor in list(self._cursors.items()):
+            if cursor.is_open:
+                continue
+            try:
+                cursor.ensure(from_earliest=True)
+            except TopicNotFoundError:
+                # A topic that is deleted is the planner's to judge; one that comes again has a new cursor.
+                del self._cursors[name]
+            except ConsumerBusyError:
+                self._lost = OwnershipError(
+                    f"another process holds the subscription {self.subscription} of {name} and has taken over this "
+                    "stream; let only one process run it"
+                )
+                raise self._lost from None
+
+    def _loop(self, on_lost: Callable[[OwnershipError], None]) -> None:
+        try:
+            self._work(on_lost)
+        finally:
+            if self._thread is None:
+                # A subscription that was being opened while ``close`` did not wait any longer.
+                self._let_go()
+
+    def _work(self, on_lost: Callable[[OwnershipError], None]) -> None:
+        pause_s = _POLL_S
+        while True:
+            self._news.clear()
+            is_last = self._ending.is_set()
+            try:
+                more = self.step()
+                pause_s = _POLL_S
+            except OwnershipError as error:
+                self._idle.set()
+                on_lost(error)
+                return
+            except (LedgerlakeError, OSError) as error:
+                _log.warning("the subscription %s cannot be moved (%s); trying again", self.subscription, error)
+                more, is_last = True, False
+                pause_s = min(pause_s * 2, _RETRY_MOST_S)
+            if is_last:
+                # What is still pending belongs to a micro-batch that will run again.
+                self._idle.set()
+            if self._thread is None:
+                return
+            self._news.wait(pause_s if more else _IDLE_POLL_S)
+
+    def _stop_thread(self, thread: threading.Thread) -> None:
+        self._news.set()
+        if thread is not threading.current_thread():
+            thread.join(timeout=_RETRY_MOST_S)
+
+    def _load(self) -> tuple[dict[int, Ends], dict[str, Held]]:
+        return load_stored(self._path, "cursor ends", _read, _VERSION) or ({}, {})
+
+    def _save(self) -> None:
+        batches = {
+            str(batch_id): {name: [position.ledger_id, position.entry_id] for name, position in ends.items()}
+            for batch_id, ends in self._pending.items()
+        }
+        tables = {name: asdict(held) for name, held in self._tables.items()}
+        save_json(self._path, {"version": _VERSION, "batches": batches, "tables": tables})
+
+    @property
+    def _path(self) -> str:
+        return f"{self._checkpoint.folder}/ledgerlake/ends.json"
+
+
+def _read(data: dict[str, Any], _version: int) -> tuple[dict[int, Ends], dict[str, Held]]:
+    batches = stored(dict[str, dict[str, list[int]]], data["batches"])
+    pending = {
+        int(batch_id): {name: _position(*place) for name, place in ends.items()} for batch_id, ends in batches.items()
+    }
+    return pending, stored(dict[str, Held], data.get("tables", {}))
+
+
+def _position(ledger_id: int, entry_id: int) -> Position:
+    return Position(ledger_id, entry_id)

@@ -1,0 +1,202 @@
+"""What a query does, as Prometheus metrics: through Spark's listener for any query on the source, and from a pipeline's own batches.
+
+| metric | labels | what |
+|---|---|---|
+| ``ledgerlake_lag_messages`` | query, topic_partition | behind the last entry, by the broker's index |
+| ``ledgerlake_lag_seconds`` | query, topic_partition | the same in the broker's time |
+| ``ledgerlake_lag_bytes`` | query, topic_partition | the same in stored bytes, taking messages for as large as those read so far; pipelines only |
+| ``ledgerlake_rows_per_second`` | query | of the last micro-batch, as Spark counts the source's rows; other queries than pipelines |
+| ``ledgerlake_messages_per_second`` | query | of the last micro-batch; pipelines only, as what follows |
+| ``ledgerlake_messages_total``, ``ledgerlake_rejects_total``, ``ledgerlake_batches_total`` | query | since the start |
+| ``ledgerlake_open_sets``, ``ledgerlake_held_bytes`` | query | large messages that are not whole, of the last micro-batch |
+| ``ledgerlake_waiting_messages`` | query, topic_partition | delayed messages |
+| ``ledgerlake_next_due_timestamp_seconds`` | query, topic_partition | when the next of them is due |
+
+Where the broker adds no metadata, lag is not known and not shown.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from ledgerlake.errors import SetupError
+from ledgerlake.pipeline.progress import Behind, lags_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+    from ledgerlake.pipeline.commit import BatchResult
+
+# A collector's sample: name, text, label values, number.
+_Family = GaugeMetricFamily | CounterMetricFamily
+
+
+@dataclass
+class _Query:
+    """What is known of one query."""
+
+    lags: dict[str, Behind] = field(default_factory=dict)
+    rows_per_second: float | None = None
+    messages: int = 0
+    rejects: int = 0
+    batches: int = 0
+    stored_bytes: int = 0
+    messages_per_second: float | None = None
+    open_sets: int = 0
+    held_bytes: int = 0
+    waiting: dict[str, int] = field(default_factory=dict)
+    next_due_ms: dict[str, int | None] = field(default_factory=dict)
+    batch_ended_s: float | None = None
+
+    @property
+    def bytes_per_message(self) -> float | None:
+        return self.stored_bytes / self.messages if self.messages else None
+
+
+class Metrics:
+    """What is known of every query, as a collector of ``prometheus_client``."""
+
+    def __init__(self) -> None:
+        self._queries: dict[str, _Query] = {}
+        self._lock = threading.Lock()
+
+    def add_progress(self, query: str, lags: dict[str, Behind], rows_per_second: float) -> None:
+        """What Spark says of a micro-batch."""
+        with self._lock:
+            known = self._of(query)
+            known.lags, known.rows_per_second = lags, rows_per_second
+
+    def add_batch(self, query: str, result: BatchResult, now_s: float) -> None:
+        """What a pipeline's micro-batch brought; ``now_s`` by a clock that does not jump."""
+        with self._lock:
+            known = self._of(query)
+            known.batches += 1
+            if not result.repeated:
+                known.messages += result.messages
+                known.rejects += result.rejects
+                known.stored_bytes += result.stored_bytes
+            if known.batch_ended_s is not None:
+                known.messages_per_second = result.messages / max(now_s - known.batch_ended_s, 0.001)
+            known.batch_ended_s = now_s
+            known.open_sets, known.held_bytes = result.open_sets, result.held_bytes
+            known.waiting |= result.waiting
+            known.next_due_ms |= result.next_due_ms
+
+    def forget(self, query: str) -> None:
+        """A query has ended; nothing is said of it any more."""
+        with self._lock:
+            self._queries.pop(query, None)
+
+    def collect(self) -> Iterator[_Family]:
+        """Every metric as it stands now."""
+        with self._lock:
+            yield from self._by_partition()
+            yield from self._by_query()
+
+    def _of(self, query: str) -> _Query:
+        return self._queries.setdefault(query, _Query())
+
+    def _by_partition(self) -> Iterator[_Family]:
+        found: dict[str, list[tuple[str, str, float | None]]] = {name: [] for name in _PARTITION_GAUGES}
+        for query, known in self._queries.items():
+            for name, lag in known.lags.items():
+                size = known.bytes_per_message
+                size_bytes = None if lag.messages is None or size is None else lag.messages * size
+                found["lag_messages"].append((query, name, lag.messages))
+                found["lag_seconds"].append((query, name, None if lag.time_ms is None else lag.time_ms / 1000))
+                found["lag_bytes"].append((query, name, size_bytes))
+            found["waiting_messages"] += [(query, name, count) for name, count in known.waiting.items()]
+            for name, due_ms in known.next_due_ms.items():
+                found["next_due_timestamp_seconds"].append((query, name, None if due_ms is None else due_ms / 1000))
+        for metric, text in _PARTITION_GAUGES.items():
+            family = GaugeMetricFamily(f"ledgerlake_{metric}", text, labels=["query", "topic_partition"])
+            for query, name, value in found[metric]:
+                if value is not None:
+                    family.add_metric([query, name], value)
+            yield family
+
+    def _by_query(self) -> Iterator[_Family]:
+        for metric, (text, kind) in _QUERY_METRICS.items():
+            family = kind(f"ledgerlake_{metric}", text, labels=["query"])
+            is_pipelines = metric != "rows_per_second"
+            for query, known in self._queries.items():
+                value = getattr(known, metric)
+                if value is not None and is_pipelines == bool(known.batches):
+                    family.add_metric([query], value)
+            yield family
+
+
+_PARTITION_GAUGES = {
+    "lag_messages": "Messages behind the last entry of the topic partition.",
+    "lag_seconds": "Broker time behind the last entry of the topic partition.",
+    "lag_bytes": "Stored bytes behind the last entry of the topic partition, estimated.",
+    "waiting_messages": "Delayed messages that wait.",
+    "next_due_timestamp_seconds": "When the next delayed message is due.",
+}
+_QUERY_METRICS: dict[str, tuple[str, type[_Family]]] = {
+    "rows_per_second": ("Rows of the source a second in the last micro-batch.", GaugeMetricFamily),
+    "messages_per_second": ("Messages a second in the last micro-batch.", GaugeMetricFamily),
+    "messages": ("Messages committed.", CounterMetricFamily),
+    "rejects": ("Rejects committed.", CounterMetricFamily),
+    "batches": ("Micro-batches committed.", CounterMetricFamily),
+    "open_sets": ("Large messages that are not whole.", GaugeMetricFamily),
+    "held_bytes": ("Bytes held for large messages that are not whole.", GaugeMetricFamily),
+}
+
+
+class MetricsListener(StreamingQueryListener):  # type: ignore[misc]
+    """``spark.streams.addListener(MetricsListener(metrics))``: the lag of every query that reads the source."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._names: dict[str, str] = {}
+
+    def onQueryStarted(self, event: Any) -> None:
+        self._names[str(event.id)] = event.name or str(event.id)
+
+    def onQueryProgress(self, event: Any) -> None:
+        progress = event.progress
+        lags = lags_of(progress)
+        if lags:
+            name = progress.name or str(progress.id)
+            self._metrics.add_progress(name, lags, progress.inputRowsPerSecond or 0.0)
+
+    def onQueryIdle(self, event: Any) -> None:
+        """Nothing new is known."""
+
+    def onQueryTerminated(self, event: Any) -> None:
+        self._metrics.forget(self._names.pop(str(event.id), str(event.id)))
+
+
+class ServedMetrics(Metrics):
+    """Metrics of a session's queries at ``/metrics`` of a port, 0 for a free one; ``port`` says which.
+
+    Raises:
+        SetupError: the port is taken.
+    """
+
+    def __init__(self, spark: SparkSession, port: int) -> None:
+        super().__init__()
+        registry = CollectorRegistry()
+        registry.register(self)
+        try:
+            self._server, _ = start_http_server(port, registry=registry)
+        except OSError as error:
+            raise SetupError(f"metrics cannot be served on port {port} ({error.strerror}); choose another") from None
+        self.port: int = self._server.server_port
+        self._streams = spark.streams
+        self._listener = MetricsListener(self)
+        self._streams.addListener(self._listener)
+
+    def close(self) -> None:
+        self._streams.removeListener(self._listener)
+        self._server.shutdown()
+        self._server.server_close()

@@ -1,0 +1,48 @@
+"""Settings of one query, which Spark copies when the query starts; other queries of the session keep their own.
+
+checkpoint files   in a local checkpoint they are renamed by the JVM; Hadoop's default there starts eight processes for each
+state files        of the version that the checkpoint has (see ``pipeline.checkpoint``)
+state partitions   not more than there are keys, since each costs a micro-batch about a tenth of a second, needed or not
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from pyarrow.fs import LocalFileSystem
+
+from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.stored.files import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+STATE_FILES = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+_FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+_RENAMES_ITSELF = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+_STATE_PARTITIONS = "spark.sql.shuffle.partitions"
+
+
+@contextlib.contextmanager
+def settings_of(spark: SparkSession, checkpoint: str, most_keys: int | None) -> Iterator[None]:
+    """Start a query inside this context: it gets the settings that its checkpoint and its keys need.
+
+    Args:
+        most_keys: how many keys its state can have; None if that is not known.
+    """
+    settings = {STATE_FILES: str(Checkpoint(checkpoint).state_version())}
+    if isinstance(resolve(checkpoint)[0], LocalFileSystem) and spark.conf.get(_FILE_MANAGER, None) is None:
+        settings[_FILE_MANAGER] = _RENAMES_ITSELF
+    if most_keys is not None:
+        settings[_STATE_PARTITIONS] = str(min(int(spark.conf.get(_STATE_PARTITIONS) or 1), most_keys))
+    before = {name: spark.conf.get(name, None) for name in settings}
+    try:
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, old in before.items():
+            spark.conf.unset(name) if old is None else spark.conf.set(name, old)

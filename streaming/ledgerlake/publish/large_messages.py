@@ -1,0 +1,101 @@
+"""Publishing large messages with a marker behind (PIP-37, option 2), so that a reader which missed a chunk finds them all.
+
+Every Pulsar client reads such a topic: the chunks as it reads any, the marker as a small message with the property
+``ledgerlake.chunks``, which it may ignore.
+
+A chunk is as large as the producer was told, and no larger than what the broker's largest message (``max_message_size`` of
+CONNECTED) leaves beside the metadata.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ledgerlake.client.producer import EntryProducer
+from ledgerlake.decode.codecs import compress
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire.chunks import chunk_limit_bytes, encode_chunks, encode_marker, promise
+from ledgerlake.wire.entry import encode_entry
+from ledgerlake.wire.message_id import AnyMessageId, ChunkMessageId, MessageId, Position
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ledgerlake.client.cluster import Cluster
+
+# Payload of one entry, where the broker takes that much.
+CHUNK_BYTES = 4 * 1024 * 1024
+
+
+class LargeMessageProducer:
+    """Sends messages of any size to one topic partition; what fits into one entry is sent as an ordinary message."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        topic_partition: str,
+        *,
+        name: str | None = None,
+        codec: int = pb.NONE,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        self._producer = EntryProducer(cluster, topic_partition, name)
+        self._codec = codec
+        self._chunk_bytes = chunk_bytes
+        self._sequence_id = 0
+
+    def send(
+        self,
+        value: bytes,
+        *,
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        deliver_at_ms: int | None = None,
+    ) -> AnyMessageId:
+        """Publish one message and wait until it is stored; where it was cut into chunks, its marker too.
+
+        Args:
+            deliver_at_ms: when it is to be delivered, in milliseconds since 1970; at once by default.
+
+        Raises:
+            UsageError: the broker does not even take its key and properties.
+            BrokerError: the broker refused it.
+            TransportError, DeadlineError: it may or may not be stored.
+        """
+        metadata = pb.MessageMetadata(
+            producer_name=self._producer.name,
+            sequence_id=self._next_sequence_id(),
+            publish_time=int(time.time() * 1000),
+            compression=self._codec,
+            uncompressed_size=len(value),
+            properties=[pb.KeyValue(key=name, value=text) for name, text in (properties or {}).items()],
+        )
+        if key is not None:
+            metadata.partition_key = key
+        if deliver_at_ms is not None:
+            metadata.deliver_at_time = deliver_at_ms
+        packed = compress(self._codec, value)
+        if len(packed) <= self._most_bytes(metadata, packed):
+            (only,) = self._producer.send_and_wait([encode_entry(metadata, packed)])
+            return _plain(only)
+        metadata.properties.append(promise())
+        chunks = encode_chunks(metadata, packed, self._most_bytes(metadata, packed))
+        positions = self._producer.send_and_wait(chunks)
+        self._producer.send_and_wait([encode_marker(metadata, self._next_sequence_id(), positions)])
+        return ChunkMessageId(_plain(positions[0]), _plain(positions[-1]))
+
+    def close(self) -> None:
+        self._producer.close()
+
+    def _most_bytes(self, metadata: pb.MessageMetadata, packed: bytes) -> int:
+        """Return how much of a payload goes into one entry."""
+        return min(self._chunk_bytes, chunk_limit_bytes(metadata, len(packed), self._producer.max_entry_bytes))
+
+    def _next_sequence_id(self) -> int:
+        self._sequence_id += 1
+        return self._sequence_id - 1
+
+
+def _plain(position: Position) -> MessageId:
+    return MessageId(position.ledger_id, position.entry_id)

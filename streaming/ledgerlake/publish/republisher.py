@@ -1,0 +1,416 @@
+"""Sending due messages to a topic, through pulsar-client, in a thread beside the query.
+
+Exactly once needs broker deduplication on the target topic's namespace: each topic partition has a producer with a name
+that never changes, and numbers its messages (see ``outbox``). Without deduplication a crash may send some twice.
+
+What a message keeps: value, key, ordering key, properties, event time. What is added, as properties:
+
+    ledgerlake.topic             the topic partition where it waited
+    ledgerlake.message_id        its id there
+    ledgerlake.broker_timestamp  when the broker stored it there, in milliseconds; absent where the broker did not say
+    ledgerlake.deliver_at        when it was due, in milliseconds
+    ledgerlake.key               ``base64``, where the key is not text and stands encoded
+    ledgerlake.ordering_key      in base64, where it is not text: pulsar-client cannot send that
+    ledgerlake.null              ``true``, where it has no value: nor that
+    ledgerlake.too_large         ``true``, where its key and properties are more than the broker takes in one entry. It then stands
+                                 there with the first four of these alone; the whole message is in the table
+
+Order: by topic partition. A message goes to the partition that its key says (by Java's string hash, as Pulsar's clients do
+unless told otherwise); without a key, all of one topic partition go to one partition.
+
+What a producer's messages have on the target is a beginning of what is to be there, without a gap: so its last number says what
+need not be sent again. Therefore messages never time out, and pulsar-client sends what waits again in order after a disconnect; and
+after the first that fails none is sent before a new producer has asked for that number. Only a message that was damaged on its way
+(ChecksumError) fails alone, while those behind it are stored: it is named in the log, and the table has it.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import logging
+import threading
+import zlib
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ledgerlake.errors import CheckpointError, TransportError
+from ledgerlake.stored.files import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ledgerlake.client.auth import Authentication
+    from ledgerlake.client.cluster import ClientSettings
+    from ledgerlake.errors import LedgerlakeError
+    from ledgerlake.publish.outbox import Outbox, OutboxBatch, OutboxFile
+
+_log = logging.getLogger(__name__)
+
+_RETRY_FIRST_S = 0.5
+_RETRY_MOST_S = 30.0
+_ROWS_TOGETHER = 1000
+
+# What may wait for its receipt: fewer messages than pulsar-client takes at once, so that it never blocks.
+_PENDING_MOST = 500
+_PENDING_BYTES_MOST = 32 * 1024 * 1024
+
+# How often a sender that waits for receipts looks whether it is to end, and after how many looks it says that none comes.
+_LOOK_S = 1.0
+_LOOKS_MOST = 30
+
+
+class Republisher:
+    """Sends what the outbox holds, as it comes; what cannot be sent now is tried again, and the table does not wait."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        settings: ClientSettings,
+        topic: str,
+        stream: str,
+        may_send: Callable[[], bool],
+        on_failure: Callable[[LedgerlakeError], None],
+    ) -> None:
+        """Prepare to send what an outbox that was begun holds.
+
+        Args:
+            may_send: whether this process still owns the stream; asked before each file.
+            on_failure: called once, in the background, if the outbox is damaged; nothing more is sent.
+        """
+        self._may_send = may_send
+        self._on_failure = on_failure
+        self._outbox = outbox
+        self._settings = settings
+        self._topic = topic
+        self._name = f"ledgerlake-{stream}-{outbox.name}"
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._idle = threading.Event()
+        self._trouble = ""
+        self._failure: CheckpointError | None = None
+        self._stored: dict[tuple[str, str], int] = {}
+        self._thread = threading.Thread(target=self._loop, name="ledgerlake-republish", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def notify(self) -> None:
+        """There may be something to send."""
+        self._idle.clear()
+        self._wake.set()
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait until everything is sent.
+
+        Raises:
+            CheckpointError: the outbox is damaged.
+            TransportError: it was not sent in time; it stays in the outbox.
+        """
+        self.notify()
+        in_time = self._failure is not None or self._idle.wait(timeout_s)
+        if self._failure is not None:
+            raise self._failure
+        if not in_time:
+            raise TransportError(
+                f"messages for {self._topic} could not be sent in {timeout_s:g} s and wait in {self._outbox.folder}"
+                f"{self._trouble}; run the pipeline again when the topic can be written"
+            )
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _loop(self) -> None:
+        pause_s = _RETRY_FIRST_S
+        while not self._stopping.is_set():
+            self._wake.clear()
+            try:
+                self._send_ready()
+            except CheckpointError as error:
+                self._failure = error
+                self._idle.set()
+                self._on_failure(error)
+                return
+            except Exception as error:  # pulsar-client's errors have no common parent below this
+                if self._stopping.is_set():
+                    return
+                self._trouble = f" ({type(error).__name__}: {str(error)[:200]})"
+                _log.warning("%s cannot be written%s; trying again", self._topic, self._trouble)
+                self._stopping.wait(pause_s)
+                pause_s = min(pause_s * 2, _RETRY_MOST_S)
+                continue
+            pause_s = _RETRY_FIRST_S
+            if not self._wake.is_set():
+                self._idle.set()
+            self._wake.wait()
+
+    def _send_ready(self) -> None:
+        if not (batches := self._outbox.ready()):
+            return
+        with _Sender(self._settings, self._topic, self._name, self._stored, self._stopping) as sender:
+            while batches:
+                for batch in batches:
+                    if not self._send(sender, batch):
+                        break
+                    self._outbox.sent(batch)
+                batches = self._outbox.ready()
+
+    def _send(self, sender: _Sender, batch: OutboxBatch) -> bool:
+        """Send a micro-batch; False if another process has sent it meanwhile."""
+        for file in batch.files:
+            if self._stopping.is_set() or not self._may_send():
+                raise TransportError("the subscription of this stream is not held")
+            if not self._outbox.is_present(batch, file):
+                return False
+            sender.send(file, _rows(self._outbox.folder, file.name))
+        return True
+
+
+def pulsar_client(settings: ClientSettings) -> Any:
+    """pulsar-client's, that reaches the cluster as we do."""
+    import pulsar
+
+    tls, authentication = settings.tls, settings.authentication
+    who: Any = None
+    if authentication.method == "tls":
+        who = pulsar.AuthenticationTLS(tls.cert_file, tls.key_file)
+    elif authentication.method == "token":
+        who = pulsar.AuthenticationToken(partial(_text, authentication))
+    elif authentication.method == "basic":
+        user, _, password = _text(authentication).partition(":")
+        who = pulsar.AuthenticationBasic(user, password)
+    return pulsar.Client(
+        settings.service_url,
+        authentication=who,
+        tls_trust_certs_file_path=tls.ca_file,
+        tls_allow_insecure_connection=tls.allows_insecure,
+        tls_validate_hostname=tls.checks_hostname and not tls.allows_insecure,
+        listener_name=settings.listener_name,
+        logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
+        operation_timeout_seconds=10,
+    )
+
+
+def _text(authentication: Authentication) -> str:
+    return (authentication.data() or b"").decode()
+
+
+@dataclass
+class _Lane:
+    """A producer: messages of one topic partition for one partition of the target; those up to number ``stored`` are there."""
+
+    key: tuple[str, str]
+    producer: Any
+    stored: int
+
+
+class _Sender:
+    """pulsar-client's producers: one for each topic partition of ours and each partition of the target.
+
+    Args:
+        stored: what receipts have said, by producer; kept from one sender to the next, since a broker without deduplication
+            does not know it.
+        stopping: ends a wait for receipts.
+    """
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        topic: str,
+        name: str,
+        stored: dict[tuple[str, str], int],
+        stopping: threading.Event,
+    ) -> None:
+        self._client: Any = pulsar_client(settings)
+        self._topic = topic
+        self._name = name
+        self._stored = stored
+        self._stopping = stopping
+        self._targets: list[str] = []
+        self._lanes: dict[tuple[str, str], _Lane] = {}
+        self._lock = threading.Lock()
+        self._news = threading.Event()
+        self._pending = 0
+        self._pending_bytes = 0
+        self._handing_over: tuple[_Lane, int] | None = None
+        self._failure = ""
+
+    def __enter__(self) -> _Sender:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(Exception):
+            self._client.close()
+
+    def send(self, one: OutboxFile, rows: Iterator[dict[str, Any]]) -> None:
+        """Send a file's messages and wait until all are stored.
+
+        Raises:
+            ConnectionError: one was not stored, and nothing behind it was sent; or it is to end.
+        """
+        self._targets = self._targets or self._client.get_topic_partitions(self._topic)
+        for sequence, row in enumerate(rows, one.first_sequence):
+            lane = self._lane(one.topic_partition, self._targets[_route(row, one.topic_partition, len(self._targets))])
+            if sequence <= lane.stored or self._hand_over(lane, sequence, _message(row, one.topic_partition)):
+                continue
+            _log.warning(
+                "the message %s of %s has a key and properties that %s does not take; it stands there without them and "
+                "without its value, with the property ledgerlake.too_large, and is whole in the table",
+                row["message_id"],
+                one.topic_partition,
+                self._topic,
+            )
+            if not self._hand_over(lane, sequence, _stand_in(row, one.topic_partition)):
+                raise ConnectionError("the broker takes no message as small as that")
+        self._wait_for_receipts(1, _PENDING_BYTES_MOST)
+
+    def _lane(self, topic_partition: str, target: str) -> _Lane:
+        key = (topic_partition, target)
+        if key not in self._lanes:
+            producer = self._client.create_producer(
+                target,
+                producer_name=f"{self._name}-{topic_partition}",
+                send_timeout_millis=0,
+                batching_enabled=False,
+                chunking_enabled=True,
+                block_if_queue_full=True,
+            )
+            self._lanes[key] = _Lane(key, producer, max(producer.last_sequence_id(), self._stored.get(key, -1)))
+        return self._lanes[key]
+
+    def _hand_over(self, lane: _Lane, sequence: int, message: dict[str, Any]) -> bool:
+        """Give one message to pulsar-client; False if that says at once that it is too large."""
+        size_bytes = len(message["content"])
+        self._wait_for_receipts(_PENDING_MOST, _PENDING_BYTES_MOST - size_bytes)
+        with self._lock:
+            self._pending += 1
+            self._pending_bytes += size_bytes
+            self._handing_over = (lane, sequence)
+        message_id = message["properties"]["ledgerlake.message_id"]
+        answered = partial(self._answered, lane, sequence, size_bytes, message_id)
+        lane.producer.send_async(callback=answered, sequence_id=sequence, **message)
+        with self._lock:
+            taken, self._handing_over = self._handing_over is not None, None
+        return taken
+
+    def _answered(
+        self, lane: _Lane, sequence: int, size_bytes: int, message_id: str, result: Any, _position: Any
+    ) -> None:
+        with self._lock:
+            self._pending -= 1
+            self._pending_bytes -= size_bytes
+            if result.name == "MessageTooBig" and self._handing_over == (lane, sequence):
+                self._handing_over = None
+            elif result.name != "Ok":
+                self._failure = self._failure or result.name
+            elif not self._failure:
+                lane.stored = sequence
+                self._stored[lane.key] = sequence
+        if result.name == "ChecksumError":
+            _log.error(
+                "the message %s of %s was damaged on its way to %s and may be missing there; the table has it",
+                message_id,
+                lane.key[0],
+                self._topic,
+            )
+        self._news.set()
+
+    def _wait_for_receipts(self, messages: int, size_bytes: int) -> None:
+        """Wait until fewer messages than that are pending, and no more bytes; one that is larger goes alone."""
+        looks = 0
+        while True:
+            self._news.clear()
+            with self._lock:
+                pending, failure = self._pending, self._failure
+                if not failure and (not pending or (pending < messages and self._pending_bytes <= size_bytes)):
+                    return
+            if failure or self._stopping.is_set():
+                raise ConnectionError(f"the broker did not store all: {failure or 'it was stopped'}")
+            looks = 0 if self._news.wait(_LOOK_S) else looks + 1
+            if looks == _LOOKS_MOST:
+                looks = 0
+                _log.warning("%s stores nothing; %d messages have been sent and wait for it", self._topic, pending)
+
+
+def _rows(folder: str, name: str) -> Iterator[dict[str, Any]]:
+    """Rows of a file; times are microseconds.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    filesystem, root = resolve(folder)
+    try:
+        with pq.ParquetFile(f"{root}/{name}", filesystem=filesystem) as file:
+            for batch in file.iter_batches(_ROWS_TOGETHER):
+                columns = [one.cast(pa.int64()) if pa.types.is_timestamp(one.type) else one for one in batch.columns]
+                yield from pa.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist()
+    except pa.ArrowInvalid as error:
+        raise CheckpointError(
+            f"the file {name} of the outbox {folder} is damaged ({str(error)[:200]}), and its due messages were not sent; "
+            "restore it from a copy of the checkpoint",
+            lost="unknown",
+        ) from None
+
+
+def _origin(row: dict[str, Any], topic_partition: str) -> dict[str, str]:
+    """Where a message comes from, as properties."""
+    found = {"ledgerlake.topic": topic_partition, "ledgerlake.message_id": row["message_id"]}
+    found["ledgerlake.deliver_at"] = _milliseconds(row["deliver_at"])
+    if row["broker_timestamp"] is not None:
+        found["ledgerlake.broker_timestamp"] = _milliseconds(row["broker_timestamp"])
+    return found
+
+
+def _stand_in(row: dict[str, Any], topic_partition: str) -> dict[str, Any]:
+    """What is sent instead of a message that is too large."""
+    return {"content": b"", "properties": _origin(row, topic_partition) | {"ledgerlake.too_large": "true"}}
+
+
+def _message(row: dict[str, Any], topic_partition: str) -> dict[str, Any]:
+    """Arguments of pulsar-client's ``send_async``."""
+    properties = dict(row["properties"] or ()) | _origin(row, topic_partition)
+    if row["key_bytes"] is not None:
+        properties["ledgerlake.key"] = "base64"
+    if row["is_null"]:
+        properties["ledgerlake.null"] = "true"
+    found = {"content": row["value"] or b"", "properties": properties, "partition_key": _key(row)}
+    if row["ordering_key"] is not None:
+        try:
+            found["ordering_key"] = row["ordering_key"].decode()
+        except UnicodeDecodeError:
+            properties["ledgerlake.ordering_key"] = base64.b64encode(row["ordering_key"]).decode()
+    if row["event_time"] is not None:
+        found["event_timestamp"] = int(_milliseconds(row["event_time"]))
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _key(row: dict[str, Any]) -> str | None:
+    if row["key_bytes"] is not None:
+        return base64.b64encode(row["key_bytes"]).decode()
+    key: str | None = row["key"]
+    return key
+
+
+def _route(row: dict[str, Any], topic_partition: str, count: int) -> int:
+    key = _key(row)
+    return (java_hash(key) if key is not None else zlib.crc32(topic_partition.encode())) % count
+
+
+def java_hash(text: str) -> int:
+    """Java's ``String.hashCode``, without its sign bit."""
+    found = 0
+    units = text.encode("utf-16-be", "surrogatepass")
+    for place in range(0, len(units), 2):
+        found = (31 * found + int.from_bytes(units[place : place + 2], "big")) & 0xFFFFFFFF
+    return found & 0x7FFFFFFF
+
+
+def _milliseconds(time_us: int) -> str:
+    return str(time_us // 1000)

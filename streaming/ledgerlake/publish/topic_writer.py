@@ -1,0 +1,335 @@
+"""Rows of a DataFrame as messages of topics: what a task of ``writeStream.format("ledgerlake")`` does.
+
+| column | what it becomes |
+|---|---|
+| ``value`` | the payload, binary or string; null: a message without value |
+| ``key`` | the key, string or binary; null: none |
+| ``ordering_key`` | the ordering key, binary |
+| ``properties`` | properties, map of strings |
+| ``event_time`` | the event time, timestamp |
+| ``deliver_at`` | when the message is to be delivered, timestamp |
+| ``topic`` | where it goes; without it, or where it is null, to the option ``topic`` |
+
+``__key``, ``__topic``, ``__eventTime`` and ``__messageProperties``, as in the JVM connectors, mean the same. No topic is created.
+
+A message goes to the partition of its topic that its key says (by Java's string hash, as Pulsar's clients do unless told
+otherwise); without a key, to each partition in turn, a batch at a time.
+
+Exactly once, on topics whose broker deduplicates: each task of a query has a producer name that never changes, and a message's
+sequence id is made of the micro-batch's number and the message's place among the task's. What a task does again it sends with the
+same ids, and the broker stores none of them twice. So a micro-batch that is run again must give its tasks the same rows in the
+same order, as ours and Spark's own sources do; a change of the number of tasks belongs between two runs that ended well. Without
+deduplication a failure may store messages twice.
+
+Batches end where their messages or bytes say, never where the clock does, so that they are the same again. What is delayed
+stands alone, as producers have it.
+
+A message that does not fit into one entry is sent in chunks. An entry carries 4 MiB of payload at most, and no more than the broker's
+largest message (``max_message_size`` of CONNECTED) leaves beside the metadata and ten bytes of magic, checksum and length, as in
+Pulsar's own clients. So a message that is sent again after that limit has changed may have another number of chunks. It keeps its one
+sequence id, which a broker compares at the last chunk only: whole, it is stored once, and chunks of a try that broke off are
+an incomplete message. Where batches end never depends on the broker, since their ids would overlap; one that it does not take is an error.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ledgerlake.client.cluster import Cluster
+from ledgerlake.client.producer import NumberedEntry, NumberedProducer
+from ledgerlake.client.topics import full_name
+from ledgerlake.decode.codecs import compress
+from ledgerlake.errors import UsageError
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.publish.republisher import java_hash
+from ledgerlake.wire.chunks import chunk_limit_bytes, encode_chunks
+from ledgerlake.wire.entry import encode_batch, encode_entry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ledgerlake.client.cluster import ClientSettings
+
+_THEIRS = {"__key": "key", "__topic": "topic", "__eventTime": "event_time", "__messageProperties": "properties"}
+_KINDS = {
+    "value": ("string", "binary"),
+    "key": ("string", "binary"),
+    "ordering_key": ("binary",),
+    "properties": ("map<string,string>",),
+    "event_time": ("timestamp",),
+    "deliver_at": ("timestamp",),
+    "topic": ("string",),
+}
+
+# Payload of one entry, where the broker takes that much.
+_ENTRY_BYTES = 4 * 1024 * 1024
+
+# Of a micro-batch, in one producer.
+_SEQUENCE_BITS = 32
+
+
+@dataclass(frozen=True)
+class TopicSettings:
+    """Where and how messages are written; the same for all tasks. ``producer_name`` begins that of every producer, if given."""
+
+    client: ClientSettings
+    topic: str | None = None
+    batch_messages: int = 1000
+    batch_bytes: int = 128 * 1024
+    codec: int = pb.NONE
+    producer_name: str = ""
+
+
+def check_columns(columns: dict[str, str], topic: str | None) -> None:
+    """Whether rows with these columns, by Spark's name of their types, can be messages.
+
+    Raises:
+        UsageError: a column is unknown, missing or of a type that it cannot have; the message names it.
+    """
+    for name, kind in columns.items():
+        ours = _THEIRS.get(name, name)
+        if ours not in _KINDS:
+            raise UsageError(
+                f"there is nothing that the column '{name}' could become; select {', '.join(_KINDS)} only, and put the rest "
+                "into value, for example with to_json"
+            )
+        if kind not in _KINDS[ours]:
+            raise UsageError(f"the column '{name}' is {kind}; it must be {' or '.join(_KINDS[ours])}")
+    given = [_THEIRS.get(name, name) for name in columns]
+    if "value" not in given:
+        raise UsageError("the column 'value' is missing")
+    if len(set(given)) != len(given):
+        raise UsageError(f"two columns mean the same: {', '.join(sorted(columns))}")
+    if topic is None and "topic" not in given:
+        raise UsageError("where to? there is neither an option 'topic' nor a column of that name")
+
+
+class TopicWriter:
+    """One task's messages on their way.
+
+    Args:
+        name: of its producers; another than that of any other task, and the same when it is run again.
+        batch_id: the micro-batch's number.
+    """
+
+    def __init__(self, settings: TopicSettings, name: str, batch_id: int) -> None:
+        self.messages = 0
+        self._settings = settings
+        self._cluster = Cluster(settings.client)
+        self._name = name
+        self._first_sequence_id = batch_id << _SEQUENCE_BITS
+        self._targets: dict[str, _Target] = {}
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Send rows, a bounded number ahead of their receipts.
+
+        Raises:
+            UsageError: a row says no topic, and no option does; or the broker does not take what a row or a batch becomes.
+            TopicNotFoundError, BrokerError, TransportError: a message could not be stored.
+        """
+        for row in _rows(rows):
+            topic = row.pop("topic", None) or self._settings.topic
+            if topic is None:
+                raise UsageError("a row has no topic, and there is no option 'topic'")
+            self._target(topic).add(row)
+            self.messages += 1
+
+    def flush(self) -> None:
+        """Wait until everything is stored."""
+        for target in self._targets.values():
+            target.flush()
+
+    def close(self) -> None:
+        for target in self._targets.values():
+            target.close()
+        self._cluster.close()
+
+    def _target(self, topic: str) -> _Target:
+        if topic not in self._targets:
+            names = self._cluster.topic_partitions(full_name(topic))
+            lanes = [_Lane(self._settings, self._cluster, one, self._name, self._first_sequence_id) for one in names]
+            self._targets[topic] = _Target(lanes)
+        return self._targets[topic]
+
+
+class _Target:
+    """One topic's partitions."""
+
+    def __init__(self, lanes: list[_Lane]) -> None:
+        self._lanes = lanes
+        self._turn = 0
+
+    def add(self, row: dict[str, Any]) -> None:
+        key = _key_text(row.get("key"))[0]
+        if key is not None:
+            self._lanes[java_hash(key) % len(self._lanes)].add(row)
+        elif self._lanes[self._turn % len(self._lanes)].add(row):
+            self._turn += 1
+
+    def flush(self) -> None:
+        for lane in self._lanes:
+            lane.finish()
+        for lane in self._lanes:
+            lane.wait()
+
+    def close(self) -> None:
+        for lane in self._lanes:
+            lane.close()
+
+
+@dataclass
+class _Waiting:
+    """Messages that will be one entry."""
+
+    messages: list[tuple[pb.SingleMessageMetadata, bytes]] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+class _Lane:
+    """One topic partition: messages gather to a batch, and go to its producer."""
+
+    def __init__(
+        self, settings: TopicSettings, cluster: Cluster, topic_partition: str, name: str, first_sequence_id: int
+    ) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self._topic_partition = topic_partition
+        self._name = name
+        self._sequence_id = first_sequence_id
+        self._producer: NumberedProducer | None = None
+        self._waiting = _Waiting()
+
+    def add(self, row: dict[str, Any]) -> bool:
+        """Take one message; whether that ended an entry."""
+        payload = _payload(row["value"])
+        size_bytes = len(payload) + _size_of(row)
+        alone = self._settings.batch_messages == 1 or row.get("deliver_at") is not None
+        if alone or size_bytes > self._settings.batch_bytes:
+            self.finish()
+            self._send_alone(row, payload)
+            return True
+        if self._waiting.size_bytes + size_bytes > self._settings.batch_bytes:
+            self.finish()
+        self._waiting.messages.append((self._single(row), payload))
+        self._waiting.size_bytes += size_bytes
+        if len(self._waiting.messages) >= self._settings.batch_messages:
+            self.finish()
+        return not self._waiting.messages
+
+    def finish(self) -> None:
+        """Send what has gathered."""
+        waiting, self._waiting = self._waiting, _Waiting()
+        if not waiting.messages:
+            return
+        first, last = waiting.messages[0][0], waiting.messages[-1][0]
+        plain = encode_batch(waiting.messages)
+        metadata = self._metadata(first.sequence_id, len(plain))
+        metadata.num_messages_in_batch = len(waiting.messages)
+        metadata.highest_sequence_id = last.sequence_id
+        packed = compress(self._settings.codec, plain)
+        entry = encode_entry(metadata, packed)
+        if len(entry) > self._opened().max_entry_bytes:
+            raise UsageError(
+                f"a batch of {len(entry):,} bytes for {self._topic_partition} is more than the broker takes "
+                f"({self._opened().max_entry_bytes:,}); set 'pulsar.producer.batchingMaxBytes' lower"
+            )
+        self._send(NumberedEntry(entry, first.sequence_id, last.sequence_id, len(waiting.messages)))
+
+    def wait(self) -> None:
+        if self._producer is not None:
+            self._producer.flush()
+
+    def close(self) -> None:
+        if self._producer is not None:
+            self._producer.close()
+
+    def _send_alone(self, row: dict[str, Any], payload: bytes) -> None:
+        metadata = self._metadata(self._next_sequence_id(), len(payload))
+        _fill(metadata, row)
+        if row.get("deliver_at") is not None:
+            metadata.deliver_at_time = _milliseconds(row["deliver_at"])
+        sequence_id = metadata.sequence_id
+        packed = compress(self._settings.codec, payload)
+        limit_bytes = chunk_limit_bytes(metadata, len(packed), self._opened().max_entry_bytes)
+        chunk_bytes = min(limit_bytes, _ENTRY_BYTES)
+        if len(packed) <= chunk_bytes:
+            self._send(NumberedEntry(encode_entry(metadata, packed), sequence_id, sequence_id))
+            return
+        for entry in encode_chunks(metadata, packed, chunk_bytes):
+            self._send(NumberedEntry(entry, sequence_id, sequence_id, is_chunk=True))
+
+    def _send(self, one: NumberedEntry) -> None:
+        self._opened().send(one)
+
+    def _opened(self) -> NumberedProducer:
+        if self._producer is None:
+            self._producer = NumberedProducer(self._cluster, self._topic_partition, self._name)
+        return self._producer
+
+    def _metadata(self, sequence_id: int, size_bytes: int) -> pb.MessageMetadata:
+        return pb.MessageMetadata(
+            producer_name=self._name,
+            sequence_id=sequence_id,
+            publish_time=int(time.time() * 1000),
+            compression=self._settings.codec,
+            uncompressed_size=size_bytes,
+        )
+
+    def _single(self, row: dict[str, Any]) -> pb.SingleMessageMetadata:
+        metadata = pb.SingleMessageMetadata(sequence_id=self._next_sequence_id())
+        _fill(metadata, row)
+        return metadata
+
+    def _next_sequence_id(self) -> int:
+        self._sequence_id += 1
+        return self._sequence_id - 1
+
+
+def _rows(rows: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    names = [_THEIRS.get(name, name) for name in rows.schema.names]
+    columns: Iterable[list[Any]] = (column.to_pylist() for column in rows.columns)
+    for values in zip(*columns, strict=True):
+        yield dict(zip(names, values, strict=True))
+
+
+def _payload(value: str | bytes | None) -> bytes:
+    return value.encode() if isinstance(value, str) else value or b""
+
+
+def _fill(metadata: pb.MessageMetadata | pb.SingleMessageMetadata, row: dict[str, Any]) -> None:
+    """What a message of a batch and one that stands alone have in common."""
+    if row["value"] is None:
+        metadata.null_value = True
+    key, is_encoded = _key_text(row.get("key"))
+    if key is not None:
+        metadata.partition_key = key
+        metadata.partition_key_b64_encoded = is_encoded
+    if row.get("ordering_key") is not None:
+        metadata.ordering_key = row["ordering_key"]
+    if row.get("event_time") is not None:
+        metadata.event_time = max(_milliseconds(row["event_time"]), 0)
+    for name, text in row.get("properties") or ():
+        metadata.properties.add(key=name, value=text or "")
+
+
+def _key_text(key: str | bytes | None) -> tuple[str | None, bool]:
+    """A key as it stands on the wire, and whether that is base64."""
+    if isinstance(key, bytes):
+        return base64.b64encode(key).decode(), True
+    return key, False
+
+
+def _size_of(row: dict[str, Any]) -> int:
+    """Return about how many bytes a message's keys and properties take."""
+    keys = len(row.get("key") or "") + len(row.get("ordering_key") or b"")
+    return keys + sum(len(name) + len(text or "") for name, text in row.get("properties") or ())
+
+
+def _milliseconds(moment: Any) -> int:
+    found: int = round(moment.timestamp() * 1000)
+    return found

@@ -1,0 +1,121 @@
+"""A Spark session that fits: Delta's jars, our interpreter for the workers, settings for small machines.
+
+The jars are fetched once with PySpark's own Ivy and handed over as files, so that a start resolves nothing. Spark's workers import the PySpark
+that is installed, not the zip of its sources that Spark puts before it, which every new process would compile for 0.6 s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ledgerlake.errors import SetupError
+from ledgerlake.runtime.class_archive import archive_path, end_and_keep, java_option
+from ledgerlake.runtime.java import cache_folder, fetch_jars, find_java
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+DELTA_VERSION = "4.4.0"
+
+# Delta's own; what else it depends on is in PySpark already.
+_JAR_PREFIXES = ("delta-", "unitycatalog-")
+
+_LOGGING = (Path(__file__).parent / "log4j2.properties").as_uri()
+
+# Throughput matters here and pauses do not; and Spark asks of each value whether it is null before it reads it, so
+# that Arrow's asking once more costs a row of the source a twentieth of its CPU for nothing.
+_JAVA_OPTIONS = f"-XX:+UseParallelGC -Darrow.enable_null_check_for_get=false -Dlog4j2.configurationFile={_LOGGING}"
+
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    # Between JVM and Python workers: cheaper than loopback TCP, and closed to other users.
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.python.daemon.module": "ledgerlake.pipeline.worker_daemon",
+    # It is an environment variable of some workers and not of others, and each environment has a daemon of its own.
+    "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "2g",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.databricks.delta.snapshotPartitions": "2",
+}
+
+
+def delta_jars() -> list[str]:
+    """Paths of Delta's jars, fetched once.
+
+    Raises:
+        SetupError: no Java, or the download failed.
+    """
+    jars = fetch_jars("io.delta", "delta-spark_4.2_2.13", DELTA_VERSION)
+    return [str(jar) for jar in jars if jar.name.startswith(_JAR_PREFIXES)]
+
+
+def start_session(
+    name: str, master: str = "local[*]", settings: dict[str, str] | None = None, *, archives_classes: bool = False
+) -> SparkSession:
+    """Start, or get, a session with Delta.
+
+    Args:
+        archives_classes: it is to be ended by ``end_and_archive``, which leaves what makes later starts shorter.
+
+    Raises:
+        SetupError: no Java, or PySpark is not installed.
+    """
+    java = find_java()
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise SetupError("PySpark is missing; install it with: pip install 'ledgerlake[spark]'") from None
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    jars = delta_jars()
+    builder = SparkSession.builder.appName(name).master(master).config("spark.jars", ",".join(jars))
+    java_options = f"{_JAVA_OPTIONS} {java_option(archive_path(java, jars), writes=archives_classes)}"
+    for key, value in {**_SETTINGS, "spark.driver.extraJavaOptions": java_options, **(settings or {})}.items():
+        builder = builder.config(key, value)
+    with home_without_zip():
+        return builder.getOrCreate()
+
+
+def end_and_archive(spark: SparkSession) -> Path:
+    """End a session that archives classes; where they are now.
+
+    Raises:
+        SetupError: the JVM wrote no archive.
+    """
+    archive = archive_path(find_java(), delta_jars())
+    end_and_keep(spark, archive)
+    return archive
+
+
+@contextlib.contextmanager
+def home_without_zip() -> Iterator[None]:
+    """Let a JVM that is started here know a home of Spark without PySpark's zip; a home that the user chose stands."""
+    from pyspark.find_spark_home import _find_spark_home
+
+    if "SPARK_HOME" in os.environ:
+        yield
+        return
+    installed = Path(_find_spark_home())
+    home = cache_folder() / "spark" / hashlib.sha256(str(installed).encode()).hexdigest()[:16]
+    home.mkdir(parents=True, exist_ok=True)
+    # A configuration may come later.
+    for name in ("bin", "conf", "jars"):
+        with contextlib.suppress(FileExistsError):
+            (home / name).symlink_to(installed / name)
+    os.environ["SPARK_HOME"] = str(home)
+    try:
+        yield
+    finally:
+        del os.environ["SPARK_HOME"]

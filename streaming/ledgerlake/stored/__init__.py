@@ -1,0 +1,1 @@
+"""What later releases must read: checked JSON, files that are replaced whole, and the offset of a checkpoint."""

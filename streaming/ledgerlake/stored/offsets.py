@@ -1,0 +1,115 @@
+"""What the source writes into Spark's checkpoint: a position per topic partition, as JSON that a person can read.
+
+    {"version": 2, "positions": {"persistent://public/default/orders-partition-0":
+        {"ledger": 12, "entry": 345, "time": "2026-05-01T09:00:00.123Z", "index": 98765}}}
+
+The position is the last entry taken (``"entry": -1``: nothing of that ledger; ledger -1: nothing at all). ``batch``, where
+present, says that only the messages up to that index of the *next* entry were taken. ``time`` is the broker's, of that
+entry, where it is one that can be written so, and ``index`` the broker's of the last message taken: for people, and to tell loss from a hole (see ``loss``); where a read begins does not depend on
+them. ``clock``, where present, is what time it was when
+nothing new had come and something was to be done all the same, such as to give up a large message that never ends.
+
+Version 1 had no ``clock``.
+
+Rules kept here:
+  - A newer version is refused with advice; an unknown key inside a known version is an error too.
+  - The JSON of a position does not depend on when or where it was made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from ledgerlake.errors import OffsetError, refuse_newer
+from ledgerlake.stored.fields import stored
+from ledgerlake.wire.limits import MAX_TIME_MS
+from ledgerlake.wire.message_id import Position
+
+VERSION = 2
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+@dataclass(frozen=True)
+class PartitionOffset:
+    """How far one topic partition was taken."""
+
+    position: Position
+    batch_index: int | None = None
+    time_ms: int | None = None
+    index: int | None = None
+    clock_ms: int | None = None
+
+    @property
+    def next_position(self) -> Position:
+        """Where the entry after ``position`` would stand in the same ledger; ``batch_index`` belongs to that one."""
+        return self.position.next
+
+    def is_beyond(self, other: PartitionOffset) -> bool:
+        """Whether more was taken here than there."""
+        return _taken(self) > _taken(other)
+
+
+def _taken(offset: PartitionOffset) -> tuple[Position, int]:
+    return offset.position, -1 if offset.batch_index is None else offset.batch_index
+
+
+Offset = dict[str, PartitionOffset]
+
+
+def to_json(offset: Offset) -> dict[str, Any]:
+    return {"version": VERSION, "positions": {name: _to_json(offset[name]) for name in sorted(offset)}}
+
+
+def from_json(data: Any) -> Offset:
+    """Read an offset from a checkpoint.
+
+    Raises:
+        OffsetError: it was written by a newer release, or is no offset of ours.
+    """
+    if not isinstance(data, dict) or not isinstance(data.get("version"), int):
+        raise OffsetError("the checkpoint holds an offset that Ledgerlake did not write; use another checkpoint folder")
+    refuse_newer("the checkpoint", data["version"], VERSION, "offset version")
+    try:
+        return {str(name): _from_json(one) for name, one in data["positions"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as error:
+        raise OffsetError(f"the checkpoint holds a damaged offset ({error!r}); restore it from a copy") from None
+
+
+def _to_json(offset: PartitionOffset) -> dict[str, Any]:
+    data: dict[str, Any] = {"ledger": offset.position.ledger_id, "entry": offset.position.entry_id}
+    if offset.batch_index is not None:
+        data["batch"] = offset.batch_index
+    if offset.time_ms is not None and 0 <= offset.time_ms <= MAX_TIME_MS:
+        data["time"] = _time_text(offset.time_ms)
+    if offset.index is not None:
+        data["index"] = offset.index
+    if offset.clock_ms is not None:
+        data["clock"] = _time_text(offset.clock_ms)
+    return data
+
+
+def _from_json(data: dict[str, Any]) -> PartitionOffset:
+    unknown = set(data) - {"ledger", "entry", "batch", "time", "index", "clock"}
+    if unknown:
+        raise ValueError(f"unknown {', '.join(sorted(unknown))}")
+    return PartitionOffset(
+        Position(stored(int, data["ledger"]), stored(int, data["entry"])),
+        stored(int | None, data.get("batch")),
+        _time_ms(data, "time"),
+        stored(int | None, data.get("index")),
+        _time_ms(data, "clock"),
+    )
+
+
+def _time_text(time_ms: int) -> str:
+    moment = _EPOCH + timedelta(milliseconds=time_ms)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _time_ms(data: dict[str, Any], name: str) -> int | None:
+    if name not in data:
+        return None
+    return (datetime.fromisoformat(data[name].replace("Z", "+00:00")) - _EPOCH) // timedelta(milliseconds=1)

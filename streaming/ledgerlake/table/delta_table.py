@@ -1,0 +1,298 @@
+"""The two Delta tables: made with the contract's columns by delta-spark, checked before every run.
+
+A table's app transactions (Delta's own idempotence record, kept in its log and checkpoints) hold what the pipeline must
+know of it. ``<query>`` names the stream and its checkpoint:
+
+    <query>                              the last micro-batch of that query which is in the table
+    <query>:range                        the digest of a micro-batch's offsets (see ``batch_record``)
+    <query>:range_of                     the number of that micro-batch. Where delta-spark wrote a later one (see ``spark_table``), which
+                                         sets ``<query>`` alone, the digest does not count; earlier releases wrote no such number
+    ledgerlake.stream:<stream>           the same number, for a start that finds no checkpoint
+    ledgerlake.outbox:<outbox>           how many messages the outbox has held up to that micro-batch
+    ledgerlake.effective_time_us:<topic partition>   how far that topic partition's time has come
+
+Two writers of one query cannot both commit: Delta refuses a commit if another one with the same transaction came between.
+The history shows each micro-batch with its ranges, under ``ledgerlake``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import deltalake
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction
+
+from ledgerlake.errors import CheckpointError, SetupError, TableError
+from ledgerlake.stored.files import resolve
+from ledgerlake.table.batch_record import Recorded
+from ledgerlake.table.ordered_files import DataFile, ParquetFolder
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from ledgerlake.table.batch_record import BatchRecord
+
+_TIME_PREFIX = "ledgerlake.effective_time_us:"
+_STREAM_PREFIX = "ledgerlake.stream:"
+_OUTBOX_PREFIX = "ledgerlake.outbox:"
+_FORGETFUL_PROPERTY = "delta.setTransactionRetentionDuration"
+_COMMITS_PER_CLEANUP = 100
+
+# What our files cannot carry. Older tables say it by a property, newer ones by a feature of their protocol.
+_REFUSED_PROPERTIES = {
+    "delta.columnMapping.mode": "columnMapping",
+    "delta.enableChangeDataFeed": "changeDataFeed",
+    "delta.enableRowTracking": "rowTracking",
+}
+_REFUSED_FEATURES = {"columnMapping", "generatedColumns", "checkConstraints", "changeDataFeed", "identityColumns", "rowTracking", "icebergCompatV1", "icebergCompatV2", "typeWidening"}  # fmt: skip
+
+
+class Table:
+    """One Delta table at ``path`` with the columns of ``schema``; tasks put its files into ``folder``."""
+
+    def __init__(self, path: str, schema: pa.Schema) -> None:
+        self.path = self.folder = path
+        self.schema = schema
+        self._opened: DeltaTable | None = None
+
+    def check(self, spark: SparkSession) -> bool:
+        """Whether the table is there, with the contract's columns; where it is not, its folder is made.
+
+        Raises:
+            TableError: another schema (the difference is named) or a feature that we cannot write.
+            SetupError: the path cannot be written.
+        """
+        existing = existing_table(self.path)
+        if existing is None:
+            self._make_folder()
+            return False
+        self._compare(existing)
+        return True
+
+    def create(self, spark: SparkSession) -> None:
+        """Make the table, unless somebody else just did."""
+        # Unlike CREATE TABLE this also works where a kill left a log folder without a commit.
+        nothing = spark.createDataFrame(self.schema.empty_table())
+        nothing.write.format("delta").mode("ignore").save(self.path)
+
+    def begin(self) -> None:
+        """Nobody else writes for this query from here on."""
+
+    def effective_times_us(self, topic_partitions: list[str]) -> dict[str, int]:
+        """How far each topic partition's effective time has come in the table; without those that have none."""
+        table = self._current()
+        found = {name: table.transaction_version(_TIME_PREFIX + name) for name in topic_partitions}
+        return {name: int(time_us) for name, time_us in found.items() if time_us is not None}
+
+    def recorded(self, query: str) -> Recorded | None:
+        """Return the last micro-batch of a query that the table holds, by the table as it is now."""
+        table = self._current()
+        batch_id = table.transaction_version(query)
+        if batch_id is None:
+            return None
+        digest_of = table.transaction_version(_numbered(query))
+        is_its_own = digest_of is None or digest_of == batch_id
+        return Recorded(batch_id, table.transaction_version(_range_of(query)) if is_its_own else None)
+
+    def last_batch_of(self, stream: str) -> int | None:
+        """Return the last micro-batch of a stream of that name; -1 if it only began, None if the table does not know it."""
+        batch_id: int | None = self._current().transaction_version(_STREAM_PREFIX + stream)
+        return batch_id
+
+    def begin_stream(self, stream: str) -> None:
+        """Record that a stream of that name begins, so that a checkpoint that is lost before its first row is noticed.
+
+        Raises:
+            TableError: the commit did not land.
+        """
+        self._append(
+            [], {_STREAM_PREFIX + stream: -1}, None, f"the stream {stream} could not be recorded in {self.path}"
+        )
+
+    def outbox_messages(self, outbox: str) -> int | None:
+        """Return how many messages an outbox had held up to the last commit; None if no commit says so."""
+        messages: int | None = self._current().transaction_version(_OUTBOX_PREFIX + outbox)
+        return messages
+
+    def holds(self, batch: BatchRecord) -> bool:
+        """Return whether the table has a micro-batch already.
+
+        Raises:
+            CheckpointError: the table has another one of that number, or a later one.
+        """
+        recorded = self.recorded(batch.query)
+        if recorded is None or recorded.batch_id < batch.batch_id:
+            return False
+        if recorded.is_batch(batch):
+            return True
+        raise CheckpointError(
+            f"batch {batch.batch_id} of the stream {batch.stream} is not the one that the table at {self.path} holds, which "
+            f"has batch {recorded.batch_id}: another process runs this stream, or its checkpoint is an older copy; end the "
+            "other process, or restore the newest copy of the checkpoint"
+        )
+
+    def commit(
+        self, batch: BatchRecord, files: list[DataFile], times_us: dict[str, int], outbox: dict[str, int] | None = None
+    ) -> None:
+        """Add the files of a micro-batch as one commit; ``holds`` was asked before, and said no.
+
+        Args:
+            times_us: how far the micro-batch brings the time of topic partitions.
+            outbox: how many messages an outbox, by its name, has held with this micro-batch.
+
+        Raises:
+            TableError: the commit did not land, or it is not known whether it did.
+        """
+        numbers = {
+            batch.query: batch.batch_id,
+            _range_of(batch.query): batch.range_digest,
+            _numbered(batch.query): batch.batch_id,
+            _STREAM_PREFIX + batch.stream: batch.batch_id,
+            **{_OUTBOX_PREFIX + name: messages for name, messages in (outbox or {}).items()},
+            **{_TIME_PREFIX + name: time_us for name, time_us in times_us.items()},
+        }
+        attempt = f"batch {batch.batch_id} could not be committed to {self.path}"
+        self._append(files, numbers, {"ledgerlake": batch.to_json()}, attempt)
+
+    def _append(
+        self, files: list[DataFile], numbers: dict[str, int], metadata: dict[str, str] | None, attempt: str
+    ) -> None:
+        table = self._opened or self._current()
+        now_ms = int(time.time() * 1000)
+        actions = [AddAction(file.name, file.size_bytes, {}, now_ms, True, file.stats) for file in files]
+        transactions = [Transaction(name, number, now_ms) for name, number in numbers.items()]
+        # Whether entries of the log have expired is looked up in the whole log, so not at each commit; None leaves it to the table.
+        expires = None if table.version() % _COMMITS_PER_CLEANUP == 0 else False
+        try:
+            table.create_write_transaction(
+                actions,
+                "append",
+                table.schema(),
+                commit_properties=CommitProperties(custom_metadata=metadata, app_transactions=transactions),
+                post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=expires),
+            )
+        except DeltaError as error:
+            raise TableError(f"{attempt}: {_first_line(error)}") from None
+
+    def remove_files(self, names: list[str]) -> None:
+        """Remove files that were never committed; one that stays is an orphan for ``vacuum``."""
+        filesystem, root = resolve(self.folder)
+        for name in names:
+            with contextlib.suppress(OSError):
+                filesystem.delete_file(f"{root}/{name}")
+
+    def _current(self) -> DeltaTable:
+        """The table as it is now. Kept open, since loading reads the whole list of files and an update only what is new."""
+        try:
+            if self._opened is None:
+                self._opened = DeltaTable(self.path)
+            else:
+                self._opened.update_incremental()
+        except (DeltaError, OSError) as error:
+            raise TableError(f"the table at {self.path} cannot be opened: {_first_line(error)}") from None
+        return self._opened
+
+    def _check_memory(self, existing: DeltaTable) -> None:
+        if _FORGETFUL_PROPERTY in existing.metadata().configuration:
+            raise TableError(
+                f"the table at {self.path} has the property {_FORGETFUL_PROPERTY}, by which it forgets which batches it "
+                f"holds; remove it: ALTER TABLE delta.`{self.path}` UNSET TBLPROPERTIES ('{_FORGETFUL_PROPERTY}')"
+            )
+
+    def _make_folder(self) -> None:
+        filesystem, root = resolve(self.path)
+        try:
+            filesystem.create_dir(root, recursive=True)
+        except OSError as error:
+            raise SetupError(
+                f"the table folder {self.path} cannot be made ({error.strerror or error}); choose another path"
+            ) from None
+
+    def _compare(self, existing: DeltaTable) -> None:
+        self._check_memory(existing)
+        missing, extra, others = column_differences(self.schema, existing)
+        if missing or extra or others:
+            raise TableError(
+                f"the table at {self.path} has another schema ({'; '.join(missing + extra + others)}); use another path"
+            )
+        reasons = special_features(existing)
+        if reasons:
+            raise TableError(
+                f"the table at {self.path} has {', '.join(reasons)}, which this writer cannot honour; use another path, or "
+                "[delta] writer = auto"
+            )
+
+
+def existing_table(path: str) -> DeltaTable | None:
+    """The table that is there, or None.
+
+    Raises:
+        TableError: it cannot be opened.
+    """
+    try:
+        return DeltaTable(path)
+    except TableNotFoundError:
+        return None
+    except (DeltaError, OSError) as error:
+        raise TableError(f"the table at {path} cannot be opened: {_first_line(error)}") from None
+
+
+def data_folder(path: str, schema: pa.Schema, prefix: str) -> ParquetFolder:
+    """Where a task puts a table's files."""
+    filesystem, root = resolve(path)
+    return ParquetFolder(filesystem, root, schema, prefix)
+
+
+def special_features(table: DeltaTable) -> list[str]:
+    """Features of a table that plain appended files would violate."""
+    metadata = table.metadata()
+    found = set(table.protocol().writer_features or []) & _REFUSED_FEATURES
+    for name, value in metadata.configuration.items():
+        if name in _REFUSED_PROPERTIES and value not in ("none", "false"):
+            found.add(_REFUSED_PROPERTIES[name])
+        if name.startswith("delta.constraints."):
+            found.add("checkConstraints")
+    if metadata.partition_columns:
+        found.add("partition columns")
+    return sorted(found)
+
+
+def _column_types(schema: pa.Schema | deltalake.Schema) -> dict[str, str]:
+    """Column names with their types in Delta's own words."""
+    delta_schema = deltalake.Schema.from_arrow(schema) if isinstance(schema, pa.Schema) else schema
+    return {one["name"]: _type_name(one["type"]) for one in json.loads(delta_schema.to_json())["fields"]}
+
+
+def _type_name(kind: str | dict[str, Any]) -> str:
+    if isinstance(kind, str):
+        return kind
+    return (
+        f"map<{_type_name(kind['keyType'])},{_type_name(kind['valueType'])}>" if kind["type"] == "map" else kind["type"]
+    )
+
+
+def column_differences(schema: pa.Schema, table: DeltaTable) -> tuple[list[str], list[str], list[str]]:
+    """What a table lacks of some columns, what it has beside them, and what is of another type; each as words."""
+    wanted, found = _column_types(schema), _column_types(table.schema())
+    missing = [f"it lacks {name}" for name in wanted if name not in found]
+    extra = [f"it has {name}" for name in found if name not in wanted]
+    both = [name for name in wanted if name in found and wanted[name] != found[name]]
+    return missing, extra, [f"{name} is {found[name]} where {wanted[name]} belongs" for name in both]
+
+
+def _range_of(query: str) -> str:
+    return f"{query}:range"
+
+
+def _numbered(query: str) -> str:
+    return f"{query}:range_of"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0][:300]

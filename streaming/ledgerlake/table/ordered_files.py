@@ -1,0 +1,387 @@
+"""Parquet files whose rows stand in order, from batches that mostly do already.
+
+Key: (effective time, ledger, entry, batch index), where effective time is the broker's timestamp, or the publish time where
+there is none, and of a message that waited its delivery time where that is later. A row that has neither, since its producer's time
+was out of range, has the effective time 0: it stands before the others and is late where the table has rows. Broker times only rise, so rows normally pass straight through; publish times of several
+producers do not, and a broker's clock can step back.
+
+How it stays bounded: rows gather up to one row group and are sorted there. While each group begins at or after the end
+of the one before, all of them go into one file, a run. A group that begins earlier opens a new run, and at the end the
+runs are merged with one row group of each in memory. Files of several writers are merged the same way, where they overlap.
+
+A value of a row group's size or more has a file of its own, packed only where a sample of it shrinks.
+
+The file's facts come from Parquet's own footer, so nothing is counted twice.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass
+from datetime import date, datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ledgerlake.decode import sorted_runs
+from ledgerlake.runtime.memory import give_back
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+    from pyarrow.fs import FileSystem
+
+    Times = NDArray[np.int64]
+
+Key = tuple[int, int, int, int]
+
+ROW_GROUP_BYTES = 32 * 1024 * 1024
+FILE_BYTES = 256 * 1024 * 1024
+
+_SAMPLE_BYTES = 256 * 1024
+
+# A table of one short row takes kilobytes beside its row.
+_WAITING_TABLES = 1000
+
+# Numbers that rise by little or stay the same: as differences they take next to nothing, and packing them no time.
+_DELTA_ENCODED_COLUMNS = [
+    "ledger_id",
+    "entry_id",
+    "batch_index",
+    "broker_timestamp",
+    "broker_index",
+    "publish_time",
+    "event_time",
+    "sequence_id",
+]
+_DICTIONARY_COLUMNS = ["topic", "producer_name", "schema_version", "reason"]
+_STATISTICS_COLUMNS = [
+    "topic",
+    "partition",
+    "ledger_id",
+    "entry_id",
+    "broker_timestamp",
+    "broker_index",
+    "publish_time",
+]
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A finished file that no table knows yet: its name below the table, and what Delta's log records of it.
+
+    ``first`` and ``last`` are the keys of its first and last row, where its rows have an order.
+    """
+
+    name: str
+    size_bytes: int
+    rows: int
+    stats: str
+    first: Key | None = None
+    last: Key | None = None
+
+
+@dataclass
+class ParquetFolder:
+    """Where the files of one table go; ``prefix`` begins every file's name."""
+
+    filesystem: FileSystem
+    root: str
+    schema: pa.Schema
+    prefix: str
+
+
+@dataclass
+class _OpenFile:
+    name: str
+    writer: pq.ParquetWriter
+    footer: list[Any]
+    bytes_taken: int = 0
+    first: Key | None = None
+    last: Key | None = None
+
+
+class FileWriter:
+    """Writes tables one after another into files of a bounded size, in the order given."""
+
+    def __init__(self, folder: ParquetFolder) -> None:
+        self._folder = folder
+        self._is_ordered = "batch_index" in folder.schema.names
+        self._open: _OpenFile | None = None
+        self._files: list[DataFile] = []
+
+    def write(self, table: pa.Table) -> None:
+        if self._open is not None and self._open.bytes_taken >= FILE_BYTES:
+            self.cut()
+        if self._open is None:
+            self._open = self._new_file("none" if _is_row_group(table) and not _shrinks(table) else "zstd")
+        self._open.bytes_taken += table.nbytes
+        if self._is_ordered:
+            self._open.first = self._open.first or _key(table, 0)
+            self._open.last = _key(table, table.num_rows - 1)
+        self._open.writer.write_table(table, row_group_size=max(table.num_rows, 1))
+
+    def cut(self) -> None:
+        """End the open file; what comes next goes into another."""
+        if self._open is None:
+            return
+        self._open.writer.close()
+        footer = self._open.footer[0]
+        size_bytes = self._folder.filesystem.get_file_info(f"{self._folder.root}/{self._open.name}").size
+        self._files.append(
+            DataFile(self._open.name, size_bytes, footer.num_rows, _stats(footer), self._open.first, self._open.last)
+        )
+        self._open = None
+
+    def finish(self) -> list[DataFile]:
+        self.cut()
+        return self._files
+
+    def _new_file(self, codec: str) -> _OpenFile:
+        name = f"{self._folder.prefix}-{len(self._files):03d}-{uuid.uuid4()}.{codec}.parquet"
+        footer: list[Any] = []
+        present = set(self._folder.schema.names)
+        writer = pq.ParquetWriter(
+            f"{self._folder.root}/{name}",
+            self._folder.schema,
+            filesystem=self._folder.filesystem,
+            compression=codec,
+            compression_level=1 if codec == "zstd" else None,
+            use_dictionary=[one for one in _DICTIONARY_COLUMNS if one in present],
+            column_encoding={one: "DELTA_BINARY_PACKED" for one in _DELTA_ENCODED_COLUMNS if one in present},
+            write_statistics=[one for one in _STATISTICS_COLUMNS if one in present],
+            store_schema=False,
+            metadata_collector=footer,
+        )
+        return _OpenFile(name, writer, footer)
+
+
+class GatheringWriter:
+    """Gathers small tables up to a row group, then writes them as they came."""
+
+    def __init__(self, folder: ParquetFolder) -> None:
+        self._files = FileWriter(folder)
+        self._waiting: list[pa.Table] = []
+        self._waiting_bytes = 0
+
+    def write(self, table: pa.Table) -> None:
+        if table.num_rows == 0:
+            return
+        self._waiting.append(table)
+        self._waiting_bytes += table.nbytes
+        if self._waiting_bytes >= ROW_GROUP_BYTES:
+            self._flush()
+        elif len(self._waiting) >= _WAITING_TABLES:
+            self._waiting = [pa.concat_tables(self._waiting).combine_chunks()]
+
+    def finish(self) -> list[DataFile]:
+        self._flush()
+        return self._files.finish()
+
+    def _flush(self) -> None:
+        if self._waiting:
+            self._files.write(pa.concat_tables(self._waiting))
+        self._waiting, self._waiting_bytes = [], 0
+
+
+class OrderedWriter:
+    """Takes batches of one topic partition's messages in any order, leaves files whose rows are in order.
+
+    Args:
+        floor_us: effective time that the table had reached before; what is earlier is marked ``late``.
+    """
+
+    def __init__(self, folder: ParquetFolder, floor_us: int | None) -> None:
+        self._folder = folder
+        self._floor_us = floor_us
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_bytes = 0
+        self._runs = [FileWriter(folder)]
+        self._last: Key | None = None
+        self._stepped_back = False
+        self._last_taken = (-1, -1)
+        self.max_effective_us: int | None = None
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take a batch whose own positions rise; batches may come in any order."""
+        if batch.num_rows == 0:
+            return
+        first, last = (_key(batch, row)[1:3] for row in (0, batch.num_rows - 1))
+        self._stepped_back |= first < self._last_taken
+        self._last_taken = last
+        alone = _is_row_group(batch)
+        if alone:
+            self.cut()
+            # Its pieces are free by now, and to be written takes as much as they did.
+            give_back()
+        self._waiting.append(batch)
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_bytes >= ROW_GROUP_BYTES:
+            self._flush()
+        if alone:
+            self.cut()
+            give_back()
+
+    def cut(self) -> None:
+        """End the open file: a row that is written elsewhere will stand here."""
+        self._flush()
+        self._runs[-1].cut()
+
+    def finish(self) -> list[DataFile]:
+        self._flush()
+        files = [file for run in self._runs for file in run.finish()]
+        merged, replaced = merge_overlapping(self._folder, files)
+        for name in replaced:
+            self._folder.filesystem.delete_file(f"{self._folder.root}/{name}")
+        return merged
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        table = pa.Table.from_batches(self._waiting, schema=self._folder.schema)
+        self._waiting, self._waiting_bytes = [], 0
+        times = effective_times(table)
+        if self._stepped_back or (times[1:] < times[:-1]).any():
+            order = np.lexsort(sort_keys(table)[::-1])
+            table, times = table.take(pa.array(order)), times[order]
+        self._stepped_back = False
+        if self._floor_us is not None and times[0] < self._floor_us:
+            table = _mark_late(table, times < self._floor_us)
+        if self._last is not None and _key(table, 0) < self._last:
+            self._runs.append(FileWriter(self._folder))
+        self._runs[-1].write(table)
+        self._last = _key(table, table.num_rows - 1)
+        self.max_effective_us = max(self._last[0], self.max_effective_us or self._last[0])
+
+
+def _is_row_group(rows: pa.Table | pa.RecordBatch) -> bool:
+    """A single row so large that it is a row group, and gets a file of its own."""
+    return bool(rows.num_rows == 1 and rows.nbytes >= ROW_GROUP_BYTES)
+
+
+def _shrinks(row: pa.Table) -> bool:
+    """Whether a sample of a large value does. One that does not costs time, and memory for its copy, to no end."""
+    column = row.column(row.schema.get_field_index("value" if "value" in row.schema.names else "entry"))
+    value = column.chunk(0)[0].as_buffer()
+    middle = value.slice(value.size // 2, min(_SAMPLE_BYTES, value.size - value.size // 2))
+    packed: pa.Buffer = pa.Codec("zstd", 1).compress(middle)
+    return bool(packed.size < 0.95 * middle.size)
+
+
+def merge_overlapping(folder: ParquetFolder, files: list[DataFile]) -> tuple[list[DataFile], list[str]]:
+    """Files of one topic partition, each in order, so that they follow each other: those that overlap are written anew.
+
+    Returns:
+        The files in order, and the names of those that were replaced, which are still there.
+    """
+    result: list[DataFile] = []
+    replaced: list[str] = []
+    for group in _overlapping(sorted(files, key=lambda file: (file.first, file.last))):
+        if len(group) == 1:
+            result += group
+            continue
+        out = FileWriter(folder)
+        for table in merge_sorted([_row_groups(folder, file.name) for file in group]):
+            out.write(table)
+        result += out.finish()
+        replaced += [file.name for file in group]
+    return result, replaced
+
+
+def _overlapping(files: list[DataFile]) -> Iterator[list[DataFile]]:
+    """Neighbours grouped as far as they overlap."""
+    group: list[DataFile] = []
+    reached: Key | None = None
+    for file in files:
+        assert file.first is not None
+        assert file.last is not None
+        if reached is not None and file.first > reached:
+            yield group
+            group, reached = [], None
+        group.append(file)
+        reached = max(reached or file.last, file.last)
+    if group:
+        yield group
+
+
+def _row_groups(folder: ParquetFolder, name: str) -> Iterator[pa.Table]:
+    with pq.ParquetFile(f"{folder.root}/{name}", filesystem=folder.filesystem) as file:
+        for index in range(file.num_row_groups):
+            yield file.read_row_group(index).cast(folder.schema)
+
+
+def effective_times(table: pa.Table | pa.RecordBatch) -> Times:
+    """Microseconds by which rows are ordered, 0 where there is no time; see the module."""
+    stored = pc.coalesce(table["broker_timestamp"], table["publish_time"])
+    times: Times = pc.fill_null(stored.cast(pa.int64()), 0).to_numpy()
+    if table["delivered_at"].null_count == table.num_rows:
+        return times
+    due = pc.if_else(pc.is_valid(table["delivered_at"]), table["deliver_at"].cast(pa.int64()), None)
+    latest: Times = np.maximum(times, pc.fill_null(due, 0).to_numpy())
+    return latest
+
+
+def sort_keys(table: pa.Table | pa.RecordBatch) -> tuple[Times, ...]:
+    """The whole key, most significant first."""
+    return (effective_times(table), *(table[name].to_numpy() for name in ("ledger_id", "entry_id", "batch_index")))
+
+
+def _key(table: pa.Table | pa.RecordBatch, row: int) -> Key:
+    """The whole key of one row."""
+    effective_us, ledger_id, entry_id, batch_index = (int(column[0]) for column in sort_keys(table.slice(row, 1)))
+    return effective_us, ledger_id, entry_id, batch_index
+
+
+def merge_sorted(runs: list[Iterator[pa.Table]]) -> Iterator[pa.Table]:
+    """Merge sorted runs; one table of each is held at a time."""
+    return sorted_runs.merge_sorted(runs, sort_keys, pa.Table.slice, _joined)
+
+
+def _joined(tables: list[pa.Table]) -> pa.Table:
+    whole = pa.concat_tables(tables)
+    return whole.take(pa.array(np.lexsort(sort_keys(whole)[::-1])))
+
+
+def _mark_late(table: pa.Table, late: NDArray[np.bool_]) -> pa.Table:
+    return table.set_column(table.schema.get_field_index("late"), "late", pa.array(late))
+
+
+def _stats(footer: Any) -> str:
+    """Delta's statistics of a file, from its Parquet footer; no ends of a column with a time that Python cannot hold."""
+    unbounded: set[str] = set()
+    lowest: dict[str, Any] = {}
+    highest: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for group_index in range(footer.num_row_groups):
+        group = footer.row_group(group_index)
+        for column_index in range(group.num_columns):
+            column = group.column(column_index)
+            statistics = column.statistics
+            if statistics is None or column.path_in_schema not in _STATISTICS_COLUMNS:
+                continue
+            name = column.path_in_schema
+            nulls[name] = nulls.get(name, 0) + (statistics.null_count or 0)
+            if statistics.has_min_max and name not in unbounded:
+                try:
+                    lowest[name] = min(lowest.get(name, statistics.min), statistics.min)
+                    highest[name] = max(highest.get(name, statistics.max), statistics.max)
+                except (OverflowError, ValueError):
+                    unbounded.add(name)
+    for name in unbounded:
+        lowest.pop(name, None)
+        highest.pop(name, None)
+    found = {"numRecords": footer.num_rows, "minValues": lowest, "maxValues": highest, "nullCount": nulls}
+    return json.dumps(found, default=_stat_text)
+
+
+def _stat_text(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.astimezone(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    if isinstance(value, date):
+        return value.isoformat()
+    raise TypeError(f"no statistics of {type(value).__name__}")

@@ -1,0 +1,169 @@
+"""A Delta table with features that plain appended files would violate, so delta-spark's own writer writes it.
+
+Tasks put their files into a staging folder beside the checkpoint instead of the table's. The driver has Spark read those of a
+micro-batch, sorted anew, and append them with the batch's number, by which Delta skips what it has. So constraints are checked,
+columns generated, changes fed and names mapped by who knows how; the price is one more passage of every row.
+
+delta-spark's commits carry one number for each query only. So what else the pipeline must know (see ``delta_table``) is kept in
+the metadata of the commits and looked up in the table's history, and how far each topic partition's time has come is
+looked up in its rows when a query starts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as f
+
+from ledgerlake.client.topics import join_partition
+from ledgerlake.errors import SetupError, TableError
+from ledgerlake.stored.files import resolve
+from ledgerlake.table.batch_record import Recorded
+from ledgerlake.table.delta_table import Table, column_differences, existing_table, special_features
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from deltalake import DeltaTable
+    from pyspark.sql import Column, SparkSession
+
+    from ledgerlake.table.batch_record import BatchRecord
+    from ledgerlake.table.ordered_files import DataFile
+
+_log = logging.getLogger(__name__)
+
+# How far back the history is searched for the last micro-batch of a query; others may write to the table between.
+_HISTORY_COMMITS = 1000
+
+
+class SparkTable(Table):
+    """The table at ``path``; its tasks' files go to ``staging``."""
+
+    def __init__(self, path: str, schema: pa.Schema, staging: str) -> None:
+        super().__init__(path, schema)
+        self.folder = staging
+
+    def check(self, spark: SparkSession) -> bool:
+        """As ``Table.check``, but there may be columns beside the contract's, as long as Spark can fill them."""
+        self._spark = spark
+        return super().check(spark)
+
+    def _compare(self, existing: DeltaTable) -> None:
+        self._check_memory(existing)
+        missing, _, others = column_differences(self.schema, existing)
+        if missing or others:
+            raise TableError(
+                f"the table at {self.path} has another schema ({'; '.join(missing + others)}); use another path"
+            )
+
+    def begin(self) -> None:
+        """Remove what an earlier run left in the staging folder: a micro-batch that is run again writes its files anew.
+
+        Raises:
+            SetupError: the staging folder cannot be made.
+        """
+        filesystem, root = resolve(self.folder)
+        try:
+            filesystem.create_dir(root, recursive=True)
+            filesystem.delete_dir_contents(root)
+        except OSError as error:
+            raise SetupError(
+                f"the folder {self.folder} cannot be made ({error.strerror or error}); choose another checkpoint"
+            ) from None
+
+    def effective_times_us(self, topic_partitions: list[str]) -> dict[str, int]:
+        rows = self._spark.read.format("delta").load(self.path)
+        found = rows.groupBy("topic", "partition").agg(f.max(f.unix_micros(_effective_time())).alias("time_us"))
+        times_us = {join_partition(row.topic, row.partition): int(row.time_us) for row in found.collect()}
+        return {name: times_us[name] for name in topic_partitions if name in times_us}
+
+    def recorded(self, query: str) -> Recorded | None:
+        batch_id = self._current().transaction_version(query)
+        if batch_id is None:
+            return None
+        for known in self._known_batches():
+            if known["query"] == query and known["batch"] == batch_id:
+                return Recorded(batch_id, known["range_digest"])
+        return Recorded(batch_id, None)
+
+    def last_batch_of(self, stream: str) -> int | None:
+        return next((known["batch"] for known in self._known_batches() if known["stream"] == stream), None)
+
+    def begin_stream(self, stream: str) -> None:
+        """Record nothing: a commit of delta-spark carries the number of a micro-batch, and there is none yet."""
+
+    def outbox_messages(self, outbox: str) -> int | None:
+        found = (known["outbox"].get(outbox) for known in self._known_batches() if "outbox" in known)
+        return next((messages for messages in found if messages is not None), None)
+
+    def _known_batches(self) -> Iterator[dict[str, Any]]:
+        """What recent commits say of their micro-batches, the newest first."""
+        for commit in self._current().history(_HISTORY_COMMITS):
+            try:
+                known = json.loads(commit.get("userMetadata") or "null")
+            except ValueError:
+                continue
+            if isinstance(known, dict) and {"query", "batch", "range_digest", "stream"} <= known.keys():
+                yield known
+
+    def commit(
+        self, batch: BatchRecord, files: list[DataFile], times_us: dict[str, int], outbox: dict[str, int] | None = None
+    ) -> None:
+        known = json.loads(batch.to_json()) | ({"outbox": outbox} if outbox else {})
+        try:
+            rows = (
+                self._spark.read.parquet(*(f"{self.folder}/{file.name}" for file in files))
+                if files
+                else self._spark.createDataFrame(self.schema.empty_table())
+            )
+            sorted_rows = rows.repartition("topic", "partition").sortWithinPartitions(*self._sort_keys())
+            writer = sorted_rows.write.format("delta").mode("append").option("optimizeWrite", "false")
+            writer = writer.option("txnAppId", batch.query).option("txnVersion", batch.batch_id)
+            writer.option("userMetadata", json.dumps(known)).save(self.path)
+        except (PySparkException, Py4JJavaError) as error:
+            raise TableError(f"batch {batch.batch_id} could not be committed to {self.path}: {_cause(error)}") from None
+        self.remove_files([file.name for file in files])
+
+    def _sort_keys(self) -> list[Column]:
+        place = [f.col(name) for name in ("ledger_id", "entry_id", "batch_index") if name in self.schema.names]
+        times = [_effective_time()] if "publish_time" in self.schema.names else []
+        return [f.col("topic"), f.col("partition"), *times, *place]
+
+
+def _cause(error: Exception) -> str:
+    """What it was at the bottom of it, of an error that carries a JVM's as text."""
+    lines = str(error).strip().splitlines()
+    causes = [line.partition(": ")[2] for line in lines if line.startswith((": ", "Caused by: "))]
+    return (causes or lines or [type(error).__name__])[-1 if causes else 0][:300]
+
+
+def _effective_time() -> Column:
+    """When a message came, or was due if it waited; 1970 for one without a time. See ``ordered``."""
+    came = f.coalesce(f.col("broker_timestamp"), f.col("publish_time"), f.timestamp_seconds(f.lit(0)))
+    return f.when(f.col("delivered_at").isNull(), came).otherwise(f.greatest(came, f.col("deliver_at")))
+
+
+def open_table(path: str, schema: pa.Schema, writer: str, staging: str) -> Table:
+    """The table by the writer that it needs: ``arrow`` appends files, ``spark`` is delta-spark's, ``auto`` decides.
+
+    Raises:
+        TableError: the table is there and cannot be opened.
+    """
+    if writer == "arrow":
+        return Table(path, schema)
+    if writer == "spark":
+        return SparkTable(path, schema, staging)
+    existing = existing_table(path)
+    if existing is None:
+        return Table(path, schema)
+    missing, extra, others = column_differences(schema, existing)
+    special = special_features(existing) + [one.replace("it has", "a column", 1) for one in extra]
+    if not special or missing or others:
+        return Table(path, schema)
+    _log.warning("the table at %s has %s: it is written by delta-spark, which is slower", path, ", ".join(special))
+    return SparkTable(path, schema, staging)

@@ -1,0 +1,70 @@
+"""Removing what killed tasks left in the tables' folders, and what OPTIMIZE or DELETE put out of use.
+
+``deltalake`` says which files the table does not use and are older than the retention, so that no file of a micro-batch in work is
+among them. Of these only data files go that lie directly in the table's folder, where tasks put them, by their names:
+
+    part-<micro-batch>-<partition>-<number>-<uuid>.<codec>.parquet    of our tasks (see ``operators.writing`` and ``table.ordered_files``)
+    part-<number>-<uuid>[-.]c<number>.<codec>.parquet                 of Delta's own writers
+
+Whatever else is in the folder or below it is not ours to judge: another table, a checkpoint, files of a user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from ledgerlake.errors import TableError, UsageError
+from ledgerlake.stored.files import resolve
+
+if TYPE_CHECKING:
+    from ledgerlake.options.config import Config
+
+# As Delta's own default; a reader of an older version still needs files that are out of use now.
+DEFAULT_RETENTION_HOURS = 168
+
+_UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_DATA_FILE = re.compile(
+    rf"part-(\d{{8,}}-\d{{5,}}-\d{{3,}}-{_UUID}|\d{{5,}}-{_UUID}[-.]c\d{{3,}})(\.[a-z0-9]+)?\.parquet"
+)
+
+
+@dataclass(frozen=True)
+class Vacuumed:
+    """Files of one table that were removed, or would be."""
+
+    table: str
+    files: list[str]
+
+
+def vacuum(config: Config, retention_hours: int = DEFAULT_RETENTION_HOURS, *, dry_run: bool = False) -> list[Vacuumed]:
+    """Remove what neither table uses and what is older than so many hours; with ``dry_run`` only say what.
+
+    Raises:
+        UsageError: less than an hour, in which a micro-batch could be in work.
+        TableError: a table cannot be opened or its files not removed.
+    """
+    if retention_hours < 1:
+        raise UsageError("the retention is less than an hour, and files of a micro-batch in work could be older")
+    return [_vacuum(path, retention_hours, dry_run) for path in (config.delta.path, config.delta.rejects_path)]
+
+
+def _vacuum(path: str, retention_hours: int, dry_run: bool) -> Vacuumed:
+    try:
+        unused = DeltaTable(path).vacuum(
+            retention_hours=retention_hours, dry_run=True, enforce_retention_duration=False, full=True
+        )
+        names = sorted(name for name in unused if _DATA_FILE.fullmatch(name))
+        if not dry_run:
+            filesystem, root = resolve(path)
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    filesystem.delete_file(f"{root.rstrip('/')}/{name}")
+    except (DeltaError, OSError) as error:
+        raise TableError(f"the table at {path} cannot be vacuumed: {str(error).splitlines()[0][:200]}") from None
+    return Vacuumed(path, names)

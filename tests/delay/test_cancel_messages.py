@@ -1,0 +1,111 @@
+"""Cancels among decoded messages: found wherever they are, and never more of them than a task may hold."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ledgerlake.assembly.rules import Limits
+from ledgerlake.decode.messages import decode_bundle
+from ledgerlake.delay import cancel_messages
+from ledgerlake.delay.cancel_messages import TaskCancels, find_cancels
+from ledgerlake.delay.cancels import Cancel
+from ledgerlake.operators import writing
+from ledgerlake.operators.writing import BatchNote, TaskSettings, write_range
+from ledgerlake.options.delay_options import DelayOptions
+from ledgerlake.options.source_options import parse_options
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.source.planning import EntryRange
+from ledgerlake.source.task_reader import Piece
+from ledgerlake.wire.entry import encode_batch, encode_entry
+from ledgerlake.wire.limits import MAX_TIME_MS
+from ledgerlake.wire.message_id import Position
+from tests.entries import SOURCE, bundle, metadata, single
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow as pa
+
+
+def cancels_of(targets: list[str], codec: int = pb.NONE) -> bytes:
+    """One entry with a cancel for each target."""
+    from ledgerlake.decode.codecs import compress
+
+    slots = []
+    for target in targets:
+        one = pb.SingleMessageMetadata(payload_size=0)
+        one.properties.add(key="ledgerlake.cancel", value=f"key={target}")
+        slots.append((one, b""))
+    plain = encode_batch(slots)
+    own = metadata(num_messages_in_batch=len(slots), uncompressed_size=len(plain), compression=codec)
+    return encode_entry(own, compress(codec, plain))
+
+
+def messages(*entries: bytes) -> pa.RecordBatch:
+    (part,) = decode_bundle(bundle(entries), SOURCE)
+    return part.messages
+
+
+def test_cancels_stand_among_other_messages_with_and_without_properties() -> None:
+    own = [{"properties": [pb.KeyValue(key="a", value="1"), pb.KeyValue(key="ledgerlake.cancel", value="key=x")]}]
+    found = messages(single(b"1"), single(b"2", **own[0]), single(b"3", properties=[pb.KeyValue(key="b", value="")]))
+    assert [(one.position.entry_id, one.target) for one in find_cancels(found)] == [(1, "x")]
+    assert [one.position.entry_id for one in find_cancels(found.slice(1, 2))] == [1]
+    assert list(find_cancels(found.slice(2))) == []
+
+
+def test_a_cancel_without_a_known_time_is_of_1970() -> None:
+    entry = metadata(publish_time=MAX_TIME_MS + 1, properties=[pb.KeyValue(key="ledgerlake.cancel", value="key=x")])
+    assert [one.time_ms for one in find_cancels(messages(encode_entry(entry, b"")))] == [0]
+
+
+def test_the_same_cancel_many_times_in_an_entry_is_one() -> None:
+    entry = cancels_of(["k"] * 100_000, pb.ZSTD)
+    assert len(entry) < 1000
+    accepted, refused = TaskCancels().take(messages(entry))
+    assert ([one.target for one in accepted], refused) == (["k"], [])
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"), [("MAX_TASK_CANCELS", 3), ("MAX_TASK_CANCEL_BYTES", 3)], ids=["by number", "by bytes"]
+)
+def test_beyond_the_limit_the_entry_of_a_cancel_is_named_once(
+    limit: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cancel_messages, limit, most)
+    cancels = TaskCancels()
+    accepted, refused = cancels.take(messages(cancels_of(list("ab")), cancels_of(list("cdef")), cancels_of(list("gh"))))
+    assert [one.target for one in accepted] == ["a", "b", "c"]
+    assert [one.entry_id for one in refused] == [1, 2]
+    assert cancels.take(messages(single(b"nothing"), single(b"again"), cancels_of(["z"])))[1] == []
+
+
+def test_a_task_passes_a_bounded_number_on_and_the_others_are_rejects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cancel_messages, "MAX_TASK_CANCELS", 10)
+    entries = [cancels_of([f"{number}-{slot}" for slot in range(4)], pb.ZSTD) for number in range(5)]
+    monkeypatch.setattr(
+        "ledgerlake.operators.outcomes.read_again",
+        lambda _client, _topic, positions: iter([entries[one.entry_id] for one in positions]),
+    )
+    options = parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"})
+    for folder in "mr":
+        (tmp_path / folder).mkdir()
+    settings = TaskSettings(str(tmp_path / "m"), str(tmp_path / "r"), Limits(), DelayOptions(), options)
+    name = f"{SOURCE.topic}-partition-{SOURCE.partition}"
+    span = EntryRange(name, Position(7, -1), Position(7, 4), Position(7, 4))
+    pieces = [Piece(writing.ENTRIES, memoryview(bundle(entries)))]
+    rows = [row for batch in write_range(pieces, span, settings, BatchNote(0, {})) for row in batch.to_pylist()]
+    report = json.loads(rows[-1]["note"])
+    assert len([one for one in report["events"] if one[0] == "Cancel"]) == 10
+    assert sum(one["rows"] for one in report["fact"]["messages"]) == 20
+    assert sum(one["rows"] for one in report["fact"]["rejects"]) == 3
+
+
+def test_an_accepted_cancel_is_what_the_message_says() -> None:
+    (found,) = find_cancels(messages(cancels_of(["k"])))
+    assert found == Cancel("key", "k", Position(7, 0), metadata().publish_time)

@@ -1,0 +1,279 @@
+"""The delayed message tracker. The cases with the broker's own names are those that its tests hold it to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
+from ledgerlake.delay.segment import Key, key_at, waiting
+from ledgerlake.delay.storage import MemoryStorage
+from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
+from ledgerlake.errors import OffsetError
+from ledgerlake.wire.message_id import BEFORE_ALL, Position
+
+SMALL = DelaySettings(min_indexes_per_bucket=20, ledger_step_per_bucket=1, time_step_per_segment_ms=3_600_000, max_indexes_per_segment=5, max_buckets=100)  # fmt: skip
+
+
+def frame_of(key: Key) -> bytes:
+    return repr(key).encode()
+
+
+def add(tracker: DelayedTracker, *keys: Key) -> None:
+    """Each a batch of its own: time, ledger, entry."""
+    for key in keys:
+        tracker.add(waiting([key], [frame_of(key)]))
+
+
+def take(tracker: DelayedTracker, cutoff_ms: int) -> list[Key]:
+    found: list[Key] = []
+    for batch in tracker.take_due(cutoff_ms):
+        keys = [key_at(batch, row) for row in range(batch.num_rows)]
+        assert batch["frame"].to_pylist() == [frame_of(one) for one in keys]
+        found += keys
+    return found
+
+
+def sealed(tracker: DelayedTracker) -> list[int]:
+    """Segments of each immutable bucket."""
+    return [one.segments for one in tracker.buckets if one.sealed]
+
+
+def test_test() -> None:
+    tracker = DelayedTracker(MemoryStorage(), SMALL)
+    add(tracker, (20, 1, 2), (10, 2, 1), (30, 3, 3), (50, 4, 5), (40, 5, 4))
+    assert take(tracker, 0) == []
+    assert (tracker.waiting, tracker.next_due_ms, tracker.last_due_ms) == (5, 10, 50)
+    assert take(tracker, 15) == [(10, 2, 1)]
+    assert take(tracker, 60) == [(20, 1, 2), (30, 3, 3), (40, 5, 4), (50, 4, 5)]
+    assert (tracker.waiting, tracker.next_due_ms) == (0, None)
+
+
+def test_with_timer() -> None:
+    tracker = DelayedTracker(MemoryStorage(), SMALL)
+    wanted = []
+    for number, time_ms in enumerate((20, 10, 30)):
+        add(tracker, (time_ms, 1, number))
+        wanted.append(tracker.next_due_ms)
+    assert wanted == [20, 10, 10]
+
+
+def test_add_within_tick_time() -> None:
+    """The broker may deliver a tick early unless it is told to be strict; here nothing ever is."""
+    tracker = DelayedTracker(MemoryStorage(), SMALL)
+    add(tracker, *((time_ms, 1, time_ms) for time_ms in (10, 99, 100, 101, 200)))
+    assert take(tracker, 0) == []
+    assert [key[0] for key in take(tracker, 100)] == [10, 99, 100]
+    assert tracker.waiting == 2
+
+
+def test_add_message_with_strict_delay() -> None:
+    tracker = DelayedTracker(MemoryStorage(), SMALL)
+    add(tracker, (9, 1, 9), (10, 1, 10), (11, 1, 11))
+    assert [key[0] for key in take(tracker, 10)] == [9, 10]
+    assert (take(tracker, 10), tracker.waiting) == ([], 1)
+
+
+def test_max_indexes_per_segment() -> None:
+    tracker = DelayedTracker(MemoryStorage(), SMALL)
+    add(tracker, *((one * 10, one, one) for one in range(1, 102)))
+    assert sealed(tracker) == [4, 4, 4, 4, 4]
+    assert tracker.waiting == 101
+
+
+def test_a_bucket_is_sealed_when_a_message_comes_from_beyond_its_ledgers() -> None:
+    settings = DelaySettings(min_indexes_per_bucket=2, ledger_step_per_bucket=5)
+    tracker = DelayedTracker(MemoryStorage(), settings)
+    add(tracker, (9, 10, 0), (9, 14, 0), (9, 14, 1))
+    assert sealed(tracker) == []
+    add(tracker, (9, 15, 0))
+    assert sealed(tracker) == [1]
+    add(tracker, (9, 20, 0))
+    assert sealed(tracker) == [1], "one message was too few"
+    add(tracker, (9, 25, 0))
+    assert sealed(tracker) == [1, 1]
+
+
+def test_one_long_ledger_does_not_make_one_bucket_without_end() -> None:
+    tracker = DelayedTracker(MemoryStorage(), DelaySettings(min_indexes_per_bucket=10))
+    for entry_id in range(100):
+        add(tracker, (9, 1, entry_id))
+    tracker.save()
+    assert sealed(tracker) == [1]
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 20])
+def test_no_more_buckets_than_the_maximum_and_all_is_taken_once(most: int) -> None:
+    storage = MemoryStorage()
+    settings = DelaySettings(2, 1, 10, 3, most)
+    tracker = DelayedTracker(storage, settings)
+    keys = [((ledger_id * 7) % 50, ledger_id, entry_id) for ledger_id in range(40) for entry_id in range(3)]
+    taken: list[Key] = []
+    for number, key in enumerate(keys):
+        add(tracker, key)
+        assert len(sealed(tracker)) <= most
+        if number == 60:
+            taken += take(tracker, 20)
+            assert taken == sorted(one for one in keys[:61] if one[0] <= 20)
+    tracker = DelayedTracker(storage, settings, tracker.save())
+    assert len(storage.buckets) == len(tracker.buckets)
+    rest = take(tracker, 50)
+    assert rest == sorted(set(keys) - set(taken))
+
+
+def test_the_two_neighbours_with_the_fewest_messages_are_merged() -> None:
+    tracker = DelayedTracker(MemoryStorage(), DelaySettings(1, 1, max_buckets=3))
+    for ledger_id, count in enumerate([5, 3, 2, 4, 1]):
+        tracker.add(waiting([(9, ledger_id, one) for one in range(count)]))
+    assert [one.waiting for one in tracker.buckets if one.sealed] == [5, 5, 4]
+
+
+def test_small_parts_of_the_mutable_bucket_become_larger_ones() -> None:
+    storage = MemoryStorage()
+    record = Record()
+    for entry_id in range(1000):
+        tracker = DelayedTracker(storage, DelaySettings(), record)
+        add(tracker, (5000 - entry_id, 1, entry_id))
+        record = tracker.save()
+        assert len(record.buckets) <= 10
+    assert take(DelayedTracker(storage, DelaySettings(), record), 5000) == [(5000 - one, 1, one) for one in range(999, -1, -1)]  # fmt: skip
+
+
+def test_only_one_segment_of_each_bucket_is_in_memory() -> None:
+    reads: list[tuple[int, int]] = []
+
+    class Watched(MemoryStorage):
+        def get_segment(self, bucket_id: int, number: int) -> bytes:
+            reads.append((bucket_id, number))
+            return super().get_segment(bucket_id, number)
+
+    storage = Watched()
+    tracker = DelayedTracker(storage, DelaySettings(100, 1, 10, 10))
+    tracker.add(waiting([(one, one // 100, one % 100) for one in range(1000)]))
+    record = tracker.save()
+    tracker = DelayedTracker(storage, DelaySettings(), record)
+    reads.clear()
+    assert sum(batch.num_rows for batch in tracker.take_due(14)) == 15
+    assert [number for _, number in reads] == [1, 2]
+
+
+def test_what_was_due_while_nobody_looked_is_taken_after_a_restart() -> None:
+    storage = MemoryStorage()
+    tracker = DelayedTracker(storage, SMALL)
+    add(tracker, *((one, one, 0) for one in range(100)))
+    again = DelayedTracker(storage, SMALL, record_from_json(record_to_json(tracker.save())))
+    assert take(again, 1_000_000) == [(one, one, 0) for one in range(100)]
+
+
+def test_a_message_added_again_is_not_taken_twice() -> None:
+    storage = MemoryStorage()
+    tracker = DelayedTracker(storage, SMALL)
+    keys = [(one, one // 10, one % 10) for one in range(100)]
+    add(tracker, *keys)
+    tracker = DelayedTracker(storage, SMALL, tracker.save())
+    tracker.add(waiting(keys))
+    assert tracker.waiting == 100
+    add(tracker, (200, 10, 0), (200, 10, 0))
+    assert take(tracker, 200) == [*keys, (200, 10, 0)]
+
+
+def test_only_what_was_added_before_is_left_out_of_a_batch() -> None:
+    storage = MemoryStorage()
+    tracker = DelayedTracker(storage, SMALL)
+    even = [(one, one // 10, one % 10) for one in range(0, 100, 2)]
+    add(tracker, *even)
+    tracker = DelayedTracker(storage, SMALL, tracker.save())
+    assert len(take(tracker, 49)) == 25
+    every = [(one, one // 10, one % 10) for one in range(120)]
+    tracker.add(waiting(every, [frame_of(one) for one in every]))
+    assert take(tracker, 120) == [one for one in every if one not in even[:25]]
+
+
+def test_an_output_that_joins_keeps_its_own_position() -> None:
+    tracker = DelayedTracker(MemoryStorage(), SMALL)
+    tracker.join("table", BEFORE_ALL)
+    tracker.join("topic", Position(3, 0))
+    tracker.join("topic", Position(9, 9))
+    record = record_from_json(record_to_json(tracker.save()))
+    assert record.outputs == {"table": BEFORE_ALL, "topic": Position(3, 0)}
+
+
+def test_what_every_output_has_passed_is_trimmed() -> None:
+    storage = MemoryStorage()
+    tracker = DelayedTracker(storage, DelaySettings(10, 1))
+    add(tracker, *((99, one // 10, one % 10) for one in range(40)))
+    tracker.join("topic", Position(1, 9))
+    tracker.join("other", Position(2, 3))
+    record = tracker.save()
+    assert tracker.waiting == 20
+    again = DelayedTracker(storage, SMALL, record)
+    assert [key[1:] for key in take(again, 99)] == [(one // 10, one % 10) for one in range(20, 40)]
+
+
+def test_oldest_is_never_behind_a_message_that_waits() -> None:
+    storage = MemoryStorage()
+    tracker = DelayedTracker(storage, SMALL)
+    assert tracker.oldest is None
+    add(tracker, (5, 2, 0), (9, 1, 7))
+    assert tracker.oldest == Position(1, 7)
+    again = DelayedTracker(storage, SMALL, tracker.save())
+    assert again.oldest == Position(1, 7)
+
+
+def test_a_missing_bucket_is_an_error_that_says_so() -> None:
+    storage = MemoryStorage()
+    tracker = DelayedTracker(storage, SMALL)
+    add(tracker, (5, 2, 0))
+    record = tracker.save()
+    storage.buckets.clear()
+    with pytest.raises(OffsetError, match=r"bucket 1 of delayed messages lacks its value 1"):
+        take(DelayedTracker(storage, SMALL, record), 5)
+
+
+def test_a_newer_record_is_refused_with_advice() -> None:
+    with pytest.raises(OffsetError, match=r"newer Ledgerlake \(delayed index of version 2.*upgrade"):
+        record_from_json(record_to_json(Record()).replace('"version": 1', '"version": 2'))
+
+
+def test_the_golden_index_is_still_read_and_still_written() -> None:
+    golden = json.loads((Path(__file__).parents[1] / "golden" / "delayed-index-v1.json").read_text())
+    storage = MemoryStorage()
+    for bucket_id, values in golden["snapshots"].items():
+        storage.buckets[int(bucket_id)] = {int(number): bytes.fromhex(value) for number, value in values.items()}
+    record = record_from_json(json.dumps(golden["record"]))
+    assert json.loads(record_to_json(record)) == golden["record"]
+    tracker = DelayedTracker(storage, DelaySettings(), record)
+    assert sorted(storage.buckets) == [1, 3], "a doomed bucket goes when its record is used"
+    found = [(key_at(one, row), one["frame"][row].as_py()) for one in tracker.take_due(2 * 10**12) for row in range(one.num_rows)]  # fmt: skip
+    assert found == [
+        ((1700000000005, 1, 1), b"second"),
+        ((1700000000006, 1, 2), None),
+        ((1700000000020, 2, 0), b"fourth"),
+        ((1700000000030, 2, 4), None),
+    ]
+
+
+@pytest.mark.parametrize("segment", [b"", None], ids=["empty", "shorter than its record says"])
+def test_a_segment_without_the_messages_that_are_asked_of_it_is_missing(segment: bytes | None) -> None:
+    storage = MemoryStorage()
+    tracker = DelayedTracker(storage, SMALL)
+    tracker.join("table", BEFORE_ALL)
+    add(tracker, *((1_000 + number, 1, number) for number in range(3)))
+    record = tracker.save()
+    (bucket,) = record.buckets
+    if segment is None:
+        record = replace(record, buckets=[replace(bucket, offset=3)])
+    else:
+        storage.buckets[bucket.bucket_id][1] = segment
+    with pytest.raises(OffsetError, match="lacks its value 1"):
+        take(DelayedTracker(storage, SMALL, record), 5_000)
+
+
+def test_the_last_ledger_that_there_can_be_leaves_a_record_that_is_read() -> None:
+    tracker = DelayedTracker(MemoryStorage(), SMALL)
+    add(tracker, (1_000, 2**63 - 1, 1))
+    record = tracker.save()
+    assert record_from_json(record_to_json(record)) == record

@@ -1,0 +1,98 @@
+"""The embedded broker: several at once, found again, stopped cleanly, and gone when its parent is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ledgerlake.devbroker import Broker
+from ledgerlake.errors import SetupError
+from ledgerlake.runtime.java import find_java
+from tests.live.test_cli import ledgerlake, sentence
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.live
+
+
+def gone(pid: int, within_s: float = 40.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        listing = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+        if not listing.stdout.strip() or listing.stdout.startswith("Z"):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_a_broker_is_started_found_described_and_stopped_by_command(tmp_path: Path) -> None:
+    folder = str(tmp_path / "broker")
+    started = json.loads(ledgerlake("broker", "start", "--json", "--data-dir", folder).stdout)
+    try:
+        assert set(started) == {"service_url", "admin_url", "pid", "data_dir"}
+        assert started["data_dir"] == folder
+        again = json.loads(ledgerlake("broker", "start", "--json", "--data-dir", folder).stdout)
+        assert again == started
+        status = json.loads(ledgerlake("broker", "status", "--json", "--data-dir", folder).stdout)
+        assert status == started
+        exports = ledgerlake("broker", "env", "--data-dir", folder).stdout
+        assert f"export LEDGERLAKE_SERVICE_URL={started['service_url']}" in exports
+    finally:
+        stopped = json.loads(ledgerlake("broker", "stop", "--json", "--data-dir", folder).stdout)
+    assert stopped == {"stopped": True}
+    assert gone(started["pid"])
+    assert "no broker is running" in sentence(ledgerlake("broker", "status", "--data-dir", folder), 2)
+
+
+def test_two_brokers_run_at_once_and_a_temporary_folder_goes_with_its_broker() -> None:
+    one, other = Broker(), Broker()
+    try:
+        first, second = one.start(), other.start()
+        assert first.service_url != second.service_url
+        assert os.path.isdir(first.data_dir)
+    finally:
+        one.stop()
+        other.stop()
+    assert not os.path.exists(first.data_dir)
+
+
+def test_a_broker_ends_when_the_process_that_started_it_is_killed(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from ledgerlake.devbroker import Broker; "
+        f"address = Broker({str(tmp_path / 'b')!r}).start(); print(address.pid, flush=True); time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    supervisor = int(parent.stdout.readline())
+    listing = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(supervisor)], capture_output=True, text=True, check=True
+    )
+    (java,) = [int(word) for word in listing.stdout.split()]
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    assert gone(java)
+    assert gone(supervisor)
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SetupError, match="choose another --data-dir"):
+        Broker(tmp_path / "file" / "data").start()
+
+
+def test_an_old_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    launcher = tmp_path / "bin" / "java"
+    launcher.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
+    launcher.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(SetupError, match="is Java 11, but 17 or newer is needed"):
+        find_java()

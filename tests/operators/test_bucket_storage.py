@@ -1,0 +1,154 @@
+"""Where buckets are kept: the same behaviour in the state store and in a folder, few calls, nothing left over."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ledgerlake.errors import OffsetError
+from ledgerlake.operators import bucket_storage
+from ledgerlake.operators.bucket_storage import FolderStorage, StateStorage
+from ledgerlake.pb import delay_pb2 as pb
+from tests.operators.stage import DictState
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SEGMENTS = [bytes([number]) * size for number, size in enumerate([5, 100, 300_000, 1, 200_000, 60_000, 0, 7])]
+
+
+@pytest.fixture(params=["state", "folder"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(bucket_storage, "_recent", bucket_storage._Recent(10**6))
+    one = StateStorage(DictState()) if request.param == "state" else FolderStorage(str(tmp_path / "buckets"), [])  # type: ignore[arg-type]
+    one.start()
+    return one
+
+
+def save(storage: Any, segments: list[bytes]) -> int:
+    bucket_id: int = storage.create_bucket()
+    storage.save_all_segments(bucket_id, [*enumerate(segments, 1), (0, b"metadata")])
+    return bucket_id
+
+
+def test_every_segment_is_read_back(storage: Any) -> None:
+    bucket_id, other = save(storage, SEGMENTS), save(storage, [])
+    for _ in range(2):
+        assert storage.get_segment(bucket_id, 0) == b"metadata"
+        assert [storage.get_segment(bucket_id, number) for number in range(1, 9)] == SEGMENTS
+        assert storage.get_segment(other, 0) == b"metadata"
+        bucket_storage._recent.__init__(10**6)  # type: ignore[misc]
+
+
+def test_what_is_not_there_is_an_error_that_says_so(storage: Any) -> None:
+    bucket_id = save(storage, SEGMENTS)
+    for asked, number in ((bucket_id, 9), (bucket_id + 1, 0), (bucket_id + 1, 3)):
+        with pytest.raises(OffsetError, match=f"bucket {asked} of delayed messages lacks its value"):
+            storage.get_segment(asked, number)
+
+
+def test_a_deleted_bucket_leaves_nothing_in_the_state_and_may_be_deleted_again() -> None:
+    storage = StateStorage(DictState())  # type: ignore[arg-type]
+    bucket_id, kept = save(storage, SEGMENTS), save(storage, SEGMENTS[:1])
+    storage.delete_bucket(bucket_id)
+    storage.delete_bucket(bucket_id)
+    assert storage.get_segment(kept, 1) == SEGMENTS[0]
+    storage.delete_bucket(kept)
+    assert not storage._state.exists()
+
+
+def test_small_segments_share_a_value() -> None:
+    state = DictState()
+    storage = StateStorage(state)  # type: ignore[arg-type]
+    save(storage, [bytes(100)] * 1000)
+    assert state.writes == 3
+
+
+def test_memory_for_what_was_read_is_bounded() -> None:
+    recent = bucket_storage._Recent(100)
+    for number in range(50):
+        recent.put(1, number, [bytes(20), bytes(20)])
+    assert [number for number in range(50) if recent.get(1, number)] == [48, 49]
+
+
+def test_a_newer_directory_is_refused_with_advice(storage: Any) -> None:
+    storage.save_all_segments(bucket_id := storage.create_bucket(), [(0, b"metadata")])
+    storage._put(bucket_id, -1, pb.BlockDirectory(version=2).SerializeToString())
+    with pytest.raises(OffsetError, match=r"newer Ledgerlake \(version 2.*upgrade"):
+        storage.get_segment(bucket_id, 1)
+
+
+@pytest.mark.parametrize("number", [-1, 1], ids=["directory", "block"])
+def test_a_damaged_bucket_says_what_to_do(number: int) -> None:
+    state = DictState()
+    storage = StateStorage(state)  # type: ignore[arg-type]
+    bucket_id = save(storage, SEGMENTS[:2])
+    state.values[bucket_id, number] = (b"\xff\xff",)
+    with pytest.raises(OffsetError, match="restore the checkpoint"):
+        storage.get_segment(bucket_id, 1)
+
+
+def start_again(folder: Path, used: list[int], **more: Any) -> FolderStorage:
+    """The first start of a new worker process."""
+    bucket_storage._swept_s.clear()
+    storage = FolderStorage(str(folder), used, **more)
+    storage.start()
+    return storage
+
+
+def a_day_passes(folder: Path) -> None:
+    for one in folder.iterdir():
+        before_s = one.stat().st_mtime - 25 * 3600
+        os.utime(one, (before_s, before_s))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(one.name for one in folder.iterdir())
+
+
+def test_a_bucket_deleted_from_a_folder_stays_readable_for_a_day(tmp_path: Path) -> None:
+    storage = start_again(tmp_path, [])
+    used, dropped = save(storage, SEGMENTS), save(storage, SEGMENTS)
+    storage.delete_bucket(dropped)
+    storage.delete_bucket(dropped)
+    assert start_again(tmp_path, [used]).get_segment(dropped, 1) == SEGMENTS[0]
+    a_day_passes(tmp_path)
+    start_again(tmp_path, [used])
+    assert names(tmp_path) == [str(used)]
+
+
+def test_a_dropped_bucket_that_a_restored_checkpoint_names_is_kept(tmp_path: Path) -> None:
+    storage = start_again(tmp_path, [])
+    bucket_id = save(storage, SEGMENTS)
+    storage.delete_bucket(bucket_id)
+    a_day_passes(tmp_path)
+    for _ in range(2):
+        start_again(tmp_path, [bucket_id])
+        assert names(tmp_path) == [str(bucket_id)]
+        a_day_passes(tmp_path)
+
+
+def test_what_killed_tasks_left_in_a_folder_goes_a_day_after_it_was_noticed(tmp_path: Path) -> None:
+    storage = start_again(tmp_path, [])
+    used, left_over = save(storage, SEGMENTS), save(storage, SEGMENTS)
+    a_day_passes(tmp_path)
+    start_again(tmp_path, [used])
+    assert {str(used), str(left_over)} <= set(names(tmp_path))
+    a_day_passes(tmp_path)
+    start_again(tmp_path, [used])
+    assert names(tmp_path) == [str(used)]
+
+
+def test_buckets_in_the_place_of_older_releases_are_read_and_only_ours_go(tmp_path: Path) -> None:
+    own, shared = tmp_path / "own", tmp_path / "shared"
+    old = start_again(shared, [])
+    ours, others = save(old, SEGMENTS), save(old, SEGMENTS)
+    storage = start_again(own, [ours], shared=str(shared))
+    assert storage.get_segment(ours, 1) == SEGMENTS[0]
+    storage.delete_bucket(ours)
+    for folder in (own, shared):
+        a_day_passes(folder)
+    start_again(own, [], shared=str(shared))
+    assert (names(own), names(shared)) == ([], [str(others)])

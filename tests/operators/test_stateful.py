@@ -1,0 +1,195 @@
+"""The stateful stage: what is kept, what never touches state, and what it says of itself."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ledgerlake.assembly.chunk_entries import read_chunk
+from ledgerlake.assembly.rules import Chunk, Limits, OpenSet, SetKey
+from ledgerlake.errors import OffsetError
+from ledgerlake.operators import stateful
+from ledgerlake.operators.stateful import set_from_json, set_to_json
+from ledgerlake.wire.chunks import Marker
+from ledgerlake.wire.message_id import Position
+from tests.chunks import chunk_entries
+from tests.operators.stage import Settled, Stage, task
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+A, B = SetKey("a", "a-1"), SetKey("b", "b-1")
+LIMITS = Limits(expire_after_ms=1000)
+
+
+def chunk(key: SetKey, entry: int, chunk_id: int, count: int = 3, marked: bool = False) -> Chunk:
+    return Chunk(key, Position(1, entry), chunk_id, count, 10 * count, 10, 5000 + entry, 7, marked)
+
+
+def at(*entries: int) -> tuple[Position, ...]:
+    return tuple(Position(1, entry) for entry in entries)
+
+
+class Play:
+    """Batches one after another over the same state."""
+
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self.stage = Stage(limits)
+        self.settled = Settled()
+
+    def __call__(self, *tasks: list[Chunk | Marker], now_ms: int | None = None) -> None:
+        rows = [row for one in tasks for row in task(one, self.stage.limits, self.settled, now_ms)]
+        self.settled.rows(self.stage.run(rows))
+
+    @property
+    def state(self) -> dict[str, int]:
+        return {name: len(self.stage.states[name].values) for name in ("sets", "parts")}
+
+    @property
+    def writes(self) -> int:
+        return sum(one.writes for one in self.stage.states.values())
+
+
+def test_what_begins_and_ends_within_a_batch_never_touches_the_state() -> None:
+    play = Play()
+    play([chunk(A, 0, 0), chunk(B, 1, 0), chunk(A, 2, 1), chunk(B, 3, 1), chunk(A, 4, 2), chunk(B, 5, 2)])
+    assert play.settled.delivered == [at(0, 2, 4), at(1, 3, 5)]
+    assert play.writes == 0
+
+
+def test_what_is_open_waits_in_the_state_part_by_part() -> None:
+    play = Play()
+    play([chunk(A, 0, 0), chunk(A, 1, 1)])
+    assert play.state == {"sets": 1, "parts": 2}
+    play([chunk(A, 2, 2)])
+    assert play.settled.delivered == [at(0, 1, 2)]
+    assert play.state == {"sets": 0, "parts": 0}
+
+
+def test_a_batch_that_completes_a_message_writes_none_of_its_last_parts() -> None:
+    play = Play()
+    play([chunk(A, 0, 0)])
+    before = play.writes
+    play([chunk(A, 1, 1), chunk(A, 2, 2)])
+    assert play.settled.delivered == [at(0, 1, 2)]
+    assert play.writes == before
+
+
+def test_bytes_that_do_not_fit_into_memory_wait_in_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stateful, "_FRESH_BYTES", 15)
+    play = Play()
+    play([chunk(A, 0, 0)])
+    play([chunk(A, 1, 1), chunk(A, 2, 2)])
+    assert play.settled.delivered == [at(0, 1, 2)]
+    assert play.state == {"sets": 0, "parts": 0}
+
+
+def test_several_tasks_of_one_topic_partition_meet_in_the_order_of_their_ranges() -> None:
+    play = Play()
+    play([chunk(A, 4, 2)], [chunk(A, 2, 1)], [chunk(A, 0, 0)])
+    assert play.settled.delivered == [at(0, 2, 4)]
+
+
+def test_a_message_that_begins_again_in_a_later_batch_gives_up_the_old_set() -> None:
+    play = Play()
+    play([chunk(A, 0, 0), chunk(A, 1, 1)])
+    play([chunk(A, 2, 0), chunk(A, 3, 1), chunk(A, 4, 2)])
+    assert play.settled.delivered == [at(2, 3, 4)]
+    assert play.settled.rejected == [("chunk_resent", position) for position in at(0, 1)]
+    assert play.state == {"sets": 0, "parts": 0}
+
+
+def test_with_one_pending_set_three_interleaved_messages_are_delivered_by_reading_again() -> None:
+    play = Play(Limits(max_pending=1))
+    keys = [SetKey(name, name) for name in "xyz"]
+    for chunk_id in range(3):
+        play([chunk(key, 3 * chunk_id + number, chunk_id) for number, key in enumerate(keys)])
+    assert sorted(play.settled.delivered) == [at(0, 3, 6), at(1, 4, 7), at(2, 5, 8)]
+    assert play.settled.rejected == []
+    assert play.settled.read_again == 2
+    assert play.state == {"sets": 0, "parts": 0}
+
+
+def test_a_set_expires_on_a_clock_alone() -> None:
+    play = Play()
+    play([chunk(A, 0, 0)])
+    assert play.settled.standing is not None
+    assert play.settled.standing.expires_ms == 6000
+    play([], now_ms=6000)
+    assert play.settled.rejected == []
+    play([], now_ms=6001)
+    assert play.settled.rejected == [("chunk_expired", Position(1, 0))]
+    assert play.state == {"sets": 0, "parts": 0}
+
+
+def test_the_standing_says_where_the_oldest_open_message_begins() -> None:
+    play = Play()
+    play([chunk(A, 0, 0), chunk(B, 1, 0)])
+    standing = play.settled.standing
+    assert standing is not None
+    assert (standing.oldest_open, standing.open_sets) == (Position(1, 0), 2)
+    play([chunk(A, 2, 1), chunk(A, 3, 2)])
+    assert play.settled.standing is not None
+    assert play.settled.standing.oldest_open == Position(1, 1)
+
+
+def test_a_marker_delivers_what_a_query_that_began_in_the_middle_could_not() -> None:
+    play = Play()
+    play([chunk(A, 1, 1, marked=True)])
+    play([chunk(A, 2, 2, marked=True), Marker("a", "a-1", at(0, 1, 2), 5003)])
+    assert play.settled.delivered == [at(0, 1, 2)]
+    assert play.settled.read_again == 1
+    assert play.settled.rejected == []
+
+
+def test_a_marker_behind_a_whole_message_changes_nothing() -> None:
+    play = Play()
+    whole = [chunk(A, number, number, marked=True) for number in range(3)]
+    play([*whole[:2]])
+    play([whole[2], Marker("a", "a-1", at(0, 1, 2), 5003)])
+    assert play.settled.delivered == [at(0, 1, 2)]
+
+
+def test_an_open_set_in_state_is_readable_by_later_releases_and_a_newer_one_is_refused() -> None:
+    golden = (GOLDEN / "open-set-v2.json").read_text()
+    one = OpenSet(SetKey("p", "p-7"), 3, 11, 1_777_626_000_123, 1_777_625_999_000, at(0, 4), 8, aside=True)
+    assert set_from_json(golden) == one
+    assert json.loads(set_to_json(one)) == json.loads(golden)
+    with pytest.raises(OffsetError, match="newer Ledgerlake"):
+        set_from_json('{"version": 3}')
+
+
+def test_an_open_set_of_version_1_has_the_age_that_the_clock_gives_it_now() -> None:
+    play = Play()
+    play([])
+    old = (GOLDEN / "open-set-v1.json").read_text()
+    play.stage.states["sets"].updateValue(("p", "p-7"), (old,))  # type: ignore[union-attr,call-arg]
+    play([])
+    assert play.settled.standing is not None
+    assert play.settled.standing.expires_ms == 1, "a batch with a clock is wanted at once"
+    play([], now_ms=9000)
+    assert play.settled.standing.expires_ms == 10_000
+    assert play.settled.rejected == []
+    play([], now_ms=10_001)
+    assert play.settled.rejected == [("chunk_expired", position) for position in at(0, 4)]
+
+
+def test_without_a_time_by_the_broker_a_set_is_as_old_as_the_batch_that_opened_it() -> None:
+    play = Play()
+    bare = replace(chunk(A, 0, 0), time_ms=None, publish_ms=10**15)
+    play([bare], now_ms=5000)
+    play([replace(chunk(B, 1, 0), time_ms=None, publish_ms=1)], now_ms=6000)
+    assert play.settled.rejected == []
+    play([], now_ms=6001)
+    assert play.settled.rejected == [("chunk_expired", Position(1, 0))]
+    assert play.settled.standing is not None
+    assert play.settled.standing.expires_ms == 7000
+
+
+@pytest.mark.parametrize("publish_time", [0, 2**63 - 1, 2**63, 2**64 - 1])
+def test_any_publish_time_tells_a_restarted_producers_chunks_apart_and_fits_into_the_state(publish_time: int) -> None:
+    first, other = (chunk_entries(b"large message", 2, publish_time=one)[0] for one in (publish_time, publish_time ^ 1))
+    chunks = [read_chunk(one, Position(1, 0)) for one in (first, other)]
+    assert chunks[0].publish_ms != chunks[1].publish_ms
+    assert -(2**63) <= chunks[0].publish_ms < 2**63

@@ -1,0 +1,117 @@
+"""The writing tasks without Spark: what a range tells the stateful stage, and what the stage makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ledgerlake.assembly.rules import Limits
+from ledgerlake.client.topics import join_partition
+from ledgerlake.decode.messages import BatchPart
+from ledgerlake.decode.split import split_bundle
+from ledgerlake.operators import messages
+from ledgerlake.operators.rows import Report, report_from_json
+from ledgerlake.operators.writing import BatchNote, TaskSettings, write_range
+from ledgerlake.options.delay_options import DelayOptions
+from ledgerlake.options.source_options import parse_options
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.source.planning import EntryRange
+from ledgerlake.source.task_reader import Piece, _bundle
+from ledgerlake.wire.entry import encode_entry, parse_entry
+from ledgerlake.wire.message_id import Position
+from tests.chunks import chunk_entries
+from tests.entries import batch, bundle
+from tests.operators.stage import SOURCE, Stage
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow as pa
+
+OPTIONS = parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"})
+NOW_MS = 1_700_000_000_000
+FAST_MS = NOW_MS + 10**9
+LIMITS = Limits(expire_after_ms=3_600_000)
+ENTRY = encode_entry(pb.MessageMetadata(producer_name="fast", sequence_id=1, publish_time=FAST_MS), b"v")
+
+
+def span(entries: list[bytes], clock_ms: int | None) -> EntryRange:
+    return EntryRange(
+        join_partition(SOURCE.topic, SOURCE.partition),
+        Position(7, -1),
+        Position(7, len(entries) - 1),
+        clock_ms=clock_ms,
+    )
+
+
+def pieces(entries: list[bytes]) -> list[Piece]:
+    return [Piece(kind, view, broker_ms=broker_ms) for kind, view, broker_ms in split_bundle(bundle(entries))]
+
+
+def written(folder: Path, entries: list[bytes], clock_ms: int | None = None, **delay: Any) -> list[pa.RecordBatch]:
+    """Rows of a task of the pipeline."""
+    settings = TaskSettings(str(folder), str(folder), LIMITS, DelayOptions(**delay), OPTIONS)
+    return list(write_range(pieces(entries), span(entries, clock_ms), settings, BatchNote(0, {})))
+
+
+def forwarded(_folder: Path, entries: list[bytes], clock_ms: int | None = None, **delay: Any) -> list[pa.RecordBatch]:
+    """Rows of a task of ``messages``."""
+    bundles = [_bundle(span(entries, clock_ms), piece) for piece in pieces(entries)]
+    return list(messages._forward(bundles, OPTIONS, DelayOptions(**delay).enabled))
+
+
+def report_of(rows: list[pa.RecordBatch]) -> Report:
+    (report,) = (row for batch in rows for row in batch.to_pylist() if row["kind"] == "report")
+    return report_from_json(report["note"])
+
+
+@pytest.mark.parametrize("task", [written, forwarded])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_time_that_a_producer_wrote_is_the_clock(task: Any, enabled: bool, tmp_path: Path) -> None:
+    delayed = encode_entry(
+        pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=FAST_MS, deliver_at_time=FAST_MS), b"v"
+    )
+    entries = [ENTRY, delayed, *chunk_entries(b"large message", 2, publish_time=FAST_MS)]
+    assert report_of(task(tmp_path, entries, enabled=enabled)).now_ms is None
+    assert report_of(task(tmp_path, entries, NOW_MS, enabled=enabled)).now_ms == NOW_MS
+
+
+@pytest.mark.parametrize("task", [written, forwarded])
+def test_the_brokers_time_is_the_clock_also_where_only_chunks_come(task: Any, tmp_path: Path) -> None:
+    (chunk, _) = chunk_entries(b"large message", 2, publish_time=FAST_MS)
+    parsed = parse_entry(chunk)
+    stored = encode_entry(parsed.metadata, bytes(parsed.payload), pb.BrokerEntryMetadata(broker_timestamp=NOW_MS))
+    assert report_of(task(tmp_path, [stored])).now_ms == NOW_MS
+
+
+@pytest.mark.parametrize("task", [written, forwarded])
+def test_an_entry_of_which_a_part_belongs_to_the_range_travels_alone(
+    task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batched = batch([b"a", b"b", b"c"], deliver_at_time=FAST_MS)
+    found = pieces([batched, batched])
+    monkeypatch.setitem(globals(), "pieces", lambda _: [replace(found[0], first_entry=BatchPart(0, 1))])
+    rows = [row for rows in task(tmp_path, [batched, batched]) for row in rows.to_pylist()]
+    assert [(row["kind"], row["entry_id"], row["note"]) for row in rows[:2]] == [
+        ("delayed", 0, "[0, 1]"),
+        ("delayed", -1, None),
+    ]
+    assert b"".join(row["entry"] for row in rows[:2]) == found[0].frames
+
+
+@pytest.mark.parametrize("task", [written, forwarded])
+def test_a_producer_with_a_fast_clock_expires_nobodys_open_message(task: Any, tmp_path: Path) -> None:
+    slow = chunk_entries(b"large message", 2, uuid="slow-1", producer_name="slow", publish_time=1)
+    stage = Stage(LIMITS)
+    kinds: list[str] = []
+    fast = chunk_entries(b"another", 2, publish_time=FAST_MS)
+    for entries, clock_ms in (
+        ([slow[0]], NOW_MS),
+        ([ENTRY, fast[0]], NOW_MS + 1000),
+        ([ENTRY, ENTRY, slow[1]], NOW_MS + 2000),
+    ):
+        rows = stage.run(task(tmp_path, entries, clock_ms))
+        kinds += [row.kind for row in rows if row.kind in ("reject", "message")]
+    assert kinds == ["message"]

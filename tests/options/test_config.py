@@ -1,0 +1,190 @@
+"""The configuration file: everything wrong is one sentence that names the key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ledgerlake.assembly.rules import Limits
+from ledgerlake.errors import UsageError
+from ledgerlake.options.config import load_config, parse_config, parse_trigger
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def data(**sections: dict[str, Any]) -> dict[str, Any]:
+    whole: dict[str, Any] = {
+        "source": {"service_url": "pulsar://h:1", "topics": ["orders"]},
+        "stream": {"name": "orders"},
+        "delta": {"path": "lake/orders"},
+    }
+    for name, changes in sections.items():
+        whole[name] = {**whole.get(name, {}), **changes}
+    return whole
+
+
+def test_defaults_follow_the_name_and_the_path() -> None:
+    config = parse_config(data())
+    assert config.stream.checkpoint == "checkpoints/orders"
+    assert config.delta.rejects_path == "lake/orders_rejects"
+    assert config.subscription == "ledgerlake-orders"
+    assert config.source.topics == ("persistent://public/default/orders",)
+
+
+def test_limits_of_open_messages_are_read_in_their_units() -> None:
+    limits = parse_config(data(chunks={"max_pending": 7, "expire_after": "90 s"})).chunks.limits
+    assert (limits.max_pending, limits.expire_after_ms) == (7, 90_000)
+    assert parse_config(data()).chunks.limits == Limits()
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"source": {"topic": ["x"]}}, "[source] has no key 'topic'; did you mean 'topics'?"),
+        ({"chunks": {"max_pendng": 1}}, "[chunks] has no key 'max_pendng'; did you mean 'max_pending'?"),
+        ({"chunks": {"max_pending": 0}}, "[chunks] max_pending must be a whole number above 0"),
+        ({"chunks": {"expire_after": "soon"}}, "[chunks] expire_after 'soon' is not a duration"),
+        ({"chunks": {"max_message_bytes": 2**31}}, "[chunks] max_message_bytes is more than"),
+        ({"sorce": {}}, "there is no section [sorce]; did you mean 'source'?"),
+        ({"source": {"topics": "x"}}, "[source] topics must be a list of texts"),
+        ({"source": {"topics": []}}, "[source] needs topics or topics_pattern, and not both"),
+        ({"source": {"starting": "soon"}}, "[source] starting: 'soon' is not a message id"),
+        ({"source": {"max_rows_per_trigger": 0}}, "[source] max_rows_per_trigger must be a whole number above 0"),
+        ({"source": {"require_broker_metadata": "yes"}}, "[source] require_broker_metadata must be true or false"),
+        ({"source": {"service_url": "localhost"}}, "write pulsar://host:6650"),
+        ({"stream": {"name": "a b"}}, "[stream] name 'a b' may hold"),
+        ({"stream": {"trigger": "often"}}, "[stream] trigger 'often' is not a duration"),
+        ({"delta": {"rejects_path": "lake/orders/"}}, "are the same folder"),
+        ({"delta": {"path": 5}}, "[delta] path must be a text"),
+    ],
+)
+def test_what_is_wrong_is_named(sections: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_config(data(**sections))
+    assert expected in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"delta": {"rejects_path": "lake/orders/rejects"}}, "[delta] rejects_path lies in the folder of [delta] path"),
+        ({"delta": {"rejects_path": "lake"}}, "[delta] path lies in the folder of [delta] rejects_path"),
+        (
+            {"stream": {"checkpoint": "lake/orders/checkpoint"}},
+            "[stream] checkpoint lies in the folder of [delta] path",
+        ),
+        ({"stream": {"checkpoint": "./lake//orders/"}}, "[delta] path and [stream] checkpoint are the same folder"),
+        ({"stream": {"checkpoint": "lake"}}, "[delta] path lies in the folder of [stream] checkpoint"),
+        ({"stream": {"checkpoint": "lake/orders/_delta_log/x"}}, "[stream] checkpoint lies in the folder of"),
+        ({"delay": {"storage": "lake/orders/waiting"}}, "[delay] storage lies in the folder of [delta] path"),
+        ({"delay": {"storage": "lake/orders_rejects"}}, "[delta] rejects_path and [delay] storage are the same"),
+        (
+            {"delta": {"path": "s3://lake/orders"}, "stream": {"checkpoint": "s3://lake/orders//checkpoint"}},
+            "[stream] checkpoint lies in the folder of [delta] path; choose one beside it",
+        ),
+    ],
+)
+def test_a_folder_within_another_is_refused(sections: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_config(data(**sections))
+    assert expected in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"stream": {"checkpoint": "lake/orders/_checkpoint"}},
+        {"stream": {"checkpoint": "lake/orders/.ledgerlake/checkpoint"}},
+        {"stream": {"checkpoint": "lake/orders-checkpoint"}},
+        {"delay": {"storage": "checkpoints/orders/waiting"}},
+        {"stream": {"checkpoint": "s3://lake/orders"}},
+    ],
+)
+def test_folders_beside_each_other_and_hidden_ones_are_fine(sections: dict[str, Any]) -> None:
+    parse_config(data(**sections))
+
+
+def test_a_missing_key_is_named() -> None:
+    with pytest.raises(UsageError, match=r"\[stream\] name is missing"):
+        parse_config({key: value for key, value in data().items() if key != "stream"})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1 second", "1000 milliseconds"),
+        ("200 ms", "200 milliseconds"),
+        ("5 min", "300000 milliseconds"),
+        ("2 minutes", "120000 milliseconds"),
+        ("3 milliseconds", "3 milliseconds"),
+        ("1h", "3600000 milliseconds"),
+    ],
+)
+def test_triggers_are_what_spark_understands(text: str, expected: str) -> None:
+    assert parse_trigger(text) == expected
+
+
+def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"absent\.toml cannot be read"):
+        load_config(tmp_path / "absent.toml")
+    (tmp_path / "bad.toml").write_text("[source\n")
+    with pytest.raises(UsageError, match=r"bad\.toml is not TOML"):
+        load_config(tmp_path / "bad.toml")
+    (tmp_path / "key.toml").write_text("[source]\ntopic = 1\n")
+    with pytest.raises(UsageError, match=r"key\.toml: \[source\] has no key 'topic'"):
+        load_config(tmp_path / "key.toml")
+
+
+def test_delays_are_held_unless_told_otherwise() -> None:
+    options = parse_config(data()).delay_options
+    assert (options.enabled, options.folder, options.reread, options.republish) == (True, None, False, None)
+
+
+def test_how_delayed_messages_wait_can_be_told() -> None:
+    delay = {
+        "storage": "s3://bucket/delayed",
+        "payloads": "reread",
+        "time_step_per_segment": "1 hour",
+        "max_buckets": 1,
+    }
+    options = parse_config(data(delay=delay, deliver={"topic": "due"})).delay_options
+    assert (options.folder, options.reread, options.republish) == ("s3://bucket/delayed", True, "earliest")
+    assert (options.settings.time_step_per_segment_ms, options.settings.max_buckets) == (3_600_000, 1)
+
+
+def test_due_messages_need_delays() -> None:
+    with pytest.raises(UsageError, match=r"\[deliver\] publishes what was held back"):
+        parse_config(data(delay={"enabled": False}, deliver={"topic": "due"}))
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("delay", {"payloads": "gone"}, r"\[delay\] payloads cannot be 'gone'"),
+        ("delay", {"time_step_per_segment": "soon"}, r"\[delay\] time_step_per_segment 'soon' is not a duration"),
+        ("delay", {"max_buckets": 0}, r"\[delay\] max_buckets must be a whole number above 0"),
+        ("deliver", {}, r"\[deliver\] topic is missing"),
+        ("deliver", {"topic": "due", "starting": "now"}, r"\[deliver\] starting cannot be 'now'"),
+        ("deliver", {"topic": "orders"}, r"is one of those that are read"),
+    ],
+)
+def test_what_cannot_be_said_of_delays_is_refused(section: str, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_config(data(**{section: values}))
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        pytest.param("name = 'Gr\xfc\xdfe'".encode("latin-1"), "is not UTF-8 from byte 10 on", id="another encoding"),
+        pytest.param(b"a = " + b"9" * 5000, "is not TOML", id="a number without end"),
+        pytest.param(b"a = " + b"[" * 5000, "is not TOML", id="an array in an array in an array"),
+    ],
+)
+def test_a_file_that_cannot_be_read_as_toml_is_refused(tmp_path: Path, content: bytes, expected: str) -> None:
+    path = tmp_path / "orders.toml"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=expected):
+        load_config(path)

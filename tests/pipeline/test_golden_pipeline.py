@@ -1,0 +1,77 @@
+"""A whole checkpoint with its tables, written by an earlier release (``tests/golden/make_pipeline.py``), is understood as it was."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from deltalake import DeltaTable
+
+from ledgerlake.decode.schema import MESSAGES
+from ledgerlake.inspect.open_messages import open_messages
+from ledgerlake.inspect.waiting_messages import waiting_messages
+from ledgerlake.options.config import parse_config
+from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.publish.outbox import Outbox
+from ledgerlake.source.wake_ups import load_wakes
+from ledgerlake.table.delta_table import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from ledgerlake.options.config import Config
+
+TOPIC = "persistent://public/default/golden"
+ARCHIVE = Path(__file__).parents[1] / "golden" / "pipeline-v1.tar.gz"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    with tarfile.open(ARCHIVE) as packed:
+        packed.extractall(tmp_path, filter="data")
+    return parse_config(
+        {
+            "source": {"service_url": "pulsar://127.0.0.1:1", "topics": [TOPIC]},
+            "stream": {"name": "golden", "checkpoint": str(tmp_path / "checkpoint")},
+            "delta": {"path": str(tmp_path / "messages"), "rejects_path": str(tmp_path / "rejects")},
+            "deliver": {"topic": f"{TOPIC}-due"},
+        }
+    )
+
+
+def test_the_files_of_a_checkpoint_say_what_they_said(config: Config) -> None:
+    checkpoint = Checkpoint(config.stream.checkpoint)
+    checkpoint.check_stream("golden")
+    start, end = checkpoint.start(), checkpoint.committed_offset()
+    assert start is not None
+    assert end is not None
+    assert (start[TOPIC].position.entry_id, end[TOPIC].position.entry_id) == (-1, 11)
+    assert (checkpoint.last_planned(), checkpoint.last_committed(), checkpoint.state_version()) == (1, 1, 2)
+    assert set(load_wakes(f"{checkpoint.folder}/ledgerlake/wakes") or ()) == {TOPIC}
+
+
+def test_the_table_knows_its_batch(config: Config) -> None:
+    checkpoint = Checkpoint(config.stream.checkpoint)
+    table = Table(config.delta.path, MESSAGES)
+    query = f"ledgerlake:golden:{checkpoint.query_id()}"
+    recorded = table.recorded(query)
+    assert recorded is not None
+    assert recorded.is_batch(checkpoint.record("golden", query, 1))
+    values = DeltaTable(config.delta.path).to_pyarrow_table(columns=["value"])["value"].to_pylist()
+    assert sorted(values) == [b"", *(b"plain-%d" % number for number in range(5)), b"soon"]
+
+
+def test_the_outbox_goes_on_from_its_count(config: Config) -> None:
+    outbox = Outbox(str(config.outbox_path))
+    outbox.begin(1, Checkpoint(config.stream.checkpoint).outbox())
+    assert (outbox.last_sent, outbox.messages_up_to(1)) == (1, 1)
+
+
+@pytest.mark.spark
+def test_what_waits_in_the_state_is_there(config: Config, spark: SparkSession) -> None:
+    (large,) = open_messages(spark, config)
+    assert (large.present, large.missing, large.total_bytes) == (2, 1, 3000)
+    (delayed,) = waiting_messages(spark, config)
+    assert (delayed.waiting, delayed.cancels, delayed.horizon["later"]) == (3, 1, 3)

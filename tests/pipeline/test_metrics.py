@@ -1,0 +1,79 @@
+"""What is known of queries, as Prometheus reads it."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from ledgerlake.pipeline.commit import BatchResult
+from ledgerlake.pipeline.metrics import Metrics, MetricsListener
+from ledgerlake.pipeline.progress import Behind, lags_of
+from ledgerlake.stored.offsets import PartitionOffset, to_json
+from ledgerlake.wire.message_id import BEFORE_ALL, Position
+
+NAME = "persistent://public/default/t"
+
+
+def text(metrics: Metrics) -> list[str]:
+    registry = CollectorRegistry()
+    registry.register(metrics)
+    return [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+
+
+def progress(taken: PartitionOffset, latest: PartitionOffset) -> SimpleNamespace:
+
+    source = SimpleNamespace(
+        endOffset=json.dumps(to_json({NAME: taken})), latestOffset=json.dumps(to_json({NAME: latest}))
+    )
+    return SimpleNamespace(sources=[source], name="orders", id="7", inputRowsPerSecond=12.5)
+
+
+def at(entry_id: int, time_ms: int | None, index: int | None) -> PartitionOffset:
+    return PartitionOffset(Position(7, entry_id), None, time_ms, index)
+
+
+def test_lag_is_by_the_brokers_numbers_and_unknown_without_them() -> None:
+    assert lags_of(progress(at(1, 1000, 10), at(5, 4000, 50))) == {NAME: Behind(40, 3000)}
+    assert lags_of(progress(at(5, 4000, 50), at(5, 4000, 50))) == {NAME: Behind(0, 0)}
+    assert lags_of(progress(PartitionOffset(BEFORE_ALL), at(5, 4000, 50))) == {NAME: Behind(51, None)}
+    assert lags_of(progress(at(1, None, None), at(5, None, None))) == {NAME: Behind(None, None)}
+    foreign = SimpleNamespace(endOffset='{"0": 5}', latestOffset='{"0": 5}')
+    assert lags_of(SimpleNamespace(sources=[foreign])) == {}
+
+
+def test_a_query_of_the_bare_source_shows_its_lag_until_it_ends() -> None:
+    metrics = Metrics()
+    listener = MetricsListener(metrics)
+    listener.onQueryStarted(SimpleNamespace(id="7", name="orders"))
+    listener.onQueryProgress(SimpleNamespace(progress=progress(at(1, 1000, 10), at(5, 4000, 50))))
+    assert text(metrics) == [
+        f'ledgerlake_lag_messages{{query="orders",topic_partition="{NAME}"}} 40.0',
+        f'ledgerlake_lag_seconds{{query="orders",topic_partition="{NAME}"}} 3.0',
+        'ledgerlake_rows_per_second{query="orders"} 12.5',
+    ]
+    listener.onQueryTerminated(SimpleNamespace(id="7"))
+    assert text(metrics) == []
+
+
+def test_a_pipeline_shows_what_its_batches_brought() -> None:
+    metrics = Metrics()
+    first = BatchResult(0, 100, 2, stored_bytes=5000, waiting={NAME: 3}, next_due_ms={NAME: 2500}, open_sets=1)
+    metrics.add_batch("orders", first, 10.0)
+    metrics.add_batch("orders", BatchResult(1, 50, repeated=True, held_bytes=7, next_due_ms={NAME: None}), 10.5)
+    metrics.add_progress("orders", {NAME: Behind(20, 1500)}, 3.0)
+    found = dict(line.rsplit(" ", 1) for line in text(metrics))
+    labels = f'{{query="orders",topic_partition="{NAME}"}}'
+    assert found == {
+        f"ledgerlake_lag_messages{labels}": "20.0",
+        f"ledgerlake_lag_seconds{labels}": "1.5",
+        f"ledgerlake_lag_bytes{labels}": "1000.0",
+        f"ledgerlake_waiting_messages{labels}": "3.0",
+        'ledgerlake_messages_per_second{query="orders"}': "100.0",
+        'ledgerlake_messages_total{query="orders"}': "100.0",
+        'ledgerlake_rejects_total{query="orders"}': "2.0",
+        'ledgerlake_batches_total{query="orders"}': "2.0",
+        'ledgerlake_open_sets{query="orders"}': "0.0",
+        'ledgerlake_held_bytes{query="orders"}': "7.0",
+    }

@@ -1,0 +1,81 @@
+"""A start with ``[deliver]``: the outbox is the one that this checkpoint had, or the first."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ledgerlake.client.cluster import ClientSettings
+from ledgerlake.errors import CheckpointError, OffsetError
+from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.pipeline import Pipeline
+from ledgerlake.publish.outbox import Outbox
+from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.ordered_files import DataFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def begin(checkpoint: Path) -> Outbox:
+    """Begin the outbox of a pipeline that has never committed anything."""
+    outbox = Outbox(str(checkpoint / "ledgerlake/outbox"))
+    pipeline: Any = SimpleNamespace(
+        _outbox=outbox,
+        _checkpoint=Checkpoint(str(checkpoint)),
+        _sink=SimpleNamespace(messages=SimpleNamespace(path="table", outbox_messages=lambda _name: None)),
+        _options=SimpleNamespace(client=ClientSettings("pulsar://broker")),
+        _cursors=SimpleNamespace(is_held=True),
+        _end_with=lambda _error: None,
+        config=SimpleNamespace(deliver=SimpleNamespace(topic="due"), stream=SimpleNamespace(name="s")),
+    )
+    Pipeline._begin_outbox(pipeline)
+    return outbox
+
+
+def test_an_outbox_that_is_gone_is_refused_and_the_way_on_is_said(tmp_path: Path) -> None:
+    outbox = begin(tmp_path)
+    assert begin(tmp_path).name == outbox.name
+    shutil.rmtree(outbox.folder)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"is gone.* or remove (\S+) to go on without them") as refused:
+            begin(tmp_path)
+    record = tmp_path / "ledgerlake/outbox.json"
+    assert str(record) in refused.value.message
+    record.unlink()
+    assert begin(tmp_path).name != outbox.name
+
+
+def test_the_outbox_of_an_earlier_release_is_taken_and_known_from_then_on(tmp_path: Path) -> None:
+    name = begin(tmp_path).name
+    (tmp_path / "ledgerlake/outbox.json").unlink()
+    assert begin(tmp_path).name == name
+    assert json.loads((tmp_path / "ledgerlake/outbox.json").read_text()) == {"version": 1, "name": name}
+
+
+def test_an_outbox_that_has_sent_more_than_the_checkpoint_planned_is_refused(tmp_path: Path) -> None:
+    outbox = begin(tmp_path)
+    (tmp_path / "ledgerlake/outbox/a.parquet").write_bytes(b"rows")
+    outbox.add(BatchRecord("s", "q", 5, 1), {"t": [DataFile("a.parquet", 4, 2, "{}")]})
+    outbox.commit(5)
+    outbox.sent(outbox.ready()[0])
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets/5").write_text("v1\n{}\n{}")
+    begin(tmp_path)
+    (tmp_path / "offsets/5").rename(tmp_path / "offsets/4")
+    with pytest.raises(CheckpointError, match="has sent batch 5, which the checkpoint does not have"):
+        begin(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"version": 1}', '{"version": 1, "name": 7}', '{"version": 2, "name": "a"}']
+)
+def test_a_record_of_the_outbox_that_is_damaged_or_newer_is_one_sentence(tmp_path: Path, text: str) -> None:
+    begin(tmp_path)
+    (tmp_path / "ledgerlake/outbox.json").write_text(text)
+    with pytest.raises(OffsetError, match=r"damaged outbox's name|newer Ledgerlake \(outbox's name of version 2"):
+        begin(tmp_path)

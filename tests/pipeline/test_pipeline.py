@@ -1,0 +1,291 @@
+"""Progress, starts and verdicts, without Spark."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from ledgerlake.decode import schema
+from ledgerlake.errors import (
+    CheckpointError,
+    OffsetError,
+    ProcessLostError,
+    SetupError,
+    TopicNotFoundError,
+    TransportError,
+)
+from ledgerlake.inspect.verify import Verdict, _out_of_order
+from ledgerlake.options.config import parse_config
+from ledgerlake.options.source_options import parse_options
+from ledgerlake.pipeline.checkpoint import Checkpoint, as_option
+from ledgerlake.pipeline.commit import BatchResult
+from ledgerlake.pipeline.cursors import CursorKeeper
+from ledgerlake.pipeline.pipeline import Pipeline, cause_of, check_reachable
+from ledgerlake.pipeline.progress import ProgressScreen, Totals, progress_line
+from ledgerlake.stored.offsets import PartitionOffset
+from ledgerlake.table.batch_record import BatchRecord, Held
+from ledgerlake.wire.message_id import BEFORE_ALL, Position
+from tests.table.test_ordered_files import rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from ledgerlake.table.delta_table import Table
+
+START = {
+    "persistent://public/default/a": PartitionOffset(Position(3, 4)),
+    "persistent://public/default/b": PartitionOffset(Position(3, 4), 2),
+    "persistent://public/default/c": PartitionOffset(BEFORE_ALL),
+}
+
+
+def test_a_start_is_kept_beside_the_checkpoint(tmp_path: Path) -> None:
+    assert Checkpoint(str(tmp_path)).start() is None
+    Checkpoint(str(tmp_path)).save_start(START)
+    assert Checkpoint(str(tmp_path)).start() == START
+
+
+def test_the_choice_to_begin_anew_needs_a_checkpoint_that_is_gone_and_counts_until_then(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(str(tmp_path))
+    checkpoint.check_gone()
+    checkpoint.end_forgetting()
+    checkpoint.forget()
+    assert checkpoint.is_forgotten
+    checkpoint.check_gone()
+    checkpoint.save_start(START)
+    assert checkpoint.is_forgotten, "the tables still know the stream that there was"
+    checkpoint.end_forgetting()
+    assert not checkpoint.is_forgotten
+    with pytest.raises(CheckpointError, match=r"is still there, .*; remove the checkpoint first"):
+        checkpoint.check_gone()
+
+
+def test_a_start_of_a_newer_release_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ledgerlake").mkdir()
+    (tmp_path / "ledgerlake" / "start.json").write_text('{"version": 99}')
+    with pytest.raises(OffsetError, match="newer"):
+        Checkpoint(str(tmp_path)).start()
+
+
+def test_a_checkpoint_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SetupError, match="cannot be written"):
+        Checkpoint(str(tmp_path / "file" / "checkpoint")).save_start(START)
+
+
+@pytest.mark.parametrize(("commits", "version"), [({}, 2), ({"0": "v1\n{}"}, 1), ({"9": "v1\n{}", "10": "v2\n{}"}, 2)])
+def test_the_newest_commit_tells_the_version_of_the_states_files(
+    tmp_path: Path, commits: dict[str, str], version: int
+) -> None:
+    (tmp_path / "commits").mkdir()
+    for name, text in commits.items():
+        (tmp_path / "commits" / name).write_text(text)
+    assert Checkpoint(str(tmp_path)).state_version() == version
+
+
+@pytest.mark.parametrize("text", [b"", b"v3\n{}", b"\xff\xfe"])
+def test_a_commit_that_does_not_tell_the_version_is_named(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "commits").mkdir()
+    (tmp_path / "commits" / "4").write_bytes(text)
+    with pytest.raises(CheckpointError, match=r"commits/4 .* is damaged"):
+        Checkpoint(str(tmp_path)).state_version()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        '{"version": 1, "batches": {}, "tables": {"messages": 7}}',
+        '{"version": 1, "batches": {}, "tables": {"messages": {"path": "lake", "batch_id": "7"}}}',
+        '{"version": 1}',
+        '{"version": 1, "batches": {"x": {}}}',
+        '{"version": 1, "batches": {"1": {"t": [7]}}}',
+    ],
+)
+def test_damaged_cursor_ends_are_one_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "ledgerlake").mkdir()
+    (tmp_path / "ledgerlake" / "ends.json").write_text(text)
+    keeper = CursorKeeper(None, "s", Checkpoint(str(tmp_path)))  # type: ignore[arg-type]
+    with pytest.raises(OffsetError, match=r"damaged cursor ends .*restore the checkpoint"):
+        keeper.begin(lambda _error: None)
+    with pytest.raises(OffsetError, match=r"damaged cursor ends"):
+        keeper.tables()
+
+
+def test_what_the_tables_held_is_kept_with_the_ends(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(str(tmp_path))
+    keeper = CursorKeeper(None, "s", checkpoint)  # type: ignore[arg-type]
+    assert keeper.tables() == {}
+    keeper.add(3, {}, {"messages": Held("lake/m", 3), "rejects": Held("lake/r", 3)})
+    keeper.add(4, {"t": Position(1, 2)}, {"messages": Held("lake/m", 4)})
+    keeper.add(5, {})
+    kept = {"messages": Held("lake/m", 4), "rejects": Held("lake/r", 3)}
+    assert CursorKeeper(None, "s", checkpoint).tables() == kept  # type: ignore[arg-type]
+
+
+def test_ends_of_an_earlier_release_say_nothing_of_tables_and_those_of_a_newer_one_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "ledgerlake").mkdir()
+    keeper = CursorKeeper(None, "s", Checkpoint(str(tmp_path)))  # type: ignore[arg-type]
+    (tmp_path / "ledgerlake" / "ends.json").write_text('{"version": 1, "batches": {"1": {"t": [7, 8]}}}')
+    assert keeper.tables() == {}
+    (tmp_path / "ledgerlake" / "ends.json").write_text('{"version": 2, "batches": {}}')
+    with pytest.raises(OffsetError, match="newer"):
+        keeper.tables()
+
+
+def test_a_start_is_handed_to_the_source_as_it_is() -> None:
+    options = parse_options(
+        {"service.url": "pulsar://localhost", "topics": "a,b,c", "startingOffsets": as_option(START)}
+    )
+    assert {name: options.starting_of(name, "latest") for name in START} == START
+
+
+def test_progress_shows_lag_in_messages() -> None:
+    taken = {
+        "t-partition-0": PartitionOffset(Position(1, 1), None, 3_600_000, 10),
+        "t-partition-1": PartitionOffset(Position(1, 9), None, 0, 5),
+    }
+    latest = {
+        "t-partition-0": PartitionOffset(Position(1, 5), None, 3_700_000, 1510),
+        "t-partition-1": taken["t-partition-1"],
+        "t-partition-2": PartitionOffset(Position(1, 5)),
+    }
+    line = progress_line(Totals(1234, 5, 1), 99.6, taken, latest)
+    assert line == "1,234 messages  100/s  broker time 01:00:00  lag p0:1,500 p1:0 p2:?  rejects 5"
+
+
+def test_a_repeated_batch_is_not_counted_twice() -> None:
+    screen = ProgressScreen(io.StringIO())
+    screen.totals.add(BatchResult(0, messages=5, rejects=1))
+    screen.totals.add(BatchResult(0, messages=5, rejects=1, repeated=True))
+    assert (screen.totals.messages, screen.totals.rejects) == (5, 1)
+
+
+def table(*parts: pa.RecordBatch) -> pa.Table:
+    return pa.Table.from_batches(parts)
+
+
+def test_order_is_checked_inside_files_and_between_them() -> None:
+    assert _out_of_order([table(rows([1, 2, 3])), table(rows([3, 4], first_entry=3))]) == 0
+    assert _out_of_order([table(rows([1, 3, 2]))]) == 1
+    assert _out_of_order([table(rows([1, 5])), table(rows([3, 6], first_entry=2))]) == 1
+    assert _out_of_order([table(rows([3, 4], first_entry=3)), table(rows([1, 2]))]) == 0
+
+
+def test_rows_marked_late_are_not_held_against_the_order() -> None:
+    assert _out_of_order([table(rows([5, 6])), table(rows([1], first_entry=2, late=True))]) == 0
+
+
+def test_a_verdict_is_clean_when_nothing_is_wrong() -> None:
+    assert Verdict(messages=5, rejects=1, late=2).clean
+    assert not Verdict(missing=1).clean
+    assert not Verdict(duplicate=1).clean
+    assert not Verdict(out_of_order=1).clean
+
+
+def test_our_error_is_found_inside_sparks() -> None:
+    text = "STREAM_FAILED: Traceback ...\n  File x\nledgerlake.errors.TopicNotFoundError: the broker says no\n\n\tat org.apache"
+    cause = cause_of(RuntimeError(text))
+    assert isinstance(cause, TopicNotFoundError)
+    assert cause.message == "the broker says no"
+    assert cause_of(RuntimeError("Java heap space\nmore")).message == "the query failed: Java heap space"
+
+
+@pytest.mark.parametrize(
+    "closed", ["java.io.IOException: Broken pipe", "java.net.SocketException: Connection reset", "java.io.EOFException"]
+)
+def test_a_planner_that_was_ended_from_outside_is_started_again(closed: str) -> None:
+    error = RuntimeError("[STREAM_FAILED] terminated with exception")
+    error._stackTrace = (
+        f"{closed}\n\tat org.apache.spark.sql.execution.datasources.v2.python.PythonStreamingSourceRunner.latestOffset"  # type: ignore[attr-defined]
+    )
+    cause = cause_of(error)
+    assert isinstance(cause, ProcessLostError)
+    assert (cause.retryable, cause.exit_code) == (True, 3)
+
+
+def test_a_broker_that_is_not_there_is_found_out_before_anything_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_pause(_seconds: float) -> None:
+        raise AssertionError("it waits")
+
+    monkeypatch.setattr("ledgerlake.client.backoff.time.sleep", no_pause)
+    data = {
+        "source": {"service_url": "pulsar://127.0.0.1:1", "topics": ["t"]},
+        "stream": {"name": "n"},
+        "delta": {"path": "p"},
+    }
+    with pytest.raises(TransportError, match="no broker listens"):
+        check_reachable(parse_config(data))
+
+
+@pytest.mark.parametrize(
+    ("planned", "batch_id", "kept"),
+    [(range(90, 101), 60, False), (range(90, 101), 90, False), (range(90, 101), 91, True), (range(3), 0, True)],
+)
+def test_a_batch_is_compared_as_long_as_sparks_log_reaches_back_to_it(
+    tmp_path: Path, planned: range, batch_id: int, kept: bool
+) -> None:
+    pipeline, table = with_a_table(tmp_path, planned, BatchRecord("s", "ledgerlake:s:q", batch_id, 111))
+    assert pipeline._checkpoint.keeps(batch_id) == kept
+    if not kept:
+        return pipeline._compare_with_tables([table])
+    with pytest.raises(CheckpointError, match="has another batch"):
+        pipeline._compare_with_tables([table])
+    return None
+
+
+def test_a_hole_in_sparks_log_is_an_incomplete_copy(tmp_path: Path) -> None:
+    planned = [*range(3), *range(90, 101)]
+    pipeline, table = with_a_table(tmp_path, planned, BatchRecord("s", "ledgerlake:s:q", 60, 111))
+    with pytest.raises(CheckpointError, match="lacks the offsets of batch 59; restore it from a complete copy"):
+        pipeline._compare_with_tables([table])
+
+
+@pytest.mark.parametrize(
+    ("path", "held", "is_there", "said"),
+    [
+        ("messages", 4, True, None),
+        ("messages", 5, True, "has batch 4: it is an older copy"),
+        ("messages", 4, False, "does not know it: it is an older copy"),
+        ("elsewhere", 4, True, None),
+        ("elsewhere", 5, True, "has batch 4: it is an older copy"),
+        ("elsewhere", 5, False, None),
+    ],
+)
+def test_a_table_holds_what_the_checkpoint_saw_in_it_or_is_a_new_one(
+    tmp_path: Path, path: str, held: int, is_there: bool, said: str | None
+) -> None:
+    pipeline, table = with_a_table(tmp_path, range(6), BatchRecord("s", "ledgerlake:s:q", 4, 111))
+    pipeline._cursors.add(held, {}, {"messages": Held(str(tmp_path / path), held)})
+    tables = [table] if is_there else []
+    if said is None:
+        return pipeline._check_tables_are_newest(tables)
+    with pytest.raises(CheckpointError, match=said):
+        pipeline._check_tables_are_newest(tables)
+    return None
+
+
+def with_a_table(folder: Path, planned: Iterable[int], record: BatchRecord) -> tuple[Pipeline, Table]:
+    """A pipeline with a checkpoint that has planned those batches, and a table that holds one."""
+    data = {
+        "source": {"service_url": "pulsar://h:1", "topics": ["t"]},
+        "stream": {"name": "s", "checkpoint": str(folder / "checkpoint")},
+        "delta": {"path": str(folder / "messages"), "writer": "arrow"},
+    }
+    (folder / "checkpoint" / "offsets").mkdir(parents=True)
+    (folder / "checkpoint" / "metadata").write_text('{"id": "q"}')
+    for number in planned:
+        offset = {"version": 2, "positions": {"t": {"ledger": 1, "entry": number}}}
+        (folder / "checkpoint" / "offsets" / str(number)).write_text("v1\n{}\n" + json.dumps(offset))
+    write_deltalake(str(folder / "messages"), schema.MESSAGES.empty_table())
+    pipeline = Pipeline(None, parse_config(data))  # type: ignore[arg-type]
+    table = pipeline._sink.messages
+    table.commit(record, [], {})
+    return pipeline, table

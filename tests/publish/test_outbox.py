@@ -1,0 +1,291 @@
+"""The outbox: numbers that a micro-batch run again gives again, and nothing sent before its batch has committed."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ledgerlake.errors import CheckpointError, OffsetError
+from ledgerlake.publish.outbox import Outbox, OutboxBatch
+from ledgerlake.publish.republisher import java_hash
+from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.ordered_files import DataFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def written(folder: Path, name: str, rows: int) -> DataFile:
+    (folder / name).write_bytes(b"rows")
+    return DataFile(name, 4, rows, "{}")
+
+
+def batch(number: int, digest: int = 1) -> BatchRecord:
+    return BatchRecord("stream", "query", number, digest)
+
+
+def begun(folder: Path, committed: int | None = None) -> Outbox:
+    outbox = Outbox(str(folder))
+    outbox.begin(committed, None)
+    return outbox
+
+
+def numbers(outbox: Outbox) -> list[tuple[str, int]]:
+    return [(file.name, file.first_sequence) for found in outbox.ready() for file in found.files]
+
+
+def test_messages_are_numbered_one_after_another_by_topic_partition(tmp_path: Path) -> None:
+    outbox = begun(tmp_path)
+    found = [written(tmp_path, name, rows) for name, rows in (("a.parquet", 3), ("b.parquet", 2), ("c.parquet", 7))]
+    outbox.add(batch(4), {"t-0": found[:2], "t-1": found[2:]})
+    outbox.commit(4)
+    outbox.add(batch(6), {"t-0": [written(tmp_path, "d.parquet", 1)], "t-1": []})
+    outbox.commit(6)
+    assert numbers(outbox) == [("a.parquet", 0), ("b.parquet", 3), ("c.parquet", 0), ("d.parquet", 5)]
+    assert (outbox.messages, outbox.messages_up_to(5), outbox.messages_up_to(3)) == (13, 12, 0)
+
+
+def test_a_batch_that_is_run_again_gives_the_same_numbers_also_when_it_was_sent_meanwhile(tmp_path: Path) -> None:
+    outbox = begun(tmp_path)
+    outbox.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
+    outbox.commit(1)
+    outbox.add(batch(2), {"t": [written(tmp_path, "b.parquet", 2)]})
+    assert numbers(outbox) == [("a.parquet", 0)], "batch 2 is not in the table"
+    outbox.sent(outbox.ready()[0])
+    again = begun(tmp_path, committed=1)
+    assert again.name == outbox.name
+    again.add(batch(2), {"t": [written(tmp_path, "b2.parquet", 2)]})
+    again.commit(2)
+    assert numbers(again) == [("b.parquet", 3)]
+    assert not (tmp_path / "b2.parquet").exists()
+    again.sent(again.ready()[0])
+    third = begun(tmp_path, committed=2)
+    third.add(batch(2), {"t": [written(tmp_path, "b3.parquet", 2)]})
+    third.commit(2)
+    assert third.ready() == [], "it was sent"
+    third.add(batch(3), {"t": [written(tmp_path, "c.parquet", 1)]})
+    third.commit(3)
+    assert numbers(third) == [("c.parquet", 5)]
+
+
+def test_a_batch_that_is_planned_anew_replaces_one_that_never_committed(tmp_path: Path) -> None:
+    outbox = begun(tmp_path)
+    outbox.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
+    again = begun(tmp_path)
+    again.add(batch(1, digest=2), {"t": [written(tmp_path, "b.parquet", 4)]})
+    again.commit(1)
+    assert numbers(again) == [("b.parquet", 0)]
+    assert again.messages == 4
+    assert not (tmp_path / "a.parquet").exists()
+
+
+def test_a_process_that_was_suspended_cannot_replace_what_its_successor_recorded(tmp_path: Path) -> None:
+    suspended = begun(tmp_path)
+    successor = begun(tmp_path)
+    successor.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
+    successor.commit(1)
+    successor.sent(successor.ready()[0])
+    successor.add(batch(2), {"t": [written(tmp_path, "b.parquet", 2)]})
+    suspended.add(batch(1), {"t": [written(tmp_path, "late.parquet", 3)]})
+    suspended.commit(1)
+    last = begun(tmp_path, committed=2)
+    assert numbers(last) == [("b.parquet", 3)]
+    assert not (tmp_path / "late.parquet").exists()
+
+
+def test_what_a_successor_has_sent_is_done_for_an_owner_that_wakes_up(tmp_path: Path) -> None:
+    suspended = begun(tmp_path)
+    suspended.add(batch(5), {"t": [written(tmp_path, "a.parquet", 2)]})
+    suspended.commit(5)
+    successor = begun(tmp_path, committed=5)
+    successor.sent(successor.ready()[0])
+    assert numbers(suspended) == []
+    suspended.add(batch(6), {"t": [written(tmp_path, "b.parquet", 1)]})
+    suspended.commit(6)
+    assert numbers(suspended) == [("b.parquet", 2)]
+
+
+def test_nothing_is_touched_before_the_outbox_is_begun(tmp_path: Path) -> None:
+    owner = begun(tmp_path)
+    owner.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
+    written(tmp_path, "in-work.parquet", 9)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    Outbox(str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_files_without_a_record_are_removed_if_the_table_has_their_batch(tmp_path: Path) -> None:
+    outbox = begun(tmp_path)
+    outbox.add(batch(1), {"t": [written(tmp_path, "part-00000001-00000-000-a.zstd.parquet", 3)]})
+    for name in ("part-00000001-00000-000-b.zstd.parquet", "part-00000002-00000-000-c.zstd.parquet"):
+        written(tmp_path, name, 9)
+    begun(tmp_path, committed=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "0000000001.json",
+        "outbox.json",
+        "part-00000001-00000-000-a.zstd.parquet",
+        "part-00000002-00000-000-c.zstd.parquet",
+    ]
+
+
+def test_an_owner_that_gets_the_stream_back_sends_what_its_tasks_wrote_before(tmp_path: Path) -> None:
+    older = begun(tmp_path, committed=1)
+    file = written(tmp_path, "part-00000002-00000-000-a.zstd.parquet", 3)
+    begun(tmp_path, committed=1)
+    older.add(batch(2), {"t": [file]})
+    older.commit(2)
+    (found,) = older.ready()
+    assert older.is_present(found, found.files[0])
+
+
+def test_what_was_sent_leaves_one_record_that_keeps_the_numbers(tmp_path: Path) -> None:
+    outbox = begun(tmp_path)
+    for number in range(5):
+        outbox.add(batch(number), {"t": [written(tmp_path, f"{number}.parquet", 2)]})
+        outbox.commit(number)
+    for found in outbox.ready():
+        outbox.sent(found)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000004.json", "0000000004.sent", "outbox.json"]
+    assert begun(tmp_path, committed=4).messages == 10
+
+
+def test_a_file_that_is_missing_does_not_count_as_sent(tmp_path: Path) -> None:
+    outbox = begun(tmp_path)
+    outbox.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
+    (tmp_path / "a.parquet").unlink()
+    again = begun(tmp_path, committed=1)
+    with pytest.raises(CheckpointError, match=r"lacks a\.parquet, which holds 3 due messages of t that were not sent"):
+        again.is_present(again.ready()[0], again.ready()[0].files[0])
+
+
+def test_a_file_that_a_successor_has_sent_and_removed_is_not_missing(tmp_path: Path) -> None:
+    suspended = begun(tmp_path)
+    suspended.add(batch(5), {"t": [written(tmp_path, "a.parquet", 2)]})
+    suspended.commit(5)
+    (found,) = suspended.ready()
+    successor = begun(tmp_path, committed=5)
+    successor.add(batch(6), {"t": [written(tmp_path, "b.parquet", 1)]})
+    successor.commit(6)
+    successor.sent(successor.ready()[0])
+    assert not suspended.is_present(found, found.files[0])
+    assert numbers(suspended) == []
+
+
+@pytest.mark.parametrize("later", ["sent", "waiting"])
+def test_a_record_that_is_written_after_its_batch_was_sent_and_removed_does_not_come_to_life(
+    tmp_path: Path, later: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suspended = begun(tmp_path)
+    mine = written(tmp_path, "late.parquet", 3)
+    look = suspended._stored
+
+    def suspended_here(batch_id: int) -> OutboxBatch | None:
+        found = look(batch_id)
+        successor = begun(tmp_path)
+        successor.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
+        successor.commit(1)
+        successor.add(batch(2), {"t": [written(tmp_path, "b.parquet", 2)]})
+        successor.sent(successor.ready()[0])
+        if later == "sent":
+            successor.commit(2)
+            successor.sent(successor.ready()[0])
+        return found
+
+    monkeypatch.setattr(suspended, "_stored", suspended_here)
+    suspended.add(batch(1), {"t": [mine]})
+    suspended.commit(1)
+    assert (tmp_path / "0000000001.json").exists()
+    assert numbers(suspended) == []
+    last = begun(tmp_path, committed=2)
+    assert numbers(last) == ([] if later == "sent" else [("b.parquet", 3)])
+    # The newest record of what was sent is what the next one is numbered behind.
+    assert (tmp_path / "0000000001.json").exists() == (later == "waiting")
+    assert last.messages == 5
+
+
+def test_an_outbox_that_is_gone_or_another_one_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
+    folder = tmp_path / "outbox"
+    name = begun(folder).name
+    again = Outbox(str(folder))
+    again.begin(None, name)
+    assert again.name == name
+    with pytest.raises(CheckpointError, match=r"outbox is another one, .* restore it .* or remove .*outbox\.json"):
+        Outbox(str(folder)).begin(None, "other")
+    (folder / "outbox.json").unlink()
+    folder.rmdir()
+    with pytest.raises(
+        CheckpointError, match=r"outbox is gone, and messages may wait in the one that this checkpoint had"
+    ):
+        Outbox(str(folder)).begin(None, name)
+    assert not folder.exists()
+
+
+def test_a_batch_that_did_not_commit_is_numbered_again_behind_the_one_that_was_sent(tmp_path: Path) -> None:
+    outbox = begun(tmp_path)
+    outbox.add(batch(5), {"t": [written(tmp_path, "five.parquet", 3)]})
+    outbox.commit(5)
+    outbox.sent(outbox.ready()[0])
+    outbox.add(batch(6), {"t": [written(tmp_path, "six.parquet", 2)]})
+    again = begun(tmp_path, committed=5)
+    assert again.messages_up_to(5) == 3
+    # Another run of it, of which a task was tried again, has files of other names.
+    (tmp_path / "six.parquet").unlink()
+    again.add(batch(6), {"t": [written(tmp_path, "again.parquet", 2)]})
+    again.commit(6)
+    assert numbers(again) == [("again.parquet", 3)]
+
+
+def test_an_outbox_of_version_1_goes_on_with_its_numbers(tmp_path: Path) -> None:
+    file = {"topic_partition": "t", "committed": True}
+    data = {
+        "version": 1,
+        "name": "abcd",
+        "files": [
+            {**file, "name": "sent.parquet", "batch_id": 7, "first_sequence": 10, "rows": 5},
+            {**file, "name": "kept.parquet", "batch_id": 8, "first_sequence": 15, "rows": 2},
+        ],
+        "numbers": {"t": {"batch_id": 8, "first": 15, "next": 17}, "u": {"batch_id": 3, "first": 0, "next": 4}},
+    }
+    (tmp_path / "outbox.json").write_text(json.dumps(data))
+    written(tmp_path, "kept.parquet", 2)
+    outbox = begun(tmp_path, committed=8)
+    assert outbox.name == "abcd"
+    assert numbers(outbox) == [("kept.parquet", 15)]
+    outbox.add(batch(9), {"t": [written(tmp_path, "t.parquet", 1)], "u": [written(tmp_path, "u.parquet", 1)]})
+    outbox.commit(9)
+    assert numbers(outbox)[1:] == [("t.parquet", 17), ("u.parquet", 4)]
+    assert outbox.messages == 23
+
+
+def test_a_batch_of_version_1_that_did_not_commit_keeps_its_numbers_when_it_is_run_again(tmp_path: Path) -> None:
+    data = {"version": 1, "name": "abcd", "files": [], "numbers": {"t": {"batch_id": 8, "first": 15, "next": 17}}}
+    (tmp_path / "outbox.json").write_text(json.dumps(data))
+    outbox = begun(tmp_path, committed=7)
+    outbox.add(batch(8), {"t": [written(tmp_path, "t.parquet", 2)]})
+    outbox.commit(8)
+    assert numbers(outbox) == [("t.parquet", 15)]
+
+
+@pytest.mark.parametrize("name", ["outbox.json", "0000000001.json"])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 2}', '{"version": 2, "name": 7, "batch_id": "x"}'])
+def test_a_damaged_outbox_is_one_sentence(tmp_path: Path, name: str, text: str) -> None:
+    outbox = begun(tmp_path)
+    outbox.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
+    (tmp_path / name).write_text(text)
+    with pytest.raises(OffsetError, match=r"the checkpoint holds damaged outbox.*restore"):
+        begun(tmp_path, committed=1)
+
+
+def test_a_newer_outbox_is_refused_with_advice(tmp_path: Path) -> None:
+    (tmp_path / "outbox.json").write_text(json.dumps({"version": 3}))
+    with pytest.raises(OffsetError, match=r"newer Ledgerlake \(outbox of version 3.*upgrade"):
+        begun(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "hashed"), [("", 0), ("hello", 99162322), ("polygenelubricants", 0), ("é€", 31 * 233 + 8364)]
+)
+def test_keys_are_hashed_as_by_java(text: str, hashed: int) -> None:
+    assert java_hash(text) == hashed

@@ -1,0 +1,260 @@
+"""Sending due messages: nothing behind a message that failed is stored before it, and none is lost or held up for ever.
+
+The broker here stands for one with pulsar-client before it: what is sent is stored a little later, and what waits for longer than
+the send timeout fails alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ledgerlake.client.cluster import ClientSettings
+from ledgerlake.decode import schema
+from ledgerlake.errors import CheckpointError, LedgerlakeError, TransportError
+from ledgerlake.publish import republisher
+from ledgerlake.publish.outbox import Outbox
+from ledgerlake.publish.republisher import Republisher
+from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.ordered_files import DataFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+ROWS = 3000
+
+
+@dataclass(frozen=True)
+class Result:
+    name: str
+
+
+@dataclass
+class Broker:
+    """``is_away`` until what has been sent has timed out, or would have; ``breaks_at`` is the message whose producer then fails."""
+
+    deduplicates: bool = True
+    is_away: bool = False
+    breaks_at: bytes | None = None
+    too_large: frozenset[bytes] = frozenset()
+    stored: list[tuple[bytes, dict[str, str]]] = field(default_factory=list)
+    last: int = -1
+    most_pending: int = 0
+
+    @property
+    def values(self) -> list[bytes]:
+        return [value for value, _ in self.stored]
+
+
+@dataclass(frozen=True)
+class Sent:
+    sequence: int
+    content: bytes
+    properties: dict[str, str]
+    callback: Callable[[Result, Any], None]
+
+
+class Producer:
+    def __init__(self, broker: Broker, send_timeout_millis: int) -> None:
+        self._broker = broker
+        self._times_out = send_timeout_millis > 0
+        self._pending: list[Sent] = []
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self.thread = threading.Thread(target=self._work, daemon=True)
+        self.thread.start()
+
+    def last_sequence_id(self) -> int:
+        return self._broker.last if self._broker.deduplicates else -1
+
+    def send_async(
+        self,
+        content: bytes,
+        callback: Callable[[Result, Any], None],
+        sequence_id: int,
+        properties: dict[str, str],
+        **_: Any,
+    ) -> None:
+        if content in self._broker.too_large:
+            callback(Result("MessageTooBig"), None)
+            return
+        with self._lock:
+            if self._closed.is_set():
+                callback(Result("AlreadyClosed"), None)
+                return
+            self._pending.append(Sent(sequence_id, content, properties, callback))
+            self._broker.most_pending = max(self._broker.most_pending, len(self._pending))
+
+    def close(self) -> None:
+        self._closed.set()
+        self.thread.join()
+
+    def _work(self) -> None:
+        while not self._closed.wait(0.005):
+            with self._lock:
+                pending = self._pending
+                if self._broker.is_away and not pending:
+                    continue
+                away, self._broker.is_away = self._broker.is_away, False
+                if away and not self._times_out:
+                    continue
+                self._pending = []
+            # Of what waited, the older half has timed out when the broker is back.
+            for place, one in enumerate(pending):
+                self._answer(one, away and 2 * place < len(pending))
+        for one in self._pending:
+            one.callback(Result("AlreadyClosed"), None)
+
+    def _answer(self, one: Sent, away: bool) -> None:
+        if away or self._closed.is_set():
+            one.callback(Result("Timeout" if away else "AlreadyClosed"), None)
+            return
+        if one.content == self._broker.breaks_at:
+            self._broker.breaks_at = None
+            self._closed.set()
+            one.callback(Result("AlreadyClosed"), None)
+            return
+        if one.sequence > self._broker.last or not self._broker.deduplicates:
+            self._broker.stored.append((one.content, one.properties))
+            self._broker.last = max(self._broker.last, one.sequence)
+        one.callback(Result("Ok"), None)
+
+
+class Client:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._producers: list[Producer] = []
+
+    def get_topic_partitions(self, topic: str) -> list[str]:
+        return [topic]
+
+    def create_producer(self, _topic: str, send_timeout_millis: int = 30_000, **_: Any) -> Producer:
+        self._producers.append(Producer(self._broker, send_timeout_millis))
+        return self._producers[-1]
+
+    def close(self) -> None:
+        for one in self._producers:
+            one.close()
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
+    made = Broker()
+    monkeypatch.setattr(republisher, "pulsar_client", lambda _settings: Client(made))
+    monkeypatch.setattr(republisher, "_RETRY_FIRST_S", 0.01)
+    monkeypatch.setattr(republisher, "_RETRY_MOST_S", 0.05)
+    return made
+
+
+def filled(folder: Path, rows: int = ROWS, event_ms: int | None = None) -> Outbox:
+    """An outbox with one file of messages whose values are their numbers."""
+    outbox = Outbox(str(folder))
+    outbox.begin(None, None)
+    columns: dict[str, pa.Array] = {one.name: pa.nulls(rows, one.type) for one in schema.MESSAGES}
+    columns["value"] = pa.array([b"%d" % number for number in range(rows)], pa.binary())
+    columns["message_id"] = pa.array([f"1:{number}" for number in range(rows)])
+    columns["deliver_at"] = pa.array([1_000_000] * rows, schema.MESSAGES.field("deliver_at").type)
+    columns["is_null"] = pa.array([False] * rows)
+    if event_ms is not None:
+        columns["event_time"] = pa.array([event_ms * 1000] * rows, pa.int64()).cast(schema.TIMESTAMP)
+    pq.write_table(pa.table(columns, schema=schema.MESSAGES), folder / "part.parquet")
+    outbox.add(BatchRecord("s", "q", 0, 1), {"t": [DataFile("part.parquet", 4, rows, "{}")]})
+    outbox.commit(0)
+    return outbox
+
+
+def send(outbox: Outbox, timeout_s: float = 20.0) -> list[LedgerlakeError]:
+    """Send everything; what ended the query."""
+    ended: list[LedgerlakeError] = []
+    one = Republisher(outbox, ClientSettings("pulsar://broker"), "due", "s", lambda: True, ended.append)
+    one.start()
+    try:
+        one.drain(timeout_s)
+    finally:
+        one.stop()
+    return ended
+
+
+@pytest.mark.parametrize("deduplicates", [True, False])
+def test_messages_that_wait_for_a_broker_come_once_and_in_order(
+    tmp_path: Path, broker: Broker, deduplicates: bool
+) -> None:
+    broker.deduplicates, broker.is_away = deduplicates, True
+    outbox = filled(tmp_path)
+    assert send(outbox) == []
+    assert broker.values == [b"%d" % number for number in range(ROWS)]
+    assert outbox.ready() == []
+    assert broker.most_pending <= 500
+
+
+@pytest.mark.parametrize("deduplicates", [True, False])
+def test_after_a_producer_that_failed_the_next_goes_on_behind_what_is_confirmed(
+    tmp_path: Path, broker: Broker, deduplicates: bool
+) -> None:
+    broker.deduplicates, broker.breaks_at = deduplicates, b"1234"
+    outbox = filled(tmp_path)
+    assert send(outbox) == []
+    assert broker.values == [b"%d" % number for number in range(ROWS)]
+
+
+@pytest.mark.parametrize("deduplicates", [True, False])
+def test_a_message_that_is_too_large_has_a_stand_in_at_its_place_and_is_named(
+    tmp_path: Path, broker: Broker, deduplicates: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    broker.deduplicates, broker.too_large = deduplicates, frozenset([b"7"])
+    outbox = filled(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        assert send(outbox) == []
+    assert broker.values == [b"" if number == 7 else b"%d" % number for number in range(ROWS)]
+    assert broker.stored[7][1] == {
+        "ledgerlake.topic": "t",
+        "ledgerlake.message_id": "1:7",
+        "ledgerlake.deliver_at": "1000",
+        "ledgerlake.too_large": "true",
+    }
+    assert [one.message for one in caplog.records] == [
+        "the message 1:7 of t has a key and properties that due does not take; it stands there without them and without "
+        "its value, with the property ledgerlake.too_large, and is whole in the table"
+    ]
+
+
+def test_a_sender_that_waits_for_a_broker_can_be_stopped(tmp_path: Path, broker: Broker, monkeypatch: Any) -> None:
+    monkeypatch.setattr(Producer, "_work", lambda _self: None)
+    outbox = filled(tmp_path, 10)
+    with pytest.raises(TransportError, match=r"could not be sent in 0\.2 s and wait in"):
+        send(outbox, 0.2)
+    assert len(outbox.ready()) == 1
+
+
+def test_a_time_that_no_calendar_has_holds_nothing_up(tmp_path: Path, broker: Broker) -> None:
+    outbox = filled(tmp_path, 3, event_ms=2**52)
+    assert send(outbox) == []
+    assert broker.values == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_an_outbox_that_is_damaged_ends_the_query_with_its_sentence(
+    tmp_path: Path, broker: Broker, is_missing: bool
+) -> None:
+    outbox = filled(tmp_path, 3)
+    if is_missing:
+        (tmp_path / "part.parquet").unlink()
+    else:
+        (tmp_path / "part.parquet").write_bytes(b"PAR1 and no more")
+    ended: list[LedgerlakeError] = []
+    one = Republisher(outbox, ClientSettings("pulsar://broker"), "due", "s", lambda: True, ended.append)
+    one.start()
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"part\.parquet.*not sent; restore it from a"):
+            one.drain(20.0)
+    one.stop()
+    assert len(ended) == 1
+    assert len(outbox.ready()) == 1
+    assert broker.stored == []

@@ -1,0 +1,127 @@
+"""Entries that producers send are no larger than the broker announced."""
+
+from __future__ import annotations
+
+import random
+import re
+from datetime import datetime, timezone
+
+import pyarrow as pa
+import pytest
+
+from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.client.producer import NumberedEntry, NumberedProducer
+from ledgerlake.errors import UsageError
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.publish.large_messages import CHUNK_BYTES, LargeMessageProducer
+from ledgerlake.publish.topic_writer import TopicSettings, TopicWriter
+from ledgerlake.wire.chunks import encode_chunks
+from ledgerlake.wire.entry import parse_entry
+from ledgerlake.wire.message_id import ChunkMessageId, MessageId
+from tests.peer import TOPIC, Peer
+
+MEBIBYTE = 2**20
+VALUE = random.Random(1).randbytes(3 * MEBIBYTE)
+
+
+def chunks_of(peer: Peer) -> list[pb.MessageMetadata]:
+    """The metadata of entries that are chunks of one message, once they are seen to be ``VALUE``."""
+    entries = [parse_entry(one) for one in peer.received]
+    chunks = [one for one in entries if one.metadata.num_chunks_from_msg > 1]
+    assert b"".join(bytes(one.payload) for one in chunks) == VALUE
+    assert [one.metadata.chunk_id for one in chunks] == list(range(len(chunks)))
+    assert {one.metadata.num_chunks_from_msg for one in chunks} == {len(chunks)}
+    return [one.metadata for one in chunks]
+
+
+def write(peer: Peer, batch_id: int = 0, **columns: list[object]) -> None:
+    client = ClientSettings(peer.url, give_up_after_s=2)
+    writer = TopicWriter(TopicSettings(client, TOPIC), "w", batch_id)
+    try:
+        writer.write(pa.RecordBatch.from_pydict({name: pa.array(values) for name, values in columns.items()}))
+        writer.flush()
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("max_message_bytes", [20_000, MEBIBYTE, 3 * MEBIBYTE, 3 * MEBIBYTE + 40])
+def test_a_row_is_sent_in_chunks_that_the_broker_takes(max_message_bytes: int) -> None:
+    with Peer(max_message_bytes=max_message_bytes) as peer:
+        write(peer, value=[VALUE], key=["k" * 5000])
+        chunks_of(peer)
+        sizes = [len(one) for one in peer.received]
+        assert max(sizes) <= max_message_bytes
+        assert min(sizes[:-1]) >= max_message_bytes - 40
+
+
+@pytest.mark.parametrize("max_message_bytes", [3 * MEBIBYTE + 200, 5 * MEBIBYTE])
+def test_a_row_that_the_broker_takes_is_one_entry(max_message_bytes: int) -> None:
+    with Peer(max_message_bytes=max_message_bytes) as peer:
+        write(peer, value=[VALUE])
+        (entry,) = map(parse_entry, peer.received)
+        assert (bytes(entry.payload), entry.metadata.num_chunks_from_msg) == (VALUE, 0)
+
+
+def test_a_row_that_is_sent_again_to_a_broker_with_another_limit_is_stored_once() -> None:
+    with Peer(max_message_bytes=MEBIBYTE) as peer:
+        write(peer, value=[VALUE])
+        peer.max_message_bytes = 100_000
+        write(peer, value=[VALUE])
+        assert len(chunks_of(peer)) == 4
+        write(peer, batch_id=1, value=[b"next"])
+        assert len(peer.received) == 5
+
+
+def test_a_row_whose_chunks_broke_off_is_sent_whole_to_a_broker_with_another_limit() -> None:
+    with Peer(max_message_bytes=MEBIBYTE) as peer:
+        producer = NumberedProducer(Cluster(ClientSettings(peer.url, give_up_after_s=2)), TOPIC, "w")
+        metadata = pb.MessageMetadata(producer_name="w", sequence_id=0, publish_time=1)
+        for entry in list(encode_chunks(metadata, VALUE, MEBIBYTE - 1000))[:2]:
+            producer.send(NumberedEntry(entry, 0, 0, is_chunk=True))
+        producer.flush()
+        producer.close()
+        assert (len(peer.received), peer.stored) == (2, [])
+        peer.received.clear()
+        peer.max_message_bytes = 100_000
+        write(peer, value=[VALUE])
+        assert len(chunks_of(peer)) > 4
+        assert peer.stored == [(0, 0)]
+
+
+@pytest.mark.parametrize("max_message_bytes", [20_000, MEBIBYTE, 5 * MEBIBYTE])
+def test_a_large_message_is_published_in_chunks_that_the_broker_takes(max_message_bytes: int) -> None:
+    with Peer(max_message_bytes=max_message_bytes) as peer:
+        cluster = Cluster(ClientSettings(peer.url, give_up_after_s=2))
+        producer = LargeMessageProducer(cluster, TOPIC, name="p")
+        stored = producer.send(VALUE, key="k" * 5000, properties={"a": "b"})
+        producer.close()
+        cluster.close()
+        assert isinstance(stored, MessageId if max_message_bytes > CHUNK_BYTES else ChunkMessageId)
+        if isinstance(stored, ChunkMessageId):
+            chunks_of(peer)
+        assert max(map(len, peer.received)) <= max_message_bytes
+
+
+def test_metadata_that_the_broker_does_not_take_are_named() -> None:
+    now = datetime.now(tz=timezone.utc)
+    with Peer(max_message_bytes=20_000) as peer, pytest.raises(UsageError) as raised:
+        write(peer, value=[b"v"], key=["k" * 20_000], deliver_at=[now])
+    assert re.fullmatch(
+        r"the key and the properties of a message take 20,\d+ bytes, and the broker takes entries of 20,000; .*",
+        raised.value.message,
+    )
+
+
+def test_a_batch_that_the_broker_does_not_take_is_named() -> None:
+    with Peer(max_message_bytes=20_000) as peer, pytest.raises(UsageError) as raised:
+        write(peer, value=[b"v" * 1000] * 30)
+    assert re.fullmatch(
+        r"a batch of 30,\d+ bytes for .* is more than the broker takes \(20,000\); set '.*batchingMaxBytes' lower",
+        raised.value.message,
+    )
+
+
+def test_keys_count_where_a_batch_ends() -> None:
+    with Peer() as peer:
+        write(peer, value=[b"v"] * 1000, key=["k" * 10_000] * 1000)
+        assert max(map(len, peer.received)) < 150_000

@@ -1,0 +1,100 @@
+"""What a session and a query are set up with."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyspark
+import pytest
+
+from ledgerlake.pipeline.query_settings import settings_of
+from ledgerlake.runtime.session import home_without_zip
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+PARTITIONS = "spark.sql.shuffle.partitions"
+
+
+@pytest.mark.spark
+def test_a_query_with_a_local_checkpoint_renames_its_files_without_subprocesses(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with settings_of(spark, str(tmp_path), None):
+        assert spark.conf.get(FILE_MANAGER).endswith(".FileSystemBasedCheckpointFileManager")
+    assert spark.conf.get(FILE_MANAGER, None) is None
+
+
+@pytest.mark.spark
+def test_a_choice_of_the_users_stands(spark: SparkSession, tmp_path: Path) -> None:
+    spark.conf.set(FILE_MANAGER, "org.example.Own")
+    try:
+        with settings_of(spark, str(tmp_path), None):
+            assert spark.conf.get(FILE_MANAGER) == "org.example.Own"
+        assert spark.conf.get(FILE_MANAGER) == "org.example.Own"
+    finally:
+        spark.conf.unset(FILE_MANAGER)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(("most_keys", "partitions"), [(1, "1"), (2, "2"), (64, "2"), (None, "2")])
+def test_state_has_no_more_partitions_than_keys(
+    spark: SparkSession, tmp_path: Path, most_keys: int | None, partitions: str
+) -> None:
+    with settings_of(spark, str(tmp_path), most_keys):
+        assert spark.conf.get(PARTITIONS) == partitions
+    assert spark.conf.get(PARTITIONS) == "2"
+
+
+def test_what_workers_are_forked_from_has_imported_their_modules_and_started_no_thread() -> None:
+    asked = (
+        "import sys, threading, ledgerlake.pipeline.worker_daemon\n"
+        "assert {'pyarrow', 'pandas', 'numba', 'ledgerlake.operators.writing'} <= set(sys.modules)\n"
+        "assert threading.active_count() == 1"
+    )
+    subprocess.run([sys.executable, "-c", asked], check=True)
+
+
+def test_what_asks_for_the_state_variables_at_the_start_of_a_query_does_without_pandas() -> None:
+    asked = "import sys, ledgerlake.operators.stateful\nassert 'pandas' not in sys.modules"
+    subprocess.run([sys.executable, "-c", asked], check=True)
+
+
+@pytest.mark.spark
+def test_workers_import_the_installed_pyspark_and_walk_over_none_of_what_they_were_forked_with(
+    spark: SparkSession,
+) -> None:
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"file": [pyspark.__file__], "frozen": [gc.get_freeze_count()]})
+
+    found = spark.range(1).mapInArrow(look, "file string, frozen bigint").first()
+    assert found.file == pyspark.__file__
+    assert found.frozen > 100_000
+
+
+def test_the_home_of_a_new_jvm_has_all_of_spark_but_the_zip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    monkeypatch.setenv("LEDGERLAKE_CACHE", str(tmp_path))
+    for _ in range(2):
+        with home_without_zip():
+            home = os.environ["SPARK_HOME"]
+            assert sorted(os.listdir(home)) == ["bin", "conf", "jars"]
+            assert os.access(f"{home}/bin/spark-submit", os.X_OK)
+        assert "SPARK_HOME" not in os.environ
+
+
+def test_a_home_of_the_users_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_HOME", "/opt/spark")
+    with home_without_zip():
+        assert os.environ["SPARK_HOME"] == "/opt/spark"
+    assert os.environ["SPARK_HOME"] == "/opt/spark"

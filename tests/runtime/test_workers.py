@@ -1,0 +1,40 @@
+"""What Spark's Python workers may say when they end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from ledgerlake.runtime.workers import quieten
+
+
+def test_a_closed_pipe_leaves_no_traceback_and_another_error_does(capsys: pytest.CaptureFixture[str]) -> None:
+    daemon = SimpleNamespace()
+    quieten(daemon)
+    for error in (BrokenPipeError("gone"), ConnectionResetError("gone"), ValueError("wrong")):
+        try:
+            raise error
+        except (OSError, ValueError):
+            daemon.traceback.print_exc()
+    said = capsys.readouterr().err
+    assert "ValueError: wrong" in said
+    assert "gone" not in said
+
+
+def test_a_worker_of_sparks_own_daemon_is_quiet_once_it_loads_the_source() -> None:
+    """As Spark starts planners: ``python -m pyspark.daemon``, and then ours is imported."""
+    code = (
+        "import sys\n"
+        "from importlib.machinery import ModuleSpec\n"
+        "main = sys.modules['__main__']\n"
+        "main.__spec__ = ModuleSpec('pyspark.daemon', None)\n"
+        "import traceback; main.traceback = traceback\n"
+        "import pyspark_ledgerlake\n"
+        "try:\n    raise BrokenPipeError('gone')\n"
+        "except OSError:\n    main.traceback.print_exc()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "gone" not in ended.stderr

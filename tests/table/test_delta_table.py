@@ -1,0 +1,158 @@
+"""What a table records of micro-batches, whom it refuses, and how its log stays small."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import deltalake
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction
+
+from ledgerlake.errors import CheckpointError, TableError
+from ledgerlake.table.batch_record import BatchRecord, Recorded
+from ledgerlake.table.delta_table import Table
+from ledgerlake.table.ordered_files import DataFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCHEMA = pa.schema([("number", pa.int64())])
+COMMITS = 230
+
+
+def test_expired_entries_of_the_log_are_removed_though_not_looked_for_at_each_commit(tmp_path: Path) -> None:
+    path = str(tmp_path / "table")
+    DeltaTable.create(path, SCHEMA, configuration={"delta.logRetentionDuration": "interval 0 seconds"})
+    table = Table(path, SCHEMA)
+    most = 0
+    for number in range(COMMITS):
+        file = DataFile(f"part-{number}.parquet", 100, 1, json.dumps({"numRecords": 1}))
+        put(table, BatchRecord("stream", "query", number, number), file)
+        most = max(most, len(os.listdir(f"{path}/_delta_log")))
+
+    assert most < 150
+    found = DeltaTable(path)
+    assert found.version() == COMMITS
+    assert len(found.file_uris()) == COMMITS
+    assert found.transaction_version("query") == COMMITS - 1
+
+
+def made(path: Path, **configuration: str) -> Table:
+    DeltaTable.create(str(path), SCHEMA, configuration=configuration)
+    return Table(str(path), SCHEMA)
+
+
+def data_file(name: str) -> DataFile:
+    return DataFile(name, 100, 1, json.dumps({"numRecords": 1}))
+
+
+def put(table: Table, record: BatchRecord, file: DataFile) -> None:
+    assert not table.holds(record)
+    table.commit(record, [file], {})
+
+
+def batch(number: int, digest: int = 7) -> BatchRecord:
+    return BatchRecord("orders", "ledgerlake:orders:id", number, digest, {"t": {"start": None, "end": {"ledger": 3}}})
+
+
+def test_a_batch_that_the_table_holds_is_known_by_its_number_and_its_offsets(tmp_path: Path) -> None:
+    table = made(tmp_path / "table")
+    assert table.recorded("ledgerlake:orders:id") is None
+    assert table.last_batch_of("orders") is None
+    table.begin_stream("orders")
+    assert table.last_batch_of("orders") == -1
+    assert not table.holds(batch(4))
+    table.commit(batch(4), [data_file("a")], {"t": 12}, {"box": 3})
+    assert table.holds(batch(4))
+    assert not table.holds(batch(5))
+    assert table.recorded("ledgerlake:orders:id") == Recorded(4, 7)
+    assert table.last_batch_of("orders") == 4
+    assert table.outbox_messages("box") == 3
+    assert table.effective_times_us(["t", "u"]) == {"t": 12}
+
+
+@pytest.mark.parametrize("other", [batch(4, digest=8), batch(3)])
+def test_another_batch_of_the_same_number_or_an_earlier_one_is_refused(tmp_path: Path, other: BatchRecord) -> None:
+    table = made(tmp_path / "table")
+    put(table, batch(4), data_file("a"))
+    with pytest.raises(CheckpointError, match=r"holds, which has batch 4: another process .* or restore the newest"):
+        table.holds(other)
+
+
+def test_a_digest_counts_for_the_batch_that_it_was_written_for(tmp_path: Path) -> None:
+    table = made(tmp_path / "table")
+    put(table, batch(4), data_file("a"))
+    record_by_spark(tmp_path / "table", 6)
+    assert table.recorded("ledgerlake:orders:id") == Recorded(6, None)
+    assert table.holds(batch(6, digest=9))
+    put(table, batch(7), data_file("b"))
+    with pytest.raises(CheckpointError):
+        table.holds(batch(7, digest=9))
+
+
+def test_a_digest_of_an_earlier_release_has_no_number_and_counts(tmp_path: Path) -> None:
+    table = made(tmp_path / "table")
+    record_by_spark(tmp_path / "table", 4)
+    record_by_spark(tmp_path / "table", 7, "ledgerlake:orders:id:range")
+    assert table.recorded("ledgerlake:orders:id") == Recorded(4, 7)
+
+
+def record_by_spark(path: Path, number: int, name: str = "ledgerlake:orders:id") -> None:
+    """A commit with one number, as delta-spark makes it for txnAppId and txnVersion."""
+    numbers = CommitProperties(app_transactions=[Transaction(name, number)])
+    DeltaTable(str(path)).create_write_transaction(
+        [], "append", deltalake.Schema.from_arrow(SCHEMA), commit_properties=numbers
+    )
+
+
+def test_of_two_processes_with_the_same_batch_one_commits(tmp_path: Path) -> None:
+    table = made(tmp_path / "table")
+    suspended = Table(str(tmp_path / "table"), SCHEMA)
+    assert not suspended.holds(batch(4))
+    put(table, batch(4), data_file("a"))
+    with pytest.raises(TableError, match="batch 4 could not be committed"):
+        suspended.commit(batch(4), [data_file("b")], {})
+    put(table, batch(5), data_file("c"))
+    assert len(DeltaTable(str(tmp_path / "table")).file_uris()) == 2
+
+
+def test_a_commit_of_another_stream_does_not_stand_in_the_way(tmp_path: Path) -> None:
+    table = made(tmp_path / "table")
+    other = Table(str(tmp_path / "table"), SCHEMA)
+    assert not other.holds(BatchRecord("payments", "ledgerlake:payments:id", 4, 1))
+    put(table, batch(4), data_file("a"))
+    other.commit(BatchRecord("payments", "ledgerlake:payments:id", 4, 1), [data_file("b")], {})
+    assert len(DeltaTable(str(tmp_path / "table")).file_uris()) == 2
+
+
+def test_the_history_shows_each_batch_with_its_ranges(tmp_path: Path) -> None:
+    table = made(tmp_path / "table")
+    put(table, batch(4), data_file("a"))
+    known = json.loads(DeltaTable(str(tmp_path / "table")).history(1)[0]["ledgerlake"])
+    assert known["ranges"] == {"t": {"start": None, "end": {"ledger": 3}}}
+    assert (known["version"], known["stream"], known["batch"]) == (1, "orders", 4)
+
+
+def test_a_table_that_forgets_its_batches_is_refused(tmp_path: Path) -> None:
+    table = made(tmp_path / "table", **{"delta.setTransactionRetentionDuration": "interval 1 hours"})
+    with pytest.raises(
+        TableError, match=r"setTransactionRetentionDuration.* forgets which batches .* UNSET TBLPROPERTIES"
+    ):
+        table.check(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "reads"),
+    [
+        ({"ledger": 3, "entry": 1}, {"ledger": 3, "entry": 2}, True),
+        ({"ledger": 3, "entry": 1}, {"ledger": 4, "entry": 1}, True),
+        ({"ledger": 3, "entry": 1, "batch": 0}, {"ledger": 3, "entry": 1}, True),
+        (None, {"ledger": 3, "entry": 1}, True),
+        ({"ledger": 3, "entry": 1}, {"ledger": 3, "entry": 1, "clock": "2026-05-01T08:00:00Z"}, False),
+    ],
+)
+def test_a_clock_alone_reads_nothing(start: object, end: object, reads: bool) -> None:
+    assert BatchRecord("s", "q", 1, 1, {"t": {"start": start, "end": end}}).reads == reads

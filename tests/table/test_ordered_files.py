@@ -1,0 +1,260 @@
+"""Files in order from batches in any order, and what their footers tell Delta."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import fs
+
+from ledgerlake.decode import schema
+from ledgerlake.table import ordered_files
+from ledgerlake.table.ordered_files import (
+    DataFile,
+    GatheringWriter,
+    OrderedWriter,
+    ParquetFolder,
+    merge_overlapping,
+    sort_keys,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def rows(times_ms: list[int], first_entry: int = 0, **columns: Any) -> pa.RecordBatch:
+    """Messages with these broker times, at consecutive entries."""
+    made = [
+        {
+            "topic": "t",
+            "partition": 0,
+            "ledger_id": 1,
+            "entry_id": first_entry + number,
+            "batch_index": -1,
+            "broker_timestamp": time_ms * 1000,
+            "publish_time": 5_000_000,
+            "late": False,
+            "value": b"v" * 10,
+            **columns,
+        }
+        for number, time_ms in enumerate(times_ms)
+    ]
+    return pa.RecordBatch.from_pylist(made, schema=schema.MESSAGES)
+
+
+def writer_in(folder: Path, floor_us: int | None = None) -> OrderedWriter:
+    return OrderedWriter(ParquetFolder(fs.LocalFileSystem(), str(folder), schema.MESSAGES, "part"), floor_us)
+
+
+def read(folder: Path, files: list[DataFile]) -> pa.Table:
+    return pa.concat_tables([pq.read_table(folder / one.name, partitioning=None) for one in files])
+
+
+def entries_of(folder: Path, files: list[DataFile]) -> list[int]:
+    return read(folder, files)["entry_id"].to_pylist()  # type: ignore[no-any-return]
+
+
+def test_rows_in_order_pass_into_one_file(tmp_path: Path) -> None:
+    writer = writer_in(tmp_path)
+    writer.write(rows([1, 2, 2]))
+    writer.write(rows([3, 4], first_entry=3))
+    files = writer.finish()
+    assert entries_of(tmp_path, files) == [0, 1, 2, 3, 4]
+    assert (len(files), files[0].rows, writer.max_effective_us) == (1, 5, 4000)
+    assert files[0].size_bytes == (tmp_path / files[0].name).stat().st_size
+
+
+def test_rows_out_of_order_in_one_group_are_sorted_and_ties_keep_their_position(tmp_path: Path) -> None:
+    writer = writer_in(tmp_path)
+    writer.write(rows([5, 1, 5, 3, 1]))
+    assert entries_of(tmp_path, writer.finish()) == [1, 4, 3, 0, 2]
+
+
+def test_groups_out_of_order_are_merged_and_the_runs_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordered_files, "ROW_GROUP_BYTES", 1)
+    rng = random.Random(7)
+    times = [rng.randrange(100) for _ in range(300)]
+    writer = writer_in(tmp_path)
+    for start in range(0, 300, 20):
+        writer.write(rows(times[start : start + 20], first_entry=start))
+    files = writer.finish()
+    expected = sorted(range(300), key=lambda number: (times[number], number))
+    assert entries_of(tmp_path, files) == expected
+    assert {one.name for one in files} == {path.name for path in tmp_path.iterdir()}
+
+
+def test_messages_without_broker_time_are_ordered_by_publish_time(tmp_path: Path) -> None:
+    writer = writer_in(tmp_path)
+    writer.write(rows([0], first_entry=0, broker_timestamp=None, publish_time=9_000))
+    writer.write(rows([0], first_entry=1, broker_timestamp=None, publish_time=2_000))
+    assert entries_of(tmp_path, writer.finish()) == [1, 0]
+
+
+def test_a_message_without_a_time_stands_first_and_is_late_where_the_table_has_rows(tmp_path: Path) -> None:
+    batch = rows([7, 3, 5]).set_column(6, "broker_timestamp", pa.nulls(3, schema.TIMESTAMP))
+    times = pa.array([7_000, None, 5_000], schema.TIMESTAMP)
+    batch = batch.set_column(batch.schema.get_field_index("publish_time"), "publish_time", times)
+    assert ordered_files.effective_times(batch).tolist() == [7_000, 0, 5_000]
+    assert [column.tolist() for column in sort_keys(batch)[:3]] == [[7_000, 0, 5_000], [1, 1, 1], [0, 1, 2]]
+    for floor_us, late in ((None, [False, False, False]), (1, [True, False, False])):
+        writer = writer_in(tmp_path, floor_us)
+        writer.write(batch)
+        files = writer.finish()
+        assert entries_of(tmp_path, files) == [1, 2, 0]
+        assert read(tmp_path, files)["late"].to_pylist() == late
+        assert (files[0].first, files[0].last, writer.max_effective_us) == ((0, 1, 1, -1), (7_000, 1, 0, -1), 7_000)
+
+
+def test_a_batch_of_messages_without_a_time_moves_no_watermark(tmp_path: Path) -> None:
+    batch = rows([0, 0]).set_column(6, "broker_timestamp", pa.nulls(2, schema.TIMESTAMP))
+    untimed = pa.nulls(2, schema.TIMESTAMP)
+    batch = batch.set_column(batch.schema.get_field_index("publish_time"), "publish_time", untimed)
+    writer = writer_in(tmp_path, 9_000)
+    writer.write(batch)
+    files = writer.finish()
+    assert (entries_of(tmp_path, files), writer.max_effective_us) == ([0, 1], 0)
+
+
+def test_a_time_that_python_cannot_hold_leaves_its_column_without_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ordered_files, "ROW_GROUP_BYTES", 1)
+    writer = writer_in(tmp_path)
+    writer.write(rows([1, 1]))
+    writer.write(rows([2, 2], first_entry=2, publish_time=1_760_000_000_000_000_000))
+    writer.write(rows([3, 3], first_entry=4))
+    (file,) = writer.finish()
+    stats = json.loads(file.stats)
+    assert "publish_time" not in stats["minValues"] | stats["maxValues"]
+    assert (stats["numRecords"], stats["minValues"]["entry_id"], stats["nullCount"]["publish_time"]) == (6, 0, 0)
+
+
+def test_delayed_messages_are_ordered_by_when_they_were_due_or_stored_if_that_is_later(tmp_path: Path) -> None:
+    writer = writer_in(tmp_path)
+    writer.write(rows([3000, 5000], first_entry=0))
+    writer.write(rows([1000], first_entry=2, deliver_at=4_000_000, delivered_at=9_000_000))
+    writer.write(rows([6000], first_entry=3, deliver_at=2_000_000, delivered_at=9_000_000))
+    writer.write(rows([2000], first_entry=4, deliver_at=4_000_000, delivered_at=None))
+    assert entries_of(tmp_path, writer.finish()) == [4, 0, 2, 1, 3]
+
+
+def test_what_is_earlier_than_the_table_had_reached_is_marked_late(tmp_path: Path) -> None:
+    writer = writer_in(tmp_path, floor_us=3000)
+    writer.write(rows([4, 1, 3, 2]))
+    files = writer.finish()
+    assert read(tmp_path, files)["late"].to_pylist() == [True, True, False, False]
+
+
+def test_files_are_cut_at_their_size_and_stay_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordered_files, "ROW_GROUP_BYTES", 1)
+    monkeypatch.setattr(ordered_files, "FILE_BYTES", 1)
+    writer = writer_in(tmp_path)
+    for start in range(0, 9, 3):
+        writer.write(rows([start, start, start], first_entry=start))
+    files = writer.finish()
+    assert [one.rows for one in files] == [3, 3, 3]
+    assert [one.name.split("-")[1] for one in files] == ["000", "001", "002"]
+    assert entries_of(tmp_path, files) == list(range(9))
+
+
+def test_nothing_in_is_no_file(tmp_path: Path) -> None:
+    assert writer_in(tmp_path).finish() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_tells_delta_its_range(tmp_path: Path) -> None:
+    writer = writer_in(tmp_path)
+    writer.write(rows([1000, 2500], broker_index=7))
+    stats = json.loads(writer.finish()[0].stats)
+    assert stats["numRecords"] == 2
+    assert stats["minValues"]["broker_timestamp"] == "1970-01-01T00:00:01.000Z"
+    assert stats["maxValues"]["broker_timestamp"] == "1970-01-01T00:00:02.500Z"
+    assert (stats["minValues"]["entry_id"], stats["maxValues"]["entry_id"]) == (0, 1)
+    assert stats["nullCount"]["broker_index"] == 0
+
+
+def test_merging_holds_one_table_of_each_run() -> None:
+    taken: list[int] = []
+
+    def run(number: int, times: list[int]) -> Any:
+        for index, time_ms in enumerate(times):
+            taken.append(number)
+            yield pa.Table.from_batches([rows([time_ms], first_entry=number * 100 + index)])
+
+    runs = [run(0, [1, 4, 7]), run(1, [2, 5, 8]), run(2, [3, 6, 9])]
+    merged = ordered_files.merge_sorted(runs)
+    first = next(merged)
+    assert first["broker_timestamp"].cast(pa.int64()).to_pylist() == [1000]
+    assert sorted(taken) == [0, 0, 1, 2]
+    rest = pa.concat_tables([first, *merged])
+    assert list(sort_keys(rest)[0]) == [number * 1000 for number in range(1, 10)]
+
+
+def test_files_of_several_writers_that_follow_each_other_stay_as_they_are(tmp_path: Path) -> None:
+    first, second = writer_in(tmp_path), writer_in(tmp_path)
+    first.write(rows([1, 2]))
+    first.cut()
+    first.write(rows([7, 8], first_entry=6))
+    second.write(rows([4], first_entry=4))
+    files = [*first.finish(), *second.finish()]
+    merged, replaced = merge_overlapping(first._folder, files)
+    assert replaced == []
+    assert entries_of(tmp_path, merged) == [0, 1, 4, 6, 7]
+
+
+def test_files_of_several_writers_that_overlap_are_merged_and_the_others_left(tmp_path: Path) -> None:
+    first, second = writer_in(tmp_path), writer_in(tmp_path)
+    first.write(rows([1, 2, 9]))
+    first.cut()
+    first.write(rows([20], first_entry=20))
+    second.write(rows([5], first_entry=5))
+    files = [*first.finish(), *second.finish()]
+    merged, replaced = merge_overlapping(first._folder, files)
+    assert entries_of(tmp_path, merged) == [0, 1, 5, 2, 20]
+    assert len(replaced) == 2
+    assert all((tmp_path / name).exists() for name in replaced)
+    assert [(one.first[0], one.last[0]) for one in merged if one.first and one.last] == [(1000, 9000), (20000, 20000)]
+
+
+def test_positions_that_step_back_within_the_same_time_are_put_in_order(tmp_path: Path) -> None:
+    writer = writer_in(tmp_path)
+    writer.write(rows([3, 3], first_entry=5))
+    writer.write(rows([3], first_entry=2))
+    assert entries_of(tmp_path, writer.finish()) == [2, 5, 6]
+
+
+@pytest.mark.parametrize(("value", "packed"), [(b"x" * 1000, True), (random.Random(1).randbytes(1000), False)])
+def test_a_value_as_large_as_a_row_group_has_a_file_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: bytes, packed: bool
+) -> None:
+    monkeypatch.setattr(ordered_files, "ROW_GROUP_BYTES", 1000)
+    writer = writer_in(tmp_path)
+    writer.write(rows([1]))
+    writer.write(rows([2], first_entry=1, value=value))
+    writer.write(rows([3], first_entry=2))
+    files = writer.finish()
+    assert entries_of(tmp_path, files) == [0, 1, 2]
+    assert [one.rows for one in files] == [1, 1, 1]
+    assert ("zstd" in files[1].name) == packed
+
+
+def test_tables_without_rows_are_no_file(tmp_path: Path) -> None:
+    writer = GatheringWriter(ParquetFolder(fs.LocalFileSystem(), str(tmp_path), schema.MESSAGES, "part"))
+    writer.write(schema.MESSAGES.empty_table())
+    assert writer.finish() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_many_small_tables_become_one_while_they_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordered_files, "_WAITING_TABLES", 10)
+    writer = GatheringWriter(ParquetFolder(fs.LocalFileSystem(), str(tmp_path), schema.MESSAGES, "part"))
+    for number in range(105):
+        writer.write(pa.Table.from_batches([rows([number], first_entry=number)]))
+        assert len(writer._waiting) < 10
+    (file,) = writer.finish()
+    assert entries_of(tmp_path, [file]) == list(range(105))
+    assert pq.ParquetFile(tmp_path / file.name).num_row_groups == 1

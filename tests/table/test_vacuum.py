@@ -1,0 +1,102 @@
+"""What killed tasks left goes, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyarrow.fs import LocalFileSystem
+
+from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.errors import TableError, UsageError
+from ledgerlake.operators.writing import BatchNote, file_prefix
+from ledgerlake.options.config import Config, parse_config
+from ledgerlake.table.ordered_files import FileWriter, ParquetFolder
+from ledgerlake.table.vacuum import vacuum
+
+# As tasks name them, see ``operators.writing.file_prefix`` and ``table.ordered_files``.
+OLD = "part-00000007-00001-000-2c1f8f04-43d6-4d0c-9a9c-6a3f0c0e2a11.zstd.parquet"
+SOURCE = TopicPartition("t", 1)
+NEW = "part-00000008-00001-000-5f0c3b0e-8a51-4a0e-b3a3-1c1b8a9d6e22.zstd.parquet"
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """Two tables, of which one has a file in use, an old orphan and one of a task in work."""
+    data = {
+        "source": {"service_url": "pulsar://localhost", "topics": ["t"]},
+        "stream": {"name": "s"},
+        "delta": {"path": str(tmp_path / "messages")},
+    }
+    for name in ("messages", "messages_rejects"):
+        write_deltalake(str(tmp_path / name), pa.table({"n": [1, 2, 3]}))
+    messages = tmp_path / "messages"
+    for name in (*messages.glob("*.parquet"), messages / OLD, messages / NEW):
+        path = Path(name)
+        path.touch()
+        if path.name != NEW:
+            os.utime(path, (time.time() - 30 * 86_400,) * 2)
+    return parse_config(data)
+
+
+def left(config: Config) -> set[str]:
+    return {one.name for one in Path(config.delta.path).glob("part-*.parquet")}
+
+
+def test_only_old_files_that_the_table_does_not_use_are_removed(config: Config) -> None:
+    before = left(config)
+    (would, nothing) = vacuum(config, dry_run=True)
+    assert (would.files, nothing.files) == ([OLD], [])
+    assert left(config) == before
+    assert vacuum(config)[0].files == [OLD]
+    assert left(config) == before - {OLD}
+    assert DeltaTable(config.delta.path).to_pyarrow_table()["n"].to_pylist() == [1, 2, 3]
+
+
+def test_a_file_of_a_task_in_work_is_never_old_enough(config: Config) -> None:
+    assert NEW not in vacuum(config, 1)[0].files
+    with pytest.raises(UsageError, match="less than an hour"):
+        vacuum(config, 0)
+
+
+def test_a_missing_table_is_one_sentence(config: Config, tmp_path: Path) -> None:
+    os.rename(tmp_path / "messages_rejects", tmp_path / "elsewhere")
+    with pytest.raises(TableError, match="messages_rejects cannot be vacuumed"):
+        vacuum(config)
+
+
+def test_what_lies_in_the_tables_folder_and_is_no_data_file_of_it_stays(config: Config) -> None:
+    messages = Path(config.delta.path)
+    names = ["notes.txt", "export.parquet", "part-1.parquet", "day=1/" + OLD, f"rejects/{OLD}"]
+    names += ["rejects/_delta_log/00000000000000000000.json", "checkpoint/metadata", "checkpoint/offsets/7"]
+    for name in names:
+        path = messages / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.utime(path, (time.time() - 30 * 86_400,) * 2)
+    assert vacuum(config)[0].files == [OLD]
+    assert [name for name in names if not (messages / name).exists()] == []
+
+
+def test_files_that_tasks_write_and_those_that_an_optimize_leaves_are_known_by_their_names(config: Config) -> None:
+    path = config.delta.path
+    write_deltalake(path, pa.table({"n": [4]}), mode="append")
+    DeltaTable(path).optimize.compact()
+    in_use = {Path(one).name for one in DeltaTable(path).file_uris()}
+    folder = ParquetFolder(
+        LocalFileSystem(), path, pa.schema([("n", pa.int64())]), file_prefix(SOURCE, BatchNote(7, {}))
+    )
+    writer = FileWriter(folder)
+    writer.write(pa.table({"n": [1]}))
+    (own,) = writer.finish()
+    spark = "part-00000-1ae5adda-00c7-4e01-b2db-42d921938b81.c000.snappy.parquet"
+    (Path(path) / spark).touch()
+    for one in Path(path).glob("*.parquet"):
+        os.utime(one, (time.time() - 30 * 86_400,) * 2)
+    # The log says when it put the others out of use, and that was now.
+    assert set(vacuum(config)[0].files) == {OLD, NEW, own.name, spark}
+    assert {one.name for one in Path(path).glob("*.parquet")} >= in_use
