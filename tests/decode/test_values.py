@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledgerlake.decode import records
-from ledgerlake.decode.values import Encoded, column_type, decoder
+from ledgerlake.decode.columns import Encoded
+from ledgerlake.decode.values import column_type, decoder
 from ledgerlake.errors import SetupError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.value_schema import ValueSchema

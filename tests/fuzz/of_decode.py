@@ -20,6 +20,7 @@ from ledgerlake.assembly.chunk_entries import read_alone
 from ledgerlake.assembly.rules import Chunk, Limits
 from ledgerlake.decode import crypto, records, schema
 from ledgerlake.decode.codecs import compress, decompress
+from ledgerlake.decode.columns import Encoded
 from ledgerlake.decode.compat import as_compat
 from ledgerlake.decode.crypto import CryptoSettings, open_entry
 from ledgerlake.decode.entries import entry_rows
@@ -30,7 +31,7 @@ from ledgerlake.decode.reference import decode_entry
 from ledgerlake.decode.rejects import RejectedEntry, read_reject, reject_frame, reject_rows, rejected_row
 from ledgerlake.decode.split import CHUNK, DELAYED, ENTRIES, MARKER, only_entry, read_delayed, split_bundle
 from ledgerlake.decode.typed import type_values
-from ledgerlake.decode.values import Encoded, column_type, decoder
+from ledgerlake.decode.values import column_type, decoder
 from ledgerlake.delay.cancel_messages import find_cancels
 from ledgerlake.errors import CorruptEntryError, DecryptionError, MalformedFrameError, SetupError
 from ledgerlake.operators.in_task import LocalAssembly

@@ -17,7 +17,7 @@ import pyarrow as pa
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import FieldDescriptor
 
-from ledgerlake.decode.values import COLUMNS_MOST, DecodedValues, build, decode_rows, too_wide
+from ledgerlake.decode.columns import COLUMNS_MOST, DecodedValues, build, decode_rows, too_wide
 from ledgerlake.errors import SetupError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor
     from google.protobuf.message import Message
 
-    from ledgerlake.decode.values import Decoder, Encoded
+    from ledgerlake.decode.columns import Decoder, Encoded
     from ledgerlake.wire.value_schema import ValueSchema
 
 _CPP = FieldDescriptor

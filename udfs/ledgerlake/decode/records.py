@@ -33,15 +33,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from ledgerlake.decode.columns import COLUMNS_MOST, DecodedValues, build, decode_rows, too_wide
 from ledgerlake.decode.schema import TIMESTAMP
-from ledgerlake.decode.values import COLUMNS_MOST, DecodedValues, build, decode_rows, too_wide
 from ledgerlake.errors import SetupError
 from ledgerlake.pb import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ledgerlake.decode.values import Decoder, Encoded
+    from ledgerlake.decode.columns import Decoder, Encoded
     from ledgerlake.wire.value_schema import ValueSchema
 
 _PRIMITIVES: dict[str, pa.DataType] = {

@@ -17,7 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledgerlake.decode.values import DecodedValues, Encoded, column_type, decoder
+from ledgerlake.decode.columns import DecodedValues, Encoded
+from ledgerlake.decode.values import column_type, decoder
 from ledgerlake.errors import SetupError
 from ledgerlake.wire.value_schema import ValueSchema
 
