@@ -27,7 +27,6 @@ import json
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import fastavro
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -99,6 +98,9 @@ def _parse(definition: bytes) -> Any:
 
 
 def _compiled(schema: ValueSchema) -> Any:
+    # Every worker imports this module, and few read Avro.
+    import fastavro
+
     try:
         return fastavro.parse_schema(_plain(_parse(schema.definition)))
     except (fastavro.schema.SchemaParseException, fastavro.schema.UnknownType, ValueError, KeyError) as error:
@@ -242,6 +244,8 @@ def _for_spark(arrow_type: pa.DataType) -> pa.DataType:
 
 
 def _decode_avro(physical: pa.DataType, writer: Any, reader: Any, encoded: Encoded) -> DecodedValues:
+    import fastavro
+
     def read(payload: bytes) -> Any:
         stream = io.BytesIO(payload)
         value = fastavro.schemaless_reader(stream, writer, reader)
