@@ -40,7 +40,7 @@ from ledgerlake.delay.segment import WAITING, waiting
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.operators.bucket_storage import FolderStorage
 from ledgerlake.operators.rows import FLOW, Report, flow_row, report_to_json
-from ledgerlake.operators.stateful import assemble, set_up_state
+from ledgerlake.operators.stateful import set_up_state, stateful
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.stored.files import load_json, save_json
@@ -146,7 +146,7 @@ class _Run:
         self._at = 0
         options = {"messages": str(messages), "steps": self._steps}
         flow = spark.readStream.format(_BenchSource.name()).options(**options).load()
-        settled = assemble(flow, Limits(), DelayOptions())
+        settled = stateful(flow, Limits(), DelayOptions())
         counted = settled.mapInArrow(_count, "released bigint")
         writer = counted.writeStream.option("checkpointLocation", checkpoint).foreachBatch(self._take)
         self._query = writer.trigger(processingTime="0 seconds").start()

@@ -5,8 +5,9 @@ from ledgerlake.api import load_config, messages, run, start_session
 
 from ledgerlake.inspect.typed import typed
 from ledgerlake.options.config import Config, load_config, parse_config
-from ledgerlake.pipeline.pipeline import Pipeline, messages, rejects, run
+from ledgerlake.pipeline.pipeline import Pipeline, run
 from ledgerlake.pipeline.progress import lags_of
+from ledgerlake.pipeline.streams import messages, rejects
 from ledgerlake.publish.datasource import LedgerlakeDataSource
 from ledgerlake.publish.large_messages import LargeMessageProducer
 from ledgerlake.runtime.session import start_session

@@ -9,11 +9,12 @@ import pytest
 
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.decode.messages import decode_bundle
+from ledgerlake.decode.split import ENTRIES
 from ledgerlake.delay import cancel_messages
 from ledgerlake.delay.cancel_messages import TaskCancels, find_cancels
 from ledgerlake.delay.cancels import Cancel
-from ledgerlake.operators import writing
-from ledgerlake.operators.writing import BatchNote, TaskSettings, write_range
+from ledgerlake.operators.facts import BatchNote, TaskSettings
+from ledgerlake.operators.ingest import ingest_range
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -98,8 +99,8 @@ def test_a_task_passes_a_bounded_number_on_and_the_others_are_rejects(
     settings = TaskSettings(str(tmp_path / "m"), str(tmp_path / "r"), Limits(), DelayOptions(), options)
     name = f"{SOURCE.topic}-partition-{SOURCE.partition}"
     span = EntryRange(name, Position(7, -1), Position(7, 4), Position(7, 4))
-    pieces = [Piece(writing.ENTRIES, memoryview(bundle(entries)))]
-    rows = [row for batch in write_range(pieces, span, settings, BatchNote(0, {})) for row in batch.to_pylist()]
+    pieces = [Piece(ENTRIES, memoryview(bundle(entries)))]
+    rows = [row for batch in ingest_range(pieces, span, settings, BatchNote(0, {})) for row in batch.to_pylist()]
     report = json.loads(rows[-1]["note"])
     assert len([one for one in report["events"] if one[0] == "Cancel"]) == 10
     assert sum(one["rows"] for one in report["fact"]["messages"]) == 20

@@ -17,7 +17,7 @@ from ledgerlake.api import messages, run
 from ledgerlake.inspect.verify import verify
 from ledgerlake.inspect.waiting_messages import waiting_messages
 from ledgerlake.options.config import parse_config
-from ledgerlake.pipeline.pipeline import cancel
+from ledgerlake.publish.cancel import cancel
 from ledgerlake.publish.large_messages import LargeMessageProducer
 from tests.live.runtime import wait_until
 from tests.live.test_columns import run_once

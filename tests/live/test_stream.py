@@ -15,7 +15,7 @@ from ledgerlake.errors import CheckpointError, LedgerlakeError, SetupError, Tabl
 from ledgerlake.inspect.lag import find_lags
 from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
-from ledgerlake.pipeline.pipeline import forget
+from ledgerlake.pipeline.forget import forget
 from tests.live.runtime import wait_until
 from tests.live.test_columns import run_once, table_rows
 

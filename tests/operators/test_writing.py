@@ -12,8 +12,9 @@ from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.messages import BatchPart
 from ledgerlake.decode.split import split_bundle
 from ledgerlake.operators import messages
+from ledgerlake.operators.facts import BatchNote, TaskSettings
+from ledgerlake.operators.ingest import ingest_range
 from ledgerlake.operators.rows import Report, report_from_json
-from ledgerlake.operators.writing import BatchNote, TaskSettings, write_range
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -53,7 +54,7 @@ def pieces(entries: list[bytes]) -> list[Piece]:
 def written(folder: Path, entries: list[bytes], clock_ms: int | None = None, **delay: Any) -> list[pa.RecordBatch]:
     """Rows of a task of the pipeline."""
     settings = TaskSettings(str(folder), str(folder), LIMITS, DelayOptions(**delay), OPTIONS)
-    return list(write_range(pieces(entries), span(entries, clock_ms), settings, BatchNote(0, {})))
+    return list(ingest_range(pieces(entries), span(entries, clock_ms), settings, BatchNote(0, {})))
 
 
 def forwarded(_folder: Path, entries: list[bytes], clock_ms: int | None = None, **delay: Any) -> list[pa.RecordBatch]:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ledgerlake.client.cluster import ClientSettings
 from ledgerlake.errors import CheckpointError, OffsetError
 from ledgerlake.pipeline.checkpoint import Checkpoint
-from ledgerlake.pipeline.pipeline import Pipeline
+from ledgerlake.pipeline.start import Start
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.ordered_files import DataFile
@@ -24,16 +23,11 @@ if TYPE_CHECKING:
 def begin(checkpoint: Path) -> Outbox:
     """Begin the outbox of a pipeline that has never committed anything."""
     outbox = Outbox(str(checkpoint / "ledgerlake/outbox"))
-    pipeline: Any = SimpleNamespace(
-        _outbox=outbox,
+    start: Any = SimpleNamespace(
         _checkpoint=Checkpoint(str(checkpoint)),
-        _sink=SimpleNamespace(messages=SimpleNamespace(path="table", outbox_messages=lambda _name: None)),
-        _options=SimpleNamespace(client=ClientSettings("pulsar://broker")),
-        _cursors=SimpleNamespace(is_held=True),
-        _end_with=lambda _error: None,
-        config=SimpleNamespace(deliver=SimpleNamespace(topic="due"), stream=SimpleNamespace(name="s")),
+        _tables={"messages": SimpleNamespace(path="table", outbox_messages=lambda _name: None)},
     )
-    Pipeline._begin_outbox(pipeline)
+    Start.open_outbox(start, outbox)
     return outbox
 
 

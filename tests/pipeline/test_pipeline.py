@@ -25,8 +25,10 @@ from ledgerlake.options.source_options import parse_options
 from ledgerlake.pipeline.checkpoint import Checkpoint, as_option
 from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.cursors import CursorKeeper
-from ledgerlake.pipeline.pipeline import Pipeline, cause_of, check_reachable
+from ledgerlake.pipeline.failures import cause_of
+from ledgerlake.pipeline.pipeline import Pipeline
 from ledgerlake.pipeline.progress import ProgressScreen, Totals, progress_line
+from ledgerlake.pipeline.start import check_reachable
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.table.batch_record import BatchRecord, Held
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
@@ -235,9 +237,9 @@ def test_a_batch_is_compared_as_long_as_sparks_log_reaches_back_to_it(
     pipeline, table = with_a_table(tmp_path, planned, BatchRecord("s", "ledgerlake:s:q", batch_id, 111))
     assert pipeline._checkpoint.keeps(batch_id) == kept
     if not kept:
-        return pipeline._compare_with_tables([table])
+        return pipeline._start.compare_with_tables([table])
     with pytest.raises(CheckpointError, match="has another batch"):
-        pipeline._compare_with_tables([table])
+        pipeline._start.compare_with_tables([table])
     return None
 
 
@@ -245,7 +247,7 @@ def test_a_hole_in_sparks_log_is_an_incomplete_copy(tmp_path: Path) -> None:
     planned = [*range(3), *range(90, 101)]
     pipeline, table = with_a_table(tmp_path, planned, BatchRecord("s", "ledgerlake:s:q", 60, 111))
     with pytest.raises(CheckpointError, match="lacks the offsets of batch 59; restore it from a complete copy"):
-        pipeline._compare_with_tables([table])
+        pipeline._start.compare_with_tables([table])
 
 
 @pytest.mark.parametrize(
@@ -266,9 +268,9 @@ def test_a_table_holds_what_the_checkpoint_saw_in_it_or_is_a_new_one(
     pipeline._cursors.add(held, {}, {"messages": Held(str(tmp_path / path), held)})
     tables = [table] if is_there else []
     if said is None:
-        return pipeline._check_tables_are_newest(tables)
+        return pipeline._start.check_tables_are_newest(tables)
     with pytest.raises(CheckpointError, match=said):
-        pipeline._check_tables_are_newest(tables)
+        pipeline._start.check_tables_are_newest(tables)
     return None
 
 

@@ -58,7 +58,7 @@ def test_state_has_no_more_partitions_than_keys(
 def test_what_workers_are_forked_from_has_imported_their_modules_and_started_no_thread() -> None:
     asked = (
         "import sys, threading, ledgerlake.pipeline.worker_daemon\n"
-        "assert {'pyarrow', 'pandas', 'numba', 'ledgerlake.operators.writing'} <= set(sys.modules)\n"
+        "assert {'pyarrow', 'pandas', 'numba', 'ledgerlake.operators.finalize'} <= set(sys.modules)\n"
         "assert threading.active_count() == 1"
     )
     subprocess.run([sys.executable, "-c", asked], check=True)

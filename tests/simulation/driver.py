@@ -34,7 +34,8 @@ from ledgerlake.decode import kernels
 from ledgerlake.errors import LedgerlakeError
 from ledgerlake.operators import bucket_storage, stateful
 from ledgerlake.options.config import parse_config
-from ledgerlake.pipeline.pipeline import Pipeline, cause_of
+from ledgerlake.pipeline.failures import cause_of
+from ledgerlake.pipeline.pipeline import Pipeline
 from ledgerlake.publish import republisher
 from ledgerlake.source import task_reader
 from ledgerlake.stored import files

@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cursor import DurableCursor
-from ledgerlake.pipeline import pipeline
+from ledgerlake.pipeline import wake_ups as pipeline_wake_ups
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.cursors import CursorKeeper
 from ledgerlake.pipeline.pipeline import Pipeline
+from ledgerlake.pipeline.start import Start
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.source import wake_ups
 from ledgerlake.source.bounds import resolve_start
@@ -38,12 +39,12 @@ def _batches_by_number(edges: Edges) -> None:
         return recorded is not None and recorded.batch_id >= batch.batch_id
 
     edges.replace(Table, "holds", holds)
-    edges.replace(Pipeline, "_compare_with_tables", lambda _self, _tables: None)
+    edges.replace(Start, "compare_with_tables", lambda _self, _tables: None)
 
 
 def _latest_without_question(edges: Edges) -> None:
     """A start at the latest message without a checkpoint does not look at what there was before."""
-    first_start, check = Pipeline._first_start, Pipeline._check_first_start
+    first_start, check = Start._first_start, Start._check_first_start
 
     def start(self: Any, bound: Any, ends: Any) -> Any:
         if bound != "latest":
@@ -54,8 +55,8 @@ def _latest_without_question(edges: Edges) -> None:
         if bound != "latest":
             check(self, names, bound, tables)
 
-    edges.replace(Pipeline, "_first_start", start)
-    edges.replace(Pipeline, "_check_first_start", only_others)
+    edges.replace(Start, "_first_start", start)
+    edges.replace(Start, "_check_first_start", only_others)
 
 
 def _outbox_before_ownership(edges: Edges) -> None:
@@ -103,12 +104,12 @@ def _wakes_in_one_file(edges: Edges) -> None:
     def save(folder: str, _batch_id: int, wakes_ms: dict[str, int]) -> None:
         wake_ups.save_wakes(folder, 0, wakes_ms)
 
-    edges.replace(pipeline, "save_wakes", save)
+    edges.replace(pipeline_wake_ups, "save_wakes", save)
 
 
 def _batches_run_again_without_their_entries(edges: Edges) -> None:
     """A start does not compare where the cursors stand with what is to be read again."""
-    edges.replace(Pipeline, "_compare_with_cursors", lambda _self, _start: None)
+    edges.replace(Start, "_compare_with_cursors", lambda _self, _start: None)
 
 
 def _state_files_of_version_1(edges: Edges) -> None:

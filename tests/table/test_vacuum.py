@@ -13,12 +13,13 @@ from pyarrow.fs import LocalFileSystem
 
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.errors import TableError, UsageError
-from ledgerlake.operators.writing import BatchNote, file_prefix
+from ledgerlake.operators.facts import BatchNote
+from ledgerlake.operators.partition_writer import file_prefix
 from ledgerlake.options.config import Config, parse_config
 from ledgerlake.table.ordered_files import FileWriter, ParquetFolder
 from ledgerlake.table.vacuum import vacuum
 
-# As tasks name them, see ``operators.writing.file_prefix`` and ``table.ordered_files``.
+# As tasks name them, see ``operators.partition_writer.file_prefix`` and ``table.ordered_files``.
 OLD = "part-00000007-00001-000-2c1f8f04-43d6-4d0c-9a9c-6a3f0c0e2a11.zstd.parquet"
 SOURCE = TopicPartition("t", 1)
 NEW = "part-00000008-00001-000-5f0c3b0e-8a51-4a0e-b3a3-1c1b8a9d6e22.zstd.parquet"

@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        from ledgerlake.pipeline.pipeline import cause_of
+        from ledgerlake.pipeline.failures import cause_of
 
         return _report(cause_of(error), options.debug)
 

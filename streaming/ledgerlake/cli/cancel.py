@@ -30,7 +30,7 @@ def add(commands: Commands) -> None:
 
 def _cancel(options: argparse.Namespace) -> int:
     from ledgerlake.options.config import load_config
-    from ledgerlake.pipeline.pipeline import cancel
+    from ledgerlake.publish.cancel import cancel
 
     config = load_config(options.config)
     by: Literal["id", "key"] = "id" if options.id is not None else "key"

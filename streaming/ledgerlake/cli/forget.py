@@ -27,7 +27,7 @@ def add(commands: Commands) -> None:
 
 def _forget(options: argparse.Namespace) -> int:
     from ledgerlake.options.config import load_config
-    from ledgerlake.pipeline.pipeline import forget
+    from ledgerlake.pipeline.forget import forget
 
     config = load_config(options.config)
     names = forget(config)

@@ -38,8 +38,9 @@ def add(commands: Commands) -> None:
 def _run(options: argparse.Namespace) -> int:
     from ledgerlake.decode.ready import make_ready
     from ledgerlake.options.config import load_config
-    from ledgerlake.pipeline.pipeline import Pipeline, check_reachable
+    from ledgerlake.pipeline.pipeline import Pipeline
     from ledgerlake.pipeline.progress import ProgressScreen
+    from ledgerlake.pipeline.start import check_reachable
     from ledgerlake.runtime.session import end_and_archive, start_session
 
     config = load_config(options.config)

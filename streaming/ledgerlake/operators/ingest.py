@@ -1,75 +1,123 @@
-"""The pipeline's own data source: its tasks do not hand entries to Spark, they write them.
+"""The first stage of a micro-batch: a task decodes its range of entries straight into files.
 
-What comes out are the few rows of ``operators.rows``. So entries cross into the JVM neither on their way from the broker nor
-on their way to the table.
+Large messages that begin and end within the range are settled here. Rows that only state can settle pass to the stateful stage.
+Where the last chunk of such a message stands, the stage ends its file, so that the message's own file fits between and nothing is
+written twice.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema
+import pyarrow as pa
 
-from ledgerlake.assembly.rules import Limits
-from ledgerlake.delay.tracker import DelaySettings
-from ledgerlake.operators.rows import FLOW
-from ledgerlake.operators.writing import BatchNote, TaskSettings, write_range
-from ledgerlake.options.delay_options import DelayOptions
-from ledgerlake.options.source_options import SourceOptions, parse_options
-from ledgerlake.source.stream_reader import LedgerlakeStreamReader
-from ledgerlake.source.task_reader import read_pieces
+from ledgerlake.assembly.assembler import Assembled, Entry, Outcome
+from ledgerlake.assembly.chunk_entries import read_alone
+from ledgerlake.assembly.rules import Chunk
+from ledgerlake.client.topics import split_partition
+from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.decode.rejects import RejectedEntry, read_reject
+from ledgerlake.decode.split import DELAYED, ENTRIES, REJECT, only_entry
+from ledgerlake.errors import CorruptEntryError
+from ledgerlake.operators.facts import BatchNote, TaskSettings
+from ledgerlake.operators.in_task import LocalAssembly
+from ledgerlake.operators.partition_writer import PartitionWriter
+from ledgerlake.operators.rows import (
+    Report,
+    Waits,
+    delayed_rows,
+    flow_row,
+    latest,
+    report_to_json,
+)
+from ledgerlake.runtime.memory import give_back, keep_freed_blocks
+from ledgerlake.source.range_reader import BUNDLE_BYTES
+from ledgerlake.source.task_reader import Piece
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
-
-_TASK_OPTION = "task"
+    from ledgerlake.source.planning import EntryRange
 
 
-def write_stream(spark: SparkSession, source_options: dict[str, str], settings: TaskSettings) -> DataFrame:
-    """A stream whose tasks write their ranges; its rows are those of ``FLOW``."""
-    spark.dataSource.register(_WritingDataSource)
-    own = {
-        "folders": [settings.messages_folder, settings.rejects_folder],
-        "limits": asdict(settings.limits),
-        "delay": asdict(settings.delay),
-    }
-    options = source_options | {_TASK_OPTION: json.dumps(own)}
-    return spark.readStream.format(_WritingDataSource.name()).options(**options).load()
+def ingest_range(
+    pieces: Iterable[Piece], span: EntryRange, settings: TaskSettings, note: BatchNote
+) -> Iterator[pa.RecordBatch]:
+    """First stage: a range of entries in, files out, rows of ``FLOW`` on to the stateful stage."""
+    one = _Range(span, settings, note)
+    for piece in pieces:
+        yield from one.take(piece)
+    yield from one.finish()
 
 
-class _WritingDataSource(DataSource):  # type: ignore[misc]
-    @classmethod
-    def name(cls) -> str:
-        return "ledgerlake-pipeline"
+class _Range:
+    """One topic partition's range in a task of the first stage."""
 
-    def schema(self) -> StructType:
-        return from_arrow_schema(FLOW)
+    def __init__(self, span: EntryRange, settings: TaskSettings, note: BatchNote) -> None:
+        self._writer = PartitionWriter(TopicPartition(*split_partition(span.topic_partition)), settings, note)
+        self._holds_delayed = settings.delay.enabled
+        self._local = LocalAssembly(settings.limits, hold_delayed=settings.delay.enabled)
+        self._end = span.through
+        self._now_ms = span.clock_ms
+        self._stored_bytes = 0
+        self._saw_chunks = False
 
-    def streamReader(self, schema: StructType) -> _WritingStreamReader:
-        given = dict(self.options)
-        own = json.loads(given.pop(_TASK_OPTION))
-        options = parse_options(given)
-        messages_folder, rejects_folder = own["folders"]
-        delay = DelayOptions(**{**own["delay"], "settings": DelaySettings(**own["delay"]["settings"])})
-        settings = TaskSettings(messages_folder, rejects_folder, Limits(**own["limits"]), delay, options)
-        return _WritingStreamReader(options, settings)
+    def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        self._stored_bytes += len(piece.frames)
+        self._now_ms = latest((self._now_ms, piece.broker_ms))
+        if piece.kind == DELAYED and self._holds_delayed:
+            yield from delayed_rows(self._writer.source, piece.frames, piece.first_entry)
+            return
+        if piece.kind in (ENTRIES, DELAYED):
+            self._local.events += self._writer.write_entries(piece.frames, piece.first_entry)
+            return
+        if piece.kind == REJECT:
+            self._writer.write_rejects([read_reject(piece.frames)])
+            return
+        position, entry = only_entry(piece.frames)
+        try:
+            event = read_alone(piece.kind, entry, position)
+        except CorruptEntryError as error:
+            self._writer.write_rejects([RejectedEntry(position, entry, error.reason, error.message)])
+            return
+        if isinstance(event, Chunk):
+            # A small chunk must not keep the whole bundle in memory that it came with.
+            yield from self._take_chunk(event, bytes(entry) if len(entry) < BUNDLE_BYTES else entry)
+        else:
+            yield from self._settle(self._local.mark(event))
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        for position, entry in self._local.hand_over():
+            yield flow_row(self._writer.source, "chunk", position, entry=entry)
+        fact = replace(self._writer.finish(self._end), stored_bytes=self._stored_bytes)
+        report = Report(self._end, self._now_ms, asdict(fact), self._local.events)
+        yield flow_row(self._writer.source, "report", note=report_to_json(report))
+        if self._saw_chunks:
+            give_back()
+
+    def _take_chunk(self, chunk: Chunk, entry: Entry) -> Iterator[pa.RecordBatch]:
+        keep_freed_blocks()
+        self._saw_chunks = True
+        outcomes = self._local.arrive(chunk, entry)
+        if outcomes is not None:
+            yield from self._settle(outcomes)
+            return
+        yield flow_row(self._writer.source, "chunk", chunk.position, entry=entry)
+        if chunk.chunk_id == chunk.chunk_count - 1:
+            self._writer.messages.cut()
+
+    def _settle(self, outcomes: Iterable[Outcome]) -> Iterator[pa.RecordBatch]:
+        """Write what can be written now; a message that is to be delivered later goes on to the stateful stage."""
+        for outcome in outcomes:
+            if not isinstance(outcome, Assembled) or outcome.deliver_ms is None:
+                _use_up(self._writer.write_outcome(outcome))
+                continue
+            self._local.events.append(Waits(outcome.positions, outcome.deliver_ms, outcome.entries is not None))
+            for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
+                yield flow_row(self._writer.source, "chunk", position, entry=entry)
 
 
-class _WritingStreamReader(LedgerlakeStreamReader):
-    def __init__(self, options: SourceOptions, settings: TaskSettings) -> None:
-        super().__init__(options)
-        self._settings = settings
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**super().__getstate__(), "_settings": self._settings}
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        pieces = read_pieces(self._options, partition.span)
-        return write_range(pieces, partition.span, self._settings, BatchNote.of_this_task())
+def _use_up(messages: Iterator[pa.RecordBatch]) -> None:
+    for _ in messages:
+        pass

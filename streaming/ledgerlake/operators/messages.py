@@ -21,7 +21,7 @@ from ledgerlake.delay.cancels import Cancels
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
 from ledgerlake.operators.rows import FLOW_DDL, Event, Report, Standing, delayed_rows, flow_row, latest, report_to_json
-from ledgerlake.operators.stateful import assemble
+from ledgerlake.operators.stateful import stateful
 from ledgerlake.source.task_reader import Piece, check_broker_metadata, piece_as_view
 from ledgerlake.wire.message_id import Position
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def whole_messages(bundles: DataFrame, options: SourceOptions, limits: Limits, delay: DelayOptions) -> DataFrame:
     """Rows of ``schema.VIEW``: messages, and what is none with its ``reject_reason``."""
     flow = bundles.mapInArrow(lambda rows: _forward(rows, options, delay.enabled), FLOW_DDL)
-    assembled = assemble(flow, limits, delay)
+    assembled = stateful(flow, limits, delay)
     return assembled.mapInArrow(lambda rows: _decode(rows, options, limits), from_arrow_schema(schema.VIEW))
 
 

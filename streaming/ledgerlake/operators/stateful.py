@@ -81,7 +81,7 @@ def set_up_state(spark: SparkSession) -> None:
         spark.conf.set(name, value)
 
 
-def assemble(flow: DataFrame, limits: Limits, delay: DelayOptions) -> DataFrame:
+def stateful(flow: DataFrame, limits: Limits, delay: DelayOptions) -> DataFrame:
     """Put the stage behind rows of ``FLOW``; the result has the same columns."""
     keyed = flow.groupBy("topic", "partition")
     return keyed.transformWithStateInPandas(Processor(limits, delay), FLOW_DDL, "append", "none")

@@ -2,7 +2,7 @@
 
 Order of a micro-batch, each step safe to repeat after a kill at any point:
 
-    1. tasks write Parquet files that no table knows (see ``operators.writing``); what a killed task leaves is an orphan for ``ledgerlake vacuum``
+    1. tasks write Parquet files that no table knows (see ``operators.ingest`` and ``operators.finalize``); what a killed task leaves is an orphan for ``ledgerlake vacuum``
     2. ask both tables whether they hold the batch; what belongs to another checkpoint is refused before anything changes
     3. note what is for a topic in the outbox (see ``publish.outbox``), if there is one
     4. commit ``rejects``     with the batch's number and offsets; skipped if that batch is in already
@@ -20,24 +20,14 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from ledgerlake.operators.ingest import write_stream
-from ledgerlake.operators.stateful import assemble
-from ledgerlake.operators.writing import (
-    BATCH_PROPERTY,
-    FACT_SCHEMA,
-    BatchNote,
-    PartitionFact,
-    TaskSettings,
-    fact_from_json,
-    write_rest,
-)
+from ledgerlake.operators.facts import BATCH_PROPERTY, BatchNote, PartitionFact, fact_from_json
 from ledgerlake.table.batch_record import Held
 from ledgerlake.table.delta_table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from ledgerlake.publish.outbox import Outbox
     from ledgerlake.table.batch_record import BatchRecord
@@ -71,10 +61,9 @@ class BatchResult:
 class DeltaSink:
     """Writes micro-batches into the two tables."""
 
-    def __init__(self, messages: Table, rejects: Table, settings: TaskSettings, outbox: Outbox | None = None) -> None:
+    def __init__(self, messages: Table, rejects: Table, outbox: Outbox | None = None) -> None:
         self.messages = messages
         self.rejects = rejects
-        self._settings = settings
         self._outbox = outbox
         self._floors_us: dict[str, int] = {}
 
@@ -92,14 +81,8 @@ class DeltaSink:
         """Recall how far each topic partition's time has come in the table."""
         self._floors_us = self._floors_us | self.messages.effective_times_us(topic_partitions)
 
-    def stream(self, spark: SparkSession, source_options: dict[str, str]) -> DataFrame:
-        """The streaming part: one row for each topic partition of a micro-batch, with what its tasks wrote."""
-        settings = self._settings
-        settled = assemble(write_stream(spark, source_options, settings), settings.limits, settings.delay)
-        return settled.mapInArrow(lambda rows: write_rest(rows, settings, BatchNote.of_this_task()), FACT_SCHEMA)
-
     def write(self, written: DataFrame, batch: BatchRecord, check_owner: Callable[[], None]) -> BatchResult:
-        """Run the plan of a micro-batch of ``stream`` and commit what it wrote.
+        """Run the plan of a micro-batch (see ``plan``) and commit what it wrote.
 
         Args:
             check_owner: raises if this process does not own the stream any more; called before anything is committed.

@@ -16,8 +16,9 @@ import pandas as pd
 import pyspark.worker
 from pyspark import daemon
 
+import ledgerlake.operators.finalize
+import ledgerlake.operators.ingest
 import ledgerlake.operators.stateful
-import ledgerlake.operators.writing
 from ledgerlake.decode.ready import make_ready
 from ledgerlake.runtime.workers import quieten
 

@@ -279,7 +279,7 @@ def _number(batch_id: int) -> str:
 
 
 def _batch_of_file(name: str) -> int:
-    """The micro-batch that a file of due messages is of (see ``operators.writing.file_prefix``); of another file, one that never comes."""
+    """The micro-batch that a file of due messages is of (see ``operators.partition_writer.file_prefix``); of another file, one that never comes."""
     found = re.match(r"part-([0-9]{8,})-.*\.parquet$", name)
     return int(found[1]) if found else sys.maxsize
 

@@ -3,7 +3,7 @@
 ``deltalake`` says which files the table does not use and are older than the retention, so that no file of a micro-batch in work is
 among them. Of these only data files go that lie directly in the table's folder, where tasks put them, by their names:
 
-    part-<micro-batch>-<partition>-<number>-<uuid>.<codec>.parquet    of our tasks (see ``operators.writing`` and ``table.ordered_files``)
+    part-<micro-batch>-<partition>-<number>-<uuid>.<codec>.parquet    of our tasks (see ``operators.partition_writer`` and ``table.ordered_files``)
     part-<number>-<uuid>[-.]c<number>.<codec>.parquet                 of Delta's own writers
 
 Whatever else is in the folder or below it is not ours to judge: another table, a checkpoint, files of a user.

@@ -1,0 +1,114 @@
+"""What tasks tell the driver of a micro-batch, and the driver the tasks; nothing of it is stored."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ledgerlake.assembly.rules import Limits
+from ledgerlake.client.topics import join_partition
+from ledgerlake.operators.rows import (
+    Standing,
+    standing_from_dict,
+)
+from ledgerlake.table.ordered_files import DataFile
+from ledgerlake.wire.message_id import Position
+
+if TYPE_CHECKING:
+    from ledgerlake.options.delay_options import DelayOptions
+    from ledgerlake.options.source_options import SourceOptions
+
+
+FACT_SCHEMA = "fact string"
+
+# The driver's word for the tasks of a batch, as a local property of the job.
+BATCH_PROPERTY = "ledgerlake.batch"
+
+
+@dataclass(frozen=True)
+class TaskSettings:
+    """What a writing task needs to know; the same for all batches. The folders are where files go; ``outbox_path``: see ``publish.outbox``."""
+
+    messages_folder: str
+    rejects_folder: str
+    limits: Limits
+    delay: DelayOptions
+    options: SourceOptions
+    outbox_path: str | None = None
+
+
+@dataclass(frozen=True)
+class BatchNote:
+    """What differs from batch to batch: its number, and how far each topic partition's time has come in the table."""
+
+    batch_id: int
+    floors_us: dict[str, int]
+
+    @classmethod
+    def of_this_task(cls) -> BatchNote:
+        from pyspark import TaskContext
+
+        return cls(**json.loads(TaskContext.get().getLocalProperty(BATCH_PROPERTY)))
+
+
+@dataclass(frozen=True)
+class TaskFact:
+    """What a task, or several together, did for one topic partition: files, how far was read, and how many stored bytes."""
+
+    topic: str
+    partition: int
+    end: Position
+    max_effective_us: int | None
+    messages: list[DataFile]
+    rejects: list[DataFile]
+    stored_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class PartitionFact:
+    """A topic partition's share of a batch, all tasks together.
+
+    ``replaced`` are files that were merged into others; ``outbox`` holds what is for the topic of due messages.
+    """
+
+    written: TaskFact
+    standing: Standing
+    replaced: list[str] = field(default_factory=list)
+    outbox: list[DataFile] = field(default_factory=list)
+
+    @property
+    def topic_partition(self) -> str:
+        return join_partition(self.written.topic, self.written.partition)
+
+    @property
+    def done(self) -> Position:
+        """Where a durable cursor may stand: read up to here, and nothing before it that only the topic holds."""
+        oldest = [one for one in (self.standing.oldest_open, self.standing.oldest_waiting) if one is not None]
+        return min([self.written.end, *(one.before for one in oldest)])
+
+    @property
+    def wakes_ms(self) -> int | None:
+        """When there is something to do although nothing new has come."""
+        times_ms = (self.standing.expires_ms, self.standing.next_due_ms)
+        return min((one for one in times_ms if one is not None), default=None)
+
+
+def fact_from_json(text: str) -> PartitionFact:
+    """Read a row of ``FACT_SCHEMA``."""
+    data = json.loads(text)
+    outbox = [_data_file(one) for one in data["outbox"]]
+    return PartitionFact(
+        task_fact_from_dict(data["written"]), standing_from_dict(data["standing"]), data["replaced"], outbox
+    )
+
+
+def task_fact_from_dict(data: dict[str, Any]) -> TaskFact:
+    """Read a task's fact from JSON that was parsed already."""
+    files = {name: [_data_file(one) for one in data[name]] for name in ("messages", "rejects")}
+    return TaskFact(**{**data, **files, "end": Position(**data["end"])})
+
+
+def _data_file(data: dict[str, Any]) -> DataFile:
+    first, last = (tuple(data[name]) if data[name] else None for name in ("first", "last"))
+    return DataFile(**{**data, "first": first, "last": last})

@@ -1,0 +1,85 @@
+"""The last stage of a micro-batch: what the stateful stage brought to an end becomes files.
+
+Files that overlap are merged, and one fact for each topic partition sums up what all stages did.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ledgerlake.assembly.assembler import Outcome, Rejected
+from ledgerlake.decode import schema
+from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.delay.cancels import Cancels
+from ledgerlake.operators.delayed import TOPIC
+from ledgerlake.operators.facts import BatchNote, PartitionFact, TaskFact, TaskSettings, task_fact_from_dict
+from ledgerlake.operators.outcomes import read_flow
+from ledgerlake.operators.partition_writer import PartitionWriter, file_prefix
+from ledgerlake.operators.rows import (
+    Standing,
+)
+from ledgerlake.table.delta_table import data_folder
+from ledgerlake.table.ordered_files import GatheringWriter, merge_overlapping
+from ledgerlake.wire.message_id import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+def finalize(rows: Iterable[pa.RecordBatch], settings: TaskSettings, note: BatchNote) -> Iterator[pa.RecordBatch]:
+    """Second stage: rows of ``FLOW`` in, files out, one fact for each topic partition."""
+    open_rests: dict[TopicPartition, _Rest] = {}
+    for source, found in read_flow(rows):
+        if source not in open_rests:
+            open_rests[source] = _Rest(source, settings, note)
+        if isinstance(found, Standing):
+            fact = open_rests.pop(source).finish(found)
+            yield pa.RecordBatch.from_arrays([pa.array([json.dumps(asdict(fact))], pa.string())], names=["fact"])
+        elif not isinstance(found, pa.RecordBatch):
+            open_rests[source].take(found)
+
+
+class _Rest:
+    """One topic partition in a task of the second stage."""
+
+    def __init__(self, source: TopicPartition, settings: TaskSettings, note: BatchNote) -> None:
+        self._writer = PartitionWriter(source, settings, note)
+        self._outbox: GatheringWriter | None = None
+        if settings.outbox_path is not None:
+            folder = data_folder(settings.outbox_path, schema.MESSAGES, file_prefix(source, note))
+            self._outbox = GatheringWriter(folder)
+
+    def take(self, found: Outcome | Cancels) -> None:
+        if isinstance(found, Cancels):
+            self._writer.decoder.cancels = found
+            return
+        mark = None if isinstance(found, Rejected) else found.outputs.get(TOPIC)
+        for messages in self._writer.write_outcome(found):
+            if self._outbox is not None and mark is not None:
+                self._outbox.write(pa.Table.from_batches([_behind(messages, mark)]))
+
+    def finish(self, standing: Standing) -> PartitionFact:
+        tasks = [task_fact_from_dict(one) for one in standing.facts]
+        own = self._writer.finish(max(one.end for one in tasks))
+        everything = [*tasks, own]
+        files = [file for one in everything for file in one.messages]
+        messages, replaced = merge_overlapping(self._writer.messages_folder, files)
+        times_us = [one.max_effective_us for one in everything if one.max_effective_us is not None]
+        rejects = [file for one in everything for file in one.rejects]
+        stored_bytes = sum(one.stored_bytes for one in tasks)
+        written = TaskFact(
+            own.topic, own.partition, own.end, max(times_us, default=None), messages, rejects, stored_bytes
+        )
+        outbox = self._outbox.finish() if self._outbox is not None else []
+        return PartitionFact(written, replace(standing, facts=[]), replaced, outbox)
+
+
+def _behind(messages: pa.RecordBatch, mark: Position) -> pa.RecordBatch:
+    ledger, entry = messages["ledger_id"], messages["entry_id"]
+    same = pc.and_(pc.equal(ledger, mark.ledger_id), pc.greater(entry, mark.entry_id))
+    return messages.filter(pc.or_(pc.greater(ledger, mark.ledger_id), same))

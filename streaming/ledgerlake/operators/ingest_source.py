@@ -1,0 +1,76 @@
+"""The pipeline's own data source: its tasks do not hand entries to Spark, they write them.
+
+What comes out are the few rows of ``operators.rows``. So entries cross into the JVM neither on their way from the broker nor
+on their way to the table.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from ledgerlake.assembly.rules import Limits
+from ledgerlake.delay.tracker import DelaySettings
+from ledgerlake.operators.facts import BatchNote, TaskSettings
+from ledgerlake.operators.ingest import ingest_range
+from ledgerlake.operators.rows import FLOW
+from ledgerlake.options.delay_options import DelayOptions
+from ledgerlake.options.source_options import SourceOptions, parse_options
+from ledgerlake.source.stream_reader import LedgerlakeStreamReader
+from ledgerlake.source.task_reader import read_pieces
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+_TASK_OPTION = "task"
+
+
+def ingest(spark: SparkSession, source_options: dict[str, str], settings: TaskSettings) -> DataFrame:
+    """A stream whose tasks write their ranges; its rows are those of ``FLOW``."""
+    spark.dataSource.register(_WritingDataSource)
+    own = {
+        "folders": [settings.messages_folder, settings.rejects_folder],
+        "limits": asdict(settings.limits),
+        "delay": asdict(settings.delay),
+    }
+    options = source_options | {_TASK_OPTION: json.dumps(own)}
+    return spark.readStream.format(_WritingDataSource.name()).options(**options).load()
+
+
+class _WritingDataSource(DataSource):  # type: ignore[misc]
+    @classmethod
+    def name(cls) -> str:
+        return "ledgerlake-pipeline"
+
+    def schema(self) -> StructType:
+        return from_arrow_schema(FLOW)
+
+    def streamReader(self, schema: StructType) -> _WritingStreamReader:
+        given = dict(self.options)
+        own = json.loads(given.pop(_TASK_OPTION))
+        options = parse_options(given)
+        messages_folder, rejects_folder = own["folders"]
+        delay = DelayOptions(**{**own["delay"], "settings": DelaySettings(**own["delay"]["settings"])})
+        settings = TaskSettings(messages_folder, rejects_folder, Limits(**own["limits"]), delay, options)
+        return _WritingStreamReader(options, settings)
+
+
+class _WritingStreamReader(LedgerlakeStreamReader):
+    def __init__(self, options: SourceOptions, settings: TaskSettings) -> None:
+        super().__init__(options)
+        self._settings = settings
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**super().__getstate__(), "_settings": self._settings}
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        pieces = read_pieces(self._options, partition.span)
+        return ingest_range(pieces, partition.span, self._settings, BatchNote.of_this_task())

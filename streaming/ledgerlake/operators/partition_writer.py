@@ -1,0 +1,109 @@
+"""Both tables' files of one topic partition, as one task writes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from ledgerlake.assembly.assembler import Outcome
+from ledgerlake.client.topics import join_partition
+from ledgerlake.decode import schema
+from ledgerlake.decode.messages import TopicPartition, decode_bundle
+from ledgerlake.decode.rejects import RejectedEntry
+from ledgerlake.delay.cancel_messages import CANCEL_REFUSED, TaskCancels
+from ledgerlake.operators.facts import BatchNote, TaskFact, TaskSettings
+from ledgerlake.operators.outcomes import OutcomeDecoder
+from ledgerlake.source.task_reader import check_broker_metadata
+from ledgerlake.table.delta_table import data_folder
+from ledgerlake.table.ordered_files import GatheringWriter, OrderedWriter
+from ledgerlake.wire.message_id import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ledgerlake.decode.messages import BatchPart
+    from ledgerlake.delay.cancels import Cancel
+
+
+_UNREAD_MOST = 10_000
+
+
+class PartitionWriter:
+    """Both tables' files for one topic partition in one task."""
+
+    def __init__(self, source: TopicPartition, settings: TaskSettings, note: BatchNote) -> None:
+        self.source = source
+        self._options = settings.options
+        prefix = file_prefix(source, note)
+        self.messages_folder = data_folder(settings.messages_folder, schema.MESSAGES, prefix)
+        self.messages = OrderedWriter(
+            self.messages_folder, note.floors_us.get(join_partition(source.topic, source.partition))
+        )
+        self.decoder = OutcomeDecoder(source, settings.options, settings.limits.max_message_bytes)
+        self._cancels = TaskCancels()
+        self._unread: list[RejectedEntry] = []
+        self._rejects = GatheringWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))
+
+    def write_entries(self, frames: memoryview, first_entry: BatchPart) -> list[Cancel]:
+        """Write plain entries; the cancels among them, as far as a task takes any."""
+        cancels: list[Cancel] = []
+        decoded_parts = decode_bundle(
+            frames,
+            self.source,
+            first_entry=first_entry,
+            **self._options.decoding,
+        )
+        for decoded in decoded_parts:
+            self._write_messages(decoded.messages.select(schema.MESSAGES.names))
+            accepted, refused = self._cancels.take(decoded.messages)
+            cancels += accepted
+            self.write_rejects([RejectedEntry(position, None, CANCEL_REFUSED) for position in refused])
+            if decoded.rejects.num_rows:
+                self._rejects.write(pa.Table.from_batches([decoded.rejects]))
+        return cancels
+
+    def write_outcome(self, outcome: Outcome) -> Iterator[pa.RecordBatch]:
+        """Write what became of entries; the messages among it come out again."""
+        for decoded in self.decoder.decode(outcome):
+            if isinstance(decoded, list):
+                self.write_rejects(decoded)
+            else:
+                self._write_messages(decoded)
+                yield decoded
+
+    def write_rejects(self, rejected: list[RejectedEntry]) -> None:
+        """Write entries into ``rejects``; those that must be read again wait, so that neighbours are read together."""
+        self._unread += [one for one in rejected if one.entry is None]
+        self._gather([one for one in rejected if one.entry is not None])
+        if len(self._unread) >= _UNREAD_MOST:
+            self._read_unread()
+
+    def finish(self, end: Position) -> TaskFact:
+        self._read_unread()
+        messages = self.messages.finish()
+        return TaskFact(
+            self.source.topic,
+            self.source.partition,
+            end,
+            self.messages.max_effective_us,
+            messages,
+            self._rejects.finish(),
+        )
+
+    def _read_unread(self) -> None:
+        unread, self._unread = self._unread, []
+        self._gather(unread)
+
+    def _gather(self, rejected: list[RejectedEntry]) -> None:
+        for table in self.decoder.whole(rejected):
+            self._rejects.write(table)
+
+    def _write_messages(self, messages: pa.RecordBatch) -> None:
+        check_broker_metadata(self._options.require_broker_metadata, messages, self.source)
+        self.messages.write(messages)
+
+
+def file_prefix(source: TopicPartition, note: BatchNote) -> str:
+    """How the names of a task's files begin; ``table.vacuum`` and ``publish.outbox`` know the micro-batch by it."""
+    return f"part-{note.batch_id:08d}-{max(source.partition, 0):05d}"

@@ -1,0 +1,281 @@
+"""The start of a pipeline: the right to run the stream is taken, and what belongs together is compared.
+
+    before the cursors are held     nothing is changed; what can be refused is refused
+    while they are held             checkpoint, tables, cursors and outbox are compared, since nobody else may change them now
+
+A checkpoint that is older than its table, a table that is older than its checkpoint, and an outbox of another checkpoint are
+refused with a sentence that says what to do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ledgerlake.client.cluster import Cluster
+from ledgerlake.errors import CheckpointError, SetupError
+from ledgerlake.options.source_options import parse_start
+from ledgerlake.source.bounds import end_position, first_available, resolve_start
+from ledgerlake.source.loss import moved_to
+from ledgerlake.source.positions import describe
+from ledgerlake.stored.offsets import PartitionOffset
+from ledgerlake.wire.message_id import BEFORE_ALL
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ledgerlake.options.config import Config
+    from ledgerlake.options.source_options import Bound
+    from ledgerlake.pipeline.checkpoint import Checkpoint
+    from ledgerlake.pipeline.cursors import CursorKeeper
+    from ledgerlake.publish.outbox import Outbox
+    from ledgerlake.stored.offsets import Offset
+    from ledgerlake.table.delta_table import Table
+    from ledgerlake.wire.message_id import Position
+
+_NOTHING = PartitionOffset(BEFORE_ALL)
+
+
+class Start:
+    """One start of a pipeline. ``tables`` are all of its tables by name, also those that are not there yet."""
+
+    def __init__(
+        self,
+        config: Config,
+        cluster: Cluster,
+        checkpoint: Checkpoint,
+        cursors: CursorKeeper,
+        tables: Mapping[str, Table],
+    ) -> None:
+        self._config = config
+        self._options = config.parsed_options()
+        self._cluster = cluster
+        self._checkpoint = checkpoint
+        self._cursors = cursors
+        self._tables = tables
+
+    def hold(self, names: list[str], tables: list[Table]) -> Offset:
+        """Take the right to run the stream; return the pipeline's very first position, resolved once for all runs.
+
+        Args:
+            tables: those that are there already.
+
+        Raises:
+            CheckpointError: checkpoint and tables do not belong together.
+            SetupError: the checkpoint is lost, or cannot be written.
+        """
+        bound = parse_start(self._config.source.starting, "[source] starting")
+        start = self._checkpoint.start()
+        ends = {}
+        if start is None:
+            self._check_first_start(names, bound, tables)
+            ends = {name: end_position(self._cluster, name) for name in names} if bound == "latest" else {}
+        self._cursors.hold(names, from_earliest=bound != "latest" or start is not None)
+        # Another process may have begun, or gone on, until it let go of the cursors.
+        start = self._checkpoint.start()
+        self.compare_with_tables(tables)
+        self.check_tables_are_newest(tables)
+        if start is not None:
+            self._compare_with_cursors(start)
+            self._checkpoint.save_stream(self._config.stream.name)
+            return start
+        start = self._first_start(bound, ends)
+        self._checkpoint.save_stream(self._config.stream.name)
+        self._checkpoint.save_start(start)
+        self._cursors.advance({name: offset.position for name, offset in start.items()})
+        return start
+
+    def _check_first_start(self, names: list[str], bound: Bound, tables: list[Table]) -> None:
+        """Find what can be wrong with a start without a checkpoint before a cursor is made for it.
+
+        Raises:
+            SetupError: the tables have messages of this stream, so that a checkpoint there was is lost.
+        """
+        known = [table.path for table in tables if table.last_batch_of(self._config.stream.name) is not None]
+        if known and bound != "cursor" and not self._checkpoint.is_forgotten:
+            raise self._lost_checkpoint(f"the table at {known[0]} knows the stream {self._config.stream.name}")
+        self._checkpoint.check_writable()
+        if bound not in ("cursor", "latest"):
+            for name in names:
+                resolve_start(self._cluster, name, bound)
+
+    def _first_start(self, bound: Bound, ends: dict[str, Position]) -> Offset:
+        """Where a pipeline without a checkpoint begins.
+
+        Args:
+            ends: where the topic partitions ended before the cursors were made, for a start at the latest message.
+
+        Raises:
+            SetupError: the cursors are older than this start, and something is unread or was read, so that a checkpoint there
+                was is lost, and nobody has said what to do.
+        """
+        positions = self._cursors.positions()
+        if bound == "latest":
+            for name, end in ends.items():
+                if positions[name] < end:
+                    raise self._lost_checkpoint(
+                        f"the subscription {self._config.subscription} has unread messages of {name} behind {positions[name]}"
+                    )
+        elif bound != "cursor":
+            for name, position in positions.items():
+                if position > first_available(self._cluster, name):
+                    raise self._lost_checkpoint(
+                        f"the subscription {self._config.subscription} has read {name} up to {position}"
+                    )
+            return {name: resolve_start(self._cluster, name, bound) for name in positions}
+        # Where the cursor stands, so that nothing lies between what it pins and what is read.
+        return {name: describe(self._cluster, name, position) for name, position in positions.items()}
+
+    def _lost_checkpoint(self, sign: str) -> SetupError:
+        return SetupError(
+            f"there is no checkpoint at {self._config.stream.checkpoint}, but {sign}; restore the checkpoint, or set starting "
+            "to cursor to go on from there (messages may come twice), or begin anew after: ledgerlake forget CONFIG"
+        )
+
+    def compare_with_tables(self, tables: list[Table]) -> None:
+        """Check that the checkpoint is not older than the tables.
+
+        Raises:
+            CheckpointError: it is, or it is of another run than what the tables hold.
+        """
+        query_id = self._checkpoint.query_id()
+        planned = self._checkpoint.last_planned()
+        if query_id is None:
+            if planned is not None:
+                raise CheckpointError(
+                    f"the checkpoint {self._config.stream.checkpoint} lacks its file 'metadata'; restore it from a complete copy"
+                )
+            self._check_not_begun(tables)
+            return
+        query = self._query_name(query_id)
+        for table in tables:
+            recorded = table.recorded(query)
+            if recorded is None:
+                continue
+            if planned is None or recorded.batch_id > planned:
+                reached = "no batch" if planned is None else f"batch {planned}"
+                raise self._older_checkpoint(table, f"has batch {recorded.batch_id}", f"reaches {reached}")
+            # Spark has removed the offsets of older batches (``spark.sql.streaming.minBatchesToRetain``).
+            if recorded.range_digest is not None and self._checkpoint.keeps(recorded.batch_id):
+                batch = self._checkpoint.record(self._config.stream.name, query, recorded.batch_id)
+                if not recorded.is_batch(batch):
+                    raise self._older_checkpoint(table, f"has another batch {recorded.batch_id}", "has one of its own")
+
+    def check_tables_are_newest(self, tables: list[Table]) -> None:
+        """Check that no table is older than the checkpoint, or gone: what it lacks the topic need not have any more.
+
+        A folder that the checkpoint never saw, and that knows nothing of the stream, is a new table, which the user chose.
+
+        Raises:
+            CheckpointError: one is.
+        """
+        query_id = self._checkpoint.query_id()
+        if query_id is None:
+            return
+        known = self._cursors.tables()
+        for name, table in self._tables.items():
+            held = known.get(name)
+            if held is None:
+                continue
+            recorded = table.recorded(self._query_name(query_id)) if table in tables else None
+            if (recorded is None and table.path != held.path) or (recorded and recorded.batch_id >= held.batch_id):
+                continue
+            there = "does not know it" if recorded is None else f"has batch {recorded.batch_id}"
+            raise CheckpointError(
+                f"the table at {held.path} had batch {held.batch_id} of the stream {self._config.stream.name} by the checkpoint "
+                f"{self._config.stream.checkpoint}, and the one at {table.path} {there}: it is an older copy; restore the newest "
+                "one, or choose a new folder for what comes from here on, or remove the checkpoint and begin anew after: "
+                "ledgerlake forget CONFIG"
+            )
+
+    def _compare_with_cursors(self, start: Offset) -> None:
+        """Check that the broker has kept what the micro-batch reads that is to be run again.
+
+        A cursor passes it only when it is committed. So if the cursor is past it, the checkpoint is older than the last run.
+
+        Raises:
+            CheckpointError: the cursor is past it.
+        """
+        planned = self._checkpoint.last_planned()
+        if planned is None or self._checkpoint.has_committed(planned) or not self._options.fail_on_data_loss:
+            return
+        begins = start | (self._checkpoint.committed_offset() or {})
+        ends = self._checkpoint.offset(planned)
+        again = [name for name, end in ends.items() if end.position > begins.get(name, _NOTHING).position]
+        for name, position in self._cursors.positions(again).items():
+            begin, end = begins.get(name, _NOTHING).position, ends[name].position
+            if moved_to(position, begin) != BEFORE_ALL or position.ledger_id > end.ledger_id:
+                raise CheckpointError(
+                    f"the subscription {self._config.subscription} has read {name} up to {position}, and batch {planned}, which "
+                    f"begins behind {begin}, is to be run again: the checkpoint {self._config.stream.checkpoint} is an older copy, "
+                    "or somebody moved the subscription; restore the newest one, or set [source] fail_on_data_loss to false to "
+                    "go on with what the topic still has"
+                )
+
+    def _check_not_begun(self, tables: list[Table]) -> None:
+        """Check that a start without any micro-batch in its checkpoint is not one whose micro-batches are missing.
+
+        Raises:
+            CheckpointError: the tables have some.
+        """
+        if self._checkpoint.start() is None or self._checkpoint.is_forgotten:
+            return
+        for table in tables:
+            last = table.last_batch_of(self._config.stream.name)
+            if last is not None and last >= 0:
+                raise self._older_checkpoint(table, f"has batch {last}", "reaches no batch")
+
+    def _older_checkpoint(self, table: Table, there: str, here: str) -> CheckpointError:
+        return CheckpointError(
+            f"the table at {table.path} {there} of the stream {self._config.stream.name}, and the checkpoint "
+            f"{self._config.stream.checkpoint} {here}: it is an older copy; restore the newest one, or, if messages may "
+            "come twice, remove it and set starting to cursor to go on where the subscription stands"
+        )
+
+    def open_outbox(self, outbox: Outbox) -> None:
+        """Open the outbox, if it belongs to checkpoint and table.
+
+        Raises:
+            CheckpointError: it is gone, older than the table, or newer than the checkpoint.
+        """
+        table = self._tables["messages"]
+        query_id = self._checkpoint.query_id()
+        recorded = None if query_id is None else table.recorded(self._query_name(query_id))
+        committed = None if recorded is None else recorded.batch_id
+        outbox.begin(committed, self._checkpoint.outbox())
+        planned = self._checkpoint.last_planned()
+        if outbox.last_sent > (-1 if planned is None else planned):
+            raise CheckpointError(
+                f"the outbox {outbox.folder} has sent batch {outbox.last_sent}, which the checkpoint does not "
+                "have: it belongs to another one; restore both from one copy"
+            )
+        in_table = table.outbox_messages(outbox.name)
+        held = -1 if committed is None else outbox.messages_up_to(committed)
+        if in_table is not None and held < in_table:
+            raise CheckpointError(
+                f"the outbox {outbox.folder} has held {held} messages, and the table at {table.path} says {in_table}: "
+                "it is an older copy; restore the newest one"
+            )
+        self._checkpoint.save_outbox(outbox.name)
+
+    def _query_name(self, query_id: str) -> str:
+        return query_name(self._config.stream.name, query_id)
+
+
+def query_name(stream: str, query_id: str) -> str:
+    """What the tables know a query by: the stream, and the checkpoint's own id, so that a new checkpoint starts over."""
+    return f"ledgerlake:{stream}:{query_id}"
+
+
+def check_reachable(config: Config) -> None:
+    """Find out at once, before Spark starts, whether the broker is there and knows the topics.
+
+    Raises:
+        TransportError, BrokerError, TopicNotFoundError.
+    """
+    options = config.parsed_options()
+    cluster = Cluster(replace(options.client, give_up_after_s=0.0))
+    try:
+        cluster.all_partitions(options.topics)
+    finally:
+        cluster.close()

@@ -1,0 +1,37 @@
+"""Cancelling delayed messages that wait, by a message of its own (see ``delay.cancels``)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from ledgerlake.client.cluster import Cluster
+from ledgerlake.delay.cancels import CANCEL_PROPERTY, parse_cancel
+from ledgerlake.errors import UsageError
+from ledgerlake.publish.large_messages import LargeMessageProducer
+from ledgerlake.wire.message_id import BEFORE_ALL
+
+if TYPE_CHECKING:
+    from ledgerlake.options.config import Config
+
+
+def cancel(config: Config, by: Literal["id", "key"], target: str) -> list[str]:
+    """Cancel waiting messages: one cancel to each topic partition, since an id does not say where it belongs.
+
+    Raises:
+        UsageError: the target is no message id.
+        BrokerError, TransportError, TopicNotFoundError: it was not stored everywhere; sending it again is harmless.
+    """
+    value = f"{by}={target}"
+    if parse_cancel(value, BEFORE_ALL, 0) is None:
+        raise UsageError(f"'{target}' is no {'message id' if by == 'id' else 'key'}")
+    options = config.parsed_options()
+    cluster = Cluster(options.client)
+    try:
+        names = cluster.all_partitions(options.topics)
+        for name in names:
+            producer = LargeMessageProducer(cluster, name)
+            producer.send(b"", properties={CANCEL_PROPERTY: value})
+            producer.close()
+    finally:
+        cluster.close()
+    return names
