@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ledgerlake.errors import DataLossError
+from ledgerlake.pipeline.commit import BatchResult, DeltaSink
 from tests.simulation.driver import MESSAGES, Edges
 from tests.simulation.history import History, Script, Step, Verdict, write_script
 from tests.simulation.many import play_many
@@ -19,6 +21,9 @@ from tests.simulation.world import Event, Killed, Lock, Trap, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from ledgerlake.operators.facts import PartitionFact
+    from ledgerlake.table.batch_record import BatchRecord
 
 _HISTORIES = int(os.environ.get("LEDGERLAKE_HISTORIES", "2000"))
 
@@ -53,6 +58,21 @@ def test_no_history_loses_doubles_reorders_or_stops() -> None:
 @pytest.mark.parametrize("seed", [36586])
 def test_a_history_that_failed_once_does_not_fail_again(seed: int, edges: Edges) -> None:
     assert play(write_script(seed), edges).violations == []
+
+
+def test_a_batch_that_fails_while_the_pipeline_is_stopped_is_said(edges: Edges) -> None:
+    commit = DeltaSink.commit
+    history = History(by_hand(put(1.0), put(3.2), Step(5.0, "stop", {"back_s": 100.0})), edges)
+
+    def slow(sink: DeltaSink, batch: BatchRecord, facts: list[PartitionFact]) -> BatchResult:
+        if batch.batch_id != 2:
+            return commit(sink, batch, facts)
+        history.world.sleep(2.5)
+        raise DataLossError("5 messages are lost")
+
+    with edges.changed(lambda changed: changed.replace(DeltaSink, "commit", slow)):
+        history.play()
+    assert history.apps[0].ended == "DataLossError: 5 messages are lost"
 
 
 @pytest.mark.parametrize("fault", sorted(_FOUND_BY))

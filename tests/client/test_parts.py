@@ -27,6 +27,12 @@ def test_a_partition_knows_its_topic() -> None:
     assert split_partition("persistent://a/b/c") == ("persistent://a/b/c", -1)
 
 
+@pytest.mark.parametrize("number", ["00", "01", "-1", "1000000", "²", "٣", ""])
+def test_what_pulsar_does_not_take_for_a_partition_is_a_topic_of_its_own(number: str) -> None:
+    name = f"persistent://a/b/c-partition-{number}"
+    assert split_partition(name) == (name, -1)
+
+
 @pytest.mark.parametrize(
     ("url", "expected"),
     [

@@ -230,6 +230,19 @@ def test_an_acknowledgement_that_was_interrupted_is_not_repeated_on_another_topi
         assert peer.acknowledged is None
 
 
+def test_a_cursor_is_made_although_the_broker_is_not_ready_at_first() -> None:
+    with Peer(refuse_subscribe=[pb.ServiceNotReady]) as peer:
+        DurableCursor(cluster_of(peer), TOPIC, "s").make(from_earliest=True)
+        assert not peer.refuse_subscribe
+
+
+def test_a_cursor_that_is_to_be_made_and_is_held_is_there() -> None:
+    with Peer(refuse_subscribe=[pb.ConsumerBusy] * 2) as peer:
+        with pytest.raises(ConsumerBusyError):
+            DurableCursor(cluster_of(peer), TOPIC, "s").make(from_earliest=True)
+        assert len(peer.refuse_subscribe) == 1
+
+
 def test_a_cursor_waits_for_a_dead_holder_and_then_says_who_is_in_the_way() -> None:
     with Peer(refuse_subscribe=[pb.ConsumerBusy, pb.ConsumerBusy]) as peer:
         DurableCursor(cluster_of(peer), TOPIC, "s").ensure(from_earliest=True)

@@ -199,7 +199,7 @@ def _judge_name(data: bytes) -> int:
         ),
     ]
     tls_files(text)
-    assert join_partition(*split_partition(text)) == text or split_partition(text)[1] >= 0
+    assert join_partition(*split_partition(text)) == text
     refused = [error for read in readers if (error := _refusal(read)) is not None]
     if len(refused) == len(readers):
         raise refused[0]

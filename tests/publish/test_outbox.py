@@ -130,6 +130,27 @@ def test_files_without_a_record_are_removed_if_the_table_has_their_batch(tmp_pat
     ]
 
 
+def test_a_process_that_is_suspended_while_it_opens_the_outbox_removes_nothing_of_its_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = begun(tmp_path).name
+    successors: list[Outbox] = []
+    load = Outbox._load
+
+    def load_and_be_suspended(outbox: Outbox) -> None:
+        load(outbox)
+        monkeypatch.setattr(Outbox, "_load", load)
+        successors.append(begun(tmp_path))
+        file = written(tmp_path, "part-00000001-00000-000-b.zstd.parquet", 3)
+        successors[0].add(batch(1), {"t": [file]})
+        successors[0].commit(1)
+
+    monkeypatch.setattr(Outbox, "_load", load_and_be_suspended)
+    Outbox(str(tmp_path)).begin(None, name)
+    (found,) = successors[0].ready()
+    assert successors[0].is_present(found, found.files[0])
+
+
 def test_an_owner_that_gets_the_stream_back_sends_what_its_tasks_wrote_before(tmp_path: Path) -> None:
     older = begun(tmp_path, committed=1)
     file = written(tmp_path, "part-00000002-00000-000-a.zstd.parquet", 3)

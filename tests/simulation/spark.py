@@ -229,15 +229,15 @@ class Query:
     def isActive(self) -> bool:
         return not self._ended
 
+    def exception(self) -> BaseException | None:
+        return self._error
+
     def awaitTermination(self, timeout: float | None = None) -> bool:
         until_s = float("inf") if timeout is None else self._world.now_s + timeout
         self._world.pause(until_s, lambda: self._ended)
         if self._error is not None:
             raise self._error
         return self._ended
-
-    def exception(self) -> BaseException | None:
-        return self._error
 
     def stop(self) -> None:
         self._world.access("stop query")

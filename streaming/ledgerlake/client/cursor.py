@@ -57,7 +57,7 @@ class DurableCursor:
             ConsumerBusyError: it is held, and so exists.
             TopicNotFoundError, BrokerError, TransportError: as for a reader.
         """
-        self._opened(from_earliest)
+        self._retrying(lambda: self._opened(from_earliest), busy_for_s=0.0)
         self.close()
 
     @property
@@ -156,8 +156,9 @@ class DurableCursor:
             else:
                 self._reached = BEFORE_ALL
 
-    def _retrying(self, call: Callable[[], Result]) -> Result:
-        patience_s = min(_BUSY_FOR_S, self._cluster.settings.give_up_after_s)
+    def _retrying(self, call: Callable[[], Result], busy_for_s: float | None = None) -> Result:
+        """Call until it succeeds or is not worth another try; if somebody holds the subscription, for ``busy_for_s``."""
+        patience_s = min(_BUSY_FOR_S if busy_for_s is None else busy_for_s, self._cluster.settings.give_up_after_s)
         backoff = Backoff(give_up_after_s=self._cluster.settings.give_up_after_s)
         busy = Backoff(give_up_after_s=patience_s, most_s=1.0)
         while True:

@@ -12,7 +12,8 @@ from functools import cached_property
 from ledgerlake.errors import UsageError
 
 _FULL = re.compile(r"(persistent|non-persistent)://([^/\s]+)/([^/\s]+)/(\S+)")
-_PARTITION = re.compile(r"(.+)-partition-(\d{1,6})")
+# To Pulsar, ``orders-partition-00`` is a topic of its own.
+_PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,5})")
 
 
 @dataclass(frozen=True)

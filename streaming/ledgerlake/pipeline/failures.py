@@ -11,14 +11,23 @@ from ledgerlake.errors import LedgerlakeError, ProcessLostError, SetupError
 _CLOSED = re.compile(r"java\.io\.EOFException|Broken pipe|Connection reset")
 
 
+def own_error(error: BaseException) -> LedgerlakeError | None:
+    """The error of ours that it is, or that stands in its text; None if there is none."""
+    if isinstance(error, LedgerlakeError):
+        return error
+    found = re.findall(r"^(?:E\s+)?ledgerlake\.errors\.(\w+): (.*)$", str(error), flags=re.MULTILINE)
+    if not found:
+        return None
+    name, message = found[-1]
+    kind: type[LedgerlakeError] = getattr(_errors, name, SetupError)
+    return kind(message.strip())
+
+
 def cause_of(error: BaseException) -> LedgerlakeError:
     """The error of ours inside Spark's, which carries Python tracebacks as text."""
-    text = str(error)
-    found = re.findall(r"^(?:E\s+)?ledgerlake\.errors\.(\w+): (.*)$", text, flags=re.MULTILINE)
-    if found:
-        name, message = found[-1]
-        kind = getattr(_errors, name, SetupError)
-        return kind(message.strip())
+    ours = own_error(error)
+    if ours is not None:
+        return ours
     # Text of Java's that tells where the exception comes from.
     trace = str(getattr(error, "_stackTrace", ""))
     if "PythonStreamingSourceRunner" in trace and _CLOSED.search(trace):
@@ -26,5 +35,5 @@ def cause_of(error: BaseException) -> LedgerlakeError:
             "the Python process that plans the micro-batches was ended from outside, by hand or because memory ran out; start "
             "the pipeline again, and it goes on where it was"
         )
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return SetupError(f"the query failed: {lines[0][:300] if lines else type(error).__name__}")

@@ -24,7 +24,7 @@ from ledgerlake.options.config import Config, parse_trigger
 from ledgerlake.pipeline.checkpoint import Checkpoint, as_option
 from ledgerlake.pipeline.commit import BatchResult, DeltaSink
 from ledgerlake.pipeline.cursors import CursorKeeper
-from ledgerlake.pipeline.failures import cause_of
+from ledgerlake.pipeline.failures import cause_of, own_error
 from ledgerlake.pipeline.moved_cursors import moved_cursors
 from ledgerlake.pipeline.plan import plan
 from ledgerlake.pipeline.query_settings import settings_of
@@ -109,6 +109,7 @@ class Pipeline:
         self._batch_in_work = threading.Lock()
         self._last_batch: int | None = None
         self._failure: LedgerlakeError | None = None
+        self._batch_failure: Exception | None = None
         self._waiting: dict[str, int] = {}
         self.query: StreamingQuery | None = None
 
@@ -203,9 +204,10 @@ class Pipeline:
         except StreamingQueryException as error:
             if self._failure is not None:
                 raise self._failure from None
-            if self._stopping.is_set():
-                return True
-            raise cause_of(error) from None
+            if not self._stopping.is_set():
+                raise cause_of(error) from None
+            self._raise_own(error)
+            return True
         if self._failure is not None:
             raise self._failure
         if ended is False:
@@ -216,14 +218,22 @@ class Pipeline:
         return True
 
     def stop(self) -> None:
-        """End after the batch in work, and move the cursors behind it; a batch that comes later is not begun."""
+        """End after the batch in work, and move the cursors behind it; a batch that comes later is not begun.
+
+        Raises:
+            LedgerlakeError: the batch in work failed, or the query had failed before.
+        """
         self._stopping.set()
         with self._batch_in_work:
             pass
         self._await_commit()
+        failure = None
         if self.query is not None:
+            failure = self._batch_failure or self.query.exception()
             self.query.stop()
         self._cursors.finish(_FINISH_S)
+        if failure is not None:
+            self._raise_own(failure)
 
     def close(self) -> None:
         """Let go of the broker; the cursors stay on it, and what was not sent stays in the outbox."""
@@ -250,26 +260,40 @@ class Pipeline:
         if self.query is not None:
             self.query.stop()
 
+    @staticmethod
+    def _raise_own(failure: BaseException) -> None:
+        """Raise the error of ours in a failure, if there is one; what else a query says that is being stopped comes of the stop."""
+        error = own_error(failure)
+        if error is not None:
+            raise error from None
+
     def _write_batch(self, written: DataFrame, batch_id: int) -> None:
         with self._batch_in_work:
             if self._stopping.is_set():
                 raise _StoppedError
-            query = query_name(self.config.stream.name, _query_id(written))
-            batch = self._checkpoint.record(self.config.stream.name, query, batch_id)
-            tell_tasks(written.sparkSession.sparkContext, moved_cursors(self._cursors, batch))
-            result = self._sink.write(written, batch, self._cursors.check_held)
-            # Who was suspended meanwhile must not write over what its successor has noted beside the checkpoint.
-            self._cursors.check_held()
-            self._cursors.add(batch_id, result.ends, result.tables)
-            self._last_batch = batch_id
-            self._wake_ups.note(batch_id, result.wakes_ms)
-            self._waiting |= result.waiting
-            if self._republisher is not None:
-                self._republisher.notify()
-            if self.metrics is not None:
-                self.metrics.add_batch(self.config.stream.name, result, time.monotonic())
-            if self._on_batch is not None:
-                self._on_batch(result)
+            try:
+                self._write(written, batch_id)
+            except Exception as error:
+                self._batch_failure = error
+                raise
+
+    def _write(self, written: DataFrame, batch_id: int) -> None:
+        query = query_name(self.config.stream.name, _query_id(written))
+        batch = self._checkpoint.record(self.config.stream.name, query, batch_id)
+        tell_tasks(written.sparkSession.sparkContext, moved_cursors(self._cursors, batch))
+        result = self._sink.write(written, batch, self._cursors.check_held)
+        # Who was suspended meanwhile must not write over what its successor has noted beside the checkpoint.
+        self._cursors.check_held()
+        self._cursors.add(batch_id, result.ends, result.tables)
+        self._last_batch = batch_id
+        self._wake_ups.note(batch_id, result.wakes_ms)
+        self._waiting |= result.waiting
+        if self._republisher is not None:
+            self._republisher.notify()
+        if self.metrics is not None:
+            self.metrics.add_batch(self.config.stream.name, result, time.monotonic())
+        if self._on_batch is not None:
+            self._on_batch(result)
 
 
 def _query_id(batch: DataFrame) -> str:
