@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# A file of versions to install (CI: constraints.txt); empty for the newest ones.
+CONSTRAINTS ?=
+
 # What `make fuzz`, `make simulate` and `make campaign` take.
 COUNT ?= 100000
 SEED ?= 1
@@ -11,17 +14,17 @@ FIRST ?= 1
 KILLS ?= 200
 STOPS ?= 50
 
-.PHONY: help setup demo test test-fast test-campaign campaign fuzz simulate simulate-faults bench check proto wheel clean
+.PHONY: constraints help setup demo test test-fast test-campaign campaign fuzz simulate simulate-faults bench check proto wheel clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 setup: $(VENV)/ready ## the environment in .venv with everything, and a Java runtime where one may be installed
 
-$(VENV)/ready: pyproject.toml wheel_init.py tools/install_java.sh
+$(VENV)/ready: pyproject.toml constraints.txt wheel_init.py tools/install_java.sh
 	sh tools/install_java.sh
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS)) --editable '.[dev]'
 	touch $@
 
 demo: setup ## broker, live producers, pipeline, table, verdict
@@ -65,6 +68,9 @@ check: setup ## style, types, walls between rooms, generated code, duplicates of
 	$(BIN)/mypy
 	sh tools/check_walls.sh $(BIN)
 	sh tools/make_proto.sh $(BIN) --check
+
+constraints: ## the versions that are installed now become those that CI installs
+	{ sed -n '/^#/p' constraints.txt; $(BIN)/python -m pip freeze --exclude-editable; } > constraints.new && mv constraints.new constraints.txt
 
 proto: setup ## write the generated protocol code anew
 	sh tools/make_proto.sh $(BIN)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import venv
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,7 @@ def test_the_wheel_says_that_it_has_types(wheel: Path) -> None:
 def test_nothing_top_level_collides_with_other_peoples_packages(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.split("/")[0] for name in archive.namelist()}
-    assert tops == {"ledgerlake", "pyspark_ledgerlake.py", "ledgerlake-0.1.0.dist-info"}
+    assert tops == {"ledgerlake", "pyspark_ledgerlake.py", f"ledgerlake-{version('ledgerlake')}.dist-info"}
 
 
 @pytest.mark.spark
