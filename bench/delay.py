@@ -170,7 +170,7 @@ class _Run:
         self._done.release()
 
 
-class _BenchSource(DataSource):  # type: ignore[misc]
+class _BenchSource(DataSource):
     """Steps: one that brings nothing, then batches of messages, then steps of the clock."""
 
     @classmethod
@@ -184,12 +184,12 @@ class _BenchSource(DataSource):  # type: ignore[misc]
         return _BenchReader(int(self.options["messages"]), self.options["steps"])
 
 
-class _Step(InputPartition):  # type: ignore[misc]
+class _Step(InputPartition):
     def __init__(self, number: int) -> None:
         self.number = number
 
 
-class _BenchReader(DataSourceStreamReader):  # type: ignore[misc]
+class _BenchReader(DataSourceStreamReader):
     def __init__(self, messages: int, steps: str) -> None:
         self._messages = messages
         self._steps = steps

@@ -18,23 +18,17 @@ def chunk_entries(
     size = -(-len(packed) // count)
     publish_time = int(time.time() * 1000)
     parts = [packed[size * number : size * (number + 1)] for number in range(count)]
+    own: dict[str, Any] = {
+        "producer_name": producer_name,
+        "sequence_id": 1,
+        "publish_time": publish_time,
+        "compression": codec,
+        "uncompressed_size": len(payload),
+        "uuid": uuid,
+        "num_chunks_from_msg": count,
+        "total_chunk_msg_size": len(packed),
+    }
     return [
-        encode_entry(
-            pb.MessageMetadata(
-                **{
-                    "producer_name": producer_name,
-                    "sequence_id": 1,
-                    "publish_time": publish_time,
-                    "compression": codec,
-                    "uncompressed_size": len(payload),
-                    "uuid": uuid,
-                    "chunk_id": number,
-                    "num_chunks_from_msg": count,
-                    "total_chunk_msg_size": len(packed),
-                }
-                | fields
-            ),
-            part,
-        )
+        encode_entry(pb.MessageMetadata(**own | {"chunk_id": number} | fields), part)
         for number, part in enumerate(parts)
     ]

@@ -18,7 +18,8 @@ BROKER_TIME_MS = 1_700_000_000_000
 
 
 def metadata(**fields: Any) -> pb.MessageMetadata:
-    return pb.MessageMetadata(**{"producer_name": "p", "sequence_id": 1, "publish_time": 1_700_000_000_500} | fields)
+    own: dict[str, Any] = {"producer_name": "p", "sequence_id": 1, "publish_time": 1_700_000_000_500}
+    return pb.MessageMetadata(**own | fields)
 
 
 def broker(index: int = 0) -> pb.BrokerEntryMetadata:

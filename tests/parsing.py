@@ -18,14 +18,15 @@ def frames_three_ways(data: bytes, expected: list[bytes]) -> None:
 def _fed_whole(data: bytes) -> list[bytes]:
     buffer = FrameBuffer()
     buffer.feed(data)
-    return [frame.raw for frame in _drain(buffer)]
+    return [bytes(frame.raw) for frame in _drain(buffer)]
 
 
 def _fed_byte_by_byte(data: bytes) -> list[bytes]:
-    buffer, found = FrameBuffer(), []
+    buffer = FrameBuffer()
+    found: list[bytes] = []
     for index in range(len(data)):
         buffer.feed(data[index : index + 1])
-        found += [frame.raw for frame in _drain(buffer)]
+        found += [bytes(frame.raw) for frame in _drain(buffer)]
     return found
 
 

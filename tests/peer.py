@@ -10,7 +10,7 @@ import socket
 import ssl
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ledgerlake.errors import ProtocolError
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -128,7 +128,12 @@ class Peer:
         """Change what the namespace holds, and say so to those who watch it."""
         self.topics = sorted({*self._topics(), *new} - set(deleted))
         for accepted, watcher_id in self._watchers:
-            fields = {"watcher_id": watcher_id, "new_topics": new, "deleted_topics": deleted, "topics_hash": "x"}
+            fields: dict[str, Any] = {
+                "watcher_id": watcher_id,
+                "new_topics": new,
+                "deleted_topics": deleted,
+                "topics_hash": "x",
+            }
             accepted.sendall(_encode("WATCH_TOPIC_UPDATE", **fields))
 
     def _topics(self) -> list[str]:
@@ -160,7 +165,8 @@ class Peer:
             threading.Thread(target=self._serve, args=(accepted,), daemon=True).start()
 
     def _serve(self, accepted: socket.socket) -> None:
-        connection, consumers = _Connection(self.max_message_bytes), {}
+        connection = _Connection(self.max_message_bytes)
+        consumers: dict[int, _Consumer] = {}
         self._client_version = 0
         try:
             while data := accepted.recv(65536):
@@ -201,14 +207,18 @@ class Peer:
                 _encode("PARTITIONED_METADATA_RESPONSE", request_id=event.request_id, partitions=0, response=0)
             )
         elif isinstance(event, pb.CommandGetTopicsOfNamespace):
-            answer = {"request_id": event.request_id, "topics": self._topics()}
+            answer: dict[str, Any] = {"request_id": event.request_id, "topics": self._topics()}
             connection.send(_encode("GET_TOPICS_OF_NAMESPACE_RESPONSE", **answer))
         elif isinstance(event, pb.CommandWatchTopicList):
-            fields = {"request_id": event.request_id, "watcher_id": event.watcher_id, "topics_hash": "x"}
+            fields: dict[str, Any] = {
+                "request_id": event.request_id,
+                "watcher_id": event.watcher_id,
+                "topics_hash": "x",
+            }
             connection.send(_encode("WATCH_TOPIC_LIST_SUCCESS", topic=self._topics(), **fields))
         elif isinstance(event, pb.CommandLookupTopic):
-            answer = {"response": pb.CommandLookupTopicResponse.Connect, "broker_service_url": self.url} | self.lookup
-            connection.send(_encode("LOOKUP_RESPONSE", request_id=event.request_id, **answer))
+            owner: dict[str, Any] = {"response": pb.CommandLookupTopicResponse.Connect, "broker_service_url": self.url}
+            connection.send(_encode("LOOKUP_RESPONSE", request_id=event.request_id, **owner | self.lookup))
         elif isinstance(event, pb.CommandSubscribe):
             self._subscribe(connection, consumers, event)
         elif isinstance(event, pb.CommandFlow):
@@ -223,8 +233,8 @@ class Peer:
             connection.send(_encode("ACK_RESPONSE", request_id=event.request_id, consumer_id=event.consumer_id))
         elif isinstance(event, pb.CommandProducer):
             last = self.stored[-1][1] if self.stored else -1
-            answer = {"producer_name": event.producer_name, "last_sequence_id": last}
-            connection.send(_encode("PRODUCER_SUCCESS", request_id=event.request_id, **answer))
+            named: dict[str, Any] = {"producer_name": event.producer_name, "last_sequence_id": last}
+            connection.send(_encode("PRODUCER_SUCCESS", request_id=event.request_id, **named))
         elif isinstance(event, pb.CommandSend):
             self._store(connection, event)
         elif isinstance(event, pb.CommandCloseProducer):
@@ -235,7 +245,7 @@ class Peer:
 
     def _store(self, connection: _Connection, event: pb.CommandSend) -> None:
         """Store an entry unless its number is known, and say so, unless the connection is to break just then."""
-        number = {"producer_id": event.producer_id, "sequence_id": event.sequence_id}
+        number: dict[str, Any] = {"producer_id": event.producer_id, "sequence_id": event.sequence_id}
         self.received.append(connection.payload)
         if self.refuse_send is not None:
             connection.send(_encode("SEND_ERROR", error=self.refuse_send, message="the test says no", **number))
@@ -281,7 +291,7 @@ class Peer:
             return
         if self.refuse_subscribe:
             code = self.refuse_subscribe.pop(0)
-            connection.send(commands.error(event.request_id, pb.ServerError.ValueType(code), "the test says no"))
+            connection.send(commands.error(event.request_id, cast(pb.ServerError, code), "the test says no"))
             return
         start = from_wire(event.start_message_id).position
         after = start if start == Position(-1, -1) else Position(start.ledger_id, start.entry_id - 1)
@@ -307,7 +317,7 @@ class Peer:
 
 def _encode(kind: str, payload: bytes = b"", **fields: Any) -> bytes:
     number = pb.BaseCommand.Type.Value(kind)
-    command = pb.BaseCommand(type=number)
+    command = pb.BaseCommand(type=kind)
     name = next(one.name for one in pb.BaseCommand.DESCRIPTOR.fields if one.number == number)
     getattr(command, name).CopyFrom(type(getattr(command, name))(**fields))
     return commands.encode(command, payload)

@@ -20,7 +20,11 @@ CLASSES = [
 def test_an_error_survives_pickling_with_its_attributes(kind: type[errors.LedgerlakeError]) -> None:
     error = pickle.loads(pickle.dumps(kind("what, where, what to do", code="ServiceNotReady", reason="r")))
     assert type(error) is kind
-    assert (str(error), error.code, error.reason) == ("what, where, what to do", "ServiceNotReady", "r")
+    assert (str(error), error.attributes["code"], vars(error)["reason"]) == (
+        "what, where, what to do",
+        "ServiceNotReady",
+        "r",
+    )
     assert error.exit_code in (1, 2, 3)
     assert error.lost in ("no", "unknown", "yes")
 

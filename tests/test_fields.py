@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.descriptor import FieldDescriptor
 
-_MESSAGES = {
+_MESSAGES: dict[str, Any] = {
     "BrokerEntryMetadata": pb.BrokerEntryMetadata,
     "MessageMetadata": pb.MessageMetadata,
     "SingleMessageMetadata": pb.SingleMessageMetadata,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -236,10 +237,15 @@ def test_a_killed_process_does_nothing_more_and_its_threads_end() -> None:
     assert [one.name for one in world.threads] == ["test"]
 
 
+def _sleep(world: World, done: list[str], seconds: float, word: str | None) -> None:
+    world.sleep(seconds)
+    done.append(word or f"{world.now_s}")
+
+
 def test_time_goes_to_the_next_moment_at_which_something_can_run() -> None:
     world, done = world_with_two()
     world.at(5.0, lambda: done.append("event"))
-    world.spawn(world.process("sleeper"), "thread", lambda: (world.sleep(1000.0), done.append("woken")))
+    world.spawn(world.process("sleeper"), "thread", partial(_sleep, world, done, 1000.0, "woken"))
     world.pause(2000.0, lambda: "woken" in done)
     assert (done, world.now_s) == (["event", "woken"], 1000.0)
 
@@ -247,7 +253,7 @@ def test_time_goes_to_the_next_moment_at_which_something_can_run() -> None:
 def test_a_suspended_process_goes_on_where_it_was() -> None:
     world, done = world_with_two()
     process = world.process("sleeper")
-    world.spawn(process, "thread", lambda: (world.sleep(1.0), done.append(f"{world.now_s}")))
+    world.spawn(process, "thread", partial(_sleep, world, done, 1.0, None))
     world.sleep(0.5)
     process.suspended = True
     world.at(10.0, lambda: setattr(process, "suspended", False))

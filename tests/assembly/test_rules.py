@@ -34,7 +34,7 @@ class Feed:
     def __call__(self, key: SetKey, chunk_id: int, count: int, at: int | None = None, **changes: Any) -> list[Any]:
         if at is None:
             self.entry += 1
-        fields = {
+        fields: dict[str, Any] = {
             "key": key,
             "position": Position(1, self.entry if at is None else at),
             "chunk_id": chunk_id,

@@ -8,7 +8,7 @@ import ssl
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 from urllib.parse import parse_qs
 
 import pytest
@@ -110,7 +110,7 @@ class Issuer(BaseHTTPRequestHandler):
     expires_in: Any = 3600
 
     def do_GET(self) -> None:
-        self._answer({"token_endpoint": f"http://127.0.0.1:{self.server.server_address[1]}/token"})
+        self._answer({"token_endpoint": f"http://127.0.0.1:{cast('HTTPServer', self.server).server_port}/token"})
 
     def do_POST(self) -> None:
         form = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())

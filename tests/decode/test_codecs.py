@@ -16,7 +16,7 @@ from ledgerlake.pb import pulsar_pb2 as pb
 
 CODECS = [pb.LZ4, pb.ZLIB, pb.ZSTD, pb.SNAPPY]
 HELLO = b" ".join([b"hello pulsar"] * 4)
-JAVA_BYTES = {
+JAVA_BYTES: dict[int, str] = {
     pb.LZ4: "df68656c6c6f2070756c736172200d000e50756c736172",
     pb.ZLIB: "789cca48cdc9c9572828cd294e2c52c8208a03000000ffff",
     pb.ZSTD: "28b52ffd24339d00006868656c6c6f2070756c736172200100e1995f6ca2bb50",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -136,14 +136,19 @@ def test_an_entry_is_tried_for_a_bounded_number_of_recipients(crypto: CryptoSett
 
 
 def test_a_private_key_is_read_once(crypto: CryptoSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cryptography.hazmat.primitives import serialization
+
     from ledgerlake.decode import crypto as module
 
     module._private_key.cache_clear()
-    read = module.serialization.load_pem_private_key
+    load = serialization.load_pem_private_key
     calls: list[bytes] = []
-    monkeypatch.setattr(
-        module.serialization, "load_pem_private_key", lambda pem, password: calls.append(pem) or read(pem, password)
-    )
+
+    def noted(pem: bytes, password: bytes | None) -> Any:
+        calls.append(pem)
+        return load(pem, password)
+
+    monkeypatch.setattr(serialization, "load_pem_private_key", noted)
     decoded([encrypted(single(b"x", sequence_id=number), "ours") for number in range(5)], crypto=crypto)
     assert len(calls) <= 1
 

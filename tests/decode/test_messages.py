@@ -205,8 +205,8 @@ def test_what_an_earlier_batch_took_of_the_first_entry_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"uuid": "makes it go the plain route"}])
-def test_a_broker_gives_one_number_to_a_whole_batch_of_a_transaction(more: dict[str, str]) -> None:
-    own = {"txnid_most_bits": 0, "txnid_least_bits": 7, **more}
+def test_a_broker_gives_one_number_to_a_whole_batch_of_a_transaction(more: dict[str, Any]) -> None:
+    own: dict[str, Any] = {"txnid_most_bits": 0, "txnid_least_bits": 7, **more}
     messages, _ = decoded([batch([b"0", b"1", b"2"], index=5, **own), batch([b"3", b"4"], index=7)])
     assert [row["broker_index"] for row in messages] == [5, 5, 5, 6, 7]
 
@@ -228,7 +228,7 @@ PLAIN_ROUTE = [pytest.param({}, id="kernels"), pytest.param({"uuid": "u"}, id="r
 
 
 @pytest.mark.parametrize("more", PLAIN_ROUTE)
-def test_what_is_copied_for_each_message_of_a_batch_goes_out_in_bounded_pieces(more: dict[str, str]) -> None:
+def test_what_is_copied_for_each_message_of_a_batch_goes_out_in_bounded_pieces(more: dict[str, Any]) -> None:
     count, name = 1_000, "p" * 100_000
     entries = [single(b"before"), batch([b"v"] * count, producer_name=name, index=count, **more), single(b"behind")]
     seen: list[str] = []
@@ -245,7 +245,7 @@ def test_what_is_copied_for_each_message_of_a_batch_goes_out_in_bounded_pieces(m
 @pytest.mark.parametrize("more", PLAIN_ROUTE)
 @pytest.mark.parametrize("copied", [{"producer_name": "p" * 1000}, {"schema_version": b"s" * 1000}])
 def test_a_batch_whose_copies_of_its_metadata_pass_the_limit_is_a_reject(
-    more: dict[str, str], copied: dict[str, Any]
+    more: dict[str, Any], copied: dict[str, Any]
 ) -> None:
     entry = batch([b"v"] * 100, **copied, **more)
     assert [len(found) for found in decoded([entry], max_bytes=100_100)] == [100, 0]
@@ -256,7 +256,7 @@ def test_a_batch_whose_copies_of_its_metadata_pass_the_limit_is_a_reject(
 
 @pytest.mark.parametrize("more", PLAIN_ROUTE)
 def test_a_large_batch_that_is_broken_at_its_end_is_one_reject(
-    more: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages_module, "DECODED_PIECE_BYTES", 10_000)
     plain = encode_batch([(pb.SingleMessageMetadata(payload_size=0), b"abc")] * 1000)[:-1]
@@ -283,7 +283,7 @@ def test_pieces_of_any_size_are_the_same_rows_in_the_same_order(monkeypatch: pyt
 
 @pytest.mark.parametrize("more", PLAIN_ROUTE)
 def test_decoding_allocates_no_more_than_the_stated_factor(
-    more: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(messages_module, "DECODED_PIECE_BYTES", 2**20)
     entry = batch([b""] * (100_000 if not more else 10_000), **more)
@@ -450,7 +450,7 @@ def same_both_ways(entries: list[bytes]) -> None:
 def as_numbers(rows: pa.Table) -> list[dict[str, Any]]:
     """Times as numbers, since Python's own end with the year 9999."""
     plain = [pa.int64() if pa.types.is_timestamp(field.type) else field.type for field in rows.schema]
-    return rows.cast(pa.schema(zip(rows.schema.names, plain, strict=True))).to_pylist()  # type: ignore[no-any-return]
+    return rows.cast(pa.schema(zip(rows.schema.names, plain, strict=True))).to_pylist()
 
 
 @settings(max_examples=150, deadline=None)

@@ -20,7 +20,8 @@ DUE_MS = STORED_MS + 60_000
 
 
 def entry(deliver_ms: int | None = None, broker_ms: int | None = STORED_MS, value: bytes = b"v", **more: Any) -> bytes:
-    metadata = pb.MessageMetadata(**{"producer_name": "p", "sequence_id": 1, "publish_time": STORED_MS - 5000} | more)
+    own: dict[str, Any] = {"producer_name": "p", "sequence_id": 1, "publish_time": STORED_MS - 5000}
+    metadata = pb.MessageMetadata(**own | more)
     if deliver_ms is not None:
         metadata.deliver_at_time = deliver_ms
     return encode_entry(metadata, value, pb.BrokerEntryMetadata(broker_timestamp=broker_ms) if broker_ms else None)
@@ -123,7 +124,7 @@ def test_a_publish_time_out_of_range_does_not_move_a_delivery(publish_time: int)
 
 
 @pytest.mark.parametrize("more", [{}, {"uuid": "makes it go the plain route"}])
-def test_an_entry_id_beyond_the_index_is_not_delayed(more: dict[str, str]) -> None:
+def test_an_entry_id_beyond_the_index_is_not_delayed(more: dict[str, Any]) -> None:
     later = entry(DUE_MS, **more)
     for entry_id, expected in ((2**32 - 1, DELAYED), (2**32, ENTRIES)):
         ((kind, _, _),) = split_bundle(commands.message(1, 7, entry_id, later))

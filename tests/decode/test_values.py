@@ -99,7 +99,13 @@ def test_every_primitive_is_read_and_null_stays_null(kind: int, payload: bytes, 
     ],
 )
 def test_a_bad_primitive_spoils_nothing_beside_it(kind: int, payload: bytes) -> None:
-    good = {T.String: b"x", T.Bool: b"\1", T.Int8: b"\1", T.Instant: b"\0" * 12, T.LocalDateTime: b"\0" * 16}
+    good: dict[int, bytes] = {
+        T.String: b"x",
+        T.Bool: b"\1",
+        T.Int8: b"\1",
+        T.Instant: b"\0" * 12,
+        T.LocalDateTime: b"\0" * 16,
+    }
     values, bad = read(ValueSchema(kind), [good.get(kind, b"\0" * 8), payload, None])
     assert list(bad) == [1]
     assert values[0] is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -51,7 +51,9 @@ def messages(*entries: bytes) -> pa.RecordBatch:
 
 
 def test_cancels_stand_among_other_messages_with_and_without_properties() -> None:
-    own = [{"properties": [pb.KeyValue(key="a", value="1"), pb.KeyValue(key="ledgerlake.cancel", value="key=x")]}]
+    own: list[dict[str, Any]] = [
+        {"properties": [pb.KeyValue(key="a", value="1"), pb.KeyValue(key="ledgerlake.cancel", value="key=x")]}
+    ]
     found = messages(single(b"1"), single(b"2", **own[0]), single(b"3", properties=[pb.KeyValue(key="b", value="")]))
     assert [(one.position.entry_id, one.target) for one in find_cancels(found)] == [(1, "x")]
     assert [one.position.entry_id for one in find_cancels(found.slice(1, 2))] == [1]
@@ -98,7 +100,7 @@ def test_a_task_passes_a_bounded_number_on_and_the_others_are_rejects(
         (tmp_path / folder).mkdir()
     settings = TaskSettings(str(tmp_path / "m"), str(tmp_path / "r"), Limits(), DelayOptions(), options)
     name = f"{SOURCE.topic}-partition-{SOURCE.partition}"
-    span = EntryRange(name, Position(7, -1), Position(7, 4), Position(7, 4))
+    span = EntryRange(name, Position(7, -1), Position(7, 4))
     pieces = [Piece(ENTRIES, memoryview(bundle(entries)))]
     rows = [row for batch in ingest_range(pieces, span, settings, BatchNote(0, {})) for row in batch.to_pylist()]
     report = json.loads(rows[-1]["note"])

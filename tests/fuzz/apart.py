@@ -65,7 +65,7 @@ def _wait(process: Any, results: Any, place: Any) -> Result | None:
     last, since = place.value, time.monotonic()
     while True:
         try:
-            return results.get(timeout=0.2)  # type: ignore[no-any-return]
+            return results.get(timeout=0.2)
         except queue.Empty:
             if not process.is_alive():
                 return None

@@ -27,7 +27,7 @@ import traceback
 import tracemalloc
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import pyarrow as pa
 
@@ -207,6 +207,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.peak_bytes = 0
+        self._reset: TextIO | None
         try:
             self._reset = open("/proc/self/clear_refs", "w")  # noqa: SIM115  closed with the process
         except OSError:

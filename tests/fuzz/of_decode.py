@@ -63,7 +63,7 @@ _IDS = ("ledger_id", "entry_id", "batch_index")
 def _places(data: bytes) -> list[tuple[int, int, int, int]]:
     """Start, end, ledger and entry of each entry of a bundle."""
     _, table = read_entry_table(data)
-    return [tuple(row[:4]) for row in table.tolist()]  # type: ignore[misc]
+    return [tuple(row[:4]) for row in table.tolist()]
 
 
 def _judge_bundle(crypto: CryptoSettings, data: bytes) -> int:
@@ -282,7 +282,7 @@ def _judge_encrypted(data: bytes) -> int:
     entry = parse_entry(data)
     for action in ("reject", "pass", "fail"):
         try:
-            opened = open_entry(entry, CryptoSettings(OURS.key_folder, failure_action=action))  # type: ignore[arg-type]
+            opened = open_entry(entry, CryptoSettings(OURS.key_folder, failure_action=action))
             assert not opened.metadata.encryption_keys
         except CorruptEntryError:
             assert action != "fail"
@@ -504,7 +504,11 @@ def _judge_typed(data: bytes) -> int:
 
 def _typed_entry(value: bytes) -> bytes:
     text = value.decode("utf-8", "replace")
-    own = {"schema_version": value[:2], "partition_key": text, "partition_key_b64_encoded": len(value) % 2 == 0}
+    own: dict[str, Any] = {
+        "schema_version": value[:2],
+        "partition_key": text,
+        "partition_key_b64_encoded": len(value) % 2 == 0,
+    }
     return single(value, **own, properties=[pb.KeyValue(key="ledgerlake.cancel", value=f"id={text}")])
 
 

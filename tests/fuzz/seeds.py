@@ -9,7 +9,7 @@ import struct
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import crc32c
 
@@ -48,7 +48,7 @@ def _slots() -> bytes:
     return encode_batch([(one, b"" if one.null_value or one.compacted_out else b"value " * 5) for one in given])
 
 
-def _of_java(**more: object) -> pb.MessageMetadata:
+def _of_java(**more: Any) -> pb.MessageMetadata:
     """Metadata as the Java client writes it."""
     own = metadata(uncompressed_size=5, null_value=False, null_partition_key=False, **more)
     own.properties.add(key="traceparent", value="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -47,7 +47,7 @@ def test_an_input_is_made_of_seed_target_and_number_alone() -> None:
 # The judge itself.
 
 
-def judged(read: object, data: bytes = b"x", **more: object) -> str | None:
+def judged(read: object, data: bytes = b"x", **more: Any) -> str | None:
     target = Target("t", "a test's own", lambda rng: rng.randbytes(3), read, (UsageError,), **more)  # type: ignore[arg-type]
     failure, _, _ = judge(target, data)
     return failure[0] if failure else None

@@ -13,6 +13,7 @@ import tarfile
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -44,7 +45,7 @@ def publish(runtime: Runtime) -> None:
     (cancelled, *_) = producer.send_and_wait(
         [encode_entry(metadata(number, FAR_MS + number), b"far-%d" % number) for number in range(6, 9)]
     )
-    cancel = {"ledgerlake.cancel": f"id={cancelled.ledger_id}:{cancelled.entry_id}"}
+    cancel: dict[str, Any] = {"ledgerlake.cancel": f"id={cancelled.ledger_id}:{cancelled.entry_id}"}
     producer.send_and_wait([encode_entry(metadata(9, **cancel), b"")])
     chunks = encode_chunks(metadata(10), b"x" * 3000, 1000)
     producer.send_and_wait(list(chunks)[:2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -102,4 +103,8 @@ def test_a_checkpoint_does_not_grow_with_the_number_of_micro_batches(
 
 def wait_for_batches(done: list[BatchResult], count: int) -> None:
     while (before := len(done)) < count:
-        wait_until(lambda before=before: len(done) > before)
+        wait_until(partial(_is_longer, done, before))
+
+
+def _is_longer(done: list[BatchResult], before: int) -> bool:
+    return len(done) > before

@@ -83,7 +83,7 @@ def test_what_was_sent_is_what_stands_in_the_table(runtime: Runtime, spark: Spar
         assert row["properties"] == message["properties"]
         assert row["key"] == message["partition_key"]
         assert row["key_bytes"] is None
-        assert row["ordering_key"] == (message["ordering_key"] or "").encode() or row["ordering_key"] is None
+        assert row["ordering_key"] == str(message["ordering_key"] or "").encode() or row["ordering_key"] is None
         assert _milliseconds(row["event_time"]) == message["event_timestamp"]
         assert _milliseconds(row["deliver_at"]) == message["deliver_at"]
         assert (row["delivered_at"] is None) == (message["deliver_at"] is None)

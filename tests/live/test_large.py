@@ -223,7 +223,7 @@ def test_what_claims_too_much_or_nonsense_is_rejected_and_the_stream_goes_on(
     runtime: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:
     topic = runtime.topic()
-    odd = [
+    odd: list[dict[str, Any]] = [
         {"total_chunk_msg_size": 2**31 - 1},
         {"chunk_id": 7},
         {"chunk_id": -1},

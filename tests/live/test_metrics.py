@@ -86,7 +86,11 @@ def test_a_query_on_the_bare_source_shows_how_far_it_is_behind(
         writer = source.load().writeStream.format("noop").queryName("behind").trigger(processingTime="2 seconds")
         query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
         name = f'ledgerlake_lag_messages{{query="behind",topic_partition="{topic}"}}'
-        seen = [once(metrics.port, lambda one, left=left: one.get(name) == left)[name] for left in (40, 20, 0)]
+
+        def lag(left: int) -> float:
+            return once(metrics.port, lambda one: one.get(name) == left)[name]
+
+        seen = [lag(left) for left in (40, 20, 0)]
         assert seen == [40, 20, 0]
         query.stop()
         once(metrics.port, lambda one: not one)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -44,6 +45,10 @@ def unload_until_trimmed(runtime: Runtime, topic: str) -> None:
     before = first_ledger()
     runtime.admin("PUT", topic, "/unload")
     wait_until(lambda: first_ledger() > before)
+
+
+def _has(folder: Path, count: int) -> bool:
+    return len(values(folder)) >= count
 
 
 def values(folder: Path) -> list[int]:
@@ -95,7 +100,7 @@ def test_a_stop_by_hand_leaves_no_backlog_and_can_go_on_after_trimming(
         publish(trimming, topic, range(number * 100, number * 100 + 100), batch=10)
         pipeline = run(spark, parse_config(data))
         try:
-            wait_until(lambda count=(number + 1) * 100: len(values(tmp_path)) >= count)
+            wait_until(partial(_has, tmp_path, (number + 1) * 100))
             pipeline.stop()
         finally:
             pipeline.close()
@@ -163,7 +168,7 @@ def test_a_batch_of_another_line_of_the_checkpoint_is_refused(
     publish(runtime, topic, range(20, 30))
     assembled = Pipeline(spark, config)
     try:
-        assembled._start.compare_with_tables = lambda _tables: None  # type: ignore[method-assign]
+        assembled._start.compare_with_tables = lambda _tables: None  # type: ignore[method-assign,assignment]
         assembled.start(True)
         with pytest.raises(CheckpointError, match="is not the one that the table"):
             assembled.wait()

@@ -110,7 +110,7 @@ def test_what_was_written_is_what_the_table_gets(runtime: Runtime, spark: SparkS
         assert bytes(row.key_bytes or b"").decode() == (key or "")
         assert (row.ordering_key and bytes(row.ordering_key), row.properties) == (ordering_key, properties)
         assert (row.event_time is None) == (event_time is None)
-    partitions = {}
+    partitions: dict[bytes, int] = {}
     for row in found:
         if row.key_bytes is not None:
             assert partitions.setdefault(bytes(row.key_bytes), row.partition) == row.partition

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -112,7 +113,7 @@ def test_the_broker_tells_when_topics_come_and_go(runtime: Runtime) -> None:
             time.sleep(2)
             assert not watcher.changed
             runtime.admin(change, f"{base}-a")
-            wait_until(lambda watcher=watcher: watcher.changed)
+            wait_until(partial(getattr, watcher, "changed"))
         assert cluster.watch(TopicSelection(names=(base,))) is None
     finally:
         cluster.close()

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from ledgerlake.assembly.assembler import Assembled, Entry, Rejected
+from ledgerlake.assembly.rules import Chunk
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.operators.in_task import LocalAssembly
 from ledgerlake.operators.rows import Report, Standing, flow_row, report_to_json, standing_from_json
@@ -18,7 +20,7 @@ from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ledgerlake.assembly.assembler import Outcome
     from ledgerlake.assembly.rules import Chunk, Limits
@@ -111,9 +113,9 @@ class Settled:
 
     def outcomes(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
-            if hasattr(outcome, "positions"):
+            if isinstance(outcome, Assembled):
                 self._deliver(outcome.positions, None if outcome.entries is None else list(outcome.entries))
-            else:
+            elif isinstance(outcome, Rejected):
                 self.rejected += [(outcome.reason, position) for position, _ in outcome.entries]
 
     def rows(self, rows: list[Any]) -> None:
@@ -135,7 +137,7 @@ class Settled:
                 assert not waiting
                 self.standing = standing_from_json(row.note)
 
-    def _deliver(self, positions: tuple[Position, ...], entries: list[bytes | None] | None) -> None:
+    def _deliver(self, positions: tuple[Position, ...], entries: Sequence[Entry | None] | None) -> None:
         self.delivered.append(positions)
         if entries is None:
             self.read_again += 1
@@ -149,14 +151,14 @@ def entry_of(position: Position) -> bytes:
 
 
 def task(
-    events: list[Chunk | Marker], limits: Limits, settled: Settled, now_ms: int | None = None
+    events: Sequence[Chunk | Marker], limits: Limits, settled: Settled, now_ms: int | None = None
 ) -> list[pa.RecordBatch]:
     """One task over a range: what it settles itself goes to ``settled``, the rest comes back as rows."""
     local = LocalAssembly(limits)
     rows = []
     end = Position(-1, -1)
     for event in events:
-        if hasattr(event, "chunk_id"):
+        if isinstance(event, Chunk):
             end = event.position
             outcomes = local.arrive(event, entry_of(end))
             if outcomes is None:

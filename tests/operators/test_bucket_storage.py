@@ -22,7 +22,7 @@ SEGMENTS = [bytes([number]) * size for number, size in enumerate([5, 100, 300_00
 @pytest.fixture(params=["state", "folder"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(bucket_storage, "_recent", bucket_storage._Recent(10**6))
-    one = StateStorage(DictState()) if request.param == "state" else FolderStorage(str(tmp_path / "buckets"), [])  # type: ignore[arg-type]
+    one = StateStorage(DictState()) if request.param == "state" else FolderStorage(str(tmp_path / "buckets"), [])
     one.start()
     return one
 
@@ -50,7 +50,7 @@ def test_what_is_not_there_is_an_error_that_says_so(storage: Any) -> None:
 
 
 def test_a_deleted_bucket_leaves_nothing_in_the_state_and_may_be_deleted_again() -> None:
-    storage = StateStorage(DictState())  # type: ignore[arg-type]
+    storage = StateStorage(DictState())
     bucket_id, kept = save(storage, SEGMENTS), save(storage, SEGMENTS[:1])
     storage.delete_bucket(bucket_id)
     storage.delete_bucket(bucket_id)
@@ -61,7 +61,7 @@ def test_a_deleted_bucket_leaves_nothing_in_the_state_and_may_be_deleted_again()
 
 def test_small_segments_share_a_value() -> None:
     state = DictState()
-    storage = StateStorage(state)  # type: ignore[arg-type]
+    storage = StateStorage(state)
     save(storage, [bytes(100)] * 1000)
     assert state.writes == 3
 
@@ -83,7 +83,7 @@ def test_a_newer_directory_is_refused_with_advice(storage: Any) -> None:
 @pytest.mark.parametrize("number", [-1, 1], ids=["directory", "block"])
 def test_a_damaged_bucket_says_what_to_do(number: int) -> None:
     state = DictState()
-    storage = StateStorage(state)  # type: ignore[arg-type]
+    storage = StateStorage(state)
     bucket_id = save(storage, SEGMENTS[:2])
     state.values[bucket_id, number] = (b"\xff\xff",)
     with pytest.raises(OffsetError, match="restore the checkpoint"):

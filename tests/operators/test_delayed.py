@@ -94,7 +94,7 @@ class Play:
             elif isinstance(found, Cancels):
                 decoder.cancels = found
             else:
-                for one in decoder.decode(found):  # type: ignore[arg-type]
+                for one in decoder.decode(found):
                     if isinstance(one, list):
                         self.rejects += one
                     else:

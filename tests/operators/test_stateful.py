@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -164,7 +165,8 @@ def test_an_open_set_of_version_1_has_the_age_that_the_clock_gives_it_now() -> N
     play = Play()
     play([])
     old = (GOLDEN / "open-set-v1.json").read_text()
-    play.stage.states["sets"].updateValue(("p", "p-7"), (old,))  # type: ignore[union-attr,call-arg]
+    sets: Any = play.stage.states["sets"]
+    sets.updateValue(("p", "p-7"), (old,))
     play([])
     assert play.settled.standing is not None
     assert play.settled.standing.expires_ms == 1, "a batch with a clock is wanted at once"

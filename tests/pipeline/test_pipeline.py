@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -204,9 +204,9 @@ def test_our_error_is_found_inside_sparks() -> None:
     "closed", ["java.io.IOException: Broken pipe", "java.net.SocketException: Connection reset", "java.io.EOFException"]
 )
 def test_a_planner_that_was_ended_from_outside_is_started_again(closed: str) -> None:
-    error = RuntimeError("[STREAM_FAILED] terminated with exception")
+    error: Any = RuntimeError("[STREAM_FAILED] terminated with exception")
     error._stackTrace = (
-        f"{closed}\n\tat org.apache.spark.sql.execution.datasources.v2.python.PythonStreamingSourceRunner.latestOffset"  # type: ignore[attr-defined]
+        f"{closed}\n\tat org.apache.spark.sql.execution.datasources.v2.python.PythonStreamingSourceRunner.latestOffset"
     )
     cause = cause_of(error)
     assert isinstance(cause, ProcessLostError)
@@ -287,7 +287,7 @@ def with_a_table(folder: Path, planned: Iterable[int], record: BatchRecord) -> t
         offset = {"version": 2, "positions": {"t": {"ledger": 1, "entry": number}}}
         (folder / "checkpoint" / "offsets" / str(number)).write_text("v1\n{}\n" + json.dumps(offset))
     write_deltalake(str(folder / "messages"), schema.MESSAGES.empty_table())
-    pipeline = Pipeline(None, parse_config(data))  # type: ignore[arg-type]
+    pipeline = Pipeline(None, parse_config(data))
     table = pipeline._sink.messages
     table.commit(record, [], {})
     return pipeline, table

@@ -10,7 +10,7 @@ restart      cuts all connections of a broker; its cursors may fall back to wher
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ledgerlake.errors import ProtocolError, TransportError
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -441,11 +441,11 @@ class Cluster:
             consumer.permits -= message_count(memoryview(entry))
 
     def _error(self, link: Link, request_id: int, code: int, text: str) -> None:
-        self._answer(link, commands.error(request_id, pb.ServerError.ValueType(code), text))
+        self._answer(link, commands.error(request_id, cast(pb.ServerError, code), text))
 
     def _encode(self, link: Link, kind: str, **fields: Any) -> None:
         number = pb.BaseCommand.Type.Value(kind)
-        command = pb.BaseCommand(type=number)
+        command = pb.BaseCommand(type=kind)
         body = getattr(command, _FIELDS[number])
         body.CopyFrom(type(body)(**fields))
         self._answer(link, commands.encode(command))

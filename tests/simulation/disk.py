@@ -78,7 +78,7 @@ class _Output(io.BytesIO):
                 return
 
 
-class _Handler(fs.FileSystemHandler):  # type: ignore[misc]
+class _Handler(fs.FileSystemHandler):
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
 

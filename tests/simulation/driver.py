@@ -27,6 +27,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyspark
+from deltalake import DeltaTable
 
 import ledgerlake
 from ledgerlake.client import cluster, session
@@ -39,7 +40,7 @@ from ledgerlake.pipeline.pipeline import Pipeline
 from ledgerlake.publish import republisher
 from ledgerlake.source import task_reader
 from ledgerlake.stored import files
-from ledgerlake.table import delta_table
+from tests.simulation import world
 from tests.simulation.broker import MemoryTransport
 from tests.simulation.lake import MemoryTable
 from tests.simulation.spark import Rows, Session
@@ -82,7 +83,7 @@ class Edges:
             id(secrets): _Secrets(self),
             id(files.resolve): lambda path: (self.disk.filesystem, path),
             id(ThreadPoolExecutor): _Executor,
-            id(delta_table.DeltaTable): MemoryTable,
+            id(DeltaTable): MemoryTable,
         }
         for name, module in list(sys.modules.items()):
             if name.startswith("ledgerlake."):
@@ -179,10 +180,10 @@ class _Threading(_Replaced):
     def __init__(self, edges: Edges) -> None:
         super().__init__(edges, threading)
 
-    def Lock(self) -> Lock:
+    def Lock(self) -> world.Lock:
         return Lock(self._edges.world)
 
-    def RLock(self) -> Lock:
+    def RLock(self) -> world.Lock:
         return Lock(self._edges.world, again=True)
 
     def Event(self) -> Event:
@@ -327,7 +328,7 @@ def config(
     topics: list[str], pattern: str | None = None, starting: str = "earliest", **sections: dict[str, Any]
 ) -> Config:
     """The pipeline's configuration."""
-    source = {"service_url": "pulsar://broker-0:6650", "starting": starting}
+    source: dict[str, Any] = {"service_url": "pulsar://broker-0:6650", "starting": starting}
     source |= {"topics_pattern": pattern} if pattern else {"topics": topics}
     data = {
         "source": source | sections.pop("source", {}),
@@ -386,7 +387,7 @@ class Application:
         self.exits()
 
     def _work(self) -> None:
-        pipeline = self.pipeline = Pipeline(self.session, self.settings, self._count)  # type: ignore[arg-type]
+        pipeline = self.pipeline = Pipeline(self.session, self.settings, self._count)
         try:
             pipeline.start(self.once)
             while not self._stop.is_set() and not pipeline.wait(0.5):

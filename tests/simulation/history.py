@@ -625,7 +625,7 @@ class History:
 
     def _metadata(self, **fields: Any) -> pb.MessageMetadata:
         publish_ms = self.brokers.clock_ms - self.world.rng.choice([0, 0, 3, 250])
-        own = {"producer_name": "p", "sequence_id": self._numbers, "publish_time": publish_ms}
+        own: dict[str, Any] = {"producer_name": "p", "sequence_id": self._numbers, "publish_time": publish_ms}
         return pb.MessageMetadata(**own | fields)
 
     def _store(self, topic: Topic, metadata: pb.MessageMetadata, payload: bytes, count: int = 1) -> Position:

@@ -17,6 +17,7 @@ import pickle
 import traceback
 from collections import namedtuple
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -377,8 +378,11 @@ class Query:
 
     # The plan's tasks
 
+    def _read(self, span: Any) -> list[pa.RecordBatch]:
+        return list(self._reader.read(span))
+
     def collect(self, spans: list[Any]) -> list[Any]:
-        rows = [row for span in spans for row in self._task("read", lambda span=span: list(self._reader.read(span)))]
+        rows = [row for span in spans for row in self._task("read", partial(self._read, span))]
         groups: dict[tuple[str, int], list[pa.RecordBatch]] = {}
         for row in rows:
             groups.setdefault((row["topic"][0].as_py(), row["partition"][0].as_py()), []).append(row)
@@ -387,7 +391,7 @@ class Query:
         facts: list[Any] = []
         for key in sorted(groups):
             group = self._world.rng.sample(groups[key], len(groups[key]))
-            found, after[key] = self._task("state", lambda key=key, group=group: self._keyed(key, group, before))
+            found, after[key] = self._task("state", partial(self._keyed, key, group, before))
             facts += found
         self._state_id = f"{self._world.names.getrandbits(64):016x}" if self._has_state_ids else ""
         path = self._state_path(self.batch_id + 1, self._state_id)
@@ -461,11 +465,11 @@ class Rows:
     def __init__(self, rows: list[Any]) -> None:
         self.rows = rows
 
-    def itertuples(self, index: bool = False) -> Iterator[_Row]:
+    def itertuples(self, index: bool = False) -> Iterator[Any]:
         return (_Row(*row) for row in self.rows)
 
 
-_Row = namedtuple("_Row", FLOW.names)
+_Row: Any = namedtuple("_Row", FLOW.names)  # type: ignore[misc]
 
 
 class _Changes:

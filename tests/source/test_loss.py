@@ -11,7 +11,7 @@ import pytest
 from ledgerlake.errors import DataLossError
 from ledgerlake.options.source_options import SourceOptions, parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.source import range_reader
+from ledgerlake.source.bounds import entry_from
 from ledgerlake.source.loss import Loss, Taken, find_loss, moved_to, tell_tasks
 from ledgerlake.source.planning import EntryRange
 from ledgerlake.source.range_reader import DATA_LOSS
@@ -177,14 +177,14 @@ def test_what_is_removed_while_the_end_of_a_range_is_looked_at_is_no_loss(monkey
     with Peer() as peer:
         peer.add(batch([b"a"], index=0), batch([b"b"], index=1), ledger_id=7)
         peer.add(batch([b"later"], index=2), ledger_id=9)
-        ask = range_reader.entry_from
+        ask = entry_from
 
         def ask_and_remove(*args: Any) -> Any:
             found = ask(*args)
             del peer.entries[:2]
             return found
 
-        monkeypatch.setattr(range_reader, "entry_from", ask_and_remove)
+        monkeypatch.setattr("ledgerlake.source.range_reader.entry_from", ask_and_remove)
         span = EntryRange(TOPIC, Position(7, 1), Position(9, -1), after_index=1)
         assert [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()] == []
 
@@ -235,10 +235,10 @@ def test_a_task_is_told_that_a_cursor_was_moved_after_its_range_was_planned(monk
         span = EntryRange(TOPIC, Position(7, 3), Position(9, 1), pinned_from=BEFORE_ALL)
         jobs = _Properties()
         monkeypatch.setattr(pyspark.TaskContext, "get", lambda: jobs)
-        tell_tasks(jobs, {TOPIC: Position(9, 0)})  # type: ignore[arg-type]
+        tell_tasks(jobs, {TOPIC: Position(9, 0)})
         with pytest.raises(DataLossError, match="an unknown number of messages after 7:3 and before 9:0"):
             list(read_messages(options_for(peer), span))
-        tell_tasks(jobs, {})  # type: ignore[arg-type]
+        tell_tasks(jobs, {})
         assert len([row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]) == 2
 
 

@@ -141,7 +141,7 @@ def test_a_table_that_forgets_its_batches_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         TableError, match=r"setTransactionRetentionDuration.* forgets which batches .* UNSET TBLPROPERTIES"
     ):
-        table.check(None)  # type: ignore[arg-type]
+        table.check(None)
 
 
 @pytest.mark.parametrize(

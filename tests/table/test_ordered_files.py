@@ -55,7 +55,7 @@ def read(folder: Path, files: list[DataFile]) -> pa.Table:
 
 
 def entries_of(folder: Path, files: list[DataFile]) -> list[int]:
-    return read(folder, files)["entry_id"].to_pylist()  # type: ignore[no-any-return]
+    return read(folder, files)["entry_id"].to_pylist()
 
 
 def test_rows_in_order_pass_into_one_file(tmp_path: Path) -> None:

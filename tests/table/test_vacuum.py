@@ -36,8 +36,7 @@ def config(tmp_path: Path) -> Config:
     for name in ("messages", "messages_rejects"):
         write_deltalake(str(tmp_path / name), pa.table({"n": [1, 2, 3]}))
     messages = tmp_path / "messages"
-    for name in (*messages.glob("*.parquet"), messages / OLD, messages / NEW):
-        path = Path(name)
+    for path in (*messages.glob("*.parquet"), messages / OLD, messages / NEW):
         path.touch()
         if path.name != NEW:
             os.utime(path, (time.time() - 30 * 86_400,) * 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ledgerlake.errors import UsageError
@@ -131,12 +133,14 @@ def test_a_chunk_id_stands_at_its_last_chunk_also_beside_plain_ids() -> None:
     chunk = ChunkMessageId(FIRST, LAST)
     other_first = ChunkMessageId(MessageId(0, 0), LAST)
     assert chunk == other_first == LAST
-    assert [LAST].count(chunk) == 1
+    ids: list[Any] = [LAST]
+    assert ids.count(chunk) == 1
     assert len({chunk, other_first, LAST}) == 1
     assert chunk != FIRST
     assert MessageId(4, 4) < chunk < MessageId(4, 6)
     assert chunk <= LAST <= chunk
-    assert sorted([MessageId(9, 9), chunk, MessageId(2, 0)]) == [MessageId(2, 0), chunk, MessageId(9, 9)]
+    ids = [MessageId(9, 9), chunk, MessageId(2, 0)]
+    assert sorted(ids) == [MessageId(2, 0), chunk, MessageId(9, 9)]
     assert chunk != "4:5"
 
 
