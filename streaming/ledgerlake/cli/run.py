@@ -36,7 +36,7 @@ def add(commands: Commands) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from ledgerlake.decode.ready import make_ready
+    from ledgerlake.decode.warm_up import warm_up
     from ledgerlake.options.config import load_config
     from ledgerlake.pipeline.pipeline import Pipeline
     from ledgerlake.pipeline.progress import ProgressScreen
@@ -46,7 +46,7 @@ def _run(options: argparse.Namespace) -> int:
     config = load_config(options.config)
     check_reachable(config)
     # Where nothing was ever compiled this takes many seconds; the first batch finds it done.
-    threading.Thread(target=make_ready, daemon=True).start()
+    threading.Thread(target=warm_up, daemon=True).start()
     screen = ProgressScreen()
     stop = threading.Event()
     _stop_on_signals(stop)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.auth import NOBODY, Authentication
-from ledgerlake.client.backoff import patiently
+from ledgerlake.client.backoff import with_retries
 from ledgerlake.client.session import Session, Watcher
 from ledgerlake.client.topics import TopicSelection, full_name, partition_name
 from ledgerlake.client.transport import DEFAULT_TLS, TlsSettings, parse_service_url
@@ -86,10 +86,10 @@ class Cluster:
             As ``topic_partitions``.
         """
         if selection.pattern is not None:
-            return patiently(lambda: self._matching(selection), self.settings.give_up_after_s)
+            return with_retries(lambda: self._matching(selection), self.settings.give_up_after_s)
         while True:
             try:
-                return patiently(lambda: self._partitions(selection.names), self.settings.give_up_after_s)
+                return with_retries(lambda: self._partitions(selection.names), self.settings.give_up_after_s)
             except TopicNotFoundError:
                 if not (may_wait and self.settings.waits_for_topics):
                     raise

@@ -158,9 +158,9 @@ class DurableCursor:
 
     def _retrying(self, call: Callable[[], Result], busy_for_s: float | None = None) -> Result:
         """Call until it succeeds or is not worth another try; if somebody holds the subscription, for ``busy_for_s``."""
-        patience_s = min(_BUSY_FOR_S if busy_for_s is None else busy_for_s, self._cluster.settings.give_up_after_s)
+        busy_s = min(_BUSY_FOR_S if busy_for_s is None else busy_for_s, self._cluster.settings.give_up_after_s)
         backoff = Backoff(give_up_after_s=self._cluster.settings.give_up_after_s)
-        busy = Backoff(give_up_after_s=patience_s, most_s=1.0)
+        busy = Backoff(give_up_after_s=busy_s, most_s=1.0)
         while True:
             try:
                 return call()

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ledgerlake.client.backoff import Backoff, patiently
+from ledgerlake.client.backoff import Backoff, with_retries
 from ledgerlake.errors import DeadlineError, LedgerlakeError, TransportError, is_retryable
 from ledgerlake.wire.message_id import Position, from_wire
 
@@ -213,7 +213,7 @@ def _open(
         session = cluster.session_for(topic_partition)
         return session, *session.open_producer(topic_partition, name)
 
-    return patiently(open_once, cluster.settings.give_up_after_s)
+    return with_retries(open_once, cluster.settings.give_up_after_s)
 
 
 def _next_receipt(session: Session, queue: Receipts, topic_partition: str) -> pb.MessageIdData:

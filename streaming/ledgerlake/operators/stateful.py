@@ -88,7 +88,7 @@ def stateful(flow: DataFrame, limits: Limits, delay: DelayOptions) -> DataFrame:
 
 
 class Processor(StatefulProcessor):  # type: ignore[misc]
-    """See the module."""
+    """What Spark calls in the stateful stage: once for each topic partition and micro-batch, with all of its rows."""
 
     def __init__(self, limits: Limits, delay: DelayOptions) -> None:
         self._limits = limits

@@ -19,7 +19,7 @@ from pyspark import daemon
 import ledgerlake.operators.finalize
 import ledgerlake.operators.ingest
 import ledgerlake.operators.stateful
-from ledgerlake.decode.ready import make_ready
+from ledgerlake.decode.warm_up import warm_up
 from ledgerlake.runtime.workers import quieten
 
 __all__ = ["ledgerlake", "pd", "pyspark"]
@@ -28,7 +28,7 @@ __all__ = ["ledgerlake", "pd", "pyspark"]
 def main() -> None:
     """Serve Spark until it closes the pipe."""
     quieten(daemon)
-    make_ready()
+    warm_up()
     gc.freeze()
     daemon.manager()
 

@@ -7,7 +7,7 @@ was let go. The first after a start is never held back, since nobody knows how l
 from __future__ import annotations
 
 
-class Patience:
+class Admission:
     """What one query's planner remembers of when it last let a batch go. The clock is the caller's, in milliseconds."""
 
     def __init__(self, min_rows: int, max_delay_ms: int) -> None:

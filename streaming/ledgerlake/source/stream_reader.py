@@ -6,7 +6,7 @@ Rules kept here:
   - With ``Trigger.AvailableNow`` the end is fixed once, and the limits still hold. A stream with an end never reads past it.
   - Where nothing new has come, a batch is planned all the same for a topic partition that asked to be woken (``wakes``).
     While entries come, their broker times say what time it is; where the broker says none, the clock is ours then too.
-  - A batch of fewer messages than asked for may be held back (``patience``), but never one with something due.
+  - A batch of fewer messages than asked for may be held back (``admission``), but never one with something due.
   - A position that did not move keeps the very JSON it had, since Spark takes a changed offset for new data.
 """
 
@@ -30,7 +30,7 @@ from pyspark.sql.streaming.datasource import (
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.errors import ConsumerBusyError, DataLossError, TopicNotFoundError
-from ledgerlake.source.admission import Patience
+from ledgerlake.source.admission import Admission
 from ledgerlake.source.batch_reader import RangePartition
 from ledgerlake.source.bounds import Ending, resolve_start
 from ledgerlake.source.loss import is_another_topic, moved_to
@@ -136,7 +136,7 @@ class _Planner:
         self._watcher: Watcher | None = None
         self._fixed_end: Offset | None = None
         self._fixed_clock_ms: int | None = None
-        self._patience = Patience(options.min_rows, options.max_trigger_delay_ms) if options.min_rows else None
+        self._admission = Admission(options.min_rows, options.max_trigger_delay_ms) if options.min_rows else None
         self._counted: dict[str, tuple[Position, Position, int]] = {}
         self._warned = False
         self._look_for_topics()
@@ -316,17 +316,17 @@ class _Planner:
     def _waits_for_more(self, start: Offset, ends: Offset, woken: list[str]) -> bool:
         """Whether a batch is held back; what is due never waits, nor does a run that ends with what is there now."""
         due = woken and self._options.wakes != "always"
-        if self._patience is None or self._fixed_end is not None or due:
+        if self._admission is None or self._fixed_end is not None or due:
             return False
-        return self._patience.holds(sum(self._count(name, start, end) for name, end in ends.items()), _clock_ms())
+        return self._admission.holds(sum(self._count(name, start, end) for name, end in ends.items()), _clock_ms())
 
     def _count(self, name: str, start: Offset, end: PartitionOffset) -> int:
         """How many messages of a topic partition there are to read; not fewer than asked for where there are more."""
-        assert self._patience is not None
+        assert self._admission is not None
         begin = start.get(name, PartitionOffset(BEFORE_ALL))
         known = self._counted.get(name)
         if known is None or known[:2] != (begin.position, end.position):
-            count = count_messages(self._cluster, name, begin, end, self._patience.min_rows)
+            count = count_messages(self._cluster, name, begin, end, self._admission.min_rows)
             known = self._counted[name] = (begin.position, end.position, count)
         return known[2]
 

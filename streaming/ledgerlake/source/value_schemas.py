@@ -12,7 +12,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from ledgerlake.client.backoff import patiently
+from ledgerlake.client.backoff import with_retries
 from ledgerlake.client.cluster import Cluster, shared_cluster
 from ledgerlake.client.topics import split_partition
 from ledgerlake.errors import SetupError, UsageError
@@ -64,7 +64,7 @@ def schemas_of(client: ClientSettings, topic: str) -> SchemaOfVersion:
         key = (os.getpid(), client, topic, version)
         if key not in _known:
             cluster = shared_cluster(client)
-            _known[key] = patiently(lambda: cluster.schema(topic, version), client.give_up_after_s)
+            _known[key] = with_retries(lambda: cluster.schema(topic, version), client.give_up_after_s)
         return _known[key]
 
     return of_version
@@ -74,7 +74,7 @@ _known: dict[tuple[int, Any, str, bytes], ValueSchema | None] = {}
 
 
 def _newest(cluster: Cluster, topic: str) -> ValueSchema:
-    return patiently(lambda: cluster.schema(topic), cluster.settings.give_up_after_s) or NO_SCHEMA
+    return with_retries(lambda: cluster.schema(topic), cluster.settings.give_up_after_s) or NO_SCHEMA
 
 
 def note_schema(columns: StructType, schema: ValueSchema) -> StructType:

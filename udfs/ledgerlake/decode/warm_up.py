@@ -1,4 +1,4 @@
-"""Compiled code made ready before there is work for it: compiled where it never was, else loaded from where numba keeps it."""
+"""The warm-up of compiled code before there is work for it: numba compiles it, or loads it from its cache."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ledgerlake.wire import commands
 from ledgerlake.wire.entry import encode_batch, encode_entry
 
 
-def make_ready() -> None:
-    """Take messages with all that has a kernel through every one of them.
+def warm_up() -> None:
+    """Run every kernel once, on messages that need all of them.
 
-    In two entries, since a column of a matrix with one row is contiguous, and numba compiles for that apart.
+    Two entries are needed: a column of a matrix with one row is contiguous, and numba compiles a version of its own for that.
     """
     entry = pb.MessageMetadata(producer_name="p", sequence_id=0, publish_time=0, num_messages_in_batch=1)
     message = pb.SingleMessageMetadata(payload_size=0, partition_key="k", properties=[pb.KeyValue(key="a", value="b")])

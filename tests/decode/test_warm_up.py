@@ -1,4 +1,4 @@
-"""What ``make_ready`` compiles is all that a bundle needs, whatever its shape."""
+"""What ``warm_up`` compiles is all that a bundle needs, whatever its shape."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 _SCRIPT = """
 from ledgerlake.decode import kernels
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
-from ledgerlake.decode.ready import make_ready
+from ledgerlake.decode.warm_up import warm_up
 from ledgerlake.decode.scan import scan
 from ledgerlake.decode.split import split_bundle
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -30,7 +30,7 @@ def frames(entries, messages, **fields):
     return b"".join(commands.message(0, 5, entry_id, raw) for entry_id in range(entries))
 
 
-make_ready()
+warm_up()
 before = compiled()
 properties = [pb.KeyValue(key="a", value="b")] * 3
 for fields in ({}, {"partition_key": "k", "ordering_key": b"o", "properties": properties}, {"compacted_out": True}):
