@@ -19,6 +19,56 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numba import njit
 
+from ledgerlake.decode.field_numbers import (
+    BROKER_BROKER_TIMESTAMP,
+    BROKER_INDEX,
+    COMMAND_ACK_SET,
+    COMMAND_CONSUMER_EPOCH,
+    COMMAND_CONSUMER_ID,
+    COMMAND_MESSAGE_ID,
+    COMMAND_REDELIVERY_COUNT,
+    ENTRY_COMPRESSION,
+    ENTRY_DELIVER_AT_TIME,
+    ENTRY_EVENT_TIME,
+    ENTRY_HIGHEST_SEQUENCE_ID,
+    ENTRY_NULL_PARTITION_KEY,
+    ENTRY_NULL_VALUE,
+    ENTRY_NUM_MESSAGES_IN_BATCH,
+    ENTRY_ORDERING_KEY,
+    ENTRY_PARTITION_KEY,
+    ENTRY_PARTITION_KEY_B64_ENCODED,
+    ENTRY_PRODUCER_NAME,
+    ENTRY_PROPERTIES,
+    ENTRY_PUBLISH_TIME,
+    ENTRY_REPLICATE_TO,
+    ENTRY_REPLICATED_FROM,
+    ENTRY_SCHEMA_VERSION,
+    ENTRY_SEQUENCE_ID,
+    ENTRY_TXNID_LEAST_BITS,
+    ENTRY_TXNID_MOST_BITS,
+    ENTRY_UNCOMPRESSED_SIZE,
+    FIXED32,
+    FIXED64,
+    ID_BATCH_INDEX,
+    ID_BATCH_SIZE,
+    ID_ENTRY_ID,
+    ID_LEDGER_ID,
+    ID_PARTITION,
+    PROPERTY_KEY,
+    PROPERTY_VALUE,
+    SINGLE_COMPACTED_OUT,
+    SINGLE_EVENT_TIME,
+    SINGLE_NULL_PARTITION_KEY,
+    SINGLE_NULL_VALUE,
+    SINGLE_ORDERING_KEY,
+    SINGLE_PARTITION_KEY,
+    SINGLE_PARTITION_KEY_B64_ENCODED,
+    SINGLE_PAYLOAD_SIZE,
+    SINGLE_PROPERTIES,
+    SINGLE_SEQUENCE_ID,
+    SIZED,
+    VARINT,
+)
 from ledgerlake.wire.limits import MAX_BATCH_MESSAGES, MAX_SCANNED_COMMAND_BYTES, MAX_TIME_MS
 
 if TYPE_CHECKING:
@@ -117,21 +167,21 @@ def read_short_varint(buffer, position, end):  # type: ignore[no-untyped-def]
 @compiled
 def skip_field(buffer, position, end, wire_type):  # type: ignore[no-untyped-def]
     """The position after a field's value, -1 where it does not fit."""
-    if wire_type == 0:
+    if wire_type == VARINT:
         stop = min(position + 10, end)  # a negative number takes ten bytes
         while position < stop:
             position += 1
             if buffer[position - 1] < 0x80:
                 return position
         return -1
-    if wire_type == 2:
+    if wire_type == SIZED:
         size, position = read_short_varint(buffer, position, end)
         if position < 0 or size > end - position:
             return -1
         return position + size
-    if wire_type == 1:
+    if wire_type == FIXED64:
         return position + 8 if end - position >= 8 else -1
-    if wire_type == 5:
+    if wire_type == FIXED32:
         return position + 4 if end - position >= 4 else -1
     return -1
 
@@ -139,7 +189,7 @@ def skip_field(buffer, position, end, wire_type):  # type: ignore[no-untyped-def
 @compiled
 def is_unknown(tag, first_unknown_field):  # type: ignore[no-untyped-def]
     """Whether a field is newer than what we know, and of a kind that can be skipped."""
-    return first_unknown_field <= tag >> 3 <= _LAST_FIELD and (tag & 7) in (0, 1, 2, 5)
+    return first_unknown_field <= tag >> 3 <= _LAST_FIELD and (tag & 7) in (VARINT, FIXED64, SIZED, FIXED32)
 
 
 @compiled
@@ -177,12 +227,12 @@ def read_property(buffer, position, end):  # type: ignore[no-untyped-def]
     key_size = value_size = np.int64(0)
     while position < end:
         tag, position = read_short_varint(buffer, position, end)
-        if position < 0 or tag not in (10, 18):
+        if position < 0 or tag not in (PROPERTY_KEY << 3 | SIZED, PROPERTY_VALUE << 3 | SIZED):
             return np.int64(-1), np.int64(0), np.int64(0), np.int64(0)
         size, position = read_short_varint(buffer, position, end)
         if position < 0 or size > end - position or not is_utf8(buffer, position, position + size):
             return np.int64(-1), np.int64(0), np.int64(0), np.int64(0)
-        if tag == 10:
+        if tag == PROPERTY_KEY << 3 | SIZED:
             key, key_size = np.int64(position), size
         else:
             value, value_size = np.int64(position), size
@@ -203,11 +253,15 @@ def read_message_id(buffer, position, end, plain_only):  # type: ignore[no-untyp
         tag, position = read_short_varint(buffer, position, end)
         if position < 0:
             break
-        if tag == 8:
+        if tag == ID_LEDGER_ID << 3 | VARINT:
             ledger_id, position = read_varint(buffer, position, end)
-        elif tag == 16:
+        elif tag == ID_ENTRY_ID << 3 | VARINT:
             entry_id, position = read_varint(buffer, position, end)
-        elif plain_only and tag not in (24, 32, 48):
+        elif plain_only and tag not in (
+            ID_PARTITION << 3 | VARINT,
+            ID_BATCH_INDEX << 3 | VARINT,
+            ID_BATCH_SIZE << 3 | VARINT,
+        ):
             position = -1
         else:
             position = skip_field(buffer, position, end, tag & 7)
@@ -231,15 +285,19 @@ def read_message_command(buffer, position, end):  # type: ignore[no-untyped-def]
         tag, position = read_short_varint(buffer, position, end)
         if position < 0:
             return odd
-        if tag == 8:
+        if tag == COMMAND_CONSUMER_ID << 3 | VARINT:
             consumer_id, position = read_varint(buffer, position, end)
-        elif tag == 18 and ledger_id < 0:
+        elif tag == COMMAND_MESSAGE_ID << 3 | SIZED and ledger_id < 0:
             size, position = read_short_varint(buffer, position, end)
             if position < 0 or size > end - position:
                 return odd
             ledger_id, entry_id, position = read_message_id(buffer, position, position + size, True)
-        elif tag in (24, 32, 40):  # redelivery_count, ack_set, consumer_epoch
-            position = skip_field(buffer, position, end, 0)
+        elif tag in (
+            COMMAND_REDELIVERY_COUNT << 3 | VARINT,
+            COMMAND_ACK_SET << 3 | VARINT,
+            COMMAND_CONSUMER_EPOCH << 3 | VARINT,
+        ):
+            position = skip_field(buffer, position, end, VARINT)
         else:
             return odd
         if position < 0:
@@ -370,9 +428,9 @@ def read_entry(buffer, entry):  # type: ignore[no-untyped-def]
             tag, position = read_short_varint(buffer, position, stop)
             if position < 0:
                 return False
-            if tag == 8:
+            if tag == BROKER_BROKER_TIMESTAMP << 3 | VARINT:
                 entry[E_BROKER_TIME], position = read_varint(buffer, position, stop)
-            elif tag == 16:
+            elif tag == BROKER_INDEX << 3 | VARINT:
                 entry[E_BROKER_INDEX], position = read_varint(buffer, position, stop)
             elif is_unknown(tag, FIRST_UNKNOWN_BROKER_FIELD):
                 position = skip_field(buffer, position, stop, tag & 7)
@@ -413,51 +471,56 @@ def read_metadata(buffer, entry, position, end):  # type: ignore[no-untyped-def]
             position = skip_field(buffer, position, end, wire_type)
             if position < 0:
                 return False
-        elif wire_type == 0:
+        elif wire_type == VARINT:
             value, position = read_varint(buffer, position, end)
             if position < 0:
                 return False
-            if field == 2:
+            if field == ENTRY_SEQUENCE_ID:
                 entry[E_SEQUENCE] = value
-            elif field == 3:
+            elif field == ENTRY_PUBLISH_TIME:
                 entry[E_PUBLISH] = value
-            elif field == 8:
+            elif field == ENTRY_COMPRESSION:
                 entry[E_COMPRESSION] = value
-            elif field == 9:
+            elif field == ENTRY_UNCOMPRESSED_SIZE:
                 entry[E_UNCOMPRESSED] = value
-            elif field == 11:
+            elif field == ENTRY_NUM_MESSAGES_IN_BATCH:
                 entry[E_BATCH] = value
-            elif field == 12:
+            elif field == ENTRY_EVENT_TIME:
                 entry[E_EVENT] = value
-            elif field == 17:
+            elif field == ENTRY_PARTITION_KEY_B64_ENCODED:
                 entry[E_KEY_BASE64] = value
-            elif field == 19:
+            elif field == ENTRY_DELIVER_AT_TIME:
                 entry[E_DELIVER] = value
-            elif field == 23:
+            elif field == ENTRY_TXNID_MOST_BITS:
                 entry[E_TRANSACTION] = value
-            elif field == 25:
+            elif field == ENTRY_NULL_VALUE:
                 entry[E_NULL] = value
-            elif field not in (22, 24, 30):
+            elif field not in (ENTRY_TXNID_LEAST_BITS, ENTRY_HIGHEST_SEQUENCE_ID, ENTRY_NULL_PARTITION_KEY):
                 return False
-        elif wire_type == 2:
+        elif wire_type == SIZED:
             size, position = read_short_varint(buffer, position, end)
             if position < 0 or size > end - position:
                 return False
-            if field in (1, 6, 5, 7) and not is_utf8(buffer, position, position + size):
+            if field in (
+                ENTRY_PRODUCER_NAME,
+                ENTRY_PARTITION_KEY,
+                ENTRY_REPLICATED_FROM,
+                ENTRY_REPLICATE_TO,
+            ) and not is_utf8(buffer, position, position + size):
                 return False
-            if field == 1:
+            if field == ENTRY_PRODUCER_NAME:
                 entry[E_PRODUCER], entry[E_PRODUCER_SIZE] = position, size
-            elif field == 4:
+            elif field == ENTRY_PROPERTIES:
                 if read_property(buffer, position, position + size)[0] < 0:
                     return False
                 entry[E_PROPERTIES] += 1
-            elif field == 6:
+            elif field == ENTRY_PARTITION_KEY:
                 entry[E_KEY], entry[E_KEY_SIZE] = position, size
-            elif field == 16:
+            elif field == ENTRY_SCHEMA_VERSION:
                 entry[E_SCHEMA], entry[E_SCHEMA_SIZE] = position, size
-            elif field == 18:
+            elif field == ENTRY_ORDERING_KEY:
                 entry[E_ORDERING], entry[E_ORDERING_SIZE] = position, size
-            elif field not in (5, 7):
+            elif field not in (ENTRY_REPLICATED_FROM, ENTRY_REPLICATE_TO):
                 return False
             position += size
         else:
@@ -513,7 +576,7 @@ def single_message(entry, index, message):  # type: ignore[no-untyped-def]
     message[M_BROKER_INDEX] = entry[E_BROKER_INDEX]
     message[M_PROPERTIES] = entry[E_PROPERTIES]
     message[M_REGION], message[M_REGION_END] = entry[E_METADATA], entry[E_PAYLOAD]
-    message[M_PROPERTY_FIELD] = 4
+    message[M_PROPERTY_FIELD] = ENTRY_PROPERTIES
 
 
 @compiled
@@ -555,7 +618,7 @@ def read_single_metadata(buffer, message, position, end):  # type: ignore[no-unt
     message[M_KEY_SIZE] = message[M_KEY_BASE64] = message[M_ORDERING_SIZE] = 0
     message[M_EVENT] = message[M_NULL] = message[M_PROPERTIES] = 0
     message[M_REGION], message[M_REGION_END] = position, end
-    message[M_PROPERTY_FIELD] = 1
+    message[M_PROPERTY_FIELD] = SINGLE_PROPERTIES
     payload_size = np.int64(-1)
     compacted_out = False
     while position < end:
@@ -567,37 +630,37 @@ def read_single_metadata(buffer, message, position, end):  # type: ignore[no-unt
             position = skip_field(buffer, position, end, wire_type)
             if position < 0:
                 return np.int64(-1), False
-        elif wire_type == 0:
+        elif wire_type == VARINT:
             value, position = read_varint(buffer, position, end)
             if position < 0:
                 return np.int64(-1), False
-            if field == 3:
+            if field == SINGLE_PAYLOAD_SIZE:
                 payload_size = value
-            elif field == 4:
+            elif field == SINGLE_COMPACTED_OUT:
                 compacted_out = value != 0
-            elif field == 5:
+            elif field == SINGLE_EVENT_TIME:
                 message[M_EVENT] = value
-            elif field == 6:
+            elif field == SINGLE_PARTITION_KEY_B64_ENCODED:
                 message[M_KEY_BASE64] = value
-            elif field == 8:
+            elif field == SINGLE_SEQUENCE_ID:
                 message[M_SEQUENCE] = value
-            elif field == 9:
+            elif field == SINGLE_NULL_VALUE:
                 message[M_NULL] = value
-            elif field != 10:
+            elif field != SINGLE_NULL_PARTITION_KEY:
                 return np.int64(-1), False
-        elif wire_type == 2:
+        elif wire_type == SIZED:
             size, position = read_short_varint(buffer, position, end)
             if position < 0 or size > end - position:
                 return np.int64(-1), False
-            if field == 1:
+            if field == SINGLE_PROPERTIES:
                 if read_property(buffer, position, position + size)[0] < 0:
                     return np.int64(-1), False
                 message[M_PROPERTIES] += 1
-            elif field == 2:
+            elif field == SINGLE_PARTITION_KEY:
                 if not is_utf8(buffer, position, position + size):
                     return np.int64(-1), False
                 message[M_KEY], message[M_KEY_SIZE] = position, size
-            elif field == 7:
+            elif field == SINGLE_ORDERING_KEY:
                 message[M_ORDERING], message[M_ORDERING_SIZE] = position, size
             else:
                 return np.int64(-1), False
