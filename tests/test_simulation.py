@@ -14,8 +14,8 @@ import pytest
 
 from ledgerlake.errors import DataLossError
 from ledgerlake.pipeline.commit import BatchResult, DeltaSink
-from tests.simulation.driver import MESSAGES, Edges
-from tests.simulation.history import History, Script, Step, Verdict, write_script
+from tests.simulation.driver import MESSAGES, Edges, config
+from tests.simulation.history import TOPIC, History, Script, Step, Verdict, write_script
 from tests.simulation.many import play_many
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.world import Event, Killed, Lock, Trap, World
@@ -74,6 +74,31 @@ def test_a_batch_that_fails_while_the_pipeline_is_stopped_is_said(edges: Edges) 
     with edges.changed(lambda changed: changed.replace(DeltaSink, "commit", slow)):
         history.play()
     assert history.apps[0].ended == "DataLossError: 5 messages are lost"
+
+
+class Reconfigured(History):
+    """A history with a step that changes the configuration."""
+
+    def _configure(self, args: dict[str, Any]) -> None:
+        self.settings = config([TOPIC], None, starting=self.script.starting, **args)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_delays_that_are_switched_before_a_batch_is_run_again_are_refused(enabled: bool, edges: Edges) -> None:
+    script = by_hand(
+        put(1.0),
+        Step(2.9, "kill", {"back_s": 2.0, "noticed_s": 0.0}, "committed messages"),
+        put(3.0, "plain"),
+        put(3.0, "delayed"),
+        Step(3.8, "configure", {"delay": {"enabled": not enabled}}),
+        put(12.0),
+    )
+    history = Reconfigured(script, edges)
+    history.settings = config([TOPIC], None, starting="earliest", delay={"enabled": enabled})
+    # Messages that are not held back come before they are due.
+    history.oracle.complain = lambda _words: None  # type: ignore[method-assign]
+    history.play()
+    assert any("is to be run again; set it back" in app.ended for app in history.apps)
 
 
 @pytest.mark.parametrize("fault", sorted(_FOUND_BY))

@@ -6,6 +6,7 @@
                                         the version of the state's files
     <checkpoint>/ledgerlake/start.json      where the pipeline began: an offset (see ``stored.offsets``)
     <checkpoint>/ledgerlake/stream.json     whose checkpoint it is, with a version
+    <checkpoint>/ledgerlake/settings.json   the settings that decide which rows a micro-batch gives (see ``row_settings``)
     <checkpoint>/ledgerlake/outbox.json     the name of its outbox, with a version (see ``publish.outbox``)
     <checkpoint>/ledgerlake/forgotten.json  the user has chosen to begin anew (``ledgerlake forget``); it goes when that
                                             has happened
@@ -26,6 +27,8 @@ from typing import Any
 from pyarrow import fs
 
 from ledgerlake.errors import CheckpointError, SetupError, refuse_newer
+from ledgerlake.pipeline.row_settings import VERSION as SETTINGS_VERSION
+from ledgerlake.pipeline.row_settings import RowSettings, read_settings
 from ledgerlake.stored.fields import stored
 from ledgerlake.stored.files import load_json, load_stored, resolve, save_json
 from ledgerlake.stored.offsets import Offset, from_json, to_json
@@ -124,6 +127,30 @@ class Checkpoint:
         """
         try:
             save_json(self._own("outbox"), {"version": _OUTBOX_VERSION, "name": name})
+        except OSError as error:
+            raise self._not_writable(error) from None
+
+    def settings(self) -> RowSettings | None:
+        """Return the settings under which the last run began; None if none were noted.
+
+        Raises:
+            OffsetError: a newer release wrote them, or they are damaged.
+        """
+        try:
+            return load_stored(self._own("settings"), "row settings", read_settings, SETTINGS_VERSION)
+        except OSError as error:
+            raise self._not_readable(error) from None
+
+    def save_settings(self, settings: RowSettings) -> None:
+        """Note the settings under which micro-batches are run from here on.
+
+        Raises:
+            SetupError: the folder cannot be written.
+        """
+        if self.settings() == settings:
+            return
+        try:
+            save_json(self._own("settings"), {"version": SETTINGS_VERSION, "settings": settings})
         except OSError as error:
             raise self._not_writable(error) from None
 

@@ -9,15 +9,19 @@ refused with a sentence that says what to do.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.errors import CheckpointError, SetupError
 from ledgerlake.options.source_options import parse_start
+from ledgerlake.pipeline.row_settings import PAYLOADS, STORAGE, changed, row_settings
+from ledgerlake.pipeline.wake_ups import wakes_folder
 from ledgerlake.source.bounds import end_position, first_available, resolve_start
 from ledgerlake.source.loss import moved_to
 from ledgerlake.source.positions import describe
+from ledgerlake.source.wake_ups import load_wakes
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire.message_id import BEFORE_ALL
 
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from ledgerlake.options.source_options import Bound
     from ledgerlake.pipeline.checkpoint import Checkpoint
     from ledgerlake.pipeline.cursors import CursorKeeper
+    from ledgerlake.pipeline.row_settings import Setting
     from ledgerlake.publish.outbox import Outbox
     from ledgerlake.stored.offsets import Offset
     from ledgerlake.table.delta_table import Table
@@ -75,12 +80,15 @@ class Start:
         start = self._checkpoint.start()
         self.compare_with_tables(tables)
         self.check_tables_are_newest(tables)
+        self.compare_settings(tables)
         if start is not None:
             self._compare_with_cursors(start)
             self._checkpoint.save_stream(self._config.stream.name)
+            self._checkpoint.save_settings(row_settings(self._config))
             return start
         start = self._first_start(bound, ends)
         self._checkpoint.save_stream(self._config.stream.name)
+        self._checkpoint.save_settings(row_settings(self._config))
         self._checkpoint.save_start(start)
         self._cursors.advance({name: offset.position for name, offset in start.items()})
         return start
@@ -188,6 +196,44 @@ class Start:
                 "ledgerlake forget CONFIG"
             )
 
+    def compare_settings(self, tables: list[Table]) -> None:
+        """Check that no setting was changed that must stay: for a micro-batch that is run again, or for what waits.
+
+        Raises:
+            CheckpointError: one was.
+        """
+        before, now = self._checkpoint.settings() or {}, row_settings(self._config)
+        names = changed(before, now)
+        if not names:
+            return
+        table = self._has_uncommitted(tables)
+        if table is not None:
+            raise CheckpointError(
+                f"{names[0]} was {_in_toml(before[names[0]])} when batch {self._checkpoint.last_planned()} was written to the "
+                f"table at {table.path}, and that batch is to be run again; set it back, run once with --once, then change it"
+            )
+        if self._waits() and (STORAGE in names or (before.get(PAYLOADS) == "reread" and PAYLOADS in names)):
+            name = STORAGE if STORAGE in names else PAYLOADS
+            raise CheckpointError(
+                f"{name} was {_in_toml(before[name])}, and messages wait that need it; set it back until nothing waits "
+                "(ledgerlake state CONFIG)"
+            )
+
+    def _has_uncommitted(self, tables: list[Table]) -> Table | None:
+        """A table that has the micro-batch that Spark runs again; None if there is none."""
+        planned, query_id = self._checkpoint.last_planned(), self._checkpoint.query_id()
+        if planned is None or query_id is None or self._checkpoint.has_committed(planned):
+            return None
+        for table in tables:
+            recorded = table.recorded(self._query_name(query_id))
+            if recorded is not None and recorded.batch_id >= planned:
+                return table
+        return None
+
+    def _waits(self) -> bool:
+        """Whether messages wait in state, as far as is known: what waits wants a micro-batch at some time."""
+        return self._checkpoint.last_committed() is not None and load_wakes(wakes_folder(self._checkpoint)) != {}
+
     def _compare_with_cursors(self, start: Offset) -> None:
         """Check that the broker has kept what the micro-batch reads that is to be run again.
 
@@ -260,6 +306,10 @@ class Start:
 
     def _query_name(self, query_id: str) -> str:
         return query_name(self._config.stream.name, query_id)
+
+
+def _in_toml(value: Setting) -> str:
+    return "not set" if value is None else json.dumps(value)
 
 
 def query_name(stream: str, query_id: str) -> str:

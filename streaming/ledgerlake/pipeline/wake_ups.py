@@ -15,7 +15,7 @@ class WakeUps:
     """The times of one pipeline's topic partitions, and the folder in which the planner reads them."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self.folder = f"{checkpoint.folder}/ledgerlake/wakes"
+        self.folder = wakes_folder(checkpoint)
         self._checkpoint = checkpoint
         self._wakes_ms: dict[str, int] | None = None
 
@@ -34,3 +34,8 @@ class WakeUps:
         if wakes_ms != self._wakes_ms:
             save_wakes(self.folder, batch_id, wakes_ms)
         self._wakes_ms = wakes_ms
+
+
+def wakes_folder(checkpoint: Checkpoint) -> str:
+    """The folder in which the planner reads the times."""
+    return f"{checkpoint.folder}/ledgerlake/wakes"

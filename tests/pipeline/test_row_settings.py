@@ -1,0 +1,123 @@
+"""Settings that decide which rows a micro-batch gives stay while a micro-batch is to be run again, or while messages wait."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ledgerlake.errors import CheckpointError, OffsetError
+from ledgerlake.options.config import parse_config
+from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.row_settings import row_settings
+from ledgerlake.pipeline.start import Start
+from ledgerlake.source.wake_ups import save_wakes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ledgerlake.options.config import Config
+
+
+def config(folder: Path, **delay: Any) -> Config:
+    return parse_config(
+        {
+            "source": {"service_url": "pulsar://h:1", "topics": ["t"]},
+            "stream": {"name": "s", "checkpoint": str(folder)},
+            "delta": {"path": str(folder.parent / "messages")},
+            "delay": delay,
+        }
+    )
+
+
+def checkpoint_of(folder: Path, before: Config, planned: int, committed: int) -> Checkpoint:
+    """A checkpoint whose last run had those settings."""
+    for log, last in (("offsets", planned), ("commits", committed)):
+        (folder / log).mkdir(parents=True)
+        for number in range(last + 1):
+            (folder / log / str(number)).write_text("v2\n{}")
+    (folder / "metadata").write_text('{"id": "q"}')
+    checkpoint = Checkpoint(str(folder))
+    checkpoint.save_settings(row_settings(before))
+    return checkpoint
+
+
+def compare(checkpoint: Checkpoint, now: Config, table_batch: int | None = None) -> None:
+    recorded = None if table_batch is None else SimpleNamespace(batch_id=table_batch)
+    table: Any = SimpleNamespace(path="lake/messages", recorded=lambda _query: recorded)
+    start: Any = Start.__new__(Start)
+    start._config, start._checkpoint = now, checkpoint
+    start.compare_settings([table])
+
+
+def test_a_batch_that_the_table_has_is_run_again_under_the_settings_that_it_was_written_with(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    checkpoint = checkpoint_of(folder, config(folder), planned=4, committed=3)
+    with pytest.raises(CheckpointError) as refused:
+        compare(checkpoint, config(folder, enabled=False), table_batch=4)
+    assert refused.value.message == (
+        "[delay] enabled was true when batch 4 was written to the table at lake/messages, and that batch is to be run again; "
+        "set it back, run once with --once, then change it"
+    )
+    compare(checkpoint, config(folder), table_batch=4)
+
+
+def test_a_batch_that_no_table_has_may_be_run_under_other_settings(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    checkpoint = checkpoint_of(folder, config(folder), planned=4, committed=3)
+    compare(checkpoint, config(folder, enabled=False), table_batch=3)
+    compare(checkpoint, config(folder, enabled=False))
+
+
+def test_a_setting_may_change_when_every_batch_is_committed(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    checkpoint = checkpoint_of(folder, config(folder), planned=4, committed=4)
+    compare(checkpoint, config(folder, enabled=False), table_batch=4)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "named"),
+    [
+        ({}, {"storage": "elsewhere"}, '[delay] storage was "state"'),
+        ({"storage": "here"}, {}, '[delay] storage was "here"'),
+        ({"payloads": "reread"}, {}, '[delay] payloads was "reread"'),
+    ],
+)
+def test_where_messages_wait_stays_until_none_waits(
+    tmp_path: Path, before: dict[str, Any], now: dict[str, Any], named: str
+) -> None:
+    folder = tmp_path / "checkpoint"
+    checkpoint = checkpoint_of(folder, config(folder, **before), planned=4, committed=4)
+    save_wakes(f"{folder}/ledgerlake/wakes", 4, {"t": 1000})
+    with pytest.raises(CheckpointError, match="messages wait that need it; set it back until nothing waits") as refused:
+        compare(checkpoint, config(folder, **now), table_batch=4)
+    assert refused.value.message.startswith(named)
+    save_wakes(f"{folder}/ledgerlake/wakes", 5, {})
+    compare(checkpoint, config(folder, **now), table_batch=4)
+
+
+def test_messages_may_be_kept_from_here_on_if_nothing_is_known_to_wait_by_position(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    checkpoint = checkpoint_of(folder, config(folder), planned=4, committed=4)
+    save_wakes(f"{folder}/ledgerlake/wakes", 4, {"t": 1000})
+    compare(checkpoint, config(folder, payloads="reread"), table_batch=4)
+
+
+def test_a_checkpoint_of_an_earlier_release_has_no_settings_and_a_newer_one_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    checkpoint = checkpoint_of(folder, config(folder), planned=4, committed=3)
+    file = folder / "ledgerlake" / "settings.json"
+    file.unlink()
+    compare(checkpoint, config(folder, enabled=False), table_batch=4)
+    for text in ('{"version": 2, "settings": {}}', '{"version": 1}', '{"version": 1, "settings": {"a": []}}', "x"):
+        file.write_text(text)
+        with pytest.raises(OffsetError):
+            checkpoint.settings()
+
+
+def test_a_setting_that_a_release_does_not_know_is_not_compared(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    checkpoint = checkpoint_of(folder, config(folder), planned=4, committed=3)
+    checkpoint.save_settings({"[delay] later": 5, "[delay] enabled": True})
+    compare(checkpoint, config(folder), table_batch=4)
