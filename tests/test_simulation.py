@@ -96,7 +96,7 @@ def test_delays_that_are_switched_before_a_batch_is_run_again_are_refused(enable
     history = Reconfigured(script, edges)
     history.settings = config([TOPIC], None, starting="earliest", delay={"enabled": enabled})
     # Messages that are not held back come before they are due.
-    history.oracle.complain = lambda _words: None  # type: ignore[method-assign]
+    history.oracle.complain = lambda words: None  # type: ignore[method-assign]
     history.play()
     assert any("is to be run again; set it back" in app.ended for app in history.apps)
 
