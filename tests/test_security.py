@@ -1,4 +1,4 @@
-"""SECURITY.md says what is true: each threat names a test, and that test is there."""
+"""SECURITY.md and docs/promises.md say what is true: each threat and each promise names a test, and that test is there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "SECURITY.md").read_text()
-NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", TEXT)))
+PROMISES = (ROOT / "docs/promises.md").read_text()
+NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", TEXT + PROMISES)))
 
 
 def threats() -> list[list[str]]:
@@ -32,6 +33,12 @@ def test_every_threat_says_what_holds_it_and_which_test() -> None:
         assert len(row) == 5, row
         assert all(row), row
         assert re.fullmatch(r"`tests/[\w/]+\.py::\w+`", row[4]), row
+
+
+def test_every_promise_has_a_test() -> None:
+    rows = [line for line in PROMISES.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 10
+    assert all(re.search(r"`tests/[\w/]+\.py::\w+`", row) for row in rows)
 
 
 def test_nobody_is_asked_to_write_to_an_address() -> None:
