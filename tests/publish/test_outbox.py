@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ledgerlake.errors import CheckpointError, OffsetError
-from ledgerlake.publish.outbox import Outbox, OutboxBatch
+from ledgerlake.publish.outbox import Outbox, OutboxBatch, Sending
 from ledgerlake.publish.republisher import java_hash
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.ordered_files import DataFile
@@ -287,6 +287,54 @@ def test_a_batch_of_version_1_that_did_not_commit_keeps_its_numbers_when_it_is_r
     outbox.add(batch(8), {"t": [written(tmp_path, "t.parquet", 2)]})
     outbox.commit(8)
     assert numbers(outbox) == [("t.parquet", 15)]
+
+
+def test_how_the_sending_of_a_batch_began_stands_until_it_is_sent(tmp_path: Path) -> None:
+    outbox = begun(tmp_path)
+    outbox.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
+    outbox.commit(1)
+    (found,) = outbox.ready()
+    assert outbox.begin_sending(found, Sending(2)) == Sending(2)
+    again = begun(tmp_path, committed=1)
+    assert again.begin_sending(found, Sending(5)) == Sending(2)
+    again.sent(found)
+    assert list(tmp_path.glob("*.begun")) == []
+
+
+def test_a_process_that_was_suspended_cannot_change_how_its_successor_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suspended = begun(tmp_path)
+    suspended.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
+    (found,) = begun(tmp_path, committed=1).ready()
+    look = suspended._begun
+
+    def suspended_here(batch_id: int) -> Sending | None:
+        monkeypatch.setattr(suspended, "_begun", look)
+        assert look(batch_id) is None
+        assert begun(tmp_path, committed=1).begin_sending(found, Sending(12)) == Sending(12)
+        return None
+
+    monkeypatch.setattr(suspended, "_begun", suspended_here)
+    assert suspended.begin_sending(found, Sending(9)) == Sending(12)
+    assert begun(tmp_path, committed=1).begin_sending(found, Sending(20)) == Sending(12)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"version": 1}', '{"version": 1, "partitions": 0}'])
+def test_a_damaged_record_of_a_sending_is_one_sentence(tmp_path: Path, text: str) -> None:
+    outbox = begun(tmp_path)
+    outbox.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
+    (tmp_path / "0000000001.1.begun").write_text(text)
+    with pytest.raises(OffsetError, match=r"the checkpoint holds damaged outbox record of a sending.*restore"):
+        begun(tmp_path, committed=1)
+
+
+def test_a_newer_record_of_a_sending_is_refused_at_the_start(tmp_path: Path) -> None:
+    outbox = begun(tmp_path)
+    outbox.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
+    (tmp_path / "0000000001.2.begun").write_text(json.dumps({"version": 2, "partitions": 2}))
+    with pytest.raises(OffsetError, match=r"newer Ledgerlake \(outbox record of a sending of version 2.*upgrade"):
+        begun(tmp_path, committed=1)
 
 
 @pytest.mark.parametrize("name", ["outbox.json", "0000000001.json"])

@@ -2,6 +2,7 @@
 
     <checkpoint>/ledgerlake/outbox/outbox.json         the outbox's name, with a version
     <checkpoint>/ledgerlake/outbox/<batch>.json        files of a micro-batch, and how its messages are numbered
+    <checkpoint>/ledgerlake/outbox/<batch>.<n>.begun   its sending may have begun, by the target's n partitions
     <checkpoint>/ledgerlake/outbox/<batch>.sent        all messages of that micro-batch, and of those before it, are on the topic
     <checkpoint>/ledgerlake/outbox/*.parquet           due messages of one topic partition and micro-batch; gone when sent
 
@@ -15,6 +16,9 @@ Rules kept here:
     process that was suspended cannot replace what its successor has recorded or sent.
   - A micro-batch is not sent before the table has it, nor before those with lower numbers. It counts as sent only if that was
     recorded: a file that is missing without that is an error.
+  - Before the first message of a micro-batch is sent, the target's number of partitions is recorded; sent again, it is routed by
+    that number. A topic only grows and a successor asks later, so of several records the one with the most partitions is the
+    successor's: a process that was suspended may write one late, and changes nothing.
   - The newest ``.sent`` is kept, and what it covers stays sent: a record that a process which was suspended writes after its
     successor has sent and removed that micro-batch means nothing, and is removed.
   - An outbox that the checkpoint knows is never begun anew: due messages may wait in the one that is gone.
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
     from ledgerlake.table.ordered_files import DataFile
 
 VERSION = 2
+BEGUN_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,13 @@ class OutboxBatch:
     range_digest: int
     files: list[OutboxFile]
     next_sequences: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sending:
+    """How the sending of a micro-batch began: its messages are routed among the target's first ``partitions``."""
+
+    partitions: int
 
 
 class Outbox:
@@ -164,6 +176,25 @@ class Outbox:
                 self._sent = max(self._sent, _newest_sent(self._names()))
             return [self._batches[number] for number in sorted(self._batches) if self._sent < number <= self._committed]
 
+    def begin_sending(self, batch: OutboxBatch, now: Sending) -> Sending:
+        """Record how a micro-batch is sent, before its first message is.
+
+        Args:
+            now: how it is sent if it has not begun; asked of the broker before this call.
+
+        Returns:
+            What was recorded when its sending first began.
+
+        Raises:
+            OffsetError: a newer release recorded it, or the record is damaged.
+        """
+        with self._lock:
+            if (found := self._begun(batch.batch_id)) is not None:
+                return found
+            path = f"{self.folder}/{_number(batch.batch_id)}.{now.partitions}.begun"
+            save_json(path, {"version": BEGUN_VERSION, **asdict(now)})
+            return self._begun(batch.batch_id) or now
+
     def sent(self, batch: OutboxBatch) -> None:
         """Record that all messages up to a micro-batch are on the topic, then remove what is not needed any more."""
         with self._lock:
@@ -197,7 +228,7 @@ class Outbox:
             number, _, kind = name.partition(".")
             if (kind == "sent" and int(number) < self._sent) or (
                 kind == "json" and number.isdigit() and int(number) <= self._sent and int(number) not in kept
-            ):
+            ) or ((begun := _BEGUN.match(name)) and int(begun[1]) <= self._sent):
                 self._remove([name])
         self._batches = {number: self._batches[number] for number in self._batches.keys() & kept}
 
@@ -218,6 +249,14 @@ class Outbox:
     def _stored(self, batch_id: int) -> OutboxBatch | None:
         return load_stored(self._path(batch_id), "outbox record", _record, VERSION)
 
+    def _begun(self, batch_id: int) -> Sending | None:
+        """Return how the sending of a micro-batch began; None if it did not."""
+        found = [match for name in self._names() if (match := _BEGUN.match(name)) and int(match[1]) == batch_id]
+        if not found:
+            return None
+        newest = max(found, key=lambda match: int(match[2]))
+        return load_stored(f"{self.folder}/{newest[0]}", "outbox record of a sending", _sending, BEGUN_VERSION)
+
     def _is_whole(self, batch: OutboxBatch) -> bool:
         return {file.name for file in batch.files} <= self._names()
 
@@ -229,6 +268,8 @@ class Outbox:
             if kind == "json" and number.isdigit() and (found := self._stored(int(number))) is not None:
                 self._batches[int(number)] = found
         self._tidy()
+        for batch_id in self._batches:
+            self._begun(batch_id)
 
     def _remove_unknown(self) -> None:
         """Remove files that no record names, of micro-batches that the table has.
@@ -272,6 +313,10 @@ class Outbox:
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 self._filesystem.delete_file(f"{self._root}/{name}")
+
+
+# A micro-batch, and the number of partitions.
+_BEGUN = re.compile(r"([0-9]{10,19})\.([0-9]{1,9})\.begun$")
 
 
 def _number(batch_id: int) -> str:
@@ -329,4 +374,11 @@ def _outbox(data: dict[str, Any], version: int) -> _Version1 | _Version2:
 
 def _record(data: dict[str, Any], _version: int) -> OutboxBatch:
     found: OutboxBatch = stored(OutboxBatch, data)
+    return found
+
+
+def _sending(data: dict[str, Any], _version: int) -> Sending:
+    found: Sending = stored(Sending, data)
+    if found.partitions < 1:
+        raise ValueError(f"{found.partitions} partitions")
     return found

@@ -16,7 +16,8 @@ What a message keeps: value, key, ordering key, properties, event time. What is 
                                  there with the first four of these alone; the whole message is in the table
 
 Order: by topic partition. A message goes to the partition that its key says (by Java's string hash, as Pulsar's clients do
-unless told otherwise); without a key, all of one topic partition go to one partition.
+unless told otherwise); without a key, all of one topic partition go to one partition. All of a micro-batch are routed by the number
+of partitions that the target had when the sending of that micro-batch began, also if it has more when they are sent again.
 
 What a producer's messages have on the target is a beginning of what is to be there, without a gap: so its last number says what
 need not be sent again. Therefore messages never time out, and pulsar-client sends what waits again in order after a disconnect; and
@@ -39,6 +40,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ledgerlake.errors import CheckpointError, TransportError
+from ledgerlake.publish.outbox import Sending
 from ledgerlake.stored.files import resolve
 
 if TYPE_CHECKING:
@@ -164,12 +166,14 @@ class Republisher:
 
     def _send(self, sender: _Sender, batch: OutboxBatch) -> bool:
         """Send a micro-batch; False if another process has sent it meanwhile."""
+        sending: Sending | None = None
         for file in batch.files:
             if self._stopping.is_set() or not self._may_send():
                 raise TransportError("the subscription of this stream is not held")
             if not self._outbox.is_present(batch, file):
                 return False
-            sender.send(file, _rows(self._outbox.folder, file.name))
+            sending = sending or self._outbox.begin_sending(batch, Sending(sender.count_partitions()))
+            sender.send(file, _rows(self._outbox.folder, file.name), sending.partitions)
         return True
 
 
@@ -249,15 +253,24 @@ class _Sender:
         with contextlib.suppress(Exception):
             self._client.close()
 
-    def send(self, one: OutboxFile, rows: Iterator[dict[str, Any]]) -> None:
+    def count_partitions(self) -> int:
+        """Ask how many partitions the target has now."""
+        self._targets = self._client.get_topic_partitions(self._topic)
+        return len(self._targets)
+
+    def send(self, one: OutboxFile, rows: Iterator[dict[str, Any]], partitions: int) -> None:
         """Send a file's messages and wait until all are stored.
+
+        Args:
+            partitions: among how many partitions of the target they are routed, from the first; those that
+                ``count_partitions`` found if they are fewer, as in a topic that was deleted and made again.
 
         Raises:
             ConnectionError: one was not stored, and nothing behind it was sent; or it is to end.
         """
-        self._targets = self._targets or self._client.get_topic_partitions(self._topic)
+        targets = self._targets[:partitions]
         for sequence, row in enumerate(rows, one.first_sequence):
-            lane = self._lane(one.topic_partition, self._targets[_route(row, one.topic_partition, len(self._targets))])
+            lane = self._lane(one.topic_partition, targets[_route(row, one.topic_partition, len(targets))])
             if sequence <= lane.stored or self._hand_over(lane, sequence, _message(row, one.topic_partition)):
                 continue
             _log.warning(

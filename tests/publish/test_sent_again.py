@@ -1,0 +1,178 @@
+"""A micro-batch that was sent in part: what the topic has of it is not sent again, whatever happened to the topic meanwhile."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ledgerlake.client.cluster import ClientSettings
+from ledgerlake.decode import schema
+from ledgerlake.errors import TransportError
+from ledgerlake.publish import republisher
+from ledgerlake.publish.outbox import Outbox
+from ledgerlake.publish.republisher import Republisher
+from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.ordered_files import DataFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+TOPIC = "persistent://public/default/due"
+VALUES = [b"%d" % number for number in range(20)]
+
+
+@dataclass(frozen=True)
+class Result:
+    name: str
+
+
+@dataclass(frozen=True)
+class Stored:
+    target: str
+    producer: str
+    sequence: int
+    value: bytes
+
+
+@dataclass
+class Broker:
+    """One with deduplication: ``last`` is what it knows of each producer; ``takes`` messages and then is away."""
+
+    partitions: int = 1
+    takes: int = 10**9
+    last: dict[tuple[str, str], int] = field(default_factory=dict)
+    stored: list[Stored] = field(default_factory=list)
+
+    @property
+    def values(self) -> Counter[bytes]:
+        return Counter(one.value for one in self.stored)
+
+
+class Producer:
+    def __init__(self, broker: Broker, target: str, name: str) -> None:
+        self._broker = broker
+        self._target = target
+        self._name = name
+
+    def last_sequence_id(self) -> int:
+        return self._broker.last.get((self._target, self._name), -1)
+
+    def send_async(self, content: bytes, callback: Callable[[Result, Any], None], sequence_id: int, **_: Any) -> None:
+        broker = self._broker
+        if broker.takes == 0:
+            callback(Result("Disconnected"), None)
+            return
+        broker.takes -= 1
+        if sequence_id > self.last_sequence_id():
+            broker.last[self._target, self._name] = sequence_id
+            broker.stored.append(Stored(self._target, self._name, sequence_id, content))
+        callback(Result("Ok"), None)
+
+
+class Client:
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def get_topic_partitions(self, topic: str) -> list[str]:
+        return [f"{topic}-partition-{number}" for number in range(self._broker.partitions)]
+
+    def create_producer(self, target: str, producer_name: str, **_: Any) -> Producer:
+        return Producer(self._broker, target, producer_name)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
+    made = Broker()
+    monkeypatch.setattr(republisher, "pulsar_client", lambda _settings: Client(made))
+    monkeypatch.setattr(republisher, "_RETRY_FIRST_S", 0.01)
+    monkeypatch.setattr(republisher, "_RETRY_MOST_S", 0.05)
+    return made
+
+
+def add(outbox: Outbox, batch_id: int, values: list[bytes]) -> None:
+    """A micro-batch of messages with keys of their own is committed."""
+    count = len(values)
+    columns: dict[str, pa.Array] = {one.name: pa.nulls(count, one.type) for one in schema.MESSAGES}
+    columns["value"] = pa.array(values, pa.binary())
+    columns["key"] = pa.array([f"key {number}" for number in range(count)])
+    columns["message_id"] = pa.array([f"1:{number}" for number in range(count)])
+    columns["deliver_at"] = pa.array([1_000_000] * count, schema.MESSAGES.field("deliver_at").type)
+    columns["is_null"] = pa.array([False] * count)
+    name = f"{batch_id}.parquet"
+    pq.write_table(pa.table(columns, schema=schema.MESSAGES), f"{outbox.folder}/{name}")
+    outbox.add(BatchRecord("s", "q", batch_id, 1), {"t": [DataFile(name, 4, count, "{}")]})
+    outbox.commit(batch_id)
+
+
+def opened(folder: Path) -> Outbox:
+    outbox = Outbox(str(folder))
+    outbox.begin(10, None)
+    return outbox
+
+
+def send(outbox: Outbox, timeout_s: float = 20.0) -> None:
+    one = Republisher(outbox, ClientSettings("pulsar://broker"), TOPIC, "s", lambda: True, lambda _error: None)
+    one.start()
+    try:
+        one.drain(timeout_s)
+    finally:
+        one.stop()
+
+
+def send_in_part(outbox: Outbox, broker: Broker, count: int) -> None:
+    """The process ends when the broker has stored so many messages, and the broker is back."""
+    broker.takes = count
+    with pytest.raises(TransportError):
+        send(outbox, 0.3)
+    assert broker.takes == 0
+    broker.takes = 10**9
+
+
+def test_a_micro_batch_that_is_half_sent_when_the_topic_grows_is_routed_as_before(
+    tmp_path: Path, broker: Broker
+) -> None:
+    outbox = opened(tmp_path)
+    add(outbox, 1, VALUES)
+    send_in_part(outbox, broker, 5)
+    broker.partitions = 2
+    send(opened(tmp_path))
+    assert broker.values == Counter(VALUES)
+
+
+def test_micro_batches_behind_it_are_routed_among_the_partitions_that_there_are_now(
+    tmp_path: Path, broker: Broker
+) -> None:
+    outbox = opened(tmp_path)
+    add(outbox, 1, VALUES)
+    send_in_part(outbox, broker, 5)
+    broker.partitions = 2
+    later = [b"later %d" % number for number in range(20)]
+    add(outbox, 2, later)
+    send_in_part(outbox, broker, 30)
+    broker.partitions = 3
+    send(opened(tmp_path))
+    assert broker.values == Counter(VALUES + later)
+    assert {one.target[-1] for one in broker.stored if one.value in VALUES} == {"0"}
+    assert {one.target[-1] for one in broker.stored if one.value in later} == {"0", "1"}
+
+
+def test_a_topic_that_was_made_again_with_fewer_partitions_gets_what_is_left(tmp_path: Path, broker: Broker) -> None:
+    broker.partitions = 3
+    outbox = opened(tmp_path)
+    add(outbox, 1, VALUES)
+    send_in_part(outbox, broker, 5)
+    broker.partitions = 1
+    broker.last.clear()
+    broker.stored.clear()
+    send(opened(tmp_path))
+    assert set(broker.values) <= set(VALUES)
+    assert opened(tmp_path).ready() == []
