@@ -389,7 +389,9 @@ def test_a_newer_record_of_where_a_batch_goes_is_refused_with_advice(tmp_path: P
         begun(tmp_path, committed=1)
 
 
-@pytest.mark.parametrize("text", ['{"version": 1}', '{"version": 1, "partitions": 0}', '{"version": 1, "partitions": "2"}'])
+@pytest.mark.parametrize(
+    "text", ['{"version": 1}', '{"version": 1, "partitions": 0}', '{"version": 1, "partitions": "2"}']
+)
 def test_a_damaged_record_of_where_a_batch_goes_is_one_sentence(tmp_path: Path, text: str) -> None:
     begun(tmp_path).add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
     (tmp_path / "0000000001.sending").write_text(text)

@@ -226,9 +226,11 @@ class Outbox:
         kept = {number for number in self._batches if number > self._sent} | {newest_sent}
         for name in self._names():
             number, _, kind = name.partition(".")
-            if (kind == "sent" and int(number) < self._sent) or (
-                kind == "json" and number.isdigit() and int(number) <= self._sent and int(number) not in kept
-            ) or ((begun := _BEGUN.match(name)) and int(begun[1]) <= self._sent):
+            if (
+                (kind == "sent" and int(number) < self._sent)
+                or (kind == "json" and number.isdigit() and int(number) <= self._sent and int(number) not in kept)
+                or ((begun := _BEGUN.match(name)) and int(begun[1]) <= self._sent)
+            ):
                 self._remove([name])
         self._batches = {number: self._batches[number] for number in self._batches.keys() & kept}
 

@@ -41,7 +41,6 @@ import pyarrow.parquet as pq
 
 from ledgerlake.errors import CheckpointError, TransportError
 from ledgerlake.publish.outbox import Sending
-from ledgerlake.publish.outbox import Sending
 from ledgerlake.stored.files import resolve
 
 if TYPE_CHECKING:
