@@ -154,9 +154,6 @@ _OUTBOX_RECORD = (
 )
 
 
-_OUTBOX_SENDING = '{"version": 1, "partitions": 3}'
-
-
 def _reads(read: Callable[[dict[str, Any], int], Any], known: int) -> Callable[[bytes], int]:
     def judge(data: bytes) -> int:
         parse_stored(data, "file", read, known)
@@ -308,7 +305,6 @@ TARGETS = [
     Target("outbox", "publish.outbox: its name, and all of version 1", _json_of(*_OUTBOX), _reads(outbox._outbox, 2), _REFUSED),
     Target("outbox-name", "pipeline.checkpoint: the outbox's name", _json_of('{"version": 1, "name": "abcd"}'), _reads(checkpoint._outbox_name, 1), _REFUSED),
     Target("outbox-record", "publish.outbox: a micro-batch", _json_of(_OUTBOX_RECORD), _reads(outbox._record, 2), _REFUSED),
-    Target("outbox-sending", "publish.outbox: where a micro-batch goes", _json_of(_OUTBOX_SENDING), _reads(outbox._sending_record, 1), _REFUSED),
     Target("outbox-sending", "publish.outbox: how a sending began", _json_of('{"version": 1, "partitions": 3}'), _reads(outbox._sending, 1), _REFUSED),
     Target("wakes", "source.wakes", _json_of('{"version": 1, "wakes": {"t": 1777626000123}}'), _reads(wake_ups._wakes, 1), _REFUSED),
     Target("record", "the record of the delayed index", _texts_of(lambda: [_index()[0]]), _judge_record, _REFUSED),

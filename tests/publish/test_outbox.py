@@ -226,35 +226,6 @@ def test_a_record_that_is_written_after_its_batch_was_sent_and_removed_does_not_
     assert last.messages == 5
 
 
-def test_where_a_batch_goes_is_known_until_it_is_sent(tmp_path: Path) -> None:
-    outbox = begun(tmp_path)
-    for number in (1, 2):
-        outbox.add(batch(number), {"t": [written(tmp_path, f"{number}.parquet", 2)]})
-        outbox.commit(number)
-    first, second = outbox.ready()
-    assert outbox.sending(first) is None, "an outbox of an earlier release has no such record"
-    outbox.begin_sending(first, Sending(3))
-    assert outbox.sending(first) == Sending(3)
-    again = begun(tmp_path, committed=2)
-    assert (again.sending(first), again.sending(second)) == (Sending(3), None)
-    again.begin_sending(second, Sending(4))
-    again.sent(first)
-    assert (again.sending(first), again.sending(second)) == (None, Sending(4))
-    again.sent(second)
-    assert not list(tmp_path.glob("*.sending"))
-
-
-def test_where_a_batch_goes_is_removed_if_a_suspended_process_records_it_after_it_was_sent(tmp_path: Path) -> None:
-    suspended = begun(tmp_path)
-    suspended.add(batch(1), {"t": [written(tmp_path, "a.parquet", 2)]})
-    suspended.commit(1)
-    (found,) = suspended.ready()
-    begun(tmp_path, committed=1).sent(found)
-    suspended.begin_sending(found, Sending(3))
-    begun(tmp_path, committed=1)
-    assert not list(tmp_path.glob("*.sending"))
-
-
 def test_an_outbox_that_is_gone_or_another_one_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
     folder = tmp_path / "outbox"
     name = begun(folder).name
@@ -380,23 +351,6 @@ def test_a_newer_outbox_is_refused_with_advice(tmp_path: Path) -> None:
     (tmp_path / "outbox.json").write_text(json.dumps({"version": 3}))
     with pytest.raises(OffsetError, match=r"newer Ledgerlake \(outbox of version 3.*upgrade"):
         begun(tmp_path)
-
-
-def test_a_newer_record_of_where_a_batch_goes_is_refused_with_advice(tmp_path: Path) -> None:
-    begun(tmp_path).add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
-    (tmp_path / "0000000001.sending").write_text(json.dumps({"version": 2}))
-    with pytest.raises(OffsetError, match=r"newer Ledgerlake \(outbox record of sending of version 2.*upgrade"):
-        begun(tmp_path, committed=1)
-
-
-@pytest.mark.parametrize(
-    "text", ['{"version": 1}', '{"version": 1, "partitions": 0}', '{"version": 1, "partitions": "2"}']
-)
-def test_a_damaged_record_of_where_a_batch_goes_is_one_sentence(tmp_path: Path, text: str) -> None:
-    begun(tmp_path).add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
-    (tmp_path / "0000000001.sending").write_text(text)
-    with pytest.raises(OffsetError, match=r"the checkpoint holds damaged outbox record of sending.*restore"):
-        begun(tmp_path, committed=1)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -39,18 +38,14 @@ class Result:
 
 @dataclass
 class Broker:
-    """``is_away`` until what has been sent has timed out, or would have; ``breaks_at`` is the message whose producer then fails.
+    """``is_away`` until what has been sent has timed out, or would have; ``breaks_at`` is the message whose producer then fails."""
 
-    ``last`` has the last number of each producer, by its partition of the topic and its name.
-    """
-
-    partitions: int = 1
     deduplicates: bool = True
     is_away: bool = False
     breaks_at: bytes | None = None
     too_large: frozenset[bytes] = frozenset()
     stored: list[tuple[bytes, dict[str, str]]] = field(default_factory=list)
-    last: dict[tuple[str, str], int] = field(default_factory=dict)
+    last: int = -1
     most_pending: int = 0
 
     @property
@@ -67,9 +62,8 @@ class Sent:
 
 
 class Producer:
-    def __init__(self, broker: Broker, key: tuple[str, str], send_timeout_millis: int) -> None:
+    def __init__(self, broker: Broker, send_timeout_millis: int) -> None:
         self._broker = broker
-        self._key = key
         self._times_out = send_timeout_millis > 0
         self._pending: list[Sent] = []
         self._lock = threading.Lock()
@@ -78,11 +72,7 @@ class Producer:
         self.thread.start()
 
     def last_sequence_id(self) -> int:
-        return self._last if self._broker.deduplicates else -1
-
-    @property
-    def _last(self) -> int:
-        return self._broker.last.get(self._key, -1)
+        return self._broker.last if self._broker.deduplicates else -1
 
     def send_async(
         self,
@@ -131,9 +121,9 @@ class Producer:
             self._closed.set()
             one.callback(Result("AlreadyClosed"), None)
             return
-        if one.sequence > self._last or not self._broker.deduplicates:
+        if one.sequence > self._broker.last or not self._broker.deduplicates:
             self._broker.stored.append((one.content, one.properties))
-            self._broker.last[self._key] = max(self._last, one.sequence)
+            self._broker.last = max(self._broker.last, one.sequence)
         one.callback(Result("Ok"), None)
 
 
@@ -143,10 +133,10 @@ class Client:
         self._producers: list[Producer] = []
 
     def get_topic_partitions(self, topic: str) -> list[str]:
-        return [f"{topic}-partition-{number}" for number in range(self._broker.partitions)]
+        return [topic]
 
-    def create_producer(self, topic: str, producer_name: str, send_timeout_millis: int = 30_000, **_: Any) -> Producer:
-        self._producers.append(Producer(self._broker, (topic, producer_name), send_timeout_millis))
+    def create_producer(self, _topic: str, send_timeout_millis: int = 30_000, **_: Any) -> Producer:
+        self._producers.append(Producer(self._broker, send_timeout_millis))
         return self._producers[-1]
 
     def close(self) -> None:
@@ -163,41 +153,20 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     return made
 
 
-def filled(folder: Path, rows: int = ROWS, event_ms: int | None = None, keyed: bool = False) -> Outbox:
-    """An outbox with one file of messages whose values are their numbers, and their keys too if they have keys."""
+def filled(folder: Path, rows: int = ROWS, event_ms: int | None = None) -> Outbox:
+    """An outbox with one file of messages whose values are their numbers."""
     outbox = Outbox(str(folder))
     outbox.begin(None, None)
-    write(folder / "part.parquet", range(rows), event_ms, keyed)
-    outbox.add(BatchRecord("s", "q", 0, 1), {"t": [DataFile("part.parquet", 4, rows, "{}")]})
-    outbox.commit(0)
-    return outbox
-
-
-def write(path: Path, numbers: range, event_ms: int | None = None, keyed: bool = False) -> None:
-    rows = len(numbers)
     columns: dict[str, pa.Array] = {one.name: pa.nulls(rows, one.type) for one in schema.MESSAGES}
-    columns["value"] = pa.array([b"%d" % number for number in numbers], pa.binary())
-    columns["message_id"] = pa.array([f"1:{number}" for number in numbers])
+    columns["value"] = pa.array([b"%d" % number for number in range(rows)], pa.binary())
+    columns["message_id"] = pa.array([f"1:{number}" for number in range(rows)])
     columns["deliver_at"] = pa.array([1_000_000] * rows, schema.MESSAGES.field("deliver_at").type)
     columns["is_null"] = pa.array([False] * rows)
-    if keyed:
-        columns["key"] = pa.array([f"{number}" for number in numbers])
     if event_ms is not None:
         columns["event_time"] = pa.array([event_ms * 1000] * rows, pa.int64()).cast(schema.TIMESTAMP)
-    pq.write_table(pa.table(columns, schema=schema.MESSAGES), path)
-
-
-def interrupted(outbox: Outbox) -> None:
-    """Send until the topic cannot be written, and no more."""
-    one = Republisher(outbox, ClientSettings("pulsar://broker"), "due", "s", lambda: True, lambda _error: None)
-    with pytest.raises(ConnectionError):
-        one._send_ready()
-
-
-def begun_again(folder: Path) -> Outbox:
-    """The outbox as the next process finds it."""
-    outbox = Outbox(str(folder))
-    outbox.begin(0, None)
+    pq.write_table(pa.table(columns, schema=schema.MESSAGES), folder / "part.parquet")
+    outbox.add(BatchRecord("s", "q", 0, 1), {"t": [DataFile("part.parquet", 4, rows, "{}")]})
+    outbox.commit(0)
     return outbox
 
 
@@ -254,40 +223,6 @@ def test_a_message_that_is_too_large_has_a_stand_in_at_its_place_and_is_named(
         "the message 1:7 of t has a key and properties that due does not take; it stands there without them and without "
         "its value, with the property ledgerlake.too_large, and is whole in the table"
     ]
-
-
-def test_a_batch_whose_sending_has_begun_goes_to_the_partitions_that_there_were_then(
-    tmp_path: Path, broker: Broker
-) -> None:
-    broker.breaks_at = b"12"
-    interrupted(filled(tmp_path, 20, keyed=True))
-    broker.partitions = 2
-    outbox = begun_again(tmp_path)
-    write(tmp_path / "next.parquet", range(20, 40), keyed=True)
-    outbox.add(BatchRecord("s", "q", 1, 1), {"t": [DataFile("next.parquet", 4, 20, "{}")]})
-    outbox.commit(1)
-    assert send(outbox) == []
-    assert Counter(broker.values) == Counter(b"%d" % number for number in range(40))
-    assert broker.values[:20] == [b"%d" % number for number in range(20)]
-    assert {target for target, _ in broker.last} == {"due-partition-0", "due-partition-1"}, "the next goes to all"
-    assert not list(tmp_path.glob("*.sending"))
-
-
-def test_a_batch_goes_to_a_topic_that_was_made_anew_with_fewer_partitions(tmp_path: Path, broker: Broker) -> None:
-    broker.partitions, broker.breaks_at = 3, b"12"
-    interrupted(filled(tmp_path, 20, keyed=True))
-    broker.partitions, broker.stored, broker.last = 1, [], {}
-    assert send(begun_again(tmp_path)) == []
-    assert broker.values == [b"%d" % number for number in range(20)]
-
-
-def test_where_a_batch_goes_is_not_recorded_by_one_that_does_not_own_the_stream(tmp_path: Path, broker: Broker) -> None:
-    outbox = filled(tmp_path, 3)
-    one = Republisher(outbox, ClientSettings("pulsar://broker"), "due", "s", lambda: False, lambda _error: None)
-    with pytest.raises(TransportError, match="is not held"):
-        one._send_ready()
-    assert not list(tmp_path.glob("*.sending"))
-    assert broker.stored == []
 
 
 def test_a_sender_that_waits_for_a_broker_can_be_stopped(tmp_path: Path, broker: Broker, monkeypatch: Any) -> None:
