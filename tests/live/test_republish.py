@@ -22,7 +22,8 @@ from ledgerlake.client.producer import EntryProducer
 from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.publish.republisher import Republisher, _Sender, java_hash
+from ledgerlake.publish.outbox import Outbox
+from ledgerlake.publish.republisher import Republisher, _Known, _Sender, java_hash
 from ledgerlake.wire.entry import encode_entry
 from tests.live.runtime import commits, start_runtime, wait_for_commits, wait_until
 from tests.live.test_cli import config_file, ledgerlake
@@ -270,3 +271,35 @@ def test_each_message_is_on_the_topic_once_after_kills(tmp_path: Path, campaign_
         values = [message.data() for message in read_all(runtime, target)]
         print(f"{len(values)} messages on the topic, {len(set(values))} of them different, after {kills} kills")
         assert sorted(values) == sorted(b"%d" % one for one in range(kills * 1500))
+
+
+@pytest.mark.slow
+def test_a_micro_batch_that_was_sent_before_the_broker_forgot_its_producer_is_there_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forgets = {"brokerDeduplicationEnabled": "true", "brokerDeduplicationProducerInactivityTimeoutMinutes": "1"}
+    with start_runtime(forgets, keeps_everything=True) as runtime:
+        target = runtime.topic(partitions=1)
+        outbox = filled(tmp_path, 500)
+
+        def killed(_batch: Any) -> None:
+            raise ConnectionError("killed before it was recorded")
+
+        monkeypatch.setattr(outbox, "sent", killed)
+        settings = ClientSettings(runtime.service_url)
+        one = Republisher(outbox, settings, target, "s", lambda: True, lambda _error: None)
+        one.start()
+        wait_until(lambda: len(read_all(runtime, target)) == 500)
+        one.stop()
+        time.sleep(110)
+        again = Outbox(str(tmp_path))
+        again.begin(0, outbox.name)
+        probe = _Sender(settings, target, one._name, _Known(), threading.Event())
+        with probe:
+            probe.would_begin()
+            assert probe._lane("t", f"{target}-partition-0").stored == -1, "the broker still knows it"
+        two = Republisher(again, settings, target, "s", lambda: True, lambda _error: None)
+        two.start()
+        two.drain(60)
+        two.stop()
+        assert [message.data() for message in read_all(runtime, target)] == [b"%d" % number for number in range(500)]

@@ -12,6 +12,7 @@ from ledgerlake.publish.outbox import Outbox, OutboxBatch, Sending
 from ledgerlake.publish.republisher import java_hash
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.ordered_files import DataFile
+from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -294,9 +295,12 @@ def test_how_the_sending_of_a_batch_began_stands_until_it_is_sent(tmp_path: Path
     outbox.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
     outbox.commit(1)
     (found,) = outbox.ready()
-    assert outbox.begin_sending(found, Sending(2)) == Sending(2)
+    assert outbox.begin_sending(found, Sending(2, {"due": Position(7, 4)})) == (
+        Sending(2, {"due": Position(7, 4)}),
+        False,
+    )
     again = begun(tmp_path, committed=1)
-    assert again.begin_sending(found, Sending(5)) == Sending(2)
+    assert again.begin_sending(found, Sending(5)) == (Sending(2, {"due": Position(7, 4)}), True)
     again.sent(found)
     assert list(tmp_path.glob("*.begun")) == []
 
@@ -312,15 +316,15 @@ def test_a_process_that_was_suspended_cannot_change_how_its_successor_began(
     def suspended_here(batch_id: int) -> Sending | None:
         monkeypatch.setattr(suspended, "_begun", look)
         assert look(batch_id) is None
-        assert begun(tmp_path, committed=1).begin_sending(found, Sending(12)) == Sending(12)
+        assert begun(tmp_path, committed=1).begin_sending(found, Sending(12)) == (Sending(12), False)
         return None
 
     monkeypatch.setattr(suspended, "_begun", suspended_here)
-    assert suspended.begin_sending(found, Sending(9)) == Sending(12)
-    assert begun(tmp_path, committed=1).begin_sending(found, Sending(20)) == Sending(12)
+    assert suspended.begin_sending(found, Sending(9)) == (Sending(12), True)
+    assert begun(tmp_path, committed=1).begin_sending(found, Sending(20)) == (Sending(12), True)
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"version": 1}', '{"version": 1, "partitions": 0}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"version": 1}', '{"version": 1, "partitions": 0, "ends": {}}'])
 def test_a_damaged_record_of_a_sending_is_one_sentence(tmp_path: Path, text: str) -> None:
     outbox = begun(tmp_path)
     outbox.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})

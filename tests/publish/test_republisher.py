@@ -36,6 +36,33 @@ class Result:
     name: str
 
 
+@dataclass(frozen=True)
+class Place:
+    """``pulsar.MessageId``."""
+
+    ledger: int
+    entry: int
+
+    def ledger_id(self) -> int:
+        return self.ledger
+
+    def entry_id(self) -> int:
+        return self.entry
+
+
+class NoTargetReader:
+    """A target that tells nothing of what was sent before."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def ends(self, targets: list[str]) -> dict[str, None]:
+        return dict.fromkeys(targets)
+
+    def last_numbers(self, *_: Any) -> dict[str, int]:
+        return {}
+
+
 @dataclass
 class Broker:
     """``is_away`` until what has been sent has timed out, or would have; ``breaks_at`` is the message whose producer then fails."""
@@ -124,7 +151,7 @@ class Producer:
         if one.sequence > self._broker.last or not self._broker.deduplicates:
             self._broker.stored.append((one.content, one.properties))
             self._broker.last = max(self._broker.last, one.sequence)
-        one.callback(Result("Ok"), None)
+        one.callback(Result("Ok"), Place(7, len(self._broker.stored)))
 
 
 class Client:
@@ -148,6 +175,7 @@ class Client:
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     made = Broker()
     monkeypatch.setattr(republisher, "pulsar_client", lambda _settings: Client(made))
+    monkeypatch.setattr(republisher, "TargetReader", NoTargetReader)
     monkeypatch.setattr(republisher, "_RETRY_FIRST_S", 0.01)
     monkeypatch.setattr(republisher, "_RETRY_MOST_S", 0.05)
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,14 +14,19 @@ import pytest
 from ledgerlake.client.cluster import ClientSettings
 from ledgerlake.decode import schema
 from ledgerlake.errors import TransportError
+from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish import republisher
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.publish.republisher import Republisher
+from ledgerlake.publish.target_reader import TargetReader
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.ordered_files import DataFile
+from tests.entries import single
+from tests.peer import Peer
+from tests.publish.test_republisher import NoTargetReader, Place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 TOPIC = "persistent://public/default/due"
@@ -42,12 +48,24 @@ class Stored:
 
 @dataclass
 class Broker:
-    """One with deduplication: ``last`` is what it knows of each producer; ``takes`` messages and then is away."""
+    """One with deduplication: ``last`` is what it knows of each producer; ``takes`` messages and then is away.
+
+    ``topic``: where its one partition can be read.
+    """
 
     partitions: int = 1
     takes: int = 10**9
     last: dict[tuple[str, str], int] = field(default_factory=dict)
     stored: list[Stored] = field(default_factory=list)
+    topic: Peer | None = None
+
+    def store(self, one: Stored) -> Place:
+        self.stored.append(one)
+        if self.topic is not None:
+            self.topic.add(
+                single(one.value, producer_name=one.producer, sequence_id=one.sequence), first=len(self.stored)
+            )
+        return Place(7, len(self.stored))
 
     @property
     def values(self) -> Counter[bytes]:
@@ -69,10 +87,11 @@ class Producer:
             callback(Result("Disconnected"), None)
             return
         broker.takes -= 1
+        place = Place(-1, -1)
         if sequence_id > self.last_sequence_id():
             broker.last[self._target, self._name] = sequence_id
-            broker.stored.append(Stored(self._target, self._name, sequence_id, content))
-        callback(Result("Ok"), None)
+            place = broker.store(Stored(self._target, self._name, sequence_id, content))
+        callback(Result("Ok"), place)
 
 
 class Client:
@@ -93,9 +112,20 @@ class Client:
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     made = Broker()
     monkeypatch.setattr(republisher, "pulsar_client", lambda _settings: Client(made))
+    monkeypatch.setattr(republisher, "TargetReader", NoTargetReader)
     monkeypatch.setattr(republisher, "_RETRY_FIRST_S", 0.01)
     monkeypatch.setattr(republisher, "_RETRY_MOST_S", 0.05)
     return made
+
+
+@pytest.fixture
+def readable(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Peer]:
+    """The topic as a reader gets it; an entry of somebody else is in it."""
+    monkeypatch.setattr(republisher, "TargetReader", TargetReader)
+    with Peer() as topic:
+        topic.add(single(b"of somebody else"))
+        broker.topic = topic
+        yield topic
 
 
 def add(outbox: Outbox, batch_id: int, values: list[bytes]) -> None:
@@ -119,8 +149,8 @@ def opened(folder: Path) -> Outbox:
     return outbox
 
 
-def send(outbox: Outbox, timeout_s: float = 20.0) -> None:
-    one = Republisher(outbox, ClientSettings("pulsar://broker"), TOPIC, "s", lambda: True, lambda _error: None)
+def send(outbox: Outbox, timeout_s: float = 20.0, url: str = "pulsar://broker") -> None:
+    one = Republisher(outbox, ClientSettings(url), TOPIC, "s", lambda: True, lambda _error: None)
     one.start()
     try:
         one.drain(timeout_s)
@@ -132,7 +162,7 @@ def send_in_part(outbox: Outbox, broker: Broker, count: int) -> None:
     """The process ends when the broker has stored so many messages, and the broker is back."""
     broker.takes = count
     with pytest.raises(TransportError):
-        send(outbox, 0.3)
+        send(outbox, 1.0, "pulsar://broker" if broker.topic is None else broker.topic.url)
     assert broker.takes == 0
     broker.takes = 10**9
 
@@ -176,3 +206,67 @@ def test_a_topic_that_was_made_again_with_fewer_partitions_gets_what_is_left(tmp
     send(opened(tmp_path))
     assert set(broker.values) <= set(VALUES)
     assert opened(tmp_path).ready() == []
+
+
+@pytest.mark.parametrize("count", [1, 7, 20])
+def test_what_the_topic_has_is_not_sent_again_when_the_broker_has_forgotten_the_producer(
+    tmp_path: Path, broker: Broker, readable: Peer, count: int
+) -> None:
+    outbox = opened(tmp_path)
+    add(outbox, 1, [b"first"])
+    send(outbox, url=readable.url)
+    add(outbox, 2, VALUES)
+    if count < 20:
+        send_in_part(outbox, broker, count)
+    else:
+        kill_before_it_is_recorded(outbox, broker)
+    broker.last.clear()
+    send(opened(tmp_path), url=readable.url)
+    assert broker.values == Counter([b"first", *VALUES])
+
+
+def kill_before_it_is_recorded(outbox: Outbox, broker: Broker) -> None:
+    """The process ends behind the last receipt."""
+
+    def killed(_batch: Any) -> None:
+        raise ConnectionError("killed")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(outbox, "sent", killed)
+        with pytest.raises(TransportError):
+            send(outbox, 1.0, broker.topic.url if broker.topic is not None else "")
+
+
+def test_a_micro_batch_whose_sending_has_not_begun_is_sent_without_a_look_at_the_topic(
+    tmp_path: Path, broker: Broker, readable: Peer
+) -> None:
+    outbox = opened(tmp_path)
+    add(outbox, 1, [b"first"])
+    send(outbox, url=readable.url)
+    broker.last.clear()
+    add(outbox, 2, VALUES)
+    looks = readable.requests.count("CommandFlow")
+    send(opened(tmp_path), url=readable.url)
+    assert broker.values == Counter([b"first", *VALUES])
+    assert readable.requests.count("CommandFlow") == looks
+
+
+@pytest.mark.parametrize("when", ["at the first start", "at the second start"])
+def test_a_topic_that_may_not_be_read_holds_up_nothing_and_is_named(
+    tmp_path: Path, broker: Broker, readable: Peer, when: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    outbox = opened(tmp_path)
+    add(outbox, 1, VALUES)
+    refused: list[int] = [pb.AuthorizationError] * 2
+    if when == "at the first start":
+        readable.refuse_subscribe = refused[:1]
+    send_in_part(outbox, broker, 5)
+    if when == "at the second start":
+        readable.refuse_subscribe = refused
+    broker.last.clear()
+    with caplog.at_level(logging.WARNING):
+        send(opened(tmp_path), url=readable.url)
+    assert set(broker.values) == set(VALUES)
+    said = [one.message for one in caplog.records if "and the topic does not tell" in one.message]
+    assert len(said) == 1
+    assert said[0].endswith("; some may stand there twice")

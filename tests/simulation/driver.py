@@ -313,8 +313,21 @@ class _Producer:
         if sequence_id > self.last_sequence_id():
             self._due.sequences[self._name] = sequence_id
             self._due.stored(content)
-        callback(_Result("Timeout" if verdict == "fail" else "Ok"), None)
+        callback(_Result("Timeout" if verdict == "fail" else "Ok"), _NOWHERE)
         self._due.world.access("published")
+
+
+class _Nowhere:
+    """``pulsar.MessageId`` of a message that the broker had already."""
+
+    def ledger_id(self) -> int:
+        return -1
+
+    def entry_id(self) -> int:
+        return -1
+
+
+_NOWHERE = _Nowhere()
 
 
 @dataclass(frozen=True)

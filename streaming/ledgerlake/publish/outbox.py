@@ -16,9 +16,10 @@ Rules kept here:
     process that was suspended cannot replace what its successor has recorded or sent.
   - A micro-batch is not sent before the table has it, nor before those with lower numbers. It counts as sent only if that was
     recorded: a file that is missing without that is an error.
-  - Before the first message of a micro-batch is sent, the target's number of partitions is recorded; sent again, it is routed by
-    that number. A topic only grows and a successor asks later, so of several records the one with the most partitions is the
-    successor's: a process that was suspended may write one late, and changes nothing.
+  - Before the first message of a micro-batch is sent, the target's number of partitions is recorded, and where they end; sent
+    again, it is routed by that number, and looked for behind those ends. A topic only grows and a successor asks later, so of
+    several records the one with the most partitions is the successor's: a process that was suspended may write one late, and
+    changes nothing.
   - The newest ``.sent`` is kept, and what it covers stays sent: a record that a process which was suspended writes after its
     successor has sent and removed that micro-batch means nothing, and is removed.
   - An outbox that the checkpoint knows is never begun anew: due messages may wait in the one that is gone.
@@ -41,6 +42,7 @@ from pyarrow import fs
 from ledgerlake.errors import CheckpointError, SetupError
 from ledgerlake.stored.fields import stored
 from ledgerlake.stored.files import load_stored, resolve, save_json
+from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from ledgerlake.table.batch_record import BatchRecord
@@ -75,9 +77,13 @@ class OutboxBatch:
 
 @dataclass(frozen=True)
 class Sending:
-    """How the sending of a micro-batch began: its messages are routed among the target's first ``partitions``."""
+    """How the sending of a micro-batch began: its messages are routed among the target's first ``partitions``.
+
+    ``ends`` are the last entries of those before it, by name, as far as they were known.
+    """
 
     partitions: int
+    ends: dict[str, Position] = field(default_factory=dict)
 
 
 class Outbox:
@@ -176,24 +182,25 @@ class Outbox:
                 self._sent = max(self._sent, _newest_sent(self._names()))
             return [self._batches[number] for number in sorted(self._batches) if self._sent < number <= self._committed]
 
-    def begin_sending(self, batch: OutboxBatch, now: Sending) -> Sending:
+    def begin_sending(self, batch: OutboxBatch, now: Sending) -> tuple[Sending, bool]:
         """Record how a micro-batch is sent, before its first message is.
 
         Args:
             now: how it is sent if it has not begun; asked of the broker before this call.
 
         Returns:
-            What was recorded when its sending first began.
+            What was recorded when its sending first began, and whether that was before this call: some of it may be sent.
 
         Raises:
             OffsetError: a newer release recorded it, or the record is damaged.
         """
         with self._lock:
             if (found := self._begun(batch.batch_id)) is not None:
-                return found
+                return found, True
             path = f"{self.folder}/{_number(batch.batch_id)}.{now.partitions}.begun"
             save_json(path, {"version": BEGUN_VERSION, **asdict(now)})
-            return self._begun(batch.batch_id) or now
+            kept = self._begun(batch.batch_id) or now
+            return kept, kept != now
 
     def sent(self, batch: OutboxBatch) -> None:
         """Record that all messages up to a micro-batch are on the topic, then remove what is not needed any more."""

@@ -1,7 +1,8 @@
 """Sending due messages to a topic, through pulsar-client, in a thread beside the query.
 
 Exactly once needs broker deduplication on the target topic's namespace: each topic partition has a producer with a name
-that never changes, and numbers its messages (see ``outbox``). Without deduplication a crash may send some twice.
+that never changes, and numbers its messages (see ``outbox``). If the broker knows nothing of a producer whose micro-batch was
+begun before, the topic itself is asked (see ``target_reader``). Without deduplication a crash may send some twice.
 
 What a message keeps: value, key, ordering key, properties, event time. What is added, as properties:
 
@@ -32,7 +33,7 @@ import contextlib
 import logging
 import threading
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,9 @@ import pyarrow.parquet as pq
 
 from ledgerlake.errors import CheckpointError, TransportError
 from ledgerlake.publish.outbox import Sending
+from ledgerlake.publish.target_reader import TargetReader
 from ledgerlake.stored.files import resolve
+from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,7 +98,7 @@ class Republisher:
         self._idle = threading.Event()
         self._trouble = ""
         self._failure: CheckpointError | None = None
-        self._stored: dict[tuple[str, str], int] = {}
+        self._known = _Known()
         self._thread = threading.Thread(target=self._loop, name="ledgerlake-republish", daemon=True)
 
     def start(self) -> None:
@@ -156,7 +159,7 @@ class Republisher:
     def _send_ready(self) -> None:
         if not (batches := self._outbox.ready()):
             return
-        with _Sender(self._settings, self._topic, self._name, self._stored, self._stopping) as sender:
+        with _Sender(self._settings, self._topic, self._name, self._known, self._stopping) as sender:
             while batches:
                 for batch in batches:
                     if not self._send(sender, batch):
@@ -166,14 +169,16 @@ class Republisher:
 
     def _send(self, sender: _Sender, batch: OutboxBatch) -> bool:
         """Send a micro-batch; False if another process has sent it meanwhile."""
-        sending: Sending | None = None
+        is_routed = False
         for file in batch.files:
             if self._stopping.is_set() or not self._may_send():
                 raise TransportError("the subscription of this stream is not held")
             if not self._outbox.is_present(batch, file):
                 return False
-            sending = sending or self._outbox.begin_sending(batch, Sending(sender.count_partitions()))
-            sender.send(file, _rows(self._outbox.folder, file.name), sending.partitions)
+            if not is_routed:
+                sender.route(batch, *self._outbox.begin_sending(batch, sender.would_begin()))
+                is_routed = True
+            sender.send(file, _rows(self._outbox.folder, file.name))
         return True
 
 
@@ -215,12 +220,23 @@ class _Lane:
     stored: int
 
 
+@dataclass
+class _Known:
+    """What receipts have said, kept from one sender to the next.
+
+    ``stored`` is the last number of each producer, since a broker without deduplication does not know it. ``ends`` are the last
+    known entries of the target's partitions: what is sent later stands behind them. None: the broker does not say it.
+    """
+
+    stored: dict[tuple[str, str], int] = field(default_factory=dict)
+    ends: dict[str, Position | None] = field(default_factory=dict)
+
+
 class _Sender:
     """pulsar-client's producers: one for each topic partition of ours and each partition of the target.
 
     Args:
-        stored: what receipts have said, by producer; kept from one sender to the next, since a broker without deduplication
-            does not know it.
+        known: what receipts have said to the senders before.
         stopping: ends a wait for receipts.
     """
 
@@ -229,15 +245,19 @@ class _Sender:
         settings: ClientSettings,
         topic: str,
         name: str,
-        stored: dict[tuple[str, str], int],
+        known: _Known,
         stopping: threading.Event,
     ) -> None:
         self._client: Any = pulsar_client(settings)
         self._topic = topic
         self._name = name
-        self._stored = stored
+        self._known = known
         self._stopping = stopping
+        self._reader = TargetReader(settings, stopping)
         self._targets: list[str] = []
+        self._began: Sending | None = None
+        self._nexts: dict[str, int] = {}
+        self._found: dict[str, dict[str, int]] = {}
         self._lanes: dict[tuple[str, str], _Lane] = {}
         self._lock = threading.Lock()
         self._news = threading.Event()
@@ -253,22 +273,33 @@ class _Sender:
         with contextlib.suppress(Exception):
             self._client.close()
 
-    def count_partitions(self) -> int:
-        """Ask how many partitions the target has now."""
-        self._targets = self._client.get_topic_partitions(self._topic)
-        return len(self._targets)
+    def would_begin(self) -> Sending:
+        """Ask which partitions the target has now and where they end: how a micro-batch is sent that has not begun."""
+        targets = self._targets = self._client.get_topic_partitions(self._topic)
+        if unknown := [one for one in targets if one not in self._known.ends]:
+            self._known.ends |= self._reader.ends(unknown)
+        ends = {one: end for one in targets if (end := self._known.ends[one]) is not None}
+        return Sending(len(targets), ends)
 
-    def send(self, one: OutboxFile, rows: Iterator[dict[str, Any]], partitions: int) -> None:
-        """Send a file's messages and wait until all are stored.
+    def route(self, batch: OutboxBatch, sending: Sending, may_be_sent: bool) -> None:
+        """A micro-batch is sent as its sending began.
+
+        It is routed among fewer partitions if there are fewer, as in a topic that was deleted and made again.
 
         Args:
-            partitions: among how many partitions of the target they are routed, from the first; those that
-                ``count_partitions`` found if they are fewer, as in a topic that was deleted and made again.
+            may_be_sent: it began before, and some of its messages may be there.
+        """
+        self._targets = self._targets[: sending.partitions]
+        self._began = sending if may_be_sent else None
+        self._nexts = {self._producer_name(one): number for one, number in batch.next_sequences.items()}
+
+    def send(self, one: OutboxFile, rows: Iterator[dict[str, Any]]) -> None:
+        """Send a file's messages and wait until all are stored.
 
         Raises:
             ConnectionError: one was not stored, and nothing behind it was sent; or it is to end.
         """
-        targets = self._targets[:partitions]
+        targets = self._targets
         for sequence, row in enumerate(rows, one.first_sequence):
             lane = self._lane(one.topic_partition, targets[_route(row, one.topic_partition, len(targets))])
             if sequence <= lane.stored or self._hand_over(lane, sequence, _message(row, one.topic_partition)):
@@ -289,14 +320,27 @@ class _Sender:
         if key not in self._lanes:
             producer = self._client.create_producer(
                 target,
-                producer_name=f"{self._name}-{topic_partition}",
+                producer_name=self._producer_name(topic_partition),
                 send_timeout_millis=0,
                 batching_enabled=False,
                 chunking_enabled=True,
                 block_if_queue_full=True,
             )
-            self._lanes[key] = _Lane(key, producer, max(producer.last_sequence_id(), self._stored.get(key, -1)))
+            said = producer.last_sequence_id()
+            there = self._on_target(topic_partition, target) if said < 0 else -1
+            self._lanes[key] = _Lane(key, producer, max(said, there, self._known.stored.get(key, -1)))
         return self._lanes[key]
+
+    def _on_target(self, topic_partition: str, target: str) -> int:
+        """The last number that the target itself shows of a producer that the broker does not know."""
+        if self._began is None:
+            return -1
+        if target not in self._found:
+            self._found[target] = self._reader.last_numbers(target, self._began.ends.get(target), self._nexts)
+        return self._found[target].get(self._producer_name(topic_partition), -1)
+
+    def _producer_name(self, topic_partition: str) -> str:
+        return f"{self._name}-{topic_partition}"
 
     def _hand_over(self, lane: _Lane, sequence: int, message: dict[str, Any]) -> bool:
         """Give one message to pulsar-client; False if that says at once that it is too large."""
@@ -314,7 +358,7 @@ class _Sender:
         return taken
 
     def _answered(
-        self, lane: _Lane, sequence: int, size_bytes: int, message_id: str, result: Any, _position: Any
+        self, lane: _Lane, sequence: int, size_bytes: int, message_id: str, result: Any, position: Any
     ) -> None:
         with self._lock:
             self._pending -= 1
@@ -325,7 +369,8 @@ class _Sender:
                 self._failure = self._failure or result.name
             elif not self._failure:
                 lane.stored = sequence
-                self._stored[lane.key] = sequence
+                self._known.stored[lane.key] = sequence
+                self._know_end(lane.key[1], position)
         if result.name == "ChecksumError":
             _log.error(
                 "the message %s of %s was damaged on its way to %s and may be missing there; the table has it",
@@ -334,6 +379,12 @@ class _Sender:
                 self._topic,
             )
         self._news.set()
+
+    def _know_end(self, target: str, position: Any) -> None:
+        """Remember where a message was stored; of one that the broker had already, the receipt does not say."""
+        found = Position(position.ledger_id(), position.entry_id())
+        if found.is_storable:
+            self._known.ends[target] = max(self._known.ends.get(target) or found, found)
 
     def _wait_for_receipts(self, messages: int, size_bytes: int) -> None:
         """Wait until fewer messages than that are pending, and no more bytes; one that is larger goes alone."""
