@@ -6,15 +6,18 @@ import logging
 import shutil
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.decode import schema
-from ledgerlake.errors import TableError, UsageError
+from ledgerlake.errors import CheckpointError, TableError, UsageError
 from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
+from ledgerlake.table.additions import add_missing
 from ledgerlake.table.batch_record import BatchRecord, Recorded
-from ledgerlake.table.delta_table import Table
+from ledgerlake.table.delta_table import Table, data_folder
+from ledgerlake.table.ordered_files import DataFile, GatheringWriter
 from ledgerlake.table.spark_table import SparkTable, open_table
 from tests.live.test_columns import run_once
 from tests.live.test_large import rejects_rows
@@ -150,3 +153,76 @@ def test_an_unknown_writer_is_named(runtime: Runtime, tmp_path: Path) -> None:
     data["delta"]["writer"] = "fast"
     with pytest.raises(UsageError, match="writer cannot be 'fast'; it is auto, arrow or spark"):
         parse_config(data)
+
+
+REJECTS_BATCH = BatchRecord("s", "ledgerlake:s:q", 4, 7)
+
+
+def staged(table: Table, entries: range) -> list[DataFile]:
+    """Rejects as a task writes them."""
+    writer = GatheringWriter(data_folder(table.folder, table.schema, "part-00000004-00000"))
+    place = {"topic": "t", "partition": -1, "ledger_id": 3, "reason": "chunk_orphan"}
+    rows = [place | {"entry_id": number, "message_id": f"3:{number}", "detail": ""} for number in entries]
+    writer.write(pa.Table.from_pylist(rows, schema=table.schema))
+    return writer.finish()
+
+
+@pytest.mark.parametrize(
+    ("feature", "first"), [("columnMapping", "spark"), ("columnMapping", "arrow"), ("partition columns", "spark")]
+)
+def test_what_a_repeat_rejects_beyond_the_first_run_is_added_once(
+    spark: SparkSession, tmp_path: Path, feature: str, first: str
+) -> None:
+    path, staging = str(tmp_path / "rejects"), str(tmp_path / "staging")
+    plain = Table(path, schema.REJECTS)
+    if feature == "partition columns":
+        empty = spark.createDataFrame(schema.REJECTS.empty_table())
+        empty.write.format("delta").partitionBy("topic").save(path)
+    else:
+        plain.create(spark)
+    table = SparkTable(path, schema.REJECTS, staging)
+    table.check(spark)
+    table.begin()
+    if first == "arrow":
+        # The table gets its feature, and with it another writer, between the runs.
+        plain.commit(REJECTS_BATCH, staged(plain, range(2)), {})
+    if feature == "columnMapping":
+        spark.sql(f"alter table delta.`{path}` {CHANGES[feature]}")
+    if first == "spark":
+        table.commit(REJECTS_BATCH, staged(table, range(2)), {})
+    assert table.holds(REJECTS_BATCH)
+    for entries in (range(3), range(3), range(5), range(1, 4)):
+        add_missing(table, REJECTS_BATCH, staged(table, entries))
+    rows = spark.read.format("delta").load(path).orderBy("entry_id").collect()
+    assert [row.entry_id for row in rows] == list(range(5))
+    assert table.holds(REJECTS_BATCH)
+    assert table.recorded(REJECTS_BATCH.query) in (Recorded(4, 7), Recorded(4, None))
+    assert not [*(tmp_path / "staging").iterdir()]
+
+
+def test_an_addition_to_what_delta_spark_wrote_is_made_by_the_other_writer_too(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "rejects")
+    Table(path, schema.REJECTS).create(spark)
+    by_spark = SparkTable(path, schema.REJECTS, str(tmp_path / "staging"))
+    by_spark.check(spark)
+    by_spark.begin()
+    by_spark.commit(REJECTS_BATCH, staged(by_spark, range(2)), {})
+    plain = Table(path, schema.REJECTS)
+    for _ in range(2):
+        add_missing(plain, REJECTS_BATCH, staged(plain, range(3)))
+    assert sorted(row["entry_id"] for row in rejects_rows(tmp_path)) == [0, 1, 2]
+
+
+def test_what_delta_spark_cannot_read_back_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "rejects")
+    Table(path, schema.REJECTS).create(spark)
+    table = SparkTable(path, schema.REJECTS, str(tmp_path / "staging"))
+    table.check(spark)
+    table.begin()
+    table.commit(REJECTS_BATCH, staged(table, range(2)), {})
+    for file in (tmp_path / "rejects").glob("part-*.parquet"):
+        file.unlink()
+    with pytest.raises(CheckpointError, match=r"cannot be compared .*choose a new \[delta\] rejects_path"):
+        add_missing(table, REJECTS_BATCH, staged(table, range(3)))

@@ -11,12 +11,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import deltalake
+import pyarrow as pa
 from deltalake.exceptions import CommitFailedError, TableNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import pyarrow as pa
 
     from tests.simulation.world import World
 
@@ -28,6 +27,7 @@ class Commit:
     files: tuple[str, ...]
     transactions: dict[str, int]
     time_s: float
+    metadata: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -59,13 +59,13 @@ class MemoryTable:
 
     lake: Lake
 
-    def __init__(self, path: str, *_: Any, **__: Any) -> None:
+    def __init__(self, path: str, version: int | None = None) -> None:
         self._path = path
         stored = self.lake.tables.get(path)
         if stored is None:
             raise TableNotFoundError(f"no table at {path}")
         self._stored = stored
-        self._version = len(stored.commits) - 1
+        self._version = len(stored.commits) - 1 if version is None else version
 
     def update_incremental(self) -> None:
         self.lake.world.access(f"load {_kind(self._path)}")
@@ -82,6 +82,13 @@ class MemoryTable:
 
     def protocol(self) -> Any:
         return SimpleNamespace(writer_features=[], min_writer_version=2)
+
+    def history(self, limit: int) -> list[dict[str, Any]]:
+        commits = [{"version": number, **one.metadata} for number, one in enumerate(self._stored.commits)]
+        return commits[: self._version + 1][::-1][:limit]
+
+    def get_add_actions(self) -> pa.Table:
+        return pa.table({"path": [name for one in self._stored.commits[: self._version + 1] for name in one.files]})
 
     def transaction_version(self, app_id: str) -> int | None:
         for commit in reversed(self._stored.commits[: self._version + 1]):
@@ -100,7 +107,9 @@ class MemoryTable:
             raise CommitFailedError("the store said no")
         if any(not transactions.keys().isdisjoint(one.transactions) for one in stored.commits[self._version + 1 :]):
             raise CommitFailedError("a concurrent transaction has the same app id")
-        commit = Commit(tuple(one.path for one in actions), transactions, world.now_s)
+        commit = Commit(
+            tuple(one.path for one in actions), transactions, world.now_s, commit_properties.custom_metadata or {}
+        )
         stored.commits.append(commit)
         self._version = len(stored.commits) - 1
         world.say(f"{kind}: version {self._version} with {len(commit.files)} files lands")

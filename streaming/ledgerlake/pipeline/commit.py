@@ -5,8 +5,9 @@ Order of a micro-batch, each step safe to repeat after a kill at any point:
     1. tasks write Parquet files that no table knows (see ``operators.ingest`` and ``operators.finalize``); what a killed task leaves is an orphan for ``ledgerlake vacuum``
     2. ask both tables whether they hold the batch; what belongs to another checkpoint is refused before anything changes
     3. note what is for a topic in the outbox (see ``publish.outbox``), if there is one
-    4. commit ``rejects``     with the batch's number and offsets; skipped if that batch is in already
-    5. commit ``messages``    likewise, with how far each topic partition's time has come; without files if the batch read entries and
+    4. commit ``rejects``     with the batch's number and offsets; skipped if ``messages`` has that batch. If ``rejects`` alone has it,
+                              only what the first run did not reject is added (see ``table.additions``)
+    5. commit ``messages``    likewise, skipped if that batch is in already, with how far each topic partition's time has come; without files if the batch read entries and
                               gave no row to either table
     6. let the outbox be sent
 
@@ -21,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from ledgerlake.operators.facts import BATCH_PROPERTY, BatchNote, PartitionFact, fact_from_json
+from ledgerlake.table.additions import add_missing
 from ledgerlake.table.batch_record import Held
 from ledgerlake.table.delta_table import Table
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
     from ledgerlake.publish.outbox import Outbox
     from ledgerlake.table.batch_record import BatchRecord
+    from ledgerlake.table.ordered_files import DataFile
     from ledgerlake.wire.message_id import Position
 
 
@@ -103,16 +106,17 @@ class DeltaSink:
         rejects = [file for fact in facts for file in fact.written.rejects]
         messages = [file for fact in facts for file in fact.written.messages]
         result = BatchResult(batch.batch_id, sum(file.rows for file in messages), sum(file.rows for file in rejects))
-        rejects_held = bool(rejects) and self.rejects.holds(batch)
         # What waits in state is in no row; but a cursor passes it, so an older copy of the checkpoint must not be taken for the newest.
         is_recorded = bool(messages) or (batch.reads and not rejects)
-        messages_held = is_recorded and self.messages.holds(batch)
+        # Rejects commit first, so the first run has said all of a batch that messages has.
+        messages_held = (is_recorded or bool(rejects)) and self.messages.holds(batch)
+        rejects_held = bool(rejects) and self.rejects.holds(batch)
         outbox_messages = None
         if self._outbox is not None:
             self._outbox.add(batch, {fact.topic_partition: fact.outbox for fact in facts})
             outbox_messages = {self._outbox.name: self._outbox.messages}
-        if rejects and not rejects_held:
-            self.rejects.commit(batch, rejects, {})
+        if rejects and not messages_held:
+            self._commit_rejects(batch, rejects, rejects_held)
         if is_recorded and not messages_held:
             later_us = self._later_times(facts)
             self.messages.commit(batch, messages, later_us, outbox_messages)
@@ -120,8 +124,11 @@ class DeltaSink:
         if messages_held:
             # Another process may have committed it, so how far the times have come is known by the table alone.
             self.load_floors([fact.topic_partition for fact in facts])
-        result.repeated = messages_held if is_recorded else rejects_held
-        wrote = {"messages": is_recorded, "rejects": bool(rejects)}
+        result.repeated = messages_held or (rejects_held and not is_recorded)
+        wrote = {
+            "messages": is_recorded or messages_held,
+            "rejects": rejects_held or (bool(rejects) and not messages_held),
+        }
         result.tables = {name: Held(table.path, batch.batch_id) for name, table in self.tables.items() if wrote[name]}
         if self._outbox is not None:
             self._outbox.commit(batch.batch_id)
@@ -135,6 +142,12 @@ class DeltaSink:
             result.next_due_ms[fact.topic_partition] = fact.standing.next_due_ms
             result.stored_bytes += fact.written.stored_bytes
         return result
+
+    def _commit_rejects(self, batch: BatchRecord, files: list[DataFile], is_held: bool) -> None:
+        if is_held:
+            add_missing(self.rejects, batch, files)
+        else:
+            self.rejects.commit(batch, files, {})
 
     def _later_times(self, facts: list[PartitionFact]) -> dict[str, int]:
         """How far the batch brings each topic partition's time; it never goes back."""

@@ -7,10 +7,13 @@ same number, which an older copy of the checkpoint may plan.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 _VERSION = 1
+
+# Behind a query's name, which ends with Spark's id of it.
+_MORE = ":more:"
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,17 @@ class BatchRecord:
     def reads(self) -> bool:
         """Return whether it reads entries; a clock alone can make a micro-batch too."""
         return any(_place(span["start"]) != _place(span["end"]) for span in self.ranges.values())
+
+    def more(self, number: int) -> BatchRecord:
+        """Return what an addition to it is committed as (see ``table.additions``); the first has the number 1."""
+        return replace(self, query=f"{self.query}{_MORE}{number}")
+
+    def is_in(self, known: dict[str, Any]) -> bool:
+        """Return whether a commit, by the JSON in its metadata, has rows of it: its own commit, or an addition."""
+        if (known.get("batch"), known.get("range_digest")) != (self.batch_id, self.range_digest):
+            return False
+        query = known.get("query")
+        return isinstance(query, str) and query.partition(_MORE)[0] == self.query
 
     def to_json(self) -> str:
         """Return what people and tools find in the table's history."""

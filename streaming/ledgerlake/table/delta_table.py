@@ -5,6 +5,7 @@ know of it. ``<query>`` names the stream and its checkpoint:
 
     <query>                              the last micro-batch of that query which is in the table
     <query>:range                        the digest of a micro-batch's offsets (see ``batch_record``)
+    <query>:more:<number>                a micro-batch to which a repeat has added rows (see ``additions``)
     <query>:range_of                     the number of that micro-batch. Where delta-spark wrote a later one (see ``spark_table``), which
                                          sets ``<query>`` alone, the digest does not count; earlier releases wrote no such number
     ledgerlake.stream:<stream>           the same number, for a start that finds no checkpoint
@@ -20,22 +21,26 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import deltalake
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
 from ledgerlake.errors import CheckpointError, SetupError, TableError
 from ledgerlake.stored.files import resolve
+from ledgerlake.table.additions import KEY_COLUMNS, row_keys
 from ledgerlake.table.batch_record import Recorded
 from ledgerlake.table.ordered_files import DataFile, ParquetFolder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from ledgerlake.table.additions import RowKey
     from ledgerlake.table.batch_record import BatchRecord
 
 _TIME_PREFIX = "ledgerlake.effective_time_us:"
@@ -43,6 +48,9 @@ _STREAM_PREFIX = "ledgerlake.stream:"
 _OUTBOX_PREFIX = "ledgerlake.outbox:"
 _FORGETFUL_PROPERTY = "delta.setTransactionRetentionDuration"
 _COMMITS_PER_CLEANUP = 100
+
+# How far back the history is searched for a micro-batch; others may write to the table between.
+HISTORY_COMMITS = 1000
 
 # What our files cannot carry. Older tables say it by a property, newer ones by a feature of their protocol.
 _REFUSED_PROPERTIES = {
@@ -160,6 +168,42 @@ class Table:
         attempt = f"batch {batch.batch_id} could not be committed to {self.path}"
         self._append(files, numbers, {"ledgerlake": batch.to_json()}, attempt)
 
+    def versions_of(self, batch: BatchRecord) -> list[int]:
+        """Return the versions of the table that brought rows of a micro-batch which it holds.
+
+        Raises:
+            CheckpointError: the table's history does not tell.
+        """
+        table = self._current()
+        commits = ((commit["version"], known_of(commit)) for commit in table.history(HISTORY_COMMITS))
+        versions = [version for version, known in commits if known is not None and batch.is_in(known)]
+        if not versions:
+            raise self._not_comparable(batch, "its history does not show the commit")
+        return versions
+
+    def keys_of(self, batch: BatchRecord, version: int) -> Counter[RowKey]:
+        """Return by what the rows are known that a version brought of a micro-batch; only of a table of rejects.
+
+        Raises:
+            CheckpointError: its files cannot be read.
+        """
+        filesystem, root = resolve(self.path)
+        found: Counter[RowKey] = Counter()
+        try:
+            for name in sorted(_file_names(self.path, version) - _file_names(self.path, version - 1)):
+                rows = pq.read_table(f"{root}/{name}", columns=list(KEY_COLUMNS), filesystem=filesystem)
+                found.update(row_keys(rows))
+        except (DeltaError, OSError, pa.ArrowException) as error:
+            raise self._not_comparable(batch, _first_line(error)) from None
+        return found
+
+    def _not_comparable(self, batch: BatchRecord, reason: str) -> CheckpointError:
+        return CheckpointError(
+            f"batch {batch.batch_id} of the stream {batch.stream} is run again, and its rows cannot be compared with those that the "
+            f"table at {self.path} has of it ({reason}): restore what is missing of the table, or choose a new [delta] rejects_path, in "
+            "which rows of that batch may stand again"
+        )
+
     def _append(
         self, files: list[DataFile], numbers: dict[str, int], metadata: dict[str, str] | None, attempt: str
     ) -> None:
@@ -247,6 +291,22 @@ def data_folder(path: str, schema: pa.Schema, prefix: str) -> ParquetFolder:
     """Where a task puts a table's files."""
     filesystem, root = resolve(path)
     return ParquetFolder(filesystem, root, schema, prefix)
+
+
+def known_of(commit: dict[str, Any]) -> dict[str, Any] | None:
+    """What a commit of the history says of its micro-batch, whoever wrote it; None if it says nothing."""
+    for name in ("ledgerlake", "userMetadata"):
+        with contextlib.suppress(ValueError, TypeError):
+            known = json.loads(commit.get(name) or "null")
+            if isinstance(known, dict):
+                return known
+    return None
+
+
+def _file_names(path: str, version: int) -> set[str]:
+    """The files of a version of a table, by their names below it."""
+    actions = pa.table(DeltaTable(path, version=version).get_add_actions())
+    return set(actions["path"].to_pylist())
 
 
 def special_features(table: DeltaTable) -> list[str]:

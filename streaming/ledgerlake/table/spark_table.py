@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -23,22 +24,21 @@ from pyspark.sql import functions as f
 from ledgerlake.client.topics import join_partition
 from ledgerlake.errors import SetupError, TableError
 from ledgerlake.stored.files import resolve
+from ledgerlake.table.additions import KEY_COLUMNS, row_key
 from ledgerlake.table.batch_record import Recorded
-from ledgerlake.table.delta_table import Table, column_differences, existing_table, special_features
+from ledgerlake.table.delta_table import HISTORY_COMMITS, Table, column_differences, existing_table, special_features
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from deltalake import DeltaTable
-    from pyspark.sql import Column, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
+    from ledgerlake.table.additions import RowKey
     from ledgerlake.table.batch_record import BatchRecord
     from ledgerlake.table.ordered_files import DataFile
 
 _log = logging.getLogger(__name__)
-
-# How far back the history is searched for the last micro-batch of a query; others may write to the table between.
-_HISTORY_COMMITS = 1000
 
 
 class SparkTable(Table):
@@ -101,9 +101,22 @@ class SparkTable(Table):
         found = (known["outbox"].get(outbox) for known in self._known_batches() if "outbox" in known)
         return next((messages for messages in found if messages is not None), None)
 
+    def keys_of(self, batch: BatchRecord, version: int) -> Counter[RowKey]:
+        # Spark knows the columns by their names in the table, and which rows of a file count.
+        try:
+            now, before = (self._at(number) for number in (version, version - 1))
+            names = {_base_name(file) for file in now.inputFiles()} - {_base_name(file) for file in before.inputFiles()}
+            rows = now.where(f.col("_metadata.file_name").isin(sorted(names))).select(*KEY_COLUMNS)
+            return Counter(row_key(*row) for row in rows.collect())
+        except (PySparkException, Py4JJavaError) as error:
+            raise self._not_comparable(batch, _cause(error)) from None
+
+    def _at(self, version: int) -> DataFrame:
+        return self._spark.read.format("delta").option("versionAsOf", version).load(self.path)
+
     def _known_batches(self) -> Iterator[dict[str, Any]]:
         """What recent commits say of their micro-batches, the newest first."""
-        for commit in self._current().history(_HISTORY_COMMITS):
+        for commit in self._current().history(HISTORY_COMMITS):
             try:
                 known = json.loads(commit.get("userMetadata") or "null")
             except ValueError:
@@ -133,6 +146,10 @@ class SparkTable(Table):
         place = [f.col(name) for name in ("ledger_id", "entry_id", "batch_index") if name in self.schema.names]
         times = [_effective_time()] if "publish_time" in self.schema.names else []
         return [f.col("topic"), f.col("partition"), *times, *place]
+
+
+def _base_name(file: str) -> str:
+    return file.rpartition("/")[2]
 
 
 def _cause(error: Exception) -> str:

@@ -1,0 +1,185 @@
+"""Rows of a micro-batch that its commit lacks: added once, and none of them twice."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from ledgerlake.decode import schema
+from ledgerlake.errors import CheckpointError
+from ledgerlake.operators.facts import PartitionFact, TaskFact
+from ledgerlake.operators.rows import Standing
+from ledgerlake.pipeline.commit import BatchResult, DeltaSink
+from ledgerlake.table.batch_record import BatchRecord, Held
+from ledgerlake.table.delta_table import Table, data_folder
+from ledgerlake.table.ordered_files import DataFile, GatheringWriter
+from ledgerlake.wire.message_id import Position
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOPIC = "persistent://public/default/orders"
+SPAN = {"start": None, "end": {"ledger": 3, "entry": 9}}
+BATCH = BatchRecord("orders", "ledgerlake:orders:id", 4, 7, {TOPIC: SPAN})
+
+
+def rejected(entry_id: int, reason: str = "chunk_orphan", detail: str = "", **other: Any) -> dict[str, Any]:
+    row = {"topic": TOPIC, "partition": -1, "message_id": f"3:{entry_id}", "ledger_id": 3, "entry_id": entry_id}
+    return row | {"reason": reason, "detail": detail, "entry": b"bytes"} | other
+
+
+@pytest.fixture
+def tables(tmp_path: Path) -> dict[str, Table]:
+    found = {"messages": schema.MESSAGES, "rejects": schema.REJECTS}
+    for name, columns in found.items():
+        write_deltalake(str(tmp_path / name), columns.empty_table())
+    return {name: Table(str(tmp_path / name), columns) for name, columns in found.items()}
+
+
+def written(table: Table, rows: list[dict[str, Any]]) -> list[DataFile]:
+    writer = GatheringWriter(data_folder(table.folder, table.schema, "part-00000004-00000"))
+    writer.write(pa.Table.from_pylist(rows, schema=table.schema))
+    return writer.finish()
+
+
+def run(
+    tables: dict[str, Table], rejects: list[dict[str, Any]], messages: int = 0, batch: BatchRecord = BATCH
+) -> BatchResult:
+    """One run of a micro-batch by a process of its own, from the tasks' files on."""
+    here = {name: Table(table.path, table.schema) for name, table in tables.items()}
+    rows = [
+        {"topic": TOPIC, "partition": -1, "ledger_id": 3, "entry_id": number, "batch_index": -1}
+        for number in range(messages)
+    ]
+    files = written(here["messages"], rows)
+    fact = TaskFact(TOPIC, -1, Position(3, 9), None, files, written(here["rejects"], rejects))
+    return DeltaSink(here["messages"], here["rejects"]).commit(batch, [PartitionFact(fact, Standing([]))])
+
+
+def killed_behind_rejects(tables: dict[str, Table], rejects: list[dict[str, Any]], batch: BatchRecord = BATCH) -> None:
+    """A run that ends between the two commits."""
+    table = Table(tables["rejects"].path, schema.REJECTS)
+    assert not table.holds(batch)
+    table.commit(batch, written(table, rejects), {})
+
+
+def found(tables: dict[str, Table], name: str = "rejects") -> list[tuple[int, str, str]]:
+    rows = DeltaTable(tables[name].path).to_pyarrow_table().to_pylist()
+    return sorted((row["entry_id"], row.get("reason", ""), row.get("detail", "")) for row in rows)
+
+
+def test_what_a_repeat_rejects_beyond_the_first_run_is_added(tables: dict[str, Table]) -> None:
+    killed_behind_rejects(tables, [rejected(1)])
+    run(tables, [rejected(1), rejected(5, "undecryptable")], messages=2)
+    assert found(tables) == [(1, "chunk_orphan", ""), (5, "undecryptable", "")]
+    assert len(found(tables, "messages")) == 2
+
+
+def test_it_is_added_once_over_a_kill_behind_it(tables: dict[str, Table]) -> None:
+    killed_behind_rejects(tables, [rejected(1)])
+    for _ in range(2):
+        run(tables, [rejected(1), rejected(5)])
+    assert [one[0] for one in found(tables)] == [1, 5]
+
+
+def test_a_third_run_adds_what_both_before_lack(tables: dict[str, Table]) -> None:
+    killed_behind_rejects(tables, [rejected(1)])
+    run(tables, [rejected(1), rejected(5)])
+    run(tables, [rejected(6), rejected(1), rejected(5)])
+    run(tables, [rejected(6)], messages=2)
+    assert [one[0] for one in found(tables)] == [1, 5, 6]
+
+
+def test_a_repeat_that_judges_the_same_changes_nothing(tables: dict[str, Table]) -> None:
+    killed_behind_rejects(tables, [rejected(1), rejected(2)])
+    version = DeltaTable(tables["rejects"].path).version()
+    run(tables, [rejected(2), rejected(1)], messages=1)
+    assert DeltaTable(tables["rejects"].path).version() == version
+
+
+def test_a_loss_that_has_grown_is_another_row_and_a_word_of_detail_is_not(tables: dict[str, Table]) -> None:
+    killed_behind_rejects(tables, [rejected(1, "data_loss", "after 3:0"), rejected(2, detail="one way")])
+    run(tables, [rejected(1, "data_loss", "after 3:0 and more"), rejected(2, detail="another way")], messages=1)
+    assert [one[2] for one in found(tables)] == ["after 3:0", "after 3:0 and more", "one way"]
+
+
+def test_messages_of_one_batch_entry_are_told_apart(tables: dict[str, Table]) -> None:
+    killed_behind_rejects(tables, [rejected(1, message_id="3:1:-1:0")])
+    run(tables, [rejected(1, message_id="3:1:-1:0"), rejected(1, message_id="3:1:-1:1")], messages=1)
+    assert len(found(tables)) == 2
+
+
+def test_rows_of_other_batches_and_streams_do_not_count(tables: dict[str, Table]) -> None:
+    killed_behind_rejects(tables, [rejected(5)], BatchRecord("orders", BATCH.query, 3, 6))
+    killed_behind_rejects(tables, [rejected(1)])
+    killed_behind_rejects(tables, [rejected(5)], BatchRecord("payments", "ledgerlake:payments:id", 4, 7))
+    run(tables, [rejected(1), rejected(5)], messages=1)
+    assert [one[0] for one in found(tables)] == [1, 5, 5, 5]
+
+
+def test_rows_that_a_user_has_deleted_meanwhile_do_not_come_again(tables: dict[str, Table]) -> None:
+    killed_behind_rejects(tables, [rejected(1), rejected(2)])
+    DeltaTable(tables["rejects"].path).delete("entry_id = 1")
+    run(tables, [rejected(1), rejected(2), rejected(5)], messages=1)
+    assert [one[0] for one in found(tables)] == [2, 5]
+
+
+def test_files_that_an_optimize_joined_meanwhile_are_compared_all_the_same(tables: dict[str, Table]) -> None:
+    killed_behind_rejects(tables, [rejected(8)], BatchRecord("orders", BATCH.query, 3, 6))
+    killed_behind_rejects(tables, [rejected(1)])
+    DeltaTable(tables["rejects"].path).optimize.compact()
+    run(tables, [rejected(1), rejected(5)], messages=1)
+    assert [one[0] for one in found(tables)] == [1, 5, 8]
+
+
+def test_a_batch_that_messages_has_is_done_whatever_the_repeat_rejects(tables: dict[str, Table]) -> None:
+    run(tables, [], messages=3)
+    result = run(tables, [rejected(1, "undecryptable")], messages=2)
+    assert (found(tables), result.repeated) == ([], True)
+    assert result.tables == {"messages": Held(tables["messages"].path, 4)}
+    result = run(tables, [rejected(1, "undecryptable")])
+    assert (found(tables), result.repeated) == ([], True)
+    assert len(found(tables, "messages")) == 3
+
+
+def test_an_addition_says_whose_it_is_and_the_batch_stays_the_last_one(tables: dict[str, Table]) -> None:
+    killed_behind_rejects(tables, [rejected(1)])
+    run(tables, [rejected(1), rejected(5)], messages=1)
+    table = DeltaTable(tables["rejects"].path)
+    known = json.loads(table.history(1)[0]["ledgerlake"])
+    assert (known["query"], known["batch"], known["ranges"]) == ("ledgerlake:orders:id:more:1", 4, {TOPIC: SPAN})
+    assert table.transaction_version("ledgerlake:orders:id:more:1") == 4
+    assert Table(tables["rejects"].path, schema.REJECTS).holds(BATCH)
+
+
+def test_the_files_of_a_repeat_that_are_not_needed_are_removed(tables: dict[str, Table], tmp_path: Path) -> None:
+    killed_behind_rejects(tables, [rejected(1)])
+    run(tables, [rejected(1), rejected(5)], messages=1)
+    files = list((tmp_path / "rejects").glob("part-*.parquet"))
+    assert len(files) == len(DeltaTable(tables["rejects"].path).file_uris()) == 2
+    assert sum(pq.read_metadata(file).num_rows for file in files) == 2
+
+
+@pytest.mark.parametrize("gone", ["files", "log"])
+def test_a_commit_that_cannot_be_read_back_is_refused_and_the_way_on_is_said(
+    tables: dict[str, Table], tmp_path: Path, gone: str
+) -> None:
+    if gone == "files":
+        killed_behind_rejects(tables, [rejected(1)])
+        for file in (tmp_path / "rejects").glob("part-*.parquet"):
+            file.unlink()
+    else:
+        table = Table(tables["rejects"].path, schema.REJECTS)
+        table._append(written(table, [rejected(1)]), {BATCH.query: 4}, None, "")
+    version = DeltaTable(tables["rejects"].path).version()
+    with pytest.raises(
+        CheckpointError, match=r"cannot be compared .*restore .* or choose a new \[delta\] rejects_path"
+    ):
+        run(tables, [rejected(1), rejected(5)], messages=1)
+    assert DeltaTable(tables["rejects"].path).version() == version
+    assert found(tables, "messages") == []
