@@ -15,7 +15,7 @@ from tests.test_simulation import by_hand, put
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tests.simulation.history import Topic
+    from tests.simulation.broker import Topic
 
 
 @pytest.fixture(scope="module")
