@@ -6,6 +6,9 @@ BIN := $(VENV)/bin
 # A file of versions to install (CI: constraints.txt); empty for the newest ones.
 CONSTRAINTS ?=
 
+# In how many processes the tests run, each with a broker and a Spark session of its own (4 GB); most of them wait for those.
+JOBS ?= 3
+
 # What `make fuzz`, `make simulate` and `make campaign` take.
 COUNT ?= 100000
 SEED ?= 1
@@ -14,7 +17,7 @@ FIRST ?= 1
 KILLS ?= 200
 STOPS ?= 50
 
-.PHONY: constraints help setup demo test test-fast test-campaign campaign fuzz simulate simulate-faults bench check proto wheel clean
+.PHONY: constraints help setup demo test test-all test-fast test-campaign campaign fuzz simulate simulate-faults bench check proto wheel clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -30,15 +33,18 @@ $(VENV)/ready: pyproject.toml constraints.txt wheel_init.py tools/install_java.s
 demo: setup ## broker, live producers, pipeline, table, verdict
 	$(BIN)/ledgerlake demo
 
-test: setup ## every test: pure, Spark, and live against the embedded broker
-	$(BIN)/python -m pytest
+test: setup ## every promise: pure tests, Spark, and live against the embedded broker, in JOBS processes
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+test-all: setup ## all tests in their long versions
+	LEDGERLAKE_CAMPAIGN=long $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m ""
 
 test-fast: setup ## the tests that need neither Spark nor a broker; a socket that is left open fails one
-	$(BIN)/python -m pytest -m "not spark and not live" \
+	$(BIN)/python -m pytest -m "not spark and not live and not long" \
 		-W error::ResourceWarning -W error::pytest.PytestUnraisableExceptionWarning
 
-test-campaign: setup ## the long version of the kill campaign and of the random comparisons
-	LEDGERLAKE_CAMPAIGN=long $(BIN)/python -m pytest -m slow
+test-campaign: setup ## the long versions of the kill campaign and of the random comparisons alone
+	LEDGERLAKE_CAMPAIGN=long $(BIN)/python -m pytest -m "slow or long"
 
 campaign: setup ## kills and stops of the pipeline on a broker that trims, judged by an oracle: make campaign KILLS=20 STOPS=5
 	$(BIN)/python -m tests.live.campaign --kills $(KILLS) --stops $(STOPS)

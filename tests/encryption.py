@@ -6,6 +6,7 @@ import os
 from functools import cache
 from typing import TYPE_CHECKING
 
+import pulsar
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -56,3 +57,11 @@ def encrypted(entry: bytes, *names: str) -> bytes:
         wrapped = private_key(name.rpartition("/")[2]).public_key().encrypt(DATA_KEY, scheme)
         metadata.encryption_keys.add(key=name, value=wrapped)
     return encode_entry(metadata, AESGCM(DATA_KEY).encrypt(NONCE, bytes(raw.payload), None), raw.broker)
+
+
+def crypto_key_reader(folder: Path, name: str) -> pulsar.CryptoKeyReader:
+    """pulsar-client's, with a key of this name made where it is new."""
+    public, private = folder / f"{name}.public", folder / f"{name}.pem"
+    public.write_bytes(public_pem(name))
+    private.write_bytes(private_pem(name))
+    return pulsar.CryptoKeyReader(str(public), str(private))

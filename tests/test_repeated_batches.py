@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 import pytest
 
+from tests.simulation.by_hand import by_hand, put
 from tests.simulation.driver import REJECTS, Edges, config
 from tests.simulation.history import TOPIC, History, Step
-from tests.test_simulation import by_hand, put
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,6 +14,7 @@ import pytest
 
 from ledgerlake.errors import DataLossError
 from ledgerlake.pipeline.commit import BatchResult, DeltaSink
+from tests.simulation.by_hand import by_hand, put
 from tests.simulation.driver import MESSAGES, Edges, config
 from tests.simulation.history import TOPIC, History, Script, Step, Verdict, write_script
 from tests.simulation.many import play_many
@@ -107,15 +108,6 @@ def test_a_known_fault_is_found(fault: str, edges: Edges) -> None:
     assert play(script, edges).violations == []
     with edges.changed(MUTATIONS[fault]):
         assert play(script, edges).violations
-
-
-def by_hand(*steps: Step, has_metadata: bool = True, starting: str = "earliest") -> Script:
-    """A script of one topic and one broker."""
-    return Script(1, 0, 1, 8, has_metadata, starting, 0, 0, False, False, 20.0, steps)
-
-
-def put(at_s: float, kind: str = "plain", count: int = 1) -> Step:
-    return Step(at_s, "put", {"kind": kind, "count": count})
 
 
 @pytest.mark.parametrize(("commits", "there"), [(1, "has batch"), (2, "has batch"), (50, "does not know it")])

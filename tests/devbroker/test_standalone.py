@@ -15,7 +15,7 @@ import pytest
 from ledgerlake.devbroker import Broker
 from ledgerlake.errors import SetupError
 from ledgerlake.runtime.java import find_java
-from tests.live.test_cli import ledgerlake, sentence
+from tests.live.pipelines import ledgerlake, sentence
 
 if TYPE_CHECKING:
     from pathlib import Path

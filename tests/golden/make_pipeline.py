@@ -19,8 +19,8 @@ from ledgerlake.client.producer import EntryProducer
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.chunks import encode_chunks
 from ledgerlake.wire.entry import encode_entry
+from tests.live.pipelines import config_file, ledgerlake
 from tests.live.runtime import Runtime, start_runtime
-from tests.live.test_cli import config_file, ledgerlake
 
 TOPIC = "persistent://public/default/golden"
 DUE_TOPIC = "persistent://public/default/golden-due"

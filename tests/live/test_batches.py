@@ -13,8 +13,8 @@ import pytest
 from ledgerlake.api import run
 from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
+from tests.live.pipelines import now_ms
 from tests.live.runtime import wait_until
-from tests.live.test_delay import now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ledgerlake.runtime.java import cache_folder
 from ledgerlake.runtime.session import delta_jars
-from tests.live.runtime import to_toml, wait_until
-from tests.live.test_stream import publish
+from tests.live.pipelines import config_file, ledgerlake, publish_numbers, sentence
+from tests.live.runtime import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,32 +22,6 @@ if TYPE_CHECKING:
     from tests.live.runtime import Runtime
 
 pytestmark = pytest.mark.live
-
-
-def ledgerlake(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ledgerlake.cli", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-        env={**os.environ, **environment},
-    )
-
-
-def config_file(folder: Path, data: dict[str, Any]) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "pipeline.toml").write_text(to_toml(data))
-    return str(folder / "pipeline.toml")
-
-
-def sentence(result: subprocess.CompletedProcess[str], code: int) -> str:
-    """The one line of an error; what Spark itself prints at its start does not count."""
-    lines = [line for line in result.stderr.splitlines() if line.startswith("ledgerlake: ")]
-    assert result.returncode == code, result.stderr
-    assert len(lines) == 1
-    assert "Traceback" not in result.stderr
-    return lines[0]
 
 
 def test_a_broker_that_is_down(runtime: Runtime, tmp_path: Path) -> None:
@@ -123,7 +96,7 @@ def test_every_command_explains_itself_with_an_example(command: str) -> None:
 
 def test_run_verify_peek_and_forget_as_a_script_uses_them(runtime: Runtime, tmp_path: Path) -> None:
     topic = runtime.topic(partitions=2)
-    publish(runtime, topic, range(1000), batch=50)
+    publish_numbers(runtime, topic, range(1000), batch=50)
     config = config_file(tmp_path, runtime.config(tmp_path, topic, name="scripted"))
     ran = ledgerlake("run", config, "--once", "--json")
     assert (ran.returncode, json.loads(ran.stdout)["messages"]) == (0, 1000)
@@ -148,7 +121,7 @@ def test_run_verify_peek_and_forget_as_a_script_uses_them(runtime: Runtime, tmp_
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
 def test_run_ends_cleanly_when_it_is_asked_to(runtime: Runtime, tmp_path: Path, signal_number: int) -> None:
     topic = runtime.topic()
-    publish(runtime, topic, range(100))
+    publish_numbers(runtime, topic, range(100))
     config = config_file(tmp_path, runtime.config(tmp_path, topic, name=f"signal-{signal_number}"))
     running = subprocess.Popen(
         [sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=subprocess.PIPE, text=True
@@ -177,7 +150,7 @@ def test_the_demo_ends_with_a_clean_verdict() -> None:
 
 def test_a_run_that_archives_classes_leaves_what_the_next_one_loads_them_from(runtime: Runtime, tmp_path: Path) -> None:
     topic = runtime.topic()
-    publish(runtime, topic, range(10))
+    publish_numbers(runtime, topic, range(10))
     config = config_file(tmp_path, runtime.config(tmp_path, topic))
     cache = tmp_path / "cache"
     cache.mkdir()
@@ -188,7 +161,7 @@ def test_a_run_that_archives_classes_leaves_what_the_next_one_loads_them_from(ru
     (archive,) = (cache / "classes").iterdir()
     assert f"classes are archived in {archive}" in first.stderr
     log = tmp_path / "classes.log"
-    publish(runtime, topic, range(10))
+    publish_numbers(runtime, topic, range(10))
     environment = {"LEDGERLAKE_CACHE": str(cache), "JAVA_TOOL_OPTIONS": f"-Xlog:class+load:file={log}-%p"}
     second = ledgerlake("run", config, "--once", **environment)
     assert second.returncode == 0, second.stderr

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pulsar
 import pytest
 
-from ledgerlake.api import run
 from ledgerlake.inspect.peek import entry_line, peek
 from ledgerlake.inspect.verify import verify
-from ledgerlake.options.config import parse_config
+from tests.live.pipelines import rows_by_spark, run_once
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,21 +23,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.live, pytest.mark.spark]
 
 CODECS = ["NONE", "LZ4", "ZLib", "ZSTD", "SNAPPY"]
-
-
-def run_once(spark: SparkSession, data: dict[str, Any]) -> Any:
-    config = parse_config(data)
-    pipeline = run(spark, config, once=True)
-    try:
-        pipeline.wait()
-    finally:
-        pipeline.close()
-    return config
-
-
-def table_rows(spark: SparkSession, path: str) -> list[dict[str, Any]]:
-    table = spark.read.format("delta").load(path).orderBy("partition", "ledger_id", "entry_id", "batch_index")
-    return [row.asDict() for row in table.collect()]
 
 
 def test_what_was_sent_is_what_stands_in_the_table(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
@@ -72,7 +56,7 @@ def test_what_was_sent_is_what_stands_in_the_table(runtime: Runtime, spark: Spar
             producer.flush()
             producer.close()
     config = run_once(spark, runtime.config(tmp_path, topic))
-    rows = table_rows(spark, config.delta.path)
+    rows = rows_by_spark(spark, config.delta.path)
     assert len(rows) == len(sent)
     for index, (row, (producer_name, message)) in enumerate(zip(rows, sent, strict=True)):
         assert row["topic"] == topic
@@ -117,7 +101,7 @@ def test_schema_versions_and_ids_agree_with_the_client(runtime: Runtime, spark: 
     producer = runtime.client().create_producer(topic, schema=pulsar.schema.StringSchema(), batching_enabled=False)
     ids = [producer.send(f"text {number}") for number in range(3)]
     config = run_once(spark, runtime.config(tmp_path, topic))
-    rows = table_rows(spark, config.delta.path)
+    rows = rows_by_spark(spark, config.delta.path)
     assert [(row["ledger_id"], row["entry_id"]) for row in rows] == [(one.ledger_id(), one.entry_id()) for one in ids]
     assert [row["schema_version"] for row in rows] == [b"\0" * 8] * 3
 
@@ -129,7 +113,7 @@ def test_partitions_keep_their_order_and_their_number(runtime: Runtime, spark: S
         producer.send_async(b"%d" % number, lambda _result, _id: None, partition_key=f"k{number % 50}")
     producer.flush()
     config = run_once(spark, runtime.config(tmp_path, topic))
-    rows = table_rows(spark, config.delta.path)
+    rows = rows_by_spark(spark, config.delta.path)
     assert len(rows) == 3000
     assert {row["partition"] for row in rows} == {0, 1, 2}
     for key in {row["key"] for row in rows}:

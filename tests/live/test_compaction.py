@@ -24,10 +24,9 @@ from ledgerlake.source.task_reader import read_messages
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, MessageId, Position
+from tests.encryption import crypto_key_reader
+from tests.live.pipelines import run_once, table_rows
 from tests.live.runtime import wait_until
-from tests.live.test_columns import run_once
-from tests.live.test_encryption import crypto_key_reader
-from tests.live.test_large import table_rows
 from tests.peer import TOPIC, Peer
 
 if TYPE_CHECKING:

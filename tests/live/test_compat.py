@@ -18,8 +18,8 @@ from pyspark.sql.functions import expr
 from ledgerlake.api import messages
 from ledgerlake.decode.as_udf import compat
 from ledgerlake.devbroker import Broker
+from tests.live.pipelines import run_once
 from tests.live.runtime import SETTINGS, Runtime
-from tests.live.test_columns import run_once
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from deltalake import DeltaTable
 
 from ledgerlake.api import messages, run
 from ledgerlake.inspect.verify import verify
@@ -19,9 +18,17 @@ from ledgerlake.inspect.waiting_messages import waiting_messages
 from ledgerlake.options.config import parse_config
 from ledgerlake.publish.cancel import cancel
 from ledgerlake.publish.large_messages import LargeMessageProducer
+from tests.live.pipelines import (
+    backlog,
+    now_ms,
+    publish_delayed,
+    rejects_rows,
+    run_and_verify,
+    small_buckets,
+    table_rows,
+    wait_for_rows,
+)
 from tests.live.runtime import wait_until
-from tests.live.test_columns import run_once
-from tests.live.test_large import backlog, rejects_rows, table_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,31 +41,14 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.live, pytest.mark.spark]
 
 
-def now_ms() -> int:
-    return int(time.time() * 1000)
-
-
-def publish(runtime: Runtime, topic: str, messages: list[tuple[bytes, int | None]], **options: Any) -> None:
-    """Values with the time at which each is to be delivered, or None."""
-    producer = runtime.client().create_producer(topic, block_if_queue_full=True, **options)
-    for value, deliver_ms in messages:
-        producer.send_async(value, lambda *_: None, deliver_at=deliver_ms)
-    producer.flush()
-    producer.close()
-
-
-def wait_for_rows(folder: Path, count: int) -> None:
-    table = str(folder / "messages")
-    wait_until(lambda: DeltaTable(table).to_pyarrow_table(columns=["ledger_id"]).num_rows >= count)
-
-
 def milliseconds(moment: Any) -> int:
     return round(moment.timestamp() * 1000)
 
 
-def test_fifty_thousand_delays_among_other_messages_are_kept(
-    runtime: Runtime, spark: SparkSession, tmp_path: Path
+def test_delays_among_other_messages_are_kept(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path, campaign_is_long: bool
 ) -> None:
+    messages, most_delay_ms = (15_000, 60_000) if campaign_is_long else (3_000, 12_000)
     topic = runtime.topic(partitions=2)
     data = runtime.config(tmp_path, topic)
     data["stream"]["trigger"] = "1 second"
@@ -69,15 +59,15 @@ def test_fifty_thousand_delays_among_other_messages_are_kept(
     count = 0
     for _ in range(3):
         # Workers and their compiled code are to be warm before anything is measured.
-        publish(runtime, topic, [(b"warm", now_ms() + 100) for _ in range(1000)])
+        publish_delayed(runtime, topic, [(b"warm", now_ms() + 100) for _ in range(1000)])
         count += 1000
         wait_for_rows(tmp_path, count)
 
     def produce(number: int) -> None:
         rng = random.Random(number)
         producer = runtime.client().create_producer(topic, block_if_queue_full=True)
-        for one in range(15_000):
-            delay_ms = rng.randrange(60_000) if one % 6 else None
+        for one in range(messages):
+            delay_ms = rng.randrange(most_delay_ms) if one % 6 else None
             deliver_ms = None if delay_ms is None else now_ms() + delay_ms
             producer.send_async(b"%d-%d" % (number, one), lambda *_: None, deliver_at=deliver_ms)
             if one % 100 == 0:
@@ -90,15 +80,17 @@ def test_fifty_thousand_delays_among_other_messages_are_kept(
         thread.start()
     for thread in threads:
         thread.join()
-    time.sleep(63)
+    time.sleep(most_delay_ms / 1000 + 3)
     pipeline.stop()
     pipeline.close()
     run(spark, config, once=True).wait()
     verdict = verify(config)
     assert verdict.clean, verdict.sentence()
-    assert (verdict.messages, verdict.waiting, verdict.late, verdict.rejects) == (63_000, 0, 0, 0), verdict.sentence()
+    assert (verdict.messages, verdict.waiting, verdict.late, verdict.rejects) == (count + 4 * messages, 0, 0, 0), (
+        verdict.sentence()
+    )
     held = [row for row in table_rows(tmp_path) if row["delivered_at"] is not None and row["value"] != b"warm"]
-    assert len(held) > 40_000
+    assert len(held) > 2 * messages
     lateness_ms = sorted(milliseconds(row["delivered_at"]) - milliseconds(row["deliver_at"]) for row in held)
     visible_ms = []
     for row in held:
@@ -112,13 +104,6 @@ def test_fifty_thousand_delays_among_other_messages_are_kept(
         print(f"{name}: p50 {times[len(times) // 2]} ms, p99 {times[len(times) * 99 // 100]} ms late, trigger 1,000 ms")
 
 
-def settings(runtime: Runtime, folder: Path, topic: str, **delay: Any) -> dict[str, Any]:
-    """A pipeline whose buckets are so small that few messages make many."""
-    data = runtime.config(folder, topic)
-    data["delay"] = {"min_indexes_per_bucket": 20, "max_indexes_per_segment": 7, "max_buckets": 3, **delay}
-    return data
-
-
 @contextmanager
 def running(spark: SparkSession, data: dict[str, Any]) -> Iterator[Any]:
     pipeline = run(spark, parse_config(data))
@@ -127,11 +112,6 @@ def running(spark: SparkSession, data: dict[str, Any]) -> Iterator[Any]:
     finally:
         pipeline.stop()
         pipeline.close()
-
-
-def once(spark: SparkSession, data: dict[str, Any]) -> Any:
-    """Run until everything that is there is done; the verdict."""
-    return verify(run_once(spark, data))
 
 
 @pytest.mark.parametrize("storage", ["state", "folder", "reread"])
@@ -144,11 +124,11 @@ def test_an_idle_topic_releases_on_time_whatever_keeps_the_messages(
         "folder": {"storage": str(tmp_path / "buckets")},
         "reread": {"payloads": "reread"},
     }[storage]
-    data = settings(runtime, tmp_path, topic, **options)
-    publish(runtime, topic, [(b"now", None)])
-    assert once(spark, data).messages == 1
+    data = small_buckets(runtime, tmp_path, topic, **options)
+    publish_delayed(runtime, topic, [(b"now", None)])
+    assert run_and_verify(spark, data).messages == 1
     due_ms = now_ms() + 15_000
-    publish(runtime, topic, [(b"%d" % one, due_ms + one % 50) for one in range(100)])
+    publish_delayed(runtime, topic, [(b"%d" % one, due_ms + one % 50) for one in range(100)])
     with running(spark, data) as pipeline:
         wait_until(lambda: waits(pipeline) == 100)
         unread = 100 if storage == "reread" else 0
@@ -171,11 +151,11 @@ def waits(pipeline: Any) -> int:
 
 def test_what_waits_survives_restarts_and_is_shown(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
     topic = runtime.topic(partitions=2)
-    data = settings(runtime, tmp_path, topic)
+    data = small_buckets(runtime, tmp_path, topic)
     due_ms = now_ms() + 60_000
     for part in range(4):
-        publish(runtime, topic, [(b"%d-%d" % (part, one), due_ms + one) for one in range(60)])
-        verdict = once(spark, data)
+        publish_delayed(runtime, topic, [(b"%d-%d" % (part, one), due_ms + one) for one in range(60)])
+        verdict = run_and_verify(spark, data)
         assert verdict.clean, verdict.sentence()
         assert (verdict.messages, verdict.waiting) == (0, 60 * (part + 1))
     shown = waiting_messages(spark, parse_config(data))
@@ -184,7 +164,7 @@ def test_what_waits_survives_restarts_and_is_shown(runtime: Runtime, spark: Spar
     assert all(due_ms <= one.next_due_ms[0] < due_ms + 60 for one in shown)
     assert all(f"{one.waiting:,} messages wait" in one.sentence() for one in shown)
     time.sleep(max(0, due_ms + 100 - now_ms()) / 1000)
-    verdict = once(spark, data)
+    verdict = run_and_verify(spark, data)
     assert verdict.clean, verdict.sentence()
     assert (verdict.messages, verdict.waiting, verdict.late) == (240, 0, 0)
     assert sum(one.waiting for one in waiting_messages(spark, parse_config(data))) == 0
@@ -200,18 +180,18 @@ def test_a_second_run_of_a_micro_batch_leaves_the_state_files_of_the_first_as_th
 ) -> None:
     """Both may go on for a while, if the process of the first one was only suspended."""
     topic = runtime.topic()
-    data = settings(runtime, tmp_path, topic)
+    data = small_buckets(runtime, tmp_path, topic)
     # The cursor is past the micro-batch, which would be refused.
     data["source"]["fail_on_data_loss"] = False
     due_ms = now_ms() + 60_000
-    publish(runtime, topic, [(b"%d" % one, due_ms) for one in range(60)])
-    once(spark, data)
+    publish_delayed(runtime, topic, [(b"%d" % one, due_ms) for one in range(60)])
+    run_and_verify(spark, data)
     before = state_files(tmp_path)
     commits = tmp_path / "checkpoint" / "commits"
     newest = max((path for path in commits.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
     newest.unlink()
     (commits / f".{newest.name}.crc").unlink(missing_ok=True)
-    verdict = once(spark, data)
+    verdict = run_and_verify(spark, data)
     assert (verdict.messages, verdict.waiting) == (0, 60)
     after = state_files(tmp_path)
     assert before.items() <= after.items()
@@ -223,34 +203,34 @@ def test_a_checkpoint_whose_state_files_are_of_version_1_goes_on(
     runtime: Runtime, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = runtime.topic()
-    data = settings(runtime, tmp_path, topic)
+    data = small_buckets(runtime, tmp_path, topic)
     due_ms = now_ms() + 20_000
-    publish(runtime, topic, [(b"a%d" % one, due_ms) for one in range(60)])
+    publish_delayed(runtime, topic, [(b"a%d" % one, due_ms) for one in range(60)])
     with monkeypatch.context() as older:
         older.setattr("ledgerlake.pipeline.checkpoint.STATE_VERSION", 1)
-        assert once(spark, data).waiting == 60
+        assert run_and_verify(spark, data).waiting == 60
     assert (tmp_path / "checkpoint" / "commits" / "0").read_text().startswith("v1")
     assert sum(one.waiting for one in waiting_messages(spark, parse_config(data))) == 60
-    publish(runtime, topic, [(b"b%d" % one, due_ms) for one in range(60)])
+    publish_delayed(runtime, topic, [(b"b%d" % one, due_ms) for one in range(60)])
     time.sleep(max(0, due_ms + 100 - now_ms()) / 1000)
-    verdict = once(spark, data)
+    verdict = run_and_verify(spark, data)
     assert verdict.clean, verdict.sentence()
     assert (verdict.messages, verdict.waiting, verdict.late) == (120, 0, 0)
 
 
 def test_a_large_message_waits_too(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
     topic = runtime.topic()
-    data = settings(runtime, tmp_path, topic)
+    data = small_buckets(runtime, tmp_path, topic)
     due_ms = now_ms() + 20_000
     values = [bytes([one]) * (6 * 1024 * 1024 + one) for one in range(3)]
-    publish(runtime, topic, [(values[0], due_ms), (values[1], None), (values[2], due_ms + 1)], chunking_enabled=True, batching_enabled=False)  # fmt: skip
+    publish_delayed(runtime, topic, [(values[0], due_ms), (values[1], None), (values[2], due_ms + 1)], chunking_enabled=True, batching_enabled=False)  # fmt: skip
     cluster = runtime.cluster()
     LargeMessageProducer(cluster, topic, chunk_bytes=1000).send(b"marked" * 1000, deliver_at_ms=due_ms + 2)
     cluster.close()
-    verdict = once(spark, data)
+    verdict = run_and_verify(spark, data)
     assert (verdict.messages, verdict.waiting) == (1, 3), verdict.sentence()
     time.sleep(max(0, due_ms + 100 - now_ms()) / 1000)
-    verdict = once(spark, data)
+    verdict = run_and_verify(spark, data)
     assert verdict.clean, verdict.sentence()
     assert (verdict.messages, verdict.waiting, verdict.rejects) == (4, 0, 0)
     rows = sorted(table_rows(tmp_path), key=lambda row: len(row["value"]))
@@ -263,7 +243,7 @@ def test_cancels_by_id_and_by_key_before_and_after_due_and_while_nobody_runs(
     runtime: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:
     topic = runtime.topic(partitions=2)
-    data = settings(runtime, tmp_path, topic)
+    data = small_buckets(runtime, tmp_path, topic)
     config = parse_config(data)
     due_ms = now_ms() + 40_000
     producer = runtime.client().create_producer(topic)
@@ -283,10 +263,10 @@ def test_cancels_by_id_and_by_key_before_and_after_due_and_while_nobody_runs(
         cancel(config, "id", sent["id", number])
         # As any client sends it, in a batch.
         producer.send(b"", partition_key=f"key-{number}", properties={"ledgerlake.cancel": f"key=key-{number}"})
-    assert once(spark, data).waiting == 60
+    assert run_and_verify(spark, data).waiting == 60
     producer.send(b"again", partition_key="key-3", deliver_at=due_ms + 3)
     time.sleep(max(0, due_ms + 1000 - now_ms()) / 1000)
-    verdict = once(spark, data)
+    verdict = run_and_verify(spark, data)
     assert verdict.clean, verdict.sentence()
     delivered = Counter(row["value"] for row in table_rows(tmp_path))
     del delivered[b""]
@@ -301,9 +281,9 @@ def test_cancels_by_id_and_by_key_before_and_after_due_and_while_nobody_runs(
 
 def test_messages_for_any_sink_wait_too(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
     topic = runtime.topic()
-    data = settings(runtime, tmp_path, topic)
+    data = small_buckets(runtime, tmp_path, topic)
     due_ms = now_ms() + 30_000
-    publish(runtime, topic, [(b"now", None), (b"later", due_ms), (b"never", due_ms)])
+    publish_delayed(runtime, topic, [(b"now", None), (b"later", due_ms), (b"never", due_ms)])
     config = parse_config(data)
     found: list[Any] = []
     query = (

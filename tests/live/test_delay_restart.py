@@ -15,9 +15,8 @@ from deltalake import DeltaTable
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_entry
+from tests.live.pipelines import config_file, ledgerlake, now_ms
 from tests.live.runtime import start_runtime
-from tests.live.test_cli import config_file, ledgerlake
-from tests.live.test_delay import now_ms
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,9 +12,8 @@ import pytest
 
 from ledgerlake.errors import DecryptionError
 from ledgerlake.inspect.verify import verify
-from tests.encryption import private_pem, public_pem
-from tests.live.test_columns import run_once
-from tests.live.test_large import rejects_rows, table_rows
+from tests.encryption import crypto_key_reader
+from tests.live.pipelines import rejects_rows, run_once, table_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,14 +30,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "batched": {"batching_enabled": True, "batching_max_publish_delay_ms": 50},
     "chunked": {"batching_enabled": False, "chunking_enabled": True},
 }
-
-
-def crypto_key_reader(folder: Path, name: str) -> pulsar.CryptoKeyReader:
-    """pulsar-client's, with a key of this name made where it is new."""
-    public, private = folder / f"{name}.public", folder / f"{name}.pem"
-    public.write_bytes(public_pem(name))
-    private.write_bytes(private_pem(name))
-    return pulsar.CryptoKeyReader(str(public), str(private))
 
 
 def publish(runtime: Runtime, topic: str, folder: Path, key: str, codec: str, shape: str) -> list[bytes]:

@@ -8,21 +8,18 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 from ledgerlake.api import messages, rejects, run
-from ledgerlake.client.producer import EntryProducer
 from ledgerlake.inspect.open_messages import open_messages
 from ledgerlake.inspect.verify import Verdict, verify
 from ledgerlake.options.config import parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.large_messages import LargeMessageProducer
-from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import ChunkMessageId, from_bytes, to_bytes
 from tests.chunks import chunk_entries
+from tests.live.pipelines import backlog, publish_entries, rejects_rows, run_once, small, table_rows
 from tests.live.runtime import wait_until
-from tests.live.test_columns import run_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,34 +30,6 @@ if TYPE_CHECKING:
     from tests.live.runtime import Runtime
 
 pytestmark = [pytest.mark.live, pytest.mark.spark]
-
-
-def publish_entries(runtime: Runtime, topic: str, entries: list[bytes]) -> None:
-    cluster = runtime.cluster()
-    producer = EntryProducer(cluster, topic)
-    for entry in entries:
-        producer.send(entry)
-    producer.close()
-    cluster.close()
-
-
-def table_rows(folder: Path) -> list[dict[str, Any]]:
-    rows = DeltaTable(str(folder / "messages")).to_pyarrow_table().to_pylist()
-    return sorted(rows, key=lambda row: (row["ledger_id"], row["entry_id"], row["batch_index"]))
-
-
-def rejects_rows(folder: Path) -> list[dict[str, Any]]:
-    return DeltaTable(str(folder / "rejects")).to_pyarrow_table().to_pylist()
-
-
-def small(value: bytes) -> bytes:
-    return encode_entry(pb.MessageMetadata(producer_name="s", sequence_id=0, publish_time=1), value)
-
-
-def backlog(runtime: Runtime, topic: str) -> int:
-    """Entries that the pipeline's cursor still pins."""
-    stats = runtime.admin("GET", topic, "/stats?getPreciseBacklog=true")["subscriptions"]
-    return int(next(one["msgBacklog"] for name, one in stats.items() if name.startswith("ledgerlake-test")))
 
 
 def read_with_pulsar_client(runtime: Runtime, topic: str) -> Iterator[Any]:

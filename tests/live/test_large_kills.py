@@ -16,9 +16,8 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.chunks import chunk_entries
+from tests.live.pipelines import config_file, ledgerlake, publish_entries, small, table_rows
 from tests.live.runtime import commits, start_runtime, wait_for_commits
-from tests.live.test_cli import config_file, ledgerlake
-from tests.live.test_large import publish_entries, small, table_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +35,10 @@ def interleaved(rng: random.Random, waiting: list[list[bytes]], stop_at: int) ->
     return taken
 
 
-@pytest.mark.parametrize("broker_restarts", [False, True], ids=["driver", "driver and broker"])
+@pytest.mark.parametrize(
+    "broker_restarts",
+    [pytest.param(False, id="driver"), pytest.param(True, id="driver and broker", marks=pytest.mark.long)],
+)
 def test_messages_that_were_half_published_at_a_kill_are_whole_afterwards(
     tmp_path: Path, campaign_is_long: bool, broker_restarts: bool
 ) -> None:

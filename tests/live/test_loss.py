@@ -14,9 +14,8 @@ from ledgerlake.errors import DataLossError
 from ledgerlake.runtime.java import find_java
 from ledgerlake.source.bounds import first_available
 from tests.chunks import chunk_entries
+from tests.live.pipelines import publish_entries, rejects_rows, run_once, small, table_rows
 from tests.live.runtime import Runtime, start_runtime, wait_until
-from tests.live.test_columns import run_once
-from tests.live.test_large import publish_entries, rejects_rows, small, table_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

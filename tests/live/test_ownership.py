@@ -16,9 +16,8 @@ from ledgerlake.errors import CheckpointError, ConsumerBusyError, SetupError
 from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.forget import forget
 from ledgerlake.pipeline.pipeline import Pipeline
+from tests.live.pipelines import publish_numbers, rows_by_spark, run_once
 from tests.live.runtime import Runtime, start_runtime, wait_until
-from tests.live.test_columns import run_once, table_rows
-from tests.live.test_stream import publish
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,7 +66,7 @@ def test_a_batch_that_spark_has_not_recorded_is_still_on_a_broker_that_trims(
 ) -> None:
     topic = trimming.topic()
     data = trimming.config(tmp_path, topic, name="unrecorded")
-    publish(trimming, topic, range(100), batch=10)
+    publish_numbers(trimming, topic, range(100), batch=10)
     written = threading.Event()
     write_batch = Pipeline._write_batch
 
@@ -85,7 +84,7 @@ def test_a_batch_that_spark_has_not_recorded_is_still_on_a_broker_that_trims(
     monkeypatch.undo()
     trimming.admin("PUT", topic, "/unload")
     trimming.admin("PUT", topic, "/unload")
-    publish(trimming, topic, range(100, 150), batch=10)
+    publish_numbers(trimming, topic, range(100, 150), batch=10)
     run_once(spark, data)
     assert sorted(values(tmp_path)) == list(range(150))
     assert trimming.subscriptions(topic) == {"ledgerlake-unrecorded": 0}
@@ -97,7 +96,7 @@ def test_a_stop_by_hand_leaves_no_backlog_and_can_go_on_after_trimming(
     topic = trimming.topic()
     data = trimming.config(tmp_path, topic, name="stopped")
     for number in range(3):
-        publish(trimming, topic, range(number * 100, number * 100 + 100), batch=10)
+        publish_numbers(trimming, topic, range(number * 100, number * 100 + 100), batch=10)
         pipeline = run(spark, parse_config(data))
         try:
             wait_until(partial(_has, tmp_path, (number + 1) * 100))
@@ -114,7 +113,7 @@ def test_what_was_not_acknowledged_before_a_kill_is_at_the_next_start(
 ) -> None:
     topic = runtime.topic()
     data = runtime.config(tmp_path, topic, name="unacknowledged")
-    publish(runtime, topic, range(10))
+    publish_numbers(runtime, topic, range(10))
     with monkeypatch.context() as broken:
         broken.setattr(DurableCursor, "advance", lambda _cursor, _position: None)
         run_once(spark, data)
@@ -130,12 +129,12 @@ def test_an_older_copy_of_the_checkpoint_is_refused_and_the_newest_goes_on(
     data = trimming.config(tmp_path, topic, name="restored")
     copies = []
     for number in range(3):
-        publish(trimming, topic, range(number * 10, number * 10 + 10))
+        publish_numbers(trimming, topic, range(number * 10, number * 10 + 10))
         run_once(spark, data)
         copies.append(tmp_path / f"copy-{number}")
         shutil.copytree(tmp_path / "checkpoint", copies[-1])
     version = DeltaTable(str(tmp_path / "messages")).version()
-    publish(trimming, topic, range(30, 40))
+    publish_numbers(trimming, topic, range(30, 40))
     backlog = trimming.subscriptions(topic)
     for copy in copies[:2]:
         shutil.rmtree(tmp_path / "checkpoint")
@@ -157,15 +156,15 @@ def test_a_batch_of_another_line_of_the_checkpoint_is_refused(
 ) -> None:
     topic = runtime.topic()
     data = runtime.config(tmp_path, topic, name="forked")
-    publish(runtime, topic, range(10))
+    publish_numbers(runtime, topic, range(10))
     config = run_once(spark, data)
     shutil.copytree(tmp_path / "checkpoint", tmp_path / "copy")
-    publish(runtime, topic, range(10, 20))
+    publish_numbers(runtime, topic, range(10, 20))
     run_once(spark, data)
     shutil.rmtree(tmp_path / "checkpoint")
     shutil.copytree(tmp_path / "copy", tmp_path / "checkpoint")
     # Spark plans a batch of the same number with another range before it can be told that there is one.
-    publish(runtime, topic, range(20, 30))
+    publish_numbers(runtime, topic, range(20, 30))
     assembled = Pipeline(spark, config)
     try:
         assembled._start.compare_with_tables = lambda _tables: None  # type: ignore[method-assign,assignment]
@@ -181,7 +180,7 @@ def test_a_stream_that_was_renamed_over_its_checkpoint_is_refused(
     runtime: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:
     topic = runtime.topic()
-    publish(runtime, topic, range(10))
+    publish_numbers(runtime, topic, range(10))
     run_once(spark, runtime.config(tmp_path, topic, name="old-name"))
     with pytest.raises(CheckpointError, match="belongs to the stream old-name, and the configuration names new-name"):
         run_once(spark, runtime.config(tmp_path, topic, name="new-name"))
@@ -194,10 +193,10 @@ def test_a_lost_checkpoint_is_noticed_by_the_table_also_if_the_cursor_looks_new(
 ) -> None:
     topic = trimming.topic()
     data = trimming.config(tmp_path, topic, name=f"lost-{starting}")
-    publish(trimming, topic, range(10))
+    publish_numbers(trimming, topic, range(10))
     config = run_once(spark, data)
     unload_until_trimmed(trimming, topic)
-    publish(trimming, topic, range(10, 15))
+    publish_numbers(trimming, topic, range(10, 15))
     backlog = trimming.subscriptions(topic)
     shutil.rmtree(tmp_path / "checkpoint")
     data["source"]["starting"] = starting
@@ -220,7 +219,7 @@ def test_a_start_at_latest_over_a_cursor_with_a_backlog_asks(
     topic = runtime.topic()
     data = runtime.config(tmp_path, topic, name="latest-again", starting="latest")
     run_once(spark, data)
-    publish(runtime, topic, range(10))
+    publish_numbers(runtime, topic, range(10))
     shutil.rmtree(tmp_path)
     tmp_path.mkdir()
     with pytest.raises(SetupError, match=r"latest-again has unread messages of .* behind .*; restore the checkpoint"):
@@ -235,7 +234,7 @@ def test_a_refused_start_keeps_a_cursor_that_another_run_made(
     runtime.client().subscribe(topic, "ledgerlake-kept").close()
     cursor = DurableCursor(runtime.cluster(), topic, "ledgerlake-kept")
     cursor.make(from_earliest=True)
-    publish(runtime, topic, range(10))
+    publish_numbers(runtime, topic, range(10))
     data = runtime.config(tmp_path, topic, name="kept", starting="cursor")
     data["stream"]["checkpoint"] = "/proc/nowhere"
     with pytest.raises(SetupError, match="cannot be written"):
@@ -251,7 +250,7 @@ def test_a_second_process_is_refused_and_has_changed_nothing(
     data = runtime.config(tmp_path, topic, name="owned")
     data["deliver"] = {"topic": "persistent://public/nowhere/due"}
     data["delta"]["writer"] = "spark"
-    publish(runtime, topic, range(10))
+    publish_numbers(runtime, topic, range(10))
     pipeline = run(spark, parse_config(data))
     try:
         wait_until(lambda: len(values(tmp_path)) == 10)
@@ -263,7 +262,7 @@ def test_a_second_process_is_refused_and_has_changed_nothing(
             run_once(spark, data)
         assert (outbox / "in-work.parquet").exists()
         assert (staging / "in-work.parquet").exists()
-        publish(runtime, topic, range(10, 20))
+        publish_numbers(runtime, topic, range(10, 20))
         wait_until(lambda: len(values(tmp_path)) == 20)
         pipeline.stop()
     finally:
@@ -276,17 +275,17 @@ def test_a_topic_that_comes_while_the_pipeline_starts_is_read_from_its_beginning
 ) -> None:
     first = runtime.topic()
     second = f"{first}-new"
-    publish(runtime, first, range(10))
+    publish_numbers(runtime, first, range(10))
     data = runtime.config(tmp_path, name="meanwhile", topics_pattern=f"{first}.*")
     del data["source"]["topics"]
     make_stream = Pipeline._stream
 
     def with_a_new_topic(pipeline: Pipeline, start: Any) -> Any:
         runtime.admin("PUT", second)
-        publish(runtime, second, range(10, 20))
+        publish_numbers(runtime, second, range(10, 20))
         return make_stream(pipeline, start)
 
     monkeypatch.setattr(Pipeline, "_stream", with_a_new_topic)
     config = run_once(spark, data)
-    assert sorted(int(row["value"]) for row in table_rows(spark, config.delta.path)) == list(range(20))
+    assert sorted(int(row["value"]) for row in rows_by_spark(spark, config.delta.path)) == list(range(20))
     assert runtime.subscriptions(second) == {"ledgerlake-meanwhile": 0}

@@ -25,10 +25,8 @@ from ledgerlake.source.last_entry import last_position
 from ledgerlake.source.positions import next_until
 from ledgerlake.wire.entry import Stamp, encode_batch, encode_entry, message_count, read_stamp
 from ledgerlake.wire.message_id import BEFORE_ALL, Position, from_bytes, parse_message_id, to_bytes
+from tests.live.pipelines import config_file, ledgerlake, run_once, table_rows
 from tests.live.runtime import Runtime, start_runtime
-from tests.live.test_cli import config_file, ledgerlake
-from tests.live.test_columns import run_once
-from tests.live.test_large import table_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ import polars
 import pytest
 from deltalake import DeltaTable
 
-from tests.live.test_columns import run_once
+from tests.live.pipelines import run_once
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -25,9 +25,16 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.publish.republisher import Republisher, _Known, _Sender, java_hash
 from ledgerlake.wire.entry import encode_entry
+from tests.live.pipelines import (
+    config_file,
+    ledgerlake,
+    now_ms,
+    publish_delayed,
+    run_and_verify,
+    small_buckets,
+    wait_for_rows,
+)
 from tests.live.runtime import commits, start_runtime, wait_for_commits, wait_until
-from tests.live.test_cli import config_file, ledgerlake
-from tests.live.test_delay import now_ms, once, publish, settings, wait_for_rows
 from tests.publish.test_republisher import filled
 
 if TYPE_CHECKING:
@@ -70,17 +77,17 @@ def test_each_output_gets_each_message_once_also_when_one_failed_for_a_while(
     source = runtime.topic(partitions=2)
     namespace = f"later-{os.getpid()}"
     target = f"persistent://public/{namespace}/due"
-    data = settings(runtime, tmp_path, source)
+    data = small_buckets(runtime, tmp_path, source)
     data["deliver"] = {"topic": target}
     pipeline = run(spark, parse_config(data))
     try:
-        publish(runtime, source, [(b"first %d" % one, now_ms() + 3000) for one in range(200)])
+        publish_delayed(runtime, source, [(b"first %d" % one, now_ms() + 3000) for one in range(200)])
         wait_for_rows(tmp_path, 200)
         assert len(list((tmp_path / "checkpoint" / "ledgerlake" / "outbox").glob("*.parquet"))) > 0, (
             "nowhere to send it"
         )
         make_namespace(runtime, namespace)
-        publish(runtime, source, [(b"second %d" % one, now_ms() + 3000) for one in range(200)])
+        publish_delayed(runtime, source, [(b"second %d" % one, now_ms() + 3000) for one in range(200)])
         wait_for_rows(tmp_path, 400)
         wait_until(lambda: len(read_all(runtime, target)) >= 400)
     finally:
@@ -97,7 +104,7 @@ def test_a_message_keeps_what_it_has_and_says_where_it_comes_from(
     runtime: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:
     source, target = runtime.topic(), runtime.topic(partitions=3)
-    data = settings(runtime, tmp_path, source)
+    data = small_buckets(runtime, tmp_path, source)
     data["deliver"] = {"topic": target}
     producer = runtime.client().create_producer(source, chunking_enabled=True, batching_enabled=False)
     due_ms = now_ms() + 100
@@ -116,7 +123,7 @@ def test_a_message_keeps_what_it_has_and_says_where_it_comes_from(
         sent[f"key-{number}"] = (content, message_id)
     producer.send(b"at once", partition_key="key-0")
     time.sleep(1)
-    verdict = once(spark, data)
+    verdict = run_and_verify(spark, data)
     assert verdict.clean, verdict.sentence()
     found = read_all(runtime, target)
     assert sorted(one.partition_key() for one in found) == sorted(sent)
@@ -141,16 +148,16 @@ def test_an_output_that_joins_at_the_end_gets_what_is_published_from_then_on(
     runtime: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:
     source, target = runtime.topic(), runtime.topic()
-    data = settings(runtime, tmp_path, source)
+    data = small_buckets(runtime, tmp_path, source)
     due_ms = now_ms() + 45_000
-    publish(runtime, source, [(b"before", due_ms)])
-    assert once(spark, data).waiting == 1
+    publish_delayed(runtime, source, [(b"before", due_ms)])
+    assert run_and_verify(spark, data).waiting == 1
     data["deliver"] = {"topic": target, "starting": "latest"}
-    assert once(spark, data).waiting == 1
-    publish(runtime, source, [(b"after", due_ms)])
-    assert once(spark, data).waiting == 2
+    assert run_and_verify(spark, data).waiting == 1
+    publish_delayed(runtime, source, [(b"after", due_ms)])
+    assert run_and_verify(spark, data).waiting == 2
     time.sleep(max(0, due_ms + 500 - now_ms()) / 1000)
-    verdict = once(spark, data)
+    verdict = run_and_verify(spark, data)
     assert (verdict.clean, verdict.messages) == (True, 2), verdict.sentence()
     assert [one.data() for one in read_all(runtime, target)] == [b"after"]
 
@@ -161,10 +168,10 @@ def test_a_message_that_the_target_does_not_take_has_a_stand_in_there_and_holds_
     source, namespace = runtime.topic(), f"large-{os.getpid()}"
     target = f"persistent://public/{namespace}/due"
     make_namespace(runtime, namespace)
-    data = settings(runtime, tmp_path, source)
+    data = small_buckets(runtime, tmp_path, source)
     data["deliver"] = {"topic": target}
     due_ms = now_ms() + 100
-    publish(runtime, source, [(b"before", due_ms)])
+    publish_delayed(runtime, source, [(b"before", due_ms)])
     # An ordering key of four megabytes, which is published as base64.
     cluster = runtime.cluster()
     producer = EntryProducer(cluster, source)
@@ -179,9 +186,9 @@ def test_a_message_that_the_target_does_not_take_has_a_stand_in_there_and_holds_
     producer.send_and_wait([encode_entry(metadata, b"too large")])
     producer.close()
     cluster.close()
-    publish(runtime, source, [(b"after", due_ms + 2)])
+    publish_delayed(runtime, source, [(b"after", due_ms + 2)])
     time.sleep(1)
-    verdict = once(spark, data)
+    verdict = run_and_verify(spark, data)
     assert (verdict.clean, verdict.messages) == (True, 3), verdict.sentence()
     found = read_all(runtime, target)
     assert [one.data() for one in found] == [b"before", b"", b"after"]
@@ -244,7 +251,7 @@ def test_each_message_is_on_the_topic_once_after_kills(tmp_path: Path, campaign_
     with start_runtime(broker_metadata=True) as runtime:
         source, target = runtime.topic(partitions=2), "persistent://public/once/due"
         make_namespace(runtime, "once")
-        data = settings(runtime, tmp_path, source)
+        data = small_buckets(runtime, tmp_path, source)
         data["deliver"] = {"topic": target}
         config = config_file(tmp_path, data)
         checkpoint = tmp_path / "checkpoint"
@@ -252,7 +259,7 @@ def test_each_message_is_on_the_topic_once_after_kills(tmp_path: Path, campaign_
             # Due from the start of this run to some time after its end, so that there is always something to commit.
             due_ms = now_ms() + 8000
             own = range(kill * 1500, (kill + 1) * 1500)
-            publish(runtime, source, [(b"%d" % one, due_ms + place * 20) for place, one in enumerate(own)])
+            publish_delayed(runtime, source, [(b"%d" % one, due_ms + place * 20) for place, one in enumerate(own)])
             log = tmp_path / f"run-{kill}.log"
             with open(log, "wb") as errors:
                 one = subprocess.Popen([sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=errors)

@@ -18,9 +18,8 @@ from ledgerlake.source.last_entry import last_position
 from ledgerlake.source.positions import next_until
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.message_id import BEFORE_ALL
+from tests.live.pipelines import config_file, ledgerlake, rows_by_spark, run_once
 from tests.live.runtime import start_runtime
-from tests.live.test_cli import config_file, ledgerlake
-from tests.live.test_columns import run_once, table_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,7 +115,7 @@ def test_a_broker_without_entry_metadata_gives_null_columns_one_warning_and_publ
         producer.send(encode_entry(own, b"1"))
         producer.close()
         run_once(spark, data)
-        assert {int(row["value"]): row["late"] for row in table_rows(spark, config.delta.path)}[1] is True
+        assert {int(row["value"]): row["late"] for row in rows_by_spark(spark, config.delta.path)}[1] is True
         verdict = verify(config)
         assert (verdict.clean, verdict.late) == (True, 1)
         with pytest.raises(LedgerlakeError, match="brokerEntryMetadataInterceptors"):

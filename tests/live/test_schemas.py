@@ -15,7 +15,7 @@ from pyspark.errors import AnalysisException
 
 from ledgerlake.api import typed
 from tests.decode.test_values import protobuf
-from tests.live.test_columns import run_once
+from tests.live.pipelines import run_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,10 +14,8 @@ import pytest
 from ledgerlake.api import messages
 from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
+from tests.live.pipelines import config_file, ledgerlake, run_once, table_rows
 from tests.live.runtime import Runtime, start_runtime, wait_until
-from tests.live.test_cli import config_file, ledgerlake
-from tests.live.test_columns import run_once
-from tests.live.test_large import table_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,8 +19,7 @@ from ledgerlake.table.batch_record import BatchRecord, Recorded
 from ledgerlake.table.delta_table import Table, data_folder
 from ledgerlake.table.ordered_files import DataFile, GatheringWriter
 from ledgerlake.table.spark_table import SparkTable, open_table
-from tests.live.test_columns import run_once
-from tests.live.test_large import rejects_rows
+from tests.live.pipelines import rejects_rows, run_once
 
 if TYPE_CHECKING:
     from pathlib import Path

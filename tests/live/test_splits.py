@@ -15,8 +15,8 @@ from ledgerlake.decode.codecs import compress
 from ledgerlake.inspect.verify import verify
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_batch, encode_entry
+from tests.live.pipelines import run_once
 from tests.live.runtime import Runtime, start_runtime
-from tests.live.test_columns import run_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

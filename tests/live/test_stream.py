@@ -16,8 +16,8 @@ from ledgerlake.inspect.lag import find_lags
 from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.forget import forget
+from tests.live.pipelines import publish_numbers, rows_by_spark, run_once
 from tests.live.runtime import wait_until
-from tests.live.test_columns import run_once, table_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -25,23 +25,6 @@ if TYPE_CHECKING:
     from tests.live.runtime import Runtime
 
 pytestmark = [pytest.mark.live, pytest.mark.spark]
-
-
-def publish(runtime: Runtime, topic: str, numbers: range, batch: int = 1) -> list[Any]:
-    """Numbers as messages, ``batch`` to an entry; the ids where single."""
-    producer = runtime.client().create_producer(
-        topic,
-        batching_enabled=batch > 1,
-        batching_max_messages=max(batch, 2),
-        batching_max_publish_delay_ms=2000,
-        block_if_queue_full=True,
-    )
-    ids: list[Any] = []
-    for number in numbers:
-        producer.send_async(b"%d" % number, lambda _result, message_id: ids.append(message_id))
-    producer.flush()
-    producer.close()
-    return ids
 
 
 def source(spark: SparkSession, runtime: Runtime, topic: str, **options: Any) -> Any:
@@ -68,10 +51,10 @@ def drain(frame: DataFrame, checkpoint: Path) -> tuple[list[list[int]], Any]:
 
 def test_a_stream_goes_on_where_it_stopped(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
     topic = runtime.topic()
-    publish(runtime, topic, range(20))
+    publish_numbers(runtime, topic, range(20))
     frame = source(spark, runtime, topic, startingOffsets="earliest").load()
     assert drain(frame, tmp_path)[0] == [list(range(20))]
-    publish(runtime, topic, range(20, 50), batch=10)
+    publish_numbers(runtime, topic, range(20, 50), batch=10)
     assert drain(frame, tmp_path)[0] == [list(range(20, 50))]
     assert sum(map(len, drain(frame, tmp_path)[0])) == 0
 
@@ -80,7 +63,7 @@ def test_limits_hold_also_when_everything_available_is_wanted(
     runtime: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:
     topic = runtime.topic()
-    publish(runtime, topic, range(100), batch=10)
+    publish_numbers(runtime, topic, range(100), batch=10)
     frame = source(spark, runtime, topic, startingOffsets="earliest", maxRowsPerTrigger=25).load()
     batches, query = drain(frame, tmp_path)
     assert [len(batch) for batch in batches] == [20, 20, 20, 20, 20]
@@ -90,7 +73,7 @@ def test_limits_hold_also_when_everything_available_is_wanted(
 
 def test_bytes_limit_a_batch_too(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
     topic = runtime.topic()
-    publish(runtime, topic, range(30))
+    publish_numbers(runtime, topic, range(30))
     frame = source(spark, runtime, topic, startingOffsets="earliest", maxBytesPerTrigger=1000).load()
     batches, _ = drain(frame, tmp_path)
     assert len(batches) > 2
@@ -102,7 +85,7 @@ def test_a_start_at_a_message_begins_with_that_message(
     runtime: Runtime, spark: SparkSession, tmp_path: Path, batch: int
 ) -> None:
     topic = runtime.topic()
-    publish(runtime, topic, range(40), batch)
+    publish_numbers(runtime, topic, range(40), batch)
     everything = (
         spark.read.format("ledgerlake").option("service.url", runtime.service_url).option("topic", topic).load()
     )
@@ -113,7 +96,7 @@ def test_a_start_at_a_message_begins_with_that_message(
 
 def test_latest_takes_only_what_comes_after_the_start(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
     topic = runtime.topic()
-    publish(runtime, topic, range(10))
+    publish_numbers(runtime, topic, range(10))
     seen: list[int] = []
 
     def keep(batch: DataFrame, _number: int) -> None:
@@ -123,7 +106,7 @@ def test_latest_takes_only_what_comes_after_the_start(runtime: Runtime, spark: S
     query = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(tmp_path)).start()
     try:
         query.processAllAvailable()
-        publish(runtime, topic, range(10, 15))
+        publish_numbers(runtime, topic, range(10, 15))
         wait_until(lambda: len(seen) >= 5)
     finally:
         query.stop()
@@ -132,7 +115,7 @@ def test_latest_takes_only_what_comes_after_the_start(runtime: Runtime, spark: S
 
 def test_a_batch_read_is_bounded_on_both_sides(runtime: Runtime, spark: SparkSession) -> None:
     topic = runtime.topic()
-    ids = publish(runtime, topic, range(10))
+    ids = publish_numbers(runtime, topic, range(10))
     text = [f"{one.ledger_id()}:{one.entry_id()}" for one in ids]
     reader = spark.read.format("ledgerlake").option("service.url", runtime.service_url).option("topic", topic)
     frame = reader.option("startingOffsets", text[3]).option("endingOffsets", text[6]).load()
@@ -155,7 +138,7 @@ def test_an_idle_query_hardly_asks_the_broker(runtime: Runtime, spark: SparkSess
     import time
 
     topic = runtime.topic()
-    publish(runtime, topic, range(3))
+    publish_numbers(runtime, topic, range(3))
     frame = source(spark, runtime, topic, startingOffsets="earliest").load()
     query = frame.writeStream.format("noop").option("checkpointLocation", str(tmp_path)).start()
     try:
@@ -173,9 +156,9 @@ def test_the_pipeline_commits_each_batch_once_when_spark_repeats_it(
 ) -> None:
     topic = runtime.topic()
     data = runtime.config(tmp_path, topic)
-    publish(runtime, topic, range(50), batch=10)
+    publish_numbers(runtime, topic, range(50), batch=10)
     config = run_once(spark, data)
-    publish(runtime, topic, range(50, 80))
+    publish_numbers(runtime, topic, range(50, 80))
     with monkeypatch.context() as unrecorded:
         # A cursor passes what Spark has recorded, and what it has recorded is not repeated.
         unrecorded.setattr(DurableCursor, "advance", lambda _cursor, _position: None)
@@ -184,9 +167,9 @@ def test_the_pipeline_commits_each_batch_once_when_spark_repeats_it(
     last.unlink()
     for checksum in last.parent.glob(f".{last.name}.*"):
         checksum.unlink()
-    publish(runtime, topic, range(80, 90))
+    publish_numbers(runtime, topic, range(80, 90))
     run_once(spark, data)
-    assert [int(row["value"]) for row in table_rows(spark, config.delta.path)] == list(range(90))
+    assert [int(row["value"]) for row in rows_by_spark(spark, config.delta.path)] == list(range(90))
     verdict = verify(config)
     assert (verdict.messages, verdict.clean) == (90, True)
 
@@ -196,13 +179,13 @@ def test_the_pipelines_state_has_no_more_partitions_than_the_topic(
     runtime: Runtime, spark: SparkSession, tmp_path: Path, partitions: int, state_partitions: int
 ) -> None:
     topic = runtime.topic(partitions)
-    publish(runtime, topic, range(20))
+    publish_numbers(runtime, topic, range(20))
     config = run_once(spark, runtime.config(tmp_path, topic))
     state = {one.name for one in (tmp_path / "checkpoint" / "state" / "0").iterdir() if one.name.isdigit()}
     assert state == {str(number) for number in range(state_partitions)}
-    publish(runtime, topic, range(20))
+    publish_numbers(runtime, topic, range(20))
     run_once(spark, runtime.config(tmp_path, topic))
-    assert len(table_rows(spark, config.delta.path)) == 40
+    assert len(rows_by_spark(spark, config.delta.path)) == 40
 
 
 def test_a_new_checkpoint_is_a_new_query_and_not_a_silent_skip(
@@ -210,12 +193,12 @@ def test_a_new_checkpoint_is_a_new_query_and_not_a_silent_skip(
 ) -> None:
     topic = runtime.topic()
     data = runtime.config(tmp_path, topic)
-    publish(runtime, topic, range(10))
+    publish_numbers(runtime, topic, range(10))
     config = run_once(spark, data)
     shutil.rmtree(tmp_path / "checkpoint")
     forget(config)
     run_once(spark, data)
-    assert len(table_rows(spark, config.delta.path)) == 20
+    assert len(rows_by_spark(spark, config.delta.path)) == 20
     assert verify(config).duplicate == 10
 
 
@@ -224,16 +207,16 @@ def test_a_lost_checkpoint_asks_for_a_choice_and_the_cursor_is_one(
 ) -> None:
     topic = runtime.topic()
     data = runtime.config(tmp_path, topic, name="lost")
-    publish(runtime, topic, range(10))
+    publish_numbers(runtime, topic, range(10))
     config = run_once(spark, data)
-    publish(runtime, topic, range(10, 15))
+    publish_numbers(runtime, topic, range(10, 15))
     shutil.rmtree(tmp_path / "checkpoint")
     with pytest.raises(SetupError, match=r"no checkpoint at .* table at .* knows the stream lost; restore .* or set"):
         run_once(spark, data)
     data["source"]["starting"] = "cursor"
     run_once(spark, data)
-    assert [int(row["value"]) for row in table_rows(spark, config.delta.path)] == list(range(15))
-    publish(runtime, topic, range(15, 16))
+    assert [int(row["value"]) for row in rows_by_spark(spark, config.delta.path)] == list(range(15))
+    publish_numbers(runtime, topic, range(15, 16))
     run_once(spark, data)
     assert verify(config).messages == 16
     assert runtime.subscriptions(topic) == {"ledgerlake-lost": 0}
@@ -241,7 +224,7 @@ def test_a_lost_checkpoint_asks_for_a_choice_and_the_cursor_is_one(
 
 def test_a_start_that_fails_leaves_nothing_on_the_broker(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
     topic = runtime.topic()
-    publish(runtime, topic, range(10))
+    publish_numbers(runtime, topic, range(10))
     data = runtime.config(tmp_path, topic, name="failed")
     data["stream"]["checkpoint"] = "/proc/nowhere"
     with pytest.raises(SetupError, match="the checkpoint folder /proc/nowhere cannot be written"):
@@ -251,16 +234,16 @@ def test_a_start_that_fails_leaves_nothing_on_the_broker(runtime: Runtime, spark
 
 def test_the_bare_source_goes_on_from_its_subscription(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
     topic = runtime.topic()
-    publish(runtime, topic, range(10))
+    publish_numbers(runtime, topic, range(10))
     options = {"startingOffsets": "cursor", "subscription": "pin"}
     assert drain(source(spark, runtime, topic, **options).load(), tmp_path / "a")[0] == [[*range(10)]]
-    publish(runtime, topic, range(10, 12))
+    publish_numbers(runtime, topic, range(10, 12))
     assert drain(source(spark, runtime, topic, **options).load(), tmp_path / "b")[0] == [[10, 11]]
 
 
 def test_verify_sees_what_is_missing_and_what_is_doubled(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
     topic = runtime.topic()
-    publish(runtime, topic, range(30), batch=10)
+    publish_numbers(runtime, topic, range(30), batch=10)
     config = run_once(spark, runtime.config(tmp_path, topic))
     table = DeltaTable(config.delta.path)
     rows = spark.read.format("delta").load(config.delta.path)
@@ -277,10 +260,10 @@ def test_the_cursor_shows_the_backlog_and_goes_when_it_is_forgotten(
     runtime: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:
     topic = runtime.topic()
-    publish(runtime, topic, range(10))
+    publish_numbers(runtime, topic, range(10))
     data = runtime.config(tmp_path, topic, name="backlog")
     config = run_once(spark, data)
-    publish(runtime, topic, range(10, 14))
+    publish_numbers(runtime, topic, range(10, 14))
     assert runtime.subscriptions(topic) == {"ledgerlake-backlog": 4}
     assert [one.messages for one in find_lags(config)] == [4]
     run_once(spark, data)
@@ -297,7 +280,7 @@ def test_the_bare_source_leaves_a_cursor_only_where_it_was_asked_to(
     runtime: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:
     topic = runtime.topic()
-    publish(runtime, topic, range(10))
+    publish_numbers(runtime, topic, range(10))
     frame = source(spark, runtime, topic, startingOffsets="earliest").load()
     drain(frame, tmp_path / "a")
     assert runtime.subscriptions(topic) == {}
@@ -310,7 +293,7 @@ def test_the_python_entry_points_stream_messages_and_rejects(
     runtime: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:
     topic = runtime.topic()
-    publish(runtime, topic, range(10))
+    publish_numbers(runtime, topic, range(10))
     config = parse_config(runtime.config(tmp_path, topic))
     assert drain(messages(spark, config), tmp_path / "m")[0] == [list(range(10))]
     assert sum(map(len, drain(rejects(spark, config), tmp_path / "r")[0])) == 0
@@ -363,11 +346,11 @@ def test_a_table_whose_making_was_interrupted_is_made_after_all(
     runtime: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:
     topic = runtime.topic()
-    publish(runtime, topic, range(5))
+    publish_numbers(runtime, topic, range(5))
     (tmp_path / "messages" / "_delta_log").mkdir(parents=True)
     (tmp_path / "messages" / "_delta_log" / ".00000000000000000000.json.x.tmp").write_text("")
     config = run_once(spark, runtime.config(tmp_path, topic))
-    assert len(table_rows(spark, config.delta.path)) == 5
+    assert len(rows_by_spark(spark, config.delta.path)) == 5
 
 
 def test_a_table_path_that_cannot_be_written_is_one_sentence(
@@ -399,7 +382,7 @@ def test_stored_entries_decode_later_to_the_same_messages(
     from ledgerlake.decode.as_udf import decode_messages
 
     topic = runtime.topic(partitions=2)
-    publish(runtime, topic, range(200), batch=20)
+    publish_numbers(runtime, topic, range(200), batch=20)
     reader = spark.read.format("ledgerlake").option("service.url", runtime.service_url).option("topic", topic)
     reader.option("view", "entries").load().write.parquet(str(tmp_path / "entries"))
     later = decode_messages(spark.read.parquet(str(tmp_path / "entries")))

@@ -23,9 +23,8 @@ from pyspark.errors import PySparkException
 from ledgerlake.client.producer import NumberedEntry, NumberedProducer
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_entry
+from tests.live.pipelines import config_file, ledgerlake, run_once
 from tests.live.runtime import Runtime, start_runtime, wait_for_commits
-from tests.live.test_cli import config_file, ledgerlake
-from tests.live.test_columns import run_once
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,10 +16,8 @@ from deltalake.exceptions import TableNotFoundError
 
 from ledgerlake.client.topics import TopicSelection, full_pattern
 from ledgerlake.errors import DataLossError, TopicNotFoundError
+from tests.live.pipelines import config_file, ledgerlake, rejects_rows, run_once
 from tests.live.runtime import wait_until
-from tests.live.test_cli import config_file, ledgerlake
-from tests.live.test_columns import run_once
-from tests.live.test_large import rejects_rows
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,142 @@
+"""What live tests share: pipelines that run once, messages to read, and what stands in the tables."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from deltalake import DeltaTable
+
+from ledgerlake.api import run
+from ledgerlake.client.producer import EntryProducer
+from ledgerlake.inspect.verify import verify
+from ledgerlake.options.config import parse_config
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire.entry import encode_entry
+from tests.live.runtime import to_toml, wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from tests.live.runtime import Runtime
+
+
+def publish_numbers(runtime: Runtime, topic: str, numbers: range, batch: int = 1) -> list[Any]:
+    """Numbers as messages, ``batch`` to an entry; the ids where single."""
+    producer = runtime.client().create_producer(
+        topic,
+        batching_enabled=batch > 1,
+        batching_max_messages=max(batch, 2),
+        batching_max_publish_delay_ms=2000,
+        block_if_queue_full=True,
+    )
+    ids: list[Any] = []
+    for number in numbers:
+        producer.send_async(b"%d" % number, lambda _result, message_id: ids.append(message_id))
+    producer.flush()
+    producer.close()
+    return ids
+
+
+def run_once(spark: SparkSession, data: dict[str, Any]) -> Any:
+    config = parse_config(data)
+    pipeline = run(spark, config, once=True)
+    try:
+        pipeline.wait()
+    finally:
+        pipeline.close()
+    return config
+
+
+def rows_by_spark(spark: SparkSession, path: str) -> list[dict[str, Any]]:
+    table = spark.read.format("delta").load(path).orderBy("partition", "ledger_id", "entry_id", "batch_index")
+    return [row.asDict() for row in table.collect()]
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def publish_delayed(runtime: Runtime, topic: str, messages: list[tuple[bytes, int | None]], **options: Any) -> None:
+    """Values with the time at which each is to be delivered, or None."""
+    producer = runtime.client().create_producer(topic, block_if_queue_full=True, **options)
+    for value, deliver_ms in messages:
+        producer.send_async(value, lambda *_: None, deliver_at=deliver_ms)
+    producer.flush()
+    producer.close()
+
+
+def wait_for_rows(folder: Path, count: int) -> None:
+    table = str(folder / "messages")
+    wait_until(lambda: DeltaTable(table).to_pyarrow_table(columns=["ledger_id"]).num_rows >= count)
+
+
+def small_buckets(runtime: Runtime, folder: Path, topic: str, **delay: Any) -> dict[str, Any]:
+    """A pipeline whose buckets are so small that few messages make many."""
+    data = runtime.config(folder, topic)
+    data["delay"] = {"min_indexes_per_bucket": 20, "max_indexes_per_segment": 7, "max_buckets": 3, **delay}
+    return data
+
+
+def run_and_verify(spark: SparkSession, data: dict[str, Any]) -> Any:
+    """Run until everything that is there is done; the verdict."""
+    return verify(run_once(spark, data))
+
+
+def ledgerlake(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ledgerlake.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+def config_file(folder: Path, data: dict[str, Any]) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "pipeline.toml").write_text(to_toml(data))
+    return str(folder / "pipeline.toml")
+
+
+def sentence(result: subprocess.CompletedProcess[str], code: int) -> str:
+    """The one line of an error; what Spark itself prints at its start does not count."""
+    lines = [line for line in result.stderr.splitlines() if line.startswith("ledgerlake: ")]
+    assert result.returncode == code, result.stderr
+    assert len(lines) == 1
+    assert "Traceback" not in result.stderr
+    return lines[0]
+
+
+def publish_entries(runtime: Runtime, topic: str, entries: list[bytes]) -> None:
+    cluster = runtime.cluster()
+    producer = EntryProducer(cluster, topic)
+    for entry in entries:
+        producer.send(entry)
+    producer.close()
+    cluster.close()
+
+
+def table_rows(folder: Path) -> list[dict[str, Any]]:
+    rows = DeltaTable(str(folder / "messages")).to_pyarrow_table().to_pylist()
+    return sorted(rows, key=lambda row: (row["ledger_id"], row["entry_id"], row["batch_index"]))
+
+
+def rejects_rows(folder: Path) -> list[dict[str, Any]]:
+    return DeltaTable(str(folder / "rejects")).to_pyarrow_table().to_pylist()
+
+
+def small(value: bytes) -> bytes:
+    return encode_entry(pb.MessageMetadata(producer_name="s", sequence_id=0, publish_time=1), value)
+
+
+def backlog(runtime: Runtime, topic: str) -> int:
+    """Entries that the pipeline's cursor still pins."""
+    stats = runtime.admin("GET", topic, "/stats?getPreciseBacklog=true")["subscriptions"]
+    return int(next(one["msgBacklog"] for name, one in stats.items() if name.startswith("ledgerlake-test")))
