@@ -17,7 +17,7 @@ FIRST ?= 1
 KILLS ?= 200
 STOPS ?= 50
 
-.PHONY: constraints help setup demo test test-all test-fast test-campaign campaign fuzz simulate simulate-faults bench check proto wheel clean
+.PHONY: constraints help setup demo test test-all test-fast test-campaign campaign fuzz simulate simulate-faults bench check proto reference wheel clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -77,6 +77,9 @@ check: setup ## style, types, walls between rooms, generated code, duplicates of
 
 constraints: ## the versions that are installed now become those that CI installs
 	{ sed -n '/^#/p' constraints.txt; $(BIN)/python -m pip freeze --exclude-editable; } > constraints.new && mv constraints.new constraints.txt
+
+reference: setup ## docs/options.md anew, from the declarations of the options
+	$(BIN)/python -m ledgerlake.options.reference > docs/options.md
 
 proto: setup ## write the generated protocol code anew
 	sh tools/make_proto.sh $(BIN)

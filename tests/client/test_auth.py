@@ -87,7 +87,7 @@ def test_no_repr_shows_a_secret() -> None:
     data = {"source": {"service_url": "pulsar://h", "topics": ["t"]}, "stream": {"name": "n"}, "delta": {"path": "p"}}
     config = parse_config({**data, "auth": {"method": "token", "token": "hidden"}})
     assert "hidden" not in repr(parsed_options) + repr(config)
-    assert config.parsed_options().client.authentication.data() == b"hidden"
+    assert config.source.client.authentication.data() == b"hidden"
 
 
 def token(claims: dict[str, Any]) -> Authentication:

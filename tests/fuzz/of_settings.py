@@ -11,16 +11,10 @@ from ledgerlake.client.topics import TopicSelection, full_name, full_pattern, jo
 from ledgerlake.client.transport import parse_service_url
 from ledgerlake.delay.cancels import parse_cancel
 from ledgerlake.errors import OffsetError, UsageError
-from ledgerlake.options.config import Config, parse_trigger, read_config
-from ledgerlake.options.source_options import (
-    duration_ms,
-    parse_bound,
-    parse_end,
-    parse_index,
-    parse_options,
-    parse_start,
-    parse_time_ms,
-)
+from ledgerlake.options.bounds import parse_bound, parse_end, parse_index, parse_start, parse_time_ms
+from ledgerlake.options.config import Config, read_config
+from ledgerlake.options.kinds import duration_ms
+from ledgerlake.options.source_options import parse_options
 from ledgerlake.wire.message_id import Position
 from tests.fuzz import mutate
 from tests.fuzz.engine import Target
@@ -138,6 +132,7 @@ def _judge_configuration(data: bytes) -> int:
     config = read_config(data, "fuzz.toml")
     assert isinstance(config, Config)
     config.delay_options, config.chunks.limits, config.subscription, config.outbox_path  # noqa: B018
+    assert parse_options(config.source_options()) == config.source
     return 1
 
 
@@ -177,7 +172,6 @@ def _judge_bound(data: bytes) -> int:
         lambda: parse_time_ms(text, "there"),
         lambda: parse_index(text, "there"),
         lambda: duration_ms("there", text),
-        lambda: parse_trigger(text),
     ]
     refused = [error for read in readers if (error := _refusal(read)) is not None]
     if len(refused) == len(readers):

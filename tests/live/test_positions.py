@@ -16,8 +16,8 @@ import pytest
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.inspect.lag import find_lags
+from ledgerlake.options.bounds import AtIndex, AtTime
 from ledgerlake.options.config import parse_config
-from ledgerlake.options.source_options import AtIndex, AtTime
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source import bounds
 from ledgerlake.source.bounds import resolve_end, resolve_start

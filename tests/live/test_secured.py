@@ -159,7 +159,7 @@ def test_secrets_are_in_no_plan_progress_offset_or_log(secured: Runtime, spark: 
     query = stream.writeStream.format("memory").queryName("secrets").trigger(availableNow=True).start()
     query.awaitTermination()
     shown = [str(stream._jdf.queryExecution()), str(query.lastProgress), repr(parse_config(data))]
-    shown += [str(query._jsq.explainInternal(True)), repr(parse_config(data).parsed_options())]
+    shown += [str(query._jsq.explainInternal(True)), repr(parse_config(data).source)]
     assert [one for one in shown if secret in one] == []
     files = [one for one in tmp_path.rglob("*") if one.is_file()]
     assert len(files) > 5

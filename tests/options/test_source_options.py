@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ledgerlake.errors import UsageError
-from ledgerlake.options.source_options import AtIndex, AtTime, Before, Bound, parse_options
+from ledgerlake.options.bounds import AtIndex, AtTime, Before, Bound
+from ledgerlake.options.source_options import parse_options
 from ledgerlake.wire.message_id import MessageId
 
 MINIMUM = {"service.url": "pulsar://h:1", "topic": "t"}
@@ -23,13 +24,13 @@ def refusal(**options: Any) -> str:
 def test_the_least_that_is_needed() -> None:
     options = parse_options(MINIMUM)
     assert (options.client.service_url, options.topics.names) == ("pulsar://h:1", ("persistent://public/default/t",))
-    assert (options.view, options.max_rows, options.subscription) == ("messages", None, None)
+    assert (options.view, options.max_rows_per_trigger, options.subscription) == ("messages", None, None)
 
 
 def test_names_are_case_insensitive() -> None:
     options = parse_options({"SERVICE.URL": "pulsar://h:1", "TOPICS": "a, b,a", "MAXROWSPERTRIGGER": "5"})
     assert options.topics.names == ("persistent://public/default/a", "persistent://public/default/b")
-    assert options.max_rows == 5
+    assert options.max_rows_per_trigger == 5
 
 
 def test_an_unknown_option_names_the_nearest() -> None:

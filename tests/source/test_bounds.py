@@ -10,7 +10,8 @@ import pytest
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.errors import SetupError, UsageError
-from ledgerlake.options.source_options import After, AtIndex, AtTime, Before, Bound, parse_options
+from ledgerlake.options.bounds import After, AtIndex, AtTime, Before, Bound
+from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.bounds import Ending, matching_partitions, resolve_end, resolve_start, tail_once
 from ledgerlake.source.planning import entry_range

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
-from ledgerlake.options.source_options import AtTime
+from ledgerlake.options.bounds import AtTime
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.bounds import resolve_start
 from ledgerlake.source.search import Probe, StampedEntry, first_since, first_with_index

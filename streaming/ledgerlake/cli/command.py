@@ -54,7 +54,5 @@ def client_settings(options: argparse.Namespace) -> ClientSettings:
     from ledgerlake.client.cluster import ClientSettings
     from ledgerlake.options.config import load_config
 
-    settings = (
-        load_config(options.config).parsed_options().client if options.config else ClientSettings(options.service_url)
-    )
+    settings = load_config(options.config).source.client if options.config else ClientSettings(options.service_url)
     return replace(settings, give_up_after_s=_GIVE_UP_AFTER_S)

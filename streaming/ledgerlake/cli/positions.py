@@ -36,7 +36,7 @@ def add(commands: Commands) -> None:
 def _positions(options: argparse.Namespace) -> int:
     from ledgerlake.inspect.peek import entry_line
     from ledgerlake.inspect.positions import find_places
-    from ledgerlake.options.source_options import AtIndex, AtTime, Bound, parse_index, parse_time_ms
+    from ledgerlake.options.bounds import AtIndex, AtTime, Bound, parse_index, parse_time_ms
     from ledgerlake.wire.message_id import parse_message_id
 
     if options.at is not None:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import Cluster
-from ledgerlake.options.source_options import parse_start
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.source.bounds import entry_from, resolve_start, tail_once
 from ledgerlake.source.loss import is_another_topic
@@ -52,14 +51,13 @@ def find_lags(config: Config) -> list[Lag]:
     Raises:
         BrokerError, TransportError, ProtocolError: the topics cannot be read.
     """
-    options = config.parsed_options()
+    options = config.source
     cluster = Cluster(options.client)
     try:
         checkpoint = Checkpoint(config.stream.checkpoint)
         taken = checkpoint.committed_offset() or checkpoint.start() or {}
-        bound = parse_start(config.source.starting, "[source] starting")
         return [
-            _lag(cluster, name, taken[name] if name in taken else resolve_start(cluster, name, bound))
+            _lag(cluster, name, taken[name] if name in taken else resolve_start(cluster, name, config.starting))
             for name in cluster.all_partitions(options.topics)
         ]
     finally:

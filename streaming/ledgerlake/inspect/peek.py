@@ -9,7 +9,7 @@ from ledgerlake.client.reader import EntryReader
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.entries import entry_rows
 from ledgerlake.decode.messages import TopicPartition
-from ledgerlake.options.source_options import parse_start
+from ledgerlake.options.bounds import parse_start
 from ledgerlake.source.bounds import end_position, matching_partitions, resolve_start
 from ledgerlake.source.positions import next_until
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ledgerlake.client.cluster import ClientSettings
-    from ledgerlake.options.source_options import Bound
+    from ledgerlake.options.bounds import Bound
 
 # How many entries are shown from the position on.
 _SHOWN = 2

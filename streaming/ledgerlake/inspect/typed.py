@@ -37,7 +37,7 @@ def typed(rows: DataFrame, config: Config, *, keep_bytes: bool = False) -> DataF
         SetupError: no column can hold their values; says what is in the way.
         BrokerError, TransportError: the broker cannot be asked.
     """
-    options = config.parsed_options()
+    options = config.source
     reader = find_value_schema(options)
     columns = typed_columns(to_arrow_schema(rows.schema, timezone="UTC"), reader)
     return rows.mapInArrow(

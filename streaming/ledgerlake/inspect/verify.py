@@ -117,7 +117,7 @@ def verify(config: Config) -> Verdict:
         TableError: a table cannot be read.
         BrokerError, TransportError: the topic cannot be read.
     """
-    options = config.parsed_options()
+    options = config.source
     cluster = Cluster(options.client)
     try:
         start, end = _committed_range(config.stream.checkpoint, cluster, options.topics)

@@ -1,18 +1,7 @@
 """The configuration file: TOML, checked whole before Spark starts; an unknown key names the nearest known one.
 
-[source]   service_url, topics or topics_pattern; starting, ending, read_compacted, payload_to_message_id_converter,
-           message_payload_processor, crypto_key_folder, crypto_key_reader, crypto_failure_action, fail_on_data_loss,
-           require_broker_metadata, max_rows_per_trigger, max_bytes_per_trigger, min_rows_per_trigger, max_trigger_delay,
-           min_partitions, retry_timeout_s
-[auth]     method; token, user, password, issuer_url, private_key, audience, scope
-[tls]      ca_file, cert_file, key_file, checks_hostname, proxy_url
-[stream]   name; trigger, checkpoint
-[delta]    path; rejects_path, writer
-[chunks]   max_pending, max_pending_bytes, max_message_bytes, expire_after
-[delay]    enabled, storage, payloads, min_indexes_per_bucket, ledger_step_per_bucket, time_step_per_segment,
-           max_indexes_per_segment, max_buckets
-[deliver]  topic; starting
-[metrics]  port
+Each section is a dataclass here, except ``[source]`` and ``[tls]``, which are options of the source too. ``docs/options.md`` lists
+all keys.
 """
 
 from __future__ import annotations
@@ -21,16 +10,19 @@ import json
 import os
 import re
 import sys
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ledgerlake.assembly.rules import Limits
-from ledgerlake.client.topics import TopicSelection, full_name, full_pattern
+from ledgerlake.client.topics import full_name
 from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.errors import UsageError
+from ledgerlake.options.bounds import Bound, parse_end, parse_start
+from ledgerlake.options.declared import from_toml, nearest, option, to_spark, toml_values
 from ledgerlake.options.delay_options import DelayOptions
-from ledgerlake.options.source_options import SourceOptions, duration_ms, nearest, parse_end, parse_options, parse_start
+from ledgerlake.options.kinds import COUNT, DURATION, FLAG, PATH, TEXT, URL, choice
+from ledgerlake.options.source_options import SourceOptions
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,55 +31,33 @@ else:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
-_SECTIONS = ("source", "auth", "tls", "stream", "delta", "chunks", "delay", "deliver", "metrics")
+SECTIONS = ("source", "auth", "tls", "stream", "delta", "chunks", "delay", "deliver", "metrics")
 
 # Arrow and Parquet count the bytes of a value with 31 bits.
 _MOST_MESSAGE_BYTES = 2**31 - 1024
 
-Section = TypeVar("Section")
+_HOUR_MS = 60 * 60 * 1000
 
 
-@dataclass(frozen=True)
-class SourceConfig:
-    """``[source]``: which topics, from where on and up to where; ``latest`` is no end."""
-
-    service_url: str
-    topics: tuple[str, ...] = ()
-    topics_pattern: str | None = None
-    starting: str = "earliest"
-    ending: str = "latest"
-    read_compacted: bool = False
-    fail_on_data_loss: bool = True
-    payload_to_message_id_converter: str | None = None
-    message_payload_processor: str | None = None
-    crypto_key_folder: str | None = None
-    crypto_key_reader: str | None = None
-    crypto_failure_action: str = "reject"
-    require_broker_metadata: bool = False
-    max_rows_per_trigger: int | None = None
-    max_bytes_per_trigger: int | None = None
-    min_rows_per_trigger: int | None = None
-    max_trigger_delay: str = "15 minutes"
-    min_partitions: int | None = None
-    retry_timeout_s: int = 120
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AuthConfig:
-    """``[auth]``: who we are to the broker.
+    """``[auth]``: the identity that the broker sees. A secret is given as it is, as ``file:PATH`` or as ``env:NAME``."""
 
-    ``method`` is ``token``, ``basic``, ``oauth2`` or ``tls`` (the certificate of ``[tls]``). Secrets are given as they are, as
-    ``file:PATH`` or ``env:NAME``; ``private_key`` is OAuth2's file of client id and secret.
-    """
-
-    method: str
-    token: str = field(default="", repr=False)
-    user: str = ""
-    password: str = field(default="", repr=False)
-    issuer_url: str = ""
-    private_key: str = field(default="", repr=False)
-    audience: str = ""
-    scope: str = ""
+    method: str = option(
+        TEXT,
+        MISSING,
+        "`token`, `basic`, `oauth2`, or `tls` for the certificate of `[tls]`.",
+        toml="auth.method",
+    )
+    token: str = option(TEXT, "", "The token.", toml="auth.token", is_secret=True)
+    user: str = option(TEXT, "", "The user of `basic`.", toml="auth.user")
+    password: str = option(TEXT, "", "The password of `basic`.", toml="auth.password", is_secret=True)
+    issuer_url: str = option(URL, "", "The issuer of OAuth2's tokens.", toml="auth.issuer_url")
+    private_key: str = option(
+        PATH, "", "OAuth2's file of client id and secret.", toml="auth.private_key", is_secret=True
+    )
+    audience: str = option(TEXT, "", "OAuth2's audience.", toml="auth.audience")
+    scope: str = option(TEXT, "", "OAuth2's scope.", toml="auth.scope")
 
     @property
     def parameters(self) -> str:
@@ -98,81 +68,127 @@ class AuthConfig:
         return f"secret:{self.user}:{self.password}" if self.method == "basic" else f"secret:{self.token}"
 
 
-@dataclass(frozen=True)
-class TlsConfig:
-    """``[tls]``: whom we trust, and our own certificate, as paths of PEM files; a proxy that goes by the name in TLS."""
-
-    ca_file: str | None = None
-    cert_file: str | None = None
-    key_file: str | None = None
-    checks_hostname: bool = True
-    proxy_url: str | None = None
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StreamConfig:
-    """``[stream]``: the query's identity and rhythm."""
+    """``[stream]``: the name of the query, its trigger and its checkpoint."""
 
-    name: str
-    trigger: str = "1 second"
-    checkpoint: str = ""
+    name: str = option(
+        TEXT, MISSING, "The name of the stream: letters, digits, dot, dash and underscore.", toml="stream.name"
+    )
+    trigger_ms: int = option(
+        DURATION, 1000, "The time between two micro-batches.", toml="stream.trigger", shown_default="`1 second`"
+    )
+    checkpoint: str = option(
+        PATH, "", "The folder of the checkpoint.", toml="stream.checkpoint", shown_default="`checkpoints/NAME`"
+    )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DeltaConfig:
-    """``[delta]``: where the tables are.
+    """``[delta]``: where the tables are, and what commits to them."""
 
-    ``writer``: ``arrow`` appends the files that tasks write, ``spark`` has delta-spark write them again, and ``auto`` does that
-    where a table has features that the first cannot honour.
-    """
+    path: str = option(PATH, MISSING, "The folder of the table of messages.", toml="delta.path")
+    rejects_path: str = option(
+        PATH, "", "The folder of the table of rejects.", toml="delta.rejects_path", shown_default="`PATH_rejects`"
+    )
+    writer: str = option(
+        choice("auto", "arrow", "spark"),
+        "auto",
+        "`arrow` appends the files that tasks write. `spark` has delta-spark write them again. `auto` does that only if the "
+        "table has features that `arrow` cannot honour.",
+        toml="delta.writer",
+    )
 
-    path: str
-    rejects_path: str = ""
-    writer: str = "auto"
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ChunksConfig:
-    """``[chunks]``: how many large messages may be open on a topic partition, how large, and for how long."""
+    """``[chunks]``: how many large messages may be incomplete on a topic partition, how large, and for how long."""
 
-    max_pending: int = Limits.max_pending
-    max_pending_bytes: int = Limits.max_pending_bytes
-    max_message_bytes: int = Limits.max_message_bytes
-    expire_after: str = "1 hour"
+    max_pending: int = option(
+        COUNT, Limits.max_pending, "The most incomplete messages of a topic partition.", toml="chunks.max_pending"
+    )
+    max_pending_bytes: int = option(
+        COUNT, Limits.max_pending_bytes, "The most bytes of them.", toml="chunks.max_pending_bytes"
+    )
+    max_message_bytes: int = option(
+        COUNT, Limits.max_message_bytes, "The most bytes of a message.", toml="chunks.max_message_bytes"
+    )
+    expire_after_ms: int = option(
+        DURATION,
+        _HOUR_MS,
+        "How long a message may stay incomplete.",
+        toml="chunks.expire_after",
+        shown_default="`1 hour`",
+    )
 
     @property
     def limits(self) -> Limits:
+        """The same for the assembly."""
         return Limits(
             max_pending=self.max_pending,
             max_pending_bytes=self.max_pending_bytes,
             max_message_bytes=self.max_message_bytes,
-            expire_after_ms=duration_ms("[chunks] expire_after", self.expire_after),
+            expire_after_ms=self.expire_after_ms,
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DelayConfig:
-    """``[delay]``: how delayed messages wait.
+    """``[delay]``: how delayed messages wait. The keys of the index are named as in the broker's configuration."""
 
-    ``storage`` is ``state`` (the query's state store) or a folder; ``payloads`` is ``kept``, or ``reread`` where the topic
-    holds every message for longer than it is delayed. The rest is about the index, named as in the broker's configuration.
-    """
-
-    enabled: bool = True
-    storage: str = "state"
-    payloads: str = "kept"
-    min_indexes_per_bucket: int = DelaySettings.min_indexes_per_bucket
-    ledger_step_per_bucket: int = DelaySettings.ledger_step_per_bucket
-    time_step_per_segment: str = "5 minutes"
-    max_indexes_per_segment: int = DelaySettings.max_indexes_per_segment
-    max_buckets: int = DelaySettings.max_buckets
+    enabled: bool = option(FLAG, True, "Hold delayed messages back. `false` writes them at once.", toml="delay.enabled")
+    storage: str = option(
+        PATH,
+        "state",
+        "`state` for the query's state store, or a folder for the buckets of the index.",
+        toml="delay.storage",
+    )
+    payloads: str = option(
+        choice("kept", "reread"),
+        "kept",
+        "`reread` keeps positions only, and reads due messages from the topic again. The topic has to hold every message for "
+        "longer than its delay.",
+        toml="delay.payloads",
+    )
+    min_indexes_per_bucket: int = option(
+        COUNT,
+        DelaySettings.min_indexes_per_bucket,
+        "The fewest messages of a bucket.",
+        toml="delay.min_indexes_per_bucket",
+    )
+    ledger_step_per_bucket: int = option(
+        COUNT,
+        DelaySettings.ledger_step_per_bucket,
+        "The most ledgers of a bucket.",
+        toml="delay.ledger_step_per_bucket",
+    )
+    time_step_per_segment_ms: int = option(
+        DURATION,
+        5 * 60 * 1000,
+        "The most time between the first and the last message of a segment.",
+        toml="delay.time_step_per_segment",
+        shown_default="`5 minutes`",
+    )
+    max_indexes_per_segment: int = option(
+        COUNT,
+        DelaySettings.max_indexes_per_segment,
+        "The most messages of a segment.",
+        toml="delay.max_indexes_per_segment",
+    )
+    max_buckets: int = option(
+        COUNT,
+        DelaySettings.max_buckets,
+        "The most buckets of a topic partition; if there are more, they are merged.",
+        toml="delay.max_buckets",
+    )
 
     @property
     def options(self) -> DelayOptions:
+        """The same for the tasks."""
         settings = DelaySettings(
             self.min_indexes_per_bucket,
             self.ledger_step_per_bucket,
-            duration_ms("[delay] time_step_per_segment", self.time_step_per_segment),
+            self.time_step_per_segment_ms,
             self.max_indexes_per_segment,
             self.max_buckets,
         )
@@ -180,46 +196,52 @@ class DelayConfig:
         return DelayOptions(self.enabled, folder, self.payloads == "reread", settings=settings)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DeliverConfig:
-    """``[deliver]``: a topic that gets due messages too, beside the table.
+    """``[deliver]``: a topic that gets due messages too, beside the table."""
 
-    ``starting``: ``earliest`` is everything that waits when the topic is first named, ``latest`` what is published from then
-    on.
+    topic: str = option(TEXT, MISSING, "The topic that gets due messages.", toml="deliver.topic")
+    starting: str = option(
+        choice("earliest", "latest"),
+        "earliest",
+        "`earliest` sends all messages that wait when the topic is first named, `latest` those published from then on.",
+        toml="deliver.starting",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsConfig:
+    """``[metrics]``: the port for Prometheus, see ``pipeline.metrics``."""
+
+    port: int = option(COUNT, 9464, "The port on which Prometheus finds metrics.", toml="metrics.port")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A whole, checked configuration.
+
+    Args:
+        source: the read; without a start if ``starting`` is ``cursor``, which only the pipeline can resolve.
+        starting: where the stream's first run begins.
     """
 
-    topic: str
-    starting: str = "earliest"
-
-
-@dataclass(frozen=True)
-class MetricsConfig:
-    """``[metrics]``: where Prometheus finds them, see ``pipeline.metrics``."""
-
-    port: int = 9464
-
-
-@dataclass(frozen=True)
-class Config:
-    """A whole, checked configuration."""
-
-    source: SourceConfig
+    source: SourceOptions
+    starting: Bound
     stream: StreamConfig
     delta: DeltaConfig
-    chunks: ChunksConfig = ChunksConfig()
-    delay: DelayConfig = DelayConfig()
-    deliver: DeliverConfig | None = None
-    auth: AuthConfig | None = None
-    tls: TlsConfig = TlsConfig()
-    metrics: MetricsConfig | None = None
+    chunks: ChunksConfig
+    delay: DelayConfig
+    deliver: DeliverConfig | None
+    metrics: MetricsConfig | None
 
     @property
     def delay_options(self) -> DelayOptions:
+        """How messages wait, and whether due messages are published."""
         return replace(self.delay.options, republish=self.deliver.starting if self.deliver else None)
 
     @property
     def outbox_path(self) -> str | None:
-        """Where due messages wait for their topic."""
+        """The folder where due messages wait to be sent to their topic."""
         return f"{self.stream.checkpoint}/ledgerlake/outbox" if self.deliver else None
 
     @property
@@ -228,40 +250,8 @@ class Config:
         return f"ledgerlake-{self.stream.name}"
 
     def source_options(self) -> dict[str, str]:
-        """The options of the bare source that say the same."""
-        source = self.source
-        given = {
-            "service.url": source.service_url,
-            "topics": ",".join(source.topics) or None,
-            "topicsPattern": source.topics_pattern,
-            "startingOffsets": source.starting if source.starting.strip().lower() != "cursor" else None,
-            "endingOffsets": source.ending,
-            "readCompacted": str(source.read_compacted).lower(),
-            "failOnDataLoss": str(source.fail_on_data_loss).lower(),
-            "payloadToMessageIdConverter": source.payload_to_message_id_converter,
-            "messagePayloadProcessor": source.message_payload_processor,
-            "cryptoKeyFolder": source.crypto_key_folder,
-            "cryptoKeyReader": source.crypto_key_reader,
-            "cryptoFailureAction": source.crypto_failure_action,
-            "requireBrokerMetadata": str(source.require_broker_metadata).lower(),
-            "maxRowsPerTrigger": source.max_rows_per_trigger,
-            "maxBytesPerTrigger": source.max_bytes_per_trigger,
-            "minRowsPerTrigger": source.min_rows_per_trigger,
-            "maxTriggerDelay": source.max_trigger_delay,
-            "minPartitions": source.min_partitions,
-            "retryTimeoutMs": source.retry_timeout_s * 1000,
-            "pulsar.client.authPluginClassName": self.auth.method if self.auth else None,
-            "pulsar.client.authParams": self.auth.parameters if self.auth else None,
-            "pulsar.client.tlsTrustCertsFilePath": self.tls.ca_file,
-            "pulsar.client.tlsCertificateFilePath": self.tls.cert_file,
-            "pulsar.client.tlsKeyFilePath": self.tls.key_file,
-            "pulsar.client.proxyServiceUrl": self.tls.proxy_url,
-            "pulsar.client.tlsHostnameVerificationEnable": str(self.tls.checks_hostname).lower(),
-        }
-        return {name: str(value) for name, value in given.items() if value is not None}
-
-    def parsed_options(self) -> SourceOptions:
-        return parse_options(self.source_options())
+        """The read as Spark's options."""
+        return to_spark(self.source)
 
 
 def load_config(path: str | Path) -> Config:
@@ -305,55 +295,73 @@ def parse_config(data: dict[str, Any]) -> Config:
         UsageError: a key is unknown, missing, or has a value that it cannot have.
     """
     for name in data:
-        if name not in _SECTIONS:
-            raise UsageError(f"there is no section [{name}]{nearest(name, _SECTIONS)}")
-    source = _section(SourceConfig, "source", data)
-    stream = _section(StreamConfig, "stream", data)
-    delta = _section(DeltaConfig, "delta", data)
-    chunks = _section(ChunksConfig, "chunks", data)
+        if name not in SECTIONS:
+            raise UsageError(f"there is no section [{name}]{nearest(name, SECTIONS)}")
+    source, starting = _source(data)
+    stream = _stream(data)
+    delta = from_toml(DeltaConfig, "delta", data)
+    delta = replace(delta, rejects_path=delta.rejects_path or delta.path.rstrip("/") + "_rejects")
+    delay = from_toml(DelayConfig, "delay", data)
+    _check_apart(stream, delta, delay)
+    return Config(
+        source=source,
+        starting=starting,
+        stream=stream,
+        delta=delta,
+        chunks=_chunks(data),
+        delay=delay,
+        deliver=_deliver(data, source, delay) if "deliver" in data else None,
+        metrics=_metrics(data) if "metrics" in data else None,
+    )
+
+
+def _source(data: dict[str, Any]) -> tuple[SourceOptions, Bound]:
+    """``[source]``, ``[auth]`` and ``[tls]``, and where the first run begins."""
+    values = toml_values(SourceOptions, "source", data) | toml_values(SourceOptions, "tls", data)
+    if bool(values.get("topic_names")) == bool(values.get("topics_pattern")):
+        raise UsageError("[source] needs topics or topics_pattern, and not both")
+    values["starting_offsets"] = values.get("starting_offsets", "earliest")
+    starting = parse_start(values["starting_offsets"], "[source] starting")
+    parse_end(values.get("ending_offsets", "latest"), "[source] ending")
+    if starting == "cursor":
+        del values["starting_offsets"]
+    if "auth" in data:
+        auth = from_toml(AuthConfig, "auth", data)
+        values |= {"auth_plugin": auth.method, "auth_params": auth.parameters}
+    return SourceOptions(**values), starting
+
+
+def _stream(data: dict[str, Any]) -> StreamConfig:
+    stream = from_toml(StreamConfig, "stream", data)
+    if not _NAME.fullmatch(stream.name):
+        raise UsageError(f"[stream] name '{stream.name}' may hold letters, digits, dot, dash and underscore only")
+    return replace(stream, checkpoint=stream.checkpoint or f"checkpoints/{stream.name}")
+
+
+def _chunks(data: dict[str, Any]) -> ChunksConfig:
+    chunks = from_toml(ChunksConfig, "chunks", data)
     if chunks.max_message_bytes > _MOST_MESSAGE_BYTES:
         raise UsageError(
             f"[chunks] max_message_bytes is more than {_MOST_MESSAGE_BYTES}, the most that a message can have"
         )
-    duration_ms("[chunks] expire_after", chunks.expire_after)
-    delay = _section(DelayConfig, "delay", data)
-    if delay.payloads not in ("kept", "reread"):
-        raise UsageError(f"[delay] payloads cannot be '{delay.payloads}'; it is kept or reread")
-    duration_ms("[delay] time_step_per_segment", delay.time_step_per_segment)
-    deliver = _section(DeliverConfig, "deliver", data) if "deliver" in data else None
-    if deliver is not None:
-        if deliver.starting not in ("earliest", "latest"):
-            raise UsageError(f"[deliver] starting cannot be '{deliver.starting}'; it is earliest or latest")
-        if not delay.enabled:
-            raise UsageError("[deliver] publishes what was held back, and [delay] enabled = false holds nothing back")
-        deliver = replace(deliver, topic=full_name(deliver.topic))
-        selection = (
-            TopicSelection(pattern=full_pattern(source.topics_pattern))
-            if source.topics_pattern
-            else TopicSelection(tuple(map(full_name, source.topics)))
-        )
-        if selection.includes(deliver.topic):
-            raise UsageError(f"[deliver] topic {deliver.topic} is one of those that are read; name another")
-    if bool(source.topics) == bool(source.topics_pattern):
-        raise UsageError("[source] needs topics or topics_pattern, and not both")
-    source = replace(source, topics=tuple(full_name(topic) for topic in source.topics))
-    parse_start(source.starting, "[source] starting")
-    parse_end(source.ending, "[source] ending")
-    if not _NAME.fullmatch(stream.name):
-        raise UsageError(f"[stream] name '{stream.name}' may hold letters, digits, dot, dash and underscore only")
-    parse_trigger(stream.trigger)
-    stream = replace(stream, checkpoint=stream.checkpoint or f"checkpoints/{stream.name}")
-    delta = replace(delta, rejects_path=delta.rejects_path or delta.path.rstrip("/") + "_rejects")
-    if delta.writer not in ("auto", "arrow", "spark"):
-        raise UsageError(f"[delta] writer cannot be '{delta.writer}'; it is auto, arrow or spark")
-    _check_apart(stream, delta, delay)
-    auth = _section(AuthConfig, "auth", data) if "auth" in data else None
-    metrics = _section(MetricsConfig, "metrics", data) if "metrics" in data else None
-    if metrics is not None and metrics.port > 65535:
+    return chunks
+
+
+def _deliver(data: dict[str, Any], source: SourceOptions, delay: DelayConfig) -> DeliverConfig:
+    deliver = from_toml(DeliverConfig, "deliver", data)
+    if not delay.enabled:
+        raise UsageError("[deliver] publishes what was held back, and [delay] enabled = false holds nothing back")
+    deliver = replace(deliver, topic=full_name(deliver.topic))
+    if source.topics.includes(deliver.topic):
+        raise UsageError(f"[deliver] topic {deliver.topic} is one of those that are read; name another")
+    return deliver
+
+
+def _metrics(data: dict[str, Any]) -> MetricsConfig:
+    metrics = from_toml(MetricsConfig, "metrics", data)
+    if metrics.port > 65535:
         raise UsageError("[metrics] port is above 65535")
-    config = Config(source, stream, delta, chunks, delay, deliver, auth, _section(TlsConfig, "tls", data), metrics)
-    config.parsed_options()
-    return config
+    return metrics
 
 
 def _check_apart(stream: StreamConfig, delta: DeltaConfig, delay: DelayConfig) -> None:
@@ -391,39 +399,3 @@ def _place(path: str) -> tuple[str, ...]:
     if scheme in ("", "file"):
         return ("file", *Path(os.path.abspath(rest)).parts[1:])
     return (scheme, *(part for part in rest.split("/") if part))
-
-
-def parse_trigger(text: str) -> str:
-    """An interval that Spark understands, such as ``1 second`` or ``200 milliseconds``."""
-    return f"{duration_ms('[stream] trigger', text)} milliseconds"
-
-
-def _section(kind: type[Section], name: str, data: dict[str, Any]) -> Section:
-    given = data.get(name, {})
-    if not isinstance(given, dict):
-        raise UsageError(f"[{name}] must be a section")
-    known = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]
-    values = {}
-    for key, value in given.items():
-        if key not in known:
-            raise UsageError(f"[{name}] has no key '{key}'{nearest(key, tuple(known))}")
-        values[key] = _checked(f"[{name}] {key}", value, str(known[key].type).removesuffix(" | None"))
-    for key, one in known.items():
-        if key not in values and one.default is one.default_factory:
-            raise UsageError(f"[{name}] {key} is missing")
-    return kind(**values)
-
-
-def _checked(where: str, value: Any, kind: str) -> Any:
-    if kind.startswith("tuple"):
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise UsageError(f"{where} must be a list of texts")
-        return tuple(value)
-    if kind == "str" and isinstance(value, str):
-        return value
-    if kind == "bool" and isinstance(value, bool):
-        return value
-    if kind == "int" and isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    wanted = {"str": "a text", "bool": "true or false"}.get(kind, "a whole number above 0")
-    raise UsageError(f"{where} must be {wanted}")

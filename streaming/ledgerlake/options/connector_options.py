@@ -1,21 +1,14 @@
-"""The options of the JVM connectors for Spark (StreamNative's and Databricks'): which mean what here.
+"""The options of the JVM connectors for Spark (StreamNative's and Databricks') that have no counterpart here.
 
-Option by option, with what differs: ``docs/compatibility.md``.
+An option that means the same under another name is declared with the option (``same_as``). ``docs/compatibility.md`` goes through
+them one by one.
 """
 
 from __future__ import annotations
 
 from ledgerlake.errors import UsageError
 
-# Theirs -> ours, where the values mean the same.
-_SAME = {
-    "predefinedsubscription": "subscription",
-    "pulsar.reader.readcompacted": "readCompacted",
-}
-
-_CRYPTO_ACTIONS = {"fail": "fail", "discard": "reject", "consume": "pass"}
-
-# What is there to set up their machinery; here it changes nothing. The admin address is not needed for anything.
+# They tune the Java client, which is not used here. The admin address is not needed for anything.
 _WITHOUT_EFFECT = frozenset(
     {
         "admin.url",
@@ -42,7 +35,7 @@ _WITHOUT_EFFECT = frozenset(
 )
 _PREFIX_WITHOUT_EFFECT = "pulsar.admin."
 
-# What we do not have, and what is nearest to it.
+# Options without a counterpart, and the advice for each.
 _INSTEAD = {
     "subscriptionPrefix": "nothing is left on the broker unless 'subscription' names a durable cursor",
     "pulsar.client.serviceUrl": "write 'service.url'",
@@ -64,19 +57,15 @@ _INSTEAD_OF_PREFIX = {
 }
 
 
-def translated(name: str, value: str) -> tuple[str, str] | None:
-    """An option of theirs as ours; None for one without effect here, and as it is where it is not one of theirs.
+def is_ours(name: str) -> bool:
+    """Whether an option means something here; one that only sets up the JVM connectors' machinery does not.
 
     Raises:
-        UsageError: we have none like it; says what is nearest.
+        UsageError: the option is theirs, and there is none like it; the message names the nearest one of ours.
     """
     word = name.lower()
     if word in _WITHOUT_EFFECT or word.startswith(_PREFIX_WITHOUT_EFFECT):
-        return None
-    if word == "pulsar.reader.cryptofailureaction":
-        return "cryptoFailureAction", _CRYPTO_ACTIONS.get(value.strip().lower(), value)
-    if word in _SAME:
-        return _SAME[word], value
+        return False
     # Spark hands over names in lower case.
     for known, advice in _INSTEAD.items():
         if word == known.lower():
@@ -84,4 +73,4 @@ def translated(name: str, value: str) -> tuple[str, str] | None:
     for prefix, advice in _INSTEAD_OF_PREFIX.items():
         if word.startswith(prefix):
             raise UsageError(f"the source has no option '{name}': {advice}")
-    return name, value
+    return True

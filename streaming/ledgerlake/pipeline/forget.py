@@ -24,7 +24,7 @@ def forget(config: Config) -> list[str]:
     """
     checkpoint = Checkpoint(config.stream.checkpoint)
     checkpoint.check_gone()
-    options = config.parsed_options()
+    options = config.source
     cluster = Cluster(options.client)
     try:
         names = cluster.all_partitions(options.topics)

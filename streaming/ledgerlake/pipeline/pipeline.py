@@ -20,7 +20,7 @@ from ledgerlake.decode import kernels, schema
 from ledgerlake.errors import LedgerlakeError, SetupError
 from ledgerlake.operators.facts import TaskSettings
 from ledgerlake.operators.stateful import set_up_state
-from ledgerlake.options.config import Config, parse_trigger
+from ledgerlake.options.config import Config
 from ledgerlake.pipeline.checkpoint import Checkpoint, as_option
 from ledgerlake.pipeline.commit import BatchResult, DeltaSink
 from ledgerlake.pipeline.cursors import CursorKeeper
@@ -82,7 +82,7 @@ class Pipeline:
         self.config = config
         self._spark = spark
         self._on_batch = on_batch
-        self._options = config.parsed_options()
+        self._options = config.source
         self._cluster = Cluster(self._options.client)
         self._topics = self._options.topics
         self._checkpoint = Checkpoint(config.stream.checkpoint)
@@ -146,7 +146,9 @@ class Pipeline:
             .option("checkpointLocation", self.config.stream.checkpoint)
             .foreachBatch(self._write_batch)
         )
-        trigger = {"availableNow": True} if once else {"processingTime": parse_trigger(self.config.stream.trigger)}
+        trigger = (
+            {"availableNow": True} if once else {"processingTime": f"{self.config.stream.trigger_ms} milliseconds"}
+        )
         if self.config.metrics is not None:
             self._serve_metrics(self.config.metrics.port)
         # Topics that match a pattern come and go.
@@ -214,7 +216,7 @@ class Pipeline:
             return False
         self._cursors.finish(_FINISH_S)
         if self._republisher is not None and not self._stopping.is_set():
-            self._republisher.drain(self.config.source.retry_timeout_s)
+            self._republisher.drain(self.config.source.retry_timeout_ms / 1000)
         return True
 
     def stop(self) -> None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.errors import CheckpointError, SetupError
-from ledgerlake.options.source_options import parse_start
 from ledgerlake.pipeline.row_settings import PAYLOADS, STORAGE, changed, row_settings
 from ledgerlake.pipeline.wake_ups import wakes_folder
 from ledgerlake.source.bounds import end_position, first_available, resolve_start
@@ -28,8 +27,8 @@ from ledgerlake.wire.message_id import BEFORE_ALL
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ledgerlake.options.bounds import Bound
     from ledgerlake.options.config import Config
-    from ledgerlake.options.source_options import Bound
     from ledgerlake.pipeline.checkpoint import Checkpoint
     from ledgerlake.pipeline.cursors import CursorKeeper
     from ledgerlake.pipeline.row_settings import Setting
@@ -53,7 +52,7 @@ class Start:
         tables: Mapping[str, Table],
     ) -> None:
         self._config = config
-        self._options = config.parsed_options()
+        self._options = config.source
         self._cluster = cluster
         self._checkpoint = checkpoint
         self._cursors = cursors
@@ -69,7 +68,7 @@ class Start:
             CheckpointError: checkpoint and tables do not belong together.
             SetupError: the checkpoint is lost, or cannot be written.
         """
-        bound = parse_start(self._config.source.starting, "[source] starting")
+        bound = self._config.starting
         start = self._checkpoint.start()
         ends = {}
         if start is None:
@@ -323,7 +322,7 @@ def check_reachable(config: Config) -> None:
     Raises:
         TransportError, BrokerError, TopicNotFoundError.
     """
-    options = config.parsed_options()
+    options = config.source
     cluster = Cluster(replace(options.client, give_up_after_s=0.0))
     try:
         cluster.all_partitions(options.topics)

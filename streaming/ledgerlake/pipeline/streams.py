@@ -38,4 +38,4 @@ def _whole(spark: SparkSession, config: Config) -> DataFrame:
         .options(**config.source_options() | {"view": "bundles", "wakes": "always"})
         .load()
     )
-    return whole_messages(bundles, config.parsed_options(), config.chunks.limits, config.delay.options)
+    return whole_messages(bundles, config.source, config.chunks.limits, config.delay.options)

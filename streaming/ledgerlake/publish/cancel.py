@@ -24,7 +24,7 @@ def cancel(config: Config, by: Literal["id", "key"], target: str) -> list[str]:
     value = f"{by}={target}"
     if parse_cancel(value, BEFORE_ALL, 0) is None:
         raise UsageError(f"'{target}' is no {'message id' if by == 'id' else 'key'}")
-    options = config.parsed_options()
+    options = config.source
     cluster = Cluster(options.client)
     try:
         names = cluster.all_partitions(options.topics)

@@ -1,15 +1,4 @@
-"""The format ``ledgerlake`` whole: reading (see ``source``), and writing rows as messages (see ``topic_writer``).
-
-| option for writing | meaning | default |
-|---|---|---|
-| ``service.url``, ``pulsar.client.*``, ``retryTimeoutMs`` | as for reading | |
-| ``topic`` | where rows go that name no topic | none |
-| ``pulsar.producer.producerName`` | begins the name of every producer; the same for every run of a query, and its alone | the query's id |
-| ``pulsar.producer.batchingEnabled`` | several messages to an entry | ``true`` |
-| ``pulsar.producer.batchingMaxMessages`` | at most so many | 1000 |
-| ``pulsar.producer.batchingMaxBytes`` | at most so many bytes of payload, keys and properties | 131072 |
-| ``pulsar.producer.compressionType`` | ``none``, ``lz4``, ``zlib``, ``zstd`` or ``snappy`` | ``none`` |
-"""
+"""The format ``ledgerlake`` whole: reading (see ``source``), and writing rows as messages (see ``topic_writer``)."""
 
 from __future__ import annotations
 
@@ -24,9 +13,8 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from ledgerlake.client.topics import full_name
 from ledgerlake.errors import UsageError
-from ledgerlake.options.source_options import CLIENT_OPTIONS, client_settings, flag, positive, spelled
+from ledgerlake.options.sink_options import SinkOptions, parse_sink_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.topic_writer import TopicSettings, TopicWriter, check_columns
 from ledgerlake.source.datasource import ReadingDataSource
@@ -36,19 +24,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from pyspark.sql.types import StructType
-
-_NAMES = (
-    *CLIENT_OPTIONS,
-    "topic",
-    "pulsar.producer.producerName",
-    "pulsar.producer.batchingEnabled",
-    "pulsar.producer.batchingMaxMessages",
-    "pulsar.producer.batchingMaxBytes",
-    "pulsar.producer.compressionType",
-)
-
-# Spark adds these to every sink by itself.
-_SPARKS_OWN = frozenset({"path", "checkpointlocation"})
 
 _CODECS = {"none": pb.NONE, "lz4": pb.LZ4, "zlib": pb.ZLIB, "zstd": pb.ZSTD, "snappy": pb.SNAPPY}
 
@@ -65,33 +40,20 @@ class LedgerlakeDataSource(ReadingDataSource):
         return _BatchWriter(_checked(self.options, schema), uuid.uuid4().hex)
 
 
-def parse_topic_options(given: Mapping[str, str]) -> TopicSettings:
-    """Check what the user wrote.
-
-    Raises:
-        UsageError: an unknown or missing option, or a value that it cannot have; the message names it.
-    """
-    ours = ((name, value) for name, value in given.items() if name.lower() not in _SPARKS_OWN)
-    values = spelled(ours, _NAMES, "sink")
-    codec = values.get("pulsar.producer.compressionType", "none").strip().lower()
-    if codec not in _CODECS:
-        raise UsageError(
-            f"the option 'pulsar.producer.compressionType' cannot be '{codec}'; it is {', '.join(_CODECS)}"
-        )
-    batches = flag(values, "pulsar.producer.batchingEnabled", default=True)
-    defaults = TopicSettings(client_settings(values))
+def topic_settings(options: SinkOptions) -> TopicSettings:
+    """What the writers must know of the options."""
     return TopicSettings(
-        defaults.client,
-        full_name(values["topic"]) if values.get("topic") else None,
-        (positive(values, "pulsar.producer.batchingMaxMessages") or defaults.batch_messages) if batches else 1,
-        positive(values, "pulsar.producer.batchingMaxBytes") or defaults.batch_bytes,
-        _CODECS[codec],
-        values.get("pulsar.producer.producerName") or "",
+        options.connection,
+        options.full_topic,
+        options.batching_max_messages if options.batching_enabled else 1,
+        options.batching_max_bytes,
+        _CODECS[options.compression_type],
+        options.producer_name or "",
     )
 
 
 def _checked(given: Mapping[str, str], schema: StructType) -> TopicSettings:
-    settings = parse_topic_options(given)
+    settings = topic_settings(parse_sink_options(given))
     check_columns({one.name: one.dataType.simpleString() for one in schema.fields}, settings.topic)
     return settings
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.client.topics import partition_name, split_partition
 from ledgerlake.errors import CorruptEntryError, SetupError, TopicNotFoundError, UsageError
-from ledgerlake.options.source_options import After, AtIndex, AtTime, Before
+from ledgerlake.options.bounds import After, AtIndex, AtTime, Before
 from ledgerlake.source.last_entry import last_position
 from ledgerlake.source.positions import Tail, next_until
 from ledgerlake.source.search import StampedEntry, first_since, first_with_index
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ledgerlake.client.cluster import Cluster
-    from ledgerlake.options.source_options import Bound
+    from ledgerlake.options.bounds import Bound
     from ledgerlake.wire.message_id import AnyMessageId
 
 

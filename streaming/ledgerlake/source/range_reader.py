@@ -53,7 +53,11 @@ def gather(options: SourceOptions, span: EntryRange) -> Generator[Gathered | Rej
         return
     reader = EntryReader(shared_cluster(options.client), span.topic_partition, span.after, scan=scan)
     watch, parts, bundle = _LossWatch(options, span), _parts(span), _Bundle()
-    process = partial(_process, options, load(options.payload_processor)) if options.payload_processor else None
+    process = (
+        partial(_process, options, load(options.message_payload_processor))
+        if options.message_payload_processor
+        else None
+    )
     try:
         for received in _received(reader, span.end, watch):
             loss = watch.take(received)

@@ -88,10 +88,10 @@ class LedgerlakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return to_json(self._plan().latest(from_json(start), limited))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        if self._options.max_bytes is not None:
-            return ReadMaxBytes(self._options.max_bytes)
-        if self._options.max_rows is not None:
-            return ReadMaxRows(self._options.max_rows)
+        if self._options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(self._options.max_bytes_per_trigger)
+        if self._options.max_rows_per_trigger is not None:
+            return ReadMaxRows(self._options.max_rows_per_trigger)
         return ReadAllAvailable()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -136,7 +136,11 @@ class _Planner:
         self._watcher: Watcher | None = None
         self._fixed_end: Offset | None = None
         self._fixed_clock_ms: int | None = None
-        self._admission = Admission(options.min_rows, options.max_trigger_delay_ms) if options.min_rows else None
+        self._admission = (
+            Admission(options.min_rows_per_trigger, options.max_trigger_delay_ms)
+            if options.min_rows_per_trigger
+            else None
+        )
         self._counted: dict[str, tuple[Position, Position, int]] = {}
         self._warned = False
         self._look_for_topics()
@@ -294,7 +298,10 @@ class _Planner:
         moved = [name for name in ends if ends[name].is_beyond(start.get(name, nothing))]
         if moved and self._waits_for_more(start, {name: ends[name] for name in moved}, woken):
             return start
-        rows, size = share(self._options.max_rows, len(moved)), share(self._options.max_bytes, len(moved))
+        rows, size = (
+            share(self._options.max_rows_per_trigger, len(moved)),
+            share(self._options.max_bytes_per_trigger, len(moved)),
+        )
         result = dict(start)
         for name in moved:
             if limited and (rows is not None or size is not None):

@@ -1,0 +1,158 @@
+"""The kinds of values that options take, as the text of a Spark option and as a value of TOML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from ledgerlake.errors import UsageError
+from ledgerlake.runtime.plugins import check_path
+
+T = TypeVar("T")
+
+# At most what 64 bits hold, and ASCII digits only.
+NUMBER = re.compile(r"[0-9]{1,18}")
+_DURATION = re.compile(r"([0-9]{1,12})\s*(milliseconds?|ms|seconds?|s|minutes?|min|m|hours?|h)")
+_UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000}
+
+
+@dataclass(frozen=True)
+class Kind(Generic[T]):
+    """A kind of value.
+
+    Args:
+        takes: what may be written, for the reference.
+        parse: from a text, and the name of the option for an error, to the value.
+        check: from a value of TOML, and the name of the key for an error, to the value.
+        text: from the value to a text that parses to it.
+        takes_in_toml, text_in_toml: the same of TOML, if it is another.
+        example: what to write if a required option is missing.
+        skips_empty: an empty text means that the option is not given.
+    """
+
+    takes: str
+    parse: Callable[[str, str], T]
+    check: Callable[[Any, str], T]
+    text: Callable[[T], str] = str
+    takes_in_toml: str | None = None
+    text_in_toml: Callable[[T], str] | None = None
+    example: str = ""
+    skips_empty: bool = False
+
+    def is_absent(self, value: Any) -> bool:
+        """Whether a value stands for an option that is not given."""
+        return self.skips_empty and isinstance(value, str) and not value.strip()
+
+
+def duration_ms(where: str, text: str) -> int:
+    """A time span such as ``200 milliseconds``, ``30s`` or ``1 hour``.
+
+    Raises:
+        UsageError: the text is no time span.
+    """
+    matched = _DURATION.fullmatch(text.strip().lower())
+    if matched is None:
+        raise UsageError(f"{where} '{text}' is not a duration; write for example '1 second' or '200 milliseconds'")
+    count, unit = int(matched.group(1)), matched.group(2)
+    return count if unit.startswith(("ms", "mil")) else count * _UNITS_MS[unit[0]]
+
+
+def choice(*words: str, internal: tuple[str, ...] = (), synonyms: dict[str, str] | None = None) -> Kind[str]:
+    """One of some words; their case does not count.
+
+    Args:
+        internal: words that are accepted, and that no reference and no error names.
+        synonyms: other words that are accepted, and the word that each stands for.
+    """
+    known = {word.lower(): word for word in (*words, *internal)} | (synonyms or {})
+    shown = " or ".join((", ".join(words[:-1]), words[-1])) if len(words) > 1 else words[0]
+
+    def parse(text: str, where: str) -> str:
+        word = text.strip().lower()
+        if word not in known:
+            raise UsageError(f"{where} cannot be '{text}'; it is {shown}")
+        return known[word]
+
+    takes = " or ".join(f"`{word}`" for word in words)
+    return Kind(takes, parse, lambda value, where: parse(_check_text(value, where), where))
+
+
+def _check_text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"{where} must be a text")
+    return value
+
+
+def _parse_flag(text: str, where: str) -> bool:
+    word = text.strip().lower()
+    if word not in ("true", "false"):
+        raise UsageError(f"{where} cannot be '{text}'; it is true or false")
+    return word == "true"
+
+
+def _check_flag(value: Any, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{where} must be true or false")
+    return value
+
+
+def _parse_count(text: str, where: str) -> int:
+    if not NUMBER.fullmatch(text.strip()) or int(text) <= 0:
+        raise UsageError(f"{where} cannot be '{text}'; it is a number above 0")
+    return int(text)
+
+
+def _check_count(value: Any, where: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise UsageError(f"{where} must be a whole number above 0")
+    return value
+
+
+def _parse_list(text: str, _where: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _check_list(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
+        raise UsageError(f"{where} must be a list of texts")
+    return tuple(value)
+
+
+def _texts(takes: str, example: str = "") -> Kind[str]:
+    return Kind(takes, lambda text, _where: text, _check_text, example=example, skips_empty=True)
+
+
+TEXT = _texts("a text")
+PATH = _texts("a path")
+URL = _texts("an address", "pulsar://host:6650")
+LIST = Kind(
+    "texts with commas between them",
+    _parse_list,
+    _check_list,
+    ",".join,
+    takes_in_toml="a list of texts",
+    skips_empty=True,
+)
+FLAG = Kind("`true` or `false`", _parse_flag, _check_flag, lambda value: str(value).lower())
+COUNT = Kind("a number above 0", _parse_count, _check_count)
+DURATION = Kind(
+    "a time span such as `30s`",
+    lambda text, where: duration_ms(where, text),
+    lambda value, where: duration_ms(where, _check_text(value, where)),
+    lambda value: f"{value} milliseconds",
+)
+MILLISECONDS = Kind(
+    "milliseconds",
+    _parse_count,
+    lambda value, where: 1000 * _check_count(value, where),
+    takes_in_toml="seconds",
+    text_in_toml=lambda value: str(value // 1000),
+)
+FUNCTION = Kind(
+    "`package.module:name`",
+    check_path,
+    lambda value, where: check_path(_check_text(value, where), where),
+    skips_empty=True,
+)
