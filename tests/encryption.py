@@ -60,7 +60,7 @@ def encrypted(entry: bytes, *names: str) -> bytes:
 
 
 def crypto_key_reader(folder: Path, name: str) -> pulsar.CryptoKeyReader:
-    """pulsar-client's, with a key of this name made where it is new."""
+    """pulsar-client's, with a key of this name made if it is new."""
     public, private = folder / f"{name}.public", folder / f"{name}.pem"
     public.write_bytes(public_pem(name))
     private.write_bytes(private_pem(name))

@@ -94,7 +94,7 @@ Field = list[Any]
 
 
 def fields_of(data: bytes) -> list[Field] | None:
-    """None where the bytes are no message."""
+    """None if the bytes are no message."""
     found: list[Field] = []
     place = 0
     while place < len(data):

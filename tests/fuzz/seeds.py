@@ -138,7 +138,7 @@ class Parts:
 
 
 def take_apart(entry: bytes) -> Parts | None:
-    """None where it is no entry. The checksum is not looked at."""
+    """None if it is no entry. The checksum is not looked at."""
     shown = None
     if entry[:2] == b"\x0e\x02" and len(entry) >= 6:
         end = 6 + int.from_bytes(entry[2:6], "big")
@@ -178,7 +178,7 @@ def an_entry(rng: Rng, given: tuple[bytes, ...] | None = None) -> bytes:
 
 
 def _with_changed_payload(rng: Rng, parts: Parts) -> Parts:
-    """Below the compression too, where that can be undone."""
+    """Below the compression too, if that can be undone."""
     if rng.random() < 0.3:
         return replace(parts, payload=mutate.some_bytes(rng, parts.payload))
     try:

@@ -1,4 +1,4 @@
-"""Typed values: topics written by pulsar-client's own schema classes, and by other means where it has none."""
+"""Typed values: topics written by pulsar-client's own schema classes, and by other means if it has none."""
 
 from __future__ import annotations
 

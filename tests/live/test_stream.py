@@ -305,7 +305,7 @@ def test_a_table_with_another_schema_is_refused_and_the_difference_named(
     topic = runtime.topic()
     config = parse_config(runtime.config(tmp_path, topic))
     spark.range(1).selectExpr("id", "cast(id as string) as partition").write.format("delta").save(config.delta.path)
-    with pytest.raises(TableError, match=r"it lacks topic.*it has id.*partition is string where integer belongs"):
+    with pytest.raises(TableError, match=r"it lacks topic.*it has id.*partition is string instead of integer"):
         run(spark, config, once=True)
 
 

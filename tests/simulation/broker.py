@@ -66,7 +66,7 @@ class Topic:
 
     @property
     def last(self) -> Position:
-        """The last entry that it holds; the place before all where it holds none."""
+        """The last entry that it holds; the place before all if it holds none."""
         for ledger in reversed(self.ledgers):
             if ledger.entries:
                 return Position(ledger.ledger_id, len(ledger.entries) - 1)

@@ -83,7 +83,7 @@ def _new_topics_at_latest(edges: Edges) -> None:
 
 
 def _forgotten_acknowledgements(edges: Edges) -> None:
-    """A cursor that is opened again stays where the broker says, which may have lost what it had not stored."""
+    """A cursor that is opened again stays if the broker says, which may have lost what it had not stored."""
     opened = DurableCursor._opened
 
     def again(self: Any, from_earliest: bool) -> Any:

@@ -1,4 +1,4 @@
-"""When the planner gives a batch its clock: on an idle topic that wants one, and where the broker tells no time."""
+"""When the planner gives a batch its clock: on an idle topic that wants one, and if the broker tells no time."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_the_number_of_reads_grows_with_the_logarithm(ledgers: list[int]) -> Non
 
 
 def stored(time_ms: int, by_broker: bool = True) -> bytes:
-    """An entry of that time; its producer's clock is wrong where the broker says it."""
+    """An entry of that time; its producer's clock is wrong if the broker says it."""
     publish_ms = 5 if by_broker else time_ms
     metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=publish_ms)
     return encode_entry(metadata, b"v", pb.BrokerEntryMetadata(broker_timestamp=time_ms) if by_broker else None)

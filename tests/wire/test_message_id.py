@@ -44,7 +44,7 @@ def test_ids_serialised_by_the_java_client_are_read(serialised: str, expected: M
 
 
 def go_id(message_id: MessageId, partition: int) -> pb.MessageIdData:
-    """As the Go client fills it in: every field is explicit, also where it says none."""
+    """As the Go client fills it in: every field is explicit, also if it says none."""
     return pb.MessageIdData(
         ledger_id=message_id.ledger_id,
         entry_id=message_id.entry_id,

@@ -34,9 +34,9 @@ MARKER_VERSION = "1"
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """The chunks of one message, in order, as its producer listed them. ``time_ms`` is the broker's, None where unknown.
+    """The chunks of one message, in order, as its producer listed them. ``time_ms`` is the broker's, None if unknown.
 
-    ``deliver_ms`` is when the message is to be delivered, where it says.
+    ``deliver_ms`` is when the message is to be delivered, if it says.
     """
 
     producer_name: str

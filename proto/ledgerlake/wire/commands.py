@@ -85,7 +85,7 @@ def watch_topics(watcher_id: int, namespace: str, pattern: str, request_id: int)
 
 
 def get_schema(topic: str, version: bytes | None, request_id: int) -> bytes:
-    """GET_SCHEMA of one version of a topic's schema; of the newest where none is given."""
+    """GET_SCHEMA of one version of a topic's schema; of the newest if none is given."""
     body = pb.CommandGetSchema(request_id=request_id, topic=topic, schema_version=version)
     return encode(pb.BaseCommand(type=_Type.GET_SCHEMA, get_schema=body))
 

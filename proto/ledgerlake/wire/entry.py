@@ -40,7 +40,7 @@ _U32 = struct.Struct(">I")
 
 @dataclass(frozen=True, slots=True)
 class RawEntry:
-    """An entry taken apart. ``broker`` is None where the broker sent no entry metadata."""
+    """An entry taken apart. ``broker`` is None if the broker sent no entry metadata."""
 
     broker: pb.BrokerEntryMetadata | None
     metadata: pb.MessageMetadata
@@ -51,7 +51,7 @@ def parse_entry(raw: bytes | memoryview) -> RawEntry:
     """Split one entry into its parts without copying the payload.
 
     Raises:
-        CorruptEntryError: ``bad_checksum``, or ``malformed_entry`` where a length passes the end or metadata does not parse.
+        CorruptEntryError: ``bad_checksum``, or ``malformed_entry`` if a length passes the end or metadata does not parse.
     """
     broker, rest = split_broker_metadata(memoryview(raw))
     body = _verify_checksum(rest)
@@ -63,7 +63,7 @@ def split_broker_metadata(raw: memoryview) -> tuple[pb.BrokerEntryMetadata | Non
     """Take the broker's own metadata off the front; the rest is what the producer sent.
 
     Raises:
-        CorruptEntryError: ``malformed_entry``, also where a number in it is out of range.
+        CorruptEntryError: ``malformed_entry``, also if a number in it is out of range.
     """
     if _magic(raw) != MAGIC_BROKER_METADATA:
         return None, raw
@@ -148,7 +148,7 @@ class Stamp:
 
 
 def read_stamp(raw: memoryview) -> Stamp:
-    """The entry's time as the protocol defines it: the broker's where it is there, else the publish time.
+    """The entry's time as the protocol defines it: the broker's if it is there, else the publish time.
 
     Raises:
         CorruptEntryError: metadata does not parse, or the entry says no time in range. The checksum is not verified.
@@ -160,7 +160,7 @@ def read_stamp(raw: memoryview) -> Stamp:
 
 
 def broker_time_ms(entry: RawEntry) -> int | None:
-    """When an entry was stored, by the broker; None where the broker does not say."""
+    """When an entry was stored, by the broker; None if the broker does not say."""
     if entry.broker is not None and entry.broker.HasField("broker_timestamp"):
         return entry.broker.broker_timestamp
     return None

@@ -70,7 +70,7 @@ _BROKER, _ENTRY, _SINGLE = "BrokerEntryMetadata", "MessageMetadata", "SingleMess
 FIELDS = (
     _time(_BROKER, "broker_timestamp", "broker_timestamp", _REJECT),
     _long(_BROKER, "index", "broker_index", _REJECT),
-    Field(_ENTRY, "producer_name", _REJECT, "each message of a batch has a copy: too_large where those are"),
+    Field(_ENTRY, "producer_name", _REJECT, "each message of a batch has a copy: too_large if those are"),
     _long(_ENTRY, "sequence_id", "sequence_id", _NULL),
     _time(_ENTRY, "publish_time", "publish_time", _NULL),
     Field(_ENTRY, "properties", _REJECT),
@@ -83,7 +83,7 @@ FIELDS = (
         _ENTRY,
         "num_messages_in_batch",
         _REJECT,
-        "batch_count, also where it is not the payload's",
+        "batch_count, also if it is not the payload's",
         1,
         MAX_BATCH_MESSAGES,
     ),
@@ -91,7 +91,7 @@ FIELDS = (
     Field(_ENTRY, "encryption_keys", _REJECT, "encrypted, undecryptable"),
     Field(_ENTRY, "encryption_algo", _TAKEN),
     Field(_ENTRY, "encryption_param", _REJECT, "undecryptable; not read without encryption_keys"),
-    Field(_ENTRY, "schema_version", _TAKEN, "unknown_schema where values are read by it; copied as producer_name is"),
+    Field(_ENTRY, "schema_version", _TAKEN, "unknown_schema if values are read by it; copied as producer_name is"),
     Field(_ENTRY, "partition_key_b64_encoded", _TAKEN, "what is not base64 is in key_bytes as it is"),
     Field(_ENTRY, "ordering_key", _TAKEN),
     _time(

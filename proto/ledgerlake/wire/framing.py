@@ -81,7 +81,7 @@ class FrameBuffer:
         self._bytes += data[count:]
 
     def wanted(self) -> memoryview | None:
-        """Where the rest of a large frame goes; None where there is none under way."""
+        """Where the rest of a large frame goes; None if there is none under way."""
         if self._large is None or self._large.filled == len(self._large.raw):
             return None
         return memoryview(self._large.raw)[self._large.filled :]

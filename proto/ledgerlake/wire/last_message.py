@@ -9,8 +9,8 @@ What shipped instead (Pulsar 4.2) has the broker find it, by the list of retaine
 
 Rules kept here:
   - Compaction keeps every slot of a batch: those taken out say ``compacted_out`` and have no payload.
-  - A batch is one where ``num_messages_in_batch`` is present, be it 1.
-  - An encrypted batch is never compacted inside: where its payload cannot be read, its last slot is its last message.
+  - An entry is a batch if ``num_messages_in_batch`` is present, be it 1.
+  - An encrypted batch is never compacted inside: if its payload cannot be read, its last slot is its last message.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ledgerlake.wire.message_id import MessageId
 class LastEntry:
     """The last entry of a compacted topic partition.
 
-    ``metadata`` are the bytes of its MessageMetadata; ``payload`` is decrypted and decompressed, or None where it is encrypted
+    ``metadata`` are the bytes of its MessageMetadata; ``payload`` is decrypted and decompressed, or None if it is encrypted
     and nobody here has the key. ``partition`` is -1 for a topic without partitions.
     """
 

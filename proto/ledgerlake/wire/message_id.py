@@ -62,7 +62,7 @@ AFTER_ALL = Position(_LATEST_WIRE, _LATEST_WIRE)
 class MessageId:
     """One message; ``batch_index`` -1 names the whole entry.
 
-    ``partition`` is what a serialised id says of its topic partition, -1 where it says none. Ledger ids are unique in a
+    ``partition`` is what a serialised id says of its topic partition, -1 if it says none. Ledger ids are unique in a
     cluster, so it takes no part in order and equality.
     """
 
@@ -117,7 +117,7 @@ def _standing(message_id: AnyMessageId) -> MessageId:
 
 
 def partition_of(message_id: AnyMessageId) -> int:
-    """Return the partition that an id says it is of; -1 where it says none."""
+    """Return the partition that an id says it is of; -1 if it says none."""
     return _standing(message_id).partition
 
 
@@ -219,7 +219,7 @@ def start_after(position: Position) -> pb.MessageIdData:
     """The start id that makes a broker deliver from the entry after ``position``.
 
     A broker steps back one entry from the id that a reader asks for and goes on after that one
-    (``PersistentTopic.getNonDurableSubscription``), so asking for the next entry id skips nothing, also where
+    (``PersistentTopic.getNonDurableSubscription``), so asking for the next entry id skips nothing, also if
     that id does not exist.
     """
     if position in (BEFORE_ALL, AFTER_ALL):

@@ -25,7 +25,7 @@ class Parts(Protocol):
     """Entries kept by position."""
 
     def take(self, position: Position) -> Entry | None:
-        """The entry, which is gone from here afterwards; None where it is not kept."""
+        """The entry, which is gone from here afterwards; None if it is not kept."""
 
     def drop(self, position: Position) -> None:
         """Let go of an entry, kept or not."""
@@ -33,9 +33,9 @@ class Parts(Protocol):
 
 @dataclass(frozen=True)
 class Assembled:
-    """A whole message: its chunks in order. ``entries`` is None where they must be read from the topic again.
+    """A whole message: its chunks in order. ``entries`` is None if they must be read from the topic again.
 
-    ``deliver_ms`` is when it is to be delivered, where it has to wait; ``delivered_ms`` when it was, where it had to, and
+    ``deliver_ms`` is when it is to be delivered, if it has to wait; ``delivered_ms`` when it was, if it had to, and
     ``outputs`` then as in ``Due``.
     """
 
@@ -48,7 +48,7 @@ class Assembled:
 
 @dataclass(frozen=True)
 class Rejected:
-    """Chunks that cannot become a message; an entry is None where only the topic may still have it."""
+    """Chunks that cannot become a message; an entry is None if only the topic may still have it."""
 
     reason: str
     entries: list[tuple[Position, Entry | None]]

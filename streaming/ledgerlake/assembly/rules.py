@@ -32,7 +32,7 @@ Rules kept here:
   - At the limit of sets or bytes the oldest set is put aside, as PIP-37's "marked for redelivery": its bytes leave, its
     positions stay, and its message is delivered all the same, with its chunks read again by position.
   - Also what is put aside is limited in number; beyond that the oldest is rejected (``chunk_evicted``).
-  - A set's age is measured by the clock of the micro-batches: the broker's time where the broker gives one, else the
+  - A set's age is measured by the clock of the micro-batches: the broker's time if the broker gives one, else the
     planner's. A set whose first chunk came without a broker time is as old as the first ``expire`` that sees it.
   - Sizes are checked against the total as chunks arrive; a claimed size never sizes anything.
 
@@ -78,8 +78,8 @@ class SetKey:
 class Chunk:
     """One arriving chunk. ``size_bytes`` is what it adds to the message, after decryption.
 
-    ``time_ms`` is the broker's, None where the broker gives none; ``publish_ms`` the producer's, which tells messages with the
-    same uuid apart and is never the clock. ``deliver_ms`` is when the message is to be delivered, where it says.
+    ``time_ms`` is the broker's, None if the broker gives none; ``publish_ms`` the producer's, which tells messages with the
+    same uuid apart and is never the clock. ``deliver_ms`` is when the message is to be delivered, if it says.
     """
 
     key: SetKey
@@ -229,7 +229,7 @@ class PendingSets:
         return _STEPS[event](self, chunk, event)
 
     def mark(self, key: SetKey, positions: tuple[Position, ...]) -> list[Effect]:
-        """Take a marker: the message's chunks, in order. Nothing where none of its chunks is open."""
+        """Take a marker: the message's chunks, in order. Nothing if none of its chunks is open."""
         open_set = self.find(key)
         if open_set is None:
             return []

@@ -58,7 +58,7 @@ class Authentication:
     is_oauth2: bool = False
 
     def data(self) -> bytes | None:
-        """What to send now; fetched or read afresh where it can change.
+        """What to send now; fetched or read afresh if it can change.
 
         Raises:
             SetupError: a file, variable or answer is not there or not usable, or the OAuth2 issuer refused us.
@@ -132,7 +132,7 @@ def _expires_s(token: str) -> float | None:
 
 
 def tls_files(parameters: str) -> tuple[str | None, str | None]:
-    """Certificate and key of ``tlsCertFile:PATH,tlsKeyFile:PATH``; None where the parameters are of another plugin."""
+    """Certificate and key of ``tlsCertFile:PATH,tlsKeyFile:PATH``; None if the parameters are of another plugin."""
     given = dict(one.split(":", 1) for one in parameters.split(",") if ":" in one)
     return given.get("tlsCertFile"), given.get("tlsKeyFile")
 
@@ -147,7 +147,7 @@ def _secret(text: str) -> str:
     if word.startswith("env:"):
         name = word.removeprefix("env:")
         if name not in os.environ:
-            raise SetupError(f"the variable {name}, which should hold a secret, is not set where this runs")
+            raise SetupError(f"the variable {name}, which should hold a secret, is not set in this process")
         return os.environ[name].strip()
     if word.startswith("file:"):
         return _file(word).strip()
@@ -223,7 +223,7 @@ def _access_token(parameters: str) -> str:
 
 
 def _lifetime_s(expires_in: object) -> float:
-    """Return how long a token is valid by its issuer's answer; 0 where that says no usable time."""
+    """Return how long a token is valid by its issuer's answer; 0 if that says no usable time."""
     try:
         lifetime_s = float(str(expires_in))
     except ValueError:

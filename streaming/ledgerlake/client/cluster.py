@@ -67,7 +67,7 @@ class Cluster:
         self._sessions: dict[tuple[str, str | None], Session] = {}
 
     def topic_partitions(self, topic: str) -> list[str]:
-        """The full names of a topic's partitions; the topic itself where it has none. Creates nothing.
+        """The full names of a topic's partitions; the topic itself if it has none. Creates nothing.
 
         Raises:
             TopicNotFoundError: the broker knows no such topic.
@@ -79,7 +79,7 @@ class Cluster:
         """The partitions of a selection's topics that there are now; a broker that is away for a while is waited for.
 
         Args:
-            may_wait: topics that do not exist are waited for, where the settings say so.
+            may_wait: topics that do not exist are waited for, if the settings say so.
 
         Raises:
             UsageError: a pattern is for a namespace with more topics than fit into one answer.
@@ -96,7 +96,7 @@ class Cluster:
             time.sleep(_LOOK_FOR_TOPICS_S)
 
     def watch(self, selection: TopicSelection) -> Watcher | None:
-        """What says when topics may have come or gone that belong to a pattern; None where no broker says it.
+        """What says when topics may have come or gone that belong to a pattern; None if no broker says it.
 
         All topics of the namespace are watched: a broker takes short patterns only, and reads them in its own way.
         """
@@ -135,7 +135,7 @@ class Cluster:
         return sorted(name for name in set(answer.topics) if selection.matches(name))
 
     def schema(self, topic: str, version: bytes | None = None) -> ValueSchema | None:
-        """One version of a topic's schema, the newest by default; None where there is none.
+        """One version of a topic's schema, the newest by default; None if there is none.
 
         Raises:
             BrokerError, TransportError, ProtocolError: see ``Session.request``.
@@ -196,7 +196,7 @@ class Cluster:
         return session
 
     def _connect(self, url: str, proxy_to_broker_url: str | None) -> Session:
-        """A session at the first address that answers; where the one that did last time is asked first."""
+        """A session at the first address that answers; the one that did last time is asked first."""
         if url != self.settings.service_url:
             return self._connect_to(url, proxy_to_broker_url)
         for number, address in enumerate(list(self._addresses)):

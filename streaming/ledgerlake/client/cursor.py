@@ -91,7 +91,7 @@ class DurableCursor:
             self._reached = position
 
     def position(self) -> Position:
-        """The last entry that counts as taken, with everything before it; entry -1 where nothing was yet."""
+        """The last entry that counts as taken, with everything before it; entry -1 if nothing was yet."""
         return self._retrying(self._mark_delete_position)
 
     def forget(self) -> None:

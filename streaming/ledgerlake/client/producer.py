@@ -183,7 +183,7 @@ class NumberedProducer:
             self._pending_bytes -= len(self._pending.popleft().entry)
 
     def _retrying(self, call: Callable[[], None]) -> None:
-        """Call once; where the connection failed, open the producer again, which sends everything that is pending."""
+        """Call once; if the connection failed, open the producer again, which sends everything that is pending."""
         try:
             call()
             self._backoff.succeeded()

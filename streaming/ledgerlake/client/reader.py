@@ -38,7 +38,7 @@ DEFAULT_WINDOW = 20_000
 _TOGETHER_MOST = 64
 _AT_ONCE_S = 0.5
 
-# A broker's words where it cannot read the metadata of the last entry. It has no code of its own for that.
+# A broker's words if it cannot read the metadata of the last entry. It has no code of its own for that.
 _UNREADABLE_LAST = "Failed to get batch size for entry"
 
 Result = TypeVar("Result")
@@ -112,7 +112,7 @@ class EntryReader:
             self._asked = session, session.start(partial(commands.get_last_message_id, consumer.consumer_id))
 
     def last_message(self) -> LastMessageIdReceived | None:
-        """What the broker says of the last message; None where it cannot read the last entry of what this reader gets.
+        """What the broker says of the last message; None if it cannot read the last entry of what this reader gets.
 
         Raises:
             As ``next``.
@@ -122,7 +122,7 @@ class EntryReader:
     def mark_delete_position(self) -> Position | None:
         """The last entry that counts as taken; of a reader from ``BEFORE_ALL`` the first ledger, and no entry of it.
 
-        None where the broker cannot tell, since it tells the last message with it.
+        None if the broker cannot tell, since it tells the last message with it.
 
         Raises:
             As ``next``.

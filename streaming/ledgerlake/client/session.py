@@ -163,7 +163,7 @@ class Session:
             raise refused(attempt, answer.error, answer.message)
         if not isinstance(answer, answer_type):
             raise self._fail(
-                ProtocolError(f"the broker answered {type(answer).__name__} where {answer_type.__name__} belongs")
+                ProtocolError(f"the broker answered with {type(answer).__name__} instead of {answer_type.__name__}")
             )
         return answer
 
@@ -286,7 +286,7 @@ class Session:
             )
 
     def watch_topics(self, namespace: str, pattern: str) -> Watcher | None:
-        """Be told when topics come or go; None where the broker has no such thing.
+        """Be told when topics come or go; None if the broker has no such thing.
 
         Raises:
             BrokerError: the broker refused.

@@ -8,7 +8,7 @@ Rules kept here:
   - A cancel is about what waits when it is stored: messages that stand before it and are due after it. What it hits
     does not depend on how the stream was cut into micro-batches.
   - It is kept until everything that waited then has left, so cancels do not pile up. Of several with one target those are
-    kept that hit something the others do not; where the broker gives the time that is the last one.
+    kept that hit something the others do not; if the broker gives the time that is the last one.
 
 Version 1 had no ``BATCH``.
 """
@@ -48,7 +48,7 @@ class Cancel:
 
 
 def parse_cancel(text: str, position: Position, time_ms: int) -> Cancel | None:
-    """A property's value; None where it names neither an id nor a key."""
+    """A property's value; None if it names neither an id nor a key."""
     by, _, target = text.partition("=")
     if by == "key" and target:
         return Cancel("key", target, position, time_ms)

@@ -23,7 +23,7 @@ DEFAULT_MAX_INDEXES = 5000
 SEGMENT_BYTES = 256 * 1024
 
 # One row is one waiting message: when it is due, where it stands, and its entry with the frame that it came in. The frame
-# is null where the bytes are kept elsewhere, or nowhere.
+# is null if the bytes are kept elsewhere, or nowhere.
 WAITING = pa.schema(
     [("time_ms", pa.int64()), ("ledger_id", pa.int64()), ("entry_id", pa.int64()), ("frame", pa.binary())]
 )
@@ -92,7 +92,7 @@ def _segment_end(batch: pa.RecordBatch, time_step_ms: int, max_indexes: int) -> 
 
 
 def frame_sizes(batch: pa.RecordBatch) -> NDArray[np.int64]:
-    """Bytes of each frame, 0 where there is none."""
+    """Bytes of each frame, 0 if there is none."""
     frames = batch.column(3)
     offsets = np.frombuffer(frames.buffers()[1], dtype=np.int32)[frames.offset : frames.offset + len(frames) + 1]
     sizes = np.diff(offsets).astype(np.int64)

@@ -109,19 +109,19 @@ class DelayedTracker:
 
     @property
     def next_due_ms(self) -> int | None:
-        """When the next message is due; None where none waits."""
+        """When the next message is due; None if none waits."""
         times_ms = [one.next_ms for one in self._buckets if one.waiting]
         return min(times_ms + [pc.min(one.column(0)).as_py() for one in self._fresh], default=None)
 
     @property
     def last_due_ms(self) -> int | None:
-        """When the last message is due; None where none waits."""
+        """When the last message is due; None if none waits."""
         times_ms = [one.last_ms for one in self._buckets if one.waiting]
         return max(times_ms + [pc.max(one.column(0)).as_py() for one in self._fresh], default=None)
 
     @property
     def oldest(self) -> Position | None:
-        """No message that waits stands before this position; None where none waits."""
+        """No message that waits stands before this position; None if none waits."""
         firsts = [one.first for one in self._buckets if one.waiting]
         return min(firsts + [_extent(one)[0] for one in self._fresh], default=None)
 
@@ -280,7 +280,7 @@ class DelayedTracker:
         self._replace(parts, self._write(sources, sealed=sealed))
 
     def _write(self, sources: list[Iterator[pa.RecordBatch]], *, sealed: bool) -> list[Bucket]:
-        """Sources as one stored bucket; none where they are empty."""
+        """Sources as one stored bucket; none if they are empty."""
         bucket_id = self._storage.create_bucket()
         written = _Written()
         segments = cut(

@@ -81,7 +81,7 @@ class Security:
 
 
 def make_security(folder: Path) -> Security:
-    """What is in the folder, made where it is new.
+    """What is in the folder, made if it is new.
 
     Raises:
         OSError: it cannot be written.

@@ -169,7 +169,7 @@ class Broker:
         return BrokerAddress(state["service_url"], state["admin_url"], state["pid"], state["data_dir"])
 
     def stop(self) -> bool:
-        """Stop it, by force after a while; False where none ran. A temporary data folder is removed."""
+        """Stop it, by force after a while; False if none ran. A temporary data folder is removed."""
         running = self.status()
         if running is not None:
             _end(running.pid, self._process)

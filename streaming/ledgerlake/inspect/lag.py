@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Lag:
     """What the table does not have yet of one topic partition.
 
-    ``messages`` is exact where the broker numbers them, and counts every chunk of a large message for itself, as the broker
-    does; None where it does not number them. ``time_ms`` is how long the first of them has been in the topic; 0 for none.
+    ``messages`` is exact if the broker numbers them, and counts every chunk of a large message for itself, as the broker
+    does; None if it does not number them. ``time_ms`` is how long the first of them has been in the topic; 0 for none.
     ``is_another_topic``: nothing of it was read, but of one that had its name before (see ``source.loss``).
     """
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class OpenMessage:
     """One large message that is not whole. ``age_ms`` counts from its first chunk, by the clock of the micro-batches.
 
-    ``held_bytes`` is 0 where its chunks were put aside and will be read again; ``missing`` is then still right.
+    ``held_bytes`` is 0 if its chunks were put aside and will be read again; ``missing`` is then still right.
     """
 
     topic_partition: str

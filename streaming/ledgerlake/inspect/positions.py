@@ -27,7 +27,7 @@ class Place:
     """A position in one topic partition: the first message that a read from there gets.
 
     ``serialised`` is the id as hex, in the form of every Pulsar client. Both are None behind the last message. The entries are
-    rows as ``peek`` shows them; None where there is none.
+    rows as ``peek`` shows them; None if there is none.
     """
 
     topic_partition: str

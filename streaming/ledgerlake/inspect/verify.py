@@ -371,7 +371,7 @@ def _before(rows: Keys, first: Position | None) -> int:
 
 
 def _committed_range(checkpoint: str, cluster: Cluster, topics: TopicSelection) -> tuple[Offset, Offset]:
-    """The query's first offset and that of its last committed batch; the whole topics where there is no checkpoint."""
+    """The query's first offset and that of its last committed batch; the whole topics if there is no checkpoint."""
     known = Checkpoint(checkpoint)
     end = known.committed_offset()
     if end is not None:

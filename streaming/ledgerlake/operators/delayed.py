@@ -112,7 +112,7 @@ class DelayedMessages:
     def add_part(self, position: Position, frame: bytes, part: BatchPart) -> None:
         """An entry of which only some messages belong to the range; its frame is in ``parts`` also with ``reread``.
 
-        What comes of it with a later range joins what waits, or is due at once where that has been delivered.
+        What comes of it with a later range joins what waits, or is due at once if that has been delivered.
         """
         key = (position.ledger_id, position.entry_id)
         found = self._state.large.getValue(key)
@@ -131,7 +131,7 @@ class DelayedMessages:
         self._new_cancels.append(cancel)
 
     def release(self, due_ms: int | None) -> Iterator[Outcome | Cancels]:
-        """What is due by then, in order; before it what was cancelled, where something was."""
+        """What is due by then, in order; before it what was cancelled, if something was."""
         if self._tracker is None and self._stored is None:
             return
         tracker = self._open()

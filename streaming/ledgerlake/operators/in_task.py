@@ -50,7 +50,7 @@ class LocalAssembly:
         self._assembly = Assembly(limits, self._parts, hold_delayed=hold_delayed)
 
     def arrive(self, chunk: Chunk, entry: Entry) -> Iterator[Outcome] | None:
-        """Take one chunk; None where it is not for this task to settle."""
+        """Take one chunk; None if it is not for this task to settle."""
         opened = self._assembly.pending.find(chunk.key)
         event = classify(chunk, opened, self._limits)
         if opened is None and chunk.chunk_id != 0 and event not in _NEEDS_NO_SET:

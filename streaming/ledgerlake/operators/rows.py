@@ -12,7 +12,7 @@ From the stage, in order but for ``rows``, which pass as they come:
 
     message  a whole message follows: ``note`` lists its positions, and whether to read it again from the topic
     part     the next chunk of that message
-    reject   one entry that cannot become a message; ``entry`` is null where only the topic may still have it
+    reject   one entry that cannot become a message; ``entry`` is null if only the topic may still have it
     cancels  what is cancelled, of everything due that follows
     due      delayed entries that are due now; ``note`` says when that is, and which outputs they are for
     again    positions of such entries, of which only the topic has the bytes
@@ -158,7 +158,7 @@ _EVENTS: dict[str, type[Event]] = {one.__name__: one for one in get_args(Event)}
 
 
 def latest(times_ms: Iterable[int | None]) -> int | None:
-    """The latest time that is known; None where none is."""
+    """The latest time that is known; None if none is."""
     return max((one for one in times_ms if one is not None), default=None)
 
 

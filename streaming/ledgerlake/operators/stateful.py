@@ -195,7 +195,7 @@ def set_to_json(one: OpenSet) -> str:
 def set_from_json(text: str) -> OpenSet:
     """Read an open set from state.
 
-    Version 1 had no ``publish_ms``, and its ``opened_ms`` was the producer's where the broker gave no time.
+    Version 1 had no ``publish_ms``, and its ``opened_ms`` was the producer's if the broker gave no time.
 
     Raises:
         OffsetError: a newer release wrote it, or it is damaged.

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class BatchResult:
-    """What a micro-batch brought; ``repeated`` where the table had it already.
+    """What a micro-batch brought; ``repeated`` if the table had it already.
 
     ``ends`` is how far each topic partition is done: read, and nothing before it that only the topic holds. ``wakes_ms`` is
     when it wants a batch although nothing new has come; ``open_sets`` and ``held_bytes`` count large messages that are not

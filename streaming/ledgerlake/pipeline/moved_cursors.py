@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 def moved_cursors(cursors: CursorKeeper, batch: BatchRecord) -> dict[str, Position]:
-    """Return up to where somebody else moved cursors over what a micro-batch reads; asked only where loss is told by it.
+    """Return up to where somebody else moved cursors over what a micro-batch reads; asked only if loss is told by it.
 
     Raises:
         OwnershipError: another process has taken over.

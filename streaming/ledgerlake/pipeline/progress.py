@@ -78,7 +78,7 @@ class ProgressScreen:
 
 
 def progress_line(totals: Totals, rate: float, taken: Offset, latest: Offset) -> str:
-    """One line; lag is in messages by the broker's index, ``?`` where there is none."""
+    """One line; lag is in messages by the broker's index, ``?`` if there is none."""
     times = [one.time_ms for one in taken.values() if one.time_ms is not None]
     reached = time.strftime("%H:%M:%S", time.gmtime(max(times) / 1000)) if times else "-"
     lags = " ".join(_lag(name, taken, latest) for name in sorted(latest))
@@ -89,14 +89,14 @@ def progress_line(totals: Totals, rate: float, taken: Offset, latest: Offset) ->
 
 @dataclass(frozen=True)
 class Behind:
-    """How far a topic partition is ahead of what was taken, in messages and in the broker's time; None where nobody knows."""
+    """How far a topic partition is ahead of what was taken, in messages and in the broker's time; None if nobody knows."""
 
     messages: int | None
     time_ms: int | None
 
 
 def lags_of(progress: Any) -> dict[str, Behind]:
-    """How far a query is behind its topics, by topic partition, from its progress; empty where it reads none of ours."""
+    """How far a query is behind its topics, by topic partition, from its progress; empty if it reads none of ours."""
     found: dict[str, Behind] = {}
     for source in progress.sources:
         taken, latest = _offset(source, "endOffset"), _offset(source, "latestOffset")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ledgerlake.client.cluster import Cluster
 
-# Payload of one entry, where the broker takes that much.
+# Payload of one entry, if the broker takes that much.
 CHUNK_BYTES = 4 * 1024 * 1024
 
 
@@ -53,7 +53,7 @@ class LargeMessageProducer:
         properties: Mapping[str, str] | None = None,
         deliver_at_ms: int | None = None,
     ) -> AnyMessageId:
-        """Publish one message and wait until it is stored; where it was cut into chunks, its marker too.
+        """Publish one message and wait until it is stored; if it was cut into chunks, its marker too.
 
         Args:
             deliver_at_ms: when it is to be delivered, in milliseconds since 1970; at once by default.

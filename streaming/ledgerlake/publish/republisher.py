@@ -8,12 +8,12 @@ What a message keeps: value, key, ordering key, properties, event time. What is 
 
     ledgerlake.topic             the topic partition where it waited
     ledgerlake.message_id        its id there
-    ledgerlake.broker_timestamp  when the broker stored it there, in milliseconds; absent where the broker did not say
+    ledgerlake.broker_timestamp  when the broker stored it there, in milliseconds; absent if the broker did not say
     ledgerlake.deliver_at        when it was due, in milliseconds
     ledgerlake.key               ``base64``, where the key is not text and stands encoded
     ledgerlake.ordering_key      in base64, where it is not text: pulsar-client cannot send that
-    ledgerlake.null              ``true``, where it has no value: nor that
-    ledgerlake.too_large         ``true``, where its key and properties are more than the broker takes in one entry. It then stands
+    ledgerlake.null              ``true``, if it has no value: nor that
+    ledgerlake.too_large         ``true``, if its key and properties are more than the broker takes in one entry. It then stands
                                  there with the first four of these alone; the whole message is in the table
 
 Order: by topic partition. A message goes to the partition that its key says (by Java's string hash, as Pulsar's clients do

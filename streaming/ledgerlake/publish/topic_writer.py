@@ -66,7 +66,7 @@ _KINDS = {
     "topic": ("string",),
 }
 
-# Payload of one entry, where the broker takes that much.
+# Payload of one entry, if the broker takes that much.
 _ENTRY_BYTES = 4 * 1024 * 1024
 
 # Of a micro-batch, in one producer.

@@ -21,7 +21,7 @@ _NEVER_BYTES = 1024 * 1024 * 1024
 
 @functools.cache
 def keep_freed_blocks() -> None:
-    """From now on, for this process; does nothing where the C library is not glibc."""
+    """From now on, for this process; does nothing if the C library is not glibc."""
     try:
         library = ctypes.CDLL(None)
         library.mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT_BYTES)

@@ -19,7 +19,7 @@ def quieten(daemon: Any) -> None:
 
 
 def quieten_planner() -> None:
-    """The same where this process is a worker of Spark's own daemon; nothing elsewhere."""
+    """The same if this process is a worker of Spark's own daemon; else nothing."""
     main = sys.modules["__main__"]
     if getattr(getattr(main, "__spec__", None), "name", None) == "pyspark.daemon":
         quieten(main)

@@ -111,7 +111,7 @@ class Ending:
 
 
 def find(cluster: Cluster, topic_partition: str, bound: AtTime | AtIndex) -> tuple[StampedEntry | None, Position]:
-    """The entry that a time or an index means, None where the topic has not reached it; and where the topic ends.
+    """The entry that a time or an index means, None if the topic has not reached it; and where the topic ends.
 
     Raises:
         SetupError: by index, and the entries have none.
@@ -184,7 +184,7 @@ def tail_once(cluster: Cluster, topic_partition: str) -> PartitionOffset:
 
 
 def matching_partitions(topic_partitions: Sequence[str], bound: Bound) -> Sequence[str]:
-    """Return the topic partitions that a bound may be of; all where it is of none of them, which is then an error."""
+    """Return the topic partitions that a bound may be of; all if it is of none of them, which is then an error."""
     return [name for name in topic_partitions if _is_of(name, bound)] or topic_partitions
 
 
@@ -219,7 +219,7 @@ def _message_id(bound: Bound) -> AnyMessageId | None:
 
 
 def _reached(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionOffset | None:
-    """The end that is meant, or None where that is the end of the topic."""
+    """The end that is meant, or None if that is the end of the topic."""
     if isinstance(bound, PartitionOffset):
         return replace(bound, clock_ms=None)
     if isinstance(bound, (AtTime, AtIndex)):

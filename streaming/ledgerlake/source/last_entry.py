@@ -1,7 +1,7 @@
 """Where a topic partition ends for a reader: the last message that it will really get (PIP-429).
 
 For an ordinary read that is what the broker answers. The end of a compacted read is found from the entry behind that answer,
-where a broker sends one. Where the broker cannot tell, as those of Pulsar 4.0 cannot when compaction left an encrypted or an
+if a broker sends one. If the broker cannot tell, as those of Pulsar 4.0 cannot when compaction left an encrypted or an
 oddly compressed batch at the end, it is looked for here, from the end of the topic backwards.
 
 A broker stores whatever a producer sends as metadata. Where the last entry of a topic is none that it can read, it can neither tell
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 # How long a reader that gets nothing may still get something, of a topic that another reader gets entries of meanwhile.
 _QUIET_S = 2.0
 
-# The same where something that is missed is found with the next look.
+# The same if something that is missed is found with the next look.
 _QUIET_AT_END_S = 0.5
 
 _log = logging.getLogger(__name__)
 
 
 def last_position(reader: EntryReader, known: Position = BEFORE_ALL) -> Position | None:
-    """The last entry that a reader will get of what is there now, or None where there is none.
+    """The last entry that a reader will get of what is there now, or None if there is none.
 
     Args:
-        known: an entry up to which nothing needs to be looked for, where the broker cannot tell.
+        known: an entry up to which nothing needs to be looked for, if the broker cannot tell.
 
     Raises:
         As ``last_message``.
@@ -54,7 +54,7 @@ def last_position(reader: EntryReader, known: Position = BEFORE_ALL) -> Position
 
 
 def last_message(reader: EntryReader, known: Position = BEFORE_ALL) -> MessageId | None:
-    """The last message that a reader will get of what is there now, or None where there is none; ``known``: see ``last_position``.
+    """The last message that a reader will get of what is there now, or None if there is none; ``known``: see ``last_position``.
 
     Raises:
         SetupError: a converter of the user's failed, or does not exist.
@@ -72,7 +72,7 @@ def last_message(reader: EntryReader, known: Position = BEFORE_ALL) -> MessageId
 
 
 def _of_last_entry(reader: EntryReader, answered: MessageId, received: LastMessageIdReceived) -> MessageId | None:
-    """What the entry behind an answer says; None where that is no entry that we can read."""
+    """What the entry behind an answer says; None if that is no entry that we can read."""
     try:
         return _convert(reader, answered.position, received.entry)
     except CorruptEntryError as error:
@@ -121,7 +121,7 @@ def _plain_payload(entry: RawEntry, crypto: CryptoSettings) -> bytes | None:
 
 
 def _read_on(reader: EntryReader, known: Position) -> MessageId | None:
-    """The last entry behind a known one that a reader gets before it stays quiet; the known one where it gets none."""
+    """The last entry behind a known one that a reader gets before it stays quiet; the known one if it gets none."""
     _log.warning(
         "the last entry of %s is none that the broker can read; reading on from %s", reader.topic_partition, known
     )

@@ -6,15 +6,15 @@ retention, truncation, or when a topic is deleted. So nothing is lost as long as
 there; once it is gone, the broker's index (PIP-70), which counts every message, says whether anything stood between.
 
 If there is no index to compare, a durable cursor of ours decides. A broker keeps every ledger with an entry that a cursor has not
-passed, so a ledger that is gone was read whole. That ends where somebody else moved the cursor (message TTL, an operator), which
-shows as a cursor beyond what was taken, or where a ledger is gone of which the range itself has read something or was to: a
+passed, so a ledger that is gone was read whole. That ends if somebody else moved the cursor (message TTL, an operator), which
+shows as a cursor beyond what was taken, or if a ledger is gone of which the range itself has read something or was to: a
 cursor passes a range only when it is committed. Without a cursor something may have stood between, and that counts as loss.
 
 The broker tells who holds a subscription where it stands, and nobody else. So of a range without an index that goes from one
 ledger into another it is asked anew: by the planner of the bare source when it plans the range, by the driver of a pipeline
 before the tasks begin, which it tells by a local property of their job (``tell_tasks``).
 
-Nothing shows that a cursor was moved just to the end of a ledger, or removed and made again: where a ledger that was read whole is
+Nothing shows that a cursor was moved just to the end of a ledger, or removed and made again: if a ledger that was read whole is
 removed, the broker itself moves the cursor before the first entry of the next one.
 
 A topic that ends before what was read of it is another one of that name (``is_another_topic``): the cluster was made anew, or the
@@ -43,7 +43,7 @@ _PROPERTY = "ledgerlake.movedCursors"
 
 @dataclass(frozen=True)
 class Taken:
-    """The last entry that was read, with the broker's index of its last message where it says one."""
+    """The last entry that was read, with the broker's index of its last message if it says one."""
 
     position: Position
     index: int | None = None
@@ -53,7 +53,7 @@ class Taken:
 class Loss:
     """A range of a topic partition that is gone: behind ``after``, and before ``before``.
 
-    ``messages`` is how many there were at most; None where nobody knows. ``is_new_topic`` says that the numbers begin
+    ``messages`` is how many there were at most; None if nobody knows. ``is_new_topic`` says that the numbers begin
     again: the topic was deleted and created anew. ``cause`` ends the sentence on it.
     """
 
@@ -88,7 +88,7 @@ def find_loss(
 
     Args:
         following: where the next entry stands that there is.
-        first_index: the broker's index of its first message, where it says one.
+        first_index: the broker's index of its first message, if it says one.
         first_available: where the topic begins now.
         after: the last entry that was taken before the range.
         end: where the range ends by its plan.
@@ -121,7 +121,7 @@ def is_another_topic(taken: PartitionOffset, end: Position) -> bool:
     """Whether a topic that ends at ``end`` cannot be the one that was read up to ``taken``, but has taken its name.
 
     Ledger ids only rise in a cluster, and a broker never says that a topic ends before an entry that it has delivered: it says
-    nothing (entry -1) where no entry is left. A position that only somebody named, or where no entry was read, may lie beyond
+    nothing (entry -1) if no entry is left. A position that only somebody named, or at which no entry was read, may lie beyond
     the end; one of an entry that was read has a time.
     """
     return taken.time_ms is not None and end.entry_id >= 0 and end.ledger_id < taken.position.ledger_id

@@ -21,10 +21,10 @@ class EntryRange:
 
     ``after_batch_index`` belongs to the first entry after ``after``: its messages up to that index were taken before.
     ``end_batch_index`` belongs to the entry at ``end``: only its messages up to that index are in the range.
-    ``after_index`` is the broker's index of the last message taken before, where it is known.
-    ``pinned_from``: behind this position a durable cursor has kept what was not read, which tells loss from a hole where
+    ``after_index`` is the broker's index of the last message taken before, if it is known.
+    ``pinned_from``: behind this position a durable cursor has kept what was not read, which tells loss from a hole if
     an index cannot (see ``loss``); None: there is none.
-    ``clock_ms`` is what time it is by the batch, where it says so; a range without entries is there for that alone.
+    ``clock_ms`` is what time it is by the batch, if it says so; a range without entries is there for that alone.
     """
 
     topic_partition: str
@@ -74,7 +74,7 @@ def entry_range(topic_partition: str, before: PartitionOffset, after: PartitionO
 
 
 def split(spans: list[EntryRange], min_partitions: int) -> list[EntryRange]:
-    """The same entries in at least so many ranges where that can be: a range is cut within the ledger that it ends in.
+    """The same entries in at least so many ranges if that can be: a range is cut within the ledger that it ends in.
 
     What lies in earlier ledgers stays one range, since how many entries those have is not known here.
     """

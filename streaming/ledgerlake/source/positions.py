@@ -77,7 +77,7 @@ class Tail:
     def __init__(self, cluster: Cluster, topic_partition: str) -> None:
         self.topic_partition = topic_partition
         self.is_gone = False
-        # What the broker said last, also where that is before what was known.
+        # What the broker said last, also if that is before what was known.
         self.answered = BEFORE_ALL
         self._cluster = cluster
         self._reader = EntryReader(cluster, topic_partition, AFTER_ALL)
@@ -184,7 +184,7 @@ def describe(cluster: Cluster, topic_partition: str, position: Position) -> Part
 def count_messages(
     cluster: Cluster, topic_partition: str, start: PartitionOffset, end: PartitionOffset, most: int
 ) -> int:
-    """How many messages lie between two offsets, by the broker's index; where there is none they are read, up to ``most``."""
+    """How many messages lie between two offsets, by the broker's index; if there is none they are read, up to ``most``."""
     if end.index is not None and start.index is not None:
         return max(end.index - start.index, 0)
     reader = EntryReader(cluster, topic_partition, start.position)
@@ -213,7 +213,7 @@ class Scout:
     def advance(
         self, after: Position, end: PartitionOffset, max_rows: int | None, max_bytes: int | None
     ) -> PartitionOffset:
-        """The last entry within the budget, at least one; ``end`` where the budget covers all of it."""
+        """The last entry within the budget, at least one; ``end`` if the budget covers all of it."""
         if self._reader is None or self._stopped_at != after:
             self.close()
             self._reader = EntryReader(self._cluster, self.topic_partition, after)

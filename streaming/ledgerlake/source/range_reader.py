@@ -94,7 +94,7 @@ def _received(reader: EntryReader, end: Position, watch: _LossWatch) -> Iterator
 
 
 def _cut(received: Received, places: Collection[Position]) -> Iterable[Received]:
-    """One by one where some place is among them."""
+    """One by one, if a place is among them."""
     if any(received.position <= place <= received.last for place in places):
         return received.each()
     return (received,)
@@ -124,7 +124,7 @@ class _Bundle:
 def _process(
     options: SourceOptions, processor: MessagePayloadProcessor, entry: EntryReceived
 ) -> bytes | bytearray | RejectedEntry:
-    """An entry's frame after the user's function; empty where that found nothing."""
+    """An entry's frame after the user's function; empty if that found nothing."""
     try:
         changed = process_entry(processor, entry.entry, entry.ledger_id, entry.entry_id, **options.decoding)
     except CorruptEntryError as error:
@@ -142,7 +142,7 @@ class _LossWatch:
         self._fails = options.fail_on_data_loss
         self._span = span
         self.topic_is_gone = False
-        # What compaction took away is no loss, and what it left stands where ledgers may be gone.
+        # What compaction took away is no loss, and what it left may stand between ledgers that are gone.
         self._looks = not options.client.read_compacted and span.after.ledger_id >= 0
         self._ledger_id = span.after.ledger_id
         self._last: Received | None = None

@@ -44,7 +44,7 @@ Probe = Callable[[Position], "StampedEntry | None"]
 
 
 def first_since(probe: Probe, last: Position, time_ms: int) -> StampedEntry | None:
-    """The first entry stored at ``time_ms`` or later; None where there is none up to ``last``."""
+    """The first entry stored at ``time_ms`` or later; None if there is none up to ``last``."""
     probe = cache(probe)
     begin = _first_by_broker(probe, last)
     if begin is None:
@@ -56,17 +56,17 @@ def first_since(probe: Probe, last: Position, time_ms: int) -> StampedEntry | No
 
 
 def first_with_index(probe: Probe, last: Position, index: int) -> StampedEntry | None:
-    """The first entry whose last message has ``index`` or a higher one; None where there is none up to ``last``."""
+    """The first entry whose last message has ``index`` or a higher one; None if there is none up to ``last``."""
     return _search(probe, last, lambda one: one.stamp.index is not None and one.stamp.index >= index)[1]
 
 
 def last_before(probe: Probe, last: Position, position: Position) -> StampedEntry | None:
-    """The entry before a position; None where that is the first."""
+    """The entry before a position; None if that is the first."""
     return _search(probe, last, lambda one: one.position >= position)[0]
 
 
 def _first_by_broker(probe: Probe, last: Position) -> StampedEntry | None:
-    """Where broker timestamps begin; None where the topic does not end with them."""
+    """Where broker timestamps begin; None if the topic does not end with them."""
     end = probe(last)
     if end is not None and not end.stamp.by_broker:
         return None

@@ -5,7 +5,7 @@ Rules kept here:
   - Nothing is opened before the first question: Spark makes readers only to pickle them.
   - With ``Trigger.AvailableNow`` the end is fixed once, and the limits still hold. A stream with an end never reads past it.
   - Where nothing new has come, a batch is planned all the same for a topic partition that asked to be woken (``wakes``).
-    While entries come, their broker times say what time it is; where the broker says none, the clock is ours then too.
+    While entries come, their broker times say what time it is; if the broker says none, the clock is ours then too.
   - A batch of fewer messages than asked for may be held back (``admission``), but never one with something due.
   - A position that did not move keeps the very JSON it had, since Spark takes a changed offset for new data.
 """
@@ -54,13 +54,13 @@ if TYPE_CHECKING:
 # How often topics and partitions are looked for.
 _LOOK_S = 2.0
 
-# The same where the broker tells when some come or go, in case that a word of it was lost.
+# The same if the broker tells when some come or go, in case that a word of it was lost.
 _LOOK_WATCHED_S = 30.0
 
 # Between two questions to a broker that says what it should not.
 _SURE_S = 0.5
 
-# How often a batch is planned of an idle topic where nobody says when one is wanted.
+# How often a batch is planned of an idle topic if nobody says when one is wanted.
 _TICK_MS = 1000
 
 _log = logging.getLogger(__name__)
@@ -328,7 +328,7 @@ class _Planner:
         return self._admission.holds(sum(self._count(name, start, end) for name, end in ends.items()), _clock_ms())
 
     def _count(self, name: str, start: Offset, end: PartitionOffset) -> int:
-        """How many messages of a topic partition there are to read; not fewer than asked for where there are more."""
+        """How many messages of a topic partition there are to read; not fewer than asked for if there are more."""
         assert self._admission is not None
         begin = start.get(name, PartitionOffset(BEFORE_ALL))
         known = self._counted.get(name)

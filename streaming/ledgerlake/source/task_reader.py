@@ -48,7 +48,7 @@ _AGAIN_NEAR = 16
 class Piece:
     """MESSAGE frames of one kind (see ``decode.split``), in order, and what of the first entry belongs to the range.
 
-    ``broker_ms`` is the broker's time of the last entry, where it says one.
+    ``broker_ms`` is the broker's time of the last entry, if it says one.
     """
 
     kind: str
@@ -69,7 +69,7 @@ def read_pieces(options: SourceOptions, span: EntryRange) -> Iterator[Piece]:
 
 
 def read_bundles(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
-    """The range as rows of ``schema.BUNDLES``: at least one, empty where the range holds no entry."""
+    """The range as rows of ``schema.BUNDLES``: at least one, empty if the range holds no entry."""
     sent = False
     for piece in read_pieces(options, span):
         yield _bundle(span, piece)
@@ -183,7 +183,7 @@ def read_entries(options: SourceOptions, span: EntryRange) -> Iterator[pa.Record
 
 
 def check_broker_metadata(required: bool, messages: pa.RecordBatch, source: TopicPartition) -> None:
-    """Refuse messages without a broker timestamp where the user asked for that.
+    """Refuse messages without a broker timestamp if the user asked for that.
 
     Raises:
         SetupError: there are such messages.

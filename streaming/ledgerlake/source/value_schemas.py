@@ -29,7 +29,7 @@ METADATA_KEY = "pulsar.schema"
 
 
 def find_value_schema(options: SourceOptions) -> ValueSchema:
-    """The newest schema of the topics that are read; none where they have none.
+    """The newest schema of the topics that are read; none if they have none.
 
     Raises:
         UsageError: they have different ones, and the options do not allow that.

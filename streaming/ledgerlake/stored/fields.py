@@ -32,9 +32,9 @@ def parse_stored(
 
     Args:
         written: what it is, as the error's subject.
-        read: makes a value of its fields and its version, 0 where it has none; raises ValueError, or what a wrong type
+        read: makes a value of its fields and its version, 0 if it has none; raises ValueError, or what a wrong type
             leads to.
-        known: the last version that can be read, where the object has one.
+        known: the last version that can be read, if the object has one.
 
     Raises:
         OffsetError: a newer release wrote it, or it is damaged.
@@ -98,5 +98,5 @@ def _dataclass_reader(kind: Any) -> Callable[[Any], Any]:
 
 def _checked(fits: bool, value: Any, kind: Any) -> Any:
     if not fits:
-        raise ValueError(f"a {type(value).__name__} stands where {getattr(kind, '__name__', kind)} belongs")
+        raise ValueError(f"a {type(value).__name__} stands in place of {getattr(kind, '__name__', kind)}")
     return value

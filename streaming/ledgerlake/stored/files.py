@@ -25,7 +25,7 @@ def resolve(path: str) -> tuple[fs.FileSystem, str]:
 
 
 def load_json(path: str) -> Any:
-    """A file's content, or None where there is no file.
+    """A file's content, or None if there is no file.
 
     Raises:
         OSError, ValueError: it cannot be read, or is no JSON.
@@ -46,7 +46,7 @@ def load_stored(path: str, written: str, read: Callable[[dict[str, Any], int], T
 
 
 def save_json(path: str, data: Any) -> None:
-    """Replace a file in one step; its folder is made where it is missing.
+    """Replace a file in one step; its folder is made if it is missing.
 
     Raises:
         OSError: it cannot be written.

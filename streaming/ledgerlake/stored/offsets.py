@@ -6,7 +6,7 @@
 The position is the last entry taken (``"entry": -1``: nothing of that ledger; ledger -1: nothing at all). ``batch``, where
 present, says that only the messages up to that index of the *next* entry were taken. ``time`` is the broker's, of that
 entry, where it is one that can be written so, and ``index`` the broker's of the last message taken: for people, and to tell loss from a hole (see ``loss``); where a read begins does not depend on
-them. ``clock``, where present, is what time it was when
+them. ``clock``, if present, is what time it was when
 nothing new had come and something was to be done all the same, such as to give up a large message that never ends.
 
 Version 1 had no ``clock``.

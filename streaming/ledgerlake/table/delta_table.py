@@ -85,7 +85,7 @@ class Table:
 
     def create(self, spark: SparkSession) -> None:
         """Make the table, unless somebody else just did."""
-        # Unlike CREATE TABLE this also works where a kill left a log folder without a commit.
+        # Unlike CREATE TABLE this also works if a kill left a log folder without a commit.
         nothing = spark.createDataFrame(self.schema.empty_table())
         nothing.write.format("delta").mode("ignore").save(self.path)
 
@@ -343,7 +343,7 @@ def column_differences(schema: pa.Schema, table: DeltaTable) -> tuple[list[str],
     missing = [f"it lacks {name}" for name in wanted if name not in found]
     extra = [f"it has {name}" for name in found if name not in wanted]
     both = [name for name in wanted if name in found and wanted[name] != found[name]]
-    return missing, extra, [f"{name} is {found[name]} where {wanted[name]} belongs" for name in both]
+    return missing, extra, [f"{name} is {found[name]} instead of {wanted[name]}" for name in both]
 
 
 def _range_of(query: str) -> str:

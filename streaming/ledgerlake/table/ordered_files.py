@@ -1,15 +1,15 @@
 """Parquet files whose rows stand in order, from batches that mostly do already.
 
-Key: (effective time, ledger, entry, batch index), where effective time is the broker's timestamp, or the publish time where
+Key: (effective time, ledger, entry, batch index), where effective time is the broker's timestamp, or the publish time if
 there is none, and of a message that waited its delivery time where that is later. A row that has neither, since its producer's time
-was out of range, has the effective time 0: it stands before the others and is late where the table has rows. Broker times only rise, so rows normally pass straight through; publish times of several
+was out of range, has the effective time 0: it stands before the others and is late if the table has rows. Broker times only rise, so rows normally pass straight through; publish times of several
 producers do not, and a broker's clock can step back.
 
 How it stays bounded: rows gather up to one row group and are sorted there. While each group begins at or after the end
 of the one before, all of them go into one file, a run. A group that begins earlier opens a new run, and at the end the
-runs are merged with one row group of each in memory. Files of several writers are merged the same way, where they overlap.
+runs are merged with one row group of each in memory. Files of several writers are merged the same way, if they overlap.
 
-A value of a row group's size or more has a file of its own, packed only where a sample of it shrinks.
+A value of a row group's size or more has a file of its own, packed only if a sample of it shrinks.
 
 The file's facts come from Parquet's own footer, so nothing is counted twice.
 """
@@ -75,7 +75,7 @@ _STATISTICS_COLUMNS = [
 class DataFile:
     """A finished file that no table knows yet: its name below the table, and what Delta's log records of it.
 
-    ``first`` and ``last`` are the keys of its first and last row, where its rows have an order.
+    ``first`` and ``last`` are the keys of its first and last row, if its rows have an order.
     """
 
     name: str
@@ -316,7 +316,7 @@ def _row_groups(folder: ParquetFolder, name: str) -> Iterator[pa.Table]:
 
 
 def effective_times(table: pa.Table | pa.RecordBatch) -> Times:
-    """Microseconds by which rows are ordered, 0 where there is no time; see the module."""
+    """Microseconds by which rows are ordered, 0 if there is no time; see the module."""
     stored = pc.coalesce(table["broker_timestamp"], table["publish_time"])
     times: Times = pc.fill_null(stored.cast(pa.int64()), 0).to_numpy()
     if table["delivered_at"].null_count == table.num_rows:

@@ -56,7 +56,7 @@ def decompress(codec: int, data: memoryview, declared_bytes: int, max_bytes: int
         ) from None
     if len(plain) != declared_bytes:
         raise CorruptEntryError(
-            f"{len(plain)} bytes came out where {declared_bytes} were declared", reason="bad_compression"
+            f"{len(plain)} bytes came out, and {declared_bytes} were declared", reason="bad_compression"
         )
     return plain
 

@@ -16,7 +16,7 @@ COLUMNS_MOST = 10_000
 
 @dataclass
 class DecodedValues:
-    """A column, null where a value is null or bad; ``bad`` says by row what is wrong."""
+    """A column, null if a value is null or bad; ``bad`` says by row what is wrong."""
 
     values: pa.Array
     bad: dict[int, str] = field(default_factory=dict)
@@ -24,7 +24,7 @@ class DecodedValues:
 
 @dataclass(frozen=True)
 class Encoded:
-    """What values are decoded from: the payloads, and the messages' own keys; null where there is none."""
+    """What values are decoded from: the payloads, and the messages' own keys; null if there is none."""
 
     payloads: pa.BinaryArray
     keys: pa.BinaryArray | None = None

@@ -56,7 +56,7 @@ def as_compat(messages: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _fields(records: pa.StructArray) -> list[pa.Array]:
-    """The fields of records, null where a record is."""
+    """The fields of records, null if a record is."""
     return list(records.flatten())
 
 

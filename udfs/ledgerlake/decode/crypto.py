@@ -66,8 +66,8 @@ def open_entry(entry: RawEntry, settings: CryptoSettings) -> RawEntry:
     """The entry as it was before encryption; one that is not encrypted as it is.
 
     Raises:
-        CorruptEntryError: ``encrypted`` where no key was configured, ``undecryptable`` where none fits.
-        DecryptionError: the same, where the settings say to fail.
+        CorruptEntryError: ``encrypted`` if no key was configured, ``undecryptable`` if none fits.
+        DecryptionError: the same, if the settings say to fail.
     """
     if not entry.metadata.encryption_keys:
         return entry
@@ -127,7 +127,7 @@ class _Opener:
         return known
 
     def _unwrap(self, wrapped: pb.EncryptionKeys) -> AESGCM | None:
-        """The data key, or None where we have no private key that opens it."""
+        """The data key, or None if we have no private key that opens it."""
         assert self._read_key is not None
         pem = self._read_key(str(wrapped.key), {one.key: one.value for one in wrapped.metadata})
         if pem is None:
@@ -144,7 +144,7 @@ class _Opener:
 
 @lru_cache(maxsize=100)
 def _private_key(pem: bytes) -> rsa.RSAPrivateKey | None:
-    """The key in a PEM, None where it is of another kind. Reading one takes some 50 ms, since its numbers are checked.
+    """The key in a PEM, None if it is of another kind. Reading one takes some 50 ms, since its numbers are checked.
 
     Raises:
         ValueError, TypeError, UnsupportedAlgorithm: it is none, or needs a password.

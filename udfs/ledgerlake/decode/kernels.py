@@ -166,7 +166,7 @@ def read_short_varint(buffer, position, end):  # type: ignore[no-untyped-def]
 
 @compiled
 def skip_field(buffer, position, end, wire_type):  # type: ignore[no-untyped-def]
-    """The position after a field's value, -1 where it does not fit."""
+    """The position after a field's value, -1 if it does not fit."""
     if wire_type == VARINT:
         stop = min(position + 10, end)  # a negative number takes ten bytes
         while position < stop:
@@ -222,7 +222,7 @@ def is_utf8(buffer, position, end):  # type: ignore[no-untyped-def]
 
 @compiled
 def read_property(buffer, position, end):  # type: ignore[no-untyped-def]
-    """A KeyValue: key start, key size, value start, value size; key start -1 where it is not plain."""
+    """A KeyValue: key start, key size, value start, value size; key start -1 if it is not plain."""
     key = value = np.int64(-1)
     key_size = value_size = np.int64(0)
     while position < end:
@@ -244,9 +244,9 @@ def read_property(buffer, position, end):  # type: ignore[no-untyped-def]
 
 @compiled
 def read_message_id(buffer, position, end, plain_only):  # type: ignore[no-untyped-def]
-    """Ledger and entry of a MessageIdData, -1 where it lacks them, and the position after it.
+    """Ledger and entry of a MessageIdData, -1 if it lacks them, and the position after it.
 
-    That is -1 where it is broken; with ``plain_only`` also where it has more than partition, batch_index and batch_size beside.
+    That is -1 if it is broken; with ``plain_only`` also if it has more than partition, batch_index and batch_size beside.
     """
     ledger_id = entry_id = np.int64(-1)
     while position < end:
@@ -272,7 +272,7 @@ def read_message_id(buffer, position, end, plain_only):  # type: ignore[no-untyp
 
 @compiled
 def read_message_command(buffer, position, end):  # type: ignore[no-untyped-def]
-    """Consumer, ledger and entry of a MESSAGE as brokers encode it; a consumer of -1 where it is anything else."""
+    """Consumer, ledger and entry of a MESSAGE as brokers encode it; a consumer of -1 if it is anything else."""
     odd = np.int64(-1), np.int64(-1), np.int64(-1)
     # BaseCommand.type = MESSAGE, then BaseCommand.message up to the end.
     if end - position < 4 or buffer[position] != 8 or buffer[position + 1] != 9 or buffer[position + 2] != 74:
@@ -697,7 +697,7 @@ def walk_properties(buffer, messages, spans):  # type: ignore[no-untyped-def]
 
 @compiled
 def copy(buffer, start, size, out, target):  # type: ignore[no-untyped-def]
-    """Both cut out first: where no index can be negative, the loop is one of vector instructions."""
+    """Both cut out first: if no index can be negative, the loop is one of vector instructions."""
     taken, put = buffer[start : start + size], out[target : target + size]
     for index in range(len(taken)):
         put[index] = taken[index]

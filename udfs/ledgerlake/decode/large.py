@@ -3,7 +3,7 @@
 Order of work on the bytes: verify each chunk, decrypt each chunk, join, decompress once; ``uncompressed_size`` is that of the whole. The row is the last chunk's: position, broker time, index and
 metadata, which producers repeat on every chunk.
 
-Memory: chunks are let go of as they are joined; then the joined bytes and, where compressed, the plain ones.
+Memory: chunks are let go of as they are joined; then the joined bytes and, if compressed, the plain ones.
 """
 
 from __future__ import annotations

@@ -226,7 +226,7 @@ def _place(entry: Matrix) -> tuple[int, int]:
 
 
 def _opened(buffer: Bytes, entry: Matrix, crypto: CryptoSettings) -> bytes | None:
-    """The entry without its encryption; None where it has none, or no key opens it, or it is a part of a message."""
+    """The entry without its encryption; None if it has none, or no key opens it, or it is a part of a message."""
     try:
         raw = parse_entry(buffer.data[entry[k.E_START] : entry[k.E_END]])
         if not raw.metadata.encryption_keys or raw.metadata.num_chunks_from_msg > 1:
@@ -294,7 +294,7 @@ _POSITION_COLUMNS = [
 
 
 def _shift(entries: Matrix, distance: int) -> None:
-    """Move every position of the entries, where present, to a buffer that begins elsewhere."""
+    """Move every position of the entries, if present, to a buffer that begins elsewhere."""
     for column in _POSITION_COLUMNS:
         present = entries[:, column] != k.NONE
         entries[present, column] += distance
@@ -479,7 +479,7 @@ def _columns(part: _Slice, fields: Matrix, source: TopicPartition) -> pa.RecordB
 
 
 def _absent(fields: Matrix, start_field: int, size_field: int) -> Matrix:
-    """Sizes, with NONE where the field is absent."""
+    """Sizes, with NONE if the field is absent."""
     return np.where(fields[start_field] == k.NONE, k.NONE, fields[size_field])
 
 
@@ -534,7 +534,7 @@ def _times(values_ms: Matrix, absent: int) -> pa.Array:
 
 
 def _known(values_ms: Matrix) -> Matrix:
-    """Times, absent where they are out of range."""
+    """Times, absent if they are out of range."""
     return np.where(values_ms > MAX_TIME_MS, k.NONE, values_ms) if _passes_range(values_ms) else values_ms
 
 

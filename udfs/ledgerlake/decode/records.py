@@ -285,7 +285,7 @@ def _is_simple_part(one: pa.Field) -> bool:
 
 
 def _parse_together(payloads: pa.BinaryArray, physical: pa.DataType) -> pa.Array | None:
-    """All values by one call, or None where any of them is not plainly one object.
+    """All values by one call, or None if any of them is not plainly one object.
 
     Between two lies a line break, which no JSON string may hold as it is, and each begins and ends as an object does: so as many
     objects as values means one each.

@@ -24,7 +24,7 @@ _U32 = struct.Struct(">I")
 
 @dataclass(frozen=True)
 class RejectedEntry:
-    """One entry and why it became no message; ``entry`` is None where nobody has its bytes any more."""
+    """One entry and why it became no message; ``entry`` is None if nobody has its bytes any more."""
 
     position: Position
     entry: bytes | memoryview | None

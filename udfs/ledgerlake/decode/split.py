@@ -8,7 +8,7 @@ Kinds:
     marker    the list of a large message's chunks (PIP-37, option 2), see ``wire.chunks``
     reject    no message already when it was read, or not there to be read (see ``rejects.reject_frame``)
 
-Chunks, markers and rejects travel alone. A delivery time counts only where the entry's checksum is right, since what is damaged is
+Chunks, markers and rejects travel alone. A delivery time counts only if the entry's checksum is right, since what is damaged is
 rejected, not kept waiting until the year that it claims.
 """
 
@@ -59,7 +59,7 @@ class DelayedEntries:
 
 
 def split_bundle(frames: bytes | bytearray | memoryview) -> Iterator[tuple[str, memoryview, int | None]]:
-    """Pieces of a bundle in order, each with its kind and the broker's time of its last entry, where the broker says one.
+    """Pieces of a bundle in order, each with its kind and the broker's time of its last entry, if the broker says one.
 
     Raises:
         MalformedFrameError: the bundle is not whole frames.

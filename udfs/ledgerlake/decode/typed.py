@@ -3,7 +3,7 @@
 Two columns stand beside it:
 
     value_bytes     the bytes of what has no typed value, which are chunks of large messages and values that do not fit their
-                    schema; where asked, of every message
+                    schema; if asked, of every message
     reject_reason   of a value that does not fit: ``undecodable_value``, or ``unknown_schema`` for a version that the registry
                     does not have
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 UNDECODABLE_VALUE = "undecodable_value"
 UNKNOWN_SCHEMA = "unknown_schema"
 
-# The schema of a version, as the messages say it; None where the registry has no such version.
+# The schema of a version, as the messages say it; None if the registry has no such version.
 SchemaOfVersion = Callable[[bytes], "ValueSchema | None"]
 
 
@@ -55,7 +55,7 @@ def type_values(
 
     Args:
         messages: any columns with ``value``, ``key``, ``key_bytes`` and ``schema_version``; rows with a ``chunk_uuid`` or a
-            ``reject_reason``, where there are such columns, are no messages.
+            ``reject_reason``, if there are such columns, are no messages.
     """
     columns = dict(zip(messages.schema.names, messages.columns, strict=True))
     columns.setdefault("reject_reason", pa.nulls(messages.num_rows, pa.string()))

@@ -146,7 +146,7 @@ def _kind_of(name: str) -> int:
 
 
 def _two(data: bytes) -> tuple[bytes | None, bytes | None] | None:
-    """Two parts, each with its length in front (-1: null), that fill the bytes; None where they do not."""
+    """Two parts, each with its length in front (-1: null), that fill the bytes; None if they do not."""
     parts: list[bytes | None] = []
     start = 0
     for _ in range(2):
