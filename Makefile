@@ -34,10 +34,10 @@ demo: setup ## broker, live producers, pipeline, table, verdict
 	$(BIN)/ledgerlake demo
 
 test: setup ## every promise: pure tests, Spark, and live against the embedded broker, in JOBS processes
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-all: setup ## all tests in their long versions
-	LEDGERLAKE_CAMPAIGN=long $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m ""
+	LEDGERLAKE_CAMPAIGN=long $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m ""
 
 test-fast: setup ## the tests that need neither Spark nor a broker; a socket that is left open fails one
 	$(BIN)/python -m pytest -m "not spark and not live and not long" \

@@ -48,7 +48,7 @@ from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.demo import create_partitioned_topic
 from ledgerlake.devbroker import Broker
-from ledgerlake.operators.rows import FLOW_DDL, Standing, report_from_json, standing_to_json
+from ledgerlake.operators.rows import FLOW_DDL, StateSummary, report_from_json, summary_to_json
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_batch, encode_entry
 
@@ -366,7 +366,7 @@ def _no_stage(flow: DataFrame, *_: object) -> DataFrame:
 
 def _standings(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in rows:
-        notes = [standing_to_json(Standing([report_from_json(note).fact])) for note in batch["note"].to_pylist()]
+        notes = [summary_to_json(StateSummary([report_from_json(note).fact])) for note in batch["note"].to_pylist()]
         yield batch.set_column(batch.schema.get_field_index("note"), "note", pa.array(notes, pa.string()))
 
 

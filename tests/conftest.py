@@ -63,3 +63,8 @@ def spark() -> Iterator[SparkSession]:
     session = start_session("tests", "local[2]", {"spark.sql.streaming.stateStore.maintenanceInterval": "2s"})
     yield session
     session.stop()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Live tests run first: their files take longest, and a run in processes is as long as its last file."""
+    items.sort(key=lambda item: "live" not in item.path.parts)

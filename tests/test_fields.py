@@ -166,7 +166,7 @@ def _decode_and_write(entries: list[bytes], folder: Path) -> list[dict[str, Any]
     messages = [part.messages for part in parts]
     rejects = [row for part in parts for row in part.rejects.to_pylist()]
     assert len({row["entry_id"] for one in messages for row in one.to_pylist()} | {row["entry_id"] for row in rejects})
-    writer = OrderedWriter(ParquetFolder(LocalFileSystem(), str(folder), schema.MESSAGES, "part"), floor_us=1)
+    writer = OrderedWriter(ParquetFolder(LocalFileSystem(), str(folder), schema.MESSAGES, "part"), reached_us=1)
     rows = []
     for one in messages:
         writer.write(one.select(schema.MESSAGES.names))

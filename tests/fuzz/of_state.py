@@ -19,12 +19,12 @@ from ledgerlake.operators.delayed import _elsewhere_from_json, _elsewhere_to_jso
 from ledgerlake.operators.rows import (
     Begun,
     Report,
-    Standing,
+    StateSummary,
     Waits,
     report_from_json,
     report_to_json,
-    standing_from_json,
-    standing_to_json,
+    summary_from_json,
+    summary_to_json,
 )
 from ledgerlake.operators.stateful import set_from_json, set_to_json
 from ledgerlake.pipeline import checkpoint, cursors
@@ -98,7 +98,7 @@ _LARGE = [
     '{"version": 1, "positions": [[7, 1], [7, 4]], "held": true}',
     '{"version": 2, "positions": [[7, 1]], "held": true, "part": {"after": null, "until": 3}, "delivered": false}',
 ]
-_STANDING = Standing([{"f": 1}], Position(7, 1), 5, 1, 600, 2, 7, Position(7, 2))
+_SUMMARY = StateSummary([{"f": 1}], Position(7, 1), 5, 1, 600, 2, 7, Position(7, 2))
 
 
 def _judge_set(data: bytes) -> int:
@@ -116,9 +116,9 @@ def _judge_report(data: bytes) -> int:
     return 1
 
 
-def _judge_standing(data: bytes) -> int:
-    found = standing_from_json(_text(data))
-    assert standing_from_json(standing_to_json(found)) == found
+def _judge_summary(data: bytes) -> int:
+    found = summary_from_json(_text(data))
+    assert summary_from_json(summary_to_json(found)) == found
     return 1
 
 
@@ -298,7 +298,7 @@ TARGETS = [
     Target("offset", "source.offsets", _json_of(*_OFFSETS), _judge_offset, _REFUSED),
     Target("open-set", "open sets in state", _json_of(set_to_json(_OPEN)), _judge_set, _REFUSED),
     Target("report", "rows to the stateful stage: reports", _json_of(report_to_json(_REPORT)), _judge_report, _REFUSED),
-    Target("standing", "rows from the stateful stage: standings", _json_of(standing_to_json(_STANDING)), _judge_standing, _REFUSED),
+    Target("summary", "rows from the stateful stage: state summaries", _json_of(summary_to_json(_SUMMARY)), _judge_summary, _REFUSED),
     Target("cancels", "cancels in state", _json_of(cancels_to_json(one for one in _REPORT.events if isinstance(one, Cancel))), _judge_cancels, _REFUSED),
     Target("delayed-large", "delayed large messages in state", _json_of(*_LARGE), _judge_large, _REFUSED),
     Target("cursor-ends", "pipeline.cursors: what is to be acknowledged", _json_of(_ENDS), _reads(cursors._read, 1), _REFUSED),

@@ -14,7 +14,7 @@ from ledgerlake.assembly.assembler import Assembled, Entry, Rejected
 from ledgerlake.assembly.rules import Chunk
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.operators.in_task import LocalAssembly
-from ledgerlake.operators.rows import Report, Standing, flow_row, report_to_json, standing_from_json
+from ledgerlake.operators.rows import Report, StateSummary, flow_row, report_to_json, summary_from_json
 from ledgerlake.operators.stateful import Processor
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.wire.message_id import Position
@@ -109,7 +109,7 @@ class Settled:
     delivered: list[tuple[Position, ...]] = field(default_factory=list)
     read_again: int = 0
     rejected: list[tuple[str, Position]] = field(default_factory=list)
-    standing: Standing | None = None
+    summary: StateSummary | None = None
 
     def outcomes(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
@@ -135,7 +135,7 @@ class Settled:
             else:
                 assert row.kind == "report"
                 assert not waiting
-                self.standing = standing_from_json(row.note)
+                self.summary = summary_from_json(row.note)
 
     def _deliver(self, positions: tuple[Position, ...], entries: Sequence[Entry | None] | None) -> None:
         self.delivered.append(positions)

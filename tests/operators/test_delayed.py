@@ -18,7 +18,7 @@ from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators import bucket_storage, delayed
 from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
-from ledgerlake.operators.rows import FLOW, Report, Standing, Waits, delayed_rows, flow_row, report_to_json
+from ledgerlake.operators.rows import FLOW, Report, StateSummary, Waits, delayed_rows, flow_row, report_to_json
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -63,7 +63,7 @@ class Play:
         self.stage = Stage(Limits(), DelayOptions(**{"settings": SMALL, **options}))
         self.values: list[bytes] = []
         self.rejects: list[RejectedEntry] = []
-        self.standing = Standing([])
+        self.summary = StateSummary([])
         self.kinds: list[str] = []
 
     def __call__(
@@ -89,8 +89,8 @@ class Play:
     def _settle(self, rows: list[pa.RecordBatch]) -> None:
         decoder = OutcomeDecoder(SOURCE, parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"}), 10**6)
         for _, found in read_flow(rows):
-            if isinstance(found, Standing):
-                self.standing = found
+            if isinstance(found, StateSummary):
+                self.summary = found
             elif isinstance(found, Cancels):
                 decoder.cancels = found
             else:
@@ -113,12 +113,12 @@ def pa_row(row: Any) -> pa.RecordBatch:
 def test_messages_wait_and_come_out_in_order_when_they_are_due() -> None:
     play = Play()
     assert play(frame(0, 30), frame(1, 10), frame(2, 20), at_s=0) == []
-    assert (play.standing.waiting, play.standing.next_due_ms) == (3, STORED_MS + 10_000)
+    assert (play.summary.waiting, play.summary.next_due_ms) == (3, STORED_MS + 10_000)
     assert play(frame(0, 5, ledger_id=2), at_s=9) == [b"2:0"]
     assert play(at_s=20) == [b"1:1", b"1:2"]
     assert play(at_s=29) == []
     assert play(at_s=30) == [b"1:0"]
-    assert (play.standing.waiting, play.standing.next_due_ms) == (0, None)
+    assert (play.summary.waiting, play.summary.next_due_ms) == (0, None)
     play(at_s=31)
     assert play.state("snapshots") == {}
 
@@ -168,7 +168,7 @@ def test_a_large_message_waits_with_its_chunks_and_leaves_nothing() -> None:
 def test_with_reread_only_positions_wait() -> None:
     play = Play(reread=True)
     play(frame(0, 30), frame(1, 30), at_s=0)
-    assert play.standing.oldest_waiting == Position(1, 0)
+    assert play.summary.oldest_waiting == Position(1, 0)
     assert not any(b"1:0" in value[0] for value in play.state("snapshots").values())
     rows = play.stage.run([flow_row(SOURCE, "report", note=report_to_json(Report(Position(9, 9), STORED_MS + 30_000, {}, [])))])  # fmt: skip
     assert [(row.kind, json.loads(row.note).get("positions")) for row in rows[:1]] == [("again", [[1, 0], [1, 1]])]
@@ -179,11 +179,11 @@ def test_the_cursor_does_not_pass_chunks_that_only_the_topic_has(reread: bool) -
     play = Play(reread=reread)
     at = tuple(Position(1, one) for one in (3, 5, 7))
     play(frame(4, 30), events=[Waits(at, STORED_MS + 10_000, held=False)], at_s=0)
-    assert play.standing.oldest_waiting == Position(1, 3)
+    assert play.summary.oldest_waiting == Position(1, 3)
     held = Play(reread=reread)
     parts = list(zip(at, chunk_entries(b"large message", 3), strict=True))
     held(events=[Waits(at, STORED_MS + 10_000, held=True)], parts=parts, at_s=0)
-    assert held.standing.oldest_waiting == (Position(1, 3) if reread else None)
+    assert held.summary.oldest_waiting == (Position(1, 3) if reread else None)
 
 
 def cancel(by: Any, target: str, entry_id: int, at_s: int = 0) -> Cancel:
@@ -288,7 +288,7 @@ def test_parts_of_a_delayed_batch_that_come_before_it_is_due_are_delivered_toget
     batch = frame(0, 30, "a", batch=5)
     play(frame(1, 30), rows=parts_of(batch, (0, 1)), at_s=0)
     play(rows=parts_of(batch + frame(2, 30), (1, 3)), at_s=1)
-    assert play.standing.waiting == 3
+    assert play.summary.waiting == 3
     play(events=[cancel("id", "1:0:2", 7)], at_s=2)
     assert play(at_s=30) == [b"1:0:1", b"1:0:3", b"1:1", b"1:2"]
 

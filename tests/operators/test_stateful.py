@@ -115,8 +115,8 @@ def test_with_one_pending_set_three_interleaved_messages_are_delivered_by_readin
 def test_a_set_expires_on_a_clock_alone() -> None:
     play = Play()
     play([chunk(A, 0, 0)])
-    assert play.settled.standing is not None
-    assert play.settled.standing.expires_ms == 6000
+    assert play.settled.summary is not None
+    assert play.settled.summary.expires_ms == 6000
     play([], now_ms=6000)
     assert play.settled.rejected == []
     play([], now_ms=6001)
@@ -127,12 +127,12 @@ def test_a_set_expires_on_a_clock_alone() -> None:
 def test_the_standing_says_where_the_oldest_open_message_begins() -> None:
     play = Play()
     play([chunk(A, 0, 0), chunk(B, 1, 0)])
-    standing = play.settled.standing
-    assert standing is not None
-    assert (standing.oldest_open, standing.open_sets) == (Position(1, 0), 2)
+    summary = play.settled.summary
+    assert summary is not None
+    assert (summary.oldest_open, summary.open_sets) == (Position(1, 0), 2)
     play([chunk(A, 2, 1), chunk(A, 3, 2)])
-    assert play.settled.standing is not None
-    assert play.settled.standing.oldest_open == Position(1, 1)
+    assert play.settled.summary is not None
+    assert play.settled.summary.oldest_open == Position(1, 1)
 
 
 def test_a_marker_delivers_what_a_query_that_began_in_the_middle_could_not() -> None:
@@ -168,10 +168,10 @@ def test_an_open_set_of_version_1_has_the_age_that_the_clock_gives_it_now() -> N
     sets: Any = play.stage.states["sets"]
     sets.updateValue(("p", "p-7"), (old,))
     play([])
-    assert play.settled.standing is not None
-    assert play.settled.standing.expires_ms == 1, "a batch with a clock is wanted at once"
+    assert play.settled.summary is not None
+    assert play.settled.summary.expires_ms == 1, "a batch with a clock is wanted at once"
     play([], now_ms=9000)
-    assert play.settled.standing.expires_ms == 10_000
+    assert play.settled.summary.expires_ms == 10_000
     assert play.settled.rejected == []
     play([], now_ms=10_001)
     assert play.settled.rejected == [("chunk_expired", position) for position in at(0, 4)]
@@ -185,8 +185,8 @@ def test_without_a_time_by_the_broker_a_set_is_as_old_as_the_batch_that_opened_i
     assert play.settled.rejected == []
     play([], now_ms=6001)
     assert play.settled.rejected == [("chunk_expired", Position(1, 0))]
-    assert play.settled.standing is not None
-    assert play.settled.standing.expires_ms == 7000
+    assert play.settled.summary is not None
+    assert play.settled.summary.expires_ms == 7000
 
 
 @pytest.mark.parametrize("publish_time", [0, 2**63 - 1, 2**63, 2**64 - 1])

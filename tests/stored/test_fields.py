@@ -16,11 +16,11 @@ from ledgerlake.operators.delayed import _Elsewhere, _elsewhere_from_json, _else
 from ledgerlake.operators.rows import (
     Begun,
     Report,
-    Standing,
+    StateSummary,
     report_from_json,
     report_to_json,
-    standing_from_json,
-    standing_to_json,
+    summary_from_json,
+    summary_to_json,
 )
 from ledgerlake.operators.stateful import set_from_json, set_to_json
 from ledgerlake.stored.offsets import PartitionOffset, from_json, to_json
@@ -48,7 +48,7 @@ WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
         _elsewhere_to_json(_Elsewhere(PLACES[:1], True, BatchPart(1, 2), is_delivered=True)),
     ),
     "report": (report_from_json, report_to_json(Report(PLACES[0], 5, {}, [Begun(KEY)]))),
-    "standing": (standing_from_json, standing_to_json(Standing([{}], PLACES[0], 5))),
+    "summary": (summary_from_json, summary_to_json(StateSummary([{}], PLACES[0], 5))),
     "offset": (
         lambda text: from_json(json.loads(text)),
         json.dumps(to_json({"t": PartitionOffset(PLACES[0], 1, 1_700_000_000_000, 3, 1_700_000_000_000)})),

@@ -13,7 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 from ledgerlake.decode import schema
 from ledgerlake.errors import CheckpointError
 from ledgerlake.operators.facts import PartitionFact, TaskFact
-from ledgerlake.operators.rows import Standing
+from ledgerlake.operators.rows import StateSummary
 from ledgerlake.pipeline.commit import BatchResult, DeltaSink
 from ledgerlake.table.batch_record import BatchRecord, Held
 from ledgerlake.table.delta_table import Table, data_folder
@@ -58,7 +58,7 @@ def run(
     ]
     files = written(here["messages"], rows)
     fact = TaskFact(TOPIC, -1, Position(3, 9), None, files, written(here["rejects"], rejects))
-    return DeltaSink(here["messages"], here["rejects"]).commit(batch, [PartitionFact(fact, Standing([]))])
+    return DeltaSink(here["messages"], here["rejects"]).commit(batch, [PartitionFact(fact, StateSummary([]))])
 
 
 def killed_behind_rejects(tables: dict[str, Table], rejects: list[dict[str, Any]], batch: BatchRecord = BATCH) -> None:

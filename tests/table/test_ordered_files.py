@@ -46,8 +46,8 @@ def rows(times_ms: list[int], first_entry: int = 0, **columns: Any) -> pa.Record
     return pa.RecordBatch.from_pylist(made, schema=schema.MESSAGES)
 
 
-def writer_in(folder: Path, floor_us: int | None = None) -> OrderedWriter:
-    return OrderedWriter(ParquetFolder(fs.LocalFileSystem(), str(folder), schema.MESSAGES, "part"), floor_us)
+def writer_in(folder: Path, reached_us: int | None = None) -> OrderedWriter:
+    return OrderedWriter(ParquetFolder(fs.LocalFileSystem(), str(folder), schema.MESSAGES, "part"), reached_us)
 
 
 def read(folder: Path, files: list[DataFile]) -> pa.Table:
@@ -100,8 +100,8 @@ def test_a_message_without_a_time_stands_first_and_is_late_where_the_table_has_r
     batch = batch.set_column(batch.schema.get_field_index("publish_time"), "publish_time", times)
     assert ordered_files.effective_times(batch).tolist() == [7_000, 0, 5_000]
     assert [column.tolist() for column in sort_keys(batch)[:3]] == [[7_000, 0, 5_000], [1, 1, 1], [0, 1, 2]]
-    for floor_us, late in ((None, [False, False, False]), (1, [True, False, False])):
-        writer = writer_in(tmp_path, floor_us)
+    for reached_us, late in ((None, [False, False, False]), (1, [True, False, False])):
+        writer = writer_in(tmp_path, reached_us)
         writer.write(batch)
         files = writer.finish()
         assert entries_of(tmp_path, files) == [1, 2, 0]
@@ -143,7 +143,7 @@ def test_delayed_messages_are_ordered_by_when_they_were_due_or_stored_if_that_is
 
 
 def test_what_is_earlier_than_the_table_had_reached_is_marked_late(tmp_path: Path) -> None:
-    writer = writer_in(tmp_path, floor_us=3000)
+    writer = writer_in(tmp_path, reached_us=3000)
     writer.write(rows([4, 1, 3, 2]))
     files = writer.finish()
     assert read(tmp_path, files)["late"].to_pylist() == [True, True, False, False]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.client.topics import join_partition
 from ledgerlake.operators.rows import (
-    Standing,
-    standing_from_dict,
+    StateSummary,
+    summary_from_dict,
 )
 from ledgerlake.table.ordered_files import DataFile
 from ledgerlake.wire.message_id import Position
@@ -43,7 +43,7 @@ class BatchNote:
     """What differs from batch to batch: its number, and how far each topic partition's time has come in the table."""
 
     batch_id: int
-    floors_us: dict[str, int]
+    reached_us: dict[str, int]
 
     @classmethod
     def of_this_task(cls) -> BatchNote:
@@ -73,7 +73,7 @@ class PartitionFact:
     """
 
     written: TaskFact
-    standing: Standing
+    summary: StateSummary
     replaced: list[str] = field(default_factory=list)
     outbox: list[DataFile] = field(default_factory=list)
 
@@ -84,13 +84,13 @@ class PartitionFact:
     @property
     def done(self) -> Position:
         """Where a durable cursor may stand: read up to here, and nothing before it that only the topic holds."""
-        oldest = [one for one in (self.standing.oldest_open, self.standing.oldest_waiting) if one is not None]
+        oldest = [one for one in (self.summary.oldest_open, self.summary.oldest_waiting) if one is not None]
         return min([self.written.end, *(one.before for one in oldest)])
 
     @property
     def wakes_ms(self) -> int | None:
         """When there is something to do although nothing new has come."""
-        times_ms = (self.standing.expires_ms, self.standing.next_due_ms)
+        times_ms = (self.summary.expires_ms, self.summary.next_due_ms)
         return min((one for one in times_ms if one is not None), default=None)
 
 
@@ -99,7 +99,7 @@ def fact_from_json(text: str) -> PartitionFact:
     data = json.loads(text)
     outbox = [_data_file(one) for one in data["outbox"]]
     return PartitionFact(
-        task_fact_from_dict(data["written"]), standing_from_dict(data["standing"]), data["replaced"], outbox
+        task_fact_from_dict(data["written"]), summary_from_dict(data["summary"]), data["replaced"], outbox
     )
 
 

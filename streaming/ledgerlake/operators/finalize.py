@@ -21,7 +21,7 @@ from ledgerlake.operators.facts import BatchNote, PartitionFact, TaskFact, TaskS
 from ledgerlake.operators.outcomes import read_flow
 from ledgerlake.operators.partition_writer import PartitionWriter, file_prefix
 from ledgerlake.operators.rows import (
-    Standing,
+    StateSummary,
 )
 from ledgerlake.table.delta_table import data_folder
 from ledgerlake.table.ordered_files import GatheringWriter, merge_overlapping
@@ -37,7 +37,7 @@ def finalize(rows: Iterable[pa.RecordBatch], settings: TaskSettings, note: Batch
     for source, found in read_flow(rows):
         if source not in open_rests:
             open_rests[source] = _Rest(source, settings, note)
-        if isinstance(found, Standing):
+        if isinstance(found, StateSummary):
             fact = open_rests.pop(source).finish(found)
             yield pa.RecordBatch.from_arrays([pa.array([json.dumps(asdict(fact))], pa.string())], names=["fact"])
         elif not isinstance(found, pa.RecordBatch):
@@ -63,8 +63,8 @@ class _Rest:
             if self._outbox is not None and mark is not None:
                 self._outbox.write(pa.Table.from_batches([_behind(messages, mark)]))
 
-    def finish(self, standing: Standing) -> PartitionFact:
-        tasks = [task_fact_from_dict(one) for one in standing.facts]
+    def finish(self, summary: StateSummary) -> PartitionFact:
+        tasks = [task_fact_from_dict(one) for one in summary.facts]
         own = self._writer.finish(max(one.end for one in tasks))
         everything = [*tasks, own]
         files = [file for one in everything for file in one.messages]
@@ -76,7 +76,7 @@ class _Rest:
             own.topic, own.partition, own.end, max(times_us, default=None), messages, rejects, stored_bytes
         )
         outbox = self._outbox.finish() if self._outbox is not None else []
-        return PartitionFact(written, replace(standing, facts=[]), replaced, outbox)
+        return PartitionFact(written, replace(summary, facts=[]), replaced, outbox)
 
 
 def _behind(messages: pa.RecordBatch, mark: Position) -> pa.RecordBatch:

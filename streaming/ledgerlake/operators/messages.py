@@ -20,7 +20,16 @@ from ledgerlake.delay.cancel_messages import CANCEL_REFUSED, TaskCancels
 from ledgerlake.delay.cancels import Cancels
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
-from ledgerlake.operators.rows import FLOW_DDL, Event, Report, Standing, delayed_rows, flow_row, latest, report_to_json
+from ledgerlake.operators.rows import (
+    FLOW_DDL,
+    Event,
+    Report,
+    StateSummary,
+    delayed_rows,
+    flow_row,
+    latest,
+    report_to_json,
+)
 from ledgerlake.operators.stateful import stateful
 from ledgerlake.source.task_reader import Piece, check_broker_metadata, piece_as_view
 from ledgerlake.wire.message_id import Position
@@ -123,7 +132,7 @@ def _decode(rows: Iterable[pa.RecordBatch], options: SourceOptions, limits: Limi
             yield found
         elif isinstance(found, Cancels):
             decoders[source].cancels = found
-        elif isinstance(found, Standing):
+        elif isinstance(found, StateSummary):
             del decoders[source]
         else:
             yield from _as_view(found, decoders[source], source, options)

@@ -21,7 +21,7 @@ from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.cancel_messages import key_text, key_texts
 from ledgerlake.delay.cancels import Cancels, cancels_from_json
 from ledgerlake.errors import CorruptEntryError
-from ledgerlake.operators.rows import Standing, standing_from_json
+from ledgerlake.operators.rows import StateSummary, summary_from_json
 from ledgerlake.source.range_reader import BUNDLE_BYTES
 from ledgerlake.source.task_reader import read_again
 from ledgerlake.wire.entry import peek_metadata
@@ -39,13 +39,13 @@ CANCELLED = "cancelled"
 
 def read_flow(
     batches: Iterable[pa.RecordBatch],
-) -> Iterator[tuple[TopicPartition, Outcome | pa.RecordBatch | Standing | Cancels]]:
+) -> Iterator[tuple[TopicPartition, Outcome | pa.RecordBatch | StateSummary | Cancels]]:
     """What the rows say, in their order; each is to be used up before the next."""
     rows = (row for batch in batches for number in range(batch.num_rows) for row in batch.slice(number, 1).to_pylist())
     for row in rows:
         source = TopicPartition(row["topic"], row["partition"])
         if row["kind"] == "report":
-            yield source, standing_from_json(row["note"])
+            yield source, summary_from_json(row["note"])
         elif row["kind"] == "rows":
             with pa.ipc.open_stream(row["entry"]) as reader:
                 yield from ((source, batch) for batch in reader)

@@ -38,7 +38,7 @@ class PartitionWriter:
         prefix = file_prefix(source, note)
         self.messages_folder = data_folder(settings.messages_folder, schema.MESSAGES, prefix)
         self.messages = OrderedWriter(
-            self.messages_folder, note.floors_us.get(join_partition(source.topic, source.partition))
+            self.messages_folder, note.reached_us.get(join_partition(source.topic, source.partition))
         )
         self.decoder = OutcomeDecoder(source, settings.options, settings.limits.max_message_bytes)
         self._cancels = TaskCancels()

@@ -16,7 +16,7 @@ From the stage, in order but for ``rows``, which pass as they come:
     cancels  what is cancelled, of everything due that follows
     due      delayed entries that are due now; ``note`` says when that is, and which outputs they are for
     again    positions of such entries, of which only the topic has the bytes
-    report   once for a topic partition, last: what the tasks did, and how the open sets stand (``Standing``)
+    report   once for a topic partition, last: what the tasks did, and how the open sets stand (``StateSummary``)
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Standing:
+class StateSummary:
     """A topic partition after the stage: the facts of its tasks, and the extent of what is open and what waits.
 
     ``oldest_waiting`` is where the first delayed message stands whose bytes only the topic has.
@@ -127,24 +127,24 @@ def _report(data: dict[str, Any], _version: int) -> Report:
     return Report(stored(Position, data["end"]), stored(int | None, data["now_ms"]), fact, events)
 
 
-def standing_to_json(standing: Standing) -> str:
-    return json.dumps(asdict(standing))
+def summary_to_json(summary: StateSummary) -> str:
+    return json.dumps(asdict(summary))
 
 
-def standing_from_json(text: str) -> Standing:
-    """Read what ``standing_to_json`` wrote.
+def summary_from_json(text: str) -> StateSummary:
+    """Read what ``summary_to_json`` wrote.
 
     Raises:
         OffsetError: it did not.
     """
     return parse_stored(
-        text, "standing of a topic partition", lambda data, _version: standing_from_dict(data), advice=_BUG
+        text, "state summary of a topic partition", lambda data, _version: summary_from_dict(data), advice=_BUG
     )
 
 
-def standing_from_dict(data: dict[str, Any]) -> Standing:
-    standing: Standing = stored(Standing, data)
-    return standing
+def summary_from_dict(data: dict[str, Any]) -> StateSummary:
+    summary: StateSummary = stored(StateSummary, data)
+    return summary
 
 
 def open_set_from_dict(data: dict[str, Any]) -> OpenSet:

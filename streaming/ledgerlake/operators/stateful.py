@@ -35,14 +35,14 @@ from ledgerlake.operators.rows import (
     FLOW_DDL,
     Begun,
     Report,
-    Standing,
+    StateSummary,
     Waits,
     flow_values,
     latest,
     open_set_from_dict,
     places,
     report_from_json,
-    standing_to_json,
+    summary_to_json,
 )
 from ledgerlake.stored.fields import parse_stored
 from ledgerlake.wire.chunks import Marker
@@ -130,7 +130,7 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
             yield from _outcome_rows(source, due)
         parts.store_fresh()
         self._store(stored, assembly.pending.sets)
-        yield _standing_row(source, _standing(assembly, delayed.save(), reports, self._limits))
+        yield _summary_row(source, _summary(assembly, delayed.save(), reports, self._limits))
 
     def close(self) -> None:
         pass
@@ -239,9 +239,9 @@ def _apply(assembly: Assembly, event: Chunk | Begun | OpenSet | Marker) -> Itera
     return assembly.arrive(event)
 
 
-def _standing(assembly: Assembly, waiting: Waiting, reports: list[Report], limits: Limits) -> Standing:
+def _summary(assembly: Assembly, waiting: Waiting, reports: list[Report], limits: Limits) -> StateSummary:
     sets = assembly.pending.sets
-    return Standing(
+    return StateSummary(
         facts=[report.fact for report in reports],
         oldest_open=min((one.positions[0] for one in sets), default=None),
         expires_ms=min((_expires_ms(one, limits) for one in sets), default=None),
@@ -280,8 +280,8 @@ def _due_note(outcome: Due | DueAgain | Assembled, **more: Any) -> str:
     return json.dumps({"delivered_ms": outcome.delivered_ms, "outputs": outputs, **more})
 
 
-def _standing_row(source: TopicPartition, standing: Standing) -> pd.DataFrame:
-    return _row(source, "report", None, standing_to_json(standing), None)
+def _summary_row(source: TopicPartition, summary: StateSummary) -> pd.DataFrame:
+    return _row(source, "report", None, summary_to_json(summary), None)
 
 
 def _row(

@@ -68,7 +68,7 @@ class DeltaSink:
         self.messages = messages
         self.rejects = rejects
         self._outbox = outbox
-        self._floors_us: dict[str, int] = {}
+        self._reached_us: dict[str, int] = {}
 
     @property
     def tables(self) -> dict[str, Table]:
@@ -80,9 +80,9 @@ class DeltaSink:
         self.messages.begin()
         self.rejects.begin()
 
-    def load_floors(self, topic_partitions: list[str]) -> None:
+    def load_reached_times(self, topic_partitions: list[str]) -> None:
         """Recall how far each topic partition's time has come in the table."""
-        self._floors_us = self._floors_us | self.messages.effective_times_us(topic_partitions)
+        self._reached_us = self._reached_us | self.messages.effective_times_us(topic_partitions)
 
     def write(self, written: DataFrame, batch: BatchRecord, check_owner: Callable[[], None]) -> BatchResult:
         """Run the plan of a micro-batch (see ``plan``) and commit what it wrote.
@@ -94,7 +94,7 @@ class DeltaSink:
             TableError: a commit did not land; the batch is not counted as done.
             CheckpointError: the tables hold another batch of that number, or a later one; nothing was changed.
         """
-        note = asdict(BatchNote(batch.batch_id, self._floors_us))
+        note = asdict(BatchNote(batch.batch_id, self._reached_us))
         # The tasks' code was fixed when the query began; this they can read anew in every batch.
         written.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, json.dumps(note))
         facts = [fact_from_json(row.fact) for row in written.collect()]
@@ -120,10 +120,10 @@ class DeltaSink:
         if is_recorded and not messages_held:
             later_us = self._later_times(facts)
             self.messages.commit(batch, messages, later_us, outbox_messages)
-            self._floors_us = self._floors_us | later_us
+            self._reached_us = self._reached_us | later_us
         if messages_held:
             # Another process may have committed it, so how far the times have come is known by the table alone.
-            self.load_floors([fact.topic_partition for fact in facts])
+            self.load_reached_times([fact.topic_partition for fact in facts])
         result.repeated = messages_held or (rejects_held and not is_recorded)
         wrote = {
             "messages": is_recorded or messages_held,
@@ -136,10 +136,10 @@ class DeltaSink:
         for fact in facts:
             result.ends[fact.topic_partition] = fact.done
             result.wakes_ms[fact.topic_partition] = fact.wakes_ms
-            result.open_sets += fact.standing.open_sets
-            result.held_bytes += fact.standing.held_bytes
-            result.waiting[fact.topic_partition] = fact.standing.waiting
-            result.next_due_ms[fact.topic_partition] = fact.standing.next_due_ms
+            result.open_sets += fact.summary.open_sets
+            result.held_bytes += fact.summary.held_bytes
+            result.waiting[fact.topic_partition] = fact.summary.waiting
+            result.next_due_ms[fact.topic_partition] = fact.summary.next_due_ms
             result.stored_bytes += fact.written.stored_bytes
         return result
 
@@ -153,4 +153,4 @@ class DeltaSink:
         """How far the batch brings each topic partition's time; it never goes back."""
         found = {fact.topic_partition: fact.written.max_effective_us for fact in facts}
         reached = {name: time_us for name, time_us in found.items() if time_us is not None}
-        return {name: max(time_us, self._floors_us.get(name, time_us)) for name, time_us in reached.items()}
+        return {name: max(time_us, self._reached_us.get(name, time_us)) for name, time_us in reached.items()}

@@ -138,7 +138,7 @@ class Pipeline:
         messages_table = self._sink.messages
         if messages_table.last_batch_of(self.config.stream.name) is None:
             messages_table.begin_stream(self.config.stream.name)
-        self._sink.load_floors(names)
+        self._sink.load_reached_times(names)
         self._sink.begin()
         self._cursors.begin(self._end_with)
         writer = (

@@ -193,12 +193,12 @@ class OrderedWriter:
     """Takes batches of one topic partition's messages in any order, leaves files whose rows are in order.
 
     Args:
-        floor_us: effective time that the table had reached before; what is earlier is marked ``late``.
+        reached_us: effective time that the table had reached before; what is earlier is marked ``late``.
     """
 
-    def __init__(self, folder: ParquetFolder, floor_us: int | None) -> None:
+    def __init__(self, folder: ParquetFolder, reached_us: int | None) -> None:
         self._folder = folder
-        self._floor_us = floor_us
+        self._reached_us = reached_us
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
         self._runs = [FileWriter(folder)]
@@ -250,8 +250,8 @@ class OrderedWriter:
             order = np.lexsort(sort_keys(table)[::-1])
             table, times = table.take(pa.array(order)), times[order]
         self._stepped_back = False
-        if self._floor_us is not None and times[0] < self._floor_us:
-            table = _mark_late(table, times < self._floor_us)
+        if self._reached_us is not None and times[0] < self._reached_us:
+            table = _mark_late(table, times < self._reached_us)
         if self._last is not None and _key(table, 0) < self._last:
             self._runs.append(FileWriter(self._folder))
         self._runs[-1].write(table)
