@@ -19,7 +19,8 @@ from ledgerlake.errors import (
     TopicNotFoundError,
     TransportError,
 )
-from ledgerlake.inspect.verify import Verdict, _out_of_order
+from ledgerlake.inspect.table_rows import out_of_order
+from ledgerlake.inspect.verify import Verdict
 from ledgerlake.options.config import parse_config
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pipeline.checkpoint import Checkpoint, as_option
@@ -175,14 +176,14 @@ def table(*parts: pa.RecordBatch) -> pa.Table:
 
 
 def test_order_is_checked_inside_files_and_between_them() -> None:
-    assert _out_of_order([table(rows([1, 2, 3])), table(rows([3, 4], first_entry=3))]) == 0
-    assert _out_of_order([table(rows([1, 3, 2]))]) == 1
-    assert _out_of_order([table(rows([1, 5])), table(rows([3, 6], first_entry=2))]) == 1
-    assert _out_of_order([table(rows([3, 4], first_entry=3)), table(rows([1, 2]))]) == 0
+    assert out_of_order([table(rows([1, 2, 3])), table(rows([3, 4], first_entry=3))]) == 0
+    assert out_of_order([table(rows([1, 3, 2]))]) == 1
+    assert out_of_order([table(rows([1, 5])), table(rows([3, 6], first_entry=2))]) == 1
+    assert out_of_order([table(rows([3, 4], first_entry=3)), table(rows([1, 2]))]) == 0
 
 
 def test_rows_marked_late_are_not_held_against_the_order() -> None:
-    assert _out_of_order([table(rows([5, 6])), table(rows([1], first_entry=2, late=True))]) == 0
+    assert out_of_order([table(rows([5, 6])), table(rows([1], first_entry=2, late=True))]) == 0
 
 
 def test_a_verdict_is_clean_when_nothing_is_wrong() -> None:

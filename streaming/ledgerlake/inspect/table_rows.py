@@ -1,0 +1,133 @@
+"""The rows of a table as ``verify`` compares them: keys of messages and of entries, and the order in which they stand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from numpy.typing import NDArray
+
+from ledgerlake.client.topics import split_partition
+from ledgerlake.errors import TableError
+from ledgerlake.stored.files import resolve
+from ledgerlake.table.delta_table import special_features
+from ledgerlake.table.ordered_files import sort_keys
+from ledgerlake.wire.message_id import Position
+
+Keys = NDArray[np.int64]
+
+_KEY = ["ledger_id", "entry_id", "batch_index", "broker_index"]
+_ORDER_COLUMNS = [
+    "topic",
+    "partition",
+    "ledger_id",
+    "entry_id",
+    "batch_index",
+    "broker_index",
+    "broker_timestamp",
+    "publish_time",
+    "late",
+    "deliver_at",
+    "delivered_at",
+]
+
+
+class TableRows:
+    """A table's files as Arrow tables of the columns that matter here, rows in file order."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        try:
+            table = DeltaTable(path)
+            self._files = [uri.removeprefix("file://") for uri in table.file_uris()]
+            # Such files do not have the columns by their names.
+            self._needs_spark = not {"columnMapping", "partition columns"}.isdisjoint(special_features(table))
+        except (DeltaError, OSError) as error:
+            raise TableError(
+                f"the table at {path} cannot be opened: {str(error).splitlines()[0][:200]}; run the pipeline first"
+            ) from None
+        self._tables: list[pa.Table] | None = None
+
+    def files_of(self, name: str, end: Position) -> list[pa.Table]:
+        """Each file's rows of one topic partition up to ``end``; files without any are left out."""
+        if self._tables is None:
+            self._tables = self._read_by_spark() if self._needs_spark else [self._read(uri) for uri in self._files]
+        topic, partition = split_partition(name)
+        found = []
+        for table in self._tables:
+            ledger, entry = table["ledger_id"], table["entry_id"]
+            inside = pc.or_(
+                pc.less(ledger, end.ledger_id),
+                pc.and_(pc.equal(ledger, end.ledger_id), pc.less_equal(entry, end.entry_id)),
+            )
+            ours = pc.and_(pc.equal(table["topic"], topic), pc.equal(table["partition"], partition))
+            rows = table.filter(pc.and_(inside, ours))
+            if rows.num_rows:
+                found.append(rows)
+        return found
+
+    def _read_by_spark(self) -> list[pa.Table]:
+        from ledgerlake.runtime.session import start_session
+
+        rows = start_session("ledgerlake verify").read.format("delta").load(self._path)
+        names = [name for name in _ORDER_COLUMNS if name in rows.columns]
+        # A large file is read in pieces; within a piece rows are numbered as they stand.
+        place = ["_metadata.file_path", "_metadata.file_block_start", "monotonically_increasing_id() as row"]
+        found = rows.selectExpr(*names, *place).toArrow()
+        whole = found.sort_by([(name, "ascending") for name in ("file_path", "file_block_start", "row")])
+        paths = pc.unique(whole["file_path"]).to_pylist()
+        return [whole.filter(pc.equal(whole["file_path"], path)).select(names) for path in paths]
+
+    def _read(self, uri: str) -> pa.Table:
+        filesystem, path = resolve(uri)
+        with pq.ParquetFile(path, filesystem=filesystem) as file:
+            present = set(file.schema_arrow.names)
+            return file.read([name for name in _ORDER_COLUMNS if name in present])
+
+
+def out_of_order(files: list[pa.Table]) -> int:
+    """The number of rows behind a later row: inside each file, and between files in the order of their first rows."""
+    wrong = 0
+    stretches = []
+    for file in files:
+        rows = file.filter(pc.invert(file["late"]))
+        if not rows.num_rows:
+            continue
+        keys = np.stack(sort_keys(rows), axis=1)
+        wrong += int(_descends(keys[:-1], keys[1:]).sum())
+        stretches.append(keys)
+    stretches.sort(key=lambda keys: tuple(keys[0]))
+    reached: Keys | None = None
+    for keys in stretches:
+        if reached is not None:
+            wrong += int(_descends(np.broadcast_to(reached, keys.shape), keys).sum())
+        reached = keys[-1] if reached is None or tuple(keys[-1]) > tuple(reached) else reached
+    return wrong
+
+
+def _descends(before: Keys, after: Keys) -> NDArray[np.bool_]:
+    """Row by row, whether ``after`` comes before ``before``."""
+    result = np.zeros(len(before), dtype=bool)
+    for column in reversed(range(before.shape[1])):
+        result = (after[:, column] < before[:, column]) | ((after[:, column] == before[:, column]) & result)
+    return result
+
+
+def keys_of(rows: pa.Table | pa.RecordBatch) -> Keys:
+    """Ledger, entry, batch index and broker index of each row; -1 for a null."""
+    columns = [pc.fill_null(rows[name].cast(pa.int64()), -1).to_numpy() for name in _KEY]
+    return np.stack(columns, axis=1)
+
+
+def entries_of(rows: pa.Table | pa.RecordBatch) -> Keys:
+    """Ledger and entry of each row."""
+    return np.stack([rows[name].to_numpy() for name in ("ledger_id", "entry_id")], axis=1)
+
+
+def packed(keys: Keys) -> NDArray[np.void]:
+    """Rows as single comparable values."""
+    whole = np.ascontiguousarray(keys, dtype=np.int64)
+    return whole.view(np.dtype((np.void, whole.shape[1] * 8))).reshape(-1)
