@@ -295,7 +295,7 @@ def _own_decode(service_url: str, topic: str, count: int) -> None:
     from ledgerlake.options.source_options import parse_options
     from ledgerlake.source.bounds import resolve_end
     from ledgerlake.source.planning import EntryRange
-    from ledgerlake.source.task_reader import read_messages
+    from ledgerlake.source.views import read_messages
     from ledgerlake.wire.message_id import BEFORE_ALL
 
     options = parse_options({"service.url": service_url, "topic": topic})

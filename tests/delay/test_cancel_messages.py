@@ -18,8 +18,8 @@ from ledgerlake.operators.ingest import ingest_range
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.source.pieces import Piece
 from ledgerlake.source.planning import EntryRange
-from ledgerlake.source.task_reader import Piece
 from ledgerlake.wire.entry import encode_batch, encode_entry
 from ledgerlake.wire.limits import MAX_TIME_MS
 from ledgerlake.wire.message_id import Position

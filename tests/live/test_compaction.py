@@ -20,7 +20,7 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.bounds import tail_once
 from ledgerlake.source.last_entry import last_message
 from ledgerlake.source.planning import entry_range
-from ledgerlake.source.task_reader import read_messages
+from ledgerlake.source.views import read_messages
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, MessageId, Position

@@ -18,8 +18,9 @@ from ledgerlake.operators.rows import Report, report_from_json
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.source.pieces import Piece
 from ledgerlake.source.planning import EntryRange
-from ledgerlake.source.task_reader import Piece, _bundle
+from ledgerlake.source.views import _bundle
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries

@@ -38,7 +38,7 @@ from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.failures import cause_of
 from ledgerlake.pipeline.pipeline import Pipeline
 from ledgerlake.publish import republisher
-from ledgerlake.source import task_reader
+from ledgerlake.source import pieces
 from ledgerlake.stored import files
 from tests.simulation import world
 from tests.simulation.broker import MemoryTransport
@@ -92,7 +92,7 @@ class Edges:
                         self.replace(module, attribute, replaced[id(value)])
         self.replace(session, "Transport", MemoryTransport)
         self.replace(session, "_keep_alive", lambda _session: None)
-        self.replace(task_reader, "ahead", lambda source, _most: source)
+        self.replace(pieces, "ahead", lambda source, _most: source)
         self.replace(cluster, "os", SimpleNamespace(getpid=lambda: self.world.current.context.pid))
         self.replace(pyspark.TaskContext, "get", lambda: self.world.current.process.root.session.sparkContext)  # type: ignore[attr-defined]
         self.replace(stateful, "_frame", lambda row: Rows([tuple(row)]))

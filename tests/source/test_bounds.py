@@ -15,7 +15,7 @@ from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.bounds import Ending, matching_partitions, resolve_end, resolve_start, tail_once
 from ledgerlake.source.planning import entry_range
-from ledgerlake.source.task_reader import read_messages
+from ledgerlake.source.views import read_messages
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import ChunkMessageId, MessageId, Position, to_bytes

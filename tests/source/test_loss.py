@@ -15,7 +15,7 @@ from ledgerlake.source.bounds import entry_from
 from ledgerlake.source.loss import Loss, Taken, find_loss, moved_to, tell_tasks
 from ledgerlake.source.planning import EntryRange
 from ledgerlake.source.range_reader import DATA_LOSS
-from ledgerlake.source.task_reader import read_bundles, read_entries, read_messages
+from ledgerlake.source.views import read_bundles, read_entries, read_messages
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.entries import batch

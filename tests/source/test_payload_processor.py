@@ -6,7 +6,7 @@ from ledgerlake.decode.payloads import EntryPayload, PayloadMessage
 from ledgerlake.options.source_options import SourceOptions, parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.planning import EntryRange
-from ledgerlake.source.task_reader import read_bundles, read_entries, read_messages
+from ledgerlake.source.views import read_bundles, read_entries, read_messages
 from ledgerlake.wire.message_id import BEFORE_ALL
 from tests.chunks import chunk_entries
 from tests.entries import batch, single

@@ -15,7 +15,8 @@ from ledgerlake.options.source_options import parse_options
 from ledgerlake.source.bounds import first_available, resolve_end, resolve_start
 from ledgerlake.source.planning import EntryRange
 from ledgerlake.source.positions import Scout, Tail, next_until
-from ledgerlake.source.task_reader import read_again, read_bundles, read_entries, read_messages
+from ledgerlake.source.reread import read_again
+from ledgerlake.source.views import read_bundles, read_entries, read_messages
 from ledgerlake.stored.offsets import PartitionOffset, from_json
 from ledgerlake.wire.chunks import encode_marker
 from ledgerlake.wire.entry import encode_entry, parse_entry

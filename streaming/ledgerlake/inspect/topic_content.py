@@ -21,8 +21,8 @@ from ledgerlake.decode.split import DELAYED, ENTRIES, REJECT, only_entry
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.inspect.table_rows import Keys, entries_of, keys_of
 from ledgerlake.operators.in_task import LocalAssembly
+from ledgerlake.source.pieces import read_pieces
 from ledgerlake.source.range_reader import DATA_LOSS
-from ledgerlake.source.task_reader import read_pieces
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:

@@ -32,8 +32,8 @@ from ledgerlake.operators.rows import (
     report_to_json,
 )
 from ledgerlake.runtime.memory import give_back, keep_freed_blocks
+from ledgerlake.source.pieces import Piece
 from ledgerlake.source.range_reader import BUNDLE_BYTES
-from ledgerlake.source.task_reader import Piece
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -20,8 +20,8 @@ from ledgerlake.operators.ingest import ingest_range
 from ledgerlake.operators.rows import FLOW
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import SourceOptions, parse_options
+from ledgerlake.source.pieces import read_pieces
 from ledgerlake.source.stream_reader import LedgerlakeStreamReader
-from ledgerlake.source.task_reader import read_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -31,7 +31,8 @@ from ledgerlake.operators.rows import (
     report_to_json,
 )
 from ledgerlake.operators.stateful import stateful
-from ledgerlake.source.task_reader import Piece, check_broker_metadata, piece_as_view
+from ledgerlake.source.pieces import Piece
+from ledgerlake.source.views import check_broker_metadata, piece_as_view
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:

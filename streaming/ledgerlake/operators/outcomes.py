@@ -23,7 +23,7 @@ from ledgerlake.delay.cancels import Cancels, cancels_from_json
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.rows import StateSummary, summary_from_json
 from ledgerlake.source.range_reader import BUNDLE_BYTES
-from ledgerlake.source.task_reader import read_again
+from ledgerlake.source.reread import read_again
 from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import Position
 

@@ -14,7 +14,7 @@ from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.delay.cancel_messages import CANCEL_REFUSED, TaskCancels
 from ledgerlake.operators.facts import BatchNote, TaskFact, TaskSettings
 from ledgerlake.operators.outcomes import OutcomeDecoder
-from ledgerlake.source.task_reader import check_broker_metadata
+from ledgerlake.source.views import check_broker_metadata
 from ledgerlake.table.delta_table import data_folder
 from ledgerlake.table.ordered_files import GatheringWriter, OrderedWriter
 from ledgerlake.wire.message_id import Position

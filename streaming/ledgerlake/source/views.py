@@ -1,21 +1,137 @@
-"""Which reader function serves which view; the one place where the three meet."""
+"""One task: a range of entries as Arrow, in the columns of the chosen view."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ledgerlake.source.task_reader import read_bundles, read_compat, read_entries, read_messages
+import numpy as np
+import pyarrow as pa
+
+from ledgerlake.client.topics import split_partition
+from ledgerlake.decode import schema
+from ledgerlake.decode.compat import as_compat
+from ledgerlake.decode.entries import entry_rows
+from ledgerlake.decode.messages import TopicPartition, decode_bundle, rejects_as_view
+from ledgerlake.decode.rejects import read_reject, reject_rows, rejected_row
+from ledgerlake.decode.split import ENTRIES, REJECT
+from ledgerlake.decode.typed import type_values
+from ledgerlake.errors import SetupError
+from ledgerlake.source.pieces import Piece, read_pieces
+from ledgerlake.source.value_schemas import schemas_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import pyarrow as pa
-
     from ledgerlake.options.source_options import SourceOptions
     from ledgerlake.source.planning import EntryRange
 
-_READERS = {"messages": read_messages, "entries": read_entries, "compat": read_compat, "bundles": read_bundles}
-
 
 def read_view(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
+    """The range in the columns of the view that the options name."""
     return _READERS[options.view](options, span)
+
+
+def read_bundles(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
+    """The range as rows of ``schema.BUNDLES``: at least one, empty if the range holds no entry."""
+    sent = False
+    for piece in read_pieces(options, span):
+        yield _bundle(span, piece)
+        sent = True
+    if not sent:
+        yield _bundle(span, Piece(ENTRIES, memoryview(b"")))
+
+
+def read_messages(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
+    """The range as rows of ``schema.VIEW``; a bad entry is a row with its bytes in ``value`` and a ``reject_reason``.
+
+    With a schema for the values, see ``decode.typed``.
+    """
+    source = TopicPartition(*split_partition(span.topic_partition))
+    of_version = schemas_of(options.client, source.topic)
+    for piece in read_pieces(options, span):
+        for rows in piece_as_view(piece, source, options):
+            if options.value_schema is None:
+                yield rows
+            else:
+                yield type_values(rows, options.value_schema, of_version, keep_bytes=options.includes_value_bytes)
+
+
+def read_compat(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
+    """The range in the columns of the JVM connectors.
+
+    Raises:
+        CorruptEntryError: something in it is no message.
+    """
+    yield from map(as_compat, read_messages(options, span))
+
+
+def piece_as_view(piece: Piece, source: TopicPartition, options: SourceOptions) -> Iterator[pa.RecordBatch]:
+    """A piece as rows of ``schema.VIEW``.
+
+    Raises:
+        SetupError: as ``check_broker_metadata``.
+    """
+    if piece.kind == REJECT:
+        rejected = read_reject(piece.frames)
+        shown = replace(rejected, entry=rejected.entry or rejected.detail.encode())
+        yield from map(rejects_as_view, reject_rows([shown], source).to_batches())
+        return
+    decoded_parts = decode_bundle(
+        piece.frames,
+        source,
+        first_entry=piece.first_entry,
+        **options.decoding,
+        chunks_as_rejects=False,
+    )
+    for decoded in decoded_parts:
+        check_broker_metadata(options.require_broker_metadata, decoded.messages, source)
+        yield decoded.messages
+        if decoded.rejects.num_rows:
+            yield rejects_as_view(decoded.rejects)
+
+
+def read_entries(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
+    """The range as rows of ``schema.ENTRIES``, one per stored entry."""
+    source = TopicPartition(*split_partition(span.topic_partition))
+    for piece in read_pieces(options, span):
+        if piece.kind == REJECT:
+            yield rejected_row(read_reject(piece.frames), source)
+        else:
+            yield entry_rows(piece.frames, source)
+
+
+def check_broker_metadata(required: bool, messages: pa.RecordBatch, source: TopicPartition) -> None:
+    """Refuse messages without a broker timestamp if the user asked for that.
+
+    Raises:
+        SetupError: there are such messages.
+    """
+    if required and messages["broker_timestamp"].null_count:
+        raise SetupError(
+            f"the broker adds no entry metadata to {source.topic}; set brokerEntryMetadataInterceptors and "
+            "exposingBrokerEntryMetadataToClientEnabled in its configuration, or drop require_broker_metadata"
+        )
+
+
+def _bundle(span: EntryRange, piece: Piece) -> pa.RecordBatch:
+    data = piece.frames
+    topic, partition = split_partition(span.topic_partition)
+    columns = [
+        pa.array([topic], pa.string()),
+        pa.array([partition], pa.int32()),
+        pa.array([piece.kind], pa.string()),
+        pa.array([span.end.ledger_id], pa.int64()),
+        pa.array([span.end.entry_id], pa.int64()),
+        pa.array([span.clock_ms], pa.int64()),
+        pa.array([piece.first_entry.after], pa.int32()),
+        pa.array([piece.first_entry.until], pa.int32()),
+        pa.array([piece.broker_ms], pa.int64()),
+        pa.Array.from_buffers(
+            pa.binary(), 1, [None, pa.py_buffer(np.array([0, len(data)], dtype=np.int32)), pa.py_buffer(data)]
+        ),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema.BUNDLES)
+
+
+_READERS = {"messages": read_messages, "entries": read_entries, "compat": read_compat, "bundles": read_bundles}
