@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 settings.register_profile("ledgerlake", deadline=None)
 settings.load_profile("ledgerlake")
 
+# Tests start many JVMs that live for seconds, and the second compiler's work does not pay off in them.
+os.environ.setdefault("PULSAR_EXTRA_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1")
+
 
 @pytest.fixture(autouse=True)
 def close_clusters_of_tests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -66,5 +71,5 @@ def spark() -> Iterator[SparkSession]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Live tests run first: their files take longest, and a run in processes is as long as its last file."""
-    items.sort(key=lambda item: "live" not in item.path.parts)
+    """Campaigns run first, then other live tests: a run in processes is as long as its last file."""
+    items.sort(key=lambda item: ("live" not in item.path.parts, item.get_closest_marker("slow") is None))

@@ -72,7 +72,7 @@ def held(checkpoint: Path) -> tuple[int, int]:
 def test_a_checkpoint_does_not_grow_with_the_number_of_micro_batches(
     runtime: Runtime, spark: SparkSession, tmp_path: Path, retained: int, campaign_is_long: bool
 ) -> None:
-    batches = 3000 if campaign_is_long else 150
+    batches = 3000 if campaign_is_long else 60
     topic = runtime.topic(partitions=2)
     data = runtime.config(tmp_path, topic)
     data["stream"]["trigger"] = "0 seconds"

@@ -291,8 +291,3 @@ def test_a_4_0_broker_cannot_tell_the_end_of_an_encrypted_topic_and_we_find_it(
     )
     (entry,) = entries_of(cluster, topic)
     assert parse_entry(entry.entry).metadata.encryption_keys
-    plain = runtime.client().create_reader(
-        topic, pulsar.MessageId.earliest, is_read_compacted=True, crypto_key_reader=keys
-    )
-    with pytest.raises(pulsar.PulsarException):
-        plain.has_message_available()

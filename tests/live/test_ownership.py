@@ -14,6 +14,7 @@ from ledgerlake.api import run
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.errors import CheckpointError, ConsumerBusyError, SetupError
 from ledgerlake.options.config import parse_config
+from ledgerlake.pipeline.batches import BatchWriter
 from ledgerlake.pipeline.forget import forget
 from ledgerlake.pipeline.pipeline import Pipeline
 from tests.live.pipelines import publish_numbers, rows_by_spark, run_once
@@ -68,14 +69,14 @@ def test_a_batch_that_spark_has_not_recorded_is_still_on_a_broker_that_trims(
     data = trimming.config(tmp_path, topic, name="unrecorded")
     publish_numbers(trimming, topic, range(100), batch=10)
     written = threading.Event()
-    write_batch = Pipeline._write_batch
+    write = BatchWriter.write
 
-    def die_behind_the_commit(pipeline: Pipeline, frame: Any, number: int) -> None:
-        write_batch(pipeline, frame, number)
+    def die_behind_the_commit(batches: BatchWriter, frame: Any, number: int) -> None:
+        write(batches, frame, number)
         written.set()
         raise RuntimeError("killed behind the table's commit")
 
-    monkeypatch.setattr(Pipeline, "_write_batch", die_behind_the_commit)
+    monkeypatch.setattr(BatchWriter, "write", die_behind_the_commit)
     pipeline = run(spark, parse_config(data))
     wait_until(written.is_set)
     with pytest.raises(SetupError):
@@ -167,7 +168,7 @@ def test_a_batch_of_another_line_of_the_checkpoint_is_refused(
     publish_numbers(runtime, topic, range(20, 30))
     assembled = Pipeline(spark, config)
     try:
-        assembled._start.compare_with_tables = lambda _tables: None  # type: ignore[method-assign,assignment]
+        assembled._parts.start.compare_with_tables = lambda _tables: None  # type: ignore[method-assign,assignment]
         assembled.start(True)
         with pytest.raises(CheckpointError, match="is not the one that the table"):
             assembled.wait()

@@ -236,11 +236,11 @@ def test_a_batch_is_compared_as_long_as_sparks_log_reaches_back_to_it(
     tmp_path: Path, planned: range, batch_id: int, kept: bool
 ) -> None:
     pipeline, table = with_a_table(tmp_path, planned, BatchRecord("s", "ledgerlake:s:q", batch_id, 111))
-    assert pipeline._checkpoint.keeps(batch_id) == kept
+    assert pipeline._parts.checkpoint.keeps(batch_id) == kept
     if not kept:
-        return pipeline._start.compare_with_tables([table])
+        return pipeline._parts.start.compare_with_tables([table])
     with pytest.raises(CheckpointError, match="has another batch"):
-        pipeline._start.compare_with_tables([table])
+        pipeline._parts.start.compare_with_tables([table])
     return None
 
 
@@ -248,7 +248,7 @@ def test_a_hole_in_sparks_log_is_an_incomplete_copy(tmp_path: Path) -> None:
     planned = [*range(3), *range(90, 101)]
     pipeline, table = with_a_table(tmp_path, planned, BatchRecord("s", "ledgerlake:s:q", 60, 111))
     with pytest.raises(CheckpointError, match="lacks the offsets of batch 59; restore it from a complete copy"):
-        pipeline._start.compare_with_tables([table])
+        pipeline._parts.start.compare_with_tables([table])
 
 
 @pytest.mark.parametrize(
@@ -266,12 +266,12 @@ def test_a_table_holds_what_the_checkpoint_saw_in_it_or_is_a_new_one(
     tmp_path: Path, path: str, held: int, is_there: bool, said: str | None
 ) -> None:
     pipeline, table = with_a_table(tmp_path, range(6), BatchRecord("s", "ledgerlake:s:q", 4, 111))
-    pipeline._cursors.add(held, {}, {"messages": Held(str(tmp_path / path), held)})
+    pipeline._parts.cursors.add(held, {}, {"messages": Held(str(tmp_path / path), held)})
     tables = [table] if is_there else []
     if said is None:
-        return pipeline._start.check_tables_are_newest(tables)
+        return pipeline._parts.start.check_tables_are_newest(tables)
     with pytest.raises(CheckpointError, match=said):
-        pipeline._start.check_tables_are_newest(tables)
+        pipeline._parts.start.check_tables_are_newest(tables)
     return None
 
 
@@ -289,6 +289,6 @@ def with_a_table(folder: Path, planned: Iterable[int], record: BatchRecord) -> t
         (folder / "checkpoint" / "offsets" / str(number)).write_text("v1\n{}\n" + json.dumps(offset))
     write_deltalake(str(folder / "messages"), schema.MESSAGES.empty_table())
     pipeline = Pipeline(None, parse_config(data))
-    table = pipeline._sink.messages
+    table = pipeline._parts.sink.messages
     table.commit(record, [], {})
     return pipeline, table

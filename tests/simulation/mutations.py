@@ -65,8 +65,8 @@ def _outbox_before_ownership(edges: Edges) -> None:
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        if self._outbox is not None:
-            self._outbox.begin(2**62, None)
+        if self._parts.outbox is not None:
+            self._parts.outbox.begin(2**62, None)
 
     edges.replace(Pipeline, "__init__", init)
     edges.replace(Outbox, "is_present", lambda _self, _batch, _file: True)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -237,7 +238,8 @@ class Broker:
         return "\n".join(kept + [f"{key}={value}" for key, value in ours.items()]) + "\n"
 
     def _spawn(self, home: Path, ports: _Ports, attached: bool) -> subprocess.Popen[bytes]:
-        command = [find_java(), *_JVM_OPTIONS]
+        # The variable of the distribution's own launcher.
+        command = [find_java(), *_JVM_OPTIONS, *shlex.split(os.environ.get("PULSAR_EXTRA_OPTS", ""))]
         command += [option for package in _JVM_OPENS for option in ("--add-opens", f"{package}=ALL-UNNAMED")]
         command += ["-cp", f"{home}/conf:{home}/lib/*", f"-Dpulsar.log.dir={self.data_dir}"]
         command += ["org.apache.pulsar.PulsarStandaloneStarter", "-nfw", "-nss"]

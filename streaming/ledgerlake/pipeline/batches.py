@@ -1,0 +1,98 @@
+"""The function that Spark calls for each micro-batch: write and commit it, then let the cursors follow.
+
+Spark may call it again for a micro-batch that the table has; the sink finds that out. A micro-batch that comes after the pipeline was
+told to stop is not begun: Spark plans it again at the next start.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from ledgerlake.errors import SetupError
+from ledgerlake.pipeline.moved_cursors import moved_cursors
+from ledgerlake.pipeline.start import query_name
+from ledgerlake.source.loss import tell_tasks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame
+
+    from ledgerlake.pipeline.commit import BatchResult
+    from ledgerlake.pipeline.parts import Parts
+
+# How long an end waits for Spark's commit log.
+_COMMIT_S = 30.0
+_COMMIT_POLL_S = 0.01
+
+
+class BatchWriter:
+    """Writes the micro-batches of one run.
+
+    Args:
+        stopping: set when no further micro-batch is to begin.
+        on_batch: called after each committed micro-batch.
+    """
+
+    def __init__(
+        self, stream: str, parts: Parts, stopping: threading.Event, on_batch: Callable[[BatchResult], None]
+    ) -> None:
+        self._stream = stream
+        self._parts = parts
+        self._stopping = stopping
+        self._on_batch = on_batch
+        self._at_work = threading.Lock()
+        self._last: int | None = None
+        self.failure: Exception | None = None
+
+    def write(self, written: DataFrame, batch_id: int) -> None:
+        """Run the plan of a micro-batch and commit what it wrote.
+
+        Raises:
+            LedgerlakeError: as ``DeltaSink.write``, or this process does not own the stream any more.
+        """
+        with self._at_work:
+            if self._stopping.is_set():
+                raise _StoppedError
+            try:
+                self._write(written, batch_id)
+            except Exception as error:
+                self.failure = error
+                raise
+
+    def wait(self, is_active: Callable[[], bool]) -> None:
+        """Wait until the micro-batch in work is written, and Spark has recorded it; ended before, it would be run again."""
+        with self._at_work:
+            pass
+        deadline_s = time.monotonic() + _COMMIT_S
+        while self._last is not None and is_active() and time.monotonic() < deadline_s:
+            if self._parts.checkpoint.has_committed(self._last):
+                return
+            time.sleep(_COMMIT_POLL_S)
+
+    def _write(self, written: DataFrame, batch_id: int) -> None:
+        parts = self._parts
+        batch = parts.checkpoint.record(self._stream, query_name(self._stream, _query_id(written)), batch_id)
+        tell_tasks(written.sparkSession.sparkContext, moved_cursors(parts.cursors, batch))
+        result = parts.sink.write(written, batch, parts.cursors.check_held)
+        # Who was suspended meanwhile must not write over what its successor has noted beside the checkpoint.
+        parts.cursors.check_held()
+        parts.cursors.add(batch_id, result.ends, result.tables)
+        self._last = batch_id
+        parts.wake_ups.note(batch_id, result.wakes_ms)
+        self._on_batch(result)
+
+
+def _query_id(batch: DataFrame) -> str:
+    query_id = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+    if not query_id:
+        raise SetupError(
+            "Spark did not tell the query's id, without which batches cannot be told apart; use classic Spark"
+        )
+    return str(query_id)
+
+
+class _StoppedError(Exception):
+    """A micro-batch that came after the stop; it was not begun."""

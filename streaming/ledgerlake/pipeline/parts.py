@@ -1,0 +1,67 @@
+"""The parts of a pipeline, made of its configuration. Nothing is opened, and nothing outside this process is changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ledgerlake.client.cluster import Cluster
+from ledgerlake.decode import schema
+from ledgerlake.operators.facts import TaskSettings
+from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.commit import DeltaSink
+from ledgerlake.pipeline.cursors import CursorKeeper
+from ledgerlake.pipeline.start import Start
+from ledgerlake.pipeline.wake_ups import WakeUps
+from ledgerlake.publish.outbox import Outbox
+from ledgerlake.table.spark_table import open_table
+
+if TYPE_CHECKING:
+    from ledgerlake.options.config import Config
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a pipeline works with; the outbox only if due messages are published."""
+
+    cluster: Cluster
+    checkpoint: Checkpoint
+    cursors: CursorKeeper
+    outbox: Outbox | None
+    sink: DeltaSink
+    start: Start
+    wake_ups: WakeUps
+    task_settings: TaskSettings
+
+
+def make_parts(config: Config) -> Parts:
+    """The parts of the pipeline that a configuration describes.
+
+    Raises:
+        TableError: a table cannot be written with ``[delta] writer``.
+    """
+    cluster = Cluster(config.source.client)
+    checkpoint = Checkpoint(config.stream.checkpoint)
+    cursors = CursorKeeper(cluster, config.subscription, checkpoint)
+    outbox = Outbox(config.outbox_path) if config.outbox_path else None
+    staging, delta = f"{config.stream.checkpoint}/ledgerlake/staging", config.delta
+    messages = open_table(delta.path, schema.MESSAGES, delta.writer, f"{staging}/messages")
+    rejects = open_table(delta.rejects_path, schema.REJECTS, delta.writer, f"{staging}/rejects")
+    sink = DeltaSink(messages, rejects, outbox)
+    return Parts(
+        cluster,
+        checkpoint,
+        cursors,
+        outbox,
+        sink,
+        Start(config, cluster, checkpoint, cursors, sink.tables),
+        WakeUps(checkpoint),
+        TaskSettings(
+            messages.folder,
+            rejects.folder,
+            config.chunks.limits,
+            config.delay_options,
+            config.source,
+            config.outbox_path,
+        ),
+    )
