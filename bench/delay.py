@@ -1,17 +1,19 @@
-"""The stateful stage with millions of delayed messages waiting, in real Spark: state on disk, memory, rates.
+"""The stateful stage with millions of delayed messages waiting, in real Spark: state on disk,
+memory, rates.
 
-Messages of 100 bytes, due at random over a horizon of days, are fed to the stage as the source would hand them on; Spark
-keeps them in RocksDB. Then the clock is moved, and they come out.
+Messages of 100 bytes, due at random over a horizon of days, are fed to the stage as the source
+would hand them on; Spark keeps them in RocksDB. Then the clock is moved, and they come out.
 
     added       messages a second into the stage, micro-batches and their state commits included
     released    messages a second out of it, when a stretch of the horizon is due at once
     worker      peak resident set of the largest Python worker
     state       the checkpoint's folder on disk when all wait
     index       what the index of one topic partition takes in memory by itself, its bitmaps all loaded; the broker's own
-                tracker of delayed messages holds 24 bytes a message in its heap, for each subscription
+                tracker of delayed messages holds 24 bytes a message in its heap, for each
+                subscription
 
-Peers: what Pulsar's brokers and clients do is not the same thing (readers get delayed messages at once), so nothing is
-compared but the memory.
+Peers: what Pulsar's brokers and clients do is not the same thing (readers get delayed messages at
+once), so nothing is compared but the memory.
 """
 
 from __future__ import annotations
@@ -69,7 +71,7 @@ _BROKER_BYTES = 24
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--messages", type=int, nargs="+", default=[1_000_000, 10_000_000])
     parser.add_argument("--open-index", metavar="FOLDER", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -244,7 +246,9 @@ def _frame_bytes() -> int:
 
 
 def _frames(first: int, count: int) -> bytes:
-    """MESSAGE frames of consecutive entries: one for all, with ledger, entry and delivery time written over."""
+    """MESSAGE frames of consecutive entries: one for all, with ledger, entry and delivery time
+    written over.
+    """
     template = _template()
     frames = np.tile(np.frombuffer(template, dtype=np.uint8), (count, 1))
     numbers = np.arange(first, first + count)
@@ -266,7 +270,9 @@ def _varint(values: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, np.dtype
 
 
 def _index_bytes(messages: int) -> float:
-    """Resident bytes per message that the index takes in a process that opens it and asks about every bucket."""
+    """Resident bytes per message that the index takes in a process that opens it and asks about
+    every bucket.
+    """
     with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
         tracker = DelayedTracker(FolderStorage(f"{folder}/buckets", []), DelaySettings())
         for first in range(0, messages, _BUNDLE):

@@ -4,9 +4,9 @@
     messages     10 thousand to 50 million on four partitions
     sizes        the same bytes as messages of 100 B to 1 MiB, in batches of about 100 KB
 
-Each topic is read whole into a table of its own, in one micro-batch, on local[2]; medians after one pass that is not counted. Time and CPU are
-those of ``bench.throughput``. A micro-batch and the start of its query cost something whatever is in them: few messages share that
-among few.
+Each topic is read whole into a table of its own, in one micro-batch, on local[2]; medians after one
+pass that is not counted. Time and CPU are those of ``bench.throughput``. A micro-batch and the
+start of its query cost something whatever is in them: few messages share that among few.
 
 Results are printed and written to ``bench/latest-growth.json``.
 """
@@ -40,7 +40,7 @@ _BATCH_BYTES = 100_000
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--messages", type=int, default=4_000_000, help="over the partitions (default: 4000000)")
     parser.add_argument("--most", type=int, default=max(_MESSAGES), help="of messages (default: 50000000)")
     parser.add_argument("--passes", type=int, default=5, help="passes that are counted (default: 5)")

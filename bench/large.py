@@ -4,16 +4,20 @@
     the same, kept in files      each message written to a file of its own before it is acknowledged
     pipeline to Delta            the whole pipeline into the table
 
-All read the same messages, uncompressed and incompressible, of 5 MiB and then of 5 to 100 MiB, from one topic partition of a real
-broker on the same machine. What keeps them writes them to disk at their size; the loop by itself keeps nothing.
+All read the same messages, uncompressed and incompressible, of 5 MiB and then of 5 to 100 MiB, from
+one topic partition of a real broker on the same machine. What keeps them writes them to disk at
+their size; the loop by itself keeps nothing.
 
-Memory is the peak resident set of the process that did the work (for the pipeline, of the largest Python worker), and what that is above the same process without large messages, in multiples of the largest message.
+Memory is the peak resident set of the process that did the work (for the pipeline, of the largest
+Python worker), and what that is above the same process without large messages, in multiples of the
+largest message.
 
-CPU seconds are those of the process that did the work, for the pipeline of this one and all below it but the broker, from the
-end of publishing to the end of the trigger.
+CPU seconds are those of the process that did the work, for the pipeline of this one and all below
+it but the broker, from the end of publishing to the end of the trigger.
 
-Every round publishes between two triggers of a running query, and counts the trigger that takes it, from its beginning to
-its end. What a trigger takes with hardly anything in it is printed too, for it is in the pipeline's rate.
+Every round publishes between two triggers of a running query, and counts the trigger that takes it,
+from its beginning to its end. What a trigger takes with hardly anything in it is printed too, for
+it is in the pipeline's rate.
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ _TICK_S = 10
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--rounds", type=int, default=5, help="rounds that are counted (default: 5)")
     options = parser.parse_args()
     from ledgerlake.runtime.session import start_session
@@ -113,7 +117,9 @@ class _Ticking:
         return Pass(self._trigger_seconds(result.batch_id), spark_cpu_s() - cpu_s)
 
     def _trigger_seconds(self, batch_id: int) -> float:
-        """Of a batch that is done; its progress comes a little later, and idle triggers report under a number too."""
+        """Of a batch that is done; its progress comes a little later, and idle triggers report
+        under a number too.
+        """
         while not (
             found := [one for one in self._progress() if one.batchId == batch_id and "addBatch" in one.durationMs]
         ):

@@ -1,12 +1,14 @@
-"""From publish to visible in the table, and from the start of ``ledgerlake run`` to its first commit, in one run: ``make bench``.
+"""From publish to visible in the table, and from the start of ``ledgerlake run`` to its first
+commit, in one run: ``make bench``.
 
 visible     1,000 messages a second, trigger 200 ms: from a message's publish time to when a reader of the Delta table sees it;
             beside it, when a pulsar-client consumer of the same topic gets the same message
 start       from starting the command to its first commit, with warm caches: tables that are made, and tables that are there, each without
-            and with an archive of the JVM's classes (``ledgerlake run --archive-classes``), in turns
+            and with an archive of the JVM's classes (``ledgerlake run --archive-classes``), in
+            turns
 
-CPU is that of the command and all below it: until the first commit of a start, and a million messages of those that are counted. Memory
-is the peak resident set of its largest Python process.
+CPU is that of the command and all below it: until the first commit of a start, and a million
+messages of those that are counted. Memory is the peak resident set of its largest Python process.
 
 Results are printed and written to ``bench/latest-latency.json``.
 
@@ -91,7 +93,9 @@ def _starts(runtime: Runtime, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _cache_with_archive(runtime: Runtime, folder: Path) -> Path:
-    """A cache of its own, with the jars of the user's, in which a run has left an archive of classes."""
+    """A cache of its own, with the jars of the user's, in which a run has left an archive of
+    classes.
+    """
     cache = folder / "cache"
     cache.mkdir()
     (cache / "jars").symlink_to(cache_folder() / "jars")
@@ -168,7 +172,9 @@ def rows_in(folder: Path) -> int:
 
 
 def latencies(runtime: Runtime, folder: Path, seconds: int) -> tuple[list[float], list[float], float, float]:
-    """Seconds from publishing to the table, and to a consumer; CPU seconds and peak memory (MB) meanwhile."""
+    """Seconds from publishing to the table, and to a consumer; CPU seconds and peak memory (MB)
+    meanwhile.
+    """
     topic = runtime.topic()
     consumed: list[Seen] = []
     consumer = runtime.client().subscribe(topic, "peer", message_listener=lambda one, got: take(one, got, consumed))
@@ -216,7 +222,9 @@ def publish(runtime: Runtime, topic: str, enough: threading.Event) -> None:
 
 
 def watch(folder: Path, seconds: int) -> tuple[float, list[Seen]]:
-    """Look at the table until all that is published in so many seconds from now is in it; now, and what was seen."""
+    """Look at the table until all that is published in so many seconds from now is in it; now, and
+    what was seen.
+    """
     table = DeltaTable(str(folder / "messages"))
     known = set(table.file_uris())
     found: list[Seen] = []

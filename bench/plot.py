@@ -1,4 +1,5 @@
-"""The last runs of ``bench.throughput``, ``growth``, ``large`` and ``latency`` as pictures in ``docs/``: bars, one block a workload.
+"""The last runs of ``bench.throughput``, ``growth``, ``large`` and ``latency`` as pictures in
+``docs/``: bars, one block a workload.
 
 python -m bench.plot
 """

@@ -1,6 +1,7 @@
 """Messages per second, side by side with pulsar-client, in one run on one machine: ``make bench``.
 
-Each path reads the same topics from their beginning to their end, from a real broker that runs on the same machine:
+Each path reads the same topics from their beginning to their end, from a real broker that runs on
+the same machine:
 
     pulsar-client reader loop    one topic, ``read_next`` until the end
     pulsar-client batch_receive  one topic, ``batch_receive`` until the end
@@ -9,15 +10,18 @@ Each path reads the same topics from their beginning to their end, from a real b
     pipeline to Delta            the whole pipeline, all columns, four partitions; its stateful stage has nothing to do
     without the stateful stage   the same with that stage taken out
 
-The paths take turns, and with them the two topics, so that an hour in which the machine is fast is every path's. Numbers are medians
-of several passes after three that are not counted; ratios are to the reader loop of the same run. Memory is the peak resident set of the
-process that did the work, for Spark paths of the largest Python worker, printed by pass too, so that growth with the length of a run
-would show. The stream paths are measured by the duration of their micro-batches, the whole trigger but its planning: a query plans its
-stages once, and what that takes belongs to its start, as the JVM's does (``bench.latency``).
+The paths take turns, and with them the two topics, so that an hour in which the machine is fast is
+every path's. Numbers are medians of several passes after three that are not counted; ratios are to
+the reader loop of the same run. Memory is the peak resident set of the process that did the work,
+for Spark paths of the largest Python worker, printed by pass too, so that growth with the length of
+a run would show. The stream paths are measured by the duration of their micro-batches, the whole
+trigger but its planning: a query plans its stages once, and what that takes belongs to its start,
+as the JVM's does (``bench.latency``).
 
-CPU seconds are those of the process that did the work, for Spark paths of this one and all below it but the broker, so the JVM too,
-from the start of the query on, which takes two or three. Single messages come as fast as the broker sends them, whoever reads, which
-differs by a factor of two from pass to pass; there the CPU is what differs between paths.
+CPU seconds are those of the process that did the work, for Spark paths of this one and all below it
+but the broker, so the JVM too, from the start of the query on, which takes two or three. Single
+messages come as fast as the broker sends them, whoever reads, which differs by a factor of two from
+pass to pass; there the CPU is what differs between paths.
 
 Results are printed and written to ``bench/latest.json``.
 """
@@ -73,7 +77,9 @@ LATEST = Path(__file__).parent / "latest.json"
 
 @dataclass(frozen=True)
 class Workload:
-    """What the topics hold: ``messages`` of ``value_bytes``, ``batch`` to an entry (1: single, uncompressed)."""
+    """What the topics hold: ``messages`` of ``value_bytes``, ``batch`` to an entry (1: single,
+    uncompressed).
+    """
 
     name: str
     messages: int
@@ -111,7 +117,7 @@ Paths = dict[str, "Callable[[], Taken]"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--messages", type=int, default=10_000_000, help="batched messages (default: 10000000)")
     parser.add_argument("--passes", type=int, default=5, help="passes that are counted (default: 5)")
     options = parser.parse_args()
@@ -189,7 +195,9 @@ def _measure(service_url: str, one: str, four: str, workload: Workload, passes: 
 
 @contextlib.contextmanager
 def _paths(service_url: str, one: str, four: str, count: int) -> Iterator[tuple[Paths, Paths]]:
-    """Those that read the topic of one partition, in a process each, and those that read the other, in one Spark session."""
+    """Those that read the topic of one partition, in a process each, and those that read the other,
+    in one Spark session.
+    """
     from ledgerlake.runtime.session import start_session
 
     with contextlib.ExitStack() as stack:
@@ -257,7 +265,9 @@ def _timed(path: Callable[..., None], service_url: str, topic: str, count: int) 
 
 
 def _peak_mb() -> float:
-    """The peak resident set of this process itself; what ``getrusage`` says begins with its parent's."""
+    """The peak resident set of this process itself; what ``getrusage`` says begins with its
+    parent's.
+    """
     status = Path("/proc/self/status").read_text()
     (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024 / 1e6
@@ -379,7 +389,9 @@ def _trigger_seconds(query: Any, count: int, rows_are_messages: bool) -> float:
 
 
 def spark_cpu_s() -> float:
-    """CPU seconds of this process and of all below it that are not the broker's, those that have ended with the rest."""
+    """CPU seconds of this process and of all below it that are not the broker's, those that have
+    ended with the rest.
+    """
     me = psutil.Process()
     brokers = {one for child in me.children() if _is_broker(child) for one in (child, *child.children(recursive=True))}
     return cpu_s(me, *(one for one in me.children(recursive=True) if one not in brokers))
@@ -404,7 +416,8 @@ def expect(taken: int, count: int) -> None:
 
 
 class WorkerMemory:
-    """The peak resident set of the largest Python process below this one, looked at ten times a second.
+    """The peak resident set of the largest Python process below this one, looked at ten times a
+    second.
 
     Those that ``multiprocessing`` started are not looked at: they are other paths.
     """

@@ -1,4 +1,5 @@
-"""How long a plan takes over many topics: nothing new, and something new in every one; beside pulsar-client asking each.
+"""How long a plan takes over many topics: nothing new, and something new in every one; beside
+pulsar-client asking each.
 
 python -m bench.topics [TOPICS]
 """

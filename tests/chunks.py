@@ -1,4 +1,6 @@
-"""Chunks of large messages for tests, entry by entry, so that their order, doubles and gaps can be chosen."""
+"""Chunks of large messages for tests, entry by entry, so that their order, doubles and gaps can be
+chosen.
+"""
 
 from __future__ import annotations
 

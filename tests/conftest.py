@@ -1,4 +1,5 @@
-"""What a whole run shares: one broker and one Spark session, started when first needed and stopped at the end.
+"""What a whole run shares: one broker and one Spark session, started when first needed and stopped
+at the end.
 
 A broker or session that cannot start fails the tests that need it; nothing is skipped.
 """
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 settings.register_profile("ledgerlake", deadline=None)
 settings.load_profile("ledgerlake")
 
-# Tests start many JVMs that live for seconds, and the second compiler's work does not pay off in them.
+# Tests start many JVMs that live for seconds, and the second compiler's work does not pay off in
+# them.
 os.environ.setdefault("PULSAR_EXTRA_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1")
@@ -32,7 +34,9 @@ os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1")
 
 @pytest.fixture(autouse=True)
 def close_clusters_of_tests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Close the clusters that a test made itself, so that a socket left open is one that the product left."""
+    """Close the clusters that a test made itself, so that a socket left open is one that the
+    product left.
+    """
     made: list[Cluster] = []
     begin = Cluster.__init__
 

@@ -1,4 +1,6 @@
-"""The three ways in which every parser is tested: whole, byte by byte, and with bytes behind that must stay."""
+"""The three ways in which every parser is tested: whole, byte by byte, and with bytes behind that
+must stay.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""A broker for tests: our own protocol code in the server role, on a real socket, with every knob a test wants to turn.
+"""A broker for tests: our own protocol code in the server role, on a real socket, with every knob a
+test wants to turn.
 
-It serves one topic without partitions from a list of entries. What it does wrong, it does because the test said so.
+It serves one topic without partitions from a list of entries. What it does wrong, it does because
+the test said so.
 """
 
 from __future__ import annotations
@@ -54,23 +56,21 @@ class Peer:
     """Start it with ``with``; ``url`` is where it listens.
 
     Attributes:
-        entries: position and stored bytes, in order.
-        last_position: what GET_LAST_MESSAGE_ID answers; None: the last entry.
-        rewrite: turns an outgoing MESSAGE frame into what is really sent.
-        drop_after: the connection is cut after so many entries, once.
-        refuse_subscribe: an error code for the next subscriptions, taken one by one.
-        compacted: what compacted readers get in place of ``entries``; None: the same.
-        last_entry: the stored entry behind the answer to GET_LAST_MESSAGE_ID, for who knows protocol v22 (PIP-429).
-        cannot_tell_last: compacted readers that ask for the last message get an error, as of a 4.0 broker.
-        unreadable_last: nobody is told the last message, as by a broker that cannot read the metadata of the last entry.
-        is_deleted: the topic is not there any more.
-        challenges: how many connections are asked again who they are, before or behind an answer.
-        credentials: what clients said of themselves.
-        tls: speaks TLS with this context; ``host`` is where it listens.
-        first_ledger_id: where the topic begins; None: with the ledger of the first entry.
-        topics: what the namespace holds; None: the one topic.
-        received: the entries that producers sent, in order, whether their numbers were known or not.
-        tells_of_topics: clients may watch the namespace, and are told by ``tell_of_topics``.
+        entries: position and stored bytes, in order. last_position: what GET_LAST_MESSAGE_ID
+        answers; None: the last entry. rewrite: turns an outgoing MESSAGE frame into what is really
+        sent. drop_after: the connection is cut after so many entries, once. refuse_subscribe: an
+        error code for the next subscriptions, taken one by one. compacted: what compacted readers
+        get in place of ``entries``; None: the same. last_entry: the stored entry behind the answer
+        to GET_LAST_MESSAGE_ID, for who knows protocol v22 (PIP-429). cannot_tell_last: compacted
+        readers that ask for the last message get an error, as of a 4.0 broker. unreadable_last:
+        nobody is told the last message, as by a broker that cannot read the metadata of the last
+        entry. is_deleted: the topic is not there any more. challenges: how many connections are
+        asked again who they are, before or behind an answer. credentials: what clients said of
+        themselves. tls: speaks TLS with this context; ``host`` is where it listens.
+        first_ledger_id: where the topic begins; None: with the ledger of the first entry. topics:
+        what the namespace holds; None: the one topic. received: the entries that producers sent, in
+        order, whether their numbers were known or not. tells_of_topics: clients may watch the
+        namespace, and are told by ``tell_of_topics``.
     """
 
     entries: list[tuple[Position, bytes]] = field(default_factory=list)
@@ -143,7 +143,8 @@ class Peer:
 
     def disconnect(self) -> None:
         for one in list(self._open):
-            # A thread that waits in ``recv`` would still take what comes on a socket that is only closed.
+            # A thread that waits in ``recv`` would still take what comes on a socket that is only
+            # closed.
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
@@ -244,7 +245,9 @@ class Peer:
             connection.send(commands.success(event.request_id))
 
     def _store(self, connection: _Connection, event: pb.CommandSend) -> None:
-        """Store an entry unless its number is known, and say so, unless the connection is to break just then."""
+        """Store an entry unless its number is known, and say so, unless the connection is to break
+        just then.
+        """
         number: dict[str, Any] = {"producer_id": event.producer_id, "sequence_id": event.sequence_id}
         self.received.append(connection.payload)
         if self.refuse_send is not None:

@@ -1,4 +1,6 @@
-"""Every field that a producer controls, at the ends of its range and beyond: rows or rejects, and nothing ends."""
+"""Every field that a producer controls, at the ends of its range and beyond: rows or rejects, and
+nothing ends.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def entries_with(field: Field, more: bytes) -> list[bytes]:
-    """Entries of every shape, with the broker's metadata and without, that have the field once more than they should."""
+    """Entries of every shape, with the broker's metadata and without, that have the field once more
+    than they should.
+    """
     found = []
     slots = pb.SingleMessageMetadata(payload_size=1, sequence_id=3).SerializeToString()
     in_slot = more if field.message == "SingleMessageMetadata" else b""

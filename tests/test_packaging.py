@@ -1,4 +1,6 @@
-"""The ways in which people get the package: installed, as a wheel, and as a file handed to Spark; and the compose file."""
+"""The ways in which people get the package: installed, as a wheel, and as a file handed to Spark;
+and the compose file.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A micro-batch that is run again after a kill between the commits of its two tables, and is judged otherwise then."""
+"""A micro-batch that is run again after a kill between the commits of its two tables, and is judged
+otherwise then.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,8 @@ def test_a_loss_that_only_the_repeat_meets_is_in_rejects_once(edges: Edges, late
     history = WithOrphans(script, edges)
     history.settings = config([TOPIC], None, starting="earliest", source={"fail_on_data_loss": False})
     complain = history.oracle.complain
-    # Somebody skips messages by hand: the cursor passes them, and they are lost, as rejects shall say.
+    # Somebody skips messages by hand: the cursor passes them, and they are lost, as rejects shall
+    # say.
     allowed = ("nothing unpinned", "nothing missing")
     history.oracle.complain = lambda words: None if words.startswith(allowed) else complain(words)  # type: ignore[method-assign]
     assert history.play().violations == []

@@ -1,4 +1,6 @@
-"""SECURITY.md and docs/promises.md say what is true: each threat and each promise names a test, and that test is there."""
+"""SECURITY.md and docs/promises.md say what is true: each threat and each promise names a test, and
+that test is there.
+"""
 
 from __future__ import annotations
 

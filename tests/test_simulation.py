@@ -1,6 +1,8 @@
-"""The pipeline in a simulated world: histories from seeds, and whether they find the faults that are known.
+"""The pipeline in a simulated world: histories from seeds, and whether they find the faults that
+are known.
 
-``LEDGERLAKE_HISTORIES`` says how many histories are played, ``python -m tests.simulation --help`` plays many more.
+``LEDGERLAKE_HISTORIES`` says how many histories are played, ``python -m tests.simulation --help``
+plays many more.
 """
 
 from __future__ import annotations

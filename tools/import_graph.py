@@ -1,7 +1,8 @@
-"""Print which rooms of the package import which, as a Mermaid picture: ``python tools/import_graph.py [FOLDER]``.
+"""Print which rooms of the package import which, as a Mermaid picture: ``python
+tools/import_graph.py [FOLDER]``.
 
-The folder is a checkout, this one by default. An arrow is left out if a longer way says it already. Circles of imports are named
-below the picture; imports for types alone do not count.
+The folder is a checkout, this one by default. An arrow is left out if a longer way says it already.
+Circles of imports are named below the picture; imports for types alone do not count.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@
     ├── ProcessLostError         a process of Spark's was ended from outside; retryable    exit 3
     └── TableError               the table is not what the contract says, or not reachable exit 3
 
-Each error is one sentence: what, where, what to do. ``retryable`` says whether the same call may succeed later,
-``lost`` whether data is gone: "no", "unknown" or "yes". All of them survive pickling, since they cross between
-Spark's processes.
+Each error is one sentence: what, where, what to do. ``retryable`` says whether the same call may
+succeed later, ``lost`` whether data is gone: "no", "unknown" or "yes". All of them survive
+pickling, since they cross between Spark's processes.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ class DeadlineError(TransportError):
 
 
 class ProtocolError(LedgerlakeError):
-    """The peer broke the protocol. A fresh connection may do better, so it is worth a bounded retry."""
+    """The peer broke the protocol. A fresh connection may do better, so it is worth a bounded
+    retry.
+    """
 
     retryable = True
 
@@ -143,7 +145,9 @@ class OffsetError(LedgerlakeError):
 
 
 class CheckpointError(LedgerlakeError):
-    """The checkpoint is incomplete, older than the table, or belongs to another stream; the table was not changed."""
+    """The checkpoint is incomplete, older than the table, or belongs to another stream; the table
+    was not changed.
+    """
 
     exit_code = 2
 
@@ -155,7 +159,9 @@ class OwnershipError(LedgerlakeError):
 
 
 class ProcessLostError(LedgerlakeError):
-    """A process that the query needs was ended from outside: by hand, or because memory ran out. A new start goes on from there."""
+    """A process that the query needs was ended from outside: by hand, or because memory ran out. A
+    new start goes on from there.
+    """
 
     retryable = True
 

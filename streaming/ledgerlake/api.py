@@ -1,4 +1,5 @@
-"""What a program imports: the pipeline, its streams as DataFrames, the session, the sources and the sinks.
+"""What a program imports: the pipeline, its streams as DataFrames, the session, the sources and the
+sinks.
 
 from ledgerlake.api import load_config, messages, run, start_session
 """

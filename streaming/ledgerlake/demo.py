@@ -1,7 +1,8 @@
-"""The demo: a real broker, live producers with wrong clocks, the pipeline, the ordered table, and a verdict.
+"""The demo: a real broker, live producers with wrong clocks, the pipeline, the ordered table, and a
+verdict.
 
-Producers run in processes of their own. Two are pulsar-client's, as applications use it; two publish through our own
-wire code, because only there a clock can be set wrong on purpose.
+Producers run in processes of their own. Two are pulsar-client's, as applications use it; two
+publish through our own wire code, because only there a clock can be set wrong on purpose.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ _SECONDS = 15.0
 
 @dataclass(frozen=True)
 class ProducerPlan:
-    """One producer: its share of the messages, codec, batch size (1: single messages), clock error, and library.
+    """One producer: its share of the messages, codec, batch size (1: single messages), clock error,
+    and library.
 
-    ``large`` is a number of messages in place of a share, each too large for the broker to take in one piece; ``delayed``
-    likewise, each to be delivered some seconds after it was sent.
+    ``large`` is a number of messages in place of a share, each too large for the broker to take in
+    one piece; ``delayed`` likewise, each to be delivered some seconds after it was sent.
     """
 
     name: str
@@ -70,7 +72,8 @@ def run_demo(messages: int, *, as_json: bool = False) -> int:
         topic = "persistent://public/default/demo"
         create_partitioned_topic(address.admin_url, "public/default/demo", PARTITIONS)
         _say(f"broker ready at {address.service_url}; starting Spark")
-        # The session ends with the process; stopping it here makes its Python workers print tracebacks of broken pipes.
+        # The session ends with the process; stopping it here makes its Python workers print
+        # tracebacks of broken pipes.
         spark = start_session("ledgerlake demo")
         config = _config(address.service_url, topic, Path(folder))
         _stream_while_producing(spark, config, address.service_url, topic, messages)
@@ -79,7 +82,8 @@ def run_demo(messages: int, *, as_json: bool = False) -> int:
 
 
 def create_partitioned_topic(admin_url: str, path: str, partitions: int) -> None:
-    """Make a partitioned topic through the broker's admin address; ``path`` is tenant/namespace/topic.
+    """Make a partitioned topic through the broker's admin address; ``path`` is
+    tenant/namespace/topic.
 
     Raises:
         SetupError: the broker refused.

@@ -103,7 +103,9 @@ def test_a_refused_token_is_looked_at_for_when_it_expired() -> None:
 
 
 class Issuer(BaseHTTPRequestHandler):
-    """An OAuth2 issuer that knows one client; ``failures`` are what it answers first, with the headers beside."""
+    """An OAuth2 issuer that knows one client; ``failures`` are what it answers first, with the
+    headers beside.
+    """
 
     forms: ClassVar[list[dict[str, list[str]]]] = []
     failures: ClassVar[list[tuple[int, dict[str, str]]]] = []

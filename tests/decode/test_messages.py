@@ -1,4 +1,6 @@
-"""Bundles into messages: every column, every reason for a reject, and the fast route against the plain one."""
+"""Bundles into messages: every column, every reason for a reject, and the fast route against the
+plain one.
+"""
 
 from __future__ import annotations
 
@@ -408,7 +410,9 @@ def decorate(target: Any, rng: random.Random) -> None:
 
 
 def damaged(entry: bytes, rng: random.Random) -> bytes:
-    """The entry with some bytes changed, cut or added, and in half of the cases a checksum that fits again."""
+    """The entry with some bytes changed, cut or added, and in half of the cases a checksum that
+    fits again.
+    """
     broken = bytearray(entry)
     for _ in range(rng.choice([1, 1, 3])):
         if broken:

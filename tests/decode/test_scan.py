@@ -1,4 +1,6 @@
-"""Runs of entries straight from the receive buffer are what single frames would have been, on whatever arrives."""
+"""Runs of entries straight from the receive buffer are what single frames would have been, on
+whatever arrives.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def events(client: Connection, pieces: Iterable[bytes]) -> Iterator[Event]:
 
 
 def outcome(pieces: list[bytes], with_scan: bool) -> tuple[list[Any], list[int], bytes]:
-    """What came of some bytes, entry by entry and with the error that ended it; the permits; what was answered."""
+    """What came of some bytes, entry by entry and with the error that ended it; the permits; what
+    was answered.
+    """
     client = ready(with_scan)
     found: list[Any] = []
     counts: list[int] = []

@@ -1,4 +1,6 @@
-"""Bundles cut by kind: nothing is lost, order is kept within a kind, and only what is whole and later waits."""
+"""Bundles cut by kind: nothing is lost, order is kept within a kind, and only what is whole and
+later waits.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Messages with typed values: versions in one batch, what has no typed value, and the bytes on demand."""
+"""Messages with typed values: versions in one batch, what has no typed value, and the bytes on
+demand.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Cancels among decoded messages: found wherever they are, and never more of them than a task may hold."""
+"""Cancels among decoded messages: found wherever they are, and never more of them than a task may
+hold.
+"""
 
 from __future__ import annotations
 

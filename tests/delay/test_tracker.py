@@ -1,4 +1,6 @@
-"""The delayed message tracker. The cases with the broker's own names are those that its tests hold it to."""
+"""The delayed message tracker. The cases with the broker's own names are those that its tests hold
+it to.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""``python -m tests.fuzz --count 100000 --seed 1``: judge so many inputs, the same number of each target but the slowest.
+"""``python -m tests.fuzz --count 100000 --seed 1``: judge so many inputs, the same number of each
+target but the slowest.
 
-Each target runs in a process of its own, so that a crash of native code is a failure like any other, and with numba's checks of
-indexes (``NUMBA_BOUNDSCHECK``). A failing input is saved as hex in ``--failures``; move it to ``tests/golden/fuzz/<target>/``
-once it is understood. ``--index`` repeats one input of one target.
+Each target runs in a process of its own, so that a crash of native code is a failure like any
+other, and with numba's checks of indexes (``NUMBA_BOUNDSCHECK``). A failing input is saved as hex
+in ``--failures``; move it to ``tests/golden/fuzz/<target>/`` once it is understood. ``--index``
+repeats one input of one target.
 """
 
 from __future__ import annotations

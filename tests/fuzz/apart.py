@@ -1,4 +1,6 @@
-"""A target in processes of its own, so that a crash or an endless loop of native code is a failure like any other."""
+"""A target in processes of its own, so that a crash or an endless loop of native code is a failure
+like any other.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def _each_once(result: Result) -> Result:
 
 
 def _parts(target: Target, seed: int, start: int, stop: int) -> Iterator[Result]:
-    """A process's result; where the process dies, the input that killed it is a failure, and the next one goes on behind."""
+    """A process's result; where the process dies, the input that killed it is a failure, and the
+    next one goes on behind.
+    """
     context = multiprocessing.get_context("spawn")
     while start < stop:
         place = context.Value("q", start, lock=False)

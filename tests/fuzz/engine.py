@@ -7,10 +7,11 @@ An input is allowed to be read, or to be refused with an error that the target l
     too much work        more things come out than ``work_factor`` times the input's bytes and ``_WORK_BESIDE`` beside
     a hang               more than ``_HANG_S`` seconds of CPU
 
-Memory is the growth of the resident set, which native code is in, for every input; for some inputs also what Python's own
-allocator counts, which includes memory that was asked for and not touched.
+Memory is the growth of the resident set, which native code is in, for every input; for some inputs
+also what Python's own allocator counts, which includes memory that was asked for and not touched.
 
-An input depends on the seed, the target's name and its number alone, so a failure is repeated by those three.
+An input depends on the seed, the target's name and its number alone, so a failure is repeated by
+those three.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class Target:
     Args:
         boundary: what reads there, for people.
         make: a new input.
-        judge: reads an input; returns how many things came out of it. Raises one of ``errors`` where it is refused, and
-            AssertionError where two readers disagree.
+        judge: reads an input; returns how many things came out of it. Raises one of ``errors``
+            where it is refused, and AssertionError where two readers disagree.
         cost: of a slow target so many times fewer inputs are judged.
     """
 
@@ -125,7 +126,9 @@ def run(
     traced_every: int = TRACED_EVERY,
     tell: Callable[[int], None] = lambda _index: None,
 ) -> Result:
-    """Judge the inputs from ``start`` to before ``stop``; ``tell`` hears the number of each before it is read."""
+    """Judge the inputs from ``start`` to before ``stop``; ``tell`` hears the number of each before
+    it is read.
+    """
     result = Result()
     memory = Memory()
     began = time.monotonic()
@@ -153,7 +156,9 @@ def run(
 def judge(
     target: Target, data: bytes, memory: Memory | None = None, *, traced: bool = True
 ) -> tuple[tuple[str, str] | None, bool, int]:
-    """What is wrong (in short, and at length), whether the input was taken, and the most memory that it took."""
+    """What is wrong (in short, and at length), whether the input was taken, and the most memory
+    that it took.
+    """
     memory = memory or Memory()
     failure: tuple[str, str] | None = None
     work = -1
@@ -188,7 +193,9 @@ class Hang(Exception):
 
 @contextlib.contextmanager
 def _time_limit() -> Iterator[None]:
-    """CPU seconds of this process; a busy machine is no hang. A loop in native code is the parent's to notice."""
+    """CPU seconds of this process; a busy machine is no hang. A loop in native code is the parent's
+    to notice.
+    """
 
     def stop(_number: int, _frame: Any) -> None:
         raise Hang(f"more than {_HANG_S:g} s of CPU")

@@ -1,4 +1,5 @@
-"""Valid inputs made wrong, with their structure known: fields, lengths and texts at the edges of what they can be.
+"""Valid inputs made wrong, with their structure known: fields, lengths and texts at the edges of
+what they can be.
 
 Each function takes a ``random.Random`` first and changes one thing or a few.
 """

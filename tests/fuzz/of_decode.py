@@ -107,7 +107,9 @@ def _by_reference(
 
 
 def _as_numbers(rows: pa.Table) -> pa.Table:
-    """Times as numbers, since Python's own end with the year 9999; in one piece, in the order of ids."""
+    """Times as numbers, since Python's own end with the year 9999; in one piece, in the order of
+    ids.
+    """
     columns = [one.cast(pa.int64()) if pa.types.is_timestamp(one.type) else one for one in rows.columns]
     plain = pa.table(columns, names=rows.column_names).combine_chunks()
     return plain.take(pa.array(np.lexsort([plain[name].to_numpy() for name in reversed(_IDS)])))
@@ -489,7 +491,9 @@ def _judge_values(data: bytes) -> int:
 
 
 def _judge_typed(data: bytes) -> int:
-    """Decoded messages with values by a schema, as the JVM connectors' columns, and what they cancel."""
+    """Decoded messages with values by a schema, as the JVM connectors' columns, and what they
+    cancel.
+    """
     parts = mutate.unpacked(data)
     reader = _read_schema(parts[0]) if parts else ValueSchema()
     frames = b"".join(commands.message(1, 7, number, _typed_entry(part)) for number, part in enumerate(parts[1:]))

@@ -1,4 +1,6 @@
-"""Targets of what people write: configuration, options, bounds, times, names; and of cancels, which producers write."""
+"""Targets of what people write: configuration, options, bounds, times, names; and of cancels, which
+producers write.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Targets of what is kept between micro-batches: offsets, state, rows between stages, the delayed index."""
+"""Targets of what is kept between micro-batches: offsets, state, rows between stages, the delayed
+index.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Valid entries and frames in the shapes that producers and brokers send, and entries taken apart to be changed.
+"""Valid entries and frames in the shapes that producers and brokers send, and entries taken apart
+to be changed.
 
-``an_entry`` repairs lengths and checksum behind a change, so that the change gets past them to whatever reads behind.
+``an_entry`` repairs lengths and checksum behind a change, so that the change gets past them to
+whatever reads behind.
 """
 
 from __future__ import annotations
@@ -89,7 +91,9 @@ def _without_checksum(entry: bytes) -> bytes:
 
 @cache
 def large_entries() -> tuple[bytes, ...]:
-    """Chunks of two producers, one of them encrypting nothing and promising a marker, and that marker."""
+    """Chunks of two producers, one of them encrypting nothing and promising a marker, and that
+    marker.
+    """
     own = metadata(compression=pb.LZ4, uncompressed_size=900)
     packed = compress(pb.LZ4, bytes(range(256)) * 3 + b"x" * 132)
     promised = metadata(producer_name="q", properties=[promise()], deliver_at_time=1_800_000_000_000)

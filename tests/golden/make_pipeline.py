@@ -1,8 +1,9 @@
 """Write ``pipeline-v1.tar.gz`` anew: ``python -m tests.golden.make_pipeline [FOLDER]``.
 
-A pipeline runs twice over a topic of an embedded broker. What then waits in its state: two of three chunks of a large message,
-two delayed messages that are due in the year 2100, and a cancel of a third. A delayed message was due between the runs, so it is in
-the table and went through the outbox. The archive holds the checkpoint, both tables, and the outbox.
+A pipeline runs twice over a topic of an embedded broker. What then waits in its state: two of three
+chunks of a large message, two delayed messages that are due in the year 2100, and a cancel of a
+third. A delayed message was due between the runs, so it is in the table and went through the
+outbox. The archive holds the checkpoint, both tables, and the outbox.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ FOLDERS = ("checkpoint", "messages", "rejects")
 
 
 def publish(runtime: Runtime) -> None:
-    """Publish five plain messages, four delayed ones, a cancel, and the beginning of a large message."""
+    """Publish five plain messages, four delayed ones, a cancel, and the beginning of a large
+    message.
+    """
     producer = EntryProducer(runtime.cluster(), TOPIC, "golden")
     now_ms = int(time.time() * 1000)
 

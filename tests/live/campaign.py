@@ -1,7 +1,9 @@
-"""A campaign against a broker as users have it: retention 0, ledgers that roll and are trimmed, deduplication, idle topics deleted.
+"""A campaign against a broker as users have it: retention 0, ledgers that roll and are trimmed,
+deduplication, idle topics deleted.
 
-Producers of pulsar-client publish plain, batched, compressed, chunked and delayed messages without pause while the topics are
-unloaded every second or two. The pipeline is killed and stopped at random; then ``oracle`` judges.
+Producers of pulsar-client publish plain, batched, compressed, chunked and delayed messages without
+pause while the topics are unloaded every second or two. The pipeline is killed and stopped at
+random; then ``oracle`` judges.
 
     python -m tests.live.campaign --kills 200 --stops 50 --folder /tmp/campaign --seed 1
 """
@@ -41,7 +43,8 @@ _TRIES, _START_AGAIN = 4, 3
 _KINDS_OF_KILL = ("driver", "worker", "jvm", "broker", "start", "planner", "worker", "jvm", "driver", "worker", "start")
 
 
-# Unloads have producers send again. The broker's own cursor for that pins ledgers too, until it has taken a snapshot.
+# Unloads have producers send again. The broker's own cursor for that pins ledgers too, until it has
+# taken a snapshot.
 DEDUPLICATION = {
     "brokerDeduplicationEnabled": "true",
     "brokerDeduplicationEntriesInterval": "100",
@@ -61,9 +64,9 @@ class Feeder(threading.Thread):
     """One producer that never pauses for long; counts only what the broker confirmed.
 
     Args:
-        undisturbed: held while the chunks of a message are on their way. Chunks share a sequence id, so a broker with
-            deduplication stores some of those that are sent again and drops others, and the client is told that all are
-            stored (see apache/pulsar#20948).
+        undisturbed: held while the chunks of a message are on their way. Chunks share a sequence
+            id, so a broker with deduplication stores some of those that are sent again and drops
+            others, and the client is told that all are stored (see apache/pulsar#20948).
     """
 
     def __init__(
@@ -138,7 +141,9 @@ def chunked(rng: random.Random) -> tuple[dict[str, Any], Callable[[], list[tuple
 
 
 class Unloader(threading.Thread):
-    """Unloads every topic each second or two, so that its ledger rolls and the old one may be trimmed."""
+    """Unloads every topic each second or two, so that its ledger rolls and the old one may be
+    trimmed.
+    """
 
     def __init__(self, runtime: Runtime, topics: list[str], rng: random.Random, undisturbed: threading.Lock) -> None:
         super().__init__(daemon=True)
@@ -172,7 +177,9 @@ class Unloader(threading.Thread):
 
 @dataclass
 class Campaign:
-    """One topic of two partitions and one without, a stream over both, everything that is done to it."""
+    """One topic of two partitions and one without, a stream over both, everything that is done to
+    it.
+    """
 
     runtime: Runtime
     folder: Path
@@ -223,14 +230,17 @@ class Campaign:
                 feeder.end()
             unloader.end()
             for feeder in feeders:
-                # A broker that was killed can take minutes until it loads a topic's last ledger again.
+                # A broker that was killed can take minutes until it loads a topic's last ledger
+                # again.
                 feeder.join(timeout=400)
                 assert not feeder.is_alive(), f"{feeder.name} is still publishing"
             self.trimmed = unloader.trimmed
 
     @contextlib.contextmanager
     def process(self) -> Iterator[subprocess.Popen[bytes]]:
-        """The pipeline's process: the one that runs, else a new one. It stays unless the block fails or ends it."""
+        """The pipeline's process: the one that runs, else a new one. It stays unless the block
+        fails or ends it.
+        """
         if self._running is None:
             self._running = self.start()
         try:
@@ -259,7 +269,9 @@ class Campaign:
         return len(list((self.table / "_delta_log").glob("*.json")))
 
     def await_commits(self, count: int, running: subprocess.Popen[bytes]) -> None:
-        """Wait for some more commits of the table, looking often, since what follows aims at the moment behind one."""
+        """Wait for some more commits of the table, looking often, since what follows aims at the
+        moment behind one.
+        """
         aim = self.commits() + count
         deadline = time.monotonic() + 300
         while self.commits() < aim:
@@ -271,7 +283,9 @@ class Campaign:
         return sorted(self.folder.glob("run-*.log"))[-1].read_text()[-3000:]
 
     def kill(self, kind: str, *, behind_commit: bool) -> None:
-        """Let the pipeline run for a while and end it, or a part of it, by force; a broker or a worker comes back beneath it."""
+        """Let the pipeline run for a while and end it, or a part of it, by force; a broker or a
+        worker comes back beneath it.
+        """
         if kind == "start":
             self._kill_start()
             return
@@ -318,7 +332,9 @@ class Campaign:
             self._running = None
 
     def take_over(self, kind: str) -> None:
-        """Start a second process beside a running one, which then stops, dies, or is suspended until its successor has committed."""
+        """Start a second process beside a running one, which then stops, dies, or is suspended
+        until its successor has committed.
+        """
         with self.process() as older:
             self.await_commits(self.rng.randint(1, 4), older)
             self.log.append(f"take over from one that is {kind}")
@@ -348,7 +364,9 @@ class Campaign:
             self._running = younger
 
     def copy_checkpoint(self) -> None:
-        """Copy the checkpoint file by file while the pipeline runs, as a backup does that knows nothing of it."""
+        """Copy the checkpoint file by file while the pipeline runs, as a backup does that knows
+        nothing of it.
+        """
         with self.process() as running:
             self.await_commits(self.rng.randint(1, 3), running)
             time.sleep(self.rng.uniform(0, 1))
@@ -479,7 +497,9 @@ def run_campaign(
     copies: int = 0,
     say: Callable[[str], None] = print,
 ) -> list[str]:
-    """Kill and stop the pipeline so often, take it over, copy its checkpoint; return what must not be."""
+    """Kill and stop the pipeline so often, take it over, copy its checkpoint; return what must not
+    be.
+    """
     actions: list[Callable[[], None]] = []
     for number in range(kills):
         kind = _KINDS_OF_KILL[number % len(_KINDS_OF_KILL)]

@@ -1,8 +1,9 @@
 """An oracle for campaigns that shares no code with the pipeline.
 
-What pulsar-client's producers had confirmed, payload by payload, is compared with what ``deltalake`` and ``pyarrow`` read from
-the table, and with what a consumer of pulsar-client got from the topic of due messages. When a row became visible is read
-from the table's log: the timestamp of the commit that added its file.
+What pulsar-client's producers had confirmed, payload by payload, is compared with what
+``deltalake`` and ``pyarrow`` read from the table, and with what a consumer of pulsar-client got
+from the topic of due messages. When a row became visible is read from the table's log: the
+timestamp of the commit that added its file.
 
 A payload begins with ``<producer>|<number>|<time to deliver in ms, 0 for at once>|``.
 """
@@ -160,7 +161,9 @@ def judge_topic(confirmed: Confirmed, received: list[tuple[bytes, int]]) -> Verd
 
 
 def read_rows(table: Path) -> Iterator[Row]:
-    """Rows in the order of commits and, within a commit, of files as they follow each other by time and position."""
+    """Rows in the order of commits and, within a commit, of files as they follow each other by time
+    and position.
+    """
     for committed_ms, names in _commits(table):
         files = [list(_file_rows(table / name, committed_ms)) for name in names]
         for rows in sorted((rows for rows in files if rows), key=lambda rows: (rows[0].partition, _key(rows[0]))):
@@ -189,7 +192,9 @@ def _microseconds(moment: Any) -> int:
 
 
 def _commits(table: Path) -> list[tuple[int, list[str]]]:
-    """When each commit was made, and the files that it added; from the JSON log, which campaigns never let expire."""
+    """When each commit was made, and the files that it added; from the JSON log, which campaigns
+    never let expire.
+    """
     found = []
     for path in sorted((table / "_delta_log").glob("*.json")):
         actions = [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,4 +1,6 @@
-"""The broker that live tests talk to: the embedded one, or a running one named by LEDGERLAKE_TEST_SERVICE_URL and _ADMIN_URL."""
+"""The broker that live tests talk to: the embedded one, or a running one named by
+LEDGERLAKE_TEST_SERVICE_URL and _ADMIN_URL.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ class Runtime:
         return json.loads(text) if text else None
 
     def subscriptions(self, topic: str) -> dict[str, int]:
-        """Subscriptions and their backlog by the broker's own numbers, once it has noticed that readers have gone."""
+        """Subscriptions and their backlog by the broker's own numbers, once it has noticed that
+        readers have gone.
+        """
 
         def there() -> dict[str, Any]:
             found: dict[str, Any] = self.admin("GET", topic, "/stats?getPreciseBacklog=true")["subscriptions"]
@@ -89,7 +93,9 @@ class Runtime:
         return Cluster(ClientSettings(self.service_url, give_up_after_s=give_up_after_s))
 
     def config(self, folder: Path, *topics: str, name: str | None = None, **source: Any) -> dict[str, Any]:
-        """Configuration data of a pipeline below ``folder``; named after it, so that those of two folders are two."""
+        """Configuration data of a pipeline below ``folder``; named after it, so that those of two
+        folders are two.
+        """
         name = name or f"test-{zlib.crc32(str(folder).encode()):08x}"
         return {
             "source": {"service_url": self.service_url, "topics": list(topics), **source},
@@ -98,7 +104,8 @@ class Runtime:
         }
 
 
-# Compaction of consumed ledgers and cleaning of idle topics would only add chance to tests that compare with the topic.
+# Compaction of consumed ledgers and cleaning of idle topics would only add chance to tests that
+# compare with the topic.
 SETTINGS = {
     "defaultRetentionTimeInMinutes": "-1",
     "defaultRetentionSizeInMB": "-1",
@@ -106,7 +113,8 @@ SETTINGS = {
 }
 
 
-# Pulsar's own defaults, but that what may be trimmed is looked for every few seconds instead of every two minutes.
+# Pulsar's own defaults, but that what may be trimmed is looked for every few seconds instead of
+# every two minutes.
 DEFAULTS = {"retentionCheckIntervalInSeconds": "3"}
 
 
@@ -114,7 +122,9 @@ DEFAULTS = {"retentionCheckIntervalInSeconds": "3"}
 def start_runtime(
     settings: dict[str, str] | None = None, *, keeps_everything: bool = True, **broker_options: Any
 ) -> Iterator[Runtime]:
-    """A broker for tests; without ``keeps_everything`` it trims and deletes by Pulsar's own defaults."""
+    """A broker for tests; without ``keeps_everything`` it trims and deletes by Pulsar's own
+    defaults.
+    """
     service_url = os.environ.get("LEDGERLAKE_TEST_SERVICE_URL")
     if service_url and keeps_everything and not broker_options and not settings:
         yield Runtime(service_url, os.environ["LEDGERLAKE_TEST_ADMIN_URL"])
@@ -141,14 +151,18 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def commits(checkpoint: Path) -> int:
-    """How many micro-batches a query's checkpoint knows as done; Spark removes what it says of the oldest."""
+    """How many micro-batches a query's checkpoint knows as done; Spark removes what it says of the
+    oldest.
+    """
     done = checkpoint / "commits"
     numbers = [int(one.name) for one in done.iterdir() if one.name.isdigit()] if done.exists() else []
     return max(numbers, default=-1) + 1
 
 
 def wait_for_commits(checkpoint: Path, count: int, running: subprocess.Popen[bytes]) -> None:
-    """Return when a query of another process, which is to be killed, has done so many micro-batches."""
+    """Return when a query of another process, which is to be killed, has done so many
+    micro-batches.
+    """
     wait_until(lambda: commits(checkpoint) >= count or running.poll() is not None)
     assert commits(checkpoint) >= count, f"it ended by itself with {running.poll()}"
 

@@ -1,4 +1,6 @@
-"""Bad bytes end in ``rejects``, whole and with their reason, or end the connection; the stream goes on."""
+"""Bad bytes end in ``rejects``, whole and with their reason, or end the connection; the stream goes
+on.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Very many micro-batches: what a query keeps beside its table stays as large as it was after the first of them."""
+"""Very many micro-batches: what a query keeps beside its table stays as large as it was after the
+first of them.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def retained(spark: SparkSession) -> Iterator[int]:
 
 
 class Publisher(threading.Thread):
-    """Plain, delayed and large messages until it is told to stop, so that every state variable comes and goes."""
+    """Plain, delayed and large messages until it is told to stop, so that every state variable
+    comes and goes.
+    """
 
     def __init__(self, runtime: Runtime, topic: str) -> None:
         super().__init__(daemon=True)

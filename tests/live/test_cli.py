@@ -1,4 +1,6 @@
-"""The command as a person and a script meet it: results, exit codes, and one sentence for each error."""
+"""The command as a person and a script meet it: results, exit codes, and one sentence for each
+error.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,9 @@ EACH = [(codec, batched) for codec in CODECS for batched in (False, True)]
 
 
 class Topic:
-    """A topic with one producer of keyed messages; each call of ``send`` is one batch where it batches."""
+    """A topic with one producer of keyed messages; each call of ``send`` is one batch where it
+    batches.
+    """
 
     def __init__(self, runtime: Runtime, codec: str = "NONE", *, batched: bool = True) -> None:
         self.name = runtime.topic()
@@ -184,7 +186,9 @@ def test_without_compaction_every_message_is_read_also_after_it_ran(
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_messages_without_a_key_at_the_end_are_compacted_away(runtime: Runtime, codec: str) -> None:
-    """A 4.0 broker answers some of these with an error of its own; what is left is found all the same."""
+    """A 4.0 broker answers some of these with an error of its own; what is left is found all the
+    same.
+    """
     topic = Topic(runtime, codec)
     ids = topic.send((None, b"x"), ("k", b"v"), (None, b"y"))
     topic.compact()

@@ -1,4 +1,6 @@
-"""What users of the JVM connectors bring along: their options and columns, the scenarios of their tests, and what went wrong there."""
+"""What users of the JVM connectors bring along: their options and columns, the scenarios of their
+tests, and what went wrong there.
+"""
 
 from __future__ import annotations
 
@@ -227,7 +229,9 @@ def test_an_option_that_we_do_not_have_names_the_nearest(runtime: Runtime, spark
 def test_limited_batches_of_batched_topics_double_nothing(
     runtime: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Theirs: 999 rows too many at each boundary, only with an admin address, and not at all under AvailableNow."""
+    """Theirs: 999 rows too many at each boundary, only with an admin address, and not at all under
+    AvailableNow.
+    """
     topic = runtime.topic(partitions=2)
     publish(runtime, topic, (f"{number:06d}" for number in range(20_000)), batching_max_messages=1000)
     options = {"topic": topic, "startingOffsets": "earliest", "maxBytesPerTrigger": "50000"}

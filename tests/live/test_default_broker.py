@@ -1,7 +1,8 @@
-"""Exactly once on a broker as users have it, over kills, stops, takeovers and restored checkpoints, by an oracle of its own.
+"""Exactly once on a broker as users have it, over kills, stops, takeovers and restored checkpoints,
+by an oracle of its own.
 
-The short version runs by default; ``make test-campaign`` has takeovers and copies of the checkpoint too, and ``make campaign`` any
-length. A failure prints its seed.
+The short version runs by default; ``make test-campaign`` has takeovers and copies of the checkpoint
+too, and ``make campaign`` any length. A failure prints its seed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Encrypted topics, written by pulsar-client in every combination, for us, for others, and for both."""
+"""Encrypted topics, written by pulsar-client in every combination, for us, for others, and for
+both.
+"""
 
 from __future__ import annotations
 

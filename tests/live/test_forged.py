@@ -1,4 +1,6 @@
-"""Broker metadata of a producer's own, and entries that no broker can read: what brokers make of them, and what we do."""
+"""Broker metadata of a producer's own, and entries that no broker can read: what brokers make of
+them, and what we do.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""Exactly once through delta-spark's writer: the driver dies, the broker is restarted, producers go on; then the verdict.
+"""Exactly once through delta-spark's writer: the driver dies, the broker is restarted, producers go
+on; then the verdict.
 
 ``test_default_broker`` does the same, and more, with the writer that appends files.
 
-The short version runs by default; ``make test-campaign`` kills ten times and more. A failure prints its seed.
+The short version runs by default; ``make test-campaign`` kills ten times and more. A failure prints
+its seed.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 
 class Publisher(threading.Thread):
-    """Publishes until it is told to stop, over broker restarts too; counts what the broker confirmed."""
+    """Publishes until it is told to stop, over broker restarts too; counts what the broker
+    confirmed.
+    """
 
     def __init__(self, runtime: Runtime, topic: str, batch: int, codec: pulsar.CompressionType) -> None:
         super().__init__(daemon=True)
@@ -102,7 +106,9 @@ def test_a_table_of_delta_sparks_writer_is_exact_after_kills_of_the_driver_and_r
 
 
 def _run_and_kill(runtime: Runtime, folder: Path, config: str, kills: int, restarts: int, rng: random.Random) -> None:
-    """Start the pipeline and end it by force, some while they start and most while they work; now and then the broker too."""
+    """Start the pipeline and end it by force, some while they start and most while they work; now
+    and then the broker too.
+    """
     assert runtime.broker is not None
     restart_at = set(rng.sample(range(kills), restarts))
     early = set(rng.sample(range(kills), -(-kills // 3)))

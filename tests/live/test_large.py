@@ -1,4 +1,6 @@
-"""Large messages (PIP-37): chunks of a real broker's topic become whole messages in the table, or rows in ``rejects``."""
+"""Large messages (PIP-37): chunks of a real broker's topic become whole messages in the table, or
+rows in ``rejects``.
+"""
 
 from __future__ import annotations
 

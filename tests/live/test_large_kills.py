@@ -1,4 +1,6 @@
-"""Large messages over kills: the driver dies while twenty are half published, the broker too; afterwards all are whole."""
+"""Large messages over kills: the driver dies while twenty are half published, the broker too;
+afterwards all are whole.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 
 def interleaved(rng: random.Random, waiting: list[list[bytes]], stop_at: int) -> list[bytes]:
-    """Entries of several messages in a random order that keeps each one's own, until so many are left."""
+    """Entries of several messages in a random order that keeps each one's own, until so many are
+    left.
+    """
     taken = []
     while sum(map(len, waiting)) > stop_at:
         taken.append(rng.choice([one for one in waiting if one]).pop(0))

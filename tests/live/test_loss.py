@@ -1,4 +1,6 @@
-"""Loss, told apart from holes on a real topic: what retention took, a topic made anew, transactions, chunks."""
+"""Loss, told apart from holes on a real topic: what retention took, a topic made anew,
+transactions, chunks.
+"""
 
 from __future__ import annotations
 
@@ -228,7 +230,9 @@ def transactional() -> Iterator[Runtime]:
 
 
 def transact(runtime: Runtime, topic: str, *, abort: bool) -> None:
-    """Three transactions of messages, by Pulsar's own tool, since pulsar-client for Python has none."""
+    """Three transactions of messages, by Pulsar's own tool, since pulsar-client for Python has
+    none.
+    """
     home, other = distribution(), runtime.topic(partitions=1)
     command = [find_java(), "-cp", f"{home}/conf:{home}/lib/*", "--add-opens", "java.base/java.nio=ALL-UNNAMED"]
     command += ["--add-opens", "java.base/jdk.internal.misc=ALL-UNNAMED", "-Dio.netty.tryReflectionSetAccessible=true"]

@@ -1,4 +1,6 @@
-"""Checkpoint, cursor and table belong together: what is refused changes nothing, and what goes on is exact."""
+"""Checkpoint, cursor and table belong together: what is refused changes nothing, and what goes on
+is exact.
+"""
 
 from __future__ import annotations
 
@@ -164,7 +166,8 @@ def test_a_batch_of_another_line_of_the_checkpoint_is_refused(
     run_once(spark, data)
     shutil.rmtree(tmp_path / "checkpoint")
     shutil.copytree(tmp_path / "copy", tmp_path / "checkpoint")
-    # Spark plans a batch of the same number with another range before it can be told that there is one.
+    # Spark plans a batch of the same number with another range before it can be told that there is
+    # one.
     publish_numbers(runtime, topic, range(20, 30))
     assembled = Pipeline(spark, config)
     try:

@@ -1,4 +1,6 @@
-"""Starts and ends by time, number and id on a real topic: exact against every message, in few reads."""
+"""Starts and ends by time, number and id on a real topic: exact against every message, in few
+reads.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class Stored:
 
 
 def publish(runtime: Runtime, topic: str, rng: random.Random, messages: int = MESSAGES) -> None:
-    """Several producers whose clocks are anywhere, batches and single messages, and a new ledger now and then."""
+    """Several producers whose clocks are anywhere, batches and single messages, and a new ledger
+    now and then.
+    """
     cluster = runtime.cluster()
     number = 0
     for ledger in range(LEDGERS):
@@ -273,7 +277,9 @@ def test_a_place_is_shown_with_its_neighbours(runtime: Runtime, topic: str, clus
 
 
 def test_where_a_broker_began_to_add_metadata_in_mid_life_the_search_is_right(tmp_path: Path) -> None:
-    """The producers' clocks before are an hour ahead; what the broker stored itself is found exactly all the same."""
+    """The producers' clocks before are an hour ahead; what the broker stored itself is found
+    exactly all the same.
+    """
     with start_runtime(broker_metadata=False, data_dir=tmp_path / "broker") as bare:
         assert bare.broker is not None
         topic = bare.topic()

@@ -1,4 +1,6 @@
-"""The table in the hands of others: the same rows in every reader, and queries by time that open few of its files."""
+"""The table in the hands of others: the same rows in every reader, and queries by time that open
+few of its files.
+"""
 
 from __future__ import annotations
 

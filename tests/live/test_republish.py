@@ -256,7 +256,8 @@ def test_each_message_is_on_the_topic_once_after_kills(tmp_path: Path, campaign_
         config = config_file(tmp_path, data)
         checkpoint = tmp_path / "checkpoint"
         for kill in range(kills):
-            # Due from the start of this run to some time after its end, so that there is always something to commit.
+            # Due from the start of this run to some time after its end, so that there is always
+            # something to commit.
             due_ms = now_ms() + 8000
             own = range(kill * 1500, (kill + 1) * 1500)
             publish_delayed(runtime, source, [(b"%d" % one, due_ms + place * 20) for place, one in enumerate(own)])

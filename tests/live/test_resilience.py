@@ -77,7 +77,9 @@ def test_a_reader_resumes_exactly_after_a_broker_restart() -> None:
 
 
 def test_a_cursor_is_kept_alive_on_an_idle_connection(runtime: Runtime) -> None:
-    """A broker that is asked for the same subscription probes the old holder, and evicts one that does not answer."""
+    """A broker that is asked for the same subscription probes the old holder, and evicts one that
+    does not answer.
+    """
     from ledgerlake.client.cursor import DurableCursor
     from ledgerlake.errors import ConsumerBusyError
 

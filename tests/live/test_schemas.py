@@ -1,4 +1,6 @@
-"""Typed values: topics written by pulsar-client's own schema classes, and by other means if it has none."""
+"""Typed values: topics written by pulsar-client's own schema classes, and by other means if it has
+none.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ def as_row(number: int) -> dict[str, Any]:
 
 
 class Primitive(ps.Schema):
-    """One of pulsar-client's schema types for which it has no class of its own, and which it does not register."""
+    """One of pulsar-client's schema types for which it has no class of its own, and which it does
+    not register.
+    """
 
     def __init__(self, name: str, form: str) -> None:
         super().__init__(object, getattr(ps.schema._pulsar.SchemaType, name), "", name)

@@ -1,4 +1,6 @@
-"""A broker with TLS that asks who everybody is: the right credentials work, others are told apart in one sentence."""
+"""A broker with TLS that asks who everybody is: the right credentials work, others are told apart
+in one sentence.
+"""
 
 from __future__ import annotations
 

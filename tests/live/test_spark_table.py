@@ -1,4 +1,6 @@
-"""Tables with features that plain appended files would violate: written by delta-spark, exactly once, in order, and said so."""
+"""Tables with features that plain appended files would violate: written by delta-spark, exactly
+once, in order, and said so.
+"""
 
 from __future__ import annotations
 

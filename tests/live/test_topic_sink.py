@@ -1,4 +1,6 @@
-"""Rows as messages: every column and option, read back by pulsar-client and by us; once, over kills and replays."""
+"""Rows as messages: every column and option, read back by pulsar-client and by us; once, over kills
+and replays.
+"""
 
 from __future__ import annotations
 

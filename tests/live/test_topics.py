@@ -1,4 +1,6 @@
-"""Topics that come and go while a pipeline of a pattern runs; partitions that are added; topics that are deleted."""
+"""Topics that come and go while a pipeline of a pattern runs; partitions that are added; topics
+that are deleted.
+"""
 
 from __future__ import annotations
 

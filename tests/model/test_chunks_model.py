@@ -1,7 +1,8 @@
 """Random interleavings of chunked messages against a plain reference, one seed one schedule.
 
-The schedule: producers that publish messages in chunks, with duplicates, resends, lost chunks and reused uuids between
-them, limits that force sets aside, and a restart between any two steps. The reference keeps everything and knows no limits.
+The schedule: producers that publish messages in chunks, with duplicates, resends, lost chunks and
+reused uuids between them, limits that force sets aside, and a restart between any two steps. The
+reference keeps everything and knows no limits.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def _producer(rng: random.Random, name: str) -> list[tuple[SetKey, int, int, int
         sizes = [rng.randint(0, 9) for _ in range(rng.randint(2, 5))]
         publish_ms = rng.randrange(10**6)
         for attempt in range(rng.choice([1, 1, 1, 2])):
-            # The same chunks sent again after a reconnect, or the same message by a producer that was started again.
+            # The same chunks sent again after a reconnect, or the same message by a producer that
+            # was started again.
             publish_ms += attempt * rng.choice([0, 1])
             stop = len(sizes) if attempt or rng.random() < 0.8 else rng.randrange(len(sizes))
             for chunk_id in range(stop):

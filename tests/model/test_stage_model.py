@@ -1,7 +1,8 @@
-"""The way of chunks through tasks and the stateful stage against the plain reference, one seed one schedule.
+"""The way of chunks through tasks and the stateful stage against the plain reference, one seed one
+schedule.
 
-Random schedules as in ``test_chunks_model``, cut into batches, batches into tasks, rows shuffled; any batch may be killed
-and run again from the state before it. Nothing may depend on any of that.
+Random schedules as in ``test_chunks_model``, cut into batches, batches into tasks, rows shuffled;
+any batch may be killed and run again from the state before it. Nothing may depend on any of that.
 """
 
 from __future__ import annotations

@@ -89,7 +89,9 @@ class Stage:
         return copy.deepcopy(self)
 
     def run(self, rows: list[pa.RecordBatch], rng: random.Random | None = None) -> list[Any]:
-        """One batch; the rows that come out. With ``rng`` the rows come in shuffled, in frames of any size."""
+        """One batch; the rows that come out. With ``rng`` the rows come in shuffled, in frames of
+        any size.
+        """
         processor = Processor(self.limits, self.delay)
         processor.init(self)
         rows = rng.sample(rows, len(rows)) if rng else rows
@@ -153,7 +155,9 @@ def entry_of(position: Position) -> bytes:
 def task(
     events: Sequence[Chunk | Marker], limits: Limits, settled: Settled, now_ms: int | None = None
 ) -> list[pa.RecordBatch]:
-    """One task over a range: what it settles itself goes to ``settled``, the rest comes back as rows."""
+    """One task over a range: what it settles itself goes to ``settled``, the rest comes back as
+    rows.
+    """
     local = LocalAssembly(limits)
     rows = []
     end = Position(-1, -1)

@@ -1,4 +1,6 @@
-"""Where buckets are kept: the same behaviour in the state store and in a folder, few calls, nothing left over."""
+"""Where buckets are kept: the same behaviour in the state store and in a folder, few calls, nothing
+left over.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Delayed messages in the stateful stage: what waits in state, what comes out when, and what a cancel hits."""
+"""Delayed messages in the stateful stage: what waits in state, what comes out when, and what a
+cancel hits.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ SMALL = DelaySettings(min_indexes_per_bucket=3, ledger_step_per_bucket=1, max_in
 def frame(
     entry_id: int, due_s: int, key: str | None = None, ledger_id: int = 1, batch: int | None = None, **fields: Any
 ) -> bytes:
-    """A delayed entry, due so many seconds after all are stored; its value is its position, of a batch with the index."""
+    """A delayed entry, due so many seconds after all are stored; its value is its position, of a
+    batch with the index.
+    """
     metadata = pb.MessageMetadata(producer_name="p", sequence_id=entry_id, publish_time=STORED_MS, **fields)
     metadata.deliver_at_time = STORED_MS + 1000 * due_s
     if key is not None:

@@ -1,4 +1,6 @@
-"""The writing tasks without Spark: what a range tells the stateful stage, and what the stage makes of it."""
+"""The writing tasks without Spark: what a range tells the stateful stage, and what the stage makes
+of it.
+"""
 
 from __future__ import annotations
 

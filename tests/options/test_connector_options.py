@@ -1,4 +1,6 @@
-"""The JVM connectors' options: those that mean the same, those without effect, and what is said of the others."""
+"""The JVM connectors' options: those that mean the same, those without effect, and what is said of
+the others.
+"""
 
 from __future__ import annotations
 

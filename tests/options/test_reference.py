@@ -1,4 +1,6 @@
-"""The table of options: one declaration gives the parser of Spark's options, that of TOML, and the reference."""
+"""The table of options: one declaration gives the parser of Spark's options, that of TOML, and the
+reference.
+"""
 
 from __future__ import annotations
 

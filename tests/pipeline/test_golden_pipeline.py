@@ -1,4 +1,6 @@
-"""A whole checkpoint with its tables, written by an earlier release (``tests/golden/make_pipeline.py``), is understood as it was."""
+"""A whole checkpoint with its tables, written by an earlier release
+(``tests/golden/make_pipeline.py``), is understood as it was.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Settings that decide which rows a micro-batch gives stay while a micro-batch is to be run again, or while messages wait."""
+"""Settings that decide which rows a micro-batch gives stay while a micro-batch is to be run again,
+or while messages wait.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The outbox: numbers that a micro-batch run again gives again, and nothing sent before its batch has committed."""
+"""The outbox: numbers that a micro-batch run again gives again, and nothing sent before its batch
+has committed.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Sending due messages: nothing behind a message that failed is stored before it, and none is lost or held up for ever.
+"""Sending due messages: nothing behind a message that failed is stored before it, and none is lost
+or held up for ever.
 
-The broker here stands for one with pulsar-client before it: what is sent is stored a little later, and what waits for longer than
-the send timeout fails alone.
+The broker here stands for one with pulsar-client before it: what is sent is stored a little later,
+and what waits for longer than the send timeout fails alone.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class NoTargetReader:
 
 @dataclass
 class Broker:
-    """``is_away`` until what has been sent has timed out, or would have; ``breaks_at`` is the message whose producer then fails."""
+    """``is_away`` until what has been sent has timed out, or would have; ``breaks_at`` is the
+    message whose producer then fails.
+    """
 
     deduplicates: bool = True
     is_away: bool = False

@@ -1,4 +1,6 @@
-"""A micro-batch that was sent in part: what the topic has of it is not sent again, whatever happened to the topic meanwhile."""
+"""A micro-batch that was sent in part: what the topic has of it is not sent again, whatever
+happened to the topic meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,8 @@ class Stored:
 
 @dataclass
 class Broker:
-    """One with deduplication: ``last`` is what it knows of each producer; ``takes`` messages and then is away.
+    """One with deduplication: ``last`` is what it knows of each producer; ``takes`` messages and
+    then is away.
 
     ``topic``: where its one partition can be read.
     """

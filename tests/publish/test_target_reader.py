@@ -1,4 +1,6 @@
-"""What a topic has of messages that were sent before: found behind an entry, by producer and number."""
+"""What a topic has of messages that were sent before: found behind an entry, by producer and
+number.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What large messages took goes back to the system; in a process of its own, since it is the process's allocator that is told."""
+"""What large messages took goes back to the system; in a process of its own, since it is the
+process's allocator that is told.
+"""
 
 import ctypes
 import subprocess

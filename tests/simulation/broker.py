@@ -1,4 +1,5 @@
-"""A Pulsar cluster in memory: our sans-IO server role behind every connection, and topics as a default cluster keeps them.
+"""A Pulsar cluster in memory: our sans-IO server role behind every connection, and topics as a
+default cluster keeps them.
 
 ledgers      roll after a few entries and whenever a topic is loaded anew; ids are the cluster's
 trimming     a ledger that lies wholly behind every durable cursor goes at once (retention 0)
@@ -48,7 +49,9 @@ class Cursor:
 
 @dataclass(eq=False)
 class Topic:
-    """One topic partition; ``owner`` is the broker that serves it, ``closed_until_s`` when it can be reached again."""
+    """One topic partition; ``owner`` is the broker that serves it, ``closed_until_s`` when it can
+    be reached again.
+    """
 
     name: str
     owner: Broker
@@ -109,7 +112,9 @@ class Consumer:
 
 @dataclass(eq=False)
 class Link:
-    """One connection: what the broker has sent and the client has not yet taken. ``most`` bytes come at a time."""
+    """One connection: what the broker has sent and the client has not yet taken. ``most`` bytes
+    come at a time.
+    """
 
     broker: Broker
     process: Process
@@ -132,7 +137,9 @@ class Broker:
 
 
 class Cluster:
-    """All brokers and topics. ``entries_per_ledger`` after which a ledger rolls; ``has_metadata``: PIP-70."""
+    """All brokers and topics. ``entries_per_ledger`` after which a ledger rolls; ``has_metadata``:
+    PIP-70.
+    """
 
     def __init__(self, world: World, brokers: int, entries_per_ledger: int, has_metadata: bool) -> None:
         self.world = world

@@ -1,4 +1,5 @@
-"""A filesystem in memory that pyarrow takes for one: files appear when they are closed, moves are atomic.
+"""A filesystem in memory that pyarrow takes for one: files appear when they are closed, moves are
+atomic.
 
 What a killed process had open is gone. A disk may be full for a while.
 """

@@ -61,7 +61,9 @@ REJECTS = "/sim/rejects"
 
 
 class Edges:
-    """The product's edges, replaced while it is entered; ``world`` and the others are set anew for each history."""
+    """The product's edges, replaced while it is entered; ``world`` and the others are set anew for
+    each history.
+    """
 
     world: World
     disk: Disk
@@ -122,7 +124,9 @@ class Edges:
             setattr(owner, name, value)
 
     def is_outside(self) -> bool:
-        """Whether the thread that asks belongs to the machine, such as one that an earlier test has left."""
+        """Whether the thread that asks belongs to the machine, such as one that an earlier test has
+        left.
+        """
         thread = threading.current_thread()
         return thread is not self._owner and not isinstance(thread, Carrier)
 
@@ -265,7 +269,9 @@ class _Executor:
 
 
 def _mistake(error: BaseException | None) -> str:
-    """An error that no fault of the world explains, with where it came from; empty if it is another one."""
+    """An error that no fault of the world explains, with where it came from; empty if it is another
+    one.
+    """
     if not isinstance(error, (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)):
         return ""
     place = traceback.extract_tb(error.__traceback__)[-1]

@@ -85,7 +85,9 @@ _FRAMES = ["SUBSCRIBE", "FLOW", "LOOKUP", "GET_LAST_MESSAGE_ID", "ACK", "CONNECT
 
 @dataclass(frozen=True)
 class Step:
-    """Something that is done at a moment; with ``label``, at the next access after it whose label begins so."""
+    """Something that is done at a moment; with ``label``, at the next access after it whose label
+    begins so.
+    """
 
     at_s: float
     do: str
@@ -226,7 +228,8 @@ class History:
         self.brokers = Cluster(self.world, script.brokers, script.entries_per_ledger, script.has_metadata)
         self.disk = Disk(self.world)
         self.lake = Lake(self.world)
-        # Where the broker's clock is set back, the pipeline's own still says what is due on an idle topic.
+        # Where the broker's clock is set back, the pipeline's own still says what is due on an idle
+        # topic.
         self.oracle = Oracle(self.disk, lambda: self.brokers.clock_ms + max(0, -self.brokers.skew_ms))
         self.lake.on_commit = self.oracle.committed
         self.brokers.on_mark_delete = self._cursor_moved
@@ -374,7 +377,9 @@ class History:
         return app
 
     def _judge(self, app: Application) -> None:
-        """A run that ended with an error: allowed while a fault lasts, or as the refusal of what cannot be mended."""
+        """A run that ended with an error: allowed while a fault lasts, or as the refusal of what
+        cannot be mended.
+        """
         self.resume_s = self.world.now_s + 1.0
         if app.mistake:
             self.oracle.complain(f"lost is said: {app.process.name} ended with {app.mistake}")
@@ -502,7 +507,9 @@ class History:
             self.brokers.trim(topic)
 
     def _anew(self, _args: dict[str, Any]) -> None:
-        """The cluster is made anew: the same topics without entries and cursors, ledger ids from the beginning."""
+        """The cluster is made anew: the same topics without entries and cursors, ledger ids from
+        the beginning.
+        """
         for broker in self.brokers.brokers:
             for link in list(broker.links):
                 self.brokers.cut(link)
@@ -682,8 +689,8 @@ class History:
         time_ms = self.brokers.clock_ms if self.script.has_metadata else metadata.publish_time
         position = self._store(topic, metadata, payload)
         for one in self.oracle.waiting_before(topic.name, position, time_ms - _CLOCKS_AGREE_MS, key):
-            # What is due by our own clock may go before a cancel that is still unread: without the broker's time, and where the
-            # broker's clock was set back.
+            # What is due by our own clock may go before a cancel that is still unread: without the
+            # broker's time, and where the broker's clock was set back.
             own_ms = time_ms + max(0, -self.brokers.skew_ms)
             is_sure = self.script.has_metadata and one.deliver_ms > own_ms
             if one.deliver_ms > time_ms or not is_sure:

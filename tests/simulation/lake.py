@@ -1,7 +1,8 @@
-"""Delta tables in memory, as ``deltalake`` shows them: a log of commits, app transactions, and conflicts between writers.
+"""Delta tables in memory, as ``deltalake`` shows them: a log of commits, app transactions, and
+conflicts between writers.
 
-A commit that begins from an older version than the newest conflicts with those in between where they carry one of its app
-ids; else it lands behind them, as Delta's own writers do it.
+A commit that begins from an older version than the newest conflicts with those in between where
+they carry one of its app ids; else it lands behind them, as Delta's own writers do it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Known faults, put back into the product one at a time: the simulator is worth something if it finds them.
+"""Known faults, put back into the product one at a time: the simulator is worth something if it
+finds them.
 
 ``python -m tests.simulation --mutation NAME --seeds 2000`` looks for the first seed that does.
 """
@@ -32,7 +33,9 @@ def _cursors_before_spark(edges: Edges) -> None:
 
 
 def _batches_by_number(edges: Edges) -> None:
-    """A batch whose number the table has is skipped, whatever its range; nothing is compared at a start."""
+    """A batch whose number the table has is skipped, whatever its range; nothing is compared at a
+    start.
+    """
 
     def holds(self: Table, batch: Any) -> bool:
         recorded = self.recorded(batch.query)
@@ -73,7 +76,9 @@ def _outbox_before_ownership(edges: Edges) -> None:
 
 
 def _new_topics_at_latest(edges: Edges) -> None:
-    """A topic that comes between the start of the pipeline and Spark's first offset begins at its latest message."""
+    """A topic that comes between the start of the pipeline and Spark's first offset begins at its
+    latest message.
+    """
 
     def start_of(self: Any, name: str) -> Any:
         known = dict(self._options.starting_by_topic)
@@ -83,7 +88,9 @@ def _new_topics_at_latest(edges: Edges) -> None:
 
 
 def _forgotten_acknowledgements(edges: Edges) -> None:
-    """A cursor that is opened again stays if the broker says, which may have lost what it had not stored."""
+    """A cursor that is opened again stays if the broker says, which may have lost what it had not
+    stored.
+    """
     opened = DurableCursor._opened
 
     def again(self: Any, from_earliest: bool) -> Any:

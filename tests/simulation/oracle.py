@@ -1,4 +1,5 @@
-"""What must hold, judged by what producers had confirmed and what stands in the table; it knows nothing of the product.
+"""What must hold, judged by what producers had confirmed and what stands in the table; it knows
+nothing of the product.
 
 once              no message twice in the table, by payload and by (topic partition, message id)
 nothing missing   what was confirmed is in the table at the end; what was cancelled in time is in ``rejects``
@@ -7,7 +8,8 @@ in order          within a topic partition every commit holds a later stretch th
 never early       no message in the table before its time, by the broker's clock
 nothing unpinned  a cursor has not passed what is neither in a table nor in state that Spark has committed
 lost is said      a run ends with an error only if a checkpoint was lost or restored from a copy, or while a fault
-                  lasts; the error is one of ours and says what to do, and a run that was refused has changed nothing
+                  lasts; the error is one of ours and says what to do, and a run that was refused
+                  has changed nothing
 files             every file of the tables is there
 """
 
@@ -34,7 +36,9 @@ _TIMES = ["broker_timestamp", "publish_time", "deliver_at", "delivered_at"]
 
 @dataclass(eq=False)
 class Sent:
-    """A message that its producer had confirmed; ``positions`` are those of its chunks, or the one of its entry."""
+    """A message that its producer had confirmed; ``positions`` are those of its chunks, or the one
+    of its entry.
+    """
 
     payload: bytes
     topic: str
@@ -201,7 +205,9 @@ class Oracle:
         self.unsettled.discard(one.payload)
 
     def passed(self, topic: str, before: Position, to: Position, committed_to: Position | None) -> None:
-        """A cursor has moved; ``committed_to`` is how far the batches reach that Spark has recorded."""
+        """A cursor has moved; ``committed_to`` is how far the batches reach that Spark has
+        recorded.
+        """
         for payload in list(self.unsettled):
             one = self.sent[payload]
             if one.topic != topic:
@@ -215,7 +221,9 @@ class Oracle:
                         )
 
     def lost(self, still_there: Callable[[str, Position], bool]) -> list[Sent]:
-        """What is in no table, not on the broker any more, and was not in the checkpoint either when it went."""
+        """What is in no table, not on the broker any more, and was not in the checkpoint either
+        when it went.
+        """
         return [
             one
             for one in map(self.sent.__getitem__, sorted(self.unsettled))

@@ -1,4 +1,5 @@
-"""A small Spark: sessions, a plan of three stages, and the micro-batch driver with its logs in Spark's order.
+"""A small Spark: sessions, a plan of three stages, and the micro-batch driver with its logs in
+Spark's order.
 
     offsets/N       written before batch N is planned; put if absent, so that of two drivers one fails
     tasks           read, shuffle, state; one that fails is tried again, one may run twice and one of the results is taken
@@ -218,7 +219,8 @@ class Query:
         self._planned = False
         self._loaded: tuple[int, State] | None = None
         self._state_id = ""
-        # Settings are a query's own from its start. In version 2 each run of a batch writes state of its own name.
+        # Settings are a query's own from its start. In version 2 each run of a batch writes state
+        # of its own name.
         self._has_state_ids = self._session.conf.get("spark.sql.streaming.stateStore.checkpointFormatVersion") == "2"
         self.id = self._query_id()
         self.runId = "run"
@@ -403,7 +405,9 @@ class Query:
         return f"{self._checkpoint}/state/{version}{'_' if state_id else ''}{state_id}"
 
     def _state(self, version: int) -> State:
-        """The state of a version: kept in memory from batch to batch, at a start put together from the changes of all."""
+        """The state of a version: kept in memory from batch to batch, at a start put together from
+        the changes of all.
+        """
         if self._loaded is not None and self._loaded[0] == version:
             return self._loaded[1]
         values: State = {}
@@ -460,7 +464,9 @@ class Query:
 
 
 class Rows:
-    """As much of a pandas frame with the columns of ``FLOW`` as is used; a real one costs most of a history's time."""
+    """As much of a pandas frame with the columns of ``FLOW`` as is used; a real one costs most of a
+    history's time.
+    """
 
     def __init__(self, rows: list[Any]) -> None:
         self.rows = rows

@@ -1,12 +1,15 @@
-"""Time, processes and threads of one history: one thread runs at a time, and the seed decides which.
+"""Time, processes and threads of one history: one thread runs at a time, and the seed decides
+which.
 
-Every thread of the product is a ``Thread`` here, carried by a real one that waits for its turn. A turn ends where a thread
-waits: for bytes, for a lock, for time to pass. Where nothing can run, the clock goes to the next moment at which something
-can. So a history takes no time of its own, and the same seed gives the same history.
+Every thread of the product is a ``Thread`` here, carried by a real one that waits for its turn. A
+turn ends where a thread waits: for bytes, for a lock, for time to pass. Where nothing can run, the
+clock goes to the next moment at which something can. So a history takes no time of its own, and the
+same seed gives the same history.
 
-What a process does to the world outside (a frame sent, a file written, a commit) is an *access* with a label. Faults are
-armed on labels. A killed process gets no further: every access and every wait of its threads raises ``Killed``, so that
-what its ``finally`` blocks would do to the world does not happen.
+What a process does to the world outside (a frame sent, a file written, a commit) is an *access*
+with a label. Faults are armed on labels. A killed process gets no further: every access and every
+wait of its threads raises ``Killed``, so that what its ``finally`` blocks would do to the world
+does not happen.
 """
 
 from __future__ import annotations
@@ -62,7 +65,9 @@ class Process:
 
 @dataclass(eq=False)
 class Thread:
-    """One thread of a process. ``context`` is the process whose code it runs now: a worker's, while a task is in work."""
+    """One thread of a process. ``context`` is the process whose code it runs now: a worker's, while
+    a task is in work.
+    """
 
     process: Process
     name: str
@@ -77,7 +82,9 @@ class Thread:
 
 @dataclass
 class Trap:
-    """Something that happens at an access: the ``countdown``-th whose label begins with ``label``, of one process or of any."""
+    """Something that happens at an access: the ``countdown``-th whose label begins with ``label``,
+    of one process or of any.
+    """
 
     label: str
     countdown: int
@@ -139,7 +146,9 @@ class World:
         return thread
 
     def kill(self, process: Process) -> None:
-        """End a process; the thread that is running may be one of its own, which then ends at its next access."""
+        """End a process; the thread that is running may be one of its own, which then ends at its
+        next access.
+        """
         process.killed = True
 
     # Waiting
@@ -200,7 +209,9 @@ class World:
     # Accesses
 
     def access(self, label: str) -> str | None:
-        """The running thread does something to the world; what a trap says of it, for the place to act on."""
+        """The running thread does something to the world; what a trap says of it, for the place to
+        act on.
+        """
         me = self.current
         if me.context.is_dead or me.process.is_dead:
             raise Killed
@@ -316,7 +327,9 @@ class Event:
 
 
 class Carrier(threading.Thread):
-    """A real thread that carries simulated ones, one after another; starting one anew costs too much."""
+    """A real thread that carries simulated ones, one after another; starting one anew costs too
+    much.
+    """
 
     def __init__(self) -> None:
         super().__init__(name="simulation", daemon=True)

@@ -1,4 +1,6 @@
-"""Where a compacted topic ends for a reader (PIP-429): told by the entry behind the answer, or found where nobody tells."""
+"""Where a compacted topic ends for a reader (PIP-429): told by the entry behind the answer, or
+found where nobody tells.
+"""
 
 from __future__ import annotations
 

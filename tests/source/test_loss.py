@@ -117,7 +117,9 @@ def options_for(peer: Peer, **more: str) -> SourceOptions:
 
 
 def trimmed(peer: Peer) -> EntryRange:
-    """Ledger 7 with messages 0 to 4 and ledger 8 with 5 to 9 are gone, of which 0 to 1 were read; 9 has 10 and 11."""
+    """Ledger 7 with messages 0 to 4 and ledger 8 with 5 to 9 are gone, of which 0 to 1 were read; 9
+    has 10 and 11.
+    """
     peer.add(batch([b"10", b"11"], index=11), ledger_id=9)
     return EntryRange(TOPIC, Position(7, 0), Position(9, 0), after_index=1)
 

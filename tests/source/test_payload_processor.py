@@ -1,4 +1,6 @@
-"""Entries in a format of the user's own: read by a function of the user's, and rejected where that fails."""
+"""Entries in a format of the user's own: read by a function of the user's, and rejected where that
+fails.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from tests.peer import TOPIC, Peer
 
 
 def lines(entry: EntryPayload) -> list[PayloadMessage] | None:
-    """A format of lines: ``key=value``, or ``key`` alone for a null value; what does not begin so is Pulsar's own."""
+    """A format of lines: ``key=value``, or ``key`` alone for a null value; what does not begin so
+    is Pulsar's own.
+    """
     if not entry.payload.startswith(b"lines:"):
         return None
     assert pb.MessageMetadata.FromString(entry.metadata).producer_name == "p"

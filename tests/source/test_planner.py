@@ -1,4 +1,6 @@
-"""When the planner gives a batch its clock: on an idle topic that wants one, and if the broker tells no time."""
+"""When the planner gives a batch its clock: on an idle topic that wants one, and if the broker
+tells no time.
+"""
 
 from __future__ import annotations
 
@@ -224,7 +226,9 @@ def test_a_topic_that_was_deleted_while_something_waits_is_new_when_it_comes_bac
 
 
 def other_topic(peer: Peer, **more: str) -> tuple[LedgerlakeStreamReader, dict[str, Any]]:
-    """A stream that read a topic up to 7:1, where now there is one of the same name that ends at 3:0."""
+    """A stream that read a topic up to 7:1, where now there is one of the same name that ends at
+    3:0.
+    """
     reader = LedgerlakeStreamReader(
         parse_options({"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest", **more})
     )

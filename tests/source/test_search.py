@@ -1,4 +1,6 @@
-"""Searching by time: exact against a plain look at every entry, in few reads, whatever holes there are."""
+"""Searching by time: exact against a plain look at every entry, in few reads, whatever holes there
+are.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""When an idle topic partition wants a batch: what is written is read, what is damaged says nothing."""
+"""When an idle topic partition wants a batch: what is written is read, what is damaged says
+nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The last message of a batch that compaction went through (PIP-429), by what is in its slots and by the list beside it."""
+"""The last message of a batch that compaction went through (PIP-429), by what is in its slots and
+by the list beside it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from ledgerlake.wire.message_id import MessageId
 
 
 def entry(kept: str, listed: list[int] | None = None, *, readable: bool = True) -> LastEntry:
-    """A batch with a slot for each sign of ``kept``: ``x`` for a message, ``-`` for one that was compacted away."""
+    """A batch with a slot for each sign of ``kept``: ``x`` for a message, ``-`` for one that was
+    compacted away.
+    """
     metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, num_messages_in_batch=len(kept))
     metadata.compacted_batch_indexes.extend(listed or [])
     slots = [(pb.SingleMessageMetadata(compacted_out=one == "-"), b"" if one == "-" else b"v") for one in kept]

@@ -1,9 +1,12 @@
-"""Large messages on the wire (PIP-37): how one is cut into chunk entries, and the marker that lists them.
+"""Large messages on the wire (PIP-37): how one is cut into chunk entries, and the marker that lists
+them.
 
-Chunks share sequence id, uuid ``<producer>-<sequence id>`` and the metadata of the message; each says its ``chunk_id``, the
-number of chunks and the bytes of all together. What is cut is already compressed, as a whole.
+Chunks share sequence id, uuid ``<producer>-<sequence id>`` and the metadata of the message; each
+says its ``chunk_id``, the number of chunks and the bytes of all together. What is cut is already
+compressed, as a whole.
 
-A marker (PIP-37, option 2) is an ordinary message, so that every Pulsar client reads the topic as before:
+A marker (PIP-37, option 2) is an ordinary message, so that every Pulsar client reads the topic as
+before:
 
     num_chunks_from_msg   1, which no client takes for a chunk
     uuid                  the large message's
@@ -34,7 +37,8 @@ MARKER_VERSION = "1"
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """The chunks of one message, in order, as its producer listed them. ``time_ms`` is the broker's, None if unknown.
+    """The chunks of one message, in order, as its producer listed them. ``time_ms`` is the
+    broker's, None if unknown.
 
     ``deliver_ms`` is when the message is to be delivered, if it says.
     """
@@ -47,7 +51,8 @@ class Marker:
 
 
 def chunk_limit_bytes(metadata: pb.MessageMetadata, size: int, max_entry_bytes: int) -> int:
-    """Return how many bytes of a payload fit into one entry beside the metadata, which each chunk repeats.
+    """Return how many bytes of a payload fit into one entry beside the metadata, which each chunk
+    repeats.
 
     Args:
         metadata: the message's, whole but for the chunk fields.
@@ -92,7 +97,9 @@ def _chunk_metadata(metadata: pb.MessageMetadata, chunk_id: int, count: int, siz
 
 
 def encode_marker(chunks: pb.MessageMetadata, sequence_id: int, positions: list[Position]) -> bytes:
-    """The marker's entry for chunks that were stored at ``positions``; ``chunks`` is their common metadata."""
+    """The marker's entry for chunks that were stored at ``positions``; ``chunks`` is their common
+    metadata.
+    """
     metadata = pb.MessageMetadata(
         producer_name=chunks.producer_name,
         sequence_id=sequence_id,

@@ -1,7 +1,7 @@
 """Commands as bytes: each function returns one frame, ready to send.
 
-Field numbers and defaults are the protocol's. Where its default would change the broker, the safe value is sent:
-no topic is created by a metadata lookup or a subscription.
+Field numbers and defaults are the protocol's. Where its default would change the broker, the safe
+value is sent: no topic is created by a metadata lookup or a subscription.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.framing import encode_frame
 
-# v18 is the first whose clients are sent broker entry metadata; v21 is what the newest releases speak.
+# v18 is the first whose clients are sent broker entry metadata; v21 is what the newest releases
+# speak.
 PROTOCOL_VERSION = 21
 
-# What PIP-429 proposed: from here on a broker sends the last compacted entry itself. No release has this number; what a peer
-# says of itself decides nothing here, and brokers take a higher number than theirs for theirs.
+# What PIP-429 proposed: from here on a broker sends the last compacted entry itself. No release has
+# this number; what a peer says of itself decides nothing here, and brokers take a higher number
+# than theirs for theirs.
 LAST_ENTRY_PROTOCOL_VERSION = 22
 
 _Type = pb.BaseCommand
@@ -110,7 +112,9 @@ def lookup(topic: str, request_id: int, authoritative: bool = False, listener_na
 def subscribe_reader(
     topic: str, subscription: str, consumer_id: int, request_id: int, start: pb.MessageIdData, read_compacted: bool
 ) -> bytes:
-    """A non-durable exclusive subscription; the broker delivers from the entry before ``start``, exclusive of it."""
+    """A non-durable exclusive subscription; the broker delivers from the entry before ``start``,
+    exclusive of it.
+    """
     body = pb.CommandSubscribe(
         topic=topic,
         subscription=subscription,
@@ -126,7 +130,9 @@ def subscribe_reader(
 
 
 def subscribe_durable(topic: str, subscription: str, consumer_id: int, request_id: int, from_earliest: bool) -> bytes:
-    """A durable exclusive subscription; a new one begins at the topic's first or after its last message."""
+    """A durable exclusive subscription; a new one begins at the topic's first or after its last
+    message.
+    """
     initial = pb.CommandSubscribe.Earliest if from_earliest else pb.CommandSubscribe.Latest
     body = pb.CommandSubscribe(
         topic=topic,
@@ -212,7 +218,9 @@ def send(
     highest_sequence_id: int | None = None,
     is_chunk: bool = False,
 ) -> bytes:
-    """SEND with an encoded entry (see ``entry.encode_entry``); ``highest_sequence_id`` is that of a batch's last message."""
+    """SEND with an encoded entry (see ``entry.encode_entry``); ``highest_sequence_id`` is that of a
+    batch's last message.
+    """
     body = pb.CommandSend(
         producer_id=producer_id,
         sequence_id=sequence_id,

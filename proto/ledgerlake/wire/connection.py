@@ -1,19 +1,20 @@
 """One connection without its socket: bytes in, events out, bytes to send back.
 
-The seam is three calls: ``receive_data(bytes)``, ``next_event()``, ``data_to_send()``. The same class serves both
-roles, so that a test's broker is this code in the server role.
+The seam is three calls: ``receive_data(bytes)``, ``next_event()``, ``data_to_send()``. The same
+class serves both roles, so that a test's broker is this code in the server role.
 
     client  IDLE --connect sent--> CONNECTING --CONNECTED--> READY --error or close--> CLOSED
     server  IDLE --CONNECT-------> CONNECTING --connected sent--> READY
 
 Rules kept here:
-  - Before READY only the handshake is legal (the server's ERROR and a challenge belong to it), in frames of the protocol's
-    default size. Then the size of messages that the broker announced holds, and for commands without payload at least
-    ``limits.MAX_COMMAND_BYTES``.
-  - PING is answered at once and is no event. Commands of a type that we do not know are tolerated and skipped.
+  - Before READY only the handshake is legal (the server's ERROR and a challenge belong to it), in
+    frames of the protocol's default size. Then the size of messages that the broker announced
+    holds, and for commands without payload at least ``limits.MAX_COMMAND_BYTES``.
+  - PING is answered at once and is no event. Commands of a type that we do not know are tolerated
+    and skipped.
   - A ProtocolError ends the connection: nothing after it is interpreted.
-  - Where a ``scan`` is set, MESSAGEs that it recognises come as runs (``EntriesReceived``); everything else takes the way of
-    single frames, so that there is one judge of what is odd.
+  - Where a ``scan`` is set, MESSAGEs that it recognises come as runs (``EntriesReceived``);
+    everything else takes the way of single frames, so that there is one judge of what is odd.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EntryReceived:
-    """A MESSAGE with its entry. ``frames`` is its one frame, whole, as it came; the entry is ``frames[entry_start:]``."""
+    """A MESSAGE with its entry. ``frames`` is its one frame, whole, as it came; the entry is
+    ``frames[entry_start:]``.
+    """
 
     consumer_id: int
     ledger_id: int
@@ -104,9 +107,11 @@ class EntryReceived:
 
 @dataclass(frozen=True, slots=True)
 class EntriesReceived:
-    """A run of MESSAGEs with plain entries of one ledger, whose ids rise: ``frames`` holds them whole, one after another.
+    """A run of MESSAGEs with plain entries of one ledger, whose ids rise: ``frames`` holds them
+    whole, one after another.
 
-    ``entry_ids``, ``frame_ends`` and ``message_counts`` (the permits that it cost) have one number for each.
+    ``entry_ids``, ``frame_ends`` and ``message_counts`` (the permits that it cost) have one number
+    for each.
     """
 
     consumer_id: int
@@ -181,13 +186,16 @@ class EntriesReceived:
 Received = EntryReceived | EntriesReceived
 
 
-# Looks for a run at the front of bytes that begin with a frame; frames of more bytes than a limit do not belong to it.
+# Looks for a run at the front of bytes that begin with a frame; frames of more bytes than a limit
+# do not belong to it.
 Scan = Callable[[memoryview, int], EntriesReceived | None]
 
 
 @dataclass(frozen=True, slots=True)
 class LastMessageIdReceived:
-    """The answer to GET_LAST_MESSAGE_ID. ``entry`` is the stored entry behind it (PIP-429); no released broker sends one."""
+    """The answer to GET_LAST_MESSAGE_ID. ``entry`` is the stored entry behind it (PIP-429); no
+    released broker sends one.
+    """
 
     answer: pb.CommandGetLastMessageIdResponse
     entry: bytes
@@ -199,7 +207,8 @@ class LastMessageIdReceived:
 
 Event = EntryReceived | EntriesReceived | LastMessageIdReceived | Message
 
-# Which commands may arrive, by our role and state. Everything else that we know by name is the peer's mistake.
+# Which commands may arrive, by our role and state. Everything else that we know by name is the
+# peer's mistake.
 _ACCEPTED: dict[tuple[Role, State], frozenset[int]] = {
     (Role.CLIENT, State.CONNECTING): frozenset({_T.CONNECTED, _T.ERROR, _T.AUTH_CHALLENGE, _T.PING, _T.PONG}),
     (Role.CLIENT, State.READY): frozenset(
@@ -279,7 +288,9 @@ class Connection:
         self._frames.feed(data)
 
     def wanted(self) -> memoryview | None:
-        """Where to receive the rest of a large frame, in place of ``receive_data``; then say how much by ``filled``."""
+        """Where to receive the rest of a large frame, in place of ``receive_data``; then say how
+        much by ``filled``.
+        """
         return self._frames.wanted()
 
     def filled(self, count: int) -> None:
@@ -362,7 +373,9 @@ def _entry_event(command: pb.BaseCommand, frame: Frame) -> EntryReceived:
 
 
 def _is_text(message: Message) -> bool:
-    """Whether every text field is text. Protobuf's C parser hands out the bytes themselves where they are not UTF-8."""
+    """Whether every text field is text. Protobuf's C parser hands out the bytes themselves where
+    they are not UTF-8.
+    """
     for field, value in message.ListFields():
         values = value if field.is_repeated else (value,)
         if field.type == field.TYPE_STRING and not all(isinstance(one, str) for one in values):

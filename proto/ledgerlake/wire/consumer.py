@@ -1,7 +1,8 @@
 """Flow of one consumer, counted in messages as the broker counts.
 
-One permit is one message: an entry with a batch of N costs N permits, a chunk or a single message one. The broker may
-overdraw by the last batch and then waits. Slots that are never shown to anybody are charged too.
+One permit is one message: an entry with a batch of N costs N permits, a chunk or a single message
+one. The broker may overdraw by the last batch and then waits. Slots that are never shown to anybody
+are charged too.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Permits:
         self.outstanding -= message_count
         if self.outstanding > self.window // 2:
             return 0
-        # A batch may claim any count. Brokers read permits as a signed number and close the connection at a negative one.
+        # A batch may claim any count. Brokers read permits as a signed number and close the
+        # connection at a negative one.
         granted = min(self.window - self.outstanding, 2**31 - 1)
         self.outstanding = self.window
         return granted

@@ -7,10 +7,12 @@ Layout, each length a big-endian u32:
     [len | MessageMetadata] [payload]
 
 Rules kept here:
-  - Broker metadata comes off first; the checksum covers metadata length, metadata and payload, never broker metadata.
-    (The Java client checks before it strips, and so skips the check whenever broker metadata is shown.)
-  - Broker metadata is believed, once: a second one behind it is the producer's own and makes the entry malformed. A broker that
-    shows broker metadata and adds none passes on what a producer put there; nothing in the protocol tells that apart.
+  - Broker metadata comes off first; the checksum covers metadata length, metadata and payload,
+    never broker metadata. (The Java client checks before it strips, and so skips the check whenever
+    broker metadata is shown.)
+  - Broker metadata is believed, once: a second one behind it is the producer's own and makes the
+    entry malformed. A broker that shows broker metadata and adds none passes on what a producer put
+    there; nothing in the protocol tells that apart.
   - The payload stays a memoryview. Decrypting and decompressing belong to ``decode``.
 """
 
@@ -51,7 +53,8 @@ def parse_entry(raw: bytes | memoryview) -> RawEntry:
     """Split one entry into its parts without copying the payload.
 
     Raises:
-        CorruptEntryError: ``bad_checksum``, or ``malformed_entry`` if a length passes the end or metadata does not parse.
+        CorruptEntryError: ``bad_checksum``, or ``malformed_entry`` if a length passes the end or
+            metadata does not parse.
     """
     broker, rest = split_broker_metadata(memoryview(raw))
     body = _verify_checksum(rest)
@@ -115,7 +118,8 @@ def _magic(raw: memoryview) -> int:
 
 
 def message_count(raw: memoryview) -> int:
-    """How many permits an entry cost: its batch size, 1 for a single message or for what does not parse.
+    """How many permits an entry cost: its batch size, 1 for a single message or for what does not
+    parse.
 
     The checksum is not verified here; a wrong count only makes the flow uneven.
     """
@@ -127,7 +131,9 @@ def message_count(raw: memoryview) -> int:
 
 
 def index_count(raw: memoryview) -> int:
-    """How many numbers the broker's index gave to an entry: one each message, but one to a whole batch of a transaction."""
+    """How many numbers the broker's index gave to an entry: one each message, but one to a whole
+    batch of a transaction.
+    """
     try:
         metadata = peek_metadata(raw)
     except CorruptEntryError:
@@ -148,10 +154,12 @@ class Stamp:
 
 
 def read_stamp(raw: memoryview) -> Stamp:
-    """The entry's time as the protocol defines it: the broker's if it is there, else the publish time.
+    """The entry's time as the protocol defines it: the broker's if it is there, else the publish
+    time.
 
     Raises:
-        CorruptEntryError: metadata does not parse, or the entry says no time in range. The checksum is not verified.
+        CorruptEntryError: metadata does not parse, or the entry says no time in range. The checksum
+            is not verified.
     """
     broker, rest = split_broker_metadata(raw)
     if broker is not None and broker.HasField("broker_timestamp"):
@@ -175,7 +183,9 @@ def _in_range(publish_ms: int) -> int:
 
 
 def delivery_time_ms(entry: RawEntry) -> int | None:
-    """When an entry that says a time is to be delivered: then, or when the broker stored it if that is later."""
+    """When an entry that says a time is to be delivered: then, or when the broker stored it if that
+    is later.
+    """
     deliver_ms: int = entry.metadata.deliver_at_time
     return max(deliver_ms, broker_time_ms(entry) or 0) if 0 < deliver_ms <= MAX_TIME_MS else None
 
@@ -212,7 +222,8 @@ def _peek(rest: memoryview) -> pb.MessageMetadata:
 def take_message(
     payload: memoryview, batch_index: int, count: int
 ) -> tuple[pb.SingleMessageMetadata, memoryview, memoryview]:
-    """The next message of a batch's plain payload: its metadata, its value, and the rest of the payload.
+    """The next message of a batch's plain payload: its metadata, its value, and the rest of the
+    payload.
 
     Raises:
         CorruptEntryError: ``batch_count``, ``truncated_batch`` or ``malformed_entry``.
@@ -235,7 +246,9 @@ def take_message(
 
 
 def encode_entry(metadata: pb.MessageMetadata, payload: bytes, broker: pb.BrokerEntryMetadata | None = None) -> bytes:
-    """An entry as a producer sends it, checksum included; with ``broker``, as a broker shows it to readers."""
+    """An entry as a producer sends it, checksum included; with ``broker``, as a broker shows it to
+    readers.
+    """
     metadata_bytes = metadata.SerializeToString()
     body = _U32.pack(len(metadata_bytes)) + metadata_bytes + payload
     entry = _U16.pack(MAGIC_CRC32C) + _U32.pack(crc32c.crc32c(body)) + body

@@ -1,10 +1,12 @@
-"""Every field that a producer controls: the values that it may have, and what becomes of one outside.
+"""Every field that a producer controls: the values that it may have, and what becomes of one
+outside.
 
-Brokers store what a producer sends; only its checksum is looked at. So a value outside is met here: it becomes a null with its
-number kept in a property, or the entry is a reject. None of them ends a stream.
+Brokers store what a producer sends; only its checksum is looked at. So a value outside is met here:
+it becomes a null with its number kept in a property, or the entry is a reject. None of them ends a
+stream.
 
-``BrokerEntryMetadata`` is the broker's. It is here because a broker that shows such metadata and adds none passes on what a
-producer put in front of its entry.
+``BrokerEntryMetadata`` is the broker's. It is here because a broker that shows such metadata and
+adds none passes on what a producer put in front of its entry.
 """
 
 from __future__ import annotations
@@ -32,10 +34,11 @@ class Outside(Enum):
 
 @dataclass(frozen=True)
 class Field:
-    """One field. ``lowest`` and ``highest`` bound a number; ``note`` says what else there is to know.
+    """One field. ``lowest`` and ``highest`` bound a number; ``note`` says what else there is to
+    know.
 
-    ``column`` is the table's, where a number goes into one as it is; ``below`` is for numbers under ``lowest``, where those end
-    otherwise than the ones above.
+    ``column`` is the table's, where a number goes into one as it is; ``below`` is for numbers under
+    ``lowest``, where those end otherwise than the ones above.
     """
 
     message: str

@@ -3,12 +3,15 @@
     [total u32] [command size u32] [command] [payload ...]
 
 All integers are big-endian; ``total`` counts everything after itself. A frame without payload has
-``total == 4 + command size``; what is left after the command is the payload, for MESSAGE a raw entry.
+``total == 4 + command size``; what is left after the command is the payload, for MESSAGE a raw
+entry.
 
 Rules kept here:
-  - ``FrameBuffer.next`` has three outcomes: a frame, None (more bytes are needed), or a ProtocolError.
-  - A length is checked against the limit before anything waits for or holds that many bytes. A frame without payload has a
-    limit of its own, since a list of topics may be larger than any message.
+  - ``FrameBuffer.next`` has three outcomes: a frame, None (more bytes are needed), or a
+    ProtocolError.
+  - A length is checked against the limit before anything waits for or holds that many bytes. A
+    frame without payload has a limit of its own, since a list of topics may be larger than any
+    message.
   - After a ProtocolError framing is lost: the buffer refuses to go on.
 """
 
@@ -23,7 +26,8 @@ from ledgerlake.wire import limits
 _U32 = struct.Struct(">I")
 _SIZES = struct.Struct(">II")
 
-# Bytes already taken stay at the front of the buffer until there are this many, so that one memmove pays for many frames.
+# Bytes already taken stay at the front of the buffer until there are this many, so that one memmove
+# pays for many frames.
 _COMPACT_AFTER_BYTES = 1 << 20
 
 # From this size on a frame that has begun gets room of its own.
@@ -32,7 +36,9 @@ _LARGE_FRAME_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One whole frame. ``raw`` is everything, the leading total included; the command is ``raw[8:command_end]``."""
+    """One whole frame. ``raw`` is everything, the leading total included; the command is
+    ``raw[8:command_end]``.
+    """
 
     raw: bytes | bytearray
     command_end: int
@@ -58,8 +64,9 @@ class _LargeFrame:
 class FrameBuffer:
     """Bytes that arrived and are not frames yet.
 
-    A large frame that has begun, and is within the limit, gets a buffer of its own: who receives may write into that
-    (``wanted``, ``filled``), and then its bytes are never copied here. ``feed`` does as well.
+    A large frame that has begun, and is within the limit, gets a buffer of its own: who receives
+    may write into that (``wanted``, ``filled``), and then its bytes are never copied here. ``feed``
+    does as well.
     """
 
     def __init__(self, limit_bytes: int | None = None) -> None:
@@ -131,7 +138,8 @@ class FrameBuffer:
         return None
 
     def waiting(self) -> memoryview:
-        """What arrived and was not taken, for a look at several frames at once; to be released before anything is fed or taken.
+        """What arrived and was not taken, for a look at several frames at once; to be released
+        before anything is fed or taken.
 
         Empty while a large frame is under way.
         """

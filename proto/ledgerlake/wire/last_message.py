@@ -1,16 +1,20 @@
 """The last message of a compacted topic (PIP-429), from the last entry that is left of it.
 
-The proposal has a broker send that entry behind its GET_LAST_MESSAGE_ID_RESPONSE (protocol v22), and the client find the id:
+The proposal has a broker send that entry behind its GET_LAST_MESSAGE_ID_RESPONSE (protocol v22),
+and the client find the id:
 
     [total u32] [command size u32] [BaseCommand] [stored entry]        no entry: an older broker, the response's id counts
 
-What shipped instead (Pulsar 4.2) has the broker find it, by the list of retained slots that compaction leaves in the entry
-(``compacted_batch_indexes``, field 31 of MessageMetadata). Both are honoured; the number of the protocol never decides.
+What shipped instead (Pulsar 4.2) has the broker find it, by the list of retained slots that
+compaction leaves in the entry (``compacted_batch_indexes``, field 31 of MessageMetadata). Both are
+honoured; the number of the protocol never decides.
 
 Rules kept here:
-  - Compaction keeps every slot of a batch: those taken out say ``compacted_out`` and have no payload.
+  - Compaction keeps every slot of a batch: those taken out say ``compacted_out`` and have no
+    payload.
   - An entry is a batch if ``num_messages_in_batch`` is present, be it 1.
-  - An encrypted batch is never compacted inside: if its payload cannot be read, its last slot is its last message.
+  - An encrypted batch is never compacted inside: if its payload cannot be read, its last slot is
+    its last message.
 """
 
 from __future__ import annotations
@@ -30,8 +34,9 @@ from ledgerlake.wire.message_id import MessageId
 class LastEntry:
     """The last entry of a compacted topic partition.
 
-    ``metadata`` are the bytes of its MessageMetadata; ``payload`` is decrypted and decompressed, or None if it is encrypted
-    and nobody here has the key. ``partition`` is -1 for a topic without partitions.
+    ``metadata`` are the bytes of its MessageMetadata; ``payload`` is decrypted and decompressed, or
+    None if it is encrypted and nobody here has the key. ``partition`` is -1 for a topic without
+    partitions.
     """
 
     ledger_id: int
@@ -46,7 +51,8 @@ PayloadToMessageIdConverter = Callable[[LastEntry], MessageId]
 
 
 def last_message_id(last: LastEntry) -> MessageId:
-    """The id of the last message that a reader will get of an entry as Pulsar's own compaction writes it.
+    """The id of the last message that a reader will get of an entry as Pulsar's own compaction
+    writes it.
 
     Raises:
         CorruptEntryError: the metadata or the batch does not parse, or no message in it was kept.

@@ -1,8 +1,8 @@
 """Which broker owns a topic: the lookup conversation as a pure step.
 
 A LOOKUP is answered with Connect (that broker owns it), Redirect (ask over there), or Failed.
-``proxy_through_service_url`` means: dial the service address again and name the owner in CONNECT, because
-the owner's own address is not reachable from here.
+``proxy_through_service_url`` means: dial the service address again and name the owner in CONNECT,
+because the owner's own address is not reachable from here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ from ledgerlake.wire import limits
 
 @dataclass(frozen=True)
 class Owner:
-    """The broker that serves a topic: its own url, and whether it is reached through the service address."""
+    """The broker that serves a topic: its own url, and whether it is reached through the service
+    address.
+    """
 
     broker_url: str
     through_proxy: bool

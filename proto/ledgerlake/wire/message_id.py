@@ -1,12 +1,14 @@
 """Where a message stands: ledger, entry, and the index inside a batch.
 
-Text form: ``ledger:entry`` or ``ledger:entry:batch``; of a chunked message ``first;last`` (PIP-107). Byte form (given as hex,
-base64, or the list of signed or unsigned bytes that Spark's JVM connector writes): MessageIdData, as every Pulsar client serialises it; what lacks ``first_chunk_message_id`` (field 7) is a plain id, as older clients wrote it.
-What a serialised id says of its partition is kept (``partition_of``).
-Positions order by (ledger, entry); ids of ledgers only grow, but are not dense. A batch index of -1 means "the entry itself".
+Text form: ``ledger:entry`` or ``ledger:entry:batch``; of a chunked message ``first;last``
+(PIP-107). Byte form (given as hex, base64, or the list of signed or unsigned bytes that Spark's JVM
+connector writes): MessageIdData, as every Pulsar client serialises it; what lacks
+``first_chunk_message_id`` (field 7) is a plain id, as older clients wrote it. What a serialised id
+says of its partition is kept (``partition_of``). Positions order by (ledger, entry); ids of ledgers
+only grow, but are not dense. A batch index of -1 means "the entry itself".
 
-A chunked message stands at its last chunk: a ``ChunkMessageId`` orders, equals and hashes by ``last`` alone, also against
-plain ids. Reading from it begins at ``first``.
+A chunked message stands at its last chunk: a ``ChunkMessageId`` orders, equals and hashes by
+``last`` alone, also against plain ids. Reading from it begins at ``first``.
 
 EARLIEST and LATEST are the protocol's: all ones (-1 as u64) and the largest signed long.
 """
@@ -30,14 +32,18 @@ _LATEST_WIRE = 2**63 - 1
 
 @dataclass(frozen=True, order=True, slots=True)
 class Position:
-    """One entry of one topic partition. ``Position(-1, -1)`` is before everything; entry -1 is before the ledger's first."""
+    """One entry of one topic partition. ``Position(-1, -1)`` is before everything; entry -1 is
+    before the ledger's first.
+    """
 
     ledger_id: int
     entry_id: int
 
     @property
     def before(self) -> Position:
-        """Where the entry before this one would stand in the same ledger; what begins behind it begins here."""
+        """Where the entry before this one would stand in the same ledger; what begins behind it
+        begins here.
+        """
         return Position(self.ledger_id, self.entry_id - 1)
 
     @property
@@ -47,7 +53,9 @@ class Position:
 
     @property
     def is_storable(self) -> bool:
-        """Whether an entry can stand there: both ids are what a signed 64-bit number holds, and none is negative."""
+        """Whether an entry can stand there: both ids are what a signed 64-bit number holds, and
+        none is negative.
+        """
         return 0 <= self.ledger_id < 2**63 and 0 <= self.entry_id < 2**63
 
     def __str__(self) -> str:
@@ -62,8 +70,8 @@ AFTER_ALL = Position(_LATEST_WIRE, _LATEST_WIRE)
 class MessageId:
     """One message; ``batch_index`` -1 names the whole entry.
 
-    ``partition`` is what a serialised id says of its topic partition, -1 if it says none. Ledger ids are unique in a
-    cluster, so it takes no part in order and equality.
+    ``partition`` is what a serialised id says of its topic partition, -1 if it says none. Ledger
+    ids are unique in a cluster, so it takes no part in order and equality.
     """
 
     ledger_id: int
@@ -124,7 +132,8 @@ def partition_of(message_id: AnyMessageId) -> int:
 def parse_message_id(text: str) -> AnyMessageId:
     """Read ``ledger:entry[:batch]``, ``first;last`` of a chunked message, or a serialised id.
 
-    That one is hex, base64 (also of the URL alphabet), or a list of its bytes, such as ``[8, -41, 2, 16, 0]``.
+    That one is hex, base64 (also of the URL alphabet), or a list of its bytes, such as ``[8, -41,
+    2, 16, 0]``.
 
     Raises:
         UsageError: it is none of these.
@@ -168,7 +177,8 @@ def _parse_text(text: str) -> MessageId | None:
 def from_bytes(serialised: bytes) -> AnyMessageId:
     """Read MessageIdData as any Pulsar client writes it.
 
-    A batch index wins over a first chunk, as in the Java client. A negative one means none: the Go client writes -1.
+    A batch index wins over a first chunk, as in the Java client. A negative one means none: the Go
+    client writes -1.
 
     Raises:
         DecodeError: the bytes are not MessageIdData.
@@ -185,7 +195,8 @@ def to_bytes(message_id: AnyMessageId, partition: int | None = None) -> bytes:
     """Return the bytes that a Java client writes for the same id, batch size 0 included.
 
     Args:
-        partition: the topic partition's number, -1 for a topic without partitions; None: what the id says.
+        partition: the topic partition's number, -1 for a topic without partitions; None: what the
+            id says.
     """
     partition = partition_of(message_id) if partition is None else partition
     data = _id_data(_standing(message_id), partition)
@@ -211,7 +222,9 @@ def from_wire(data: pb.MessageIdData) -> MessageId:
 
 
 def to_wire(position: Position) -> pb.MessageIdData:
-    """A position as the protocol writes it; ``BEFORE_ALL`` becomes its EARLIEST, ``AFTER_ALL`` its LATEST."""
+    """A position as the protocol writes it; ``BEFORE_ALL`` becomes its EARLIEST, ``AFTER_ALL`` its
+    LATEST.
+    """
     return pb.MessageIdData(ledger_id=position.ledger_id % 2**64, entry_id=position.entry_id % 2**64)
 
 
@@ -219,8 +232,8 @@ def start_after(position: Position) -> pb.MessageIdData:
     """The start id that makes a broker deliver from the entry after ``position``.
 
     A broker steps back one entry from the id that a reader asks for and goes on after that one
-    (``PersistentTopic.getNonDurableSubscription``), so asking for the next entry id skips nothing, also if
-    that id does not exist.
+    (``PersistentTopic.getNonDurableSubscription``), so asking for the next entry id skips nothing,
+    also if that id does not exist.
     """
     if position in (BEFORE_ALL, AFTER_ALL):
         return to_wire(position)

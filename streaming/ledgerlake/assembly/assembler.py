@@ -1,6 +1,8 @@
-"""The rules of ``assembly.rules`` with bytes beside them: what arrives goes in, whole messages and rejects come out.
+"""The rules of ``assembly.rules`` with bytes beside them: what arrives goes in, whole messages and
+rejects come out.
 
-The same whether the bytes are kept in a task's memory or in Spark's state: ``Parts`` is all that differs.
+The same whether the bytes are kept in a task's memory or in Spark's state: ``Parts`` is all that
+differs.
 """
 
 from __future__ import annotations
@@ -33,10 +35,11 @@ class Parts(Protocol):
 
 @dataclass(frozen=True)
 class Assembled:
-    """A whole message: its chunks in order. ``entries`` is None if they must be read from the topic again.
+    """A whole message: its chunks in order. ``entries`` is None if they must be read from the topic
+    again.
 
-    ``deliver_ms`` is when it is to be delivered, if it has to wait; ``delivered_ms`` when it was, if it had to, and
-    ``outputs`` then as in ``Due``.
+    ``deliver_ms`` is when it is to be delivered, if it has to wait; ``delivered_ms`` when it was,
+    if it had to, and ``outputs`` then as in ``Due``.
     """
 
     positions: tuple[Position, ...]
@@ -58,8 +61,8 @@ class Rejected:
 class Due:
     """Delayed entries, in the order in which they are due: whole MESSAGE frames.
 
-    ``outputs`` are those beside the table; what stands at an output's position or before is not for it. ``first_entry`` is
-    what of the first entry is due.
+    ``outputs`` are those beside the table; what stands at an output's position or before is not for
+    it. ``first_entry`` is what of the first entry is due.
     """
 
     frames: Entry
@@ -83,8 +86,9 @@ Outcome = Assembled | Rejected | Due | DueAgain
 class Assembly:
     """The open sets of one topic partition with their bytes.
 
-    The entry of an arriving chunk must be in ``parts``; outcomes are to be used up before the next call. With
-    ``hold_delayed`` the entries of a message that is to be delivered later stay in ``parts`` unless they are taken.
+    The entry of an arriving chunk must be in ``parts``; outcomes are to be used up before the next
+    call. With ``hold_delayed`` the entries of a message that is to be delivered later stay in
+    ``parts`` unless they are taken.
     """
 
     def __init__(

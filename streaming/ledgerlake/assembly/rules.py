@@ -1,7 +1,9 @@
-"""Large messages put together from their chunks (PIP-37): the rules, without bytes, storage or a clock.
+"""Large messages put together from their chunks (PIP-37): the rules, without bytes, storage or a
+clock.
 
-A producer splits a message into ``chunk_count`` chunks, ids from 0, all with one uuid; chunks of several producers
-interleave on a topic partition. A set is what has arrived of one message, known by producer and uuid.
+A producer splits a message into ``chunk_count`` chunks, ids from 0, all with one uuid; chunks of
+several producers interleave on a topic partition. A set is what has arrived of one message, known
+by producer and uuid.
 
 What a chunk does to the set of its producer and uuid:
 
@@ -19,25 +21,30 @@ What a chunk does to the set of its producer and uuid:
     orphan      id above 0, no set                             the chunk is rejected
     awaited     orphan or gap, and a marker is promised        position kept: the marker tells the rest
 
-A marker message (PIP-37, option 2) lists the positions of all chunks of one message. Chunks that are published so promise it
-in their metadata. Where nothing is open of a marker's message it was delivered before; what is open is delivered by the
-marker's list.
+A marker message (PIP-37, option 2) lists the positions of all chunks of one message. Chunks that
+are published so promise it in their metadata. Where nothing is open of a marker's message it was
+delivered before; what is open is delivered by the marker's list.
 
-A uuid is ``<producer>-<sequence id>`` and comes again when a producer restarts with a lower sequence. The publish time tells
-the two messages apart: the Java, C++ and Go clients stamp a message once, before they cut it, and a producer that sends chunks
-again after a reconnect sends the same bytes. A first chunk that comes again is ``resent`` in both cases.
+A uuid is ``<producer>-<sequence id>`` and comes again when a producer restarts with a lower
+sequence. The publish time tells the two messages apart: the Java, C++ and Go clients stamp a
+message once, before they cut it, and a producer that sends chunks again after a reconnect sends the
+same bytes. A first chunk that comes again is ``resent`` in both cases.
 
 Rules kept here:
   - Every chunk ends exactly once: delivered with its message, rejected, or held in an open set.
-  - At the limit of sets or bytes the oldest set is put aside, as PIP-37's "marked for redelivery": its bytes leave, its
-    positions stay, and its message is delivered all the same, with its chunks read again by position.
-  - Also what is put aside is limited in number; beyond that the oldest is rejected (``chunk_evicted``).
-  - A set's age is measured by the clock of the micro-batches: the broker's time if the broker gives one, else the
-    planner's. A set whose first chunk came without a broker time is as old as the first ``expire`` that sees it.
+  - At the limit of sets or bytes the oldest set is put aside, as PIP-37's "marked for redelivery":
+    its bytes leave, its positions stay, and its message is delivered all the same, with its chunks
+    read again by position.
+  - Also what is put aside is limited in number; beyond that the oldest is rejected
+    (``chunk_evicted``).
+  - A set's age is measured by the clock of the micro-batches: the broker's time if the broker gives
+    one, else the planner's. A set whose first chunk came without a broker time is as old as the
+    first ``expire`` that sees it.
   - Sizes are checked against the total as chunks arrive; a claimed size never sizes anything.
 
-Reasons that end in ``rejects``: ``chunk_invalid``, ``too_large``, ``chunk_resent``, ``chunk_mismatch``, ``chunk_duplicate``,
-``chunk_gap``, ``chunk_orphan``, ``chunk_size``, ``chunk_evicted``, ``chunk_expired``.
+Reasons that end in ``rejects``: ``chunk_invalid``, ``too_large``, ``chunk_resent``,
+``chunk_mismatch``, ``chunk_duplicate``, ``chunk_gap``, ``chunk_orphan``, ``chunk_size``,
+``chunk_evicted``, ``chunk_expired``.
 """
 
 from __future__ import annotations
@@ -78,8 +85,9 @@ class SetKey:
 class Chunk:
     """One arriving chunk. ``size_bytes`` is what it adds to the message, after decryption.
 
-    ``time_ms`` is the broker's, None if the broker gives none; ``publish_ms`` the producer's, which tells messages with the
-    same uuid apart and is never the clock. ``deliver_ms`` is when the message is to be delivered, if it says.
+    ``time_ms`` is the broker's, None if the broker gives none; ``publish_ms`` the producer's, which
+    tells messages with the same uuid apart and is never the clock. ``deliver_ms`` is when the
+    message is to be delivered, if it says.
     """
 
     key: SetKey
@@ -96,10 +104,12 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class OpenSet:
-    """What has arrived of one message: the positions of chunks 0 to n-1, and whether their bytes are held.
+    """What has arrived of one message: the positions of chunks 0 to n-1, and whether their bytes
+    are held.
 
-    ``opened_ms`` is None until a clock has seen the set; ``publish_ms`` is None in sets of releases that did not store it.
-    ``awaiting``: some chunks were missed, the positions are those of the others, and only a marker can complete the set.
+    ``opened_ms`` is None until a clock has seen the set; ``publish_ms`` is None in sets of releases
+    that did not store it. ``awaiting``: some chunks were missed, the positions are those of the
+    others, and only a marker can complete the set.
     """
 
     key: SetKey
@@ -133,7 +143,9 @@ class PutAside:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """The message is complete: its chunks in order. ``reread``: the earlier chunks' bytes are not held."""
+    """The message is complete: its chunks in order. ``reread``: the earlier chunks' bytes are not
+    held.
+    """
 
     key: SetKey
     positions: tuple[Position, ...]
@@ -213,7 +225,9 @@ class PendingSets:
 
     @property
     def sets(self) -> tuple[OpenSet, ...]:
-        """What is aside, then what is held, each oldest first; a set that starts over becomes the youngest."""
+        """What is aside, then what is held, each oldest first; a set that starts over becomes the
+        youngest.
+        """
         return (*self._aside.values(), *self._held.values())
 
     @property
@@ -245,13 +259,17 @@ class PendingSets:
         return [self._give_up(key, Event.RESENT.value)] if self.find(key) else []
 
     def adopt(self, opened: OpenSet) -> list[Effect]:
-        """Go on with a set that was opened elsewhere, younger than all that are here; its bytes come along if held."""
+        """Go on with a set that was opened elsewhere, younger than all that are here; its bytes
+        come along if held.
+        """
         effects = self.supersede(opened.key)
         self._put(opened)
         return [*effects, *self._make_room()]
 
     def expire(self, now_ms: int) -> list[Effect]:
-        """Give up every set whose first chunk is older than allowed; a set without a time was opened now."""
+        """Give up every set whose first chunk is older than allowed; a set without a time was
+        opened now.
+        """
         oldest_ms = now_ms - self._limits.expire_after_ms
         effects: list[Effect] = []
         for one in self.sets:

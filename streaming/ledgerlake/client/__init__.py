@@ -1,1 +1,3 @@
-"""The only room with sockets: blocking, with a deadline on every wait, since Spark's Python workers are synchronous."""
+"""The only room with sockets: blocking, with a deadline on every wait, since Spark's Python workers
+are synchronous.
+"""

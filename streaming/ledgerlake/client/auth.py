@@ -8,9 +8,10 @@ Methods as the protocol names them; data is what goes into CONNECT and AUTH_RESP
     basic    user:password
     tls      nothing; the certificate of the connection is the identity
 
-Plugins and parameters are spelled as for Pulsar's Java client. A token or password may be given as ``token:...``, as ``file:PATH``
-(read again each time) or ``env:NAME``. What is secret shows in no ``repr``, and no error repeats it. Spark shows options in its plans
-except those that look like a secret, by words such as "token" or "secret" in them: so a secret as it is must come behind
+Plugins and parameters are spelled as for Pulsar's Java client. A token or password may be given as
+``token:...``, as ``file:PATH`` (read again each time) or ``env:NAME``. What is secret shows in no
+``repr``, and no error repeats it. Spark shows options in its plans except those that look like a
+secret, by words such as "token" or "secret" in them: so a secret as it is must come behind
 ``token:`` or ``secret:``, or in JSON that says ``password`` or ``client_secret``.
 """
 
@@ -39,7 +40,8 @@ _TIMEOUT_S = 10.0
 # What Spark does not show, or is no secret.
 _HIDDEN = re.compile(r"secret|password|token|^file:|^env:|file:", re.IGNORECASE)
 
-# Timeouts and limits of rate, which pass; a status from 500 on is the issuer's own trouble, and may pass too.
+# Timeouts and limits of rate, which pass; a status from 500 on is the issuer's own trouble, and may
+# pass too.
 _BUSY_STATUS = frozenset({408, 429})
 
 # The longest wait that an issuer may ask for; a nonsense value would hold up the stream.
@@ -61,7 +63,8 @@ class Authentication:
         """What to send now; fetched or read afresh if it can change.
 
         Raises:
-            SetupError: a file, variable or answer is not there or not usable, or the OAuth2 issuer refused us.
+            SetupError: a file, variable or answer is not there or not usable, or the OAuth2 issuer
+                refused us.
             TransportError: the OAuth2 issuer cannot be reached, or is busy.
         """
         if self.is_oauth2:
@@ -132,7 +135,9 @@ def _expires_s(token: str) -> float | None:
 
 
 def tls_files(parameters: str) -> tuple[str | None, str | None]:
-    """Certificate and key of ``tlsCertFile:PATH,tlsKeyFile:PATH``; None if the parameters are of another plugin."""
+    """Certificate and key of ``tlsCertFile:PATH,tlsKeyFile:PATH``; None if the parameters are of
+    another plugin.
+    """
     given = dict(one.split(":", 1) for one in parameters.split(",") if ":" in one)
     return given.get("tlsCertFile"), given.get("tlsKeyFile")
 
@@ -192,7 +197,9 @@ def _json(text: str, where: str) -> dict[str, Any]:
 
 @dataclass
 class _AccessToken:
-    """What is known of one client at its issuer, on the monotonic clock: its token, and when the issuer may be asked again."""
+    """What is known of one client at its issuer, on the monotonic clock: its token, and when the
+    issuer may be asked again.
+    """
 
     token: str = ""
     until_s: float = 0.0
@@ -276,7 +283,9 @@ def _fetch(url: str, form: bytes | None, issuer: str) -> dict[str, Any]:
 
 
 def _pause_s(retry_after: str) -> float:
-    """Return how long not to ask an issuer again, by its header: seconds or a date, and a minute at most."""
+    """Return how long not to ask an issuer again, by its header: seconds or a date, and a minute at
+    most.
+    """
     try:
         if retry_after.strip().isdecimal():
             pause_s = float(retry_after)

@@ -1,4 +1,6 @@
-"""Retries with exponential backoff: how long to wait before the next try, and when to give up. The policy takes the clock as an argument."""
+"""Retries with exponential backoff: how long to wait before the next try, and when to give up. The
+policy takes the clock as an argument.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ class Backoff:
 
 
 def with_retries(call: Callable[[], Result], give_up_after_s: float) -> Result:
-    """Call until it succeeds, fails with an error that no retry mends, or has failed for ``give_up_after_s``.
+    """Call until it succeeds, fails with an error that no retry mends, or has failed for
+    ``give_up_after_s``.
 
     Raises:
         LedgerlakeError: the last failure.

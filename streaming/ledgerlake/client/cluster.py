@@ -1,7 +1,7 @@
 """A cluster as one object: which broker serves which topic, and a session with each of them.
 
-Sessions are shared by topic and kept per process, since Spark reuses its Python workers across micro-batches.
-A lookup is never cached: after an unload or a restart the answer changes.
+Sessions are shared by topic and kept per process, since Spark reuses its Python workers across
+micro-batches. A lookup is never cached: after an unload or a restart the answer changes.
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ _LOOK_FOR_TOPICS_S = 1.0
 
 @dataclass(frozen=True)
 class ClientSettings:
-    """How to reach a cluster, and what its readers see of a topic; travels with a pickled reader to Spark's workers.
+    """How to reach a cluster, and what its readers see of a topic; travels with a pickled reader to
+    Spark's workers.
 
-    ``service_url`` may name several brokers. ``poll_timeout_s``: how long a broker may keep back entries that it says it has.
-    ``waits_for_topics``: topics that do not exist yet are waited for. ``read_compacted``: of what was compacted, only the latest message of each key.
+    ``service_url`` may name several brokers. ``poll_timeout_s``: how long a broker may keep back
+    entries that it says it has. ``waits_for_topics``: topics that do not exist yet are waited for.
+    ``read_compacted``: of what was compacted, only the latest message of each key.
     """
 
     service_url: str
@@ -76,7 +78,8 @@ class Cluster:
         return self._partitions([full_name(topic)])
 
     def all_partitions(self, selection: TopicSelection, may_wait: bool = True) -> list[str]:
-        """The partitions of a selection's topics that there are now; a broker that is away for a while is waited for.
+        """The partitions of a selection's topics that there are now; a broker that is away for a
+        while is waited for.
 
         Args:
             may_wait: topics that do not exist are waited for, if the settings say so.
@@ -96,9 +99,11 @@ class Cluster:
             time.sleep(_LOOK_FOR_TOPICS_S)
 
     def watch(self, selection: TopicSelection) -> Watcher | None:
-        """What says when topics may have come or gone that belong to a pattern; None if no broker says it.
+        """What says when topics may have come or gone that belong to a pattern; None if no broker
+        says it.
 
-        All topics of the namespace are watched: a broker takes short patterns only, and reads them in its own way.
+        All topics of the namespace are watched: a broker takes short patterns only, and reads them
+        in its own way.
         """
         if selection.pattern is None or not selection.is_persistent:
             return None
@@ -169,7 +174,9 @@ class Cluster:
             authoritative, hops = outcome.authoritative, outcome.hops
 
     def sessions_for(self, topic_partitions: Sequence[str]) -> dict[str, Session]:
-        """The same for many, all asked for at once; without those whose broker takes more than one question, or that failed."""
+        """The same for many, all asked for at once; without those whose broker takes more than one
+        question, or that failed.
+        """
         found: dict[str, Session] = {}
         with contextlib.suppress(LedgerlakeError):
             session = self._session(self.settings.service_url)

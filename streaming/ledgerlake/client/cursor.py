@@ -1,7 +1,7 @@
 """A durable cursor: it pins what was not read yet, and shows the broker how far the pipeline is.
 
-One exclusive durable subscription per topic partition. It is made before the first read, moved by cumulative
-acknowledgement when nothing before can be asked for again, and removed by ``forget``.
+One exclusive durable subscription per topic partition. It is made before the first read, moved by
+cumulative acknowledgement when nothing before can be asked for again, and removed by ``forget``.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ if TYPE_CHECKING:
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.client.session import Consumer, Session
 
-# Of a consumer that is gone without a word, the broker learns by its keep-alive: within two intervals of 30 seconds.
+# Of a consumer that is gone without a word, the broker learns by its keep-alive: within two
+# intervals of 30 seconds.
 _BUSY_FOR_S = 75.0
 
 Result = TypeVar("Result")
 
 
 class DurableCursor:
-    """The subscription ``name`` on one topic partition. Holding it open keeps a second pipeline of that name out."""
+    """The subscription ``name`` on one topic partition. Holding it open keeps a second pipeline of
+    that name out.
+    """
 
     def __init__(self, cluster: Cluster, topic_partition: str, name: str) -> None:
         self.topic_partition = topic_partition
@@ -69,9 +72,11 @@ class DurableCursor:
         return session.usable and not consumer.closed
 
     def advance(self, position: Position) -> None:
-        """Acknowledge everything up to and including ``position``, where that is further than before.
+        """Acknowledge everything up to and including ``position``, where that is further than
+        before.
 
-        A position that the topic does not reach is left out: it is of an earlier topic of that name.
+        A position that the topic does not reach is left out: it is of an earlier topic of that
+        name.
         """
         if position.ledger_id < 0 or position.entry_id < 0 or position <= self._reached:
             return
@@ -80,7 +85,8 @@ class DurableCursor:
     def _advance(self, position: Position) -> None:
         opened = self._opened(True)
         if self._reached == BEFORE_ALL:
-            # A broker that cannot read its last entry does not say where the cursor stands; it acknowledges all the same.
+            # A broker that cannot read its last entry does not say where the cursor stands; it
+            # acknowledges all the same.
             with contextlib.suppress(BrokerError):
                 answer = self._ask(opened).answer
                 self._reached = from_wire(answer.consumer_mark_delete_position).position
@@ -91,7 +97,9 @@ class DurableCursor:
             self._reached = position
 
     def position(self) -> Position:
-        """The last entry that counts as taken, with everything before it; entry -1 if nothing was yet."""
+        """The last entry that counts as taken, with everything before it; entry -1 if nothing was
+        yet.
+        """
         return self._retrying(self._mark_delete_position)
 
     def forget(self) -> None:
@@ -122,7 +130,9 @@ class DurableCursor:
         )
 
     def _acknowledge(self, opened: tuple[Session, Consumer], position: Position) -> None:
-        """Acknowledge on a connection on which the topic was asked; a new connection may lead to another topic of that name."""
+        """Acknowledge on a connection on which the topic was asked; a new connection may lead to
+        another topic of that name.
+        """
         session, consumer = opened
         answer = session.request(
             pb.CommandAckResponse,
@@ -148,7 +158,9 @@ class DurableCursor:
         return self._open
 
     def _acknowledge_again(self, opened: tuple[Session, Consumer]) -> None:
-        """Repeat the last acknowledgement, which a broker that died may not have stored; not on another topic of that name."""
+        """Repeat the last acknowledgement, which a broker that died may not have stored; not on
+        another topic of that name.
+        """
         with contextlib.suppress(BrokerError):
             last = from_wire(self._ask(opened).answer.last_message_id).position
             if last.ledger_id >= self._reached.ledger_id:
@@ -157,7 +169,9 @@ class DurableCursor:
                 self._reached = BEFORE_ALL
 
     def _retrying(self, call: Callable[[], Result], busy_for_s: float | None = None) -> Result:
-        """Call until it succeeds or is not worth another try; if somebody holds the subscription, for ``busy_for_s``."""
+        """Call until it succeeds or is not worth another try; if somebody holds the subscription,
+        for ``busy_for_s``.
+        """
         busy_s = min(_BUSY_FOR_S if busy_for_s is None else busy_for_s, self._cluster.settings.give_up_after_s)
         backoff = Backoff(give_up_after_s=self._cluster.settings.give_up_after_s)
         busy = Backoff(give_up_after_s=busy_s, most_s=1.0)

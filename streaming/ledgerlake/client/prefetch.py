@@ -24,7 +24,8 @@ class _End:
 def ahead(source: Generator[Item, None, None], most: int) -> Iterator[Item]:
     """The items of ``source``, of which up to ``most`` are taken before they are asked for.
 
-    The source runs in a thread of its own, which ends with this iterator; what it raises is raised here.
+    The source runs in a thread of its own, which ends with this iterator; what it raises is raised
+    here.
     """
     taken: queue.Queue[Item | _End] = queue.Queue(most)
     stopped = threading.Event()

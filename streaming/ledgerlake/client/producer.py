@@ -1,6 +1,8 @@
-"""Publishing encoded entries: for large messages with markers, for the demo's producers with clocks of their own, and for tests.
+"""Publishing encoded entries: for large messages with markers, for the demo's producers with clocks
+of their own, and for tests.
 
-The broker stores an entry as it was encoded (``wire.entry.encode_entry``); nothing is added or checked here.
+The broker stores an entry as it was encoded (``wire.entry.encode_entry``); nothing is added or
+checked here.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class EntryProducer:
 
         Raises:
             BrokerError: an earlier entry was refused.
-            TransportError, DeadlineError: the connection failed; what had no receipt may or may not be stored.
+            TransportError, DeadlineError: the connection failed; what had no receipt may or may not
+                be stored.
         """
         self._session.send_entry(self._queue, self._sequence, message_count, entry)
         self._sequence += 1
@@ -108,8 +111,9 @@ class NumberedEntry:
 class NumberedProducer:
     """Sends entries with sequence ids of the caller's, across disconnects.
 
-    A broker with deduplication stores an id once, and says of a name which one it has stored last: what is not beyond that is not
-    sent again. Without deduplication what had no receipt before a disconnect may be stored twice.
+    A broker with deduplication stores an id once, and says of a name which one it has stored last:
+    what is not beyond that is not sent again. Without deduplication what had no receipt before a
+    disconnect may be stored twice.
 
     Raises:
         TopicNotFoundError, BrokerError, TransportError: as for a reader.
@@ -183,7 +187,9 @@ class NumberedProducer:
             self._pending_bytes -= len(self._pending.popleft().entry)
 
     def _retrying(self, call: Callable[[], None]) -> None:
-        """Call once; if the connection failed, open the producer again, which sends everything that is pending."""
+        """Call once; if the connection failed, open the producer again, which sends everything that
+        is pending.
+        """
         try:
             call()
             self._backoff.succeeded()

@@ -1,9 +1,12 @@
 """Reading one topic partition, entry by entry, across disconnects.
 
 Rules kept here:
-  - Entries come in order, each once: what was taken is never handed out again, whatever the broker redelivers.
-  - After a failure worth retrying the reader looks the topic up afresh and goes on after the last entry taken.
-  - Permits are messages. When they run dry without cause (a corrupted count), a fresh window is granted.
+  - Entries come in order, each once: what was taken is never handed out again, whatever the broker
+    redelivers.
+  - After a failure worth retrying the reader looks the topic up afresh and goes on after the last
+    entry taken.
+  - Permits are messages. When they run dry without cause (a corrupted count), a fresh window is
+    granted.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ DEFAULT_WINDOW = 20_000
 _TOGETHER_MOST = 64
 _AT_ONCE_S = 0.5
 
-# A broker's words if it cannot read the metadata of the last entry. It has no code of its own for that.
+# A broker's words if it cannot read the metadata of the last entry. It has no code of its own for
+# that.
 _UNREADABLE_LAST = "Failed to get batch size for entry"
 
 Result = TypeVar("Result")
@@ -48,7 +52,8 @@ class EntryReader:
     """A non-durable reader of one topic partition, positioned after ``after``.
 
     Args:
-        read_compacted: whether it sees the topic as compaction left it; None: as the cluster's settings say.
+        read_compacted: whether it sees the topic as compaction left it; None: as the cluster's
+            settings say.
         scan: what finds entries that come together; without it they come one by one.
     """
 
@@ -104,7 +109,9 @@ class EntryReader:
         return None if self._open is None or self._open[1].closed else self._open[0]
 
     def ask_last_message(self) -> None:
-        """Ask for the last message without waiting, so that the next ``last_message`` has its answer on the way."""
+        """Ask for the last message without waiting, so that the next ``last_message`` has its
+        answer on the way.
+        """
         if self.session is None or self._asked is not None:
             return
         session, consumer = self._opened()
@@ -112,7 +119,8 @@ class EntryReader:
             self._asked = session, session.start(partial(commands.get_last_message_id, consumer.consumer_id))
 
     def last_message(self) -> LastMessageIdReceived | None:
-        """What the broker says of the last message; None if it cannot read the last entry of what this reader gets.
+        """What the broker says of the last message; None if it cannot read the last entry of what
+        this reader gets.
 
         Raises:
             As ``next``.
@@ -120,7 +128,8 @@ class EntryReader:
         return self._retrying(self._last_message_once)
 
     def mark_delete_position(self) -> Position | None:
-        """The last entry that counts as taken; of a reader from ``BEFORE_ALL`` the first ledger, and no entry of it.
+        """The last entry that counts as taken; of a reader from ``BEFORE_ALL`` the first ledger,
+        and no entry of it.
 
         None if the broker cannot tell, since it tells the last message with it.
 
@@ -236,8 +245,8 @@ def open_together(cluster: Cluster, readers: Sequence[EntryReader]) -> None:
 def read_one_each(session: Session, wanted: Mapping[str, Position]) -> dict[str, EntryReceived]:
     """The entries at positions, one of each topic partition of one broker, asked for many at once.
 
-    Those that are not there at once are left out, and so is everything of a connection that fails: this is a short cut, and who
-    needs an entry has ``EntryReader``.
+    Those that are not there at once are left out, and so is everything of a connection that fails:
+    this is a short cut, and who needs an entry has ``EntryReader``.
     """
     found: dict[str, EntryReceived] = {}
     names = list(wanted)
@@ -253,7 +262,9 @@ def read_one_each(session: Session, wanted: Mapping[str, Position]) -> dict[str,
 def _read_together(
     session: Session, wanted: Mapping[str, Position], found: dict[str, EntryReceived]
 ) -> Collection[Consumer]:
-    """Subscribe to all, then ask each for one entry, each with one wait; the consumers, which are to be ended."""
+    """Subscribe to all, then ask each for one entry, each with one wait; the consumers, which are
+    to be ended.
+    """
     subscription = f"ledgerlake-reader-{uuid.uuid4().hex[:12]}"
     asked = {}
     for name, position in wanted.items():

@@ -1,11 +1,14 @@
-"""One live connection to one broker: handshake, requests with answers, consumers with their entries.
+"""One live connection to one broker: handshake, requests with answers, consumers with their
+entries.
 
 Rules kept here:
   - Every wait has a deadline. A session that failed once stays failed; the caller gets a fresh one.
-  - Little is read ahead: bytes leave the socket while somebody waits for an answer or an entry, and at other times
-    only while less than a mebibyte of entries is held, so that TCP slows the broker down and not our memory.
-  - A broker that doubts a connection sends PING and gives up after seconds, so a small thread answers on sessions that
-    nobody is using, and sends a PING of its own now and then, since a peer counts any frame as a sign of life.
+  - Little is read ahead: bytes leave the socket while somebody waits for an answer or an entry, and
+    at other times only while less than a mebibyte of entries is held, so that TCP slows the broker
+    down and not our memory.
+  - A broker that doubts a connection sends PING and gives up after seconds, so a small thread
+    answers on sessions that nobody is using, and sends a PING of its own now and then, since a peer
+    counts any frame as a sign of life.
 """
 
 from __future__ import annotations
@@ -48,7 +51,9 @@ Answer = TypeVar("Answer")
 
 @dataclass
 class Consumer:
-    """What arrived for one consumer id. ``closed`` is set when the broker ended it (unload, seek, takeover)."""
+    """What arrived for one consumer id. ``closed`` is set when the broker ended it (unload, seek,
+    takeover).
+    """
 
     consumer_id: int
     entries: deque[Received] = field(default_factory=deque)
@@ -66,14 +71,18 @@ class Receipts:
 
 @dataclass
 class Watcher:
-    """Whether the broker has said that topics came or went; nothing more is said once the connection is ``closed``."""
+    """Whether the broker has said that topics came or went; nothing more is said once the
+    connection is ``closed``.
+    """
 
     changed: bool = False
     closed: bool = False
 
 
 class Session:
-    """A connection after its handshake; ``max_message_bytes`` is the largest entry that the broker takes."""
+    """A connection after its handshake; ``max_message_bytes`` is the largest entry that the broker
+    takes.
+    """
 
     def __init__(
         self,
@@ -121,16 +130,19 @@ class Session:
             return self._failure is None
 
     def request(self, answer_type: type[Answer], attempt: str, build: Callable[[int], bytes]) -> Answer:
-        """Send one command and wait for its answer. ``attempt`` completes "the broker could not ..." in errors.
+        """Send one command and wait for its answer. ``attempt`` completes "the broker could not
+        ..." in errors.
 
         Raises:
             BrokerError: the broker refused.
-            TransportError, DeadlineError, ProtocolError: the connection failed, and this session with it.
+            TransportError, DeadlineError, ProtocolError: the connection failed, and this session
+                with it.
         """
         return self.answer(answer_type, attempt, self.start(build))
 
     def start(self, build: Callable[[int], bytes]) -> int:
-        """Send one command without waiting; its number, for ``answer``. So many can be asked at once.
+        """Send one command without waiting; its number, for ``answer``. So many can be asked at
+        once.
 
         Raises:
             TransportError, DeadlineError: the connection failed.
@@ -195,7 +207,9 @@ class Session:
         self._connection.scan = scan
 
     def next_received(self, consumer: Consumer, deadline: float) -> Received | None:
-        """What comes next of a consumer, or None at the deadline (``time.monotonic``) or when the broker closed it."""
+        """What comes next of a consumer, or None at the deadline (``time.monotonic``) or when the
+        broker closed it.
+        """
         with self._lock:
             while not consumer.entries:
                 remaining_s = deadline - time.monotonic()
@@ -217,7 +231,8 @@ class Session:
     def close_consumer(self, consumer: Consumer) -> None:
         """End a consumer; entries still on their way are dropped on arrival.
 
-        A broker that cannot even do that has lost the consumer already: the session is given up, nothing is raised.
+        A broker that cannot even do that has lost the consumer already: the session is given up,
+        nothing is raised.
         """
         self.closed(self.start_close([consumer]))
 
@@ -244,7 +259,9 @@ class Session:
             self.close()
 
     def open_producer(self, topic_partition: str, name: str | None) -> tuple[Receipts, pb.CommandProducerSuccess]:
-        """A producer's receipts and what the broker says of it: the name that it has, and its last sequence id stored."""
+        """A producer's receipts and what the broker says of it: the name that it has, and its last
+        sequence id stored.
+        """
         with self._lock:
             receipts = Receipts(self._next_id())
             self._producers[receipts.producer_id] = receipts
@@ -260,7 +277,8 @@ class Session:
         self._send(commands.send(receipts.producer_id, sequence_id, message_count, entry, **more))
 
     def next_receipt(self, receipts: Receipts, deadline: float) -> pb.MessageIdData | None:
-        """The next stored entry's id, or None at the deadline or when the broker closed the producer.
+        """The next stored entry's id, or None at the deadline or when the broker closed the
+        producer.
 
         Raises:
             BrokerError: the broker refused an entry.
@@ -310,7 +328,9 @@ class Session:
             self._fail(TransportError(f"the session with {self.url} was closed"))
 
     def look_after(self, now_s: float) -> bool:
-        """Answer what waits, while nobody else uses the session, and show a sign of life; False once it is over."""
+        """Answer what waits, while nobody else uses the session, and show a sign of life; False
+        once it is over.
+        """
         if not self._lock.acquire(blocking=False):
             return True
         try:
@@ -466,7 +486,9 @@ _keeper_lock = threading.Lock()
 
 
 def _keep_alive(session: Session) -> None:
-    """Register a session with this process's keeper thread, which is started when first needed (also after a fork)."""
+    """Register a session with this process's keeper thread, which is started when first needed
+    (also after a fork).
+    """
     global _keeper_pid  # noqa: PLW0603
     with _keeper_lock:
         _alive.add(session)

@@ -1,6 +1,7 @@
 """Topic names: short forms made whole, partitions named and told apart.
 
-``orders`` means ``persistent://public/default/orders``; partition N of a partitioned topic is ``<topic>-partition-N``.
+``orders`` means ``persistent://public/default/orders``; partition N of a partitioned topic is
+``<topic>-partition-N``.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ _PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,5})")
 class TopicSelection:
     """Which topics are read: some by name, or those of one namespace whose name a pattern matches.
 
-    The pattern is a regular expression behind ``persistent://tenant/namespace/``, and must match a topic's whole local name, that of
-    a partitioned topic without its ``-partition-N``. The cluster's own topics, which begin with ``__``, never match.
+    The pattern is a regular expression behind ``persistent://tenant/namespace/``, and must match a
+    topic's whole local name, that of a partitioned topic without its ``-partition-N``. The
+    cluster's own topics, which begin with ``__``, never match.
     """
 
     names: tuple[str, ...] = ()
@@ -107,6 +109,8 @@ def join_partition(topic: str, partition: int) -> str:
 
 
 def split_partition(name: str) -> tuple[str, int]:
-    """The topic and partition number of a topic partition; the number is -1 for a topic without partitions."""
+    """The topic and partition number of a topic partition; the number is -1 for a topic without
+    partitions.
+    """
     matched = _PARTITION.fullmatch(name)
     return (matched.group(1), int(matched.group(2))) if matched else (name, -1)

@@ -1,4 +1,6 @@
-"""A TCP stream with deadlines, in TLS or not; every operating system error becomes a TransportError that names the address."""
+"""A TCP stream with deadlines, in TLS or not; every operating system error becomes a TransportError
+that names the address.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ class Address:
 class TlsSettings:
     """Whom we trust and who we are, as paths of PEM files; no ``ca_file``: whom the machine trusts.
 
-    ``proxy_url``: where to connect instead, a proxy that passes TLS on to the broker whose name it asks for (SNI).
+    ``proxy_url``: where to connect instead, a proxy that passes TLS on to the broker whose name it
+    asks for (SNI).
     """
 
     ca_file: str | None = None
@@ -109,7 +112,9 @@ class Transport:
             ) from None
 
     def receive(self, timeout_s: float, into: memoryview | None = None) -> memoryview | None:
-        """Bytes that arrived, valid until the next call or in ``into``; None when nothing came in time."""
+        """Bytes that arrived, valid until the next call or in ``into``; None when nothing came in
+        time.
+        """
         buffer = self._buffer if into is None else into
         try:
             self._socket.settimeout(max(timeout_s, 0.000001))

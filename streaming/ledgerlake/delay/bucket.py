@@ -1,7 +1,8 @@
-"""Buckets as the tracker knows them without opening them, and the record of all, which goes into state (versioned JSON).
+"""Buckets as the tracker knows them without opening them, and the record of all, which goes into
+state (versioned JSON).
 
-A bucket's messages stand in order over its segments, and are delivered in that order; so how far it is used up is one
-place: a segment, and an offset into it.
+A bucket's messages stand in order over its segments, and are delivered in that order; so how far it
+is used up is one place: a segment, and an offset into it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ VERSION = 1
 class Bucket:
     """One stored bucket.
 
-    ``first`` and ``last`` are the least and greatest position in it; ``segment`` (from 1) and ``offset`` the next message,
-    due at ``next_ms``; ``last_ms`` is when the last one is due. A bucket that is not ``sealed`` is a part of the last,
-    mutable one.
+    ``first`` and ``last`` are the least and greatest position in it; ``segment`` (from 1) and
+    ``offset`` the next message, due at ``next_ms``; ``last_ms`` is when the last one is due. A
+    bucket that is not ``sealed`` is a part of the last, mutable one.
     """
 
     bucket_id: int
@@ -41,9 +42,10 @@ class Bucket:
 class Record:
     """A topic partition's delayed index between micro-batches.
 
-    ``buckets`` are in the order in which they were made. ``range_end`` is the last ledger of the mutable bucket's range;
-    ``reached`` the greatest position that was ever added. ``outputs`` are the mark-delete positions: what stands up to
-    there is not for that output. ``doomed`` buckets are used by nothing and deleted next time.
+    ``buckets`` are in the order in which they were made. ``range_end`` is the last ledger of the
+    mutable bucket's range; ``reached`` the greatest position that was ever added. ``outputs`` are
+    the mark-delete positions: what stands up to there is not for that output. ``doomed`` buckets
+    are used by nothing and deleted next time.
     """
 
     buckets: list[Bucket] = field(default_factory=list)

@@ -1,4 +1,6 @@
-"""Cancels among decoded messages: see ``delay.cancels``. They are messages like any other, and stay rows of their own."""
+"""Cancels among decoded messages: see ``delay.cancels``. They are messages like any other, and stay
+rows of their own.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def find_cancels(messages: pa.RecordBatch) -> Iterator[Cancel]:
 
 
 def key_texts(messages: pa.RecordBatch) -> pa.Array:
-    """Each message's key as a cancel names it: its text, or the base64 text of a binary key; null without a key."""
+    """Each message's key as a cancel names it: its text, or the base64 text of a binary key; null
+    without a key.
+    """
     if messages["key_bytes"].null_count == messages.num_rows:
         return messages["key"]
     both = zip(messages["key"].to_pylist(), messages["key_bytes"].to_pylist(), strict=True)
@@ -65,7 +69,8 @@ class TaskCancels:
     def take(self, messages: pa.RecordBatch) -> tuple[list[Cancel], list[Position]]:
         """The messages' cancels that are new, and the entries of those that are beyond the limits.
 
-        Entries come in order, in one batch of messages or in several; each refused one is named once.
+        Entries come in order, in one batch of messages or in several; each refused one is named
+        once.
         """
         accepted: list[Cancel] = []
         refused: list[Position] = []

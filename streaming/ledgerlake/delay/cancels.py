@@ -1,14 +1,16 @@
-"""Messages that are not to be delivered after all: the property ``ledgerlake.cancel`` of another message.
+"""Messages that are not to be delivered after all: the property ``ledgerlake.cancel`` of another
+message.
 
     id=LEDGER:ENTRY[:BATCH]   the message that stands there (of a large one: its last chunk, or both as ``first;last``);
                               without ``BATCH`` all messages of a batch
     key=KEY                   every message with that key; of a binary key its base64 text
 
 Rules kept here:
-  - A cancel is about what waits when it is stored: messages that stand before it and are due after it. What it hits
-    does not depend on how the stream was cut into micro-batches.
-  - It is kept until everything that waited then has left, so cancels do not pile up. Of several with one target those are
-    kept that hit something the others do not; if the broker gives the time that is the last one.
+  - A cancel is about what waits when it is stored: messages that stand before it and are due after
+    it. What it hits does not depend on how the stream was cut into micro-batches.
+  - It is kept until everything that waited then has left, so cancels do not pile up. Of several
+    with one target those are kept that hit something the others do not; if the broker gives the
+    time that is the last one.
 
 Version 1 had no ``BATCH``.
 """
@@ -107,8 +109,8 @@ class Cancels:
 def _needed(cancels: list[Cancel], now_ms: int) -> list[Cancel]:
     """Those of one target without which something would be delivered, the last first.
 
-    A cancel that stands further behind hits more positions. It makes an earlier one superfluous unless its sender's clock is
-    ahead, so that it leaves out messages that are due sooner.
+    A cancel that stands further behind hits more positions. It makes an earlier one superfluous
+    unless its sender's clock is ahead, so that it leaves out messages that are due sooner.
     """
     needed: list[Cancel] = []
     for one in sorted(cancels, key=lambda one: one.position, reverse=True):

@@ -17,11 +17,15 @@ if TYPE_CHECKING:
 
 
 def shared_queue(sources: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-    """Waiting messages of several sources in order, each source's own in order; their batches are not empty."""
+    """Waiting messages of several sources in order, each source's own in order; their batches are
+    not empty.
+    """
     return merge_sorted(sources, key_columns, pa.RecordBatch.slice, in_order)
 
 
 def fewest_together(buckets: Sequence[Bucket]) -> int:
-    """Of two buckets or more: the place of the first of those two neighbours that have the fewest messages together."""
+    """Of two buckets or more: the place of the first of those two neighbours that have the fewest
+    messages together.
+    """
     sums = [one.waiting + other.waiting for one, other in pairwise(buckets)]
     return sums.index(min(sums))

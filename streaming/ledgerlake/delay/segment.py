@@ -1,7 +1,7 @@
 """Waiting messages in columns, and how a bucket's are cut into segments.
 
-Order everywhere: (time, ledger, entry). A segment ends where the next message is due a whole time step or more after the
-segment's first, or where the segment is full by count or by bytes.
+Order everywhere: (time, ledger, entry). A segment ends where the next message is due a whole time
+step or more after the segment's first, or where the segment is full by count or by bytes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ DEFAULT_MAX_INDEXES = 5000
 # With its entries; one of each bucket is in memory.
 SEGMENT_BYTES = 256 * 1024
 
-# One row is one waiting message: when it is due, where it stands, and its entry with the frame that it came in. The frame
-# is null if the bytes are kept elsewhere, or nowhere.
+# One row is one waiting message: when it is due, where it stands, and its entry with the frame that
+# it came in. The frame is null if the bytes are kept elsewhere, or nowhere.
 WAITING = pa.schema(
     [("time_ms", pa.int64()), ("ledger_id", pa.int64()), ("entry_id", pa.int64()), ("frame", pa.binary())]
 )
@@ -70,7 +70,9 @@ def in_order(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 def cut(
     batches: Iterable[pa.RecordBatch], time_step_ms: int = DEFAULT_TIME_STEP_MS, max_indexes: int = DEFAULT_MAX_INDEXES
 ) -> Iterator[pa.RecordBatch]:
-    """Segments of waiting messages, which come in order; no segment is empty, and one frame alone may be larger."""
+    """Segments of waiting messages, which come in order; no segment is empty, and one frame alone
+    may be larger.
+    """
     rest: pa.RecordBatch | None = None
     for batch in batches:
         if batch.num_rows == 0:

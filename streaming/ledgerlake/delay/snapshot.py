@@ -1,11 +1,12 @@
 """The bytes of an immutable bucket: metadata first, then segment after segment (PIP-195).
 
-What Pulsar's brokers write can be read, and they can read ours: the messages are theirs, with a version and the waiting
-entries' own bytes beside.
+What Pulsar's brokers write can be read, and they can read ours: the messages are theirs, with a
+version and the waiting entries' own bytes beside.
 
 Rules kept here:
   - A newer version is refused with advice. Bytes without a version are Pulsar's own, and are read.
-  - Metadata and segments are checked against each other only by whoever has both; each parses alone.
+  - Metadata and segments are checked against each other only by whoever has both; each parses
+    alone.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class SegmentMetadata:
-    """What is known of a segment without it: when its messages are due, and which they are, by ledger."""
+    """What is known of a segment without it: when its messages are due, and which they are, by
+    ledger.
+    """
 
     min_ms: int
     max_ms: int

@@ -1,7 +1,9 @@
-"""Where the snapshots of immutable buckets are kept: one small interface (PIP-195's BucketSnapshotStorage).
+"""Where the snapshots of immutable buckets are kept: one small interface (PIP-195's
+BucketSnapshotStorage).
 
-A bucket is numbered values: 0 is its metadata, from 1 on its segments (see ``snapshot``). It is written once, metadata
-last, so a bucket that has metadata is whole; it never changes, and ids are never used again.
+A bucket is numbered values: 0 is its metadata, from 1 on its segments (see ``snapshot``). It is
+written once, metadata last, so a bucket that has metadata is whole; it never changes, and ids are
+never used again.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ METADATA = 0
 
 
 class SnapshotStorage(Protocol):
-    """Errors are the storage's own; whoever meets one forgets what was not yet recorded and starts from the record."""
+    """Errors are the storage's own; whoever meets one forgets what was not yet recorded and starts
+    from the record.
+    """
 
     def start(self) -> None:
         """Make ready."""

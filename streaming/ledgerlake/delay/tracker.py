@@ -10,11 +10,12 @@
 
 Rules kept here:
   - What is due is taken whole, and by the time that the caller gives; nothing is ever due early.
-  - Stored buckets never change. ``save`` gives the record that says what is in use; until that is kept somewhere, nothing
-    that an older record uses is deleted. So whoever comes to grief on the way starts again from the last record.
+  - Stored buckets never change. ``save`` gives the record that says what is in use; until that is
+    kept somewhere, nothing that an older record uses is deleted. So whoever comes to grief on the
+    way starts again from the last record.
   - A message that was added before is not added again (by the buckets' bitmaps).
-  - A mutable bucket that holds many times what sealing asks for is sealed although its ledger goes on; else a single long
-    ledger would make one bucket without end.
+  - A mutable bucket that holds many times what sealing asks for is sealed although its ledger goes
+    on; else a single long ledger would make one bucket without end.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ _OVERFULL = 10
 
 @dataclass(frozen=True)
 class DelaySettings:
-    """How buckets and segments are made; the names follow the broker's, the defaults its and the proposal's."""
+    """How buckets and segments are made; the names follow the broker's, the defaults its and the
+    proposal's.
+    """
 
     min_indexes_per_bucket: int = 50_000
     ledger_step_per_bucket: int = 5
@@ -80,7 +83,8 @@ class DelayedTracker:
     Args:
         record: what ``save`` gave last time.
 
-    Raises, in every method that reaches storage, whatever that raises; the tracker is of no use afterwards.
+    Raises, in every method that reaches storage, whatever that raises; the tracker is of no use
+    afterwards.
     """
 
     def __init__(self, storage: SnapshotStorage, settings: DelaySettings, record: Record | None = None) -> None:
@@ -126,7 +130,9 @@ class DelayedTracker:
         return min(firsts + [_extent(one)[0] for one in self._fresh], default=None)
 
     def add(self, batch: pa.RecordBatch) -> int:
-        """Take rows of ``segment.WAITING``; those that were added before are left out. How many were taken."""
+        """Take rows of ``segment.WAITING``; those that were added before are left out. How many
+        were taken.
+        """
         new = self._without_known(batch)
         for rows in _by_ledger(new):
             ledger_id = rows.column(1)[0].as_py()
@@ -142,12 +148,16 @@ class DelayedTracker:
         return int(new.num_rows)
 
     def take_due(self, cutoff_ms: int) -> Iterator[pa.RecordBatch]:
-        """Everything due at a time or before, in order; to be used up before anything else is asked."""
+        """Everything due at a time or before, in order; to be used up before anything else is
+        asked.
+        """
         due = [one for one in self._buckets if one.waiting and one.next_ms <= cutoff_ms]
         yield from shared_queue([self._take_fresh(cutoff_ms), *(self._take_of(one, cutoff_ms) for one in due)])
 
     def join(self, output: str, mark: Position) -> None:
-        """An output that gets what stands behind a position; one that is known already keeps its own."""
+        """An output that gets what stands behind a position; one that is known already keeps its
+        own.
+        """
         self.outputs.setdefault(output, mark)
 
     def leave(self, output: str) -> None:
@@ -255,7 +265,9 @@ class DelayedTracker:
             yield self._read(bucket, number)
 
     def _store_fresh(self) -> None:
-        """What is fresh becomes a stored part of the mutable bucket, together with the last parts that are no larger."""
+        """What is fresh becomes a stored part of the mutable bucket, together with the last parts
+        that are no larger.
+        """
         count = self._fresh_count
         if not count:
             return

@@ -1,4 +1,5 @@
-"""Certificates and tokens for an embedded broker that asks who everybody is: for development and tests alone.
+"""Certificates and tokens for an embedded broker that asks who everybody is: for development and
+tests alone.
 
 Files of the folder ``security`` in a broker's data folder:
 

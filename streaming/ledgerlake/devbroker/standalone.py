@@ -9,7 +9,8 @@ Layout of a data folder:
 
 Rules kept here:
   - A data folder keeps its ports for life, since BookKeeper knows its bookie by address.
-  - ``attached`` brokers end when the process that started them ends, however it ends; detached ones end by ``stop``.
+  - ``attached`` brokers end when the process that started them ends, however it ends; detached ones
+    end by ``stop``.
   - Only a process that we started is ever signalled: its command line must name the data folder.
 """
 
@@ -51,7 +52,8 @@ INTERCEPTORS = (
     "org.apache.pulsar.common.intercept.AppendIndexMetadataInterceptor"
 )
 
-# The distribution's own launcher passes these; without them Netty and BookKeeper fall back to slow paths.
+# The distribution's own launcher passes these; without them Netty and BookKeeper fall back to slow
+# paths.
 _JVM_OPTIONS = [
     "-Xms256m",
     "-Xmx512m",
@@ -101,7 +103,8 @@ class Broker:
 
     Args:
         data_dir: kept across restarts; None makes a temporary folder that ``stop`` removes.
-        broker_metadata: whether the PIP-70 interceptors and their exposure to clients are switched on.
+        broker_metadata: whether the PIP-70 interceptors and their exposure to clients are switched
+            on.
         settings: further lines for the broker's configuration.
         secure: TLS, and tokens or client certificates for everybody (see ``security``).
     """
@@ -125,7 +128,8 @@ class Broker:
         """Start and wait until a client can use it (about 8 s once the distribution is there).
 
         Raises:
-            SetupError: no Java, no distribution, or the broker did not come up; the message names its log.
+            SetupError: no Java, no distribution, or the broker did not come up; the message names
+                its log.
         """
         running = self.status()
         if running is not None:

@@ -1,7 +1,8 @@
-"""Keeps one child process no longer than its parent: ``python -m ledgerlake.devbroker.supervise COMMAND...``.
+"""Keeps one child process no longer than its parent: ``python -m ledgerlake.devbroker.supervise
+COMMAND...``.
 
-Standard input is a pipe from the parent. When it closes, whatever ended the parent, the child is asked to stop and
-then made to. A pipe works on every Unix and needs no signal from the kernel.
+Standard input is a pipe from the parent. When it closes, whatever ended the parent, the child is
+asked to stop and then made to. A pipe works on every Unix and needs no signal from the kernel.
 """
 
 from __future__ import annotations

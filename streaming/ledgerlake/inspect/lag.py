@@ -1,4 +1,6 @@
-"""How far a pipeline is behind its topics, in messages and in time, by the broker's own numbers (PIP-70)."""
+"""How far a pipeline is behind its topics, in messages and in time, by the broker's own numbers
+(PIP-70).
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,10 @@ if TYPE_CHECKING:
 class Lag:
     """What the table does not have yet of one topic partition.
 
-    ``messages`` is exact if the broker numbers them, and counts every chunk of a large message for itself, as the broker
-    does; None if it does not number them. ``time_ms`` is how long the first of them has been in the topic; 0 for none.
-    ``is_another_topic``: nothing of it was read, but of one that had its name before (see ``source.loss``).
+    ``messages`` is exact if the broker numbers them, and counts every chunk of a large message for
+    itself, as the broker does; None if it does not number them. ``time_ms`` is how long the first
+    of them has been in the topic; 0 for none. ``is_another_topic``: nothing of it was read, but of
+    one that had its name before (see ``source.loss``).
     """
 
     topic_partition: str

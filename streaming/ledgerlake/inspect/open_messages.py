@@ -1,4 +1,6 @@
-"""What large messages wait for: the open sets in a pipeline's state, as its last committed batch left them."""
+"""What large messages wait for: the open sets in a pipeline's state, as its last committed batch
+left them.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenMessage:
-    """One large message that is not whole. ``age_ms`` counts from its first chunk, by the clock of the micro-batches.
+    """One large message that is not whole. ``age_ms`` counts from its first chunk, by the clock of
+    the micro-batches.
 
-    ``held_bytes`` is 0 if its chunks were put aside and will be read again; ``missing`` is then still right.
+    ``held_bytes`` is 0 if its chunks were put aside and will be read again; ``missing`` is then
+    still right.
     """
 
     topic_partition: str
@@ -70,7 +74,8 @@ def read_state(spark: SparkSession, config: Config, variable: str) -> DataFrame:
     spark = spark.newSession()
     set_up_state(spark)
     spark.conf.set(STATE_FILES, str(Checkpoint(config.stream.checkpoint).state_version()))
-    # Reading state needs Spark's coordinator of state stores, which only comes with the manager of streams.
+    # Reading state needs Spark's coordinator of state stores, which only comes with the manager of
+    # streams.
     _ = spark.streams.active
     try:
         return spark.read.format("statestore").option("stateVarName", variable).load(config.stream.checkpoint)

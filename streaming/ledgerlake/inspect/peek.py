@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 def peek(settings: ClientSettings, topic: str, start: str, count: int) -> Iterator[dict[str, Any]]:
-    """Up to ``count`` entries of each topic partition as rows of ``schema.ENTRIES`` without the bytes, which are counted.
+    """Up to ``count`` entries of each topic partition as rows of ``schema.ENTRIES`` without the
+    bytes, which are counted.
 
     Raises:
         UsageError, BrokerError, TransportError, ProtocolError.
@@ -45,7 +46,9 @@ def _peek_partition(cluster: Cluster, name: str, bound: Any, count: int) -> Iter
 def described_entries(
     cluster: Cluster, name: str, after: Position, end: Position, count: int
 ) -> Iterator[dict[str, Any]]:
-    """Up to ``count`` entries of a topic partition behind ``after`` and up to ``end``, as ``peek`` gives them."""
+    """Up to ``count`` entries of a topic partition behind ``after`` and up to ``end``, as ``peek``
+    gives them.
+    """
     reader = EntryReader(cluster, name, after, window=count)
     source = TopicPartition(*split_partition(name))
     try:

@@ -1,4 +1,6 @@
-"""The rows of a table as ``verify`` compares them: keys of messages and of entries, and the order in which they stand."""
+"""The rows of a table as ``verify`` compares them: keys of messages and of entries, and the order
+in which they stand.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,9 @@ class TableRows:
 
 
 def out_of_order(files: list[pa.Table]) -> int:
-    """The number of rows behind a later row: inside each file, and between files in the order of their first rows."""
+    """The number of rows behind a later row: inside each file, and between files in the order of
+    their first rows.
+    """
     wrong = 0
     stretches = []
     for file in files:

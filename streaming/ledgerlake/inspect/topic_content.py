@@ -1,6 +1,8 @@
-"""What a range of a topic partition holds, as ``verify`` compares it: read and decoded as the pipeline does it.
+"""What a range of a topic partition holds, as ``verify`` compares it: read and decoded as the
+pipeline does it.
 
-Whether a large message is complete is found by the rules of ``assembly.rules`` over all chunks of the range, without any limit.
+Whether a large message is complete is found by the rules of ``assembly.rules`` over all chunks of
+the range, without any limit.
 """
 
 from __future__ import annotations
@@ -36,9 +38,9 @@ _NO_LIMITS = Limits(max_pending=2**31, max_pending_bytes=2**62, max_message_byte
 class TopicContent:
     """What the range of a topic partition holds.
 
-    ``messages`` are keys, ``bad_entries`` entries that cannot be messages; ``large`` are the chunks of each whole large
-    message, and chunks that belong to none alone; ``waiting`` and ``large_waiting`` are the same of what is not due;
-    ``first`` is the first entry.
+    ``messages`` are keys, ``bad_entries`` entries that cannot be messages; ``large`` are the chunks
+    of each whole large message, and chunks that belong to none alone; ``waiting`` and
+    ``large_waiting`` are the same of what is not due; ``first`` is the first entry.
     """
 
     messages: Keys
@@ -101,7 +103,9 @@ def read_topic(options: SourceOptions, span: EntryRange, reached_ms: int | None)
 def _take_alone(
     chunks: LocalAssembly, kind: str, entry: memoryview, position: Position
 ) -> list[tuple[tuple[Position, ...], int]]:
-    """Chunks that ended with this one: a whole message's together, those that belong to none alone; and when they are due."""
+    """Chunks that ended with this one: a whole message's together, those that belong to none alone;
+    and when they are due.
+    """
     event = read_alone(kind, entry, position)
     outcomes = chunks.arrive(event, b"") if isinstance(event, Chunk) else chunks.mark(event)
     found: list[tuple[tuple[Position, ...], int]] = []

@@ -1,6 +1,8 @@
-"""Typed values of messages that have been read already: of ``messages()``, or of the table, which keeps the bytes.
+"""Typed values of messages that have been read already: of ``messages()``, or of the table, which
+keeps the bytes.
 
-The table holds what was published, so a schema that comes later, or is mended, is applied to everything in it.
+The table holds what was published, so a schema that comes later, or is mended, is applied to
+everything in it.
 """
 
 from __future__ import annotations
@@ -26,11 +28,14 @@ if TYPE_CHECKING:
 
 
 def typed(rows: DataFrame, config: Config, *, keep_bytes: bool = False) -> DataFrame:
-    """The same rows with ``value`` by the newest schema of the configuration's topics, see ``decode.typed``.
+    """The same rows with ``value`` by the newest schema of the configuration's topics, see
+    ``decode.typed``.
 
     Args:
-        rows: with columns of the table ``messages``: at least ``topic``, ``key``, ``key_bytes``, ``schema_version`` and ``value``.
-        keep_bytes: every message's bytes in ``value_bytes``, and not only of what has no typed value.
+        rows: with columns of the table ``messages``: at least ``topic``, ``key``, ``key_bytes``,
+            ``schema_version`` and ``value``.
+        keep_bytes: every message's bytes in ``value_bytes``, and not only of what has no typed
+            value.
 
     Raises:
         UsageError: the topics have different schemas.
@@ -58,7 +63,9 @@ def _type_batches(
 
 
 def _as_bytes(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The columns that are read here with the offsets that we count with, whatever Spark handed over."""
+    """The columns that are read here with the offsets that we count with, whatever Spark handed
+    over.
+    """
     for name in ("value", "key_bytes", "schema_version", "key"):
         wanted = schema.MESSAGES.field(name).type
         if rows[name].type != wanted:

@@ -1,9 +1,11 @@
-"""Does the table hold exactly what the topic held? Position by position, broker index by broker index.
+"""Does the table hold exactly what the topic held? Position by position, broker index by broker
+index.
 
-What is compared: the topic's messages after the query's first offset, up to the last micro-batch that it committed, with
-the table's rows of that range. An entry that stands in ``rejects`` accounts for its messages. Chunks are accounted for by
-their large message, which stands at the last of them; whether that message is whole is found by the rules of
-``assembly.rules`` over all chunks of the range, without any limit.
+What is compared: the topic's messages after the query's first offset, up to the last micro-batch
+that it committed, with the table's rows of that range. An entry that stands in ``rejects`` accounts
+for its messages. Chunks are accounted for by their large message, which stands at the last of them;
+whether that message is whole is found by the rules of ``assembly.rules`` over all chunks of the
+range, without any limit.
 
     missing        in the topic, neither in the table nor in rejects
     duplicate      rows beyond the first of one position
@@ -100,7 +102,9 @@ def verify(config: Config) -> Verdict:
 
 
 def _reached_ms(end: PartitionOffset) -> int:
-    """What time it was for delayed messages: by the broker's time of the last entry, or the planner's clock."""
+    """What time it was for delayed messages: by the broker's time of the last entry, or the
+    planner's clock.
+    """
     broker_ms = end.time_ms if end.index is not None else None
     return max(broker_ms or 0, end.clock_ms or 0)
 
@@ -144,7 +148,9 @@ def _absent(keys: Keys, rows: NDArray[np.void], rejected: Keys) -> int:
 
 
 def _missing_large(large: list[tuple[Position, ...]], rows: set[Any], rejected: set[Any]) -> int:
-    """Large messages of which neither the last chunk is in the table nor all are in rejects; single chunks likewise."""
+    """Large messages of which neither the last chunk is in the table nor all are in rejects; single
+    chunks likewise.
+    """
     missing = 0
     for positions in large:
         places = [(one.ledger_id, one.entry_id) for one in positions]
@@ -162,7 +168,9 @@ def _before(rows: Keys, first: Position | None) -> int:
 
 
 def _committed_range(checkpoint: str, cluster: Cluster, topics: TopicSelection) -> tuple[Offset, Offset]:
-    """The query's first offset and that of its last committed batch; the whole topics if there is no checkpoint."""
+    """The query's first offset and that of its last committed batch; the whole topics if there is
+    no checkpoint.
+    """
     known = Checkpoint(checkpoint)
     end = known.committed_offset()
     if end is not None:

@@ -1,4 +1,6 @@
-"""What waits for its time: the delayed messages in a pipeline's state, as its last committed batch left them."""
+"""What waits for its time: the delayed messages in a pipeline's state, as its last committed batch
+left them.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ _BAR = 30
 
 @dataclass(frozen=True)
 class WaitingMessages:
-    """A topic partition's delayed messages. ``horizon`` counts them by when they are due, to a segment's time exact."""
+    """A topic partition's delayed messages. ``horizon`` counts them by when they are due, to a
+    segment's time exact.
+    """
 
     topic_partition: str
     waiting: int

@@ -1,1 +1,3 @@
-"""What Spark runs in a micro-batch: ingest, the stateful stage, finalize, and the rows between them."""
+"""What Spark runs in a micro-batch: ingest, the stateful stage, finalize, and the rows between
+them.
+"""

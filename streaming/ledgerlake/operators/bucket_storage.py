@@ -1,8 +1,10 @@
-"""Where the snapshots of delayed messages' buckets are kept: in Spark's state store, or in a folder.
+"""Where the snapshots of delayed messages' buckets are kept: in Spark's state store, or in a
+folder.
 
-The state store forgets what a failed micro-batch wrote, and remembers what an older version of the state names; a folder does
-neither. There, a bucket that the record does not name gets a mark (``<bucket id>.dropped``), and is removed when the mark is a day
-old: so the state of any micro-batch of the last day finds its buckets, and what killed tasks left goes too.
+The state store forgets what a failed micro-batch wrote, and remembers what an older version of the
+state names; a folder does neither. There, a bucket that the record does not name gets a mark
+(``<bucket id>.dropped``), and is removed when the mark is a day old: so the state of any
+micro-batch of the last day finds its buckets, and what killed tasks left goes too.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ Stored = TypeVar("Stored", pb.SegmentBlock, pb.BlockDirectory)
 class _PackedStorage(abc.ABC):
     """Segments lie together in blocks, since one may be small and a stored value costs a call.
 
-    Stored by number: 0 the metadata, -1 the directory of the blocks, and each block at the number of its first segment.
+    Stored by number: 0 the metadata, -1 the directory of the blocks, and each block at the number
+    of its first segment.
     """
 
     def create_bucket(self) -> int:
@@ -130,8 +133,8 @@ class FolderStorage(_PackedStorage):
     Args:
         folder: of one query's topic partition, so that everything in it is this one's.
         used: the buckets that a record names.
-        shared: where older releases kept the buckets of all queries: nothing is written there, and of what is there only what
-            this query's record named is removed.
+        shared: where older releases kept the buckets of all queries: nothing is written there, and
+            of what is there only what this query's record named is removed.
     """
 
     def __init__(self, folder: str, used: Iterable[int], shared: str | None = None) -> None:
@@ -168,7 +171,9 @@ class FolderStorage(_PackedStorage):
         return None
 
     def _sweep(self) -> None:
-        """Mark buckets that the record does not name, unmark those that a restored one names, remove what is long dropped."""
+        """Mark buckets that the record does not name, unmark those that a restored one names,
+        remove what is long dropped.
+        """
         found = self._filesystem.get_file_info(fs.FileSelector(self._root))
         marks = {one.base_name.removesuffix(_DROPPED): one for one in found if one.base_name.endswith(_DROPPED)}
         for one in found:
@@ -190,7 +195,8 @@ class FolderStorage(_PackedStorage):
 
 
 class _Recent:
-    """Blocks that were read lately in this worker process: the first unfinished segments are asked for in every batch.
+    """Blocks that were read lately in this worker process: the first unfinished segments are asked
+    for in every batch.
 
     Values never change and ids are never used again, so nothing here can be stale.
     """

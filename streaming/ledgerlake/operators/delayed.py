@@ -1,15 +1,17 @@
-"""Delayed messages of one topic partition in one micro-batch: what arrives waits, what is due comes out.
+"""Delayed messages of one topic partition in one micro-batch: what arrives waits, what is due comes
+out.
 
 State beside that of large messages:
 
     index      the record of all buckets, JSON with a version (``delay.bucket``)
     snapshots  (bucket, number) -> a bucket's metadata or one of its segments, with the entries that wait in it
     large      (ledger, entry) of what waits with its bytes in ``parts`` instead of a segment, JSON with a version: a large
-               message by its last chunk, with the positions of all, or an entry of which a range began or ended inside
+               message by its last chunk, with the positions of all, or an entry of which a range
+               began or ended inside
     cancels    what is not to be delivered after all, JSON with a version (``delay.cancels``)
 
-An entry is stored once, in a segment with its neighbours in time; merging buckets moves it. With ``reread`` only its
-position waits, and it is read from the topic when it is due.
+An entry is stored once, in a segment with its neighbours in time; merging buckets moves it. With
+``reread`` only its position waits, and it is read from the topic when it is due.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ _LARGE_VERSION = 2
 
 @dataclass(frozen=True)
 class Waiting:
-    """How a topic partition's delayed messages stand. ``oldest`` is the first entry that only the topic has."""
+    """How a topic partition's delayed messages stand. ``oldest`` is the first entry that only the
+    topic has.
+    """
 
     messages: int = 0
     next_due_ms: int | None = None
@@ -110,9 +114,11 @@ class DelayedMessages:
         self._open().add(waiting([(event.deliver_ms, last.ledger_id, last.entry_id)]))
 
     def add_part(self, position: Position, frame: bytes, part: BatchPart) -> None:
-        """An entry of which only some messages belong to the range; its frame is in ``parts`` also with ``reread``.
+        """An entry of which only some messages belong to the range; its frame is in ``parts`` also
+        with ``reread``.
 
-        What comes of it with a later range joins what waits, or is due at once if that has been delivered.
+        What comes of it with a later range joins what waits, or is due at once if that has been
+        delivered.
         """
         key = (position.ledger_id, position.entry_id)
         found = self._state.large.getValue(key)
@@ -186,7 +192,9 @@ class DelayedMessages:
         return open_folder(self._options.folder, self._source, _query_id(), [one.bucket_id for one in record.buckets])
 
     def _add_cancels(self, cancels: Cancels, until_ms: int | None) -> list[Cancel]:
-        """Those that are refused because there are too many. Where nothing waits there is nothing to cancel."""
+        """Those that are refused because there are too many. Where nothing waits there is nothing
+        to cancel.
+        """
         if until_ms is None:
             return []
         room = max(0, MOST_CANCELS - len(cancels))
@@ -216,7 +224,9 @@ class DelayedMessages:
                 yield from self._elsewhere(part, delivered_ms, outputs)
 
     def _elsewhere(self, batch: pa.RecordBatch, delivered_ms: int, outputs: dict[str, Position]) -> Iterator[Outcome]:
-        """Messages whose bytes are not in their segment: large ones, parts, and those that are read from the topic."""
+        """Messages whose bytes are not in their segment: large ones, parts, and those that are read
+        from the topic.
+        """
         again: list[Position] = []
         for ledger_id, entry_id in zip(batch.column(1).to_pylist(), batch.column(2).to_pylist(), strict=True):
             found = self._state.large.getValue((ledger_id, entry_id))
@@ -284,10 +294,11 @@ def _only(state: ValueState) -> str | None:
 
 @dataclass(frozen=True)
 class _Elsewhere:
-    """What waits with its bytes in ``parts``, where they are held: a large message's chunks, or one entry.
+    """What waits with its bytes in ``parts``, where they are held: a large message's chunks, or one
+    entry.
 
-    ``part`` is what of that entry came, None of a large message. It stays when it was delivered, since the rest may come with a
-    later range.
+    ``part`` is what of that entry came, None of a large message. It stays when it was delivered,
+    since the rest may come with a later range.
     """
 
     positions: tuple[Position, ...]

@@ -28,7 +28,9 @@ BATCH_PROPERTY = "ledgerlake.batch"
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """What a writing task needs to know; the same for all batches. The folders are where files go; ``outbox_path``: see ``publish.outbox``."""
+    """What a writing task needs to know; the same for all batches. The folders are where files go;
+    ``outbox_path``: see ``publish.outbox``.
+    """
 
     messages_folder: str
     rejects_folder: str
@@ -40,7 +42,9 @@ class TaskSettings:
 
 @dataclass(frozen=True)
 class BatchNote:
-    """What differs from batch to batch: its number, and how far each topic partition's time has come in the table."""
+    """What differs from batch to batch: its number, and how far each topic partition's time has
+    come in the table.
+    """
 
     batch_id: int
     reached_us: dict[str, int]
@@ -54,7 +58,9 @@ class BatchNote:
 
 @dataclass(frozen=True)
 class TaskFact:
-    """What a task, or several together, did for one topic partition: files, how far was read, and how many stored bytes."""
+    """What a task, or several together, did for one topic partition: files, how far was read, and
+    how many stored bytes.
+    """
 
     topic: str
     partition: int
@@ -69,7 +75,8 @@ class TaskFact:
 class PartitionFact:
     """A topic partition's share of a batch, all tasks together.
 
-    ``replaced`` are files that were merged into others; ``outbox`` holds what is for the topic of due messages.
+    ``replaced`` are files that were merged into others; ``outbox`` holds what is for the topic of
+    due messages.
     """
 
     written: TaskFact
@@ -83,7 +90,9 @@ class PartitionFact:
 
     @property
     def done(self) -> Position:
-        """Where a durable cursor may stand: read up to here, and nothing before it that only the topic holds."""
+        """Where a durable cursor may stand: read up to here, and nothing before it that only the
+        topic holds.
+        """
         oldest = [one for one in (self.summary.oldest_open, self.summary.oldest_waiting) if one is not None]
         return min([self.written.end, *(one.before for one in oldest)])
 

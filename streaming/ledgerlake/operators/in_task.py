@@ -1,8 +1,10 @@
-"""What one task settles by itself: large messages that begin and end within its range of a topic partition.
+"""What one task settles by itself: large messages that begin and end within its range of a topic
+partition.
 
-Their bytes never leave the task. Whatever else a chunk may mean depends on sets that are open from before, so it is
-handed to the stateful stage, in order: chunks whose message did not begin here, that a message began, markers of messages
-that are not open here, and at the end the sets that are still open.
+Their bytes never leave the task. Whatever else a chunk may mean depends on sets that are open from
+before, so it is handed to the stateful stage, in order: chunks whose message did not begin here,
+that a message began, markers of messages that are not open here, and at the end the sets that are
+still open.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class MemoryParts:
 
 
 class LocalAssembly:
-    """One task's range of one topic partition. ``events`` is what the stateful stage has to hear, in order."""
+    """One task's range of one topic partition. ``events`` is what the stateful stage has to hear,
+    in order.
+    """
 
     def __init__(self, limits: Limits, *, hold_delayed: bool = False) -> None:
         self.events: list[Event] = []

@@ -1,8 +1,8 @@
 """The first stage of a micro-batch: a task decodes its range of entries straight into files.
 
-Large messages that begin and end within the range are settled here. Rows that only state can settle pass to the stateful stage.
-Where the last chunk of such a message stands, the stage ends its file, so that the message's own file fits between and nothing is
-written twice.
+Large messages that begin and end within the range are settled here. Rows that only state can settle
+pass to the stateful stage. Where the last chunk of such a message stands, the stage ends its file,
+so that the message's own file fits between and nothing is written twice.
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ class _Range:
             self._writer.messages.cut()
 
     def _settle(self, outcomes: Iterable[Outcome]) -> Iterator[pa.RecordBatch]:
-        """Write what can be written now; a message that is to be delivered later goes on to the stateful stage."""
+        """Write what can be written now; a message that is to be delivered later goes on to the
+        stateful stage.
+        """
         for outcome in outcomes:
             if not isinstance(outcome, Assembled) or outcome.deliver_ms is None:
                 _use_up(self._writer.write_outcome(outcome))

@@ -1,7 +1,7 @@
 """The pipeline's own data source: its tasks do not hand entries to Spark, they write them.
 
-What comes out are the few rows of ``operators.rows``. So entries cross into the JVM neither on their way from the broker nor
-on their way to the table.
+What comes out are the few rows of ``operators.rows``. So entries cross into the JVM neither on
+their way from the broker nor on their way to the table.
 """
 
 from __future__ import annotations

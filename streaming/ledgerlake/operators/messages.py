@@ -1,6 +1,8 @@
-"""A stream of bundles as a stream of whole, decoded messages and of rejects, for sinks that are not ours.
+"""A stream of bundles as a stream of whole, decoded messages and of rejects, for sinks that are not
+ours.
 
-Everything passes the stateful stage here: plain messages as decoded rows, packed; delayed entries and chunks as they are.
+Everything passes the stateful stage here: plain messages as decoded rows, packed; delayed entries
+and chunks as they are.
 """
 
 from __future__ import annotations

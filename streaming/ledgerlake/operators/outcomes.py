@@ -1,4 +1,6 @@
-"""Behind the stateful stage: rows of ``FLOW`` become outcomes again, and outcomes become messages or rejects."""
+"""Behind the stateful stage: rows of ``FLOW`` become outcomes again, and outcomes become messages
+or rejects.
+"""
 
 from __future__ import annotations
 
@@ -156,7 +158,9 @@ class OutcomeDecoder:
                 yield [_rejected(row) for row in decoded.rejects.to_pylist()]
 
     def _cancelled(self, messages: pa.RecordBatch, outcome: Due | DueAgain) -> list[RejectedEntry]:
-        """Each entry once, with its bytes where they are at hand; of a batch it says which messages were cancelled."""
+        """Each entry once, with its bytes where they are at hand; of a batch it says which messages
+        were cancelled.
+        """
         columns = (messages[name].to_pylist() for name in ("ledger_id", "entry_id", "batch_index"))
         indexes: dict[Position, list[int]] = {}
         for ledger_id, entry_id, batch_index in zip(*columns, strict=True):
@@ -188,7 +192,8 @@ class OutcomeDecoder:
         return decode_entries(raw, ledger_ids, entry_ids, self._source, **self._options.decoding)
 
     def whole(self, rejected: list[RejectedEntry]) -> Iterator[pa.Table]:
-        """Rows of ``schema.REJECTS``, one by one; entries whose bytes are not at hand are read from the topic.
+        """Rows of ``schema.REJECTS``, one by one; entries whose bytes are not at hand are read from
+        the topic.
 
         Raises:
             As ``decode``.

@@ -73,7 +73,9 @@ class PartitionWriter:
                 yield decoded
 
     def write_rejects(self, rejected: list[RejectedEntry]) -> None:
-        """Write entries into ``rejects``; those that must be read again wait, so that neighbours are read together."""
+        """Write entries into ``rejects``; those that must be read again wait, so that neighbours
+        are read together.
+        """
         self._unread += [one for one in rejected if one.entry is None]
         self._gather([one for one in rejected if one.entry is not None])
         if len(self._unread) >= _UNREAD_MOST:
@@ -105,5 +107,7 @@ class PartitionWriter:
 
 
 def file_prefix(source: TopicPartition, note: BatchNote) -> str:
-    """How the names of a task's files begin; ``table.vacuum`` and ``publish.outbox`` know the micro-batch by it."""
+    """How the names of a task's files begin; ``table.vacuum`` and ``publish.outbox`` know the
+    micro-batch by it.
+    """
     return f"part-{note.batch_id:08d}-{max(source.partition, 0):05d}"

@@ -1,4 +1,5 @@
-"""Rows that pass from tasks to the stateful stage and from there to the last one; nothing of it is ever stored.
+"""Rows that pass from tasks to the stateful stage and from there to the last one; nothing of it is
+ever stored.
 
 To the stage, of each task and topic partition, in any order (a shuffle lies between):
 
@@ -66,7 +67,9 @@ class Begun:
 
 @dataclass(frozen=True)
 class Waits:
-    """A whole large message that is to be delivered later: its chunks in order, and whether their bytes are held."""
+    """A whole large message that is to be delivered later: its chunks in order, and whether their
+    bytes are held.
+    """
 
     positions: tuple[Position, ...]
     deliver_ms: int
@@ -78,7 +81,8 @@ Event = Chunk | Begun | OpenSet | Marker | Waits | Cancel
 
 @dataclass(frozen=True)
 class Report:
-    """One task's range of one topic partition, up to ``end``. ``fact`` is the writer's own and only handed on.
+    """One task's range of one topic partition, up to ``end``. ``fact`` is the writer's own and only
+    handed on.
 
     ``now_ms`` is the latest time that the range knows of, by the broker or by the planner's clock.
     """
@@ -91,7 +95,8 @@ class Report:
 
 @dataclass(frozen=True)
 class StateSummary:
-    """A topic partition after the stage: the facts of its tasks, and the extent of what is open and what waits.
+    """A topic partition after the stage: the facts of its tasks, and the extent of what is open and
+    what waits.
 
     ``oldest_waiting`` is where the first delayed message stands whose bytes only the topic has.
     """
@@ -168,7 +173,9 @@ def places(positions: Iterable[Position]) -> list[list[int]]:
 
 
 def delayed_rows(source: TopicPartition, frames: memoryview, first_entry: BatchPart) -> Iterator[pa.RecordBatch]:
-    """The rows of a ``delayed`` piece. ``first_entry`` is what of its first entry belongs to the range."""
+    """The rows of a ``delayed`` piece. ``first_entry`` is what of its first entry belongs to the
+    range.
+    """
     if first_entry != WHOLE:
         found = read_delayed(frames)
         end = int(found.frame_ends[0])
@@ -200,6 +207,7 @@ def flow_values(
     entry: bytes | memoryview | None,
 ) -> list[Any]:
     """The values of one row of ``FLOW``, in the order of its columns."""
-    # Pandas, through which these rows pass, has no integer column with nulls that keeps large numbers exact.
+    # Pandas, through which these rows pass, has no integer column with nulls that keeps large
+    # numbers exact.
     position = position or BEFORE_ALL
     return [source.topic, source.partition, kind, position.ledger_id, position.entry_id, note, entry]

@@ -1,4 +1,5 @@
-"""The stateful stage: what outlives a micro-batch, in Spark's state store, keyed by topic partition.
+"""The stateful stage: what outlives a micro-batch, in Spark's state store, keyed by topic
+partition.
 
 State, in RocksDB, per topic partition:
 
@@ -8,13 +9,16 @@ State, in RocksDB, per topic partition:
 and what ``delayed`` keeps there.
 
 Rules kept here:
-  - Only what is open when a micro-batch ends is written; what comes and goes within one stays in memory, as far as
-    ``_FRESH_BYTES`` reach.
-  - Rows may come in any order, the reports say what happened when. Several tasks may have read one topic partition:
-    their reports are taken in the order of their ranges, so all chunks of a message meet here, in order.
-  - A topic partition with nothing open, nothing that waits and nothing to say costs two looks at the state.
-  - The time by which sets expire and messages are due is the batch's: the broker's time of its entries, or the planner's
-    clock in its offset. A batch that is run again does the same again, and no producer's clock counts.
+  - Only what is open when a micro-batch ends is written; what comes and goes within one stays in
+    memory, as far as ``_FRESH_BYTES`` reach.
+  - Rows may come in any order, the reports say what happened when. Several tasks may have read one
+    topic partition: their reports are taken in the order of their ranges, so all chunks of a
+    message meet here, in order.
+  - A topic partition with nothing open, nothing that waits and nothing to say costs two looks at
+    the state.
+  - The time by which sets expire and messages are due is the batch's: the broker's time of its
+    entries, or the planner's clock in its offset. A batch that is run again does the same again,
+    and no producer's clock counts.
 """
 
 from __future__ import annotations
@@ -88,7 +92,9 @@ def stateful(flow: DataFrame, limits: Limits, delay: DelayOptions) -> DataFrame:
 
 
 class Processor(StatefulProcessor):  # type: ignore[misc]
-    """What Spark calls in the stateful stage: once for each topic partition and micro-batch, with all of its rows."""
+    """What Spark calls in the stateful stage: once for each topic partition and micro-batch, with
+    all of its rows.
+    """
 
     def __init__(self, limits: Limits, delay: DelayOptions) -> None:
         self._limits = limits
@@ -149,7 +155,9 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
 
 
 class _StateParts:
-    """Entries by position: those of this batch in memory while they fit, the others in the state store."""
+    """Entries by position: those of this batch in memory while they fit, the others in the state
+    store.
+    """
 
     def __init__(self, state: MapState) -> None:
         self._state = state
@@ -195,7 +203,8 @@ def set_to_json(one: OpenSet) -> str:
 def set_from_json(text: str) -> OpenSet:
     """Read an open set from state.
 
-    Version 1 had no ``publish_ms``, and its ``opened_ms`` was the producer's if the broker gave no time.
+    Version 1 had no ``publish_ms``, and its ``opened_ms`` was the producer's if the broker gave no
+    time.
 
     Raises:
         OffsetError: a newer release wrote it, or it is damaged.
@@ -291,7 +300,8 @@ def _row(
 
 
 def _frame(row: Sequence[Any]) -> pd.DataFrame:
-    # A query starts with a process that only asks for the names of the state's variables: that one needs no pandas.
+    # A query starts with a process that only asks for the names of the state's variables: that one
+    # needs no pandas.
     import pandas as pd
 
     return pd.DataFrame([row], columns=FLOW.names)

@@ -1,1 +1,3 @@
-"""What users set: the options of the source, the configuration file, and the options of other connectors."""
+"""What users set: the options of the source, the configuration file, and the options of other
+connectors.
+"""

@@ -7,7 +7,8 @@
     2026-05-01T08:00:00+02:00       the first entry that the broker stored then or later; an end before it
     index N                         the message with that number of the broker's (PIP-70), counted from 0
 
-Each may be said of all topics, or by topic or topic partition as JSON. An offset, as a checkpoint holds it, is a start too.
+Each may be said of all topics, or by topic or topic partition as JSON. An offset, as a checkpoint
+holds it, is a start too.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ Bounds = tuple[Bound | None, tuple[tuple[str, Bound], ...]]
 
 
 def parse_bound(text: str, where: str) -> Bound:
-    """``earliest``, ``latest``, ``cursor``, a message id, ``after`` or ``before`` and one, an ISO time with a zone, or ``index N``."""
+    """``earliest``, ``latest``, ``cursor``, a message id, ``after`` or ``before`` and one, an ISO
+    time with a zone, or ``index N``.
+    """
     word = text.strip()
     if _ISO.match(word):
         return AtTime(parse_time_ms(word, where))

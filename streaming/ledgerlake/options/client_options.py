@@ -18,7 +18,8 @@ class ClientOptions:
     """How to reach a cluster.
 
     Raises:
-        UsageError: values that cannot be, or that exclude each other; the message names the options.
+        UsageError: values that cannot be, or that exclude each other; the message names the
+            options.
     """
 
     service_url: str = option(

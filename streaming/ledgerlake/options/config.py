@@ -1,7 +1,8 @@
-"""The configuration file: TOML, checked whole before Spark starts; an unknown key names the nearest known one.
+"""The configuration file: TOML, checked whole before Spark starts; an unknown key names the nearest
+known one.
 
-Each section is a dataclass here, except ``[source]`` and ``[tls]``, which are options of the source too. ``docs/options.md`` lists
-all keys.
+Each section is a dataclass here, except ``[source]`` and ``[tls]``, which are options of the source
+too. ``docs/options.md`` lists all keys.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ _HOUR_MS = 60 * 60 * 1000
 
 @dataclass(frozen=True, kw_only=True)
 class AuthConfig:
-    """``[auth]``: the identity that the broker sees. A secret is given as it is, as ``file:PATH`` or as ``env:NAME``."""
+    """``[auth]``: the identity that the broker sees. A secret is given as it is, as ``file:PATH``
+    or as ``env:NAME``.
+    """
 
     method: str = option(
         TEXT,
@@ -102,7 +105,9 @@ class DeltaConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ChunksConfig:
-    """``[chunks]``: how many large messages may be incomplete on a topic partition, how large, and for how long."""
+    """``[chunks]``: how many large messages may be incomplete on a topic partition, how large, and
+    for how long.
+    """
 
     max_pending: int = option(
         COUNT, Limits.max_pending, "The most incomplete messages of a topic partition.", toml="chunks.max_pending"
@@ -134,7 +139,9 @@ class ChunksConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DelayConfig:
-    """``[delay]``: how delayed messages wait. The keys of the index are named as in the broker's configuration."""
+    """``[delay]``: how delayed messages wait. The keys of the index are named as in the broker's
+    configuration.
+    """
 
     enabled: bool = option(FLAG, True, "Hold delayed messages back. `false` writes them at once.", toml="delay.enabled")
     storage: str = option(
@@ -221,7 +228,8 @@ class Config:
     """A whole, checked configuration.
 
     Args:
-        source: the read; without a start if ``starting`` is ``cursor``, which only the pipeline can resolve.
+        source: the read; without a start if ``starting`` is ``cursor``, which only the pipeline can
+            resolve.
         starting: where the stream's first run begins.
     """
 
@@ -258,7 +266,8 @@ def load_config(path: str | Path) -> Config:
     """Read and check a configuration file.
 
     Raises:
-        UsageError: the file cannot be read, is not TOML, or says something wrong; the message names file and key.
+        UsageError: the file cannot be read, is not TOML, or says something wrong; the message names
+            file and key.
     """
     try:
         content = Path(path).read_bytes()
@@ -280,7 +289,8 @@ def read_config(content: bytes, path: str) -> Config:
             f"the configuration {path} is not UTF-8 from byte {error.start} on; save it as UTF-8"
         ) from None
     except (ValueError, RecursionError) as error:
-        # Beside TOML's own error, which is a ValueError: a number without end, an array in an array in an array.
+        # Beside TOML's own error, which is a ValueError: a number without end, an array in an array
+        # in an array.
         raise UsageError(f"the configuration {path} is not TOML: {error}") from None
     try:
         return parse_config(data)
@@ -365,10 +375,12 @@ def _metrics(data: dict[str, Any]) -> MetricsConfig:
 
 
 def _check_apart(stream: StreamConfig, delta: DeltaConfig, delay: DelayConfig) -> None:
-    """Check that no folder lies in another: what removes or replaces one would take the other with it.
+    """Check that no folder lies in another: what removes or replaces one would take the other with
+    it.
 
-    Two layouts are fine. Spark and Delta leave folders of a table alone whose names begin with ``_`` or ``.``, so a checkpoint may be
-    there; and what waits belongs to the checkpoint, so it may be kept in it.
+    Two layouts are fine. Spark and Delta leave folders of a table alone whose names begin with
+    ``_`` or ``.``, so a checkpoint may be there; and what waits belongs to the checkpoint, so it
+    may be kept in it.
 
     Raises:
         UsageError: one does.

@@ -1,7 +1,8 @@
-"""The options of the JVM connectors for Spark (StreamNative's and Databricks') that have no counterpart here.
+"""The options of the JVM connectors for Spark (StreamNative's and Databricks') that have no
+counterpart here.
 
-An option that means the same under another name is declared with the option (``same_as``). ``docs/compatibility.md`` goes through
-them one by one.
+An option that means the same under another name is declared with the option (``same_as``).
+``docs/compatibility.md`` goes through them one by one.
 """
 
 from __future__ import annotations
@@ -58,10 +59,12 @@ _INSTEAD_OF_PREFIX = {
 
 
 def is_ours(name: str) -> bool:
-    """Whether an option means something here; one that only sets up the JVM connectors' machinery does not.
+    """Whether an option means something here; one that only sets up the JVM connectors' machinery
+    does not.
 
     Raises:
-        UsageError: the option is theirs, and there is none like it; the message names the nearest one of ours.
+        UsageError: the option is theirs, and there is none like it; the message names the nearest
+            one of ours.
     """
     word = name.lower()
     if word in _WITHOUT_EFFECT or word.startswith(_PREFIX_WITHOUT_EFFECT):

@@ -1,8 +1,10 @@
-"""Options as fields of a frozen dataclass: one declaration holds all that there is to know of an option.
+"""Options as fields of a frozen dataclass: one declaration holds all that there is to know of an
+option.
 
-The metadata of a field is an ``Option``: the name for Spark, the key of the configuration file, the names in other connectors, the
-kind of value, and the sentence for the reference. From it come the parser of Spark's options, the parser of a section of the
-configuration, the hint at a misspelled name, and ``docs/options.md``.
+The metadata of a field is an ``Option``: the name for Spark, the key of the configuration file, the
+names in other connectors, the kind of value, and the sentence for the reference. From it come the
+parser of Spark's options, the parser of a section of the configuration, the hint at a misspelled
+name, and ``docs/options.md``.
 """
 
 from __future__ import annotations
@@ -83,7 +85,8 @@ def from_spark(kind: type[Declared], given: Iterable[tuple[str, str]], what: str
         what: what has the options, for errors: source or sink.
 
     Raises:
-        UsageError: an option is unknown or missing, or has a value that it cannot have; the message names it.
+        UsageError: an option is unknown or missing, or has a value that it cannot have; the message
+            names it.
     """
     options = [(each.name, each.default, known) for each, known in declared(kind) if known.spark is not None]
     by_name = {
@@ -116,7 +119,8 @@ def toml_values(kind: type, section: str, data: dict[str, Any]) -> dict[str, Any
     """The values of a dataclass's fields that a section of the configuration sets.
 
     Raises:
-        UsageError: a key is unknown or missing, or has a value that it cannot have; the message names it.
+        UsageError: a key is unknown or missing, or has a value that it cannot have; the message
+            names it.
     """
     given = data.get(section, {})
     if not isinstance(given, dict):

@@ -12,11 +12,12 @@ class DelayOptions:
     """How messages wait.
 
     Args:
-        enabled: delayed messages wait; else they are delivered as they come, and only what waits already still waits.
+        enabled: delayed messages wait; else they are delivered as they come, and only what waits
+            already still waits.
         folder: where buckets are kept instead of the state store.
         reread: keep positions only.
-        republish: whether there is an output beside the table, and where it begins: ``earliest`` (everything that waits)
-            or ``latest`` (what is published from now on).
+        republish: whether there is an output beside the table, and where it begins: ``earliest``
+            (everything that waits) or ``latest`` (what is published from now on).
     """
 
     enabled: bool = True

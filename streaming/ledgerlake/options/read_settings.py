@@ -1,4 +1,6 @@
-"""What every reader of a source must know besides how to reach the cluster; travels with it to Spark's workers."""
+"""What every reader of a source must know besides how to reach the cluster; travels with it to
+Spark's workers.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from ledgerlake.decode.crypto import CLOSED, CryptoSettings
 
 @dataclass(frozen=True)
 class ReadSettings(ClientSettings):
-    """``converter``: a function of the user's (``package.module:name``) for the last entry of a compacted topic, see ``last_entry``.
+    """``converter``: a function of the user's (``package.module:name``) for the last entry of a
+    compacted topic, see ``last_entry``.
 
     ``crypto``: what opens encrypted entries.
     """

@@ -1,4 +1,6 @@
-"""The reference of all options, ``docs/options.md``, made from their declarations: ``python -m ledgerlake.options.reference``."""
+"""The reference of all options, ``docs/options.md``, made from their declarations: ``python -m
+ledgerlake.options.reference``.
+"""
 
 from __future__ import annotations
 

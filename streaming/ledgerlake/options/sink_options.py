@@ -1,4 +1,6 @@
-"""The options of the sink, which writes rows as messages; those that Pulsar's producer has are named as for the Java client."""
+"""The options of the sink, which writes rows as messages; those that Pulsar's producer has are
+named as for the Java client.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,8 @@ def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
     """Check the options that a user wrote for Spark.
 
     Raises:
-        UsageError: an option is unknown or missing, or has a value that it cannot have; the message names it.
+        UsageError: an option is unknown or missing, or has a value that it cannot have; the message
+            names it.
     """
     ours = ((name, text) for name, text in given.items() if name.lower() not in _SPARKS_OWN)
     return from_spark(SinkOptions, ours, "sink")

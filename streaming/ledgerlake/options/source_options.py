@@ -1,7 +1,8 @@
-"""The options of the source: named as in the Spark connectors for Pulsar, and checked before anything starts.
+"""The options of the source: named as in the Spark connectors for Pulsar, and checked before
+anything starts.
 
-Each field of ``SourceOptions`` declares one option; ``docs/options.md`` is made from them. What a field says together with others,
-such as the topics or a bound, is a property.
+Each field of ``SourceOptions`` declares one option; ``docs/options.md`` is made from them. What a
+field says together with others, such as the topics or a bound, is a property.
 """
 
 from __future__ import annotations
@@ -51,10 +52,12 @@ class Decoding(TypedDict):
 class SourceOptions(ClientOptions):
     """Checked options of a read.
 
-    ``value_schema`` is no option: the schema that the values of a typed read have, once it is known.
+    ``value_schema`` is no option: the schema that the values of a typed read have, once it is
+    known.
 
     Raises:
-        UsageError: values that cannot be, or that exclude each other; the message names the options.
+        UsageError: values that cannot be, or that exclude each other; the message names the
+            options.
     """
 
     topic: str | None = option(
@@ -367,7 +370,8 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     """Check the options that a user wrote for Spark.
 
     Raises:
-        UsageError: an option is unknown or missing, or has a value that it cannot have; the message names it.
+        UsageError: an option is unknown or missing, or has a value that it cannot have; the message
+            names it.
     """
     return from_spark(
         SourceOptions,

@@ -1,7 +1,8 @@
-"""The function that Spark calls for each micro-batch: write and commit it, then let the cursors follow.
+"""The function that Spark calls for each micro-batch: write and commit it, then let the cursors
+follow.
 
-Spark may call it again for a micro-batch that the table has; the sink finds that out. A micro-batch that comes after the pipeline was
-told to stop is not begun: Spark plans it again at the next start.
+Spark may call it again for a micro-batch that the table has; the sink finds that out. A micro-batch
+that comes after the pipeline was told to stop is not begun: Spark plans it again at the next start.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class BatchWriter:
         """Run the plan of a micro-batch and commit what it wrote.
 
         Raises:
-            LedgerlakeError: as ``DeltaSink.write``, or this process does not own the stream any more.
+            LedgerlakeError: as ``DeltaSink.write``, or this process does not own the stream any
+                more.
         """
         with self._at_work:
             if self._stopping.is_set():
@@ -63,7 +65,9 @@ class BatchWriter:
                 raise
 
     def wait(self, is_active: Callable[[], bool]) -> None:
-        """Wait until the micro-batch in work is written, and Spark has recorded it; ended before, it would be run again."""
+        """Wait until the micro-batch in work is written, and Spark has recorded it; ended before,
+        it would be run again.
+        """
         with self._at_work:
             pass
         deadline_s = time.monotonic() + _COMMIT_S
@@ -77,7 +81,8 @@ class BatchWriter:
         batch = parts.checkpoint.record(self._stream, query_name(self._stream, _query_id(written)), batch_id)
         tell_tasks(written.sparkSession.sparkContext, moved_cursors(parts.cursors, batch))
         result = parts.sink.write(written, batch, parts.cursors.check_held)
-        # Who was suspended meanwhile must not write over what its successor has noted beside the checkpoint.
+        # Who was suspended meanwhile must not write over what its successor has noted beside the
+        # checkpoint.
         parts.cursors.check_held()
         parts.cursors.add(batch_id, result.ends, result.tables)
         self._last = batch_id

@@ -11,8 +11,9 @@
     <checkpoint>/ledgerlake/forgotten.json  the user has chosen to begin anew (``ledgerlake forget``); it goes when that
                                             has happened
 
-Spark asks a source for its first offset again when it restarts before the first micro-batch was committed, and ``latest``
-would then mean another place. So the first start is resolved once, written down, and handed to the source as positions.
+Spark asks a source for its first offset again when it restarts before the first micro-batch was
+committed, and ``latest`` would then mean another place. So the first start is resolved once,
+written down, and handed to the source as positions.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ from ledgerlake.table.batch_record import BatchRecord
 _STREAM_VERSION = 1
 _OUTBOX_VERSION = 1
 
-# In version 2 each run of a micro-batch writes state files of its own, and the commit names those that count. So a process that was
-# suspended in the middle of a batch cannot overwrite the state of its successor.
+# In version 2 each run of a micro-batch writes state files of its own, and the commit names those
+# that count. So a process that was suspended in the middle of a batch cannot overwrite the state of
+# its successor.
 STATE_VERSION = 2
 
 
@@ -109,7 +111,8 @@ class Checkpoint:
             save_json(self._own("stream"), {"version": _STREAM_VERSION, "stream": stream})
 
     def outbox(self) -> str | None:
-        """Return the name of the outbox that belongs to it; None if none was begun since there is such a record.
+        """Return the name of the outbox that belongs to it; None if none was begun since there is
+        such a record.
 
         Raises:
             OffsetError: a newer release wrote it, or it is damaged.
@@ -176,7 +179,9 @@ class Checkpoint:
         save_json(self._own("forgotten"), {"version": 1})
 
     def end_forgetting(self) -> None:
-        """A query has begun, with an id of its own, which the tables do not know; if it cannot be recorded, the next start does it."""
+        """A query has begun, with an id of its own, which the tables do not know; if it cannot be
+        recorded, the next start does it.
+        """
         if self.is_forgotten:
             filesystem, name = resolve(self._own("forgotten"))
             with contextlib.suppress(OSError):
@@ -196,7 +201,9 @@ class Checkpoint:
         return max(self._numbers("offsets"), default=None)
 
     def keeps(self, batch_id: int) -> bool:
-        """Return whether Spark's log still reaches back to where a micro-batch began, so that ``record`` can describe it."""
+        """Return whether Spark's log still reaches back to where a micro-batch began, so that
+        ``record`` can describe it.
+        """
         return max(batch_id - 1, 0) >= min(self._numbers("offsets"), default=0)
 
     def last_committed(self) -> int | None:
@@ -209,7 +216,8 @@ class Checkpoint:
         return last is not None and last >= batch_id
 
     def state_version(self) -> int:
-        """Return the version in which the query keeps the files of its state; Spark cannot change it.
+        """Return the version in which the query keeps the files of its state; Spark cannot change
+        it.
 
         Raises:
             CheckpointError: the newest commit does not tell it.

@@ -2,8 +2,10 @@
 
 Order of a micro-batch, each step safe to repeat after a kill at any point:
 
-    1. tasks write Parquet files that no table knows (see ``operators.ingest`` and ``operators.finalize``); what a killed task leaves is an orphan for ``ledgerlake vacuum``
-    2. ask both tables whether they hold the batch; what belongs to another checkpoint is refused before anything changes
+    1. tasks write Parquet files that no table knows (see ``operators.ingest`` and
+       ``operators.finalize``); what a killed task leaves is an orphan for ``ledgerlake vacuum``
+    2. ask both tables whether they hold the batch; what belongs to another checkpoint is refused
+       before anything changes
     3. note what is for a topic in the outbox (see ``publish.outbox``), if there is one
     4. commit ``rejects``     with the batch's number and offsets; skipped if ``messages`` has that batch. If ``rejects`` alone has it,
                               only what the first run did not reject is added (see ``table.additions``)
@@ -11,8 +13,9 @@ Order of a micro-batch, each step safe to repeat after a kill at any point:
                               gave no row to either table
     6. let the outbox be sent
 
-The durable cursors move later, when Spark's commit log has the batch (see ``pipeline.cursors``): until then Spark may run it
-again. A replayed batch runs the whole plan, because the state store must advance. Only its commits are skipped.
+The durable cursors move later, when Spark's commit log has the batch (see ``pipeline.cursors``):
+until then Spark may run it again. A replayed batch runs the whole plan, because the state store
+must advance. Only its commits are skipped.
 """
 
 from __future__ import annotations
@@ -41,10 +44,11 @@ if TYPE_CHECKING:
 class BatchResult:
     """What a micro-batch brought; ``repeated`` if the table had it already.
 
-    ``ends`` is how far each topic partition is done: read, and nothing before it that only the topic holds. ``wakes_ms`` is
-    when it wants a batch although nothing new has come; ``open_sets`` and ``held_bytes`` count large messages that are not
-    whole, ``waiting`` delayed messages, the next of which is due at ``next_due_ms``; all of the topic partitions that had a part in the batch.
-    ``tables`` says by name which tables hold it.
+    ``ends`` is how far each topic partition is done: read, and nothing before it that only the
+    topic holds. ``wakes_ms`` is when it wants a batch although nothing new has come; ``open_sets``
+    and ``held_bytes`` count large messages that are not whole, ``waiting`` delayed messages, the
+    next of which is due at ``next_due_ms``; all of the topic partitions that had a part in the
+    batch. ``tables`` says by name which tables hold it.
     """
 
     batch_id: int
@@ -88,11 +92,13 @@ class DeltaSink:
         """Run the plan of a micro-batch (see ``plan``) and commit what it wrote.
 
         Args:
-            check_owner: raises if this process does not own the stream any more; called before anything is committed.
+            check_owner: raises if this process does not own the stream any more; called before
+                anything is committed.
 
         Raises:
             TableError: a commit did not land; the batch is not counted as done.
-            CheckpointError: the tables hold another batch of that number, or a later one; nothing was changed.
+            CheckpointError: the tables hold another batch of that number, or a later one; nothing
+                was changed.
         """
         note = asdict(BatchNote(batch.batch_id, self._reached_us))
         # The tasks' code was fixed when the query began; this they can read anew in every batch.
@@ -106,7 +112,8 @@ class DeltaSink:
         rejects = [file for fact in facts for file in fact.written.rejects]
         messages = [file for fact in facts for file in fact.written.messages]
         result = BatchResult(batch.batch_id, sum(file.rows for file in messages), sum(file.rows for file in rejects))
-        # What waits in state is in no row; but a cursor passes it, so an older copy of the checkpoint must not be taken for the newest.
+        # What waits in state is in no row; but a cursor passes it, so an older copy of the
+        # checkpoint must not be taken for the newest.
         is_recorded = bool(messages) or (batch.reads and not rejects)
         # Rejects commit first, so the first run has said all of a batch that messages has.
         messages_held = (is_recorded or bool(rejects)) and self.messages.holds(batch)
@@ -122,7 +129,8 @@ class DeltaSink:
             self.messages.commit(batch, messages, later_us, outbox_messages)
             self._reached_us = self._reached_us | later_us
         if messages_held:
-            # Another process may have committed it, so how far the times have come is known by the table alone.
+            # Another process may have committed it, so how far the times have come is known by the
+            # table alone.
             self.load_reached_times([fact.topic_partition for fact in facts])
         result.repeated = messages_held or (rejects_held and not is_recorded)
         wrote = {

@@ -1,14 +1,18 @@
 """The durable cursors of a running pipeline: they own the stream, and follow Spark's commit log.
 
 Rules kept here:
-  - The exclusive subscription on every topic partition is the right to run the stream. Nothing of the stream is touched before
-    ``hold`` has returned, and nothing is committed or sent while ``is_held`` is false.
-  - A cursor passes the end of a micro-batch only when Spark's commit log has that micro-batch, so that no run of it can be
-    asked for again. The broker may remove what a cursor has passed at once.
-  - A failure of a cursor is retried and never ends the query, except that another process holds the subscription.
+  - The exclusive subscription on every topic partition is the right to run the stream. Nothing of
+    the stream is touched before ``hold`` has returned, and nothing is committed or sent while
+    ``is_held`` is false.
+  - A cursor passes the end of a micro-batch only when Spark's commit log has that micro-batch, so
+    that no run of it can be asked for again. The broker may remove what a cursor has passed at
+    once.
+  - A failure of a cursor is retried and never ends the query, except that another process holds the
+    subscription.
 
-What is not acknowledged yet is kept in ``<checkpoint>/ledgerlake/ends.json``, so that a restart acknowledges it, and beside it
-which micro-batch each table held last, so that a restart notices a table that is older:
+What is not acknowledged yet is kept in ``<checkpoint>/ledgerlake/ends.json``, so that a restart
+acknowledges it, and beside it which micro-batch each table held last, so that a restart notices a
+table that is older:
 
     {"version": 1, "batches": {"17": {"persistent://public/default/orders": [12, 345]}},
      "tables": {"messages": {"path": "lake/orders", "batch_id": 17}}}
@@ -41,7 +45,8 @@ _log = logging.getLogger(__name__)
 
 _VERSION = 1
 
-# How often Spark's commit log is looked at while something is to be acknowledged, and the connections while nothing is.
+# How often Spark's commit log is looked at while something is to be acknowledged, and the
+# connections while nothing is.
 _POLL_S = 0.05
 _IDLE_POLL_S = 1.0
 _RETRY_MOST_S = 10.0
@@ -50,7 +55,9 @@ Ends = dict[str, Position]
 
 
 class CursorKeeper:
-    """The cursors of one pipeline. ``hold`` and ``positions`` are for the start; after ``begin`` a thread works."""
+    """The cursors of one pipeline. ``hold`` and ``positions`` are for the start; after ``begin`` a
+    thread works.
+    """
 
     def __init__(self, cluster: Cluster, subscription: str, checkpoint: Checkpoint) -> None:
         self.subscription = subscription
@@ -68,10 +75,12 @@ class CursorKeeper:
         self._thread: threading.Thread | None = None
 
     def hold(self, topic_partitions: Iterable[str], from_earliest: bool) -> None:
-        """Take the subscriptions, in order, so that of two processes one gets all of them; make those that are missing.
+        """Take the subscriptions, in order, so that of two processes one gets all of them; make
+        those that are missing.
 
         Raises:
-            ConsumerBusyError: another process holds one; nothing was made before the first that is free.
+            ConsumerBusyError: another process holds one; nothing was made before the first that is
+                free.
             TopicNotFoundError, BrokerError, TransportError: as for a reader.
         """
         for name in sorted(topic_partitions):
@@ -80,7 +89,8 @@ class CursorKeeper:
             cursor.ensure(from_earliest)
 
     def positions(self, topic_partitions: Iterable[str] | None = None) -> Ends:
-        """Return where each cursor stands: the last entry that counts as taken, with everything before it.
+        """Return where each cursor stands: the last entry that counts as taken, with everything
+        before it.
 
         Args:
             topic_partitions: only the cursors of these, as far as there are any; None: all.
@@ -111,7 +121,8 @@ class CursorKeeper:
             self._cursors[name].advance(position)
 
     def tables(self) -> dict[str, Held]:
-        """Return what the tables held when an earlier run wrote to them last, as far as the checkpoint says.
+        """Return what the tables held when an earlier run wrote to them last, as far as the
+        checkpoint says.
 
         Raises:
             OffsetError: a newer release wrote it, or it is damaged.
@@ -160,7 +171,9 @@ class CursorKeeper:
         self._news.set()
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until the cursors have passed every committed micro-batch; those of one that will run again stay."""
+        """Wait until the cursors have passed every committed micro-batch; those of one that will
+        run again stay.
+        """
         if self._thread is None or self._lost is not None:
             return
         self._idle.clear()
@@ -183,7 +196,8 @@ class CursorKeeper:
                 cursor.close()
 
     def step(self) -> bool:
-        """Look once: keep the subscriptions open, and acknowledge what is committed. Returns whether more is to be done.
+        """Look once: keep the subscriptions open, and acknowledge what is committed. Returns
+        whether more is to be done.
 
         Raises:
             OwnershipError: another process has taken over.
@@ -218,7 +232,8 @@ class CursorKeeper:
             try:
                 cursor.ensure(from_earliest=True)
             except TopicNotFoundError:
-                # A topic that is deleted is the planner's to judge; one that comes again has a new cursor.
+                # A topic that is deleted is the planner's to judge; one that comes again has a new
+                # cursor.
                 del self._cursors[name]
             except ConsumerBusyError:
                 self._lost = OwnershipError(

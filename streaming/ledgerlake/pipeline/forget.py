@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 def forget(config: Config) -> list[str]:
-    """Remove the pipeline's durable cursors from the broker, and let a start without a checkpoint begin anew.
+    """Remove the pipeline's durable cursors from the broker, and let a start without a checkpoint
+    begin anew.
 
     Returns:
         The topic partitions that had a cursor.

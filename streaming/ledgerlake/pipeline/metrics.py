@@ -1,16 +1,18 @@
-"""What a query does, as Prometheus metrics: through Spark's listener for any query on the source, and from a pipeline's own batches.
+"""What a query does, as Prometheus metrics: through Spark's listener for any query on the source,
+and from a pipeline's own batches.
 
-| metric | labels | what |
-|---|---|---|
-| ``ledgerlake_lag_messages`` | query, topic_partition | behind the last entry, by the broker's index |
-| ``ledgerlake_lag_seconds`` | query, topic_partition | the same in the broker's time |
-| ``ledgerlake_lag_bytes`` | query, topic_partition | the same in stored bytes, taking messages for as large as those read so far; pipelines only |
-| ``ledgerlake_rows_per_second`` | query | of the last micro-batch, as Spark counts the source's rows; other queries than pipelines |
-| ``ledgerlake_messages_per_second`` | query | of the last micro-batch; pipelines only, as what follows |
-| ``ledgerlake_messages_total``, ``ledgerlake_rejects_total``, ``ledgerlake_batches_total`` | query | since the start |
-| ``ledgerlake_open_sets``, ``ledgerlake_held_bytes`` | query | large messages that are not whole, of the last micro-batch |
-| ``ledgerlake_waiting_messages`` | query, topic_partition | delayed messages |
-| ``ledgerlake_next_due_timestamp_seconds`` | query, topic_partition | when the next of them is due |
+| metric | labels | what | |---|---|---| | ``ledgerlake_lag_messages`` | query, topic_partition |
+behind the last entry, by the broker's index | | ``ledgerlake_lag_seconds`` | query, topic_partition
+| the same in the broker's time | | ``ledgerlake_lag_bytes`` | query, topic_partition | the same in
+stored bytes, taking messages for as large as those read so far; pipelines only | |
+``ledgerlake_rows_per_second`` | query | of the last micro-batch, as Spark counts the source's rows;
+other queries than pipelines | | ``ledgerlake_messages_per_second`` | query | of the last
+micro-batch; pipelines only, as what follows | | ``ledgerlake_messages_total``,
+``ledgerlake_rejects_total``, ``ledgerlake_batches_total`` | query | since the start | |
+``ledgerlake_open_sets``, ``ledgerlake_held_bytes`` | query | large messages that are not whole, of
+the last micro-batch | | ``ledgerlake_waiting_messages`` | query, topic_partition | delayed messages
+| | ``ledgerlake_next_due_timestamp_seconds`` | query, topic_partition | when the next of them is
+due |
 
 Where the broker adds no metadata, lag is not known and not shown.
 """
@@ -153,7 +155,9 @@ _QUERY_METRICS: dict[str, tuple[str, type[_Family]]] = {
 
 
 class MetricsListener(StreamingQueryListener):  # type: ignore[misc]
-    """``spark.streams.addListener(MetricsListener(metrics))``: the lag of every query that reads the source."""
+    """``spark.streams.addListener(MetricsListener(metrics))``: the lag of every query that reads
+    the source.
+    """
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -177,7 +181,8 @@ class MetricsListener(StreamingQueryListener):  # type: ignore[misc]
 
 
 class ServedMetrics(Metrics):
-    """Metrics of a session's queries at ``/metrics`` of a port, 0 for a free one; ``port`` says which.
+    """Metrics of a session's queries at ``/metrics`` of a port, 0 for a free one; ``port`` says
+    which.
 
     Raises:
         SetupError: the port is taken.

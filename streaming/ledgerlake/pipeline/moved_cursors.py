@@ -1,4 +1,6 @@
-"""Cursors that somebody else moved over what a micro-batch reads: by message TTL, or by hand (ADR 14)."""
+"""Cursors that somebody else moved over what a micro-batch reads: by message TTL, or by hand (ADR
+14).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ _log = logging.getLogger(__name__)
 
 
 def moved_cursors(cursors: CursorKeeper, batch: BatchRecord) -> dict[str, Position]:
-    """Return up to where somebody else moved cursors over what a micro-batch reads; asked only if loss is told by it.
+    """Return up to where somebody else moved cursors over what a micro-batch reads; asked only if
+    loss is told by it.
 
     Raises:
         OwnershipError: another process has taken over.

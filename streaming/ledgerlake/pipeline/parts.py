@@ -1,4 +1,6 @@
-"""The parts of a pipeline, made of its configuration. Nothing is opened, and nothing outside this process is changed."""
+"""The parts of a pipeline, made of its configuration. Nothing is opened, and nothing outside this
+process is changed.
+"""
 
 from __future__ import annotations
 

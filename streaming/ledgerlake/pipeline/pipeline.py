@@ -169,7 +169,8 @@ class Pipeline:
         """Wait for the end; False when ``timeout_s`` passed first.
 
         Raises:
-            LedgerlakeError: the query failed; ours if the cause was ours, else a SetupError with Spark's word.
+            LedgerlakeError: the query failed; ours if the cause was ours, else a SetupError with
+                Spark's word.
         """
         from pyspark.errors import StreamingQueryException
 
@@ -194,7 +195,8 @@ class Pipeline:
         return True
 
     def stop(self) -> None:
-        """End after the batch in work, and move the cursors behind it; a batch that comes later is not begun.
+        """End after the batch in work, and move the cursors behind it; a batch that comes later is
+        not begun.
 
         Raises:
             LedgerlakeError: the batch in work failed, or the query had failed before.
@@ -228,7 +230,9 @@ class Pipeline:
 
     @staticmethod
     def _raise_own(failure: BaseException) -> None:
-        """Raise the error of ours in a failure, if there is one; what else a query says that is being stopped comes of the stop."""
+        """Raise the error of ours in a failure, if there is one; what else a query says that is
+        being stopped comes of the stop.
+        """
         error = own_error(failure)
         if error is not None:
             raise error from None

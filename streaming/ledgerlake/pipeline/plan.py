@@ -1,4 +1,6 @@
-"""What a micro-batch runs: ingest, stateful, finalize. The driver commits what comes out (see ``commit``)."""
+"""What a micro-batch runs: ingest, stateful, finalize. The driver commits what comes out (see
+``commit``).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def plan(spark: SparkSession, source_options: dict[str, str], settings: TaskSettings) -> DataFrame:
-    """A stream with one row for each topic partition of a micro-batch: what its tasks wrote, as ``fact_from_json`` reads it."""
+    """A stream with one row for each topic partition of a micro-batch: what its tasks wrote, as
+    ``fact_from_json`` reads it.
+    """
     ingested = ingest(spark, source_options, settings)
     settled = stateful(ingested, settings.limits, settings.delay)
     return settled.mapInArrow(lambda rows: finalize(rows, settings, BatchNote.of_this_task()), FACT_SCHEMA)

@@ -1,4 +1,6 @@
-"""What a person sees while the pipeline runs: rate, lag per topic partition, the broker's time reached, rejects."""
+"""What a person sees while the pipeline runs: rate, lag per topic partition, the broker's time
+reached, rejects.
+"""
 
 from __future__ import annotations
 
@@ -89,14 +91,18 @@ def progress_line(totals: Totals, rate: float, taken: Offset, latest: Offset) ->
 
 @dataclass(frozen=True)
 class Behind:
-    """How far a topic partition is ahead of what was taken, in messages and in the broker's time; None if nobody knows."""
+    """How far a topic partition is ahead of what was taken, in messages and in the broker's time;
+    None if nobody knows.
+    """
 
     messages: int | None
     time_ms: int | None
 
 
 def lags_of(progress: Any) -> dict[str, Behind]:
-    """How far a query is behind its topics, by topic partition, from its progress; empty if it reads none of ours."""
+    """How far a query is behind its topics, by topic partition, from its progress; empty if it
+    reads none of ours.
+    """
     found: dict[str, Behind] = {}
     for source in progress.sources:
         taken, latest = _offset(source, "endOffset"), _offset(source, "latestOffset")

@@ -1,4 +1,5 @@
-"""Settings of one query, which Spark copies when the query starts; other queries of the session keep their own.
+"""Settings of one query, which Spark copies when the query starts; other queries of the session
+keep their own.
 
 checkpoint files   in a local checkpoint they are renamed by the JVM; Hadoop's default there starts eight processes for each
 state files        of the version that the checkpoint has (see ``pipeline.checkpoint``)
@@ -28,7 +29,8 @@ _STATE_PARTITIONS = "spark.sql.shuffle.partitions"
 
 @contextlib.contextmanager
 def settings_of(spark: SparkSession, checkpoint: str, most_keys: int | None) -> Iterator[None]:
-    """Start a query inside this context: it gets the settings that its checkpoint and its keys need.
+    """Start a query inside this context: it gets the settings that its checkpoint and its keys
+    need.
 
     Args:
         most_keys: how many keys its state can have; None if that is not known.

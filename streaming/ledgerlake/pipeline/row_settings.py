@@ -1,7 +1,8 @@
 """The settings that decide which rows a micro-batch gives, and where what waits is kept.
 
-A micro-batch that is run again must give the rows that the table has of it already, so these stay as they are until it is
-committed. The checkpoint has them in ``ledgerlake/settings.json``, by their names in the configuration file:
+A micro-batch that is run again must give the rows that the table has of it already, so these stay
+as they are until it is committed. The checkpoint has them in ``ledgerlake/settings.json``, by their
+names in the configuration file:
 
     {"version": 1, "settings": {"[delay] enabled": true, "[delay] storage": "state"}}
 

@@ -1,10 +1,11 @@
-"""The start of a pipeline: the right to run the stream is taken, and what belongs together is compared.
+"""The start of a pipeline: the right to run the stream is taken, and what belongs together is
+compared.
 
     before the cursors are held     nothing is changed; what can be refused is refused
     while they are held             checkpoint, tables, cursors and outbox are compared, since nobody else may change them now
 
-A checkpoint that is older than its table, a table that is older than its checkpoint, and an outbox of another checkpoint are
-refused with a sentence that says what to do.
+A checkpoint that is older than its table, a table that is older than its checkpoint, and an outbox
+of another checkpoint are refused with a sentence that says what to do.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ _NOTHING = PartitionOffset(BEFORE_ALL)
 
 
 class Start:
-    """One start of a pipeline. ``tables`` are all of its tables by name, also those that are not there yet."""
+    """One start of a pipeline. ``tables`` are all of its tables by name, also those that are not
+    there yet.
+    """
 
     def __init__(
         self,
@@ -59,7 +62,8 @@ class Start:
         self._tables = tables
 
     def hold(self, names: list[str], tables: list[Table]) -> Offset:
-        """Take the right to run the stream; return the pipeline's very first position, resolved once for all runs.
+        """Take the right to run the stream; return the pipeline's very first position, resolved
+        once for all runs.
 
         Args:
             tables: those that are there already.
@@ -96,7 +100,8 @@ class Start:
         """Find what can be wrong with a start without a checkpoint before a cursor is made for it.
 
         Raises:
-            SetupError: the tables have messages of this stream, so that a checkpoint there was is lost.
+            SetupError: the tables have messages of this stream, so that a checkpoint there was is
+                lost.
         """
         known = [table.path for table in tables if table.last_batch_of(self._config.stream.name) is not None]
         if known and bound != "cursor" and not self._checkpoint.is_forgotten:
@@ -110,11 +115,12 @@ class Start:
         """Where a pipeline without a checkpoint begins.
 
         Args:
-            ends: where the topic partitions ended before the cursors were made, for a start at the latest message.
+            ends: where the topic partitions ended before the cursors were made, for a start at the
+                latest message.
 
         Raises:
-            SetupError: the cursors are older than this start, and something is unread or was read, so that a checkpoint there
-                was is lost, and nobody has said what to do.
+            SetupError: the cursors are older than this start, and something is unread or was read,
+                so that a checkpoint there was is lost, and nobody has said what to do.
         """
         positions = self._cursors.positions()
         if bound == "latest":
@@ -162,16 +168,19 @@ class Start:
             if planned is None or recorded.batch_id > planned:
                 reached = "no batch" if planned is None else f"batch {planned}"
                 raise self._older_checkpoint(table, f"has batch {recorded.batch_id}", f"reaches {reached}")
-            # Spark has removed the offsets of older batches (``spark.sql.streaming.minBatchesToRetain``).
+            # Spark has removed the offsets of older batches
+            # (``spark.sql.streaming.minBatchesToRetain``).
             if recorded.range_digest is not None and self._checkpoint.keeps(recorded.batch_id):
                 batch = self._checkpoint.record(self._config.stream.name, query, recorded.batch_id)
                 if not recorded.is_batch(batch):
                     raise self._older_checkpoint(table, f"has another batch {recorded.batch_id}", "has one of its own")
 
     def check_tables_are_newest(self, tables: list[Table]) -> None:
-        """Check that no table is older than the checkpoint, or gone: what it lacks the topic need not have any more.
+        """Check that no table is older than the checkpoint, or gone: what it lacks the topic need
+        not have any more.
 
-        A folder that the checkpoint never saw, and that knows nothing of the stream, is a new table, which the user chose.
+        A folder that the checkpoint never saw, and that knows nothing of the stream, is a new
+        table, which the user chose.
 
         Raises:
             CheckpointError: one is.
@@ -196,7 +205,8 @@ class Start:
             )
 
     def compare_settings(self, tables: list[Table]) -> None:
-        """Check that no setting was changed that must stay: for a micro-batch that is run again, or for what waits.
+        """Check that no setting was changed that must stay: for a micro-batch that is run again, or
+        for what waits.
 
         Raises:
             CheckpointError: one was.
@@ -230,13 +240,16 @@ class Start:
         return None
 
     def _waits(self) -> bool:
-        """Whether messages wait in state, as far as is known: what waits wants a micro-batch at some time."""
+        """Whether messages wait in state, as far as is known: what waits wants a micro-batch at
+        some time.
+        """
         return self._checkpoint.last_committed() is not None and load_wakes(wakes_folder(self._checkpoint)) != {}
 
     def _compare_with_cursors(self, start: Offset) -> None:
         """Check that the broker has kept what the micro-batch reads that is to be run again.
 
-        A cursor passes it only when it is committed. So if the cursor is past it, the checkpoint is older than the last run.
+        A cursor passes it only when it is committed. So if the cursor is past it, the checkpoint is
+        older than the last run.
 
         Raises:
             CheckpointError: the cursor is past it.
@@ -258,7 +271,8 @@ class Start:
                 )
 
     def _check_not_begun(self, tables: list[Table]) -> None:
-        """Check that a start without any micro-batch in its checkpoint is not one whose micro-batches are missing.
+        """Check that a start without any micro-batch in its checkpoint is not one whose
+        micro-batches are missing.
 
         Raises:
             CheckpointError: the tables have some.
@@ -312,7 +326,9 @@ def _in_toml(value: Setting) -> str:
 
 
 def query_name(stream: str, query_id: str) -> str:
-    """What the tables know a query by: the stream, and the checkpoint's own id, so that a new checkpoint starts over."""
+    """What the tables know a query by: the stream, and the checkpoint's own id, so that a new
+    checkpoint starts over.
+    """
     return f"ledgerlake:{stream}:{query_id}"
 
 

@@ -16,17 +16,20 @@ if TYPE_CHECKING:
 
 
 def messages(spark: SparkSession, config: Config) -> DataFrame:
-    """A streaming DataFrame of whole, decoded messages with the table's columns, for any sink or transformation.
+    """A streaming DataFrame of whole, decoded messages with the table's columns, for any sink or
+    transformation.
 
-    Large messages are put together, and delayed ones wait, in the state of whatever query this becomes a part of; so
-    that they leave it in time, an idle topic still has a micro-batch every second. What cannot become a message is not in
-    it: ``rejects`` streams that.
+    Large messages are put together, and delayed ones wait, in the state of whatever query this
+    becomes a part of; so that they leave it in time, an idle topic still has a micro-batch every
+    second. What cannot become a message is not in it: ``rejects`` streams that.
     """
     return _whole(spark, config).where("reject_reason is null").select(*schema.MESSAGES.names)
 
 
 def rejects(spark: SparkSession, config: Config) -> DataFrame:
-    """A streaming DataFrame of what ``messages`` leaves out: position, reason, and the whole entry in ``value``."""
+    """A streaming DataFrame of what ``messages`` leaves out: position, reason, and the whole entry
+    in ``value``.
+    """
     return _whole(spark, config).where("reject_reason is not null")
 
 

@@ -1,4 +1,6 @@
-"""When the planner, in a process of its own, is to plan a micro-batch although nothing new has come (see ``source.wake_ups``)."""
+"""When the planner, in a process of its own, is to plan a micro-batch although nothing new has come
+(see ``source.wake_ups``).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class WakeUps:
         self._wakes_ms: dict[str, int] | None = None
 
     def load(self) -> None:
-        """Find out when topic partitions want a micro-batch; if nobody can say it, all of them want one now, which tells it."""
+        """Find out when topic partitions want a micro-batch; if nobody can say it, all of them want
+        one now, which tells it.
+        """
         self._wakes_ms = load_wakes(self.folder)
         committed = self._checkpoint.last_committed()
         if self._wakes_ms is None and committed is not None:
@@ -28,7 +32,9 @@ class WakeUps:
             save_wakes(self.folder, committed, self._wakes_ms)
 
     def note(self, batch_id: int, changed_ms: dict[str, int | None]) -> None:
-        """Tell the planner, in a process of its own, when it is to plan a batch although nothing new has come."""
+        """Tell the planner, in a process of its own, when it is to plan a batch although nothing
+        new has come.
+        """
         every_ms = {**(self._wakes_ms or {}), **changed_ms}
         wakes_ms = {name: time_ms for name, time_ms in every_ms.items() if time_ms is not None}
         if wakes_ms != self._wakes_ms:

@@ -1,1 +1,3 @@
-"""Messages into topics: rows of a DataFrame, large messages with markers, and due messages through the outbox."""
+"""Messages into topics: rows of a DataFrame, large messages with markers, and due messages through
+the outbox.
+"""

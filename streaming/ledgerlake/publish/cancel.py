@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
 
 def cancel(config: Config, by: Literal["id", "key"], target: str) -> list[str]:
-    """Cancel waiting messages: one cancel to each topic partition, since an id does not say where it belongs.
+    """Cancel waiting messages: one cancel to each topic partition, since an id does not say where
+    it belongs.
 
     Raises:
         UsageError: the target is no message id.
-        BrokerError, TransportError, TopicNotFoundError: it was not stored everywhere; sending it again is harmless.
+        BrokerError, TransportError, TopicNotFoundError: it was not stored everywhere; sending it
+            again is harmless.
     """
     value = f"{by}={target}"
     if parse_cancel(value, BEFORE_ALL, 0) is None:

@@ -1,4 +1,6 @@
-"""The format ``ledgerlake`` whole: reading (see ``source``), and writing rows as messages (see ``topic_writer``)."""
+"""The format ``ledgerlake`` whole: reading (see ``source``), and writing rows as messages (see
+``topic_writer``).
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ class _StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
 
 
 class _BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
-    """A write that is not part of a query; its tasks may be tried again, the whole of it is a new one each time."""
+    """A write that is not part of a query; its tasks may be tried again, the whole of it is a new
+    one each time.
+    """
 
     def __init__(self, settings: TopicSettings, write_id: str) -> None:
         self._settings = settings

@@ -1,10 +1,11 @@
-"""Publishing large messages with a marker behind (PIP-37, option 2), so that a reader which missed a chunk finds them all.
+"""Publishing large messages with a marker behind (PIP-37, option 2), so that a reader which missed
+a chunk finds them all.
 
-Every Pulsar client reads such a topic: the chunks as it reads any, the marker as a small message with the property
-``ledgerlake.chunks``, which it may ignore.
+Every Pulsar client reads such a topic: the chunks as it reads any, the marker as a small message
+with the property ``ledgerlake.chunks``, which it may ignore.
 
-A chunk is as large as the producer was told, and no larger than what the broker's largest message (``max_message_size`` of
-CONNECTED) leaves beside the metadata.
+A chunk is as large as the producer was told, and no larger than what the broker's largest message
+(``max_message_size`` of CONNECTED) leaves beside the metadata.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ CHUNK_BYTES = 4 * 1024 * 1024
 
 
 class LargeMessageProducer:
-    """Sends messages of any size to one topic partition; what fits into one entry is sent as an ordinary message."""
+    """Sends messages of any size to one topic partition; what fits into one entry is sent as an
+    ordinary message.
+    """
 
     def __init__(
         self,
@@ -53,10 +56,12 @@ class LargeMessageProducer:
         properties: Mapping[str, str] | None = None,
         deliver_at_ms: int | None = None,
     ) -> AnyMessageId:
-        """Publish one message and wait until it is stored; if it was cut into chunks, its marker too.
+        """Publish one message and wait until it is stored; if it was cut into chunks, its marker
+        too.
 
         Args:
-            deliver_at_ms: when it is to be delivered, in milliseconds since 1970; at once by default.
+            deliver_at_ms: when it is to be delivered, in milliseconds since 1970; at once by
+                default.
 
         Raises:
             UsageError: the broker does not even take its key and properties.

@@ -1,4 +1,5 @@
-"""Due messages on their way to a topic: files that the last stage writes, sent in order when their batch has committed.
+"""Due messages on their way to a topic: files that the last stage writes, sent in order when their
+batch has committed.
 
     <checkpoint>/ledgerlake/outbox/outbox.json         the outbox's name, with a version
     <checkpoint>/ledgerlake/outbox/<batch>.json        files of a micro-batch, and how its messages are numbered
@@ -6,23 +7,29 @@
     <checkpoint>/ledgerlake/outbox/<batch>.sent        all messages of that micro-batch, and of those before it, are on the topic
     <checkpoint>/ledgerlake/outbox/*.parquet           due messages of one topic partition and micro-batch; gone when sent
 
-So the topic has a position of its own: it may be down while the table goes on, and gets everything later.
+So the topic has a position of its own: it may be down while the table goes on, and gets everything
+later.
 
 Rules kept here:
   - Nothing is touched before ``begin``, which only the owner of the stream may call.
-  - A message's number depends on what was due before it alone: a micro-batch that is run again gives it the same one. The
-    broker drops a number that it has seen from the same producer, so sending again is harmless.
-  - The first record of a micro-batch stands. A later run of the same micro-batch keeps it and removes its own files, so that a
-    process that was suspended cannot replace what its successor has recorded or sent.
-  - A micro-batch is not sent before the table has it, nor before those with lower numbers. It counts as sent only if that was
-    recorded: a file that is missing without that is an error.
-  - Before the first message of a micro-batch is sent, the target's number of partitions is recorded, and where they end; sent
-    again, it is routed by that number, and looked for behind those ends. A topic only grows and a successor asks later, so of
-    several records the one with the most partitions is the successor's: a process that was suspended may write one late, and
+  - A message's number depends on what was due before it alone: a micro-batch that is run again
+    gives it the same one. The broker drops a number that it has seen from the same producer, so
+    sending again is harmless.
+  - The first record of a micro-batch stands. A later run of the same micro-batch keeps it and
+    removes its own files, so that a process that was suspended cannot replace what its successor
+    has recorded or sent.
+  - A micro-batch is not sent before the table has it, nor before those with lower numbers. It
+    counts as sent only if that was recorded: a file that is missing without that is an error.
+  - Before the first message of a micro-batch is sent, the target's number of partitions is
+    recorded, and where they end; sent again, it is routed by that number, and looked for behind
+    those ends. A topic only grows and a successor asks later, so of several records the one with
+    the most partitions is the successor's: a process that was suspended may write one late, and
     changes nothing.
-  - The newest ``.sent`` is kept, and what it covers stays sent: a record that a process which was suspended writes after its
-    successor has sent and removed that micro-batch means nothing, and is removed.
-  - An outbox that the checkpoint knows is never begun anew: due messages may wait in the one that is gone.
+  - The newest ``.sent`` is kept, and what it covers stays sent: a record that a process which was
+    suspended writes after its successor has sent and removed that micro-batch means nothing, and is
+    removed.
+  - An outbox that the checkpoint knows is never begun anew: due messages may wait in the one that
+    is gone.
 
 Version 1 kept everything in ``outbox.json``, and took a missing file for sent.
 """
@@ -54,7 +61,9 @@ BEGUN_VERSION = 1
 
 @dataclass(frozen=True)
 class OutboxFile:
-    """Messages of one topic partition in the order in which they are due; the first has number ``first_sequence``."""
+    """Messages of one topic partition in the order in which they are due; the first has number
+    ``first_sequence``.
+    """
 
     name: str
     topic_partition: str
@@ -66,7 +75,8 @@ class OutboxFile:
 class OutboxBatch:
     """What a micro-batch has for the topic.
 
-    ``next_sequences`` are the numbers that come next, of every topic partition that ever had a message.
+    ``next_sequences`` are the numbers that come next, of every topic partition that ever had a
+    message.
     """
 
     batch_id: int
@@ -77,7 +87,8 @@ class OutboxBatch:
 
 @dataclass(frozen=True)
 class Sending:
-    """How the sending of a micro-batch began: its messages are routed among the target's first ``partitions``.
+    """How the sending of a micro-batch began: its messages are routed among the target's first
+    ``partitions``.
 
     ``ends`` are the last entries of those before it, by name, as far as they were known.
     """
@@ -87,7 +98,9 @@ class Sending:
 
 
 class Outbox:
-    """One pipeline's outbox. ``name`` tells it apart from all others, also from one that had the same place before."""
+    """One pipeline's outbox. ``name`` tells it apart from all others, also from one that had the
+    same place before.
+    """
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -137,7 +150,9 @@ class Outbox:
 
     @property
     def last_sent(self) -> int:
-        """The last micro-batch whose messages are on the topic, as far as is known here; -1 before the first."""
+        """The last micro-batch whose messages are on the topic, as far as is known here; -1 before
+        the first.
+        """
         return self._sent
 
     @property
@@ -189,7 +204,8 @@ class Outbox:
             now: how it is sent if it has not begun; asked of the broker before this call.
 
         Returns:
-            What was recorded when its sending first began, and whether that was before this call: some of it may be sent.
+            What was recorded when its sending first began, and whether that was before this call:
+                some of it may be sent.
 
         Raises:
             OffsetError: a newer release recorded it, or the record is damaged.
@@ -203,7 +219,9 @@ class Outbox:
             return kept, kept != now
 
     def sent(self, batch: OutboxBatch) -> None:
-        """Record that all messages up to a micro-batch are on the topic, then remove what is not needed any more."""
+        """Record that all messages up to a micro-batch are on the topic, then remove what is not
+        needed any more.
+        """
         with self._lock:
             with self._filesystem.open_output_stream(f"{self._root}/{_number(batch.batch_id)}.sent"):
                 pass
@@ -212,7 +230,8 @@ class Outbox:
             self._tidy()
 
     def is_present(self, batch: OutboxBatch, file: OutboxFile) -> bool:
-        """Return whether a file is there; if not, another process has sent its micro-batch meanwhile.
+        """Return whether a file is there; if not, another process has sent its micro-batch
+        meanwhile.
 
         Raises:
             CheckpointError: it is missing, and its messages with it.
@@ -228,7 +247,9 @@ class Outbox:
         )
 
     def _tidy(self) -> None:
-        """Keep of what was sent the newest ``.sent``, and the newest record, behind which the next micro-batch is numbered."""
+        """Keep of what was sent the newest ``.sent``, and the newest record, behind which the next
+        micro-batch is numbered.
+        """
         newest_sent = max((number for number in self._batches if number <= self._sent), default=-1)
         kept = {number for number in self._batches if number > self._sent} | {newest_sent}
         for name in self._names():
@@ -283,8 +304,8 @@ class Outbox:
     def _remove_unknown(self) -> None:
         """Remove files that no record names, of micro-batches that the table has.
 
-        Those of a later one may be of a process that was suspended and commits it after all: it owns the stream again if its
-        successor lost the connection first.
+        Those of a later one may be of a process that was suspended and commits it after all: it
+        owns the stream again if its successor lost the connection first.
         """
         known = {file.name for batch in self._batches.values() for file in batch.files}
         self._remove([name for name in self._names() - known if _batch_of_file(name) <= self._committed])
@@ -333,7 +354,9 @@ def _number(batch_id: int) -> str:
 
 
 def _batch_of_file(name: str) -> int:
-    """The micro-batch that a file of due messages is of (see ``operators.partition_writer.file_prefix``); of another file, one that never comes."""
+    """The micro-batch that a file of due messages is of (see
+    ``operators.partition_writer.file_prefix``); of another file, one that never comes.
+    """
     found = re.match(r"part-([0-9]{8,})-.*\.parquet$", name)
     return int(found[1]) if found else sys.maxsize
 

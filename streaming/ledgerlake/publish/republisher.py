@@ -1,10 +1,12 @@
 """Sending due messages to a topic, through pulsar-client, in a thread beside the query.
 
-Exactly once needs broker deduplication on the target topic's namespace: each topic partition has a producer with a name
-that never changes, and numbers its messages (see ``outbox``). If the broker knows nothing of a producer whose micro-batch was
-begun before, the topic itself is asked (see ``target_reader``). Without deduplication a crash may send some twice.
+Exactly once needs broker deduplication on the target topic's namespace: each topic partition has a
+producer with a name that never changes, and numbers its messages (see ``outbox``). If the broker
+knows nothing of a producer whose micro-batch was begun before, the topic itself is asked (see
+``target_reader``). Without deduplication a crash may send some twice.
 
-What a message keeps: value, key, ordering key, properties, event time. What is added, as properties:
+What a message keeps: value, key, ordering key, properties, event time. What is added, as
+properties:
 
     ledgerlake.topic             the topic partition where it waited
     ledgerlake.message_id        its id there
@@ -14,16 +16,20 @@ What a message keeps: value, key, ordering key, properties, event time. What is 
     ledgerlake.ordering_key      in base64, where it is not text: pulsar-client cannot send that
     ledgerlake.null              ``true``, if it has no value: nor that
     ledgerlake.too_large         ``true``, if its key and properties are more than the broker takes in one entry. It then stands
-                                 there with the first four of these alone; the whole message is in the table
+                                 there with the first four of these alone; the whole message is in
+                                 the table
 
-Order: by topic partition. A message goes to the partition that its key says (by Java's string hash, as Pulsar's clients do
-unless told otherwise); without a key, all of one topic partition go to one partition. All of a micro-batch are routed by the number
-of partitions that the target had when the sending of that micro-batch began, also if it has more when they are sent again.
+Order: by topic partition. A message goes to the partition that its key says (by Java's string hash,
+as Pulsar's clients do unless told otherwise); without a key, all of one topic partition go to one
+partition. All of a micro-batch are routed by the number of partitions that the target had when the
+sending of that micro-batch began, also if it has more when they are sent again.
 
-What a producer's messages have on the target is a beginning of what is to be there, without a gap: so its last number says what
-need not be sent again. Therefore messages never time out, and pulsar-client sends what waits again in order after a disconnect; and
-after the first that fails none is sent before a new producer has asked for that number. Only a message that was damaged on its way
-(ChecksumError) fails alone, while those behind it are stored: it is named in the log, and the table has it.
+What a producer's messages have on the target is a beginning of what is to be there, without a gap:
+so its last number says what need not be sent again. Therefore messages never time out, and
+pulsar-client sends what waits again in order after a disconnect; and after the first that fails
+none is sent before a new producer has asked for that number. Only a message that was damaged on its
+way (ChecksumError) fails alone, while those behind it are stored: it is named in the log, and the
+table has it.
 """
 
 from __future__ import annotations
@@ -60,17 +66,21 @@ _RETRY_FIRST_S = 0.5
 _RETRY_MOST_S = 30.0
 _ROWS_TOGETHER = 1000
 
-# What may wait for its receipt: fewer messages than pulsar-client takes at once, so that it never blocks.
+# What may wait for its receipt: fewer messages than pulsar-client takes at once, so that it never
+# blocks.
 _PENDING_MOST = 500
 _PENDING_BYTES_MOST = 32 * 1024 * 1024
 
-# How often a sender that waits for receipts looks whether it is to end, and after how many looks it says that none comes.
+# How often a sender that waits for receipts looks whether it is to end, and after how many looks it
+# says that none comes.
 _LOOK_S = 1.0
 _LOOKS_MOST = 30
 
 
 class Republisher:
-    """Sends what the outbox holds, as it comes; what cannot be sent now is tried again, and the table does not wait."""
+    """Sends what the outbox holds, as it comes; what cannot be sent now is tried again, and the
+    table does not wait.
+    """
 
     def __init__(
         self,
@@ -85,7 +95,8 @@ class Republisher:
 
         Args:
             may_send: whether this process still owns the stream; asked before each file.
-            on_failure: called once, in the background, if the outbox is damaged; nothing more is sent.
+            on_failure: called once, in the background, if the outbox is damaged; nothing more is
+                sent.
         """
         self._may_send = may_send
         self._on_failure = on_failure
@@ -213,7 +224,9 @@ def _text(authentication: Authentication) -> str:
 
 @dataclass
 class _Lane:
-    """A producer: messages of one topic partition for one partition of the target; those up to number ``stored`` are there."""
+    """A producer: messages of one topic partition for one partition of the target; those up to
+    number ``stored`` are there.
+    """
 
     key: tuple[str, str]
     producer: Any
@@ -224,8 +237,9 @@ class _Lane:
 class _Known:
     """What receipts have said, kept from one sender to the next.
 
-    ``stored`` is the last number of each producer, since a broker without deduplication does not know it. ``ends`` are the last
-    known entries of the target's partitions: what is sent later stands behind them. None: the broker does not say it.
+    ``stored`` is the last number of each producer, since a broker without deduplication does not
+    know it. ``ends`` are the last known entries of the target's partitions: what is sent later
+    stands behind them. None: the broker does not say it.
     """
 
     stored: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -233,7 +247,8 @@ class _Known:
 
 
 class _Sender:
-    """pulsar-client's producers: one for each topic partition of ours and each partition of the target.
+    """pulsar-client's producers: one for each topic partition of ours and each partition of the
+    target.
 
     Args:
         known: what receipts have said to the senders before.
@@ -274,7 +289,9 @@ class _Sender:
             self._client.close()
 
     def would_begin(self) -> Sending:
-        """Ask which partitions the target has now and where they end: how a micro-batch is sent that has not begun."""
+        """Ask which partitions the target has now and where they end: how a micro-batch is sent
+        that has not begun.
+        """
         targets = self._targets = self._client.get_topic_partitions(self._topic)
         if unknown := [one for one in targets if one not in self._known.ends]:
             self._known.ends |= self._reader.ends(unknown)
@@ -284,7 +301,8 @@ class _Sender:
     def route(self, batch: OutboxBatch, sending: Sending, may_be_sent: bool) -> None:
         """A micro-batch is sent as its sending began.
 
-        It is routed among fewer partitions if there are fewer, as in a topic that was deleted and made again.
+        It is routed among fewer partitions if there are fewer, as in a topic that was deleted and
+        made again.
 
         Args:
             may_be_sent: it began before, and some of its messages may be there.
@@ -381,13 +399,17 @@ class _Sender:
         self._news.set()
 
     def _know_end(self, target: str, position: Any) -> None:
-        """Remember where a message was stored; of one that the broker had already, the receipt does not say."""
+        """Remember where a message was stored; of one that the broker had already, the receipt does
+        not say.
+        """
         found = Position(position.ledger_id(), position.entry_id())
         if found.is_storable:
             self._known.ends[target] = max(self._known.ends.get(target) or found, found)
 
     def _wait_for_receipts(self, messages: int, size_bytes: int) -> None:
-        """Wait until fewer messages than that are pending, and no more bytes; one that is larger goes alone."""
+        """Wait until fewer messages than that are pending, and no more bytes; one that is larger
+        goes alone.
+        """
         looks = 0
         while True:
             self._news.clear()

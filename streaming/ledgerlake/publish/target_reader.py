@@ -1,14 +1,18 @@
 """What a topic has of due messages that were sent before, read from the topic itself.
 
-A broker forgets the numbers of a producer that was away for long (``brokerDeduplicationProducerInactivityTimeoutMinutes``, six
-hours unless told otherwise), and without deduplication it knows none. The entries still say which producer sent them, and under
-which number. So a micro-batch whose sending began is looked for behind the entry that was the topic's last one before that.
+A broker forgets the numbers of a producer that was away for long
+(``brokerDeduplicationProducerInactivityTimeoutMinutes``, six hours unless told otherwise), and
+without deduplication it knows none. The entries still say which producer sent them, and under which
+number. So a micro-batch whose sending began is looked for behind the entry that was the topic's
+last one before that.
 
 Rules kept here:
   - It is bounded: by where the topic ends now, and by a number of entries.
-  - Anybody who may write to the topic can use our producer's name. A number that the micro-batch does not have is not believed.
+  - Anybody who may write to the topic can use our producer's name. A number that the micro-batch
+    does not have is not believed.
   - Of a large message the last chunk counts; without that it is not there.
-  - Who may write to a topic need not be allowed to read it. That holds up nothing: it is said, and the end is not known.
+  - Who may write to a topic need not be allowed to read it. That holds up nothing: it is said, and
+    the end is not known.
 """
 
 from __future__ import annotations
@@ -33,7 +37,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# How many entries of one partition of the target are looked at, and how many of them may be on their way.
+# How many entries of one partition of the target are looked at, and how many of them may be on
+# their way.
 _ENTRIES_MOST = 1_000_000
 _WINDOW = 500
 
@@ -69,7 +74,8 @@ class TargetReader:
 
         Args:
             after: the entry behind which to look; None if it is not known.
-            nexts: the producers by name, and the number that comes next to the micro-batch's last one.
+            nexts: the producers by name, and the number that comes next to the micro-batch's last
+                one.
 
         Raises:
             TransportError, BrokerError, ProtocolError: the same question may be answered later.

@@ -1,4 +1,5 @@
-"""Rows of a DataFrame as messages of topics: what a task of ``writeStream.format("ledgerlake")`` does.
+"""Rows of a DataFrame as messages of topics: what a task of ``writeStream.format("ledgerlake")``
+does.
 
 | column | what it becomes |
 |---|---|
@@ -10,25 +11,29 @@
 | ``deliver_at`` | when the message is to be delivered, timestamp |
 | ``topic`` | where it goes; without it, or where it is null, to the option ``topic`` |
 
-``__key``, ``__topic``, ``__eventTime`` and ``__messageProperties``, as in the JVM connectors, mean the same. No topic is created.
+``__key``, ``__topic``, ``__eventTime`` and ``__messageProperties``, as in the JVM connectors, mean
+the same. No topic is created.
 
-A message goes to the partition of its topic that its key says (by Java's string hash, as Pulsar's clients do unless told
-otherwise); without a key, to each partition in turn, a batch at a time.
+A message goes to the partition of its topic that its key says (by Java's string hash, as Pulsar's
+clients do unless told otherwise); without a key, to each partition in turn, a batch at a time.
 
-Exactly once, on topics whose broker deduplicates: each task of a query has a producer name that never changes, and a message's
-sequence id is made of the micro-batch's number and the message's place among the task's. What a task does again it sends with the
-same ids, and the broker stores none of them twice. So a micro-batch that is run again must give its tasks the same rows in the
-same order, as ours and Spark's own sources do; a change of the number of tasks belongs between two runs that ended well. Without
-deduplication a failure may store messages twice.
+Exactly once, on topics whose broker deduplicates: each task of a query has a producer name that
+never changes, and a message's sequence id is made of the micro-batch's number and the message's
+place among the task's. What a task does again it sends with the same ids, and the broker stores
+none of them twice. So a micro-batch that is run again must give its tasks the same rows in the same
+order, as ours and Spark's own sources do; a change of the number of tasks belongs between two runs
+that ended well. Without deduplication a failure may store messages twice.
 
-Batches end where their messages or bytes say, never where the clock does, so that they are the same again. What is delayed
-stands alone, as producers have it.
+Batches end where their messages or bytes say, never where the clock does, so that they are the same
+again. What is delayed stands alone, as producers have it.
 
-A message that does not fit into one entry is sent in chunks. An entry carries 4 MiB of payload at most, and no more than the broker's
-largest message (``max_message_size`` of CONNECTED) leaves beside the metadata and ten bytes of magic, checksum and length, as in
-Pulsar's own clients. So a message that is sent again after that limit has changed may have another number of chunks. It keeps its one
-sequence id, which a broker compares at the last chunk only: whole, it is stored once, and chunks of a try that broke off are
-an incomplete message. Where batches end never depends on the broker, since their ids would overlap; one that it does not take is an error.
+A message that does not fit into one entry is sent in chunks. An entry carries 4 MiB of payload at
+most, and no more than the broker's largest message (``max_message_size`` of CONNECTED) leaves
+beside the metadata and ten bytes of magic, checksum and length, as in Pulsar's own clients. So a
+message that is sent again after that limit has changed may have another number of chunks. It keeps
+its one sequence id, which a broker compares at the last chunk only: whole, it is stored once, and
+chunks of a try that broke off are an incomplete message. Where batches end never depends on the
+broker, since their ids would overlap; one that it does not take is an error.
 """
 
 from __future__ import annotations
@@ -75,7 +80,9 @@ _SEQUENCE_BITS = 32
 
 @dataclass(frozen=True)
 class TopicSettings:
-    """Where and how messages are written; the same for all tasks. ``producer_name`` begins that of every producer, if given."""
+    """Where and how messages are written; the same for all tasks. ``producer_name`` begins that of
+    every producer, if given.
+    """
 
     client: ClientSettings
     topic: str | None = None
@@ -89,7 +96,8 @@ def check_columns(columns: dict[str, str], topic: str | None) -> None:
     """Whether rows with these columns, by Spark's name of their types, can be messages.
 
     Raises:
-        UsageError: a column is unknown, missing or of a type that it cannot have; the message names it.
+        UsageError: a column is unknown, missing or of a type that it cannot have; the message names
+            it.
     """
     for name, kind in columns.items():
         ours = _THEIRS.get(name, name)
@@ -113,7 +121,8 @@ class TopicWriter:
     """One task's messages on their way.
 
     Args:
-        name: of its producers; another than that of any other task, and the same when it is run again.
+        name: of its producers; another than that of any other task, and the same when it is run
+            again.
         batch_id: the micro-batch's number.
     """
 
@@ -129,7 +138,8 @@ class TopicWriter:
         """Send rows, a bounded number ahead of their receipts.
 
         Raises:
-            UsageError: a row says no topic, and no option does; or the broker does not take what a row or a batch becomes.
+            UsageError: a row says no topic, and no option does; or the broker does not take what a
+                row or a batch becomes.
             TopicNotFoundError, BrokerError, TransportError: a message could not be stored.
         """
         for row in _rows(rows):

@@ -1,8 +1,9 @@
-"""An archive of the classes that a session's JVM loads (class data sharing): a start that finds one maps them, parsed and verified,
-where it would read them from jars.
+"""An archive of the classes that a session's JVM loads (class data sharing): a start that finds one
+maps them, parsed and verified, where it would read them from jars.
 
-Nothing writes it unasked: it takes 200 MB, and the JVM some twenty seconds at its end. A JVM goes on without an archive of another Java or of
-other jars; those are in the name, so that each has its own. One that a killed run left unfinished has another name.
+Nothing writes it unasked: it takes 200 MB, and the JVM some twenty seconds at its end. A JVM goes
+on without an archive of another Java or of other jars; those are in the name, so that each has its
+own. One that a killed run left unfinished has another name.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def archive_path(java: str, jars: list[str]) -> Path:
 
 
 def java_option(archive: Path, *, writes: bool) -> str:
-    """What the JVM is told: to write an archive when it ends, to use the one that is there, or nothing."""
+    """What the JVM is told: to write an archive when it ends, to use the one that is there, or
+    nothing.
+    """
     if writes:
         archive.parent.mkdir(parents=True, exist_ok=True)
         return f"-XX:ArchiveClassesAtExit={_unfinished(archive)}"
@@ -39,7 +42,8 @@ def java_option(archive: Path, *, writes: bool) -> str:
 
 
 def end_and_keep(spark: SparkSession, archive: Path) -> None:
-    """End a session that was started to write an archive, with its JVM, and put the archive where starts look for it.
+    """End a session that was started to write an archive, with its JVM, and put the archive where
+    starts look for it.
 
     Raises:
         SetupError: the JVM wrote none.

@@ -1,7 +1,8 @@
-"""Finding a Java runtime, and fetching artifacts from Maven Central with the Ivy that ships inside PySpark.
+"""Finding a Java runtime, and fetching artifacts from Maven Central with the Ivy that ships inside
+PySpark.
 
-No Maven, no download code of ours: PySpark's jars hold Apache Ivy, which resolves, downloads, checks and caches.
-What it fetched stays in the user's cache folder, under ``ledgerlake/``.
+No Maven, no download code of ours: PySpark's jars hold Apache Ivy, which resolves, downloads,
+checks and caches. What it fetched stays in the user's cache folder, under ``ledgerlake/``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""What large messages take of memory: used again from one to the next, given back when the task ends.
+"""What large messages take of memory: used again from one to the next, given back when the task
+ends.
 
-Left to itself glibc maps a block of a chunk's size and unmaps it when it is free, so that each chunk costs a thousand page faults: more than
-reading it. Told to keep such blocks, it would keep them for as long as the worker lives, which is hours; so a task that has seen chunks gives
-back what it had, holes between blocks as well.
+Left to itself glibc maps a block of a chunk's size and unmaps it when it is free, so that each
+chunk costs a thousand page faults: more than reading it. Told to keep such blocks, it would keep
+them for as long as the worker lives, which is hours; so a task that has seen chunks gives back what
+it had, holes between blocks as well.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import pyarrow as pa
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
-# The most that glibc allows. A joined message that is larger is mapped by itself, and unmapped when it is written.
+# The most that glibc allows. A joined message that is larger is mapped by itself, and unmapped when
+# it is written.
 _LARGEST_KEPT_BYTES = 32 * 1024 * 1024
 _NEVER_BYTES = 1024 * 1024 * 1024
 

@@ -1,4 +1,6 @@
-"""Functions that a user supplies by name, as ``package.module:name``; they must be importable where Spark's workers run."""
+"""Functions that a user supplies by name, as ``package.module:name``; they must be importable where
+Spark's workers run.
+"""
 
 from __future__ import annotations
 

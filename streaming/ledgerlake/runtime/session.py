@@ -1,7 +1,9 @@
-"""A Spark session that fits: Delta's jars, our interpreter for the workers, settings for small machines.
+"""A Spark session that fits: Delta's jars, our interpreter for the workers, settings for small
+machines.
 
-The jars are fetched once with PySpark's own Ivy and handed over as files, so that a start resolves nothing. Spark's workers import the PySpark
-that is installed, not the zip of its sources that Spark puts before it, which every new process would compile for 0.6 s.
+The jars are fetched once with PySpark's own Ivy and handed over as files, so that a start resolves
+nothing. Spark's workers import the PySpark that is installed, not the zip of its sources that Spark
+puts before it, which every new process would compile for 0.6 s.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ _JAR_PREFIXES = ("delta-", "unitycatalog-")
 
 _LOGGING = (Path(__file__).parent / "log4j2.properties").as_uri()
 
-# Throughput matters here and pauses do not; and Spark asks of each value whether it is null before it reads it, so
-# that Arrow's asking once more costs a row of the source a twentieth of its CPU for nothing.
+# Throughput matters here and pauses do not; and Spark asks of each value whether it is null before
+# it reads it, so that Arrow's asking once more costs a row of the source a twentieth of its CPU for
+# nothing.
 _JAVA_OPTIONS = f"-XX:+UseParallelGC -Darrow.enable_null_check_for_get=false -Dlog4j2.configurationFile={_LOGGING}"
 
 _SETTINGS = {
@@ -39,7 +42,8 @@ _SETTINGS = {
     # Between JVM and Python workers: cheaper than loopback TCP, and closed to other users.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": "ledgerlake.pipeline.worker_daemon",
-    # It is an environment variable of some workers and not of others, and each environment has a daemon of its own.
+    # It is an environment variable of some workers and not of others, and each environment has a
+    # daemon of its own.
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -68,7 +72,8 @@ def start_session(
     """Start, or get, a session with Delta.
 
     Args:
-        archives_classes: it is to be ended by ``end_and_archive``, which leaves what makes later starts shorter.
+        archives_classes: it is to be ended by ``end_and_archive``, which leaves what makes later
+            starts shorter.
 
     Raises:
         SetupError: no Java, or PySpark is not installed.
@@ -101,7 +106,9 @@ def end_and_archive(spark: SparkSession) -> Path:
 
 @contextlib.contextmanager
 def home_without_zip() -> Iterator[None]:
-    """Let a JVM that is started here know a home of Spark without PySpark's zip; a home that the user chose stands."""
+    """Let a JVM that is started here know a home of Spark without PySpark's zip; a home that the
+    user chose stands.
+    """
     from pyspark.find_spark_home import _find_spark_home
 
     if "SPARK_HOME" in os.environ:

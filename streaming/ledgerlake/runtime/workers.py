@@ -1,8 +1,10 @@
-"""Spark's Python workers, without a traceback on the terminal when their session ends before they could answer.
+"""Spark's Python workers, without a traceback on the terminal when their session ends before they
+could answer.
 
-Spark's daemon prints one for every worker that finds its pipe closed, which over Unix domain sockets is what an idle worker
-finds when the session stops. Tasks run under a daemon of ours (``pipeline.worker_daemon``); planners run under Spark's own, whatever is
-configured, so those are made quiet from inside once they load the source.
+Spark's daemon prints one for every worker that finds its pipe closed, which over Unix domain
+sockets is what an idle worker finds when the session stops. Tasks run under a daemon of ours
+(``pipeline.worker_daemon``); planners run under Spark's own, whatever is configured, so those are
+made quiet from inside once they load the source.
 """
 
 from __future__ import annotations

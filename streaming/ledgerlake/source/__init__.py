@@ -1,4 +1,6 @@
-"""``spark.readStream.format("ledgerlake")`` and ``spark.read.format("ledgerlake")``: Pulsar entries for Spark."""
+"""``spark.readStream.format("ledgerlake")`` and ``spark.read.format("ledgerlake")``: Pulsar entries
+for Spark.
+"""
 
 from ledgerlake.runtime.workers import quieten_planner
 

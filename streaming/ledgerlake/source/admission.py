@@ -1,14 +1,18 @@
-"""Whether a micro-batch waits for more to come: ``minRowsPerTrigger`` and ``maxTriggerDelay``, as in Spark's Kafka source.
+"""Whether a micro-batch waits for more to come: ``minRowsPerTrigger`` and ``maxTriggerDelay``, as
+in Spark's Kafka source.
 
-A batch is held back while fewer messages are there than asked for, but for no longer than the delay since the last one that
-was let go. The first after a start is never held back, since nobody knows how long it has waited already.
+A batch is held back while fewer messages are there than asked for, but for no longer than the delay
+since the last one that was let go. The first after a start is never held back, since nobody knows
+how long it has waited already.
 """
 
 from __future__ import annotations
 
 
 class Admission:
-    """What one query's planner remembers of when it last let a batch go. The clock is the caller's, in milliseconds."""
+    """What one query's planner remembers of when it last let a batch go. The clock is the caller's,
+    in milliseconds.
+    """
 
     def __init__(self, min_rows: int, max_delay_ms: int) -> None:
         self.min_rows = min_rows

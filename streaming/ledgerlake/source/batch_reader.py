@@ -28,7 +28,9 @@ class RangePartition(InputPartition):  # type: ignore[misc]
 
 
 class LedgerlakeBatchReader(DataSourceReader):  # type: ignore[misc]
-    """Reads from ``startingOffsets`` (default earliest) to ``endingOffsets`` (default what is there now)."""
+    """Reads from ``startingOffsets`` (default earliest) to ``endingOffsets`` (default what is there
+    now).
+    """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options

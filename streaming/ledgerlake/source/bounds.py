@@ -1,4 +1,5 @@
-"""From what a user says of a start or an end to a position: ids (PIP-107), times and indexes of the broker (PIP-70).
+"""From what a user says of a start or an end to a position: ids (PIP-107), times and indexes of the
+broker (PIP-70).
 
     starts                                 ends
     earliest  before the first entry       latest    the last entry that there is
@@ -12,8 +13,9 @@ So the end of one read by time is the start of the next, and one by index goes o
 
 An id that says its partition is a start or an end of that topic partition only.
 
-A chunked message begins at its first chunk and ends at its last one. Times and indexes, and the plain id of a chunk, name
-single entries: a start there finds the rest of a message whose beginning it does not see.
+A chunked message begins at its first chunk and ends at its last one. Times and indexes, and the
+plain id of a chunk, name single entries: a start there finds the rest of a message whose beginning
+it does not see.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ def resolve_start(cluster: Cluster, topic_partition: str, bound: Bound) -> Parti
 
     Raises:
         SetupError: a start by index, and the entries have none.
-        UsageError: a start at a cursor, which only who holds it can resolve, or an id of another partition.
+        UsageError: a start at a cursor, which only who holds it can resolve, or an id of another
+            partition.
     """
     _check_partition(topic_partition, bound)
     if isinstance(bound, PartitionOffset):
@@ -111,7 +114,8 @@ class Ending:
 
 
 def find(cluster: Cluster, topic_partition: str, bound: AtTime | AtIndex) -> tuple[StampedEntry | None, Position]:
-    """The entry that a time or an index means, None if the topic has not reached it; and where the topic ends.
+    """The entry that a time or an index means, None if the topic has not reached it; and where the
+    topic ends.
 
     Raises:
         SetupError: by index, and the entries have none.
@@ -135,7 +139,9 @@ def find(cluster: Cluster, topic_partition: str, bound: AtTime | AtIndex) -> tup
 
 
 def entry_from(cluster: Cluster, topic_partition: str, position: Position, last: Position) -> StampedEntry | None:
-    """The first readable entry at a position or behind it, up to ``last`` (``AFTER_ALL``: up to the end)."""
+    """The first readable entry at a position or behind it, up to ``last`` (``AFTER_ALL``: up to the
+    end).
+    """
     before = position if position == BEFORE_ALL else position.before
     reader = EntryReader(cluster, topic_partition, before, window=1)
     try:
@@ -150,7 +156,9 @@ def entry_from(cluster: Cluster, topic_partition: str, position: Position, last:
 
 
 def first_available(cluster: Cluster, topic_partition: str) -> Position:
-    """Before everything that the topic still holds, be it deliverable or not: its first ledger, and no entry of it."""
+    """Before everything that the topic still holds, be it deliverable or not: its first ledger, and
+    no entry of it.
+    """
     reader = EntryReader(cluster, topic_partition, BEFORE_ALL, window=1)
     try:
         begin = reader.mark_delete_position()
@@ -184,7 +192,9 @@ def tail_once(cluster: Cluster, topic_partition: str) -> PartitionOffset:
 
 
 def matching_partitions(topic_partitions: Sequence[str], bound: Bound) -> Sequence[str]:
-    """Return the topic partitions that a bound may be of; all if it is of none of them, which is then an error."""
+    """Return the topic partitions that a bound may be of; all if it is of none of them, which is
+    then an error.
+    """
     return [name for name in topic_partitions if _is_of(name, bound)] or topic_partitions
 
 
@@ -204,7 +214,9 @@ def _check_partition(topic_partition: str, bound: Bound) -> None:
 
 
 def _is_of(topic_partition: str, bound: Bound) -> bool:
-    """Return whether a bound can be one of a topic partition: no id, or one of that partition or of none that it says."""
+    """Return whether a bound can be one of a topic partition: no id, or one of that partition or of
+    none that it says.
+    """
     message_id = _message_id(bound)
     if message_id is None or partition_of(message_id) < 0:
         return True

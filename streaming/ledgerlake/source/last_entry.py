@@ -1,11 +1,13 @@
 """Where a topic partition ends for a reader: the last message that it will really get (PIP-429).
 
-For an ordinary read that is what the broker answers. The end of a compacted read is found from the entry behind that answer,
-if a broker sends one. If the broker cannot tell, as those of Pulsar 4.0 cannot when compaction left an encrypted or an
-oddly compressed batch at the end, it is looked for here, from the end of the topic backwards.
+For an ordinary read that is what the broker answers. The end of a compacted read is found from the
+entry behind that answer, if a broker sends one. If the broker cannot tell, as those of Pulsar 4.0
+cannot when compaction left an encrypted or an oddly compressed batch at the end, it is looked for
+here, from the end of the topic backwards.
 
-A broker stores whatever a producer sends as metadata. Where the last entry of a topic is none that it can read, it can neither tell
-the last message nor deliver that entry, until another follows. Then the end is what a reader gets of the topic by reading on.
+A broker stores whatever a producer sends as metadata. Where the last entry of a topic is none that
+it can read, it can neither tell the last message nor deliver that entry, until another follows.
+Then the end is what a reader gets of the topic by reading on.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ if TYPE_CHECKING:
     from ledgerlake.wire.connection import EntryReceived, LastMessageIdReceived
     from ledgerlake.wire.last_message import PayloadToMessageIdConverter
 
-# How long a reader that gets nothing may still get something, of a topic that another reader gets entries of meanwhile.
+# How long a reader that gets nothing may still get something, of a topic that another reader gets
+# entries of meanwhile.
 _QUIET_S = 2.0
 
 # The same if something that is missed is found with the next look.
@@ -54,7 +57,8 @@ def last_position(reader: EntryReader, known: Position = BEFORE_ALL) -> Position
 
 
 def last_message(reader: EntryReader, known: Position = BEFORE_ALL) -> MessageId | None:
-    """The last message that a reader will get of what is there now, or None if there is none; ``known``: see ``last_position``.
+    """The last message that a reader will get of what is there now, or None if there is none;
+    ``known``: see ``last_position``.
 
     Raises:
         SetupError: a converter of the user's failed, or does not exist.
@@ -121,7 +125,9 @@ def _plain_payload(entry: RawEntry, crypto: CryptoSettings) -> bytes | None:
 
 
 def _read_on(reader: EntryReader, known: Position) -> MessageId | None:
-    """The last entry behind a known one that a reader gets before it stays quiet; the known one if it gets none."""
+    """The last entry behind a known one that a reader gets before it stays quiet; the known one if
+    it gets none.
+    """
     _log.warning(
         "the last entry of %s is none that the broker can read; reading on from %s", reader.topic_partition, known
     )
@@ -135,7 +141,9 @@ def _read_on(reader: EntryReader, known: Position) -> MessageId | None:
 
 
 def _search(reader: EntryReader) -> MessageId | None:
-    """The last message that a compacted reader gets, looked for from the end of the uncompacted topic backwards."""
+    """The last message that a compacted reader gets, looked for from the end of the uncompacted
+    topic backwards.
+    """
     raw = EntryReader(reader.cluster, reader.topic_partition, AFTER_ALL, read_compacted=False)
     try:
         end = last_position(raw)
@@ -154,7 +162,9 @@ def _search(reader: EntryReader) -> MessageId | None:
 
 
 def _backwards(end: Position) -> Iterator[Position]:
-    """Positions to read behind: just before the end, twice as far each time, the ledger's begin, the topic's."""
+    """Positions to read behind: just before the end, twice as far each time, the ledger's begin,
+    the topic's.
+    """
     distance = 1
     while distance <= end.entry_id:
         yield Position(end.ledger_id, end.entry_id - distance)
@@ -164,7 +174,9 @@ def _backwards(end: Position) -> Iterator[Position]:
 
 
 def _last_entry_from(reader: EntryReader, after: Position, end: Position) -> EntryReceived | None:
-    """The last entry behind a position, up to ``end``, that a compacted reader gets; None when it stays quiet."""
+    """The last entry behind a position, up to ``end``, that a compacted reader gets; None when it
+    stays quiet.
+    """
     following = EntryReader(reader.cluster, reader.topic_partition, after)
     found = None
     try:

@@ -1,27 +1,33 @@
 """Loss, told apart from holes: what was in the topic, was never read, and is not there any more.
 
-Entry ids have legal gaps: ledgers change, transaction markers and aborted transactions are never delivered, compaction takes
-entries away, the chunks of one message stand between those of others. A broker removes only whole ledgers from the front, by
-retention, truncation, or when a topic is deleted. So nothing is lost as long as the ledger of the last entry taken is still
-there; once it is gone, the broker's index (PIP-70), which counts every message, says whether anything stood between.
+Entry ids have legal gaps: ledgers change, transaction markers and aborted transactions are never
+delivered, compaction takes entries away, the chunks of one message stand between those of others. A
+broker removes only whole ledgers from the front, by retention, truncation, or when a topic is
+deleted. So nothing is lost as long as the ledger of the last entry taken is still there; once it is
+gone, the broker's index (PIP-70), which counts every message, says whether anything stood between.
 
-If there is no index to compare, a durable cursor of ours decides. A broker keeps every ledger with an entry that a cursor has not
-passed, so a ledger that is gone was read whole. That ends if somebody else moved the cursor (message TTL, an operator), which
-shows as a cursor beyond what was taken, or if a ledger is gone of which the range itself has read something or was to: a
-cursor passes a range only when it is committed. Without a cursor something may have stood between, and that counts as loss.
+If there is no index to compare, a durable cursor of ours decides. A broker keeps every ledger with
+an entry that a cursor has not passed, so a ledger that is gone was read whole. That ends if
+somebody else moved the cursor (message TTL, an operator), which shows as a cursor beyond what was
+taken, or if a ledger is gone of which the range itself has read something or was to: a cursor
+passes a range only when it is committed. Without a cursor something may have stood between, and
+that counts as loss.
 
-The broker tells who holds a subscription where it stands, and nobody else. So of a range without an index that goes from one
-ledger into another it is asked anew: by the planner of the bare source when it plans the range, by the driver of a pipeline
-before the tasks begin, which it tells by a local property of their job (``tell_tasks``).
+The broker tells who holds a subscription where it stands, and nobody else. So of a range without an
+index that goes from one ledger into another it is asked anew: by the planner of the bare source
+when it plans the range, by the driver of a pipeline before the tasks begin, which it tells by a
+local property of their job (``tell_tasks``).
 
-Nothing shows that a cursor was moved just to the end of a ledger, or removed and made again: if a ledger that was read whole is
-removed, the broker itself moves the cursor before the first entry of the next one.
+Nothing shows that a cursor was moved just to the end of a ledger, or removed and made again: if a
+ledger that was read whole is removed, the broker itself moves the cursor before the first entry of
+the next one.
 
-A topic that ends before what was read of it is another one of that name (``is_another_topic``): the cluster was made anew, or the
-address leads to another one.
+A topic that ends before what was read of it is another one of that name (``is_another_topic``): the
+cluster was made anew, or the address leads to another one.
 
-What a broker numbers and never delivers, such as the marker of a transaction at the end of a ledger that was then removed,
-cannot be told from a message here: so the count of lost messages says "at most".
+What a broker numbers and never delivers, such as the marker of a transaction at the end of a ledger
+that was then removed, cannot be told from a message here: so the count of lost messages says "at
+most".
 """
 
 from __future__ import annotations
@@ -37,7 +43,8 @@ if TYPE_CHECKING:
 
     from ledgerlake.stored.offsets import PartitionOffset
 
-# The driver's word for the tasks of a batch, as a local property of the job: {topic partition: [ledger, entry]}.
+# The driver's word for the tasks of a batch, as a local property of the job: {topic partition:
+# [ledger, entry]}.
 _PROPERTY = "ledgerlake.movedCursors"
 
 
@@ -53,8 +60,9 @@ class Taken:
 class Loss:
     """A range of a topic partition that is gone: behind ``after``, and before ``before``.
 
-    ``messages`` is how many there were at most; None if nobody knows. ``is_new_topic`` says that the numbers begin
-    again: the topic was deleted and created anew. ``cause`` ends the sentence on it.
+    ``messages`` is how many there were at most; None if nobody knows. ``is_new_topic`` says that
+    the numbers begin again: the topic was deleted and created anew. ``cause`` ends the sentence on
+    it.
     """
 
     after: Position
@@ -92,7 +100,8 @@ def find_loss(
         first_available: where the topic begins now.
         after: the last entry that was taken before the range.
         end: where the range ends by its plan.
-        pinned_from: behind this position a durable cursor has kept what was not read; None: there is none.
+        pinned_from: behind this position a durable cursor has kept what was not read; None: there
+            is none.
     """
     if taken.position.ledger_id < 0 or taken.position.ledger_id >= first_available.ledger_id:
         return None
@@ -108,7 +117,8 @@ def find_loss(
 
 
 def moved_to(marked: Position, taken: Position) -> Position:
-    """Return up to where somebody else moved a cursor over what was not read; ``BEFORE_ALL`` if nobody did.
+    """Return up to where somebody else moved a cursor over what was not read; ``BEFORE_ALL`` if
+    nobody did.
 
     Args:
         marked: the cursor's mark-delete position.
@@ -118,23 +128,29 @@ def moved_to(marked: Position, taken: Position) -> Position:
 
 
 def is_another_topic(taken: PartitionOffset, end: Position) -> bool:
-    """Whether a topic that ends at ``end`` cannot be the one that was read up to ``taken``, but has taken its name.
+    """Whether a topic that ends at ``end`` cannot be the one that was read up to ``taken``, but has
+    taken its name.
 
-    Ledger ids only rise in a cluster, and a broker never says that a topic ends before an entry that it has delivered: it says
-    nothing (entry -1) if no entry is left. A position that only somebody named, or at which no entry was read, may lie beyond
-    the end; one of an entry that was read has a time.
+    Ledger ids only rise in a cluster, and a broker never says that a topic ends before an entry
+    that it has delivered: it says nothing (entry -1) if no entry is left. A position that only
+    somebody named, or at which no entry was read, may lie beyond the end; one of an entry that was
+    read has a time.
     """
     return taken.time_ms is not None and end.entry_id >= 0 and end.ledger_id < taken.position.ledger_id
 
 
 def tell_tasks(context: SparkContext, moved: dict[str, Position]) -> None:
-    """Tell the tasks of the jobs to come which cursors somebody else moved over what was not read, and up to where."""
+    """Tell the tasks of the jobs to come which cursors somebody else moved over what was not read,
+    and up to where.
+    """
     places = {name: [one.ledger_id, one.entry_id] for name, one in moved.items()}
     context.setLocalProperty(_PROPERTY, json.dumps(places))
 
 
 def told(topic_partition: str) -> Position:
-    """In a task: up to where somebody else moved the topic partition's cursor; ``BEFORE_ALL`` if nobody did."""
+    """In a task: up to where somebody else moved the topic partition's cursor; ``BEFORE_ALL`` if
+    nobody did.
+    """
     from pyspark import TaskContext
 
     task = TaskContext.get()

@@ -1,6 +1,7 @@
 """A task's range of entries as pieces of one kind each, read a little ahead.
 
-Stateless by contract: everything arrives in the arguments, so a task that is run again reads the same again.
+Stateless by contract: everything arrives in the arguments, so a task that is run again reads the
+same again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _BUNDLES_AHEAD = 8
 
 @dataclass(frozen=True)
 class Piece:
-    """MESSAGE frames of one kind (see ``decode.split``), in order, and what of the first entry belongs to the range.
+    """MESSAGE frames of one kind (see ``decode.split``), in order, and what of the first entry
+    belongs to the range.
 
     ``broker_ms`` is the broker's time of the last entry, if it says one.
     """

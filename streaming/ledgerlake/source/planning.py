@@ -1,4 +1,5 @@
-"""What a micro-batch reads: ranges from two offsets, and how a budget is shared. Pure: numbers in, numbers out.
+"""What a micro-batch reads: ranges from two offsets, and how a budget is shared. Pure: numbers in,
+numbers out.
 
 A batch depends only on (start, end): the same two offsets always give the same ranges.
 """
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
 class EntryRange:
     """Entries of one topic partition after ``after`` up to and including ``end``.
 
-    ``after_batch_index`` belongs to the first entry after ``after``: its messages up to that index were taken before.
-    ``end_batch_index`` belongs to the entry at ``end``: only its messages up to that index are in the range.
-    ``after_index`` is the broker's index of the last message taken before, if it is known.
-    ``pinned_from``: behind this position a durable cursor has kept what was not read, which tells loss from a hole if
-    an index cannot (see ``loss``); None: there is none.
-    ``clock_ms`` is what time it is by the batch, if it says so; a range without entries is there for that alone.
+    ``after_batch_index`` belongs to the first entry after ``after``: its messages up to that index
+    were taken before. ``end_batch_index`` belongs to the entry at ``end``: only its messages up to
+    that index are in the range. ``after_index`` is the broker's index of the last message taken
+    before, if it is known. ``pinned_from``: behind this position a durable cursor has kept what was
+    not read, which tells loss from a hole if an index cannot (see ``loss``); None: there is none.
+    ``clock_ms`` is what time it is by the batch, if it says so; a range without entries is there
+    for that alone.
     """
 
     topic_partition: str
@@ -48,7 +50,9 @@ class EntryRange:
 
 
 def ranges(start: Offset, end: Offset) -> list[EntryRange]:
-    """The ranges between two offsets, by topic partition; one that is new in ``end`` is read from its beginning."""
+    """The ranges between two offsets, by topic partition; one that is new in ``end`` is read from
+    its beginning.
+    """
     nothing = PartitionOffset(BEFORE_ALL)
     found = []
     for name in sorted(end):
@@ -74,9 +78,11 @@ def entry_range(topic_partition: str, before: PartitionOffset, after: PartitionO
 
 
 def split(spans: list[EntryRange], min_partitions: int) -> list[EntryRange]:
-    """The same entries in at least so many ranges if that can be: a range is cut within the ledger that it ends in.
+    """The same entries in at least so many ranges if that can be: a range is cut within the ledger
+    that it ends in.
 
-    What lies in earlier ledgers stays one range, since how many entries those have is not known here.
+    What lies in earlier ledgers stays one range, since how many entries those have is not known
+    here.
     """
     if not spans or len(spans) >= min_partitions:
         return spans

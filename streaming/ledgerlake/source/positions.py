@@ -32,8 +32,9 @@ _IDLE_MOST_S = 2.0
 def next_until(reader: EntryReader, end: Position) -> EntryReceived | None:
     """The next entry up to and including ``end``, or None when there is no more.
 
-    The entry at ``end`` itself may never come: it can be a marker, a hole, or trimmed meanwhile. So when nothing arrives,
-    the broker is asked for its last entry; once that is not beyond what was taken, the range is complete.
+    The entry at ``end`` itself may never come: it can be a marker, a hole, or trimmed meanwhile. So
+    when nothing arrives, the broker is asked for its last entry; once that is not beyond what was
+    taken, the range is complete.
 
     Raises:
         DeadlineError: the broker says that there is more and does not send it.
@@ -72,7 +73,9 @@ def _next_until(
 
 
 class Tail:
-    """Where one topic partition ends now. Answers are remembered for a while, so that polling costs next to nothing."""
+    """Where one topic partition ends now. Answers are remembered for a while, so that polling costs
+    next to nothing.
+    """
 
     def __init__(self, cluster: Cluster, topic_partition: str) -> None:
         self.topic_partition = topic_partition
@@ -122,7 +125,9 @@ class Tail:
         return position if moved else None
 
     def remember(self, known: PartitionOffset) -> None:
-        """What is known of an entry already: should the topic end there, nothing is read to describe it."""
+        """What is known of an entry already: should the topic end there, nothing is read to
+        describe it.
+        """
         if known.position > self._last.position:
             self._last = replace(known, batch_index=None, clock_ms=None)
 
@@ -131,7 +136,9 @@ class Tail:
         self._asked_s = float("-inf")
 
     def ask_afresh(self) -> None:
-        """Ask whoever serves the topic by a new look-up; a broker that has lost it may not know its end."""
+        """Ask whoever serves the topic by a new look-up; a broker that has lost it may not know its
+        end.
+        """
         self._reader.close()
         self.ask_again()
         self.now()
@@ -141,7 +148,8 @@ class Tail:
 
 
 def look_at_all(tails: Collection[Tail]) -> None:
-    """Have many tails know where their topics end, by few waits for the broker; ``now`` then answers from memory.
+    """Have many tails know where their topics end, by few waits for the broker; ``now`` then
+    answers from memory.
 
     What cannot be had together is left to ``now``.
     """
@@ -184,7 +192,9 @@ def describe(cluster: Cluster, topic_partition: str, position: Position) -> Part
 def count_messages(
     cluster: Cluster, topic_partition: str, start: PartitionOffset, end: PartitionOffset, most: int
 ) -> int:
-    """How many messages lie between two offsets, by the broker's index; if there is none they are read, up to ``most``."""
+    """How many messages lie between two offsets, by the broker's index; if there is none they are
+    read, up to ``most``.
+    """
     if end.index is not None and start.index is not None:
         return max(end.index - start.index, 0)
     reader = EntryReader(cluster, topic_partition, start.position)
@@ -198,7 +208,8 @@ def count_messages(
 
 
 class Scout:
-    """Finds where a limited batch ends, by reading ahead of it; needs no admin address and no guess at sizes.
+    """Finds where a limited batch ends, by reading ahead of it; needs no admin address and no guess
+    at sizes.
 
     It goes on where the batch before ended, so a limited stream costs the broker one extra pass.
     """

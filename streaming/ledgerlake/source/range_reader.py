@@ -1,7 +1,9 @@
-"""Reading a range of entries: gathered up to a bundle's size, with what is missing or cannot be read told beside it.
+"""Reading a range of entries: gathered up to a bundle's size, with what is missing or cannot be
+read told beside it.
 
-Three things besides plain entries can happen on the way: of the first or last entry only a part belongs to the range, what
-was in the topic may be lost (``loss``), and a function of the user's may read entries in a format of its own (PIP-96).
+Three things besides plain entries can happen on the way: of the first or last entry only a part
+belongs to the range, what was in the topic may be lost (``loss``), and a function of the user's may
+read entries in a format of its own (PIP-96).
 """
 
 from __future__ import annotations
@@ -135,14 +137,17 @@ def _process(
 
 
 class _LossWatch:
-    """Looks for loss where a range goes from one ledger to another, which is the only place where there can be any."""
+    """Looks for loss where a range goes from one ledger to another, which is the only place where
+    there can be any.
+    """
 
     def __init__(self, options: SourceOptions, span: EntryRange) -> None:
         self._cluster = shared_cluster(options.client)
         self._fails = options.fail_on_data_loss
         self._span = span
         self.topic_is_gone = False
-        # What compaction took away is no loss, and what it left may stand between ledgers that are gone.
+        # What compaction took away is no loss, and what it left may stand between ledgers that are
+        # gone.
         self._looks = not options.client.read_compacted and span.after.ledger_id >= 0
         self._ledger_id = span.after.ledger_id
         self._last: Received | None = None
@@ -160,7 +165,8 @@ class _LossWatch:
         return loss
 
     def end(self) -> RejectedEntry | None:
-        """The loss before the end of the range, if its last entry was not received: a hole stands there, or it is gone.
+        """The loss before the end of the range, if its last entry was not received: a hole stands
+        there, or it is gone.
 
         Raises:
             As ``take``.
@@ -170,7 +176,8 @@ class _LossWatch:
             return self._lost(Loss(taken.position, self._span.end, None, False, "the topic was deleted"))
         if not self._looks or self._taken().position >= self._span.end:
             return None
-        # Asked before the first entry is: our own cursor may move meanwhile, and ledgers go that were read.
+        # Asked before the first entry is: our own cursor may move meanwhile, and ledgers go that
+        # were read.
         begin = first_available(self._cluster, self._span.topic_partition)
         if begin.ledger_id <= self._taken().position.ledger_id:
             return None

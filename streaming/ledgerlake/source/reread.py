@@ -22,7 +22,8 @@ _NEAR = 16
 
 
 def read_again(client: ClientSettings, topic_partition: str, positions: Iterable[Position]) -> Iterator[bytes | None]:
-    """Single entries by position, in the order asked for; None for one that the topic no longer has, or went with it.
+    """Single entries by position, in the order asked for; None for one that the topic no longer
+    has, or went with it.
 
     Positions that rise and are near to each other are read in one go.
 
@@ -60,7 +61,9 @@ def _read_again(client: ClientSettings, topic_partition: str, positions: Iterabl
 
 
 def _is_near(reader: EntryReader, taken: EntryReceived | None, position: Position) -> bool:
-    """Whether reading on is cheaper than a new start. A reader that found a gap may have passed over what comes next."""
+    """Whether reading on is cheaper than a new start. A reader that found a gap may have passed
+    over what comes next.
+    """
     reached = reader.after
     distance = position.entry_id - reached.entry_id
     return taken is not None and reached.ledger_id == position.ledger_id and 0 <= distance <= _NEAR

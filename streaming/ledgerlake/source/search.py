@@ -1,12 +1,15 @@
-"""Finding an entry by the broker's time or index (PIP-70), in a number of reads that grows with the logarithm.
+"""Finding an entry by the broker's time or index (PIP-70), in a number of reads that grows with the
+logarithm.
 
-The broker answers one question: which entry is the first at a position or behind it? Positions have holes everywhere:
-ledger ids are those of the whole cluster, ledgers end where they like and may hold a single entry, entries may be markers or
-compacted away. So the search is over positions, and an answer far behind the question also says that nothing lies between.
+The broker answers one question: which entry is the first at a position or behind it? Positions have
+holes everywhere: ledger ids are those of the whole cluster, ledgers end where they like and may
+hold a single entry, entries may be markers or compacted away. So the search is over positions, and
+an answer far behind the question also says that nothing lies between.
 
-What is assumed is that times and indexes rise. A broker's do, but for a clock that is set back; publish times, where an entry
-has no broker timestamp, do so only about as well as the producers' clocks agree, and there the result is exact only to that.
-In a topic whose broker began to add metadata in mid-life, publish times decide only about what lies before that.
+What is assumed is that times and indexes rise. A broker's do, but for a clock that is set back;
+publish times, where an entry has no broker timestamp, do so only about as well as the producers'
+clocks agree, and there the result is exact only to that. In a topic whose broker began to add
+metadata in mid-life, publish times decide only about what lies before that.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from ledgerlake.wire.message_id import BEFORE_ALL, Position
 if TYPE_CHECKING:
     from ledgerlake.wire.entry import Stamp
 
-# How far to look into a ledger whose end is not known yet. Brokers begin another after 50,000 entries unless told otherwise.
+# How far to look into a ledger whose end is not known yet. Brokers begin another after 50,000
+# entries unless told otherwise.
 _FIRST_STEP = 8192
 
 
@@ -50,13 +54,16 @@ def first_since(probe: Probe, last: Position, time_ms: int) -> StampedEntry | No
     if begin is None:
         return _search(probe, last, lambda one: one.stamp.time_ms >= time_ms)[1]
     if begin.stamp.time_ms < time_ms:
-        # What has no broker timestamp was stored before what has one, whatever its producer's clock said.
+        # What has no broker timestamp was stored before what has one, whatever its producer's clock
+        # said.
         return _search(probe, last, lambda one: one.stamp.by_broker and one.stamp.time_ms >= time_ms)[1]
     return _search(probe, last, lambda one: one.stamp.by_broker or one.stamp.time_ms >= time_ms)[1]
 
 
 def first_with_index(probe: Probe, last: Position, index: int) -> StampedEntry | None:
-    """The first entry whose last message has ``index`` or a higher one; None if there is none up to ``last``."""
+    """The first entry whose last message has ``index`` or a higher one; None if there is none up to
+    ``last``.
+    """
     return _search(probe, last, lambda one: one.stamp.index is not None and one.stamp.index >= index)[1]
 
 
@@ -83,7 +90,8 @@ def _search(
     best = probe(last)
     if best is not None and not reached(best):
         return best, None
-    # Of what is behind ``low`` and before ``high`` nothing is known; at ``high`` or behind, ``best`` is the first.
+    # Of what is behind ``low`` and before ``high`` nothing is known; at ``high`` or behind,
+    # ``best`` is the first.
     high, step = last, _FIRST_STEP
     while low.position.next < high:
         middle = _middle(low.position, high, step)
@@ -99,7 +107,9 @@ def _search(
 
 
 def _middle(low: Position, high: Position, step: int) -> Position:
-    """A position between two: halfway in entries of one ledger, else in ledgers, else a step into the lower ledger."""
+    """A position between two: halfway in entries of one ledger, else in ledgers, else a step into
+    the lower ledger.
+    """
     if low.ledger_id == high.ledger_id:
         return Position(low.ledger_id, (low.entry_id + 1 + high.entry_id) // 2)
     begun = high.entry_id > 0

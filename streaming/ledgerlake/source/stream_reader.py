@@ -1,13 +1,19 @@
-"""``spark.readStream.format("ledgerlake")``: offsets and planning in the driver's planner process, reading in tasks.
+"""``spark.readStream.format("ledgerlake")``: offsets and planning in the driver's planner process,
+reading in tasks.
 
 Rules kept here:
-  - A batch depends only on (start, end); what is remembered here only saves questions to the broker.
+  - A batch depends only on (start, end); what is remembered here only saves questions to the
+    broker.
   - Nothing is opened before the first question: Spark makes readers only to pickle them.
-  - With ``Trigger.AvailableNow`` the end is fixed once, and the limits still hold. A stream with an end never reads past it.
-  - Where nothing new has come, a batch is planned all the same for a topic partition that asked to be woken (``wakes``).
-    While entries come, their broker times say what time it is; if the broker says none, the clock is ours then too.
-  - A batch of fewer messages than asked for may be held back (``admission``), but never one with something due.
-  - A position that did not move keeps the very JSON it had, since Spark takes a changed offset for new data.
+  - With ``Trigger.AvailableNow`` the end is fixed once, and the limits still hold. A stream with an
+    end never reads past it.
+  - Where nothing new has come, a batch is planned all the same for a topic partition that asked to
+    be woken (``wakes``). While entries come, their broker times say what time it is; if the broker
+    says none, the clock is ours then too.
+  - A batch of fewer messages than asked for may be held back (``admission``), but never one with
+    something due.
+  - A position that did not move keeps the very JSON it had, since Spark takes a changed offset for
+    new data.
 """
 
 from __future__ import annotations
@@ -71,7 +77,9 @@ def _clock_ms() -> int:
 
 
 class LedgerlakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """One query's source. Pickled with its options only; the connections belong to the planner process."""
+    """One query's source. Pickled with its options only; the connections belong to the planner
+    process.
+    """
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -155,7 +163,9 @@ class _Planner:
         return resolve_start(self._cluster, name, bound)
 
     def _look_for_topics(self) -> None:
-        """Find out which topics and partitions there are, now and then; those that are new have no start, and are read whole."""
+        """Find out which topics and partitions there are, now and then; those that are new have no
+        start, and are read whole.
+        """
         if not self._is_time_to_look():
             return
         if self._watcher is None or self._watcher.closed:
@@ -184,10 +194,11 @@ class _Planner:
             self._cursors[name].ensure(from_earliest=True)
 
     def _pin(self, name: str, subscription: str) -> None:
-        """Make the pipeline's durable cursor on a topic partition before its first entry is planned.
+        """Make the pipeline's durable cursor on a topic partition before its first entry is
+        planned.
 
-        The driver holds those that it knows; of a new one it learns with the first batch, when a broker may have removed
-        entries that nobody held.
+        The driver holds those that it knows; of a new one it learns with the first batch, when a
+        broker may have removed entries that nobody held.
         """
         cursor = DurableCursor(self._cluster, name, subscription)
         with contextlib.suppress(ConsumerBusyError, TopicNotFoundError):
@@ -205,11 +216,12 @@ class _Planner:
         self._scouts[name] = Scout(self._cluster, name)
 
     def _forget_deleted(self, start: Offset, ends: Offset, waiting: Collection[str]) -> Offset:
-        """The start without topic partitions that are deleted and were read whole: one made again is a new one.
+        """The start without topic partitions that are deleted and were read whole: one made again
+        is a new one.
 
         Args:
-            waiting: those of which something may wait in the query's state. They stay, for the clock of their batches, and
-                nothing of them was read.
+            waiting: those of which something may wait in the query's state. They stay, for the
+                clock of their batches, and nothing of them was read.
         """
         nothing = PartitionOffset(BEFORE_ALL)
         result = dict(start)
@@ -226,7 +238,8 @@ class _Planner:
         return result
 
     def _begin_others_anew(self, start: Offset, ends: Offset) -> Offset:
-        """The start with nothing read of topic partitions that are others than those that were read.
+        """The start with nothing read of topic partitions that are others than those that were
+        read.
 
         Raises:
             DataLossError: there is one, and there must not be.
@@ -252,7 +265,9 @@ class _Planner:
         return result
 
     def _others(self, start: Offset) -> dict[str, Position]:
-        """The topic partitions that took the name of one that was read, and where they end; asked more than once."""
+        """The topic partitions that took the name of one that was read, and where they end; asked
+        more than once.
+        """
         # What compaction leaves may end before what was read.
         found = {} if self._options.client.read_compacted else dict.fromkeys(start, BEFORE_ALL)
         for is_last in (False, False, True):
@@ -288,7 +303,8 @@ class _Planner:
                 self._tails[name].now()
             elif name in self._tails:
                 self._tails[name].remember(one)
-        # Spark asks for what follows a batch only once that batch is committed, and tells so itself only with the next one.
+        # Spark asks for what follows a batch only once that batch is committed, and tells so itself
+        # only with the next one.
         self.committed(start)
         wakes_ms = self._wakes_ms(start)
         clock_ms, woken = self._woken(start, wakes_ms)
@@ -321,14 +337,18 @@ class _Planner:
         return result
 
     def _waits_for_more(self, start: Offset, ends: Offset, woken: list[str]) -> bool:
-        """Whether a batch is held back; what is due never waits, nor does a run that ends with what is there now."""
+        """Whether a batch is held back; what is due never waits, nor does a run that ends with what
+        is there now.
+        """
         due = woken and self._options.wakes != "always"
         if self._admission is None or self._fixed_end is not None or due:
             return False
         return self._admission.holds(sum(self._count(name, start, end) for name, end in ends.items()), _clock_ms())
 
     def _count(self, name: str, start: Offset, end: PartitionOffset) -> int:
-        """How many messages of a topic partition there are to read; not fewer than asked for if there are more."""
+        """How many messages of a topic partition there are to read; not fewer than asked for if
+        there are more.
+        """
         assert self._admission is not None
         begin = start.get(name, PartitionOffset(BEFORE_ALL))
         known = self._counted.get(name)
@@ -348,7 +368,8 @@ class _Planner:
     def _woken(self, start: Offset, wakes_ms: dict[str, int]) -> tuple[int, list[str]]:
         """What time it is, and the topic partitions whose time has come.
 
-        The clock is read before the broker is asked where they end: so nothing that was stored before that time is missed.
+        The clock is read before the broker is asked where they end: so nothing that was stored
+        before that time is missed.
         """
         clock_ms = self._fixed_clock_ms or _clock_ms()
         woken = [name for name in start if clock_ms > wakes_ms.get(name, clock_ms) > (start[name].clock_ms or 0)]
@@ -360,8 +381,8 @@ class _Planner:
     def with_pins(self, spans: list[EntryRange]) -> list[EntryRange]:
         """Say of ranges from where on a durable cursor has kept what they read.
 
-        Also of those that begin behind an index: what follows may have none. Where the pipeline's own cursors stand, the
-        driver tells the tasks (see ``loss``).
+        Also of those that begin behind an index: what follows may have none. Where the pipeline's
+        own cursors stand, the driver tells the tasks (see ``loss``).
         """
         return [replace(span, pinned_from=self._pin_of(span)) for span in spans]
 

@@ -1,8 +1,9 @@
 """Which schema a typed read uses (``schema = auto``), and those that its messages were written by.
 
-The reader's is the newest that the registry has when a query is analysed. It travels with the first column, as metadata of Spark's,
-so that planner and tasks read by the very schema that the query's columns come from, also when a newer one is registered
-meanwhile. Restarting a query takes the newest.
+The reader's is the newest that the registry has when a query is analysed. It travels with the first
+column, as metadata of Spark's, so that planner and tasks read by the very schema that the query's
+columns come from, also when a newer one is registered meanwhile. Restarting a query takes the
+newest.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ def read_bundles(options: SourceOptions, span: EntryRange) -> Iterator[pa.Record
 
 
 def read_messages(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
-    """The range as rows of ``schema.VIEW``; a bad entry is a row with its bytes in ``value`` and a ``reject_reason``.
+    """The range as rows of ``schema.VIEW``; a bad entry is a row with its bytes in ``value`` and a
+    ``reject_reason``.
 
     With a schema for the values, see ``decode.typed``.
     """

@@ -1,12 +1,15 @@
-"""When a topic partition wants a micro-batch although nothing new has come: told by the pipeline, read by the planner.
+"""When a topic partition wants a micro-batch although nothing new has come: told by the pipeline,
+read by the planner.
 
-The two live in different processes. After a micro-batch that changed it the pipeline writes, in a folder of the checkpoint,
+The two live in different processes. After a micro-batch that changed it the pipeline writes, in a
+folder of the checkpoint,
 
     <batch>.json    {"version": 1, "wakes": {"persistent://public/default/orders-partition-0": 1777626000123}}
 
-(milliseconds since 1970); that of the newest micro-batch counts. So a process that was suspended and wakes up beside its successor
-cannot replace what that one wrote. A planned micro-batch carries the clock in its offset, so that it does the same when it is run
-again; these files only decide when one is planned.
+(milliseconds since 1970); that of the newest micro-batch counts. So a process that was suspended
+and wakes up beside its successor cannot replace what that one wrote. A planned micro-batch carries
+the clock in its offset, so that it does the same when it is run again; these files only decide when
+one is planned.
 
 Earlier builds kept one file for all, beside the folder.
 """
@@ -26,7 +29,8 @@ VERSION = 1
 
 
 def load_wakes(folder: str) -> dict[str, int] | None:
-    """Return when each topic partition wants a micro-batch; None if nothing is written there that can be read.
+    """Return when each topic partition wants a micro-batch; None if nothing is written there that
+    can be read.
 
     Raises:
         OSError: a file is there and cannot be read.

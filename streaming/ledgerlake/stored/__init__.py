@@ -1,1 +1,3 @@
-"""What later releases must read: checked JSON, files that are replaced whole, and the offset of a checkpoint."""
+"""What later releases must read: checked JSON, files that are replaced whole, and the offset of a
+checkpoint.
+"""

@@ -1,6 +1,8 @@
-"""JSON that was written into a checkpoint, read back: every field is checked before anything is made of it.
+"""JSON that was written into a checkpoint, read back: every field is checked before anything is
+made of it.
 
-A value has the type that its dataclass says, numbers fit 64 bits, and no field is unknown or missing.
+A value has the type that its dataclass says, numbers fit 64 bits, and no field is unknown or
+missing.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ def parse_stored(
 
     Args:
         written: what it is, as the error's subject.
-        read: makes a value of its fields and its version, 0 if it has none; raises ValueError, or what a wrong type
-            leads to.
+        read: makes a value of its fields and its version, 0 if it has none; raises ValueError, or
+            what a wrong type leads to.
         known: the last version that can be read, if the object has one.
 
     Raises:

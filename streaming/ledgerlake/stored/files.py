@@ -35,7 +35,8 @@ def load_json(path: str) -> Any:
 
 
 def load_stored(path: str, written: str, read: Callable[[dict[str, Any], int], T], known: int) -> T | None:
-    """Return a file's object, or None if there is no file. The other arguments are those of ``parse_stored``.
+    """Return a file's object, or None if there is no file. The other arguments are those of
+    ``parse_stored``.
 
     Raises:
         OffsetError: a newer release wrote it, or it is damaged.

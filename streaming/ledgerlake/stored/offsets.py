@@ -1,13 +1,16 @@
-"""What the source writes into Spark's checkpoint: a position per topic partition, as JSON that a person can read.
+"""What the source writes into Spark's checkpoint: a position per topic partition, as JSON that a
+person can read.
 
     {"version": 2, "positions": {"persistent://public/default/orders-partition-0":
         {"ledger": 12, "entry": 345, "time": "2026-05-01T09:00:00.123Z", "index": 98765}}}
 
-The position is the last entry taken (``"entry": -1``: nothing of that ledger; ledger -1: nothing at all). ``batch``, where
-present, says that only the messages up to that index of the *next* entry were taken. ``time`` is the broker's, of that
-entry, where it is one that can be written so, and ``index`` the broker's of the last message taken: for people, and to tell loss from a hole (see ``loss``); where a read begins does not depend on
-them. ``clock``, if present, is what time it was when
-nothing new had come and something was to be done all the same, such as to give up a large message that never ends.
+The position is the last entry taken (``"entry": -1``: nothing of that ledger; ledger -1: nothing at
+all). ``batch``, where present, says that only the messages up to that index of the *next* entry
+were taken. ``time`` is the broker's, of that entry, where it is one that can be written so, and
+``index`` the broker's of the last message taken: for people, and to tell loss from a hole (see
+``loss``); where a read begins does not depend on them. ``clock``, if present, is what time it was
+when nothing new had come and something was to be done all the same, such as to give up a large
+message that never ends.
 
 Version 1 had no ``clock``.
 
@@ -44,7 +47,9 @@ class PartitionOffset:
 
     @property
     def next_position(self) -> Position:
-        """Where the entry after ``position`` would stand in the same ledger; ``batch_index`` belongs to that one."""
+        """Where the entry after ``position`` would stand in the same ledger; ``batch_index``
+        belongs to that one.
+        """
         return self.position.next
 
     def is_beyond(self, other: PartitionOffset) -> bool:

@@ -1,15 +1,18 @@
-"""Rows of a micro-batch that its commit lacks: a repeat may judge otherwise than the run that committed.
+"""Rows of a micro-batch that its commit lacks: a repeat may judge otherwise than the run that
+committed.
 
-``rejects`` commits before ``messages``. After a kill between the two the micro-batch runs again, and what it reads may be another
-thing by then: a ledger was trimmed, which is a row of ``data_loss``; a key is gone, by which a message becomes a reject. Such rows
-are in no file of the first run. So the repeat's rows are compared with those that the table took up, and what is missing there is
-committed under an application transaction of its own:
+``rejects`` commits before ``messages``. After a kill between the two the micro-batch runs again,
+and what it reads may be another thing by then: a ledger was trimmed, which is a row of
+``data_loss``; a key is gone, by which a message becomes a reject. Such rows are in no file of the
+first run. So the repeat's rows are compared with those that the table took up, and what is missing
+there is committed under an application transaction of its own:
 
     <query>                  the micro-batch as the first run committed it
     <query>:more:<number>    what a repeat has added to it; ``number`` counts from 1, since a repeat may be killed too
 
-A row is known by its place and its reason; of a loss also by its detail, which says how far it reaches. Rows count as the commit
-took them up, so that what a user has deleted meanwhile does not come again.
+A row is known by its place and its reason; of a loss also by its detail, which says how far it
+reaches. Rows count as the commit took them up, so that what a user has deleted meanwhile does not
+come again.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ RowKey = tuple[Any, ...]
 
 
 def add_missing(table: Table, batch: BatchRecord, files: list[DataFile]) -> None:
-    """Commit those rows of a repeat that the commits of its micro-batch lack; remove the files that it leaves.
+    """Commit those rows of a repeat that the commits of its micro-batch lack; remove the files that
+    it leaves.
 
     Args:
         table: one of rejects, which holds the micro-batch.

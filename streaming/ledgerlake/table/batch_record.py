@@ -1,7 +1,7 @@
 """What a table records of a micro-batch, in the commit that adds its files.
 
-A micro-batch is known by its query and number. The digest of its offsets tells it apart from another micro-batch of the
-same number, which an older copy of the checkpoint may plan.
+A micro-batch is known by its query and number. The digest of its offsets tells it apart from
+another micro-batch of the same number, which an older copy of the checkpoint may plan.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ class BatchRecord:
 
     Args:
         stream: the configured name.
-        query: the name under which the table counts micro-batches: the stream's name and Spark's id of the query.
+        query: the name under which the table counts micro-batches: the stream's name and Spark's id
+            of the query.
         range_digest: 63 bits of a hash over the offsets before and after the micro-batch.
-        ranges: by topic partition the offsets where its range started and ended, as the checkpoint has them.
+        ranges: by topic partition the offsets where its range started and ended, as the checkpoint
+            has them.
     """
 
     stream: str
@@ -39,11 +41,15 @@ class BatchRecord:
         return any(_place(span["start"]) != _place(span["end"]) for span in self.ranges.values())
 
     def more(self, number: int) -> BatchRecord:
-        """Return what an addition to it is committed as (see ``table.additions``); the first has the number 1."""
+        """Return what an addition to it is committed as (see ``table.additions``); the first has
+        the number 1.
+        """
         return replace(self, query=f"{self.query}{_MORE}{number}")
 
     def is_in(self, known: dict[str, Any]) -> bool:
-        """Return whether a commit, by the JSON in its metadata, has rows of it: its own commit, or an addition."""
+        """Return whether a commit, by the JSON in its metadata, has rows of it: its own commit, or
+        an addition.
+        """
         if (known.get("batch"), known.get("range_digest")) != (self.batch_id, self.range_digest):
             return False
         query = known.get("query")
@@ -69,7 +75,9 @@ def _place(offset: dict[str, Any] | None) -> Any:
 
 @dataclass(frozen=True)
 class Recorded:
-    """The last micro-batch of a query that a table holds; ``range_digest`` is None if the table does not know it."""
+    """The last micro-batch of a query that a table holds; ``range_digest`` is None if the table
+    does not know it.
+    """
 
     batch_id: int
     range_digest: int | None
@@ -81,7 +89,9 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Held:
-    """The last micro-batch that a checkpoint saw in the table at ``path``: one that knows less of the query is an older copy."""
+    """The last micro-batch that a checkpoint saw in the table at ``path``: one that knows less of
+    the query is an older copy.
+    """
 
     path: str
     batch_id: int

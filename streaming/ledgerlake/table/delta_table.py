@@ -1,19 +1,20 @@
 """The two Delta tables: made with the contract's columns by delta-spark, checked before every run.
 
-A table's app transactions (Delta's own idempotence record, kept in its log and checkpoints) hold what the pipeline must
-know of it. ``<query>`` names the stream and its checkpoint:
+A table's app transactions (Delta's own idempotence record, kept in its log and checkpoints) hold
+what the pipeline must know of it. ``<query>`` names the stream and its checkpoint:
 
     <query>                              the last micro-batch of that query which is in the table
     <query>:range                        the digest of a micro-batch's offsets (see ``batch_record``)
     <query>:more:<number>                a micro-batch to which a repeat has added rows (see ``additions``)
     <query>:range_of                     the number of that micro-batch. Where delta-spark wrote a later one (see ``spark_table``), which
-                                         sets ``<query>`` alone, the digest does not count; earlier releases wrote no such number
+                                         sets ``<query>`` alone, the digest does not count; earlier
+                                         releases wrote no such number
     ledgerlake.stream:<stream>           the same number, for a start that finds no checkpoint
     ledgerlake.outbox:<outbox>           how many messages the outbox has held up to that micro-batch
     ledgerlake.effective_time_us:<topic partition>   how far that topic partition's time has come
 
-Two writers of one query cannot both commit: Delta refuses a commit if another one with the same transaction came between.
-The history shows each micro-batch with its ranges, under ``ledgerlake``.
+Two writers of one query cannot both commit: Delta refuses a commit if another one with the same
+transaction came between. The history shows each micro-batch with its ranges, under ``ledgerlake``.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ _COMMITS_PER_CLEANUP = 100
 # How far back the history is searched for a micro-batch; others may write to the table between.
 HISTORY_COMMITS = 1000
 
-# What our files cannot carry. Older tables say it by a property, newer ones by a feature of their protocol.
+# What our files cannot carry. Older tables say it by a property, newer ones by a feature of their
+# protocol.
 _REFUSED_PROPERTIES = {
     "delta.columnMapping.mode": "columnMapping",
     "delta.enableChangeDataFeed": "changeDataFeed",
@@ -62,7 +64,9 @@ _REFUSED_FEATURES = {"columnMapping", "generatedColumns", "checkConstraints", "c
 
 
 class Table:
-    """One Delta table at ``path`` with the columns of ``schema``; tasks put its files into ``folder``."""
+    """One Delta table at ``path`` with the columns of ``schema``; tasks put its files into
+    ``folder``.
+    """
 
     def __init__(self, path: str, schema: pa.Schema) -> None:
         self.path = self.folder = path
@@ -70,7 +74,8 @@ class Table:
         self._opened: DeltaTable | None = None
 
     def check(self, spark: SparkSession) -> bool:
-        """Whether the table is there, with the contract's columns; where it is not, its folder is made.
+        """Whether the table is there, with the contract's columns; where it is not, its folder is
+        made.
 
         Raises:
             TableError: another schema (the difference is named) or a feature that we cannot write.
@@ -93,7 +98,9 @@ class Table:
         """Nobody else writes for this query from here on."""
 
     def effective_times_us(self, topic_partitions: list[str]) -> dict[str, int]:
-        """How far each topic partition's effective time has come in the table; without those that have none."""
+        """How far each topic partition's effective time has come in the table; without those that
+        have none.
+        """
         table = self._current()
         found = {name: table.transaction_version(_TIME_PREFIX + name) for name in topic_partitions}
         return {name: int(time_us) for name, time_us in found.items() if time_us is not None}
@@ -109,12 +116,15 @@ class Table:
         return Recorded(batch_id, table.transaction_version(_range_of(query)) if is_its_own else None)
 
     def last_batch_of(self, stream: str) -> int | None:
-        """Return the last micro-batch of a stream of that name; -1 if it only began, None if the table does not know it."""
+        """Return the last micro-batch of a stream of that name; -1 if it only began, None if the
+        table does not know it.
+        """
         batch_id: int | None = self._current().transaction_version(_STREAM_PREFIX + stream)
         return batch_id
 
     def begin_stream(self, stream: str) -> None:
-        """Record that a stream of that name begins, so that a checkpoint that is lost before its first row is noticed.
+        """Record that a stream of that name begins, so that a checkpoint that is lost before its
+        first row is noticed.
 
         Raises:
             TableError: the commit did not land.
@@ -124,7 +134,9 @@ class Table:
         )
 
     def outbox_messages(self, outbox: str) -> int | None:
-        """Return how many messages an outbox had held up to the last commit; None if no commit says so."""
+        """Return how many messages an outbox had held up to the last commit; None if no commit says
+        so.
+        """
         messages: int | None = self._current().transaction_version(_OUTBOX_PREFIX + outbox)
         return messages
 
@@ -182,7 +194,8 @@ class Table:
         return versions
 
     def keys_of(self, batch: BatchRecord, version: int) -> Counter[RowKey]:
-        """Return by what the rows are known that a version brought of a micro-batch; only of a table of rejects.
+        """Return by what the rows are known that a version brought of a micro-batch; only of a
+        table of rejects.
 
         Raises:
             CheckpointError: its files cannot be read.
@@ -211,7 +224,8 @@ class Table:
         now_ms = int(time.time() * 1000)
         actions = [AddAction(file.name, file.size_bytes, {}, now_ms, True, file.stats) for file in files]
         transactions = [Transaction(name, number, now_ms) for name, number in numbers.items()]
-        # Whether entries of the log have expired is looked up in the whole log, so not at each commit; None leaves it to the table.
+        # Whether entries of the log have expired is looked up in the whole log, so not at each
+        # commit; None leaves it to the table.
         expires = None if table.version() % _COMMITS_PER_CLEANUP == 0 else False
         try:
             table.create_write_transaction(
@@ -232,7 +246,9 @@ class Table:
                 filesystem.delete_file(f"{root}/{name}")
 
     def _current(self) -> DeltaTable:
-        """The table as it is now. Kept open, since loading reads the whole list of files and an update only what is new."""
+        """The table as it is now. Kept open, since loading reads the whole list of files and an
+        update only what is new.
+        """
         try:
             if self._opened is None:
                 self._opened = DeltaTable(self.path)
@@ -294,7 +310,9 @@ def data_folder(path: str, schema: pa.Schema, prefix: str) -> ParquetFolder:
 
 
 def known_of(commit: dict[str, Any]) -> dict[str, Any] | None:
-    """What a commit of the history says of its micro-batch, whoever wrote it; None if it says nothing."""
+    """What a commit of the history says of its micro-batch, whoever wrote it; None if it says
+    nothing.
+    """
     for name in ("ledgerlake", "userMetadata"):
         with contextlib.suppress(ValueError, TypeError):
             known = json.loads(commit.get(name) or "null")
@@ -338,7 +356,9 @@ def _type_name(kind: str | dict[str, Any]) -> str:
 
 
 def column_differences(schema: pa.Schema, table: DeltaTable) -> tuple[list[str], list[str], list[str]]:
-    """What a table lacks of some columns, what it has beside them, and what is of another type; each as words."""
+    """What a table lacks of some columns, what it has beside them, and what is of another type;
+    each as words.
+    """
     wanted, found = _column_types(schema), _column_types(table.schema())
     missing = [f"it lacks {name}" for name in wanted if name not in found]
     extra = [f"it has {name}" for name in found if name not in wanted]

@@ -1,13 +1,16 @@
 """Parquet files whose rows stand in order, from batches that mostly do already.
 
-Key: (effective time, ledger, entry, batch index), where effective time is the broker's timestamp, or the publish time if
-there is none, and of a message that waited its delivery time where that is later. A row that has neither, since its producer's time
-was out of range, has the effective time 0: it stands before the others and is late if the table has rows. Broker times only rise, so rows normally pass straight through; publish times of several
-producers do not, and a broker's clock can step back.
+Key: (effective time, ledger, entry, batch index), where effective time is the broker's timestamp,
+or the publish time if there is none, and of a message that waited its delivery time where that is
+later. A row that has neither, since its producer's time was out of range, has the effective time 0:
+it stands before the others and is late if the table has rows. Broker times only rise, so rows
+normally pass straight through; publish times of several producers do not, and a broker's clock can
+step back.
 
-How it stays bounded: rows gather up to one row group and are sorted there. While each group begins at or after the end
-of the one before, all of them go into one file, a run. A group that begins earlier opens a new run, and at the end the
-runs are merged with one row group of each in memory. Files of several writers are merged the same way, if they overlap.
+How it stays bounded: rows gather up to one row group and are sorted there. While each group begins
+at or after the end of the one before, all of them go into one file, a run. A group that begins
+earlier opens a new run, and at the end the runs are merged with one row group of each in memory.
+Files of several writers are merged the same way, if they overlap.
 
 A value of a row group's size or more has a file of its own, packed only if a sample of it shrinks.
 
@@ -48,7 +51,8 @@ _SAMPLE_BYTES = 256 * 1024
 # A table of one short row takes kilobytes beside its row.
 _WAITING_TABLES = 1000
 
-# Numbers that rise by little or stay the same: as differences they take next to nothing, and packing them no time.
+# Numbers that rise by little or stay the same: as differences they take next to nothing, and
+# packing them no time.
 _DELTA_ENCODED_COLUMNS = [
     "ledger_id",
     "entry_id",
@@ -73,7 +77,8 @@ _STATISTICS_COLUMNS = [
 
 @dataclass(frozen=True)
 class DataFile:
-    """A finished file that no table knows yet: its name below the table, and what Delta's log records of it.
+    """A finished file that no table knows yet: its name below the table, and what Delta's log
+    records of it.
 
     ``first`` and ``last`` are the keys of its first and last row, if its rows have an order.
     """
@@ -190,10 +195,12 @@ class GatheringWriter:
 
 
 class OrderedWriter:
-    """Takes batches of one topic partition's messages in any order, leaves files whose rows are in order.
+    """Takes batches of one topic partition's messages in any order, leaves files whose rows are in
+    order.
 
     Args:
-        reached_us: effective time that the table had reached before; what is earlier is marked ``late``.
+        reached_us: effective time that the table had reached before; what is earlier is marked
+            ``late``.
     """
 
     def __init__(self, folder: ParquetFolder, reached_us: int | None) -> None:
@@ -265,7 +272,9 @@ def _is_row_group(rows: pa.Table | pa.RecordBatch) -> bool:
 
 
 def _shrinks(row: pa.Table) -> bool:
-    """Whether a sample of a large value does. One that does not costs time, and memory for its copy, to no end."""
+    """Whether a sample of a large value does. One that does not costs time, and memory for its
+    copy, to no end.
+    """
     column = row.column(row.schema.get_field_index("value" if "value" in row.schema.names else "entry"))
     value = column.chunk(0)[0].as_buffer()
     middle = value.slice(value.size // 2, min(_SAMPLE_BYTES, value.size - value.size // 2))
@@ -274,7 +283,8 @@ def _shrinks(row: pa.Table) -> bool:
 
 
 def merge_overlapping(folder: ParquetFolder, files: list[DataFile]) -> tuple[list[DataFile], list[str]]:
-    """Files of one topic partition, each in order, so that they follow each other: those that overlap are written anew.
+    """Files of one topic partition, each in order, so that they follow each other: those that
+    overlap are written anew.
 
     Returns:
         The files in order, and the names of those that were replaced, which are still there.
@@ -352,7 +362,9 @@ def _mark_late(table: pa.Table, late: NDArray[np.bool_]) -> pa.Table:
 
 
 def _stats(footer: Any) -> str:
-    """Delta's statistics of a file, from its Parquet footer; no ends of a column with a time that Python cannot hold."""
+    """Delta's statistics of a file, from its Parquet footer; no ends of a column with a time that
+    Python cannot hold.
+    """
     unbounded: set[str] = set()
     lowest: dict[str, Any] = {}
     highest: dict[str, Any] = {}

@@ -1,12 +1,14 @@
-"""A Delta table with features that plain appended files would violate, so delta-spark's own writer writes it.
+"""A Delta table with features that plain appended files would violate, so delta-spark's own writer
+writes it.
 
-Tasks put their files into a staging folder beside the checkpoint instead of the table's. The driver has Spark read those of a
-micro-batch, sorted anew, and append them with the batch's number, by which Delta skips what it has. So constraints are checked,
-columns generated, changes fed and names mapped by who knows how; the price is one more passage of every row.
+Tasks put their files into a staging folder beside the checkpoint instead of the table's. The driver
+has Spark read those of a micro-batch, sorted anew, and append them with the batch's number, by
+which Delta skips what it has. So constraints are checked, columns generated, changes fed and names
+mapped by who knows how; the price is one more passage of every row.
 
-delta-spark's commits carry one number for each query only. So what else the pipeline must know (see ``delta_table``) is kept in
-the metadata of the commits and looked up in the table's history, and how far each topic partition's time has come is
-looked up in its rows when a query starts.
+delta-spark's commits carry one number for each query only. So what else the pipeline must know (see
+``delta_table``) is kept in the metadata of the commits and looked up in the table's history, and
+how far each topic partition's time has come is looked up in its rows when a query starts.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class SparkTable(Table):
         self.folder = staging
 
     def check(self, spark: SparkSession) -> bool:
-        """As ``Table.check``, but there may be columns beside the contract's, as long as Spark can fill them."""
+        """As ``Table.check``, but there may be columns beside the contract's, as long as Spark can
+        fill them.
+        """
         self._spark = spark
         return super().check(spark)
 
@@ -62,7 +66,8 @@ class SparkTable(Table):
             )
 
     def begin(self) -> None:
-        """Remove what an earlier run left in the staging folder: a micro-batch that is run again writes its files anew.
+        """Remove what an earlier run left in the staging folder: a micro-batch that is run again
+        writes its files anew.
 
         Raises:
             SetupError: the staging folder cannot be made.
@@ -95,7 +100,9 @@ class SparkTable(Table):
         return next((known["batch"] for known in self._known_batches() if known["stream"] == stream), None)
 
     def begin_stream(self, stream: str) -> None:
-        """Record nothing: a commit of delta-spark carries the number of a micro-batch, and there is none yet."""
+        """Record nothing: a commit of delta-spark carries the number of a micro-batch, and there is
+        none yet.
+        """
 
     def outbox_messages(self, outbox: str) -> int | None:
         found = (known["outbox"].get(outbox) for known in self._known_batches() if "outbox" in known)
@@ -166,7 +173,8 @@ def _effective_time() -> Column:
 
 
 def open_table(path: str, schema: pa.Schema, writer: str, staging: str) -> Table:
-    """The table by the writer that it needs: ``arrow`` appends files, ``spark`` is delta-spark's, ``auto`` decides.
+    """The table by the writer that it needs: ``arrow`` appends files, ``spark`` is delta-spark's,
+    ``auto`` decides.
 
     Raises:
         TableError: the table is there and cannot be opened.

@@ -1,12 +1,15 @@
-"""Removing what killed tasks left in the tables' folders, and what OPTIMIZE or DELETE put out of use.
+"""Removing what killed tasks left in the tables' folders, and what OPTIMIZE or DELETE put out of
+use.
 
-``deltalake`` says which files the table does not use and are older than the retention, so that no file of a micro-batch in work is
-among them. Of these only data files go that lie directly in the table's folder, where tasks put them, by their names:
+``deltalake`` says which files the table does not use and are older than the retention, so that no
+file of a micro-batch in work is among them. Of these only data files go that lie directly in the
+table's folder, where tasks put them, by their names:
 
     part-<micro-batch>-<partition>-<number>-<uuid>.<codec>.parquet    of our tasks (see ``operators.partition_writer`` and ``table.ordered_files``)
     part-<number>-<uuid>[-.]c<number>.<codec>.parquet                 of Delta's own writers
 
-Whatever else is in the folder or below it is not ours to judge: another table, a checkpoint, files of a user.
+Whatever else is in the folder or below it is not ours to judge: another table, a checkpoint, files
+of a user.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ class Vacuumed:
 
 
 def vacuum(config: Config, retention_hours: int = DEFAULT_RETENTION_HOURS, *, dry_run: bool = False) -> list[Vacuumed]:
-    """Remove what neither table uses and what is older than so many hours; with ``dry_run`` only say what.
+    """Remove what neither table uses and what is older than so many hours; with ``dry_run`` only
+    say what.
 
     Raises:
         UsageError: less than an hour, in which a micro-batch could be in work.

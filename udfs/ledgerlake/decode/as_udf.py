@@ -1,4 +1,5 @@
-"""The same decoding on a DataFrame of stored entries, for people who keep raw entries and decode them later.
+"""The same decoding on a DataFrame of stored entries, for people who keep raw entries and decode
+them later.
 
 The one file of this room that imports PySpark.
 """
@@ -25,11 +26,12 @@ _COLUMNS = ["topic", "partition", "ledger_id", "entry_id", "entry"]
 
 
 def decode_messages(entries: DataFrame) -> DataFrame:
-    """Messages of stored entries: columns of ``schema.VIEW``, an entry that is no message with its ``reject_reason``.
+    """Messages of stored entries: columns of ``schema.VIEW``, an entry that is no message with its
+    ``reject_reason``.
 
     Args:
-        entries: rows as the source's ``view = entries`` gives them; ``topic``, ``partition``, ``ledger_id``,
-            ``entry_id`` and ``entry`` are used.
+        entries: rows as the source's ``view = entries`` gives them; ``topic``, ``partition``,
+            ``ledger_id``, ``entry_id`` and ``entry`` are used.
     """
     return entries.select(*_COLUMNS).mapInArrow(_decode_batches, from_arrow_schema(schema.VIEW))
 
@@ -38,7 +40,8 @@ def compat(messages: DataFrame) -> DataFrame:
     """Messages in the columns of the JVM connectors, see ``compat``.
 
     Args:
-        messages: rows of the table ``messages``, of ``ledgerlake.api.messages`` or of the bare source, typed or not.
+        messages: rows of the table ``messages``, of ``ledgerlake.api.messages`` or of the bare
+            source, typed or not.
     """
     columns = compat_columns(to_arrow_schema(messages.schema, timezone="UTC"))
     return messages.mapInArrow(lambda batches: map(as_compat, batches), from_arrow_schema(columns))

@@ -1,5 +1,5 @@
-"""Decompression, bounded: at most the declared size is ever produced, and exactly that is accepted. What is declared beyond all that
-the data can hold allocates nothing.
+"""Decompression, bounded: at most the declared size is ever produced, and exactly that is accepted.
+What is declared beyond all that the data can hold allocates nothing.
 
 | codec  | bytes on the wire                                                                     |
 |--------|---------------------------------------------------------------------------------------|
@@ -32,8 +32,9 @@ def decompress(codec: int, data: memoryview, declared_bytes: int, max_bytes: int
     """The plain bytes of a payload; ``data`` itself where it is not compressed.
 
     Raises:
-        CorruptEntryError: ``unknown_codec``, ``too_large`` where the declared size passes ``max_bytes``,
-            or ``bad_compression`` where the data is damaged or is not of the declared size.
+        CorruptEntryError: ``unknown_codec``, ``too_large`` where the declared size passes
+            ``max_bytes``, or ``bad_compression`` where the data is damaged or is not of the
+            declared size.
     """
     if codec == pb.NONE:
         return data
@@ -84,7 +85,8 @@ def _lz4(data: memoryview, declared_bytes: int) -> bytes:
 
 def _zlib(data: memoryview, declared_bytes: int) -> bytes:
     stream = zlib.decompressobj()
-    # One byte more than declared, so that data which holds more is noticed; max_length 0 would mean no limit.
+    # One byte more than declared, so that data which holds more is noticed; max_length 0 would mean
+    # no limit.
     return stream.decompress(data, declared_bytes + 1)
 
 
@@ -103,9 +105,9 @@ def _snappy(data: memoryview, declared_bytes: int) -> bytes:
     return bytes(cramjam.snappy.decompress_raw(data))
 
 
-# The most bytes that one byte of a format can stand for: the libraries allocate what is declared before they look at the data.
-# LZ4: a length goes on by up to 255 in a byte. ZLIB: 258 bytes in two bits. ZSTD: a block of 128 KiB in four bytes. SNAPPY: a
-# copy of 64 bytes in three.
+# The most bytes that one byte of a format can stand for: the libraries allocate what is declared
+# before they look at the data. LZ4: a length goes on by up to 255 in a byte. ZLIB: 258 bytes in two
+# bits. ZSTD: a block of 128 KiB in four bytes. SNAPPY: a copy of 64 bytes in three.
 _MOST_EXPANSION: dict[int, int] = {pb.LZ4: 255, pb.ZLIB: 1032, pb.ZSTD: 32 * 1024, pb.SNAPPY: 22}
 _EXPANSION_BESIDE = 64
 

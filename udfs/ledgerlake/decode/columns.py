@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from ledgerlake.errors import SetupError
 
-# Of one schema, nested ones included. A few lines that name each other twice over can stand for more than any machine holds.
+# Of one schema, nested ones included. A few lines that name each other twice over can stand for
+# more than any machine holds.
 COLUMNS_MOST = 10_000
 
 
@@ -24,7 +25,9 @@ class DecodedValues:
 
 @dataclass(frozen=True)
 class Encoded:
-    """What values are decoded from: the payloads, and the messages' own keys; null if there is none."""
+    """What values are decoded from: the payloads, and the messages' own keys; null if there is
+    none.
+    """
 
     payloads: pa.BinaryArray
     keys: pa.BinaryArray | None = None

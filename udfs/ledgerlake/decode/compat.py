@@ -1,4 +1,5 @@
-"""Messages in the columns of the JVM connectors (StreamNative's and Databricks'), for queries that were written for those.
+"""Messages in the columns of the JVM connectors (StreamNative's and Databricks'), for queries that
+were written for those.
 
     value, or the fields of a record      by the topic's schema
     __key binary, __topic string, __messageId binary (as every Pulsar client serialises it), __publishTime timestamp,

@@ -1,14 +1,15 @@
 """End-to-end encryption, as Pulsar's clients do it: who has no key has no message.
 
-A producer encrypts each entry's payload, after compression, with a data key of its own: AES-256 in GCM, no additional data, the
-16-byte tag behind, the nonce in ``encryption_param``. The data key stands in the metadata once for each recipient, wrapped by
-RSA-OAEP (SHA-1), beside the recipient's key name. Each chunk of a large message is an entry of its own.
+A producer encrypts each entry's payload, after compression, with a data key of its own: AES-256 in
+GCM, no additional data, the 16-byte tag behind, the nonce in ``encryption_param``. The data key
+stands in the metadata once for each recipient, wrapped by RSA-OAEP (SHA-1), beside the recipient's
+key name. Each chunk of a large message is an entry of its own.
 
 Rules kept here:
-  - Private keys come from a folder, as ``<key name>.pem``, or from a function of the user's. A key name is text from outside
-    and never leads out of the folder.
-  - Unwrapped data keys are remembered, a bounded number of them; producers change theirs every few hours. Of an entry's
-    recipients a bounded number is tried.
+  - Private keys come from a folder, as ``<key name>.pem``, or from a function of the user's. A key
+    name is text from outside and never leads out of the folder.
+  - Unwrapped data keys are remembered, a bounded number of them; producers change theirs every few
+    hours. Of an entry's recipients a bounded number is tried.
   - No error shows a key.
 """
 
@@ -37,10 +38,12 @@ TAG_BYTES = 16
 _KEY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _DATA_KEYS_MOST = 1000
 
-# An entry is tried for its first recipients only: to unwrap a data key takes a millisecond, and a producer may name any number.
+# An entry is tried for its first recipients only: to unwrap a data key takes a millisecond, and a
+# producer may name any number.
 _RECIPIENTS_MOST = 100
 
-# The PEM of the private key of this name (with the metadata that its producer gave it), or None for one that is not ours.
+# The PEM of the private key of this name (with the metadata that its producer gave it), or None for
+# one that is not ours.
 CryptoKeyReader = Callable[[str, Mapping[str, str]], "bytes | None"]
 
 FailureAction = Literal["reject", "fail", "pass"]
@@ -50,8 +53,9 @@ FailureAction = Literal["reject", "fail", "pass"]
 class CryptoSettings:
     """Where private keys are, and what becomes of entries that none of them opens.
 
-    ``failure_action``: ``reject`` makes them rejects, ``fail`` ends the read, ``pass`` makes each one message of the bytes as they
-    are. Without a folder or a function (``package.module:name``) no entry is opened.
+    ``failure_action``: ``reject`` makes them rejects, ``fail`` ends the read, ``pass`` makes each
+    one message of the bytes as they are. Without a folder or a function (``package.module:name``)
+    no entry is opened.
     """
 
     key_folder: str | None = None
@@ -144,7 +148,8 @@ class _Opener:
 
 @lru_cache(maxsize=100)
 def _private_key(pem: bytes) -> rsa.RSAPrivateKey | None:
-    """The key in a PEM, None if it is of another kind. Reading one takes some 50 ms, since its numbers are checked.
+    """The key in a PEM, None if it is of another kind. Reading one takes some 50 ms, since its
+    numbers are checked.
 
     Raises:
         ValueError, TypeError, UnsupportedAlgorithm: it is none, or needs a password.

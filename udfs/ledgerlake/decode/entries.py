@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def entry_rows(frames: pa.Buffer | memoryview | bytes, source: TopicPartition) -> pa.RecordBatch:
-    """Rows of ``schema.ENTRIES`` in order; an entry that does not parse has a ``reject_reason`` and its bytes."""
+    """Rows of ``schema.ENTRIES`` in order; an entry that does not parse has a ``reject_reason`` and
+    its bytes.
+    """
     buffer, entries = read_entry_table(frames)
     view = buffer.data
     rows = []
@@ -84,5 +86,7 @@ def _microseconds(milliseconds: int | None) -> int | None:
 
 
 def _text(value: Any) -> str:
-    """Protobuf's C parser hands out bytes where a string is not UTF-8; this view shows them as well as it can."""
+    """Protobuf's C parser hands out bytes where a string is not UTF-8; this view shows them as well
+    as it can.
+    """
     return value if isinstance(value, str) else bytes(value).decode("utf-8", "replace")

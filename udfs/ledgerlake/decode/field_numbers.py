@@ -1,7 +1,9 @@
-"""Field numbers and wire types of protobuf, as the kernels know them: plain integers, which numba compiles in.
+"""Field numbers and wire types of protobuf, as the kernels know them: plain integers, which numba
+compiles in.
 
-``ENTRY`` are of MessageMetadata, ``SINGLE`` of SingleMessageMetadata, ``BROKER`` of BrokerEntryMetadata, ``COMMAND`` of
-CommandMessage, ``ID`` of MessageIdData, ``PROPERTY`` of KeyValue.
+``ENTRY`` are of MessageMetadata, ``SINGLE`` of SingleMessageMetadata, ``BROKER`` of
+BrokerEntryMetadata, ``COMMAND`` of CommandMessage, ``ID`` of MessageIdData, ``PROPERTY`` of
+KeyValue.
 """
 
 from ledgerlake.pb import pulsar_pb2 as pb

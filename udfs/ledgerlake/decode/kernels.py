@@ -1,15 +1,18 @@
-"""Loops over bytes, compiled: frames, entry metadata and batches of one buffer, without an object per message.
+"""Loops over bytes, compiled: frames, entry metadata and batches of one buffer, without an object
+per message.
 
-The kernels accept what is plain and well-formed. Whatever is odd (a length that passes the end, a field of another
-wire type, text that is not UTF-8, a chunk, a marker, encryption) is only marked ``ODD``; the protobuf route in
-``reference`` decides about it. So there is one place that judges bad input, and these loops need to be right only about
-what they accept. Fields that the protocol may gain later are skipped, as protobuf does.
+The kernels accept what is plain and well-formed. Whatever is odd (a length that passes the end, a
+field of another wire type, text that is not UTF-8, a chunk, a marker, encryption) is only marked
+``ODD``; the protobuf route in ``reference`` decides about it. So there is one place that judges bad
+input, and these loops need to be right only about what they accept. Fields that the protocol may
+gain later are skipped, as protobuf does.
 
-Every read is bounded by an ``end`` that lies inside the buffer; a reader that fails returns position -1.
+Every read is bounded by an ``end`` that lies inside the buffer; a reader that fails returns
+position -1.
 
-Wire facts: protobuf tags are ``field << 3 | wire type`` (0 varint, 1 eight bytes, 2 sized, 5 four bytes);
-frame, entry and batch lengths are big-endian u32 (see ``wire.framing`` and ``wire.entry``); a batch is a run of
-``[size u32][SingleMessageMetadata][payload_size bytes]``.
+Wire facts: protobuf tags are ``field << 3 | wire type`` (0 varint, 1 eight bytes, 2 sized, 5 four
+bytes); frame, entry and batch lengths are big-endian u32 (see ``wire.framing`` and ``wire.entry``);
+a batch is a run of ``[size u32][SingleMessageMetadata][payload_size bytes]``.
 """
 
 from __future__ import annotations
@@ -87,7 +90,8 @@ is_kept = True
 def compiled(function: F) -> F:
     """Compile on first call and keep the machine code beside the module, or in NUMBA_CACHE_DIR.
 
-    Code shipped inside a zip has no folder to keep it in: then each process compiles for itself, and ``is_kept`` is false.
+    Code shipped inside a zip has no folder to keep it in: then each process compiles for itself,
+    and ``is_kept`` is false.
     """
     global is_kept  # noqa: PLW0603
     try:
@@ -115,7 +119,8 @@ NONE = -(2**62)  # "absent", in every column where a real value cannot be this
     ENTRY_COLUMNS,
 ) = range(32)  # fmt: skip
 
-# Fields of a message. Their matrix has a row for each field and a column for each message, since the columns of a table are made of it.
+# Fields of a message. Their matrix has a row for each field and a column for each message, since
+# the columns of a table are made of it.
 (
     M_ENTRY, M_BATCH_INDEX, M_VALUE, M_VALUE_SIZE,
     M_KEY, M_KEY_SIZE, M_KEY_BASE64, M_ORDERING, M_ORDERING_SIZE,
@@ -145,7 +150,9 @@ def read_u32(buffer, position):  # type: ignore[no-untyped-def]
 
 @compiled
 def read_varint(buffer, position, end):  # type: ignore[no-untyped-def]
-    """Value and next position. Values over 63 bits and overlong forms are left to the reference (position -1)."""
+    """Value and next position. Values over 63 bits and overlong forms are left to the reference
+    (position -1).
+    """
     value = np.int64(0)
     shift = 0
     while position < end and shift < 63:
@@ -246,7 +253,8 @@ def read_property(buffer, position, end):  # type: ignore[no-untyped-def]
 def read_message_id(buffer, position, end, plain_only):  # type: ignore[no-untyped-def]
     """Ledger and entry of a MessageIdData, -1 if it lacks them, and the position after it.
 
-    That is -1 if it is broken; with ``plain_only`` also if it has more than partition, batch_index and batch_size beside.
+    That is -1 if it is broken; with ``plain_only`` also if it has more than partition, batch_index
+    and batch_size beside.
     """
     ledger_id = entry_id = np.int64(-1)
     while position < end:
@@ -272,7 +280,9 @@ def read_message_id(buffer, position, end, plain_only):  # type: ignore[no-untyp
 
 @compiled
 def read_message_command(buffer, position, end):  # type: ignore[no-untyped-def]
-    """Consumer, ledger and entry of a MESSAGE as brokers encode it; a consumer of -1 if it is anything else."""
+    """Consumer, ledger and entry of a MESSAGE as brokers encode it; a consumer of -1 if it is
+    anything else.
+    """
     odd = np.int64(-1), np.int64(-1), np.int64(-1)
     # BaseCommand.type = MESSAGE, then BaseCommand.message up to the end.
     if end - position < 4 or buffer[position] != 8 or buffer[position + 1] != 9 or buffer[position + 2] != 74:
@@ -309,9 +319,11 @@ def read_message_command(buffer, position, end):  # type: ignore[no-untyped-def]
 
 @compiled
 def scan_messages(buffer, limit, rows, found):  # type: ignore[no-untyped-def]
-    """How many whole, plain MESSAGEs stand at the front: of one consumer and ledger, with rising entry ids.
+    """How many whole, plain MESSAGEs stand at the front: of one consumer and ledger, with rising
+    entry ids.
 
-    ``rows`` gets entry id, frame end and message count of each; ``found`` the consumer and the ledger.
+    ``rows`` gets entry id, frame end and message count of each; ``found`` the consumer and the
+    ledger.
     """
     entry = np.empty(ENTRY_COLUMNS, dtype=np.int64)
     position, row = np.int64(0), 0
@@ -347,7 +359,9 @@ def count_frames(buffer):  # type: ignore[no-untyped-def]
 
 @compiled
 def walk_frames(buffer, entries):  # type: ignore[no-untyped-def]
-    """Fill start, end, ledger and entry of each frame's entry; the number of frames, or -1 where the bundle is broken."""
+    """Fill start, end, ledger and entry of each frame's entry; the number of frames, or -1 where
+    the bundle is broken.
+    """
     position, row = np.int64(0), 0
     limit = len(buffer)
     while position < limit:
@@ -731,7 +745,9 @@ def put_number(out, position, value):  # type: ignore[no-untyped-def]
 
 @compiled
 def write_message_ids(ledgers, entries, batch_indexes, offsets, out):  # type: ignore[no-untyped-def]
-    """``ledger:entry[:batch]`` for every row; the bytes used. ``out`` holds at least 60 bytes a row."""
+    """``ledger:entry[:batch]`` for every row; the bytes used. ``out`` holds at least 60 bytes a
+    row.
+    """
     position = same_size = 0
     for row in range(len(ledgers)):
         offsets[row] = position

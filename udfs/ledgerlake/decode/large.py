@@ -1,9 +1,11 @@
 """A large message from its chunks (PIP-37).
 
-Order of work on the bytes: verify each chunk, decrypt each chunk, join, decompress once; ``uncompressed_size`` is that of the whole. The row is the last chunk's: position, broker time, index and
-metadata, which producers repeat on every chunk.
+Order of work on the bytes: verify each chunk, decrypt each chunk, join, decompress once;
+``uncompressed_size`` is that of the whole. The row is the last chunk's: position, broker time,
+index and metadata, which producers repeat on every chunk.
 
-Memory: chunks are let go of as they are joined; then the joined bytes and, if compressed, the plain ones.
+Memory: chunks are let go of as they are joined; then the joined bytes and, if compressed, the plain
+ones.
 """
 
 from __future__ import annotations
@@ -69,7 +71,9 @@ def decode_large(
 
 
 def _join(payloads: list[memoryview], max_bytes: int) -> memoryview:
-    """One buffer of what has arrived; the pieces are let go of on the way, so that both are never whole at once."""
+    """One buffer of what has arrived; the pieces are let go of on the way, so that both are never
+    whole at once.
+    """
     size_bytes = sum(map(len, payloads))
     if size_bytes > max_bytes:
         raise CorruptEntryError(f"the message is larger than {max_bytes} bytes", reason="too_large")
@@ -93,7 +97,9 @@ def _checked(entry: RawEntry, chunk_id: int, count: int, before: RawEntry | None
 
 
 def _message_of(metadata: pb.MessageMetadata) -> tuple[str, str, int]:
-    """Which message a chunk is of. A restarted producer uses a uuid again; the publish time tells its messages apart."""
+    """Which message a chunk is of. A restarted producer uses a uuid again; the publish time tells
+    its messages apart.
+    """
     return metadata.producer_name, metadata.uuid, metadata.publish_time
 
 

@@ -1,12 +1,14 @@
 """Bundles of raw entries become Arrow batches of messages, and of rejects.
 
-The way of a bundle: walk its frames, read every entry's metadata, verify checksums, decompress, walk the batches, and
-gather the columns; the loops are ``kernels``. What those call odd goes through ``reference`` one entry at a time, and
-its rows are put back where they belong, so that rows always stand in the order of (ledger, entry, batch index).
+The way of a bundle: walk its frames, read every entry's metadata, verify checksums, decompress,
+walk the batches, and gather the columns; the loops are ``kernels``. What those call odd goes
+through ``reference`` one entry at a time, and its rows are put back where they belong, so that rows
+always stand in the order of (ledger, entry, batch index).
 
-Memory: one slice of a bundle is at a time expanded, at most ``max_bytes`` of plain payload or one entry. What belongs to an
-entry is copied for each of its messages, so rows go out in pieces of ``DECODED_PIECE_BYTES``; no claim of an entry allocates more
-than ``DECODING_FACTOR`` times its bytes beside that (see ``wire.limits``).
+Memory: one slice of a bundle is at a time expanded, at most ``max_bytes`` of plain payload or one
+entry. What belongs to an entry is copied for each of its messages, so rows go out in pieces of
+``DECODED_PIECE_BYTES``; no claim of an entry allocates more than ``DECODING_FACTOR`` times its
+bytes beside that (see ``wire.limits``).
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ _SLICE_BYTES = 32 * 1024 * 1024
 # The smallest batched message: a length and the required payload size.
 _LEAST_MESSAGE_BYTES = 6
 
-# What the columns of one row take beside keys, properties and value, and what a row of the reference does.
+# What the columns of one row take beside keys, properties and value, and what a row of the
+# reference does.
 _ROW_BYTES = 256
 _REFERENCE_ROW_BYTES = 3072
 
@@ -59,7 +62,9 @@ class TopicPartition:
 
 @dataclass(frozen=True)
 class Decoded:
-    """Rows in order: ``messages`` of ``schema.VIEW`` (no rejects among them), ``rejects`` of ``schema.REJECTS``."""
+    """Rows in order: ``messages`` of ``schema.VIEW`` (no rejects among them), ``rejects`` of
+    ``schema.REJECTS``.
+    """
 
     messages: pa.RecordBatch
     rejects: pa.RecordBatch
@@ -67,7 +72,9 @@ class Decoded:
 
 @dataclass(frozen=True)
 class BatchPart:
-    """Which messages of a batch belong to a read: those behind index ``after``, up to and including index ``until``."""
+    """Which messages of a batch belong to a read: those behind index ``after``, up to and including
+    index ``until``.
+    """
 
     after: int | None = None
     until: int | None = None
@@ -111,9 +118,11 @@ def decode_bundle(
 
     Args:
         first_entry: what of the first entry belongs to the read; the rest is left out.
-        max_bytes: an entry that expands to more is a reject, be it by compression or by copies of its metadata.
+        max_bytes: an entry that expands to more is a reject, be it by compression or by copies of
+            its metadata.
         crypto: what opens encrypted entries.
-        chunks_as_rejects: parts of large messages become rejects (``chunk_part``); else rows with chunk columns.
+        chunks_as_rejects: parts of large messages become rejects (``chunk_part``); else rows with
+            chunk columns.
 
     Raises:
         MalformedFrameError: the bundle is not whole frames, which is our own fault.
@@ -132,7 +141,9 @@ def decode_entries(
     max_bytes: int = DEFAULT_MAX_UNCOMPRESSED_BYTES,
     crypto: CryptoSettings = CLOSED,
 ) -> Iterator[Decoded]:
-    """Decode stored entries (the bytes after the command, as ``view = entries`` gives them), one per array element."""
+    """Decode stored entries (the bytes after the command, as ``view = entries`` gives them), one
+    per array element.
+    """
     buffer = np.frombuffer(raw.buffers()[2] or b"", dtype=np.uint8)
     offsets = np.frombuffer(raw.buffers()[1], dtype=np.int32)[raw.offset : raw.offset + len(raw) + 1]
     entries = np.zeros((len(raw), k.ENTRY_COLUMNS), dtype=np.int64)
@@ -148,7 +159,9 @@ def as_view(messages: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def rejects_as_view(rejects: pa.RecordBatch) -> pa.RecordBatch:
-    """Rejects in the columns of ``schema.VIEW``: the entry's bytes in ``value``, and a ``reject_reason``."""
+    """Rejects in the columns of ``schema.VIEW``: the entry's bytes in ``value``, and a
+    ``reject_reason``.
+    """
     count = rejects.num_rows
     given = {name: rejects[name] for name in ("topic", "partition", "message_id", "ledger_id", "entry_id")}
     given |= {"broker_timestamp": rejects["broker_timestamp"], "broker_index": rejects["broker_index"]}
@@ -158,7 +171,8 @@ def rejects_as_view(rejects: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def read_entry_table(frames: pa.Buffer | memoryview | bytes) -> tuple[Bytes, Matrix]:
-    """A bundle's bytes, and start, end, ledger and entry of each of its entries (``kernels.E_*`` columns).
+    """A bundle's bytes, and start, end, ledger and entry of each of its entries (``kernels.E_*``
+    columns).
 
     Raises:
         MalformedFrameError: the bundle is not whole frames.
@@ -195,9 +209,11 @@ def _decode(
 def _open_encrypted(
     buffer: Bytes, entries: Matrix, status: NDArray[np.int8], crypto: CryptoSettings
 ) -> tuple[Bytes, dict[tuple[int, int], memoryview]]:
-    """A buffer with entries decrypted in place of those that a key opens, which are read anew; the others stay odd.
+    """A buffer with entries decrypted in place of those that a key opens, which are read anew; the
+    others stay odd.
 
-    Beside it, by ledger and entry, the stored bytes of those that were opened: what is rejected is never shown decrypted.
+    Beside it, by ledger and entry, the stored bytes of those that were opened: what is rejected is
+    never shown decrypted.
     """
     opened = {
         row: plain
@@ -226,7 +242,9 @@ def _place(entry: Matrix) -> tuple[int, int]:
 
 
 def _opened(buffer: Bytes, entry: Matrix, crypto: CryptoSettings) -> bytes | None:
-    """The entry without its encryption; None if it has none, or no key opens it, or it is a part of a message."""
+    """The entry without its encryption; None if it has none, or no key opens it, or it is a part of
+    a message.
+    """
     try:
         raw = parse_entry(buffer.data[entry[k.E_START] : entry[k.E_END]])
         if not raw.metadata.encryption_keys or raw.metadata.num_chunks_from_msg > 1:
@@ -246,7 +264,9 @@ def _verify_checksums(buffer: Bytes, entries: Matrix, status: NDArray[np.int8]) 
 
 
 def _slices(entries: Matrix, status: NDArray[np.int8]) -> Iterator[tuple[int, int]]:
-    """Cut where the plain payloads or the messages together would pass a slice's size; at least one entry each."""
+    """Cut where the plain payloads or the messages together would pass a slice's size; at least one
+    entry each.
+    """
     packed = entries[:, k.E_END] - entries[:, k.E_START]
     plain = np.where((status == k.OK) & (entries[:, k.E_COMPRESSION] > 0), entries[:, k.E_UNCOMPRESSED], packed)
     counts = np.maximum(np.where(status == k.OK, entries[:, k.E_BATCH], 1), 1)
@@ -314,7 +334,9 @@ def _decode_slice(part: _Slice, source: TopicPartition, first_entry: BatchPart, 
 
 @dataclass
 class _Piece:
-    """What goes out together: messages by their columns of a slice's fields, and what came of the odd entries among them."""
+    """What goes out together: messages by their columns of a slice's fields, and what came of the
+    odd entries among them.
+    """
 
     start: int = 0
     stop: int = 0
@@ -363,7 +385,9 @@ def _copied_bytes(entries: Matrix, status: NDArray[np.int8]) -> Matrix:
 
 
 def _allocate_fields(part: _Slice) -> Matrix:
-    """Room for the fields of what the entries claim, but never for more messages than their bytes can hold."""
+    """Room for the fields of what the entries claim, but never for more messages than their bytes
+    can hold.
+    """
     plain = part.entries[:, k.E_PLAIN_END] - part.entries[:, k.E_PLAIN]
     claimed = np.where(part.entries[:, k.E_BATCH] == k.NONE, 1, part.entries[:, k.E_BATCH])
     possible = np.where(part.entries[:, k.E_BATCH] == k.NONE, 1, plain // _LEAST_MESSAGE_BYTES + 1)
@@ -484,7 +508,9 @@ def _absent(fields: Matrix, start_field: int, size_field: int) -> Matrix:
 
 
 def _per_entry(part: _Slice, start_column: int, size_column: int, kind: pa.DataType, entry: Matrix) -> pa.Array:
-    """A field of each message's entry. An odd entry may hold half-read positions; no message row points at it."""
+    """A field of each message's entry. An odd entry may hold half-read positions; no message row
+    points at it.
+    """
     sizes = np.where(part.status == k.OK, part.entries[:, size_column], k.NONE)
     found = _spans(part.buffer, part.entries[:, start_column], sizes, kind)
     return pa.nulls(len(entry), kind) if found.null_count == len(found) else found.take(pa.array(entry))

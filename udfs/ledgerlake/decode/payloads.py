@@ -1,9 +1,10 @@
-"""Entries in formats of the user's own, turned into batches that everything behind understands (PIP-96).
+"""Entries in formats of the user's own, turned into batches that everything behind understands
+(PIP-96).
 
-The user's function gets an entry's metadata and plain payload and says which messages are in it. They are written as a batch
-in place of the payload, decrypted and uncompressed; position and broker timestamp stay as they are, and the broker's index if it counted
-as many messages. Parts of large messages, entries
-that no key here opens and what a broker wrote for itself go by unasked.
+The user's function gets an entry's metadata and plain payload and says which messages are in it.
+They are written as a batch in place of the payload, decrypted and uncompressed; position and broker
+timestamp stay as they are, and the broker's index if it counted as many messages. Parts of large
+messages, entries that no key here opens and what a broker wrote for itself go by unasked.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ class EntryPayload:
 
 @dataclass(frozen=True)
 class PayloadMessage:
-    """One message that the function found. ``value`` None is a null value; ``event_time_ms`` 0 is none."""
+    """One message that the function found. ``value`` None is a null value; ``event_time_ms`` 0 is
+    none.
+    """
 
     value: bytes | None
     key: str | None = None
@@ -53,7 +56,8 @@ def process_entry(
     max_bytes: int,
     crypto: CryptoSettings,
 ) -> bytes | None:
-    """The entry as a batch of what the function found in it, empty for nothing; None if it stays as it is.
+    """The entry as a batch of what the function found in it, empty for nothing; None if it stays as
+    it is.
 
     Raises:
         CorruptEntryError: ``payload_processor``, with the function's own words.

@@ -1,4 +1,6 @@
-"""Values of primitive schemas: big-endian, as Pulsar's clients write them. Kinds that differ do not mix."""
+"""Values of primitive schemas: big-endian, as Pulsar's clients write them. Kinds that differ do not
+mix.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,9 @@ def _refuse(wrong: NDArray[np.bool_], why: str, present: NDArray[np.bool_], bad:
 
 
 def _fixed(payloads: pa.BinaryArray, dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[np.bool_], dict[int, str]]:
-    """Values of one size: as numbers, which of them there are, and what is wrong with those of another size."""
+    """Values of one size: as numbers, which of them there are, and what is wrong with those of
+    another size.
+    """
     count, width = len(payloads), dtype.itemsize
     present = np.ones(count, dtype=bool) if payloads.null_count == 0 else payloads.is_valid().to_numpy(False)
     offsets = np.frombuffer(payloads.buffers()[1], dtype=np.int32)[payloads.offset : payloads.offset + count + 1]

@@ -1,9 +1,10 @@
 """Protobuf messages by the descriptor in their topic's schema (``PROTOBUF_NATIVE``).
 
-The definition is JSON: ``fileDescriptorSet`` in base64, and ``rootMessageTypeName``. Messages become structs, repeated fields
-arrays, maps maps with keys as text, enums the names of their values (of an unknown one its number), ``uint32`` a ``long`` and
-``uint64`` a ``decimal(20, 0)``. A field that can tell that it is absent is null then; others have their default, as Protobuf says.
-A message that holds itself has no column.
+The definition is JSON: ``fileDescriptorSet`` in base64, and ``rootMessageTypeName``. Messages
+become structs, repeated fields arrays, maps maps with keys as text, enums the names of their values
+(of an unknown one its number), ``uint32`` a ``long`` and ``uint64`` a ``decimal(20, 0)``. A field
+that can tell that it is absent is null then; others have their default, as Protobuf says. A message
+that holds itself has no column.
 """
 
 from __future__ import annotations

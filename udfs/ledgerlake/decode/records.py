@@ -1,23 +1,21 @@
 """Records of Avro and JSON schemas, both of which the registry defines in Avro's language.
 
-| Avro | column |
-|---|---|
-| record; array; map | struct; array; map with ``string`` keys |
-| ``[null, T]`` | T, which may be null |
-| a union of int and long, of float and double | the wider one |
-| string, enum | ``string`` |
-| bytes, fixed | ``binary``; in JSON ``string``, since Java's clients write base64 there and others the text |
-| decimal of at most 38 digits | ``decimal`` (Avro only) |
-| date; timestamp-millis and -micros; local-timestamp-* | ``date``; ``timestamp``; ``timestamp_ntz`` |
-| other logical types | what they stand on |
+| Avro | column | |---|---| | record; array; map | struct; array; map with ``string`` keys | |
+``[null, T]`` | T, which may be null | | a union of int and long, of float and double | the wider
+one | | string, enum | ``string`` | | bytes, fixed | ``binary``; in JSON ``string``, since Java's
+clients write base64 there and others the text | | decimal of at most 38 digits | ``decimal`` (Avro
+only) | | date; timestamp-millis and -micros; local-timestamp-* | ``date``; ``timestamp``;
+``timestamp_ntz`` | | other logical types | what they stand on |
 
-Other unions, and records inside themselves, have no column: such a topic is read with ``schema = bytes``.
+Other unions, and records inside themselves, have no column: such a topic is read with ``schema =
+bytes``.
 
 Rules kept here:
-  - An Avro value must end where its bytes end. What a damaged one claims of sizes costs no memory: items take bytes, so a
-    schema whose items take none is refused.
-  - JSON is parsed by Arrow a batch at a time. Where that finds anything odd, each value is looked at alone, by the same rules:
-    a number where a string belongs is its text, and nothing else is converted.
+  - An Avro value must end where its bytes end. What a damaged one claims of sizes costs no memory:
+    items take bytes, so a schema whose items take none is refused.
+  - JSON is parsed by Arrow a batch at a time. Where that finds anything odd, each value is looked
+    at alone, by the same rules: a number where a string belongs is its text, and nothing else is
+    converted.
 """
 
 from __future__ import annotations
@@ -108,7 +106,9 @@ def _compiled(schema: ValueSchema) -> Any:
 
 
 def _plain(node: Any) -> Any:
-    """A schema whose logical types stay what they stand on, but for decimals that we have a column for."""
+    """A schema whose logical types stay what they stand on, but for decimals that we have a column
+    for.
+    """
     if isinstance(node, list):
         return [_plain(one) for one in node]
     if not isinstance(node, dict):
@@ -198,7 +198,9 @@ class _Types:
         return arrow_type
 
     def _takes_no_bytes(self, node: Any) -> bool:
-        """Whether an item may be encoded as nothing: fixed bytes of which there are none, or a record of such fields alone."""
+        """Whether an item may be encoded as nothing: fixed bytes of which there are none, or a
+        record of such fields alone.
+        """
         if isinstance(node, str):
             return node in self._named_empty or node.rpartition(".")[2] in self._named_empty
         if not isinstance(node, dict):
@@ -287,8 +289,8 @@ def _is_simple_part(one: pa.Field) -> bool:
 def _parse_together(payloads: pa.BinaryArray, physical: pa.DataType) -> pa.Array | None:
     """All values by one call, or None if any of them is not plainly one object.
 
-    Between two lies a line break, which no JSON string may hold as it is, and each begins and ends as an object does: so as many
-    objects as values means one each.
+    Between two lies a line break, which no JSON string may hold as it is, and each begins and ends
+    as an object does: so as many objects as values means one each.
     """
     present = payloads.drop_null()
     if not len(present):

@@ -1,10 +1,11 @@
 """One entry at a time through protobuf: slow, plain, and the judge of everything odd.
 
-The kernels hand over what they do not accept; tests compare both routes on random bytes. Order of work on the bytes:
-checksum, decrypt (chunks only when they are joined), decompress, unbatch.
+The kernels hand over what they do not accept; tests compare both routes on random bytes. Order of
+work on the bytes: checksum, decrypt (chunks only when they are joined), decompress, unbatch.
 
-Reasons that end in ``rejects``: ``bad_checksum``, ``malformed_entry``, ``unknown_codec``, ``bad_compression``,
-``too_large``, ``truncated_batch``, ``batch_count``, ``encrypted``, ``undecryptable``.
+Reasons that end in ``rejects``: ``bad_checksum``, ``malformed_entry``, ``unknown_codec``,
+``bad_compression``, ``too_large``, ``truncated_batch``, ``batch_count``, ``encrypted``,
+``undecryptable``.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ ENCRYPTED_FOR = "ledgerlake.encrypted_for"
 def decode_entry(
     raw: memoryview, ledger_id: int, entry_id: int, max_bytes: int, crypto: CryptoSettings = CLOSED
 ) -> Iterator[Row]:
-    """The rows (columns of ``schema.VIEW``; times in microseconds) of one entry; none for a server's own marker.
+    """The rows (columns of ``schema.VIEW``; times in microseconds) of one entry; none for a
+    server's own marker.
 
-    Rows are made as they are taken, but what can be wrong with any of them is raised before the first.
+    Rows are made as they are taken, but what can be wrong with any of them is raised before the
+    first.
 
     Raises:
         CorruptEntryError: the entry cannot become messages; ``reason`` says why.
@@ -103,9 +106,11 @@ def _with_own_columns(
     source: pb.MessageMetadata | pb.SingleMessageMetadata,
     numbered: pb.MessageMetadata | pb.SingleMessageMetadata | None = None,
 ) -> Row:
-    """A row with the columns that a single message has in its entry's metadata and a batched one in its own.
+    """A row with the columns that a single message has in its entry's metadata and a batched one in
+    its own.
 
-    ``numbered`` has the sequence id, where that is not the same. A number that its column cannot hold is a property.
+    ``numbered`` has the sequence id, where that is not the same. A number that its column cannot
+    hold is a property.
     """
     key, key_bytes = key_of(source)
     event_us, kept_event = _microseconds(source, "event_time")
@@ -161,7 +166,9 @@ def _chunk_row(shared: Row, entry: RawEntry) -> Row:
 
 
 def _opaque_row(shared: Row, entry: RawEntry) -> Row:
-    """An entry that nobody here can open, as one message of its bytes; a property names whom it is for."""
+    """An entry that nobody here can open, as one message of its bytes; a property names whom it is
+    for.
+    """
     return {**_with_own_columns(shared, entry.metadata), "is_null": False, "value": bytes(entry.payload)}
 
 

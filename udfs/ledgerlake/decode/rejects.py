@@ -1,4 +1,6 @@
-"""Rows of ``rejects`` for single entries that were judged elsewhere, such as chunks whose message never became whole."""
+"""Rows of ``rejects`` for single entries that were judged elsewhere, such as chunks whose message
+never became whole.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def rejected_row(rejected: RejectedEntry, source: TopicPartition) -> pa.RecordBa
 
 
 def reject_frame(rejected: RejectedEntry) -> memoryview:
-    """A frame that carries it through a bundle: ``[u32 size] [reason \\0 detail]`` before the entry's bytes."""
+    """A frame that carries it through a bundle: ``[u32 size] [reason \\0 detail]`` before the
+    entry's bytes.
+    """
     said = f"{rejected.reason}\0{rejected.detail}".encode()
     content = _U32.pack(len(said)) + said + bytes(rejected.entry or b"")
     return memoryview(commands.message(0, rejected.position.ledger_id, rejected.position.entry_id, content))

@@ -1,4 +1,6 @@
-"""Runs of MESSAGE frames straight from the receive buffer, without an object for each (a ``wire.connection.Scan``)."""
+"""Runs of MESSAGE frames straight from the receive buffer, without an object for each (a
+``wire.connection.Scan``).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ _MOST_ENTRIES = 4096
 
 
 def scan(waiting: memoryview, limit_bytes: int) -> EntriesReceived | None:
-    """The run that some bytes begin with, or None if the first frame is not whole or no plain MESSAGE."""
+    """The run that some bytes begin with, or None if the first frame is not whole or no plain
+    MESSAGE.
+    """
     most = min(len(waiting) // _LEAST_FRAME_BYTES, _MOST_ENTRIES)
     if most == 0:
         return None

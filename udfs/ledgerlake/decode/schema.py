@@ -1,8 +1,9 @@
 """The columns that people meet: names and meaning are the contract of the tables.
 
-``MESSAGES`` is the Delta table, ``VIEW`` the bare source's ``view = messages`` (the table's columns, then what only
-matters if chunks are not put together and bad entries have no table of their own), ``REJECTS`` what could not become
-a message, ``ENTRIES`` the bare source's ``view = entries``, ``BUNDLES`` the pipeline's own rows.
+``MESSAGES`` is the Delta table, ``VIEW`` the bare source's ``view = messages`` (the table's
+columns, then what only matters if chunks are not put together and bad entries have no table of
+their own), ``REJECTS`` what could not become a message, ``ENTRIES`` the bare source's ``view =
+entries``, ``BUNDLES`` the pipeline's own rows.
 """
 
 from __future__ import annotations
@@ -89,12 +90,12 @@ ENTRIES = pa.schema(
     ]
 )
 
-# One row holds MESSAGE frames as they came from the broker: consecutive ones up to about a mebibyte (kind ``entries``),
-# or another kind of ``split``.
-# ``end_*`` is where the micro-batch's range of this topic partition ends, and ``clock_ms`` what time it is by the batch
-# if it says so, on every row of the range; of the first entry only the messages behind ``after_batch_index`` and up to
-# ``until_batch_index`` belong to it (null: no such bound); ``broker_ms`` is the broker's time of the last entry, where it
-# says one.
+# One row holds MESSAGE frames as they came from the broker: consecutive ones up to about a mebibyte
+# (kind ``entries``), or another kind of ``split``. ``end_*`` is where the micro-batch's range of
+# this topic partition ends, and ``clock_ms`` what time it is by the batch if it says so, on every
+# row of the range; of the first entry only the messages behind ``after_batch_index`` and up to
+# ``until_batch_index`` belong to it (null: no such bound); ``broker_ms`` is the broker's time of
+# the last entry, where it says one.
 BUNDLES = pa.schema(
     [
         ("topic", pa.string()),

@@ -1,7 +1,8 @@
-"""Merging what stands in order: batches of rows with keys of several columns, held one of each source.
+"""Merging what stands in order: batches of rows with keys of several columns, held one of each
+source.
 
-A row goes out when nothing earlier can still come. In each step everything up to the smallest of the held batches' last
-keys can: no source has anything earlier left.
+A row goes out when nothing earlier can still come. In each step everything up to the smallest of
+the held batches' last keys can: no source has anything earlier left.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A bundle cut where entries go different ways: delayed ones, parts of large messages, and the markers that list those.
+"""A bundle cut where entries go different ways: delayed ones, parts of large messages, and the
+markers that list those.
 
 Kinds:
 
@@ -8,8 +9,8 @@ Kinds:
     marker    the list of a large message's chunks (PIP-37, option 2), see ``wire.chunks``
     reject    no message already when it was read, or not there to be read (see ``rejects.reject_frame``)
 
-Chunks, markers and rejects travel alone. A delivery time counts only if the entry's checksum is right, since what is damaged is
-rejected, not kept waiting until the year that it claims.
+Chunks, markers and rejects travel alone. A delivery time counts only if the entry's checksum is
+right, since what is damaged is rejected, not kept waiting until the year that it claims.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ MAX_DELAYED_ENTRY_ID = 2**32 - 1
 
 @dataclass(frozen=True)
 class DelayedEntries:
-    """Entries of a ``delayed`` piece: when each is due (no sooner than it was stored), where it stands, and where its frame
-    ends in the piece.
+    """Entries of a ``delayed`` piece: when each is due (no sooner than it was stored), where it
+    stands, and where its frame ends in the piece.
     """
 
     due_ms: Matrix
@@ -59,7 +60,8 @@ class DelayedEntries:
 
 
 def split_bundle(frames: bytes | bytearray | memoryview) -> Iterator[tuple[str, memoryview, int | None]]:
-    """Pieces of a bundle in order, each with its kind and the broker's time of its last entry, if the broker says one.
+    """Pieces of a bundle in order, each with its kind and the broker's time of its last entry, if
+    the broker says one.
 
     Raises:
         MalformedFrameError: the bundle is not whole frames.
@@ -81,7 +83,8 @@ def split_bundle(frames: bytes | bytearray | memoryview) -> Iterator[tuple[str, 
 
 
 def _pieces(count: int, kinds: dict[int, str]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-    """Kinds with their runs of rows (first and last). Between entries that travel alone there is one piece of each kind.
+    """Kinds with their runs of rows (first and last). Between entries that travel alone there is
+    one piece of each kind.
 
     That of the very first row comes first.
     """

@@ -51,11 +51,13 @@ def typed_columns(columns: pa.Schema, reader: ValueSchema) -> pa.Schema:
 def type_values(
     messages: pa.RecordBatch, reader: ValueSchema, of_version: SchemaOfVersion, *, keep_bytes: bool
 ) -> pa.RecordBatch:
-    """Messages of one topic with ``typed_columns``. One that names no version is read as the reader's.
+    """Messages of one topic with ``typed_columns``. One that names no version is read as the
+    reader's.
 
     Args:
-        messages: any columns with ``value``, ``key``, ``key_bytes`` and ``schema_version``; rows with a ``chunk_uuid`` or a
-            ``reject_reason``, if there are such columns, are no messages.
+        messages: any columns with ``value``, ``key``, ``key_bytes`` and ``schema_version``; rows
+            with a ``chunk_uuid`` or a ``reject_reason``, if there are such columns, are no
+            messages.
     """
     columns = dict(zip(messages.schema.names, messages.columns, strict=True))
     columns.setdefault("reject_reason", pa.nulls(messages.num_rows, pa.string()))
@@ -112,7 +114,8 @@ def _decode(encoded: Encoded, writer: ValueSchema | None, reader: ValueSchema) -
         try:
             return decoder(writer, reader)(encoded), UNDECODABLE_VALUE
         except SetupError:
-            # A version that cannot be read at all; the reader's own has a column, or nothing would be read.
+            # A version that cannot be read at all; the reader's own has a column, or nothing would
+            # be read.
             pass
     present = np.flatnonzero(encoded.payloads.is_valid().to_numpy(False)).tolist()
     nothing = pa.nulls(len(encoded.payloads), column_type(reader))

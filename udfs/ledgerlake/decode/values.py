@@ -1,7 +1,7 @@
 """Values by the schemas of Pulsar's registry: bytes in, Arrow columns out.
 
-A message says by which version of its topic's schema it was written (``schema_version``). It is read as the schema that the
-whole read has chosen, the reader's:
+A message says by which version of its topic's schema it was written (``schema_version``). It is
+read as the schema that the whole read has chosen, the reader's:
 
     primitives      big-endian, as Pulsar's clients write them; kinds that differ do not mix
     Avro            by Avro's own rules of resolution: new fields take their defaults, dropped ones go, numbers widen
@@ -9,17 +9,15 @@ whole read has chosen, the reader's:
     key and value   a struct of both; the key from the message's own where it is ``SEPARATED``
     Protobuf        by the descriptor in the schema (``PROTOBUF_NATIVE``): fields by number, as Protobuf does
 
-| kind | column |
-|---|---|
-| none, BYTES, PROTOBUF (whose registry entry has no descriptor) | ``binary`` |
-| STRING; BOOLEAN; INT8 to INT64; FLOAT, DOUBLE | ``string``; ``boolean``; integers; ``float``, ``double`` |
-| DATE, TIME, TIMESTAMP, INSTANT | ``timestamp`` |
-| LOCAL_DATE; LOCAL_TIME; LOCAL_DATE_TIME | ``date``; ``long``, nanoseconds of the day; ``timestamp_ntz`` |
-| AVRO, JSON | a struct (see ``records``) |
-| KEY_VALUE | a struct of ``key`` and ``value`` |
-| PROTOBUF_NATIVE | a struct (see ``protobufs``) |
+| kind | column | |---|---| | none, BYTES, PROTOBUF (whose registry entry has no descriptor) |
+``binary`` | | STRING; BOOLEAN; INT8 to INT64; FLOAT, DOUBLE | ``string``; ``boolean``; integers;
+``float``, ``double`` | | DATE, TIME, TIMESTAMP, INSTANT | ``timestamp`` | | LOCAL_DATE; LOCAL_TIME;
+LOCAL_DATE_TIME | ``date``; ``long``, nanoseconds of the day; ``timestamp_ntz`` | | AVRO, JSON | a
+struct (see ``records``) | | KEY_VALUE | a struct of ``key`` and ``value`` | | PROTOBUF_NATIVE | a
+struct (see ``protobufs``) |
 
-A value that does not fit its schema to the last byte is bad, with the reason why; the others of its batch are not touched by it.
+A value that does not fit its schema to the last byte is bad, with the reason why; the others of its
+batch are not touched by it.
 """
 
 from __future__ import annotations
@@ -79,7 +77,8 @@ def decoder(writer: ValueSchema, reader: ValueSchema) -> Decoder:
 
 @contextlib.contextmanager
 def _damage_said() -> Iterator[None]:
-    """A schema is text from outside: where one stands that is no schema, any step of reading it may fail.
+    """A schema is text from outside: where one stands that is no schema, any step of reading it may
+    fail.
 
     Raises:
         SetupError: it did.
@@ -146,7 +145,9 @@ def _kind_of(name: str) -> int:
 
 
 def _two(data: bytes) -> tuple[bytes | None, bytes | None] | None:
-    """Two parts, each with its length in front (-1: null), that fill the bytes; None if they do not."""
+    """Two parts, each with its length in front (-1: null), that fill the bytes; None if they do
+    not.
+    """
     parts: list[bytes | None] = []
     start = 0
     for _ in range(2):
