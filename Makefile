@@ -17,7 +17,7 @@ FIRST ?= 1
 KILLS ?= 200
 STOPS ?= 50
 
-.PHONY: constraints help setup demo test test-all test-fast test-campaign campaign fuzz simulate simulate-faults bench check proto reference wheel clean
+.PHONY: constraints help setup demo test test-all test-fast test-campaign campaign fuzz mutations simulate simulate-faults bench check proto reference wheel clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -51,6 +51,9 @@ campaign: setup ## kills and stops of the pipeline on a broker that trims, judge
 
 fuzz: setup ## mutated input for every parser and kernel: COUNT= inputs of SEED=
 	$(BIN)/python -m tests.fuzz --count $(COUNT) --seed $(SEED)
+
+mutations: setup ## ten promises broken in one line each; the fast tests have to find them
+	$(BIN)/python -m tests.mutations
 
 simulate: setup ## histories of the whole pipeline in a simulated world: make simulate SEEDS=1000 FIRST=1
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(FIRST)

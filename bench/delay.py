@@ -41,7 +41,7 @@ from ledgerlake.delay.bucket import record_from_json, record_to_json
 from ledgerlake.delay.segment import WAITING, waiting
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.operators.bucket_storage import FolderStorage
-from ledgerlake.operators.rows import FLOW, Report, flow_row, report_to_json
+from ledgerlake.operators.rows import FLOW, Report, RowKind, flow_row, report_to_json
 from ledgerlake.operators.stateful import set_up_state, stateful
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -212,19 +212,19 @@ class _BenchReader(DataSourceStreamReader):
         if 0 <= number < batches:
             for start in range(number * BATCH, min((number + 1) * BATCH, self._messages), _BUNDLE):
                 count = min(_BUNDLE, self._messages - start)
-                yield flow_row(SOURCE, "delayed", entry=_frames(start, count))
+                yield flow_row(SOURCE, RowKind.DELAYED, entry=_frames(start, count))
         elif number >= batches:
             # A twentieth of the horizon at a time.
             due_ms += (number - batches + 1) * HORIZON_MS // 20
         report = Report(Position(partition.number, 0), due_ms, {}, [])
-        yield flow_row(SOURCE, "report", note=report_to_json(report))
+        yield flow_row(SOURCE, RowKind.REPORT, note=report_to_json(report))
 
 
 def _count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     released = 0
     for batch in batches:
         for kind, entry in zip(batch["kind"].to_pylist(), batch["entry"], strict=True):
-            if kind == "due":
+            if kind == RowKind.DUE:
                 released += len(entry.as_buffer()) // _frame_bytes()
     yield pa.RecordBatch.from_pydict({"released": pa.array([released], pa.int64())})
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutations import MUTATIONS, Mutation
+
 _ROOT = Path(__file__).parents[1]
 _STEPS = re.findall(r"^(\d+)\. \[`([\w.]+)`\]\(([^)]+)\)", (_ROOT / "docs" / "one-entry.md").read_text(), re.MULTILINE)
 _PAGES = [_ROOT / "README.md", *_ROOT.glob("*.md"), *sorted((_ROOT / "docs").rglob("*.md"))]
@@ -55,3 +57,8 @@ def test_the_picture_of_imports_is_that_of_the_code() -> None:
     page = (_ROOT / "docs" / "imports.md").read_text()
     assert made.stdout in page, "run python tools/import_graph.py and replace the first picture of docs/imports.md"
     assert "Circles of rooms: none. Circles of modules: none." in made.stdout
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=[mutation.promise for mutation in MUTATIONS])
+def test_the_line_that_keeps_a_promise_is_there_once(mutation: Mutation) -> None:
+    assert (_ROOT / mutation.path).read_text().count(mutation.line) == 1

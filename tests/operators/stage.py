@@ -14,7 +14,7 @@ from ledgerlake.assembly.assembler import Assembled, Entry, Rejected
 from ledgerlake.assembly.rules import Chunk
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.operators.in_task import LocalAssembly
-from ledgerlake.operators.rows import Report, StateSummary, flow_row, report_to_json, summary_from_json
+from ledgerlake.operators.rows import Report, RowKind, StateSummary, flow_row, report_to_json, summary_from_json
 from ledgerlake.operators.stateful import Processor
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.wire.message_id import Position
@@ -125,17 +125,17 @@ class Settled:
         waiting = list(rows)
         while waiting:
             row = waiting.pop(0)
-            if row.kind == "message":
+            if row.kind == RowKind.MESSAGE:
                 note = json.loads(row.note)
                 positions = tuple(Position(*one) for one in note["positions"])
                 count = 0 if note["read_again"] else len(positions)
                 parts, waiting = waiting[:count], waiting[count:]
-                assert all(part.kind == "part" for part in parts)
+                assert all(part.kind == RowKind.PART for part in parts)
                 self._deliver(positions, None if note["read_again"] else [part.entry for part in parts])
-            elif row.kind == "reject":
+            elif row.kind == RowKind.REJECT:
                 self.rejected.append((row.note, Position(row.ledger_id, row.entry_id)))
             else:
-                assert row.kind == "report"
+                assert row.kind == RowKind.REPORT
                 assert not waiting
                 self.summary = summary_from_json(row.note)
 
@@ -166,11 +166,11 @@ def task(
             end = event.position
             outcomes = local.arrive(event, entry_of(end))
             if outcomes is None:
-                rows.append(flow_row(SOURCE, "chunk", end, entry=entry_of(end)))
+                rows.append(flow_row(SOURCE, RowKind.CHUNK, end, entry=entry_of(end)))
             else:
                 settled.outcomes(outcomes)
         else:
             settled.outcomes(local.mark(event))
-    rows += [flow_row(SOURCE, "chunk", position, entry=entry) for position, entry in local.hand_over()]
+    rows += [flow_row(SOURCE, RowKind.CHUNK, position, entry=entry) for position, entry in local.hand_over()]
     report = Report(end, now_ms, {"end": str(end)}, local.events)
-    return [*rows, flow_row(SOURCE, "report", note=report_to_json(report))]
+    return [*rows, flow_row(SOURCE, RowKind.REPORT, note=report_to_json(report))]

@@ -14,13 +14,13 @@ import pytest
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.decode.messages import BatchPart
 from ledgerlake.decode.rejects import RejectedEntry
-from ledgerlake.decode.split import DELAYED, entries_of
+from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.cancels import Cancel, Cancels, cancels_from_json, cancels_to_json, parse_cancel
 from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators import bucket_storage, delayed
 from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
-from ledgerlake.operators.rows import FLOW, Report, StateSummary, Waits, delayed_rows, flow_row, report_to_json
+from ledgerlake.operators.rows import FLOW, Report, RowKind, StateSummary, Waits, delayed_rows, flow_row, report_to_json
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -81,9 +81,9 @@ class Play:
         """One batch; the values that were let go."""
         due_ms = None if at_s is None else STORED_MS + 1000 * at_s
         report = Report(Position(9, 9), due_ms, {}, events or [])
-        rows = [*rows, *(flow_row(SOURCE, "chunk", position, entry=entry) for position, entry in parts)]
-        rows += [flow_row(SOURCE, DELAYED, entry=b"".join(frames))] if frames else []
-        rows.append(flow_row(SOURCE, "report", note=report_to_json(report)))
+        rows = [*rows, *(flow_row(SOURCE, RowKind.CHUNK, position, entry=entry) for position, entry in parts)]
+        rows += [flow_row(SOURCE, RowKind.DELAYED, entry=b"".join(frames))] if frames else []
+        rows.append(flow_row(SOURCE, RowKind.REPORT, note=report_to_json(report)))
         found = self.stage.run(rows)
         self.kinds = [row.kind for row in found]
         before = len(self.values)
@@ -111,7 +111,7 @@ class Play:
 
 def pa_row(row: Any) -> pa.RecordBatch:
     source = type(SOURCE)(row.topic, row.partition)
-    return flow_row(source, row.kind, Position(row.ledger_id, row.entry_id), row.note, row.entry)
+    return flow_row(source, RowKind(row.kind), Position(row.ledger_id, row.entry_id), row.note, row.entry)
 
 
 def test_messages_wait_and_come_out_in_order_when_they_are_due() -> None:
@@ -174,7 +174,7 @@ def test_with_reread_only_positions_wait() -> None:
     play(frame(0, 30), frame(1, 30), at_s=0)
     assert play.summary.oldest_waiting == Position(1, 0)
     assert not any(b"1:0" in value[0] for value in play.state("snapshots").values())
-    rows = play.stage.run([flow_row(SOURCE, "report", note=report_to_json(Report(Position(9, 9), STORED_MS + 30_000, {}, [])))])  # fmt: skip
+    rows = play.stage.run([flow_row(SOURCE, RowKind.REPORT, note=report_to_json(Report(Position(9, 9), STORED_MS + 30_000, {}, [])))])  # fmt: skip
     assert [(row.kind, json.loads(row.note).get("positions")) for row in rows[:1]] == [("again", [[1, 0], [1, 1]])]
 
 

@@ -16,7 +16,7 @@ from ledgerlake.decode.split import split_bundle
 from ledgerlake.operators import messages
 from ledgerlake.operators.facts import BatchNote, TaskSettings
 from ledgerlake.operators.ingest import ingest_range
-from ledgerlake.operators.rows import Report, report_from_json
+from ledgerlake.operators.rows import Report, RowKind, report_from_json
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -67,7 +67,7 @@ def forwarded(_folder: Path, entries: list[bytes], clock_ms: int | None = None, 
 
 
 def report_of(rows: list[pa.RecordBatch]) -> Report:
-    (report,) = (row for batch in rows for row in batch.to_pylist() if row["kind"] == "report")
+    (report,) = (row for batch in rows for row in batch.to_pylist() if row["kind"] == RowKind.REPORT)
     return report_from_json(report["note"])
 
 

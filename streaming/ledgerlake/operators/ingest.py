@@ -25,6 +25,7 @@ from ledgerlake.operators.in_task import LocalAssembly
 from ledgerlake.operators.partition_writer import PartitionWriter
 from ledgerlake.operators.rows import (
     Report,
+    RowKind,
     Waits,
     delayed_rows,
     flow_row,
@@ -89,10 +90,10 @@ class _Range:
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         for position, entry in self._local.hand_over():
-            yield flow_row(self._writer.source, "chunk", position, entry=entry)
+            yield flow_row(self._writer.source, RowKind.CHUNK, position, entry=entry)
         fact = replace(self._writer.finish(self._end), stored_bytes=self._stored_bytes)
         report = Report(self._end, self._now_ms, asdict(fact), self._local.events)
-        yield flow_row(self._writer.source, "report", note=report_to_json(report))
+        yield flow_row(self._writer.source, RowKind.REPORT, note=report_to_json(report))
         if self._saw_chunks:
             give_back()
 
@@ -103,7 +104,7 @@ class _Range:
         if outcomes is not None:
             yield from self._settle(outcomes)
             return
-        yield flow_row(self._writer.source, "chunk", chunk.position, entry=entry)
+        yield flow_row(self._writer.source, RowKind.CHUNK, chunk.position, entry=entry)
         if chunk.chunk_id == chunk.chunk_count - 1:
             self._writer.messages.cut()
 
@@ -117,7 +118,7 @@ class _Range:
                 continue
             self._local.events.append(Waits(outcome.positions, outcome.deliver_ms, outcome.entries is not None))
             for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
-                yield flow_row(self._writer.source, "chunk", position, entry=entry)
+                yield flow_row(self._writer.source, RowKind.CHUNK, position, entry=entry)
 
 
 def _use_up(messages: Iterator[pa.RecordBatch]) -> None:

@@ -26,6 +26,7 @@ from ledgerlake.operators.rows import (
     FLOW_DDL,
     Event,
     Report,
+    RowKind,
     StateSummary,
     delayed_rows,
     flow_row,
@@ -97,33 +98,33 @@ class _Range:
 
     def report(self) -> pa.RecordBatch:
         report = Report(self._end, self._now_ms, {}, self._events)
-        return flow_row(self._source, "report", note=report_to_json(report))
+        return flow_row(self._source, RowKind.REPORT, note=report_to_json(report))
 
     def _decode(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         for batch in piece_as_view(piece, self._source, self._options):
             accepted, refused = self._cancels.take(batch)
             self._events += accepted
             for position in refused:
-                yield flow_row(self._source, "reject", position, CANCEL_REFUSED)
+                yield flow_row(self._source, RowKind.REJECT, position, CANCEL_REFUSED)
             with pa.BufferOutputStream() as out, pa.ipc.new_stream(out, batch.schema) as writer:
                 writer.write_batch(batch)
-            yield flow_row(self._source, "rows", entry=out.getvalue())
+            yield flow_row(self._source, RowKind.ROWS, entry=out.getvalue())
 
     def _take_alone(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         if piece.kind == REJECT:
             rejected = read_reject(piece.frames)
             shown = rejected.entry or rejected.detail.encode()
-            yield flow_row(self._source, "reject", rejected.position, rejected.reason, shown)
+            yield flow_row(self._source, RowKind.REJECT, rejected.position, rejected.reason, shown)
             return
         position, entry = only_entry(piece.frames)
         try:
             event = read_alone(piece.kind, entry, position)
         except CorruptEntryError as error:
-            yield flow_row(self._source, "reject", position, error.reason, entry)
+            yield flow_row(self._source, RowKind.REJECT, position, error.reason, entry)
             return
         self._events.append(event)
         if isinstance(event, Chunk):
-            yield flow_row(self._source, "chunk", position, entry=entry)
+            yield flow_row(self._source, RowKind.CHUNK, position, entry=entry)
 
 
 def _decode(rows: Iterable[pa.RecordBatch], options: SourceOptions, limits: Limits) -> Iterator[pa.RecordBatch]:

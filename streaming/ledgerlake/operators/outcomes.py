@@ -23,7 +23,7 @@ from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.cancel_messages import key_text, key_texts
 from ledgerlake.delay.cancels import Cancels, cancels_from_json
 from ledgerlake.errors import CorruptEntryError
-from ledgerlake.operators.rows import StateSummary, summary_from_json
+from ledgerlake.operators.rows import RowKind, StateSummary, summary_from_json
 from ledgerlake.source.range_reader import BUNDLE_BYTES
 from ledgerlake.source.reread import read_again
 from ledgerlake.wire.entry import peek_metadata
@@ -46,20 +46,20 @@ def read_flow(
     rows = (row for batch in batches for number in range(batch.num_rows) for row in batch.slice(number, 1).to_pylist())
     for row in rows:
         source = TopicPartition(row["topic"], row["partition"])
-        if row["kind"] == "report":
+        if row["kind"] == RowKind.REPORT:
             yield source, summary_from_json(row["note"])
-        elif row["kind"] == "rows":
+        elif row["kind"] == RowKind.ROWS:
             with pa.ipc.open_stream(row["entry"]) as reader:
                 yield from ((source, batch) for batch in reader)
-        elif row["kind"] == "reject":
+        elif row["kind"] == RowKind.REJECT:
             yield source, Rejected(row["note"], [(Position(row["ledger_id"], row["entry_id"]), row["entry"])])
-        elif row["kind"] == "cancels":
+        elif row["kind"] == RowKind.CANCELS:
             yield source, cancels_from_json(row["note"])
-        elif row["kind"] == "due":
+        elif row["kind"] == RowKind.DUE:
             note = json.loads(row["note"])
             part = BatchPart(*note["first_entry"])
             yield source, Due(row["entry"], note["delivered_ms"], _outputs(note), part)
-        elif row["kind"] == "again":
+        elif row["kind"] == RowKind.AGAIN:
             note = json.loads(row["note"])
             yield source, DueAgain(list(_positions(note)), note["delivered_ms"], _outputs(note))
         else:

@@ -24,13 +24,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, astuple, dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any, get_args
 
 import pyarrow as pa
 
 from ledgerlake.assembly.rules import Chunk, OpenSet, SetKey
 from ledgerlake.decode.messages import WHOLE
-from ledgerlake.decode.split import DELAYED, read_delayed
+from ledgerlake.decode.split import read_delayed
 from ledgerlake.delay.cancels import Cancel
 from ledgerlake.stored.fields import parse_stored, stored
 from ledgerlake.wire.chunks import Marker
@@ -40,6 +41,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ledgerlake.decode.messages import BatchPart, TopicPartition
+
+
+class RowKind(str, Enum):
+    """What a row says, see above; the value is what stands in the column ``kind``."""
+
+    ROWS = "rows"
+    CHUNK = "chunk"
+    DELAYED = "delayed"
+    REPORT = "report"
+    MESSAGE = "message"
+    PART = "part"
+    REJECT = "reject"
+    CANCELS = "cancels"
+    DUE = "due"
+    AGAIN = "again"
+
 
 FLOW = pa.schema(
     [
@@ -180,15 +197,15 @@ def delayed_rows(source: TopicPartition, frames: memoryview, first_entry: BatchP
         found = read_delayed(frames)
         end = int(found.frame_ends[0])
         position = Position(int(found.ledger_ids[0]), int(found.entry_ids[0]))
-        yield flow_row(source, DELAYED, position, json.dumps(astuple(first_entry)), frames[:end])
+        yield flow_row(source, RowKind.DELAYED, position, json.dumps(astuple(first_entry)), frames[:end])
         frames = frames[end:]
     if len(frames):
-        yield flow_row(source, DELAYED, entry=frames)
+        yield flow_row(source, RowKind.DELAYED, entry=frames)
 
 
 def flow_row(
     source: TopicPartition,
-    kind: str,
+    kind: RowKind,
     position: Position | None = None,
     note: str | None = None,
     entry: bytes | memoryview | None = None,
@@ -201,7 +218,7 @@ def flow_row(
 
 def flow_values(
     source: TopicPartition,
-    kind: str,
+    kind: RowKind,
     position: Position | None,
     note: str | None,
     entry: bytes | memoryview | None,
@@ -210,4 +227,4 @@ def flow_values(
     # Pandas, through which these rows pass, has no integer column with nulls that keeps large
     # numbers exact.
     position = position or BEFORE_ALL
-    return [source.topic, source.partition, kind, position.ledger_id, position.entry_id, note, entry]
+    return [source.topic, source.partition, kind.value, position.ledger_id, position.entry_id, note, entry]

@@ -39,6 +39,7 @@ from ledgerlake.operators.rows import (
     FLOW_DDL,
     Begun,
     Report,
+    RowKind,
     StateSummary,
     Waits,
     flow_values,
@@ -114,15 +115,15 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         reports: list[Report] = []
         for frame in rows:
             for row in frame.itertuples(index=False):
-                if row.kind == "chunk":
+                if row.kind == RowKind.CHUNK:
                     parts.put(Position(int(row.ledger_id), int(row.entry_id)), row.entry)
-                elif row.kind == "delayed" and isinstance(row.note, str):
+                elif row.kind == RowKind.DELAYED and isinstance(row.note, str):
                     position = Position(int(row.ledger_id), int(row.entry_id))
                     parts.put(position, row.entry)
                     delayed.add_part(position, row.entry, BatchPart(*json.loads(row.note)))
-                elif row.kind == "delayed":
+                elif row.kind == RowKind.DELAYED:
                     delayed.add(row.entry)
-                elif row.kind == "report":
+                elif row.kind == RowKind.REPORT:
                     reports.append(report_from_json(row.note))
                 else:
                     yield _frame(row)
@@ -268,20 +269,20 @@ def _expires_ms(one: OpenSet, limits: Limits) -> int:
 
 def _outcome_rows(source: TopicPartition, outcome: Outcome | Cancels) -> Iterator[pd.DataFrame]:
     if isinstance(outcome, Cancels):
-        yield _row(source, "cancels", None, cancels_to_json(outcome.all), None)
+        yield _row(source, RowKind.CANCELS, None, cancels_to_json(outcome.all), None)
     elif isinstance(outcome, Due):
         first_entry = astuple(outcome.first_entry)
-        yield _row(source, "due", None, _due_note(outcome, first_entry=first_entry), outcome.frames)
+        yield _row(source, RowKind.DUE, None, _due_note(outcome, first_entry=first_entry), outcome.frames)
     elif isinstance(outcome, DueAgain):
-        yield _row(source, "again", None, _due_note(outcome, positions=places(outcome.positions)), None)
+        yield _row(source, RowKind.AGAIN, None, _due_note(outcome, positions=places(outcome.positions)), None)
     elif isinstance(outcome, Assembled):
         note = _due_note(outcome, positions=places(outcome.positions), read_again=outcome.entries is None)
-        yield _row(source, "message", outcome.positions[-1], note, None)
+        yield _row(source, RowKind.MESSAGE, outcome.positions[-1], note, None)
         for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
-            yield _row(source, "part", position, None, entry)
+            yield _row(source, RowKind.PART, position, None, entry)
     else:
         for position, entry in outcome.entries:
-            yield _row(source, "reject", position, outcome.reason, entry)
+            yield _row(source, RowKind.REJECT, position, outcome.reason, entry)
 
 
 def _due_note(outcome: Due | DueAgain | Assembled, **more: Any) -> str:
@@ -290,11 +291,11 @@ def _due_note(outcome: Due | DueAgain | Assembled, **more: Any) -> str:
 
 
 def _summary_row(source: TopicPartition, summary: StateSummary) -> pd.DataFrame:
-    return _row(source, "report", None, summary_to_json(summary), None)
+    return _row(source, RowKind.REPORT, None, summary_to_json(summary), None)
 
 
 def _row(
-    source: TopicPartition, kind: str, position: Position | None, note: str | None, entry: bytes | memoryview | None
+    source: TopicPartition, kind: RowKind, position: Position | None, note: str | None, entry: bytes | memoryview | None
 ) -> pd.DataFrame:
     return _frame(flow_values(source, kind, position, note, entry))
 
