@@ -84,7 +84,7 @@ MUTATIONS = (
         "streaming/ledgerlake/pipeline/commit.py",
         "        check_owner()\n",
         "",
-        ("tests/test_simulation.py",),
+        ("tests/pipeline/test_commit.py",),
     ),
     Mutation(
         "due messages have the same numbers when their batch is run again",

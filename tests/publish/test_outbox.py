@@ -164,6 +164,31 @@ def test_an_owner_that_gets_the_stream_back_sends_what_its_tasks_wrote_before(tm
     assert older.is_present(found, found.files[0])
 
 
+def test_an_owner_that_gets_the_stream_back_numbers_behind_what_its_successor_sent(tmp_path: Path) -> None:
+    older = begun(tmp_path)
+    successor = begun(tmp_path)
+    for number in range(2):
+        successor.add(batch(number), {"t": [written(tmp_path, f"{number}.parquet", 2)]})
+        successor.commit(number)
+    for found in successor.ready():
+        successor.sent(found)
+    older.add(batch(2), {"t": [written(tmp_path, "2.parquet", 3)]})
+    older.commit(2)
+    assert numbers(older) == [("2.parquet", 4)]
+    assert older.messages == 7
+
+
+def test_an_owner_that_gets_the_stream_back_sends_what_its_successor_left(tmp_path: Path) -> None:
+    older = begun(tmp_path)
+    older.add(batch(0), {"t": [written(tmp_path, "0.parquet", 1)]})
+    successor = begun(tmp_path)
+    successor.add(batch(0, digest=2), {"t": [written(tmp_path, "again.parquet", 2)]})
+    successor.add(batch(1), {"t": [written(tmp_path, "1.parquet", 2)]})
+    older.add(batch(2), {"t": [written(tmp_path, "2.parquet", 3)]})
+    older.commit(2)
+    assert numbers(older) == [("again.parquet", 0), ("1.parquet", 2), ("2.parquet", 4)]
+
+
 def test_what_was_sent_leaves_one_record_that_keeps_the_numbers(tmp_path: Path) -> None:
     outbox = begun(tmp_path)
     for number in range(5):

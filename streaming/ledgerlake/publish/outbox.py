@@ -174,6 +174,7 @@ class Outbox:
             if batch.batch_id <= _newest_sent(self._names()):
                 self._remove([file.name for file in files])
                 return
+            self._load_before(batch.batch_id)
             stored = self._stored(batch.batch_id)
             if stored is not None and stored.range_digest == batch.range_digest and self._is_whole(stored):
                 self._batches[batch.batch_id] = stored
@@ -291,15 +292,27 @@ class Outbox:
         return {file.name for file in batch.files} <= self._names()
 
     def _load(self) -> None:
-        names = self._names()
-        self._sent = _newest_sent(names)
-        for name in names:
-            number, _, kind = name.partition(".")
-            if kind == "json" and number.isdigit() and (found := self._stored(int(number))) is not None:
-                self._batches[int(number)] = found
+        self._sent = _newest_sent(self._names())
+        self._batches |= {number: found for number in self._recorded() if (found := self._stored(number)) is not None}
         self._tidy()
         for batch_id in self._batches:
             self._begun(batch_id)
+
+    def _load_before(self, batch_id: int) -> None:
+        """Load the records of earlier micro-batches that another process wrote.
+
+        A process that was suspended, and that owns the stream again, knows nothing of what its successor
+        recorded. It has to number behind that, and to send what of it was not sent.
+        """
+        earlier = [number for number in self._recorded() if number < batch_id]
+        for number in earlier:
+            if (number > self._sent or number == max(earlier)) and (found := self._stored(number)) is not None:
+                self._batches[number] = found
+
+    def _recorded(self) -> list[int]:
+        """Return the micro-batches that have a record."""
+        parts = [name.partition(".") for name in self._names()]
+        return sorted(int(number) for number, _, kind in parts if kind == "json" and number.isdigit())
 
     def _remove_unknown(self) -> None:
         """Remove files that no record names, of micro-batches that the table has.
