@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ledgerlake.devbroker import Broker
+from ledgerlake.devbroker import Broker, ports
 from ledgerlake.errors import SetupError
 from ledgerlake.runtime.java import find_java
 from tests.live.pipelines import ledgerlake, sentence
@@ -86,6 +87,47 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises(SetupError, match="choose another --data-dir"):
         Broker(tmp_path / "file" / "data").start()
+
+
+def test_a_broker_that_does_not_come_up_is_told_with_the_last_cause_in_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    launcher = tmp_path / "bin" / "java"
+    launcher.write_text(
+        "#!/bin/sh\n"
+        'if [ "$1" = -version ]; then echo \'openjdk version "17.0.2"\' >&2; exit; fi\n'
+        "echo 'java.lang.IllegalStateException: no start'\n"
+        "echo '\tat org.example.Start.main(Start.java:1)'\n"
+        "echo 'Caused by: java.net.BindException: Address already in use'\n"
+        "exit 1\n"
+    )
+    launcher.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    data_dir = tmp_path / "data"
+    with pytest.raises(SetupError) as failure:
+        Broker(data_dir).start()
+    reason = "java.net.BindException: Address already in use"
+    assert str(failure.value) == f"the broker ended while starting: {reason}; read {data_dir}/broker.log"
+    with pytest.raises(SetupError) as failure:
+        Broker().start()
+    assert str(failure.value) == f"the broker ended while starting: {reason}", "its log went with its folder"
+
+
+def test_ports_are_free_ones_that_no_outgoing_connection_is_given() -> None:
+    found = ports.free_ports(4)
+    assert len(set(found)) == 4
+    assert all(10_000 <= port < 32_768 for port in found)
+
+
+def test_a_port_on_which_something_listens_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        taken = listener.getsockname()[1]
+        monkeypatch.setattr(ports, "_LOWEST", taken)
+        monkeypatch.setattr(ports, "_TRIES", 1)
+        with pytest.raises(OSError, match="no 1 free ports"):
+            ports.free_ports(1)
 
 
 def test_an_old_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,10 +19,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tarfile
@@ -34,6 +34,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ledgerlake.devbroker.ports import free_ports
 from ledgerlake.devbroker.security import Security, make_security
 from ledgerlake.errors import SetupError
 from ledgerlake.runtime.java import cache_folder, fetch_file, find_java, locked
@@ -44,6 +45,10 @@ _SHA512 = (
     "be35352171befe7b0011176330aab29bd0a6c8a0f2f0646641af46d2e33cbd6"
 )
 _STATE_VERSION = 2
+# The first line of a stack trace, of one of its causes, or of the JVM's own complaint.
+_ERROR = re.compile(r"^(Caused by: )?[\w.$]+(Exception|Error)\b|^Error[: ]|^# |insufficient memory")
+_LONGEST_ERROR = 300
+
 START_TIMEOUT_S = 120
 STOP_TIMEOUT_S = 30
 
@@ -216,11 +221,7 @@ class Broker:
         state = self._state()
         if state is not None:
             return _Ports(state["service"], state["web"], state["bookie"], state["service_tls"])
-        with contextlib.ExitStack() as held:
-            sockets = [held.enter_context(socket.socket()) for _ in range(4)]
-            for one in sockets:
-                one.bind(("127.0.0.1", 0))
-            return _Ports(*(one.getsockname()[1] for one in sockets))
+        return _Ports(*free_ports(4))
 
     def _configuration(self, home: Path, ports: _Ports) -> str:
         metadata = {
@@ -264,15 +265,21 @@ class Broker:
 
     def _wait_until_ready(self, address: BrokerAddress) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
-        log = self.data_dir / "broker.log"
         while time.monotonic() < deadline:
             if self._process is not None and self._process.poll() is not None:
-                raise SetupError(f"the broker ended while starting; read {log}")
+                raise SetupError(f"the broker ended while starting{self._log_hint()}")
             token = self.security.admin_token if self._secure else None
             if _answers(f"{address.admin_url}/admin/v2/namespaces/public/default", token):
                 return
             time.sleep(0.1)
-        raise SetupError(f"the broker was not ready after {START_TIMEOUT_S} s; read {log}")
+        raise SetupError(f"the broker was not ready after {START_TIMEOUT_S} s{self._log_hint()}")
+
+    def _log_hint(self) -> str:
+        """The last error in the log; the log's path as well, unless it goes with a temporary folder."""
+        log = self.data_dir / "broker.log"
+        error = _last_error(log)
+        where = "" if self._temporary else f"; read {log}"
+        return (f": {error}" if error else "") + where
 
 
 def distribution() -> Path:
@@ -291,6 +298,16 @@ def distribution() -> Path:
                 tar.extractall(folder, filter="data")
                 (Path(folder) / home.name).rename(home)
     return home
+
+
+def _last_error(log: Path) -> str | None:
+    """The last line of the log, shortened, that names an exception or an error."""
+    found = None
+    with contextlib.suppress(OSError), open(log, errors="replace") as lines:
+        for line in lines:
+            if _ERROR.search(line):
+                found = line.strip().removeprefix("Caused by: ")[:_LONGEST_ERROR]
+    return found
 
 
 def _answers(url: str, token: str | None) -> bool:
