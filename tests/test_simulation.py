@@ -17,7 +17,7 @@ import pytest
 from ledgerlake.errors import DataLossError
 from ledgerlake.pipeline.commit import BatchResult, DeltaSink
 from tests.simulation.by_hand import by_hand, put
-from tests.simulation.driver import MESSAGES, Edges, config
+from tests.simulation.driver import CHECKPOINT, MESSAGES, Edges, config
 from tests.simulation.history import TOPIC, History, Script, Step, Verdict, write_script
 from tests.simulation.many import play_many
 from tests.simulation.mutations import MUTATIONS
@@ -133,6 +133,44 @@ def test_an_older_checkpoint_is_refused_though_what_came_since_only_waits(edges:
     assert "it is an older copy; restore the newest one" in verdict.refused
     verdict = play(script(copied, Step(12.0, "kill", {"back_s": 1.0, "noticed_s": 0.0})), edges)
     assert (verdict.violations, verdict.refused) == ([], "")
+
+
+@pytest.mark.parametrize("first_s", [1.5, 8.0])
+def test_a_checkpoint_that_another_one_has_followed_is_refused(edges: Edges, first_s: float) -> None:
+    def script(*disturbance: Step) -> Script:
+        return by_hand(put(first_s, count=2), *disturbance, put(16.0), starting="cursor")
+
+    copied, lost = Step(4.0, "backup", {"takes_s": 0.0}), Step(6.0, "lose", {"back_s": 1.0})
+    verdict = play(script(copied, lost, put(9.0), Step(12.0, "restore", {"back_s": 1.0})), edges)
+    assert verdict.violations == []
+    assert "it is an older copy; restore the newest one" in verdict.refused
+    verdict = play(script(copied, lost, put(9.0), Step(12.0, "kill", {"back_s": 1.0, "noticed_s": 0.0})), edges)
+    assert (verdict.violations, verdict.refused) == ([], "")
+
+
+class Abandoned(History):
+    """A checkpoint is removed while the process that uses it is suspended."""
+
+    def _abandon(self, _args: dict[str, Any]) -> None:
+        self.disk.replace(CHECKPOINT, {})
+        self.was_restored = True
+
+
+def test_a_suspended_process_commits_nothing_once_another_checkpoint_has(edges: Edges) -> None:
+    script = by_hand(
+        put(1.5, count=2),
+        put(5.0),
+        Step(4.0, "suspend", {"for_s": 9.0, "noticed_s": 0.2}, "task done state"),
+        Step(5.4, "abandon", {}),
+        put(8.0),
+        Step(11.0, "stop", {"back_s": 8.0}),
+        put(16.0),
+        starting="cursor",
+    )
+    history = Abandoned(script, edges)
+    verdict = history.play()
+    assert verdict.violations == []
+    assert history.apps[0].ended.startswith("OwnershipError: another checkpoint of the stream sim")
 
 
 def test_only_a_batch_that_reads_is_recorded_without_rows(edges: Edges) -> None:

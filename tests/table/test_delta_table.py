@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import deltalake
@@ -11,8 +12,8 @@ import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
 
-from ledgerlake.errors import CheckpointError, TableError
-from ledgerlake.table.batch_record import BatchRecord, Recorded
+from ledgerlake.errors import CheckpointError, OwnershipError, TableError
+from ledgerlake.table.batch_record import BatchRecord, Recorded, number_of
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.ordered_files import DataFile
 
@@ -98,6 +99,49 @@ def test_a_digest_of_an_earlier_release_has_no_number_and_counts(tmp_path: Path)
     record_by_spark(tmp_path / "table", 4)
     record_by_spark(tmp_path / "table", 7, "ledgerlake:orders:id:range")
     assert table.recorded("ledgerlake:orders:id") == Recorded(4, 7)
+
+
+def test_who_has_committed_last_for_a_stream_is_known(tmp_path: Path) -> None:
+    table = made(tmp_path / "table")
+    first, second = batch(4), replace(batch(1), query="ledgerlake:orders:other")
+    assert table.last_writer("orders") is None
+    assert table.is_last_writer("orders", {None})
+    put(table, first, data_file("a"))
+    assert table.holds(first)
+    table.commit(first.more(1), [data_file("b")], {})
+    assert table.last_writer("orders") == number_of(first.query)
+    assert table.is_last_writer("orders", {number_of(first.query)})
+    assert not table.is_last_writer("orders", {number_of(second.query)})
+    table.begin("orders")
+    put(table, second, data_file("c"))
+    assert table.holds(second)
+    assert table.last_writer("orders") == number_of(second.query)
+    assert table.last_writer("invoices") is None
+
+
+def test_a_process_beside_which_another_query_has_committed_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    table, beside = made(path), Table(str(path), SCHEMA)
+    table.begin("orders")
+    put(table, batch(4), data_file("a"))
+    beside.begin("orders")
+    put(beside, replace(batch(1), query="ledgerlake:orders:other"), data_file("b"))
+    with pytest.raises(OwnershipError, match="another checkpoint of the stream orders has written to the table"):
+        table.holds(batch(5))
+    assert beside.holds(replace(batch(1), query="ledgerlake:orders:other"))
+
+
+def test_a_commit_of_delta_spark_counts_though_it_leaves_an_older_number(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    table, later = made(path), replace(batch(1), query="ledgerlake:orders:other")
+    put(table, batch(4), data_file("a"))
+    DeltaTable(str(path)).create_write_transaction(
+        [],
+        "append",
+        deltalake.Schema.from_arrow(SCHEMA),
+        commit_properties=CommitProperties(custom_metadata={"userMetadata": later.to_json()}),
+    )
+    assert table.is_last_writer("orders", {number_of(later.query)})
 
 
 def record_by_spark(path: Path, number: int, name: str = "ledgerlake:orders:id") -> None:

@@ -5,7 +5,9 @@
     <checkpoint>/commits/<batch>        written when the micro-batch is done: it is never run again. Its first line, v1 or v2, is
                                         the version of the state's files
     <checkpoint>/ledgerlake/start.json      where the pipeline began: an offset (see ``stored.offsets``)
-    <checkpoint>/ledgerlake/stream.json     whose checkpoint it is, with a version
+    <checkpoint>/ledgerlake/stream.json     whose checkpoint it is, with a version; ``follows`` says by table which query had committed last
+                                            before it began (see ``table.delta_table``), null if none had; earlier releases
+                                            wrote no ``follows``
     <checkpoint>/ledgerlake/settings.json   the settings that decide which rows a micro-batch gives (see ``row_settings``)
     <checkpoint>/ledgerlake/outbox.json     the name of its outbox, with a version (see ``publish.outbox``)
     <checkpoint>/ledgerlake/forgotten.json  the user has chosen to begin anew (``ledgerlake forget``); it goes when that
@@ -93,22 +95,42 @@ class Checkpoint:
             CheckpointError: it belongs to a stream of another name.
             OffsetError: a newer release wrote it.
         """
-        found = self._load("ledgerlake/stream.json")
-        if found is None:
-            return
-        if not isinstance(found, dict) or not isinstance(found.get("version"), int) or "stream" not in found:
-            raise self._damaged("ledgerlake/stream.json")
-        refuse_newer("the checkpoint", found["version"], _STREAM_VERSION, "stream record of version")
-        if found["stream"] != stream:
+        found = self._stream()
+        if found is not None and found["stream"] != stream:
             raise CheckpointError(
                 f"the checkpoint {self.folder} belongs to the stream {found['stream']}, and the configuration names "
                 f"{stream}; set [stream] name back to {found['stream']}, or choose another checkpoint folder"
             )
 
-    def save_stream(self, stream: str) -> None:
-        """Record whose checkpoint it is."""
-        if self._load("ledgerlake/stream.json") is None:
+    def save_stream(self, stream: str, follows: dict[str, int | None] | None = None) -> None:
+        """Record whose checkpoint it is, and at its beginning whom it follows in the tables."""
+        if follows is not None:
+            save_json(self._own("stream"), {"version": _STREAM_VERSION, "stream": stream, "follows": follows})
+        elif self._stream() is None:
             save_json(self._own("stream"), {"version": _STREAM_VERSION, "stream": stream})
+
+    def follows(self) -> dict[str, int | None] | None:
+        """Return by table the number of the query that had committed last when this checkpoint
+        began; None if an earlier release began it.
+
+        Raises:
+            OffsetError: a newer release wrote it, or it is damaged.
+        """
+        found = self._stream()
+        try:
+            follows: dict[str, int | None] | None = stored(dict[str, int | None] | None, (found or {}).get("follows"))
+        except ValueError:
+            raise self._damaged("ledgerlake/stream.json") from None
+        return follows
+
+    def _stream(self) -> dict[str, Any] | None:
+        found = self._load("ledgerlake/stream.json")
+        if found is None:
+            return None
+        if not isinstance(found, dict) or not isinstance(found.get("version"), int) or "stream" not in found:
+            raise self._damaged("ledgerlake/stream.json")
+        refuse_newer("the checkpoint", found["version"], _STREAM_VERSION, "stream record of version")
+        return found
 
     def outbox(self) -> str | None:
         """Return the name of the outbox that belongs to it; None if none was begun since there is

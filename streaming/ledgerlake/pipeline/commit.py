@@ -79,10 +79,10 @@ class DeltaSink:
         """The tables by the names that the checkpoint has for them."""
         return {"messages": self.messages, "rejects": self.rejects}
 
-    def begin(self) -> None:
+    def begin(self, stream: str) -> None:
         """Nobody else writes for this query from here on."""
-        self.messages.begin()
-        self.rejects.begin()
+        self.messages.begin(stream)
+        self.rejects.begin(stream)
 
     def load_reached_times(self, topic_partitions: list[str]) -> None:
         """Recall how far each topic partition's time has come in the table."""

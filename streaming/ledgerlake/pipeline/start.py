@@ -23,6 +23,7 @@ from ledgerlake.source.loss import moved_to
 from ledgerlake.source.positions import describe
 from ledgerlake.source.wake_ups import load_wakes
 from ledgerlake.stored.offsets import PartitionOffset
+from ledgerlake.table.batch_record import number_of
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Start:
             self._checkpoint.save_settings(row_settings(self._config))
             return start
         start = self._first_start(bound, ends)
-        self._checkpoint.save_stream(self._config.stream.name)
+        self._checkpoint.save_stream(self._config.stream.name, self._last_writers(tables))
         self._checkpoint.save_settings(row_settings(self._config))
         self._checkpoint.save_start(start)
         self._cursors.advance({name: offset.position for name, offset in start.items()})
@@ -110,6 +111,10 @@ class Start:
         if bound not in ("cursor", "latest"):
             for name in names:
                 resolve_start(self._cluster, name, bound)
+
+    def _last_writers(self, tables: list[Table]) -> dict[str, int | None]:
+        stream = self._config.stream.name
+        return {name: table.last_writer(stream) if table in tables else None for name, table in self._tables.items()}
 
     def _first_start(self, bound: Bound, ends: dict[str, Position]) -> Offset:
         """Where a pipeline without a checkpoint begins.
@@ -146,10 +151,11 @@ class Start:
         )
 
     def compare_with_tables(self, tables: list[Table]) -> None:
-        """Check that the checkpoint is not older than the tables.
+        """Check that the checkpoint is not older than the tables, and that no other one has followed
+        it.
 
         Raises:
-            CheckpointError: it is, or it is of another run than what the tables hold.
+            CheckpointError: it is, or one has, or it is of another run than what the tables hold.
         """
         query_id = self._checkpoint.query_id()
         planned = self._checkpoint.last_planned()
@@ -161,10 +167,14 @@ class Start:
             self._check_not_begun(tables)
             return
         query = self._query_name(query_id)
-        for table in tables:
-            recorded = table.recorded(query)
+        follows = self._checkpoint.follows()
+        for name, table in self._tables.items():
+            recorded = table.recorded(query) if table in tables else None
             if recorded is None:
+                if table in tables and follows is not None:
+                    self._check_writer(table, follows.get(name))
                 continue
+            self._check_writer(table, number_of(query))
             if planned is None or recorded.batch_id > planned:
                 reached = "no batch" if planned is None else f"batch {planned}"
                 raise self._older_checkpoint(table, f"has batch {recorded.batch_id}", f"reaches {reached}")
@@ -174,6 +184,10 @@ class Start:
                 batch = self._checkpoint.record(self._config.stream.name, query, recorded.batch_id)
                 if not recorded.is_batch(batch):
                     raise self._older_checkpoint(table, f"has another batch {recorded.batch_id}", "has one of its own")
+
+    def _check_writer(self, table: Table, query: int | None) -> None:
+        if not table.is_last_writer(self._config.stream.name, {query}):
+            raise self._older_checkpoint(table, "has rows by a later checkpoint", "does not know of them")
 
     def check_tables_are_newest(self, tables: list[Table]) -> None:
         """Check that no table is older than the checkpoint, or gone: what it lacks the topic need
@@ -279,9 +293,14 @@ class Start:
         """
         if self._checkpoint.start() is None or self._checkpoint.is_forgotten:
             return
-        for table in tables:
+        follows = self._checkpoint.follows()
+        for name, table in self._tables.items():
+            if table not in tables:
+                continue
             last = table.last_batch_of(self._config.stream.name)
-            if last is not None and last >= 0:
+            if follows is not None:
+                self._check_writer(table, follows.get(name))
+            elif last is not None and last >= 0:
                 raise self._older_checkpoint(table, f"has batch {last}", "reaches no batch")
 
     def _older_checkpoint(self, table: Table, there: str, here: str) -> CheckpointError:

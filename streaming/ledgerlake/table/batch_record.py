@@ -6,6 +6,7 @@ another micro-batch of the same number, which an older copy of the checkpoint ma
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -53,7 +54,7 @@ class BatchRecord:
         if (known.get("batch"), known.get("range_digest")) != (self.batch_id, self.range_digest):
             return False
         query = known.get("query")
-        return isinstance(query, str) and query.partition(_MORE)[0] == self.query
+        return isinstance(query, str) and _base_name(query) == self.query
 
     def to_json(self) -> str:
         """Return what people and tools find in the table's history."""
@@ -67,6 +68,16 @@ class BatchRecord:
                 "ranges": self.ranges,
             }
         )
+
+
+def number_of(query: str) -> int:
+    """Return 63 bits of a hash over a query's name, by which a table remembers who wrote last."""
+    return int.from_bytes(hashlib.sha256(_base_name(query).encode()).digest()[:8], "big") >> 1
+
+
+def _base_name(query: str) -> str:
+    """The query whose micro-batch an addition belongs to; another query's name stays as it is."""
+    return query.partition(_MORE)[0]
 
 
 def _place(offset: dict[str, Any] | None) -> Any:

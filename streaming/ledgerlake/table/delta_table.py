@@ -10,6 +10,8 @@ what the pipeline must know of it. ``<query>`` names the stream and its checkpoi
                                          sets ``<query>`` alone, the digest does not count; earlier
                                          releases wrote no such number
     ledgerlake.stream:<stream>           the same number, for a start that finds no checkpoint
+    ledgerlake.query:<stream>            the number of the query that committed last (see ``batch_record``): another checkpoint of
+                                         the stream, which does not know of that, is refused
     ledgerlake.outbox:<outbox>           how many messages the outbox has held up to that micro-batch
     ledgerlake.effective_time_us:<topic partition>   how far that topic partition's time has come
 
@@ -32,13 +34,15 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Tr
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
-from ledgerlake.errors import CheckpointError, SetupError, TableError
+from ledgerlake.errors import CheckpointError, OwnershipError, SetupError, TableError
 from ledgerlake.stored.files import resolve
 from ledgerlake.table.additions import KEY_COLUMNS, row_keys
-from ledgerlake.table.batch_record import Recorded
+from ledgerlake.table.batch_record import Recorded, number_of
 from ledgerlake.table.ordered_files import DataFile, ParquetFolder
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pyspark.sql import SparkSession
 
     from ledgerlake.table.additions import RowKey
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
 
 _TIME_PREFIX = "ledgerlake.effective_time_us:"
 _STREAM_PREFIX = "ledgerlake.stream:"
+_QUERY_PREFIX = "ledgerlake.query:"
 _OUTBOX_PREFIX = "ledgerlake.outbox:"
 _FORGETFUL_PROPERTY = "delta.setTransactionRetentionDuration"
 _COMMITS_PER_CLEANUP = 100
@@ -72,6 +77,7 @@ class Table:
         self.path = self.folder = path
         self.schema = schema
         self._opened: DeltaTable | None = None
+        self._followed: int | None = None
 
     def check(self, spark: SparkSession) -> bool:
         """Whether the table is there, with the contract's columns; where it is not, its folder is
@@ -94,8 +100,11 @@ class Table:
         nothing = spark.createDataFrame(self.schema.empty_table())
         nothing.write.format("delta").mode("ignore").save(self.path)
 
-    def begin(self) -> None:
-        """Nobody else writes for this query from here on."""
+    def begin(self, stream: str) -> None:
+        """Nobody else writes for this query from here on; who has written last may be another one
+        that it follows.
+        """
+        self._followed = self.last_writer(stream)
 
     def effective_times_us(self, topic_partitions: list[str]) -> dict[str, int]:
         """How far each topic partition's effective time has come in the table; without those that
@@ -122,6 +131,29 @@ class Table:
         batch_id: int | None = self._current().transaction_version(_STREAM_PREFIX + stream)
         return batch_id
 
+    def last_writer(self, stream: str) -> int | None:
+        """Return the number of the query that committed last for a stream; None if the table does
+        not know it.
+        """
+        number: int | None = self._current().transaction_version(_QUERY_PREFIX + stream)
+        return number
+
+    def is_last_writer(self, stream: str, queries: set[int | None]) -> bool:
+        """Return whether the query that committed last for a stream is one of these, by their
+        numbers; a table that does not know it says yes.
+        """
+        # delta-spark sets no such number, so the history may tell of a later commit.
+        return self.last_writer(stream) in {None, *queries} or self._last_writer_in_history(stream) in queries
+
+    def _last_writer_in_history(self, stream: str) -> int | None:
+        return next((number_of(known["query"]) for known in self._known_batches() if known["stream"] == stream), None)
+
+    def _known_batches(self) -> Iterator[dict[str, Any]]:
+        """What recent commits say of their micro-batches, the newest first."""
+        for known in map(known_of, self._current().history(HISTORY_COMMITS)):
+            if known is not None and {"query", "batch", "range_digest", "stream"} <= known.keys():
+                yield known
+
     def begin_stream(self, stream: str) -> None:
         """Record that a stream of that name begins, so that a checkpoint that is lost before its
         first row is noticed.
@@ -145,7 +177,9 @@ class Table:
 
         Raises:
             CheckpointError: the table has another one of that number, or a later one.
+            OwnershipError: another query has committed for the stream since this process began.
         """
+        self._check_writer(batch)
         recorded = self.recorded(batch.query)
         if recorded is None or recorded.batch_id < batch.batch_id:
             return False
@@ -155,6 +189,14 @@ class Table:
             f"batch {batch.batch_id} of the stream {batch.stream} is not the one that the table at {self.path} holds, which "
             f"has batch {recorded.batch_id}: another process runs this stream, or its checkpoint is an older copy; end the "
             "other process, or restore the newest copy of the checkpoint"
+        )
+
+    def _check_writer(self, batch: BatchRecord) -> None:
+        if self.is_last_writer(batch.stream, {self._followed, number_of(batch.query)}):
+            return
+        raise OwnershipError(
+            f"another checkpoint of the stream {batch.stream} has written to the table at {self.path} since this process "
+            "began; let only one process run it, with the newest checkpoint"
         )
 
     def commit(
@@ -174,6 +216,7 @@ class Table:
             _range_of(batch.query): batch.range_digest,
             _numbered(batch.query): batch.batch_id,
             _STREAM_PREFIX + batch.stream: batch.batch_id,
+            _QUERY_PREFIX + batch.stream: number_of(batch.query),
             **{_OUTBOX_PREFIX + name: messages for name, messages in (outbox or {}).items()},
             **{_TIME_PREFIX + name: time_us for name, time_us in times_us.items()},
         }

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
@@ -28,11 +28,9 @@ from ledgerlake.errors import SetupError, TableError
 from ledgerlake.stored.files import resolve
 from ledgerlake.table.additions import KEY_COLUMNS, row_key
 from ledgerlake.table.batch_record import Recorded
-from ledgerlake.table.delta_table import HISTORY_COMMITS, Table, column_differences, existing_table, special_features
+from ledgerlake.table.delta_table import Table, column_differences, existing_table, special_features
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from deltalake import DeltaTable
     from pyspark.sql import Column, DataFrame, SparkSession
 
@@ -65,7 +63,7 @@ class SparkTable(Table):
                 f"the table at {self.path} has another schema ({'; '.join(missing + others)}); use another path"
             )
 
-    def begin(self) -> None:
+    def begin(self, stream: str) -> None:
         """Remove what an earlier run left in the staging folder: a micro-batch that is run again
         writes its files anew.
 
@@ -80,6 +78,7 @@ class SparkTable(Table):
             raise SetupError(
                 f"the folder {self.folder} cannot be made ({error.strerror or error}); choose another checkpoint"
             ) from None
+        super().begin(stream)
 
     def effective_times_us(self, topic_partitions: list[str]) -> dict[str, int]:
         rows = self._spark.read.format("delta").load(self.path)
@@ -98,6 +97,9 @@ class SparkTable(Table):
 
     def last_batch_of(self, stream: str) -> int | None:
         return next((known["batch"] for known in self._known_batches() if known["stream"] == stream), None)
+
+    def last_writer(self, stream: str) -> int | None:
+        return self._last_writer_in_history(stream)
 
     def begin_stream(self, stream: str) -> None:
         """Record nothing: a commit of delta-spark carries the number of a micro-batch, and there is
@@ -120,16 +122,6 @@ class SparkTable(Table):
 
     def _at(self, version: int) -> DataFrame:
         return self._spark.read.format("delta").option("versionAsOf", version).load(self.path)
-
-    def _known_batches(self) -> Iterator[dict[str, Any]]:
-        """What recent commits say of their micro-batches, the newest first."""
-        for commit in self._current().history(HISTORY_COMMITS):
-            try:
-                known = json.loads(commit.get("userMetadata") or "null")
-            except ValueError:
-                continue
-            if isinstance(known, dict) and {"query", "batch", "range_digest", "stream"} <= known.keys():
-                yield known
 
     def commit(
         self, batch: BatchRecord, files: list[DataFile], times_us: dict[str, int], outbox: dict[str, int] | None = None
