@@ -24,7 +24,7 @@ from tests.live.runtime import commits, start_runtime, wait_for_commits
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.live, pytest.mark.slow]
+pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.long]
 
 
 def interleaved(rng: random.Random, waiting: list[list[bytes]], stop_at: int) -> list[bytes]:
@@ -39,17 +39,14 @@ def interleaved(rng: random.Random, waiting: list[list[bytes]], stop_at: int) ->
     return taken
 
 
-@pytest.mark.parametrize(
-    "broker_restarts",
-    [pytest.param(False, id="driver"), pytest.param(True, id="driver and broker", marks=pytest.mark.long)],
-)
+@pytest.mark.parametrize("broker_restarts", [False, True], ids=["driver", "driver and broker"])
 def test_messages_that_were_half_published_at_a_kill_are_whole_afterwards(
-    tmp_path: Path, campaign_is_long: bool, broker_restarts: bool
+    tmp_path: Path, broker_restarts: bool
 ) -> None:
     seed = int(os.environ.get("LEDGERLAKE_SEED", "0")) or random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    kills = 5 if campaign_is_long else 1
+    kills = 5
     with start_runtime(broker_metadata=True) as runtime:
         assert runtime.broker is not None
         topic = runtime.topic()

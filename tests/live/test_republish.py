@@ -243,8 +243,9 @@ def test_a_target_that_is_suspended_amid_many_messages_gets_all_of_them_in_order
 
 
 @pytest.mark.slow
-def test_each_message_is_on_the_topic_once_after_kills(tmp_path: Path, campaign_is_long: bool) -> None:
-    kills = 10 if campaign_is_long else 3
+@pytest.mark.long
+def test_each_message_is_on_the_topic_once_after_kills(tmp_path: Path) -> None:
+    kills = 10
     seed = int(os.environ.get("LEDGERLAKE_SEED", "0")) or random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
