@@ -306,7 +306,7 @@ def test_a_micro_batch_that_was_sent_before_the_broker_forgot_its_producer_is_th
         probe = _Sender(settings, target, one._name, _Known(), threading.Event())
         with probe:
             probe.would_begin()
-            assert probe._lane("t", f"{target}-partition-0").stored == -1, "the broker still knows it"
+            assert probe._producer("t", f"{target}-partition-0").stored == -1, "the broker still knows it"
         two = Republisher(again, settings, target, "s", lambda: True, lambda _error: None)
         two.start()
         two.drain(60)

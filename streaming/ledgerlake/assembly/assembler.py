@@ -1,7 +1,7 @@
 """The rules of ``assembly.rules`` with bytes beside them: what arrives goes in, whole messages and
 rejects come out.
 
-The same whether the bytes are kept in a task's memory or in Spark's state: ``Parts`` is all that
+The same whether the bytes are kept in a task's memory or in Spark's state: ``KeptEntries`` is all that
 differs.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Entry = bytes | memoryview
 
 
-class Parts(Protocol):
+class KeptEntries(Protocol):
     """Entries kept by position."""
 
     def take(self, position: Position) -> Entry | None:
@@ -92,7 +92,7 @@ class Assembly:
     """
 
     def __init__(
-        self, limits: Limits, parts: Parts, sets: Iterable[OpenSet] = (), *, hold_delayed: bool = False
+        self, limits: Limits, parts: KeptEntries, sets: Iterable[OpenSet] = (), *, hold_delayed: bool = False
     ) -> None:
         self.pending = PendingSets(limits, sets)
         self._parts = parts

@@ -294,7 +294,7 @@ class DelayedTracker:
     def _write(self, sources: list[Iterator[pa.RecordBatch]], *, sealed: bool) -> list[Bucket]:
         """Sources as one stored bucket; none if they are empty."""
         bucket_id = self._storage.create_bucket()
-        written = _Written()
+        written = _BucketContent()
         segments = cut(
             shared_queue(sources), self._settings.time_step_per_segment_ms, self._settings.max_indexes_per_segment
         )
@@ -316,7 +316,7 @@ class DelayedTracker:
         self._buckets = [*kept[:place], *new, *kept[place:]]
 
 
-class _Written:
+class _BucketContent:
     """What is learned of a bucket while it is written."""
 
     def __init__(self) -> None:

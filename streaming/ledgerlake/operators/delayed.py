@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle, ValueState
 
-    from ledgerlake.assembly.assembler import Outcome, Parts
+    from ledgerlake.assembly.assembler import KeptEntries, Outcome
     from ledgerlake.decode.messages import TopicPartition
     from ledgerlake.operators.rows import Waits
     from ledgerlake.options.delay_options import DelayOptions
@@ -62,7 +62,7 @@ _LARGE_VERSION = 2
 
 
 @dataclass(frozen=True)
-class Waiting:
+class DelayedSummary:
     """How a topic partition's delayed messages stand. ``oldest`` is the first entry that only the
     topic has.
     """
@@ -85,7 +85,7 @@ class DelayedState:
 class DelayedMessages:
     """See the module. Nothing is opened before it is needed."""
 
-    def __init__(self, source: TopicPartition, state: DelayedState, options: DelayOptions, parts: Parts) -> None:
+    def __init__(self, source: TopicPartition, state: DelayedState, options: DelayOptions, parts: KeptEntries) -> None:
         self._source = source
         self._state = state
         self._options = options
@@ -158,14 +158,14 @@ class DelayedMessages:
                 yield from self._outcomes(batch, delivered_ms, tracker)
         self._keep_cancels(cancels.after(cutoff_ms), stored)
 
-    def save(self) -> Waiting:
+    def save(self) -> DelayedSummary:
         """The micro-batch ends."""
         if self._tracker is None:
-            return Waiting()
+            return DelayedSummary()
         record = record_to_json(self._tracker.save())
         if record != self._stored:
             self._state.index.update((record,))
-        return Waiting(self._tracker.waiting, self._tracker.next_due_ms, self._oldest(self._tracker))
+        return DelayedSummary(self._tracker.waiting, self._tracker.next_due_ms, self._oldest(self._tracker))
 
     def _oldest(self, tracker: DelayedTracker) -> Position | None:
         """The first entry that must be read again; of a large message that is its first chunk."""

@@ -46,13 +46,13 @@ def ingest_range(
     pieces: Iterable[Piece], span: EntryRange, settings: TaskSettings, note: BatchNote
 ) -> Iterator[pa.RecordBatch]:
     """First stage: a range of entries in, files out, rows of ``FLOW`` on to the stateful stage."""
-    one = _Range(span, settings, note)
+    one = _IngestedRange(span, settings, note)
     for piece in pieces:
         yield from one.take(piece)
     yield from one.finish()
 
 
-class _Range:
+class _IngestedRange:
     """One topic partition's range in a task of the first stage."""
 
     def __init__(self, span: EntryRange, settings: TaskSettings, note: BatchNote) -> None:

@@ -59,13 +59,13 @@ def _forward(
     batches: Iterable[pa.RecordBatch], options: SourceOptions, holds_delayed: bool
 ) -> Iterator[pa.RecordBatch]:
     """Rows of ``schema.BUNDLES`` as rows of ``FLOW``."""
-    ranges: dict[TopicPartition, _Range] = {}
+    ranges: dict[TopicPartition, _DecodedRange] = {}
     for batch in batches:
         for number in range(batch.num_rows):
             row = {name: batch[name][number].as_py() for name in batch.schema.names if name != "frames"}
             source = TopicPartition(row["topic"], row["partition"])
             if source not in ranges:
-                ranges[source] = _Range(source, row, options, holds_delayed)
+                ranges[source] = _DecodedRange(source, row, options, holds_delayed)
             frames = memoryview(batch["frames"][number].as_buffer())
             part = BatchPart(row["after_batch_index"], row["until_batch_index"])
             yield from ranges[source].take(Piece(row["kind"], frames, part, row["broker_ms"]))
@@ -73,7 +73,7 @@ def _forward(
         yield one.report()
 
 
-class _Range:
+class _DecodedRange:
     """One topic partition's rows in a task before the stateful stage."""
 
     def __init__(

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle
 
     from ledgerlake.assembly.rules import Chunk, Limits
-    from ledgerlake.operators.delayed import Waiting
+    from ledgerlake.operators.delayed import DelayedSummary
     from ledgerlake.options.delay_options import DelayOptions
 
 SET_VERSION = 2
@@ -249,7 +249,7 @@ def _apply(assembly: Assembly, event: Chunk | Begun | OpenSet | Marker) -> Itera
     return assembly.arrive(event)
 
 
-def _summary(assembly: Assembly, waiting: Waiting, reports: list[Report], limits: Limits) -> StateSummary:
+def _summary(assembly: Assembly, waiting: DelayedSummary, reports: list[Report], limits: Limits) -> StateSummary:
     sets = assembly.pending.sets
     return StateSummary(
         facts=[report.fact for report in reports],

@@ -34,12 +34,12 @@ class LedgerlakeDataSource(ReadingDataSource):
     """``format("ledgerlake")``."""
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
-        return _StreamWriter(_checked(self.options, schema))
+        return _StreamWrite(_checked(self.options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         if overwrite:
             raise UsageError("a topic cannot be overwritten; write with mode append")
-        return _BatchWriter(_checked(self.options, schema), uuid.uuid4().hex)
+        return _BatchWrite(_checked(self.options, schema), uuid.uuid4().hex)
 
 
 def topic_settings(options: SinkOptions) -> TopicSettings:
@@ -61,17 +61,17 @@ def _checked(given: Mapping[str, str], schema: StructType) -> TopicSettings:
 
 
 @dataclass
-class Written(WriterCommitMessage):  # type: ignore[misc]
+class StoredMessages(WriterCommitMessage):  # type: ignore[misc]
     """How many messages a task has stored."""
 
     messages: int
 
 
-class _StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
+class _StreamWrite(DataSourceStreamArrowWriter):  # type: ignore[misc]
     def __init__(self, settings: TopicSettings) -> None:
         self._settings = settings
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StoredMessages:
         task = TaskContext.get()
         name = self._settings.producer_name or f"ledgerlake-{task.getLocalProperty('sql.streaming.queryId')}"
         batch_id = int(task.getLocalProperty("streaming.sql.batchId"))
@@ -84,7 +84,7 @@ class _StreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]
         """What is stored stays, and is not stored again when the micro-batch is run again."""
 
 
-class _BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
+class _BatchWrite(DataSourceArrowWriter):  # type: ignore[misc]
     """A write that is not part of a query; its tasks may be tried again, the whole of it is a new
     one each time.
     """
@@ -93,12 +93,14 @@ class _BatchWriter(DataSourceArrowWriter):  # type: ignore[misc]
         self._settings = settings
         self._write_id = write_id
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StoredMessages:
         name = self._settings.producer_name or "ledgerlake"
         return _write(self._settings, f"{name}-{self._write_id}-{TaskContext.get().partitionId()}", 0, iterator)
 
 
-def _write(settings: TopicSettings, producer_name: str, batch_id: int, rows: Iterator[pa.RecordBatch]) -> Written:
+def _write(
+    settings: TopicSettings, producer_name: str, batch_id: int, rows: Iterator[pa.RecordBatch]
+) -> StoredMessages:
     writer = TopicWriter(settings, producer_name, batch_id)
     try:
         for batch in rows:
@@ -106,4 +108,4 @@ def _write(settings: TopicSettings, producer_name: str, batch_id: int, rows: Ite
         writer.flush()
     finally:
         writer.close()
-    return Written(writer.messages)
+    return StoredMessages(writer.messages)

@@ -223,13 +223,13 @@ def _text(authentication: Authentication) -> str:
 
 
 @dataclass
-class _Lane:
+class _TargetProducer:
     """A producer: messages of one topic partition for one partition of the target; those up to
     number ``stored`` are there.
     """
 
     key: tuple[str, str]
-    producer: Any
+    client: Any
     stored: int
 
 
@@ -273,12 +273,12 @@ class _Sender:
         self._began: Sending | None = None
         self._nexts: dict[str, int] = {}
         self._found: dict[str, dict[str, int]] = {}
-        self._lanes: dict[tuple[str, str], _Lane] = {}
+        self._producers: dict[tuple[str, str], _TargetProducer] = {}
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._pending = 0
         self._pending_bytes = 0
-        self._handing_over: tuple[_Lane, int] | None = None
+        self._handing_over: tuple[_TargetProducer, int] | None = None
         self._failure = ""
 
     def __enter__(self) -> _Sender:
@@ -319,8 +319,8 @@ class _Sender:
         """
         targets = self._targets
         for sequence, row in enumerate(rows, one.first_sequence):
-            lane = self._lane(one.topic_partition, targets[_route(row, one.topic_partition, len(targets))])
-            if sequence <= lane.stored or self._hand_over(lane, sequence, _message(row, one.topic_partition)):
+            producer = self._producer(one.topic_partition, targets[_route(row, one.topic_partition, len(targets))])
+            if sequence <= producer.stored or self._hand_over(producer, sequence, _message(row, one.topic_partition)):
                 continue
             _log.warning(
                 "the message %s of %s has a key and properties that %s does not take; it stands there without them and "
@@ -329,14 +329,14 @@ class _Sender:
                 one.topic_partition,
                 self._topic,
             )
-            if not self._hand_over(lane, sequence, _stand_in(row, one.topic_partition)):
+            if not self._hand_over(producer, sequence, _stand_in(row, one.topic_partition)):
                 raise ConnectionError("the broker takes no message as small as that")
         self._wait_for_receipts(1, _PENDING_BYTES_MOST)
 
-    def _lane(self, topic_partition: str, target: str) -> _Lane:
+    def _producer(self, topic_partition: str, target: str) -> _TargetProducer:
         key = (topic_partition, target)
-        if key not in self._lanes:
-            producer = self._client.create_producer(
+        if key not in self._producers:
+            opened = self._client.create_producer(
                 target,
                 producer_name=self._producer_name(topic_partition),
                 send_timeout_millis=0,
@@ -344,10 +344,10 @@ class _Sender:
                 chunking_enabled=True,
                 block_if_queue_full=True,
             )
-            said = producer.last_sequence_id()
+            said = opened.last_sequence_id()
             there = self._on_target(topic_partition, target) if said < 0 else -1
-            self._lanes[key] = _Lane(key, producer, max(said, there, self._known.stored.get(key, -1)))
-        return self._lanes[key]
+            self._producers[key] = _TargetProducer(key, opened, max(said, there, self._known.stored.get(key, -1)))
+        return self._producers[key]
 
     def _on_target(self, topic_partition: str, target: str) -> int:
         """The last number that the target itself shows of a producer that the broker does not know."""
@@ -360,40 +360,40 @@ class _Sender:
     def _producer_name(self, topic_partition: str) -> str:
         return f"{self._name}-{topic_partition}"
 
-    def _hand_over(self, lane: _Lane, sequence: int, message: dict[str, Any]) -> bool:
+    def _hand_over(self, producer: _TargetProducer, sequence: int, message: dict[str, Any]) -> bool:
         """Give one message to pulsar-client; False if that says at once that it is too large."""
         size_bytes = len(message["content"])
         self._wait_for_receipts(_PENDING_MOST, _PENDING_BYTES_MOST - size_bytes)
         with self._lock:
             self._pending += 1
             self._pending_bytes += size_bytes
-            self._handing_over = (lane, sequence)
+            self._handing_over = (producer, sequence)
         message_id = message["properties"]["ledgerlake.message_id"]
-        answered = partial(self._answered, lane, sequence, size_bytes, message_id)
-        lane.producer.send_async(callback=answered, sequence_id=sequence, **message)
+        answered = partial(self._answered, producer, sequence, size_bytes, message_id)
+        producer.client.send_async(callback=answered, sequence_id=sequence, **message)
         with self._lock:
             taken, self._handing_over = self._handing_over is not None, None
         return taken
 
     def _answered(
-        self, lane: _Lane, sequence: int, size_bytes: int, message_id: str, result: Any, position: Any
+        self, producer: _TargetProducer, sequence: int, size_bytes: int, message_id: str, result: Any, position: Any
     ) -> None:
         with self._lock:
             self._pending -= 1
             self._pending_bytes -= size_bytes
-            if result.name == "MessageTooBig" and self._handing_over == (lane, sequence):
+            if result.name == "MessageTooBig" and self._handing_over == (producer, sequence):
                 self._handing_over = None
             elif result.name != "Ok":
                 self._failure = self._failure or result.name
             elif not self._failure:
-                lane.stored = sequence
-                self._known.stored[lane.key] = sequence
-                self._know_end(lane.key[1], position)
+                producer.stored = sequence
+                self._known.stored[producer.key] = sequence
+                self._know_end(producer.key[1], position)
         if result.name == "ChecksumError":
             _log.error(
                 "the message %s of %s was damaged on its way to %s and may be missing there; the table has it",
                 message_id,
-                lane.key[0],
+                producer.key[0],
                 self._topic,
             )
         self._news.set()

@@ -162,45 +162,48 @@ class TopicWriter:
     def _target(self, topic: str) -> _Target:
         if topic not in self._targets:
             names = self._cluster.topic_partitions(full_name(topic))
-            lanes = [_Lane(self._settings, self._cluster, one, self._name, self._first_sequence_id) for one in names]
-            self._targets[topic] = _Target(lanes)
+            partitions = [
+                _TargetPartition(self._settings, self._cluster, one, self._name, self._first_sequence_id)
+                for one in names
+            ]
+            self._targets[topic] = _Target(partitions)
         return self._targets[topic]
 
 
 class _Target:
     """One topic's partitions."""
 
-    def __init__(self, lanes: list[_Lane]) -> None:
-        self._lanes = lanes
+    def __init__(self, partitions: list[_TargetPartition]) -> None:
+        self._partitions = partitions
         self._turn = 0
 
     def add(self, row: dict[str, Any]) -> None:
         key = _key_text(row.get("key"))[0]
         if key is not None:
-            self._lanes[java_hash(key) % len(self._lanes)].add(row)
-        elif self._lanes[self._turn % len(self._lanes)].add(row):
+            self._partitions[java_hash(key) % len(self._partitions)].add(row)
+        elif self._partitions[self._turn % len(self._partitions)].add(row):
             self._turn += 1
 
     def flush(self) -> None:
-        for lane in self._lanes:
-            lane.finish()
-        for lane in self._lanes:
-            lane.wait()
+        for partition in self._partitions:
+            partition.finish()
+        for partition in self._partitions:
+            partition.wait()
 
     def close(self) -> None:
-        for lane in self._lanes:
-            lane.close()
+        for partition in self._partitions:
+            partition.close()
 
 
 @dataclass
-class _Waiting:
+class _OpenBatch:
     """Messages that will be one entry."""
 
     messages: list[tuple[pb.SingleMessageMetadata, bytes]] = field(default_factory=list)
     size_bytes: int = 0
 
 
-class _Lane:
+class _TargetPartition:
     """One topic partition: messages gather to a batch, and go to its producer."""
 
     def __init__(
@@ -212,7 +215,7 @@ class _Lane:
         self._name = name
         self._sequence_id = first_sequence_id
         self._producer: NumberedProducer | None = None
-        self._waiting = _Waiting()
+        self._open_batch = _OpenBatch()
 
     def add(self, row: dict[str, Any]) -> bool:
         """Take one message; whether that ended an entry."""
@@ -223,23 +226,23 @@ class _Lane:
             self.finish()
             self._send_alone(row, payload)
             return True
-        if self._waiting.size_bytes + size_bytes > self._settings.batch_bytes:
+        if self._open_batch.size_bytes + size_bytes > self._settings.batch_bytes:
             self.finish()
-        self._waiting.messages.append((self._single(row), payload))
-        self._waiting.size_bytes += size_bytes
-        if len(self._waiting.messages) >= self._settings.batch_messages:
+        self._open_batch.messages.append((self._single(row), payload))
+        self._open_batch.size_bytes += size_bytes
+        if len(self._open_batch.messages) >= self._settings.batch_messages:
             self.finish()
-        return not self._waiting.messages
+        return not self._open_batch.messages
 
     def finish(self) -> None:
         """Send what has gathered."""
-        waiting, self._waiting = self._waiting, _Waiting()
-        if not waiting.messages:
+        batch, self._open_batch = self._open_batch, _OpenBatch()
+        if not batch.messages:
             return
-        first, last = waiting.messages[0][0], waiting.messages[-1][0]
-        plain = encode_batch(waiting.messages)
+        first, last = batch.messages[0][0], batch.messages[-1][0]
+        plain = encode_batch(batch.messages)
         metadata = self._metadata(first.sequence_id, len(plain))
-        metadata.num_messages_in_batch = len(waiting.messages)
+        metadata.num_messages_in_batch = len(batch.messages)
         metadata.highest_sequence_id = last.sequence_id
         packed = compress(self._settings.codec, plain)
         entry = encode_entry(metadata, packed)
@@ -248,7 +251,7 @@ class _Lane:
                 f"a batch of {len(entry):,} bytes for {self._topic_partition} is more than the broker takes "
                 f"({self._opened().max_entry_bytes:,}); set 'pulsar.producer.batchingMaxBytes' lower"
             )
-        self._send(NumberedEntry(entry, first.sequence_id, last.sequence_id, len(waiting.messages)))
+        self._send(NumberedEntry(entry, first.sequence_id, last.sequence_id, len(batch.messages)))
 
     def wait(self) -> None:
         if self._producer is not None:

@@ -323,17 +323,17 @@ def _shift(entries: Matrix, distance: int) -> None:
 def _decode_slice(part: _Slice, source: TopicPartition, first_entry: BatchPart, rules: _Rules) -> Iterator[Decoded]:
     fields = _allocate_fields(part)
     fields = fields[:, : k.walk_messages(part.buffer, part.entries, part.status, fields)]
-    for piece in _pieces(part, fields, source, rules):
-        messages = _columns(part, fields[:, piece.start : piece.stop], source)
-        if piece.odd_rows:
-            messages = _put_back(messages, piece.odd_rows, source)
+    for run in _runs(part, fields, source, rules):
+        messages = _columns(part, fields[:, run.start : run.stop], source)
+        if run.odd_rows:
+            messages = _put_back(messages, run.odd_rows, source)
         if first_entry != WHOLE and messages.num_rows:
             messages = _keep_part(messages, part.entries[0], first_entry)
-        yield Decoded(messages, _to_batch(piece.rejects, source, schema.REJECTS) if piece.rejects else _NO_REJECTS)
+        yield Decoded(messages, _to_batch(run.rejects, source, schema.REJECTS) if run.rejects else _NO_REJECTS)
 
 
 @dataclass
-class _Piece:
+class _Run:
     """What goes out together: messages by their columns of a slice's fields, and what came of the
     odd entries among them.
     """
@@ -345,37 +345,37 @@ class _Piece:
     odd_bytes: int = 0
 
 
-def _pieces(part: _Slice, fields: Matrix, source: TopicPartition, rules: _Rules) -> Iterator[_Piece]:
+def _runs(part: _Slice, fields: Matrix, source: TopicPartition, rules: _Rules) -> Iterator[_Run]:
     """The messages of a slice in order, in pieces of a bounded size; one at least."""
     row_bytes = _ROW_BYTES + len(source.topic) + _copied_bytes(part.entries, part.status)
     if (part.status == k.OK).all() and fields.shape[1] * int(row_bytes.max(initial=0)) <= DECODED_PIECE_BYTES:
-        yield _Piece(0, fields.shape[1])
+        yield _Run(0, fields.shape[1])
         return
     counts = np.bincount(fields[k.M_ENTRY], minlength=len(part.entries))
     behind = np.cumsum(counts)
     sizes = np.concatenate([[0], np.cumsum(np.repeat(row_bytes, counts))])
-    piece = _Piece()
+    run = _Run()
     yielded = False
     for index in [*np.flatnonzero(part.status != k.OK).tolist(), None]:
         reached = fields.shape[1] if index is None else int(behind[index])
-        while piece.odd_bytes + sizes[reached] - sizes[piece.start] > DECODED_PIECE_BYTES and reached > piece.stop:
+        while run.odd_bytes + sizes[reached] - sizes[run.start] > DECODED_PIECE_BYTES and reached > run.stop:
             # Up to ``stop`` it fits. Without odd entries as many more messages go along as do.
-            if not piece.odd_rows and not piece.rejects:
-                fitting = int(np.searchsorted(sizes, sizes[piece.start] + DECODED_PIECE_BYTES, "right")) - 1
-                piece.stop = min(max(fitting, piece.start + 1), reached)
-            yield piece
-            yielded, piece = True, _Piece(piece.stop, piece.stop)
-        piece.stop = reached
+            if not run.odd_rows and not run.rejects:
+                fitting = int(np.searchsorted(sizes, sizes[run.start] + DECODED_PIECE_BYTES, "right")) - 1
+                run.stop = min(max(fitting, run.start + 1), reached)
+            yield run
+            yielded, run = True, _Run(run.stop, run.stop)
+        run.stop = reached
         if index is None:
             break
         for row in _judge(part, index, rules):
-            (piece.rejects if "reason" in row else piece.odd_rows).append(row)
-            piece.odd_bytes += _REFERENCE_ROW_BYTES + sum(len(row.get(name) or ()) for name in _COPIED_COLUMNS)
-            if piece.odd_bytes > DECODED_PIECE_BYTES:
-                yield piece
-                yielded, piece = True, _Piece(reached, reached)
-    if not yielded or piece.stop > piece.start or piece.odd_bytes:
-        yield piece
+            (run.rejects if "reason" in row else run.odd_rows).append(row)
+            run.odd_bytes += _REFERENCE_ROW_BYTES + sum(len(row.get(name) or ()) for name in _COPIED_COLUMNS)
+            if run.odd_bytes > DECODED_PIECE_BYTES:
+                yield run
+                yielded, run = True, _Run(reached, reached)
+    if not yielded or run.stop > run.start or run.odd_bytes:
+        yield run
 
 
 def _copied_bytes(entries: Matrix, status: NDArray[np.int8]) -> Matrix:
