@@ -21,7 +21,7 @@ from ledgerlake.decode import schema
 from ledgerlake.decode.compat import as_compat
 from ledgerlake.decode.entries import entry_rows
 from ledgerlake.decode.messages import decode_bundle
-from ledgerlake.decode.split import CHUNK, DELAYED, ENTRIES, MARKER, only_entry, read_delayed, split_bundle
+from ledgerlake.decode.split import PieceKind, only_entry, read_delayed, split_bundle
 from ledgerlake.delay.cancel_messages import find_cancels
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -189,11 +189,11 @@ def _decode_and_write(entries: list[bytes], folder: Path) -> list[dict[str, Any]
 def _split(entries: list[bytes]) -> None:
     for kind, piece, broker_ms in split_bundle(bundle(entries)):
         assert broker_ms is None or 0 <= broker_ms <= MAX_TIME_MS
-        assert kind in (ENTRIES, DELAYED, CHUNK, MARKER)
-        if kind == DELAYED:
+        assert kind in (PieceKind.ENTRIES, PieceKind.DELAYED, PieceKind.CHUNK, PieceKind.MARKER)
+        if kind == PieceKind.DELAYED:
             due_ms = read_delayed(piece).due_ms
             assert ((due_ms > 0) & (due_ms <= MAX_TIME_MS)).all()
-        elif kind != ENTRIES:
+        elif kind != PieceKind.ENTRIES:
             position, raw = only_entry(piece)
             try:
                 event = read_alone(kind, raw, position)
@@ -253,7 +253,7 @@ def test_a_delayed_message_with_an_unusable_publish_time_is_due_when_it_says() -
     for publish_time in (MAX_TIME_MS + 1, 2**63 - 1, 2**63, 2**64 - 1):
         own = metadata(deliver_at_time=1_800_000_000_000, publish_time=publish_time).SerializeToString()
         ((kind, piece, _),) = split_bundle(bundle([entry(own, b"v", None)]))
-        assert (kind, read_delayed(piece).due_ms.tolist()) == (DELAYED, [1_800_000_000_000])
+        assert (kind, read_delayed(piece).due_ms.tolist()) == (PieceKind.DELAYED, [1_800_000_000_000])
 
 
 def test_a_second_broker_metadata_is_a_reject_and_a_time_of_nothing() -> None:
@@ -264,4 +264,4 @@ def test_a_second_broker_metadata_is_a_reject_and_a_time_of_nothing() -> None:
     assert "second" in rejects[0]["detail"]
     with pytest.raises(CorruptEntryError):
         read_stamp(memoryview(forged))
-    assert [kind for kind, _, broker_ms in split_bundle(bundle([forged])) if broker_ms is None] == [ENTRIES]
+    assert [kind for kind, _, broker_ms in split_bundle(bundle([forged])) if broker_ms is None] == [PieceKind.ENTRIES]

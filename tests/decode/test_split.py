@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ledgerlake.decode.split import CHUNK, DELAYED, ENTRIES, entries_of, read_delayed, split_bundle
+from ledgerlake.decode.split import PieceKind, entries_of, read_delayed, split_bundle
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
 from ledgerlake.wire.entry import encode_entry
@@ -42,13 +42,15 @@ def pieces(*entries: bytes) -> list[tuple[str, list[int], int | None]]:
 @pytest.mark.parametrize(
     ("given", "kind"),
     [
-        pytest.param(LATER, DELAYED, id="later than it was stored"),
-        pytest.param(entry(1), DELAYED, id="long past, to be delivered at once"),
-        pytest.param(entry(-1), ENTRIES, id="a time before all"),
-        pytest.param(entry(0), ENTRIES, id="no time"),
-        pytest.param(LATER[:-1] + b"w", ENTRIES, id="damaged, to be rejected"),
-        pytest.param(entry(STORED_MS + 1, compacted_batch_indexes=[1]), DELAYED, id="with a field that kernels leave"),
-        pytest.param(entry(2**62), ENTRIES, id="a time beyond all, to be rejected"),
+        pytest.param(LATER, PieceKind.DELAYED, id="later than it was stored"),
+        pytest.param(entry(1), PieceKind.DELAYED, id="long past, to be delivered at once"),
+        pytest.param(entry(-1), PieceKind.ENTRIES, id="a time before all"),
+        pytest.param(entry(0), PieceKind.ENTRIES, id="no time"),
+        pytest.param(LATER[:-1] + b"w", PieceKind.ENTRIES, id="damaged, to be rejected"),
+        pytest.param(
+            entry(STORED_MS + 1, compacted_batch_indexes=[1]), PieceKind.DELAYED, id="with a field that kernels leave"
+        ),
+        pytest.param(entry(2**62), PieceKind.ENTRIES, id="a time beyond all, to be rejected"),
     ],
 )
 def test_an_entry_is_delayed_where_it_says_a_time_and_its_bytes_are_whole(given: bytes, kind: str) -> None:
@@ -58,7 +60,7 @@ def test_an_entry_is_delayed_where_it_says_a_time_and_its_bytes_are_whole(given:
 def test_a_bundle_without_delayed_entries_stays_one_piece_without_a_copy() -> None:
     frames = bundle([PLAIN, PLAIN, PLAIN])
     ((kind, view, time_ms),) = split_bundle(frames)
-    assert (kind, time_ms) == (ENTRIES, STORED_MS)
+    assert (kind, time_ms) == (PieceKind.ENTRIES, STORED_MS)
     assert view.obj is frames
 
 
@@ -76,21 +78,24 @@ def test_every_piece_says_the_brokers_time_of_its_last_entry(given: dict[str, An
 
 
 def test_mixed_entries_are_two_pieces_and_that_of_the_first_entry_comes_first() -> None:
-    assert pieces(PLAIN, LATER, PLAIN, PLAIN, LATER) == [(ENTRIES, [0, 2, 3], STORED_MS), (DELAYED, [1, 4], STORED_MS)]
-    assert [one[0] for one in pieces(LATER, PLAIN, LATER)] == [DELAYED, ENTRIES]
+    assert pieces(PLAIN, LATER, PLAIN, PLAIN, LATER) == [
+        (PieceKind.ENTRIES, [0, 2, 3], STORED_MS),
+        (PieceKind.DELAYED, [1, 4], STORED_MS),
+    ]
+    assert [one[0] for one in pieces(LATER, PLAIN, LATER)] == [PieceKind.DELAYED, PieceKind.ENTRIES]
 
 
 def test_entries_that_travel_alone_keep_their_place() -> None:
     first, second = chunk_entries(b"large message", 2)
     found = pieces(PLAIN, LATER, first, LATER, PLAIN, second, PLAIN)
     assert [one[:2] for one in found] == [
-        (ENTRIES, [0]),
-        (DELAYED, [1]),
-        (CHUNK, [2]),
-        (DELAYED, [3]),
-        (ENTRIES, [4]),
-        (CHUNK, [5]),
-        (ENTRIES, [6]),
+        (PieceKind.ENTRIES, [0]),
+        (PieceKind.DELAYED, [1]),
+        (PieceKind.CHUNK, [2]),
+        (PieceKind.DELAYED, [3]),
+        (PieceKind.ENTRIES, [4]),
+        (PieceKind.CHUNK, [5]),
+        (PieceKind.ENTRIES, [6]),
     ]
 
 
@@ -128,6 +133,6 @@ def test_a_publish_time_out_of_range_does_not_move_a_delivery(publish_time: int)
 @pytest.mark.parametrize("more", [{}, {"uuid": "makes it go the plain route"}])
 def test_an_entry_id_beyond_the_index_is_not_delayed(more: dict[str, Any]) -> None:
     later = entry(DUE_MS, **more)
-    for entry_id, expected in ((2**32 - 1, DELAYED), (2**32, ENTRIES)):
+    for entry_id, expected in ((2**32 - 1, PieceKind.DELAYED), (2**32, PieceKind.ENTRIES)):
         ((kind, _, _),) = split_bundle(commands.message(1, 7, entry_id, later))
         assert kind == expected

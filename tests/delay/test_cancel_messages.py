@@ -11,7 +11,7 @@ import pytest
 
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.decode.messages import decode_bundle
-from ledgerlake.decode.split import ENTRIES
+from ledgerlake.decode.split import PieceKind
 from ledgerlake.delay import cancel_messages
 from ledgerlake.delay.cancel_messages import TaskCancels, find_cancels
 from ledgerlake.delay.cancels import Cancel
@@ -103,7 +103,7 @@ def test_a_task_passes_a_bounded_number_on_and_the_others_are_rejects(
     settings = TaskSettings(str(tmp_path / "m"), str(tmp_path / "r"), Limits(), DelayOptions(), options)
     name = f"{SOURCE.topic}-partition-{SOURCE.partition}"
     span = EntryRange(name, Position(7, -1), Position(7, 4))
-    pieces = [Piece(ENTRIES, memoryview(bundle(entries)))]
+    pieces = [Piece(PieceKind.ENTRIES, memoryview(bundle(entries)))]
     rows = [row for batch in ingest_range(pieces, span, settings, BatchNote(0, {})) for row in batch.to_pylist()]
     report = json.loads(rows[-1]["note"])
     assert len([one for one in report["events"] if one[0] == "Cancel"]) == 10

@@ -29,7 +29,7 @@ from ledgerlake.decode.messages import TopicPartition, decode_bundle, decode_ent
 from ledgerlake.decode.payloads import EntryPayload, PayloadMessage, process_entry
 from ledgerlake.decode.reference import decode_entry
 from ledgerlake.decode.rejects import RejectedEntry, read_reject, reject_frame, reject_rows, rejected_row
-from ledgerlake.decode.split import CHUNK, DELAYED, ENTRIES, MARKER, only_entry, read_delayed, split_bundle
+from ledgerlake.decode.split import PieceKind, only_entry, read_delayed, split_bundle
 from ledgerlake.decode.typed import type_values
 from ledgerlake.decode.values import column_type, decoder
 from ledgerlake.delay.cancel_messages import find_cancels
@@ -165,13 +165,13 @@ def _judge_split(data: bytes) -> int:
     for kind, frames, _ in pieces:
         for start, end, ledger_id, entry_id in _places(bytes(frames)):
             found.setdefault((ledger_id, entry_id), []).append(bytes(frames[start:end]))
-        if kind == DELAYED:
+        if kind == PieceKind.DELAYED:
             _check_delayed(bytes(frames))
-        elif kind in (CHUNK, MARKER):
+        elif kind in (PieceKind.CHUNK, PieceKind.MARKER):
             position, raw = only_entry(frames)
             _read_alone(kind, raw, position)
         else:
-            assert kind == ENTRIES
+            assert kind == PieceKind.ENTRIES
     expected: dict[tuple[int, int], list[bytes]] = {}
     for start, end, ledger_id, entry_id in places:
         expected.setdefault((ledger_id, entry_id), []).append(data[start:end])
@@ -189,7 +189,7 @@ def _check_delayed(frames: bytes) -> None:
         assert 0 <= entry_id < 2**32
 
 
-def _read_alone(kind: str, raw: memoryview, position: Position) -> Any:
+def _read_alone(kind: PieceKind, raw: memoryview, position: Position) -> Any:
     try:
         return read_alone(kind, raw, position)
     except CorruptEntryError:
@@ -232,7 +232,7 @@ def _judge_chunks(data: bytes) -> int:
     assembly = LocalAssembly(limits)
     count = 0
     for kind, frames, _ in split_bundle(data):
-        if kind not in (CHUNK, MARKER):
+        if kind not in (PieceKind.CHUNK, PieceKind.MARKER):
             continue
         position, raw = only_entry(frames)
         event = _read_alone(kind, raw, position)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from ledgerlake.assembly.rules import Chunk, SetKey
 from ledgerlake.decode.crypto import TAG_BYTES
-from ledgerlake.decode.split import MARKER
+from ledgerlake.decode.split import PieceKind
 from ledgerlake.wire.chunks import Marker, has_promise, parse_marker
 from ledgerlake.wire.entry import broker_time_ms, delivery_time_ms, parse_entry, text_of
 from ledgerlake.wire.message_id import Position
 
 
-def read_alone(kind: str, raw: bytes | memoryview, position: Position) -> Chunk | Marker:
+def read_alone(kind: PieceKind, raw: bytes | memoryview, position: Position) -> Chunk | Marker:
     """An entry that travels alone (see ``decode.split``).
 
     Raises:
         CorruptEntryError: as ``read_chunk`` and ``parse_marker``.
     """
-    return parse_marker(raw) if kind == MARKER else read_chunk(raw, position)
+    return parse_marker(raw) if kind == PieceKind.MARKER else read_chunk(raw, position)
 
 
 def read_chunk(raw: bytes | memoryview, position: Position) -> Chunk:

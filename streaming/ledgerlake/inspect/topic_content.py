@@ -19,7 +19,7 @@ from ledgerlake.assembly.rules import Chunk, Limits
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.decode.rejects import read_reject
-from ledgerlake.decode.split import DELAYED, ENTRIES, REJECT, only_entry
+from ledgerlake.decode.split import PieceKind, only_entry
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.inspect.table_rows import Keys, entries_of, keys_of
 from ledgerlake.operators.in_task import LocalAssembly
@@ -70,12 +70,12 @@ def read_topic(options: SourceOptions, span: EntryRange, reached_ms: int | None)
     large_waiting: list[tuple[Position, ...]] = []
     first: Position | None = None
     for piece in read_pieces(replace(options, fail_on_data_loss=False), span):
-        if piece.kind == REJECT:
+        if piece.kind == PieceKind.REJECT:
             rejected = read_reject(piece.frames)
             if rejected.reason != DATA_LOSS:
                 bad.append(np.array([[rejected.position.ledger_id, rejected.position.entry_id]], dtype=np.int64))
             continue
-        if piece.kind not in (ENTRIES, DELAYED):
+        if piece.kind not in (PieceKind.ENTRIES, PieceKind.DELAYED):
             position, entry = only_entry(piece.frames)
             first = first or position
             try:
@@ -86,7 +86,7 @@ def read_topic(options: SourceOptions, span: EntryRange, reached_ms: int | None)
             continue
         for decoded in decode_bundle(piece.frames, source, first_entry=piece.first_entry, **options.decoding):
             waits = np.zeros(decoded.messages.num_rows, dtype=bool)
-            if piece.kind == DELAYED and reached_ms is not None:
+            if piece.kind == PieceKind.DELAYED and reached_ms is not None:
                 waits = decoded.messages["deliver_at"].cast(pa.int64()).to_numpy() > reached_ms * 1000
             found = keys_of(decoded.messages)
             keys.append(found[~waits])
@@ -101,7 +101,7 @@ def read_topic(options: SourceOptions, span: EntryRange, reached_ms: int | None)
 
 
 def _take_alone(
-    chunks: LocalAssembly, kind: str, entry: memoryview, position: Position
+    chunks: LocalAssembly, kind: PieceKind, entry: memoryview, position: Position
 ) -> list[tuple[tuple[Position, ...], int]]:
     """Chunks that ended with this one: a whole message's together, those that belong to none alone;
     and when they are due.

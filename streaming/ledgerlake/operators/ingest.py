@@ -18,7 +18,7 @@ from ledgerlake.assembly.rules import Chunk
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.decode.rejects import RejectedEntry, read_reject
-from ledgerlake.decode.split import DELAYED, ENTRIES, REJECT, only_entry
+from ledgerlake.decode.split import PieceKind, only_entry
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.facts import BatchNote, TaskSettings
 from ledgerlake.operators.in_task import LocalAssembly
@@ -67,13 +67,13 @@ class _IngestedRange:
     def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         self._stored_bytes += len(piece.frames)
         self._now_ms = latest((self._now_ms, piece.broker_ms))
-        if piece.kind == DELAYED and self._holds_delayed:
+        if piece.kind == PieceKind.DELAYED and self._holds_delayed:
             yield from delayed_rows(self._writer.source, piece.frames, piece.first_entry)
             return
-        if piece.kind in (ENTRIES, DELAYED):
+        if piece.kind in (PieceKind.ENTRIES, PieceKind.DELAYED):
             self._local.events += self._writer.write_entries(piece.frames, piece.first_entry)
             return
-        if piece.kind == REJECT:
+        if piece.kind == PieceKind.REJECT:
             self._writer.write_rejects([read_reject(piece.frames)])
             return
         position, entry = only_entry(piece.frames)

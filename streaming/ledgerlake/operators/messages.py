@@ -17,7 +17,7 @@ from ledgerlake.assembly.rules import Chunk, Limits
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import BatchPart, TopicPartition, as_view, rejects_as_view
 from ledgerlake.decode.rejects import read_reject
-from ledgerlake.decode.split import DELAYED, ENTRIES, REJECT, only_entry
+from ledgerlake.decode.split import PieceKind, only_entry
 from ledgerlake.delay.cancel_messages import CANCEL_REFUSED, TaskCancels
 from ledgerlake.delay.cancels import Cancels
 from ledgerlake.errors import CorruptEntryError
@@ -68,7 +68,7 @@ def _forward(
                 ranges[source] = _DecodedRange(source, row, options, holds_delayed)
             frames = memoryview(batch["frames"][number].as_buffer())
             part = BatchPart(row["after_batch_index"], row["until_batch_index"])
-            yield from ranges[source].take(Piece(row["kind"], frames, part, row["broker_ms"]))
+            yield from ranges[source].take(Piece(PieceKind(row["kind"]), frames, part, row["broker_ms"]))
     for one in ranges.values():
         yield one.report()
 
@@ -89,9 +89,9 @@ class _DecodedRange:
 
     def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         self._now_ms = latest((self._now_ms, piece.broker_ms))
-        if piece.kind == DELAYED and self._holds_delayed:
+        if piece.kind == PieceKind.DELAYED and self._holds_delayed:
             yield from delayed_rows(self._source, piece.frames, piece.first_entry)
-        elif piece.kind in (ENTRIES, DELAYED):
+        elif piece.kind in (PieceKind.ENTRIES, PieceKind.DELAYED):
             yield from self._decode(piece)
         else:
             yield from self._take_alone(piece)
@@ -111,7 +111,7 @@ class _DecodedRange:
             yield flow_row(self._source, RowKind.ROWS, entry=out.getvalue())
 
     def _take_alone(self, piece: Piece) -> Iterator[pa.RecordBatch]:
-        if piece.kind == REJECT:
+        if piece.kind == PieceKind.REJECT:
             rejected = read_reject(piece.frames)
             shown = rejected.entry or rejected.detail.encode()
             yield flow_row(self._source, RowKind.REJECT, rejected.position, rejected.reason, shown)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ledgerlake.client.prefetch import ahead
 from ledgerlake.decode.messages import WHOLE, BatchPart
 from ledgerlake.decode.rejects import RejectedEntry, reject_frame
-from ledgerlake.decode.split import REJECT, split_bundle
+from ledgerlake.decode.split import PieceKind, split_bundle
 from ledgerlake.source.range_reader import gather
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Piece:
     ``broker_ms`` is the broker's time of the last entry, if it says one.
     """
 
-    kind: str
+    kind: PieceKind
     frames: memoryview
     first_entry: BatchPart = WHOLE
     broker_ms: int | None = None
@@ -43,7 +43,7 @@ def read_pieces(options: SourceOptions, span: EntryRange) -> Iterator[Piece]:
     """The range in pieces up to a bundle's size, read a little ahead."""
     for item in ahead(gather(options, span), _BUNDLES_AHEAD):
         if isinstance(item, RejectedEntry):
-            yield Piece(REJECT, reject_frame(item))
+            yield Piece(PieceKind.REJECT, reject_frame(item))
             continue
         frames, first_entry = item
         for number, (kind, piece, broker_ms) in enumerate(split_bundle(frames)):

@@ -14,7 +14,7 @@ from ledgerlake.decode.compat import as_compat
 from ledgerlake.decode.entries import entry_rows
 from ledgerlake.decode.messages import TopicPartition, decode_bundle, rejects_as_view
 from ledgerlake.decode.rejects import read_reject, reject_rows, rejected_row
-from ledgerlake.decode.split import ENTRIES, REJECT
+from ledgerlake.decode.split import PieceKind
 from ledgerlake.decode.typed import type_values
 from ledgerlake.errors import SetupError
 from ledgerlake.source.pieces import Piece, read_pieces
@@ -39,7 +39,7 @@ def read_bundles(options: SourceOptions, span: EntryRange) -> Iterator[pa.Record
         yield _bundle(span, piece)
         sent = True
     if not sent:
-        yield _bundle(span, Piece(ENTRIES, memoryview(b"")))
+        yield _bundle(span, Piece(PieceKind.ENTRIES, memoryview(b"")))
 
 
 def read_messages(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
@@ -73,7 +73,7 @@ def piece_as_view(piece: Piece, source: TopicPartition, options: SourceOptions) 
     Raises:
         SetupError: as ``check_broker_metadata``.
     """
-    if piece.kind == REJECT:
+    if piece.kind == PieceKind.REJECT:
         rejected = read_reject(piece.frames)
         shown = replace(rejected, entry=rejected.entry or rejected.detail.encode())
         yield from map(rejects_as_view, reject_rows([shown], source).to_batches())
@@ -96,7 +96,7 @@ def read_entries(options: SourceOptions, span: EntryRange) -> Iterator[pa.Record
     """The range as rows of ``schema.ENTRIES``, one per stored entry."""
     source = TopicPartition(*split_partition(span.topic_partition))
     for piece in read_pieces(options, span):
-        if piece.kind == REJECT:
+        if piece.kind == PieceKind.REJECT:
             yield rejected_row(read_reject(piece.frames), source)
         else:
             yield entry_rows(piece.frames, source)
@@ -121,7 +121,7 @@ def _bundle(span: EntryRange, piece: Piece) -> pa.RecordBatch:
     columns = [
         pa.array([topic], pa.string()),
         pa.array([partition], pa.int32()),
-        pa.array([piece.kind], pa.string()),
+        pa.array([piece.kind.value], pa.string()),
         pa.array([span.end.ledger_id], pa.int64()),
         pa.array([span.end.entry_id], pa.int64()),
         pa.array([span.clock_ms], pa.int64()),

@@ -16,6 +16,7 @@ right, since what is damaged is rejected, not kept waiting until the year that i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -37,11 +38,16 @@ if TYPE_CHECKING:
 
     from ledgerlake.decode.messages import Bytes, Matrix
 
-ENTRIES = "entries"
-DELAYED = "delayed"
-CHUNK = "chunk"
-MARKER = "marker"
-REJECT = "reject"
+
+class PieceKind(str, Enum):
+    """What a piece holds, see above; the value is what stands in the column ``kind``."""
+
+    ENTRIES = "entries"
+    DELAYED = "delayed"
+    CHUNK = "chunk"
+    MARKER = "marker"
+    REJECT = "reject"
+
 
 # What a bitmap of the delayed index can hold. Brokers close ledgers long before.
 MAX_DELAYED_ENTRY_ID = 2**32 - 1
@@ -59,7 +65,7 @@ class DelayedEntries:
     frame_ends: Matrix
 
 
-def split_bundle(frames: bytes | bytearray | memoryview) -> Iterator[tuple[str, memoryview, int | None]]:
+def split_bundle(frames: bytes | bytearray | memoryview) -> Iterator[tuple[PieceKind, memoryview, int | None]]:
     """Pieces of a bundle in order, each with its kind and the broker's time of its last entry, if
     the broker says one.
 
@@ -70,10 +76,10 @@ def split_bundle(frames: bytes | bytearray | memoryview) -> Iterator[tuple[str, 
     status = np.zeros(len(entries), dtype=np.int8)
     k.walk_entries(buffer, entries, status)
     view = memoryview(frames)
-    kinds = dict.fromkeys(_delayed(buffer, entries, status).tolist(), DELAYED)
+    kinds = dict.fromkeys(_delayed(buffer, entries, status).tolist(), PieceKind.DELAYED)
     for row in np.flatnonzero(status != k.OK).tolist():
         kind = _kind(view[slice(*_span(entries, row))], int(entries[row, k.E_ENTRY]))
-        if kind != ENTRIES:
+        if kind != PieceKind.ENTRIES:
             kinds[row] = kind
     ends = entries[:, k.E_END].tolist()
     for kind, runs in _pieces(len(entries), kinds):
@@ -82,17 +88,17 @@ def split_bundle(frames: bytes | bytearray | memoryview) -> Iterator[tuple[str, 
         yield kind, spans[0] if len(spans) == 1 else memoryview(b"".join(spans)), _broker_ms(last_entry)
 
 
-def _pieces(count: int, kinds: dict[int, str]) -> Iterator[tuple[str, list[tuple[int, int]]]]:
+def _pieces(count: int, kinds: dict[int, PieceKind]) -> Iterator[tuple[PieceKind, list[tuple[int, int]]]]:
     """Kinds with their runs of rows (first and last). Between entries that travel alone there is
     one piece of each kind.
 
     That of the very first row comes first.
     """
-    together: dict[str, list[tuple[int, int]]] = {}
+    together: dict[PieceKind, list[tuple[int, int]]] = {}
     rows = sorted({0, count, *kinds, *(row + 1 for row in kinds)})
     for first, end in pairwise(rows):
-        kind = kinds.get(first, ENTRIES)
-        if kind in (CHUNK, MARKER):
+        kind = kinds.get(first, PieceKind.ENTRIES)
+        if kind in (PieceKind.CHUNK, PieceKind.MARKER):
             yield from together.items()
             yield kind, [(first, end - 1)]
             together = {}
@@ -154,15 +160,15 @@ def _checksum_fits(buffer: Bytes, entry: Matrix) -> bool:
     return crc == k.NONE or crc32c.crc32c(buffer.data[entry[k.E_BODY] : entry[k.E_END]]) == crc
 
 
-def _kind(raw: memoryview, entry_id: int) -> str:
+def _kind(raw: memoryview, entry_id: int) -> PieceKind:
     """What cannot be read is plain: decoding rejects it, whole."""
     try:
         metadata = peek_metadata(raw)
         if metadata.num_chunks_from_msg > 1:
-            return CHUNK
+            return PieceKind.CHUNK
         if metadata.num_chunks_from_msg == 1 and has_promise(metadata):
-            return MARKER
+            return PieceKind.MARKER
         delayed = entry_id <= MAX_DELAYED_ENTRY_ID and delivery_time_ms(parse_entry(raw)) is not None
     except CorruptEntryError:
-        return ENTRIES
-    return DELAYED if delayed else ENTRIES
+        return PieceKind.ENTRIES
+    return PieceKind.DELAYED if delayed else PieceKind.ENTRIES
