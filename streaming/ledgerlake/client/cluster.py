@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.auth import NOBODY, Authentication
 from ledgerlake.client.backoff import with_retries
-from ledgerlake.client.session import Session, Watcher
+from ledgerlake.client.session import Session
 from ledgerlake.client.topics import TopicSelection, full_name, partition_name
 from ledgerlake.client.transport import DEFAULT_TLS, TlsSettings, parse_service_url
 from ledgerlake.errors import (
@@ -33,6 +33,8 @@ from ledgerlake.wire.value_schema import ValueSchema, from_wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from ledgerlake.client.channels import Watcher
 
 # Between two looks for topics that do not exist yet.
 _LOOK_FOR_TOPICS_S = 1.0

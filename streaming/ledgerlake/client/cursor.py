@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ledgerlake.client.backoff import Backoff
+from ledgerlake.client.consumers import close_consumer, subscribe
 from ledgerlake.errors import BrokerError, ConsumerBusyError, LedgerlakeError, is_retryable
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
@@ -22,8 +23,9 @@ from ledgerlake.wire.message_id import BEFORE_ALL, Position, from_wire, to_wire
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ledgerlake.client.channels import Consumer
     from ledgerlake.client.cluster import Cluster
-    from ledgerlake.client.session import Consumer, Session
+    from ledgerlake.client.session import Session
 
 # Of a consumer that is gone without a word, the broker learns by its keep-alive: within two
 # intervals of 30 seconds.
@@ -116,7 +118,7 @@ class DurableCursor:
         if self._open is not None:
             session, consumer = self._open
             self._open = None
-            session.close_consumer(consumer)
+            close_consumer(session, consumer)
 
     def _mark_delete_position(self) -> Position:
         return from_wire(self._ask(self._opened(True)).answer.consumer_mark_delete_position).position
@@ -145,7 +147,8 @@ class DurableCursor:
     def _opened(self, from_earliest: bool) -> tuple[Session, Consumer]:
         if not self.is_open:
             session = self._cluster.session_for(self.topic_partition)
-            consumer = session.subscribe(
+            consumer = subscribe(
+                session,
                 f"hold the subscription {self.name} on {self.topic_partition}",
                 lambda consumer_id, request_id: commands.subscribe_durable(
                     self.topic_partition, self.name, consumer_id, request_id, from_earliest

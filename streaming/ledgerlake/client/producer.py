@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.backoff import Backoff, with_retries
+from ledgerlake.client.receipts import close_producer, next_receipt, open_producer, send_entry
 from ledgerlake.errors import DeadlineError, LedgerlakeError, TransportError, is_retryable
 from ledgerlake.wire.message_id import Position, from_wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from ledgerlake.client.channels import Receipts
     from ledgerlake.client.cluster import Cluster
-    from ledgerlake.client.session import Receipts, Session
+    from ledgerlake.client.session import Session
     from ledgerlake.pb import pulsar_pb2 as pb
 
 _PENDING_MOST = 500
@@ -60,7 +62,7 @@ class EntryProducer:
             TransportError, DeadlineError: the connection failed; what had no receipt may or may not
                 be stored.
         """
-        self._session.send_entry(self._queue, self._sequence, message_count, entry)
+        send_entry(self._session, self._queue, self._sequence, message_count, entry)
         self._sequence += 1
         self._pending += 1
         while self._pending >= _PENDING_MOST:
@@ -89,7 +91,7 @@ class EntryProducer:
 
     def close(self) -> None:
         self.flush()
-        self._session.close_producer(self._queue)
+        close_producer(self._session, self._queue)
 
     def _take_receipt(self) -> pb.MessageIdData:
         receipt = _next_receipt(self._session, self._queue, self.topic_partition)
@@ -161,7 +163,7 @@ class NumberedProducer:
     def close(self) -> None:
         """Let go of the name; what waits for a receipt is not waited for."""
         with contextlib.suppress(LedgerlakeError):
-            self._session.close_producer(self._queue)
+            close_producer(self._session, self._queue)
 
     def _open(self) -> None:
         self._session, self._queue, accepted = _open(self._cluster, self.topic_partition, self.name)
@@ -172,7 +174,8 @@ class NumberedProducer:
             self._send(one)
 
     def _send(self, one: NumberedEntry) -> None:
-        self._session.send_entry(
+        send_entry(
+            self._session,
             self._queue,
             one.sequence_id,
             one.message_count,
@@ -217,13 +220,13 @@ def _open(
 
     def open_once() -> tuple[Session, Receipts, pb.CommandProducerSuccess]:
         session = cluster.session_for(topic_partition)
-        return session, *session.open_producer(topic_partition, name)
+        return session, *open_producer(session, topic_partition, name)
 
     return with_retries(open_once, cluster.settings.give_up_after_s)
 
 
 def _next_receipt(session: Session, queue: Receipts, topic_partition: str) -> pb.MessageIdData:
-    receipt = session.next_receipt(queue, time.monotonic() + session.request_timeout_s)
+    receipt = next_receipt(session, queue, time.monotonic() + session.request_timeout_s)
     if receipt is None:
         if queue.closed:
             raise TransportError(f"the broker closed the producer of {topic_partition}")

@@ -18,6 +18,17 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from ledgerlake.client.backoff import Backoff
+from ledgerlake.client.consumers import (
+    close_consumer,
+    closed,
+    grant,
+    next_entry,
+    next_received,
+    start_close,
+    start_subscribe,
+    subscribe,
+    subscribed,
+)
 from ledgerlake.client.session import Session
 from ledgerlake.errors import BrokerError, LedgerlakeError, TransportError, is_retryable
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -29,8 +40,8 @@ from ledgerlake.wire.message_id import Position, from_wire, start_after
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from ledgerlake.client.channels import Consumer
     from ledgerlake.client.cluster import Cluster
-    from ledgerlake.client.session import Consumer
     from ledgerlake.wire.connection import EntryReceived, Received, Scan
 
     Take = Callable[[Session, Consumer, float], Received | None]
@@ -84,7 +95,7 @@ class EntryReader:
             TopicNotFoundError, BrokerError: final answers of the broker.
             TransportError, ProtocolError: the connection kept failing for ``give_up_after_s``.
         """
-        return cast("EntryReceived | None", self._next(timeout_s, Session.next_entry))
+        return cast("EntryReceived | None", self._next(timeout_s, next_entry))
 
     def next_together(self, timeout_s: float) -> Received | None:
         """The same, with those that came with it.
@@ -92,7 +103,7 @@ class EntryReader:
         Raises:
             As ``next``.
         """
-        return self._next(timeout_s, Session.next_received)
+        return self._next(timeout_s, next_received)
 
     def _next(self, timeout_s: float, take: Take) -> Received | None:
         deadline = time.monotonic() + timeout_s
@@ -155,19 +166,19 @@ class EntryReader:
         """Grant a fresh window: for a broker that has entries for us and sends none."""
         if self._open is not None:
             session, consumer = self._open
-            session.grant(consumer, self._permits.open())
+            grant(session, consumer, self._permits.open())
 
     def close(self) -> None:
         """End the consumer."""
         if self._open is not None:
             session, consumer = self._open
             self._open = None
-            session.close_consumer(consumer)
+            close_consumer(session, consumer)
 
     def _next_once(self, deadline: float, take: Take) -> Received | None:
         session, consumer = self._opened()
         if self._permits.outstanding == 0:
-            session.grant(consumer, self._permits.open())
+            grant(session, consumer, self._permits.open())
         while True:
             received = take(session, consumer, deadline)
             if received is None:
@@ -176,7 +187,7 @@ class EntryReader:
                 return None
             granted = self._permits.take(received.message_count)
             if granted:
-                session.grant(consumer, granted)
+                grant(session, consumer, granted)
             fresh = received.after(self.after)
             if fresh is not None:
                 self.after = fresh.last
@@ -204,7 +215,7 @@ class EntryReader:
             session = self.cluster.session_for(self.topic_partition)
             if self._scan is not None:
                 session.scan_with(self._scan)
-            self.adopt(session, session.subscribe(f"open a reader on {self.topic_partition}", self.subscribe_command))
+            self.adopt(session, subscribe(session, f"open a reader on {self.topic_partition}", self.subscribe_command))
         assert self._open is not None
         return self._open
 
@@ -236,10 +247,10 @@ def open_together(cluster: Cluster, readers: Sequence[EntryReader]) -> None:
         session = sessions.get(one.topic_partition)
         if session is not None:
             with contextlib.suppress(LedgerlakeError):
-                asked.append((one, session, *session.start_subscribe(one.subscribe_command)))
+                asked.append((one, session, *start_subscribe(session, one.subscribe_command)))
     for one, session, consumer, request_id in asked:
         with contextlib.suppress(LedgerlakeError):
-            one.adopt(session, session.subscribed(f"open a reader on {one.topic_partition}", consumer, request_id))
+            one.adopt(session, subscribed(session, f"open a reader on {one.topic_partition}", consumer, request_id))
 
 
 def read_one_each(session: Session, wanted: Mapping[str, Position]) -> dict[str, EntryReceived]:
@@ -254,8 +265,8 @@ def read_one_each(session: Session, wanted: Mapping[str, Position]) -> dict[str,
     with contextlib.suppress(LedgerlakeError):
         for start in range(0, len(names), _TOGETHER_MOST):
             part = {name: wanted[name] for name in names[start : start + _TOGETHER_MOST]}
-            closing += session.start_close(_read_together(session, part, found))
-    session.closed(closing)
+            closing += start_close(session, _read_together(session, part, found))
+    closed(session, closing)
     return found
 
 
@@ -270,16 +281,16 @@ def _read_together(
     for name, position in wanted.items():
         start = start_after(position.before)
         build = partial(_subscribe, name, subscription, start)
-        asked[name] = session.start_subscribe(build)
+        asked[name] = start_subscribe(session, build)
     opened = {}
     for name, (consumer, request_id) in asked.items():
         with contextlib.suppress(BrokerError):
-            opened[name] = session.subscribed(f"open a reader on {name}", consumer, request_id)
+            opened[name] = subscribed(session, f"open a reader on {name}", consumer, request_id)
     for consumer in opened.values():
-        session.grant(consumer, 1)
+        grant(session, consumer, 1)
     deadline = time.monotonic() + _AT_ONCE_S
     for name, consumer in opened.items():
-        entry = session.next_entry(consumer, deadline)
+        entry = next_entry(session, consumer, deadline)
         if entry is not None and entry.position == wanted[name]:
             found[name] = entry
     return opened.values()

@@ -1,5 +1,5 @@
-"""One live connection to one broker: handshake, requests with answers, consumers with their
-entries.
+"""One live connection to one broker: handshake, requests with answers, and channels (see
+``client.channels``).
 
 Rules kept here:
   - Every wait has a deadline. A session that failed once stays failed; the caller gets a fresh one.
@@ -13,16 +13,16 @@ Rules kept here:
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
 import weakref
-from collections import deque
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ledgerlake.client.auth import NOBODY, Authentication, hint
+from ledgerlake.client.channels import Channels, Watcher
 from ledgerlake.client.transport import DEFAULT_TLS, TlsSettings, Transport
 from ledgerlake.errors import (
     BrokerError,
@@ -34,11 +34,11 @@ from ledgerlake.errors import (
 )
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands, limits
-from ledgerlake.wire.connection import Connection, EntriesReceived, EntryReceived, Event, Received, Role, Scan
+from ledgerlake.wire.connection import Connection, Event, Role, Scan
 from ledgerlake.wire.lookup import refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 
 CLIENT_VERSION = "ledgerlake 0.1"
@@ -47,36 +47,6 @@ _IDLE_LOOK_S = 1.0
 _READ_AHEAD_BYTES = 1024 * 1024
 
 Answer = TypeVar("Answer")
-
-
-@dataclass
-class Consumer:
-    """What arrived for one consumer id. ``closed`` is set when the broker ended it (unload, seek,
-    takeover).
-    """
-
-    consumer_id: int
-    entries: deque[Received] = field(default_factory=deque)
-    closed: bool = False
-
-
-@dataclass
-class Receipts:
-    """What the broker said about the entries of one producer id, in order."""
-
-    producer_id: int
-    arrived: deque[pb.CommandSendReceipt | pb.CommandSendError] = field(default_factory=deque)
-    closed: bool = False
-
-
-@dataclass
-class Watcher:
-    """Whether the broker has said that topics came or went; nothing more is said once the
-    connection is ``closed``.
-    """
-
-    changed: bool = False
-    closed: bool = False
 
 
 class Session:
@@ -102,12 +72,10 @@ class Session:
         self._connection = Connection(Role.CLIENT)
         self._answers: dict[int, Any] = {}
         self._waiting: set[int] = set()
-        self._consumers: dict[int, Consumer] = {}
-        self._producers: dict[int, Receipts] = {}
-        self._watchers: dict[int, Watcher] = {}
+        self.channels = Channels()
         self._can_watch = False
         self.max_message_bytes = limits.DEFAULT_MAX_MESSAGE_BYTES
-        self._ids = 0
+        self._ids = itertools.count(1)
         self._next_ping_s = time.monotonic() + KEEPALIVE_S
         self._lock = threading.RLock()
         self._transport = Transport(url, connect_timeout_s, tls)
@@ -117,6 +85,11 @@ class Session:
             self._transport.close()
             raise
         _keep_alive(self)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the connection has failed, as far as is known without looking."""
+        return self._failure is not None
 
     @property
     def usable(self) -> bool:
@@ -148,9 +121,9 @@ class Session:
             TransportError, DeadlineError: the connection failed.
         """
         with self._lock:
-            request_id = self._next_id()
+            request_id = self.next_id()
             self._waiting.add(request_id)
-            self._send(build(request_id))
+            self.send(build(request_id))
             return request_id
 
     def answer(self, answer_type: type[Answer], attempt: str, request_id: int) -> Answer:
@@ -179,129 +152,42 @@ class Session:
             )
         return answer
 
-    def subscribe(self, attempt: str, build: Callable[[int, int], bytes]) -> Consumer:
-        """Open a consumer; ``build(consumer_id, request_id)`` makes the command."""
-        return self.subscribed(attempt, *self.start_subscribe(build))
+    def send(self, frame: bytes) -> None:
+        """Send a frame, without waiting for what it may bring.
 
-    def start_subscribe(self, build: Callable[[int, int], bytes]) -> tuple[Consumer, int]:
-        """The same without waiting; what ``subscribed`` takes."""
+        Raises:
+            TransportError, DeadlineError: the connection failed.
+        """
         with self._lock:
-            consumer = Consumer(self._next_id())
-            self._consumers[consumer.consumer_id] = consumer
-            return consumer, self.start(lambda request_id: build(consumer.consumer_id, request_id))
+            if self._failure is not None:
+                raise self._failure
+            try:
+                self._connection.send(frame)
+                self._transport.send(self._connection.data_to_send(), self.request_timeout_s)
+            except LedgerlakeError as error:
+                raise self._fail(error) from None
 
-    def subscribed(self, attempt: str, consumer: Consumer, request_id: int) -> Consumer:
-        """The consumer, once the broker has opened it."""
-        try:
-            self.answer(pb.CommandSuccess, attempt, request_id)
-        except BaseException:
-            self._consumers.pop(consumer.consumer_id, None)
-            raise
-        return consumer
+    def next_id(self) -> int:
+        """Return a number that this connection has not used yet, for a request or a channel."""
+        return next(self._ids)
 
-    def grant(self, consumer: Consumer, message_permits: int) -> None:
-        self._send(commands.flow(consumer.consumer_id, message_permits))
+    def wait_until(self, is_there: Callable[[], bool], deadline: float) -> None:
+        """Take what the broker sends until something is there, or until the deadline
+        (``time.monotonic``).
+
+        Raises:
+            TransportError, ProtocolError: the connection failed.
+        """
+        with self._lock:
+            while not is_there():
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0:
+                    return
+                self._pump(remaining_s)
 
     def scan_with(self, scan: Scan) -> None:
         """Have entries that come together handed out together, see ``Connection``."""
         self._connection.scan = scan
-
-    def next_received(self, consumer: Consumer, deadline: float) -> Received | None:
-        """What comes next of a consumer, or None at the deadline (``time.monotonic``) or when the
-        broker closed it.
-        """
-        with self._lock:
-            while not consumer.entries:
-                remaining_s = deadline - time.monotonic()
-                if consumer.closed or remaining_s <= 0:
-                    return None
-                self._pump(remaining_s)
-            return consumer.entries.popleft()
-
-    def next_entry(self, consumer: Consumer, deadline: float) -> EntryReceived | None:
-        """The same, one entry."""
-        with self._lock:
-            received = self.next_received(consumer, deadline)
-            if not isinstance(received, EntriesReceived):
-                return received
-            first, *rest = received.each()
-            consumer.entries.extendleft(reversed(rest))
-            return first
-
-    def close_consumer(self, consumer: Consumer) -> None:
-        """End a consumer; entries still on their way are dropped on arrival.
-
-        A broker that cannot even do that has lost the consumer already: the session is given up,
-        nothing is raised.
-        """
-        self.closed(self.start_close([consumer]))
-
-    def start_close(self, consumers: Iterable[Consumer]) -> list[int]:
-        """The same for several without waiting; what ``closed`` takes."""
-        with self._lock:
-            asked = []
-            for one in consumers:
-                if self._consumers.pop(one.consumer_id, None) is None or one.closed or self._failure:
-                    continue
-                one.closed = True
-                try:
-                    asked.append(self.start(partial(commands.close_consumer, one.consumer_id)))
-                except LedgerlakeError:
-                    self.close()
-            return asked
-
-    def closed(self, request_ids: Iterable[int]) -> None:
-        """Wait until the broker has ended consumers."""
-        try:
-            for request_id in request_ids:
-                self.answer(pb.CommandSuccess, "close a consumer", request_id)
-        except LedgerlakeError:
-            self.close()
-
-    def open_producer(self, topic_partition: str, name: str | None) -> tuple[Receipts, pb.CommandProducerSuccess]:
-        """A producer's receipts and what the broker says of it: the name that it has, and its last
-        sequence id stored.
-        """
-        with self._lock:
-            receipts = Receipts(self._next_id())
-            self._producers[receipts.producer_id] = receipts
-            answer = self.request(
-                pb.CommandProducerSuccess,
-                f"open a producer on {topic_partition}",
-                lambda request_id: commands.producer(topic_partition, receipts.producer_id, request_id, name),
-            )
-            return receipts, answer
-
-    def send_entry(self, receipts: Receipts, sequence_id: int, message_count: int, entry: bytes, **more: Any) -> None:
-        """SEND; ``more``: see ``commands.send``."""
-        self._send(commands.send(receipts.producer_id, sequence_id, message_count, entry, **more))
-
-    def next_receipt(self, receipts: Receipts, deadline: float) -> pb.MessageIdData | None:
-        """The next stored entry's id, or None at the deadline or when the broker closed the
-        producer.
-
-        Raises:
-            BrokerError: the broker refused an entry.
-        """
-        with self._lock:
-            while not receipts.arrived:
-                remaining_s = deadline - time.monotonic()
-                if receipts.closed or remaining_s <= 0:
-                    return None
-                self._pump(remaining_s)
-            answer = receipts.arrived.popleft()
-        if isinstance(answer, pb.CommandSendError):
-            raise refused("store an entry", answer.error, answer.message)
-        return answer.message_id
-
-    def close_producer(self, receipts: Receipts) -> None:
-        with self._lock:
-            self._producers.pop(receipts.producer_id, None)
-            self.request(
-                pb.CommandSuccess,
-                "close a producer",
-                lambda request_id: commands.close_producer(receipts.producer_id, request_id),
-            )
 
     def watch_topics(self, namespace: str, pattern: str) -> Watcher | None:
         """Be told when topics come or go; None if the broker has no such thing.
@@ -312,16 +198,15 @@ class Session:
         """
         if not self._can_watch:
             return None
-        with self._lock:
-            watcher_id = self._next_id()
-            watcher = self._watchers[watcher_id] = Watcher()
-            try:
-                build = partial(commands.watch_topics, watcher_id, namespace, pattern)
-                self.request(pb.CommandWatchTopicListSuccess, f"watch the topics of {namespace}", build)
-            except BaseException:
-                del self._watchers[watcher_id]
-                raise
-            return watcher
+        watcher = Watcher(self.next_id())
+        self.channels.watchers[watcher.watcher_id] = watcher
+        try:
+            build = partial(commands.watch_topics, watcher.watcher_id, namespace, pattern)
+            self.request(pb.CommandWatchTopicListSuccess, f"watch the topics of {namespace}", build)
+        except BaseException:
+            del self.channels.watchers[watcher.watcher_id]
+            raise
+        return watcher
 
     def close(self) -> None:
         if self._failure is None:
@@ -334,11 +219,11 @@ class Session:
         if not self._lock.acquire(blocking=False):
             return True
         try:
-            if sum(len(entry.frames) for one in self._consumers.values() for entry in one.entries) < _READ_AHEAD_BYTES:
+            if self.channels.held_bytes() < _READ_AHEAD_BYTES:
                 self._pump(0.0)
             if now_s >= self._next_ping_s:
                 self._next_ping_s = now_s + KEEPALIVE_S
-                self._send(commands.ping())
+                self.send(commands.ping())
         except LedgerlakeError:
             return False
         finally:
@@ -346,7 +231,7 @@ class Session:
         return True
 
     def _shake_hands(self, proxy_to_broker_url: str | None, protocol_version: int) -> None:
-        self._send(
+        self.send(
             commands.connect(
                 CLIENT_VERSION,
                 self._authentication.method,
@@ -389,7 +274,7 @@ class Session:
                 f"the broker at {self.url} asks who we are, and no authentication is configured",
                 code="AuthenticationError",
             )
-        self._send(commands.auth_response(CLIENT_VERSION, self._authentication.method, self._authentication.data()))
+        self.send(commands.auth_response(CLIENT_VERSION, self._authentication.method, self._authentication.data()))
 
     def _wait(self, deadline: float, attempt: str) -> None:
         remaining_s = deadline - time.monotonic()
@@ -427,57 +312,20 @@ class Session:
             raise self._fail(error) from None
 
     def _dispatch(self, event: Event) -> None:
-        if isinstance(event, (EntryReceived, EntriesReceived)):
-            consumer = self._consumers.get(event.consumer_id)
-            if consumer is not None:
-                consumer.entries.append(event)
-        elif isinstance(event, pb.CommandCloseConsumer):
-            consumer = self._consumers.pop(event.consumer_id, None)
-            if consumer is not None:
-                consumer.closed = True
-        elif isinstance(event, (pb.CommandSendReceipt, pb.CommandSendError)):
-            receipts = self._producers.get(event.producer_id)
-            if receipts is not None:
-                receipts.arrived.append(event)
-        elif isinstance(event, pb.CommandCloseProducer):
-            receipts = self._producers.pop(event.producer_id, None)
-            if receipts is not None:
-                receipts.closed = True
-        elif isinstance(event, pb.CommandWatchTopicUpdate):
-            watcher = self._watchers.get(event.watcher_id)
-            if watcher is not None:
-                watcher.changed = True
-        elif isinstance(event, pb.CommandAuthChallenge):
+        if self.channels.take(event):
+            return
+        if isinstance(event, pb.CommandAuthChallenge):
             self._answer_challenge()
         else:
             request_id = getattr(event, "request_id", None)
             if request_id in self._waiting:
                 self._answers[request_id] = event
 
-    def _send(self, frame: bytes) -> None:
-        with self._lock:
-            if self._failure is not None:
-                raise self._failure
-            try:
-                self._connection.send(frame)
-                self._transport.send(self._connection.data_to_send(), self.request_timeout_s)
-            except LedgerlakeError as error:
-                raise self._fail(error) from None
-
     def _fail(self, error: LedgerlakeError) -> LedgerlakeError:
         self._failure = error
         self._transport.close()
-        for consumer in self._consumers.values():
-            consumer.closed = True
-        for receipts in self._producers.values():
-            receipts.closed = True
-        for watcher in self._watchers.values():
-            watcher.closed = True
+        self.channels.close_all()
         return error
-
-    def _next_id(self) -> int:
-        self._ids += 1
-        return self._ids
 
 
 _alive: weakref.WeakSet[Session] = weakref.WeakSet()

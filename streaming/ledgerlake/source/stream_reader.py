@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ledgerlake.client.session import Watcher
+    from ledgerlake.client.channels import Watcher
     from ledgerlake.options.source_options import SourceOptions
     from ledgerlake.source.planning import EntryRange
     from ledgerlake.wire.message_id import Position

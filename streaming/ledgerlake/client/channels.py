@@ -1,0 +1,92 @@
+"""What a connection carries beside requests and their answers.
+
+    consumer   the entries that the broker sends for one consumer id
+    producer   the receipts for the entries of one producer id
+    watcher    the news that topics have come or gone
+
+Ids are numbers that the client chooses; each is used once in a connection.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire.connection import EntriesReceived, EntryReceived, Event, Received
+
+
+@dataclass
+class Consumer:
+    """What arrived for one consumer id. ``closed`` is set when the broker ended it (unload, seek,
+    takeover).
+    """
+
+    consumer_id: int
+    entries: deque[Received] = field(default_factory=deque)
+    closed: bool = False
+
+
+@dataclass
+class Receipts:
+    """What the broker said about the entries of one producer id, in order."""
+
+    producer_id: int
+    arrived: deque[pb.CommandSendReceipt | pb.CommandSendError] = field(default_factory=deque)
+    closed: bool = False
+
+
+@dataclass
+class Watcher:
+    """Whether the broker has said that topics came or went; nothing more is said once the
+    connection is ``closed``.
+    """
+
+    watcher_id: int
+    changed: bool = False
+    closed: bool = False
+
+
+class Channels:
+    """The consumers, producers and watchers of one connection, by their ids."""
+
+    def __init__(self) -> None:
+        self.consumers: dict[int, Consumer] = {}
+        self.producers: dict[int, Receipts] = {}
+        self.watchers: dict[int, Watcher] = {}
+
+    def held_bytes(self) -> int:
+        """Return the size of the entries that nobody has taken yet."""
+        return sum(len(entry.frames) for one in self.consumers.values() for entry in one.entries)
+
+    def take(self, event: Event) -> bool:
+        """Hand an event to the channel that it is for; False if it is for none. What comes for an
+        id that is gone is dropped.
+        """
+        if isinstance(event, (EntryReceived, EntriesReceived)):
+            if consumer := self.consumers.get(event.consumer_id):
+                consumer.entries.append(event)
+        elif isinstance(event, pb.CommandCloseConsumer):
+            if consumer := self.consumers.pop(event.consumer_id, None):
+                consumer.closed = True
+        elif isinstance(event, (pb.CommandSendReceipt, pb.CommandSendError)):
+            if receipts := self.producers.get(event.producer_id):
+                receipts.arrived.append(event)
+        elif isinstance(event, pb.CommandCloseProducer):
+            if receipts := self.producers.pop(event.producer_id, None):
+                receipts.closed = True
+        elif isinstance(event, pb.CommandWatchTopicUpdate):
+            if watcher := self.watchers.get(event.watcher_id):
+                watcher.changed = True
+        else:
+            return False
+        return True
+
+    def close_all(self) -> None:
+        """The connection is gone, and every channel with it."""
+        for consumer in self.consumers.values():
+            consumer.closed = True
+        for receipts in self.producers.values():
+            receipts.closed = True
+        for watcher in self.watchers.values():
+            watcher.closed = True
