@@ -310,11 +310,19 @@ class History:
         self.world.sleep(3.0)
         self.resume_s = 1e9
         app = self._running() or self.apps[-1]
+        self._stop_all()
+        if app.ended != "ended" and not app.was_alone:
+            # It was killed or had found a successor, so nothing has ended cleanly yet.
+            app = self.start()
+            self.world.sleep(5.0)
+            self._stop_all()
+        if not self._is_over():
+            self._check_end(app)
+
+    def _stop_all(self) -> None:
         for one in self.apps:
             one.ask_to_stop()
         self.world.pause(self.world.now_s + 120.0, lambda: not any(one.is_running for one in self.apps))
-        if not self._is_over():
-            self._check_end(app)
 
     def _check_end(self, app: Application) -> None:
         if app.is_running:
