@@ -41,7 +41,7 @@ from ledgerlake.delay.bucket import record_from_json, record_to_json
 from ledgerlake.delay.segment import WAITING, waiting
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.operators.bucket_storage import FolderStorage
-from ledgerlake.operators.rows import FLOW, Report, RowKind, flow_row, report_to_json
+from ledgerlake.operators.rows import FLOW, RowKind, TaskReport, flow_row, report_to_json
 from ledgerlake.operators.stateful import set_up_state, stateful
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -216,7 +216,7 @@ class _BenchReader(DataSourceStreamReader):
         elif number >= batches:
             # A twentieth of the horizon at a time.
             due_ms += (number - batches + 1) * HORIZON_MS // 20
-        report = Report(Position(partition.number, 0), due_ms, {}, [])
+        report = TaskReport(Position(partition.number, 0), due_ms, {}, [])
         yield flow_row(SOURCE, RowKind.REPORT, note=report_to_json(report))
 
 

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs
 import pytest
 
 from ledgerlake.client import auth
-from ledgerlake.client.auth import NOBODY, Authentication, hint, parse_authentication
+from ledgerlake.client.auth import NO_AUTHENTICATION, Authentication, hint, parse_authentication
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.topics import TopicSelection
 from ledgerlake.client.transport import TlsSettings
@@ -99,7 +99,7 @@ def test_a_refused_token_is_looked_at_for_when_it_expired() -> None:
     assert hint(token({"exp": 1_700_000_000}), 1_800_000_000) == "; the token expired at 2023-11-14T22:13:20Z"
     for one in (token({"exp": 1_900_000_000}), token({"sub": "x"}), parsed("token", "token:garbage")):
         assert hint(one, 1_800_000_000).startswith("; check the token")
-    assert hint(NOBODY, 0) == "; no authentication is configured"
+    assert hint(NO_AUTHENTICATION, 0) == "; no authentication is configured"
 
 
 class Issuer(BaseHTTPRequestHandler):

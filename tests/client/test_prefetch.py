@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ledgerlake.client.prefetch import ahead
+from ledgerlake.client.prefetch import prefetched
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
 
 def threads() -> list[str]:
-    return [one.name for one in threading.enumerate() if one.name == "ledgerlake-ahead"]
+    return [one.name for one in threading.enumerate() if one.name == "ledgerlake-prefetch"]
 
 
 def test_items_come_in_order_and_the_thread_ends_with_them() -> None:
-    assert list(ahead((number for number in range(100)), 3)) == list(range(100))
+    assert list(prefetched((number for number in range(100)), 3)) == list(range(100))
     assert threads() == []
 
 
@@ -31,7 +31,7 @@ def test_no_more_is_taken_ahead_than_asked_for() -> None:
             taken.append(number)
             yield number
 
-    items = ahead(source(), 3)
+    items = prefetched(source(), 3)
     assert next(items) == 0
     time.sleep(0.3)
     assert len(taken) <= 1 + 3 + 1
@@ -42,7 +42,7 @@ def test_what_the_source_raises_is_raised_behind_what_it_gave() -> None:
         yield 1
         raise ValueError("broken")
 
-    items = ahead(source(), 3)
+    items = prefetched(source(), 3)
     assert next(items) == 1
     with pytest.raises(ValueError, match="broken"):
         next(items)
@@ -58,7 +58,7 @@ def test_whoever_stops_early_ends_the_source_too() -> None:
         finally:
             closed.set()
 
-    items = ahead(source(), 2)
+    items = prefetched(source(), 2)
     assert next(items) == 0
     items.close()  # type: ignore[attr-defined]
     assert closed.is_set()

@@ -20,8 +20,8 @@ from ledgerlake.operators.bucket_storage import StateStorage
 from ledgerlake.operators.delayed import _elsewhere_from_json, _elsewhere_to_json
 from ledgerlake.operators.rows import (
     Begun,
-    Report,
     StateSummary,
+    TaskReport,
     Waits,
     report_from_json,
     report_to_json,
@@ -87,7 +87,7 @@ def _judge_offset(data: bytes) -> int:
 # State and rows of the stateful stage.
 
 _OPEN = OpenSet(_KEY, 3, 900, 1_700_000_000_000, 1_700_000_000_000, _PLACES, 600)
-_REPORT = Report(
+_REPORT = TaskReport(
     Position(7, 9), 1_700_000_000_000, {"f": 1},
     [
         Chunk(_KEY, Position(7, 1), 0, 3, 900, 300, 1_700_000_000_000, 1_700_000_000_000), Begun(_KEY), _OPEN,

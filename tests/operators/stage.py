@@ -14,7 +14,7 @@ from ledgerlake.assembly.assembler import Assembled, Entry, Rejected
 from ledgerlake.assembly.rules import Chunk
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.operators.in_task import LocalAssembly
-from ledgerlake.operators.rows import Report, RowKind, StateSummary, flow_row, report_to_json, summary_from_json
+from ledgerlake.operators.rows import RowKind, StateSummary, TaskReport, flow_row, report_to_json, summary_from_json
 from ledgerlake.operators.stateful import Processor
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.wire.message_id import Position
@@ -172,5 +172,5 @@ def task(
         else:
             settled.outcomes(local.mark(event))
     rows += [flow_row(SOURCE, RowKind.CHUNK, position, entry=entry) for position, entry in local.hand_over()]
-    report = Report(end, now_ms, {"end": str(end)}, local.events)
+    report = TaskReport(end, now_ms, {"end": str(end)}, local.events)
     return [*rows, flow_row(SOURCE, RowKind.REPORT, note=report_to_json(report))]

@@ -20,7 +20,16 @@ from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators import bucket_storage, delayed
 from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
-from ledgerlake.operators.rows import FLOW, Report, RowKind, StateSummary, Waits, delayed_rows, flow_row, report_to_json
+from ledgerlake.operators.rows import (
+    FLOW,
+    RowKind,
+    StateSummary,
+    TaskReport,
+    Waits,
+    delayed_rows,
+    flow_row,
+    report_to_json,
+)
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -80,7 +89,7 @@ class Play:
     ) -> list[bytes]:
         """One batch; the values that were let go."""
         due_ms = None if at_s is None else STORED_MS + 1000 * at_s
-        report = Report(Position(9, 9), due_ms, {}, events or [])
+        report = TaskReport(Position(9, 9), due_ms, {}, events or [])
         rows = [*rows, *(flow_row(SOURCE, RowKind.CHUNK, position, entry=entry) for position, entry in parts)]
         rows += [flow_row(SOURCE, RowKind.DELAYED, entry=b"".join(frames))] if frames else []
         rows.append(flow_row(SOURCE, RowKind.REPORT, note=report_to_json(report)))
@@ -174,7 +183,7 @@ def test_with_reread_only_positions_wait() -> None:
     play(frame(0, 30), frame(1, 30), at_s=0)
     assert play.summary.oldest_waiting == Position(1, 0)
     assert not any(b"1:0" in value[0] for value in play.state("snapshots").values())
-    rows = play.stage.run([flow_row(SOURCE, RowKind.REPORT, note=report_to_json(Report(Position(9, 9), STORED_MS + 30_000, {}, [])))])  # fmt: skip
+    rows = play.stage.run([flow_row(SOURCE, RowKind.REPORT, note=report_to_json(TaskReport(Position(9, 9), STORED_MS + 30_000, {}, [])))])  # fmt: skip
     assert [(row.kind, json.loads(row.note).get("positions")) for row in rows[:1]] == [("again", [[1, 0], [1, 1]])]
 
 

@@ -16,7 +16,7 @@ from ledgerlake.decode.split import split_bundle
 from ledgerlake.operators import messages
 from ledgerlake.operators.facts import BatchNote, TaskSettings
 from ledgerlake.operators.ingest import ingest_range
-from ledgerlake.operators.rows import Report, RowKind, report_from_json
+from ledgerlake.operators.rows import RowKind, TaskReport, report_from_json
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -66,7 +66,7 @@ def forwarded(_folder: Path, entries: list[bytes], clock_ms: int | None = None, 
     return list(messages._forward(bundles, OPTIONS, DelayOptions(**delay).enabled))
 
 
-def report_of(rows: list[pa.RecordBatch]) -> Report:
+def report_of(rows: list[pa.RecordBatch]) -> TaskReport:
     (report,) = (row for batch in rows for row in batch.to_pylist() if row["kind"] == RowKind.REPORT)
     return report_from_json(report["note"])
 

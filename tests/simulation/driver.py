@@ -94,7 +94,7 @@ class Edges:
                         self.replace(module, attribute, replaced[id(value)])
         self.replace(session, "Transport", MemoryTransport)
         self.replace(session, "_keep_alive", lambda _session: None)
-        self.replace(pieces, "ahead", lambda source, _most: source)
+        self.replace(pieces, "prefetched", lambda source, _most: source)
         self.replace(cluster, "os", SimpleNamespace(getpid=lambda: self.world.current.context.pid))
         self.replace(pyspark.TaskContext, "get", lambda: self.world.current.process.root.session.sparkContext)  # type: ignore[attr-defined]
         self.replace(stateful, "_frame", lambda row: Rows([tuple(row)]))

@@ -13,7 +13,7 @@ from ledgerlake.errors import SetupError, UsageError
 from ledgerlake.options.bounds import After, AtIndex, AtTime, Before, Bound
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.source.bounds import Ending, matching_partitions, resolve_end, resolve_start, tail_once
+from ledgerlake.source.bounds import EndBound, matching_partitions, resolve_end, resolve_start, tail_once
 from ledgerlake.source.planning import entry_range
 from ledgerlake.source.views import read_messages
 from ledgerlake.stored.offsets import PartitionOffset
@@ -112,7 +112,7 @@ OF_PARTITION_3 = MessageId(7, 1, partition=3)
 def test_an_id_of_a_partition_bounds_no_other(peer: Peer, bound: Bound) -> None:
     cluster = cluster_of(peer)
     refusals = []
-    for resolve in (resolve_start, resolve_end, Ending):
+    for resolve in (resolve_start, resolve_end, EndBound):
         with pytest.raises(UsageError) as caught:
             resolve(cluster, f"{ORDERS}-partition-0", bound)
         refusals.append(caught.value.message)
@@ -209,7 +209,7 @@ def test_a_stream_goes_up_to_its_end_once_the_topic_has_it_and_no_further(
     peer: Peer, bound: Bound, end: PartitionOffset
 ) -> None:
     cluster = cluster_of(peer)
-    ending = Ending(cluster, TOPIC, bound)
+    ending = EndBound(cluster, TOPIC, bound)
     tail = tail_once(cluster, TOPIC)
     assert ending.cap(tail) == tail
     peer.add(batch([b"10", b"11", b"12"], index=12), ledger_id=9, first=2)

@@ -1,4 +1,4 @@
-"""The source's own pieces against a peer: views, partial batches, the scout, the tail."""
+"""The source's own pieces against a peer: views, partial batches, the planner, the tail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ledgerlake.errors import DeadlineError, SetupError
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.source.bounds import first_available, resolve_end, resolve_start
 from ledgerlake.source.planning import EntryRange
-from ledgerlake.source.positions import Scout, Tail, next_until
+from ledgerlake.source.positions import LimitPlanner, Tail, next_until
 from ledgerlake.source.reread import read_again
 from ledgerlake.source.views import read_bundles, read_entries, read_messages
 from ledgerlake.stored.offsets import PartitionOffset, from_json
@@ -221,24 +221,24 @@ def test_a_range_is_not_taken_for_complete_because_the_broker_cannot_tell() -> N
         pytest.param(None, 1, [0, 1, 2, 3, 4, 5, 6, 7, 8], id="bytes"),
     ],
 )
-def test_the_scout_stops_where_the_budget_does(rows: int | None, size: int | None, stops: list[int]) -> None:
+def test_the_limit_planner_stops_where_the_budget_does(rows: int | None, size: int | None, stops: list[int]) -> None:
     with Peer() as peer:
         peer.add(*[batch([b"a", b"b", b"c"]) for _ in range(9)])
-        scout, end = Scout(cluster_of(peer), TOPIC), PartitionOffset(Position(7, 8))
+        planner, end = LimitPlanner(cluster_of(peer), TOPIC), PartitionOffset(Position(7, 8))
         after, found = BEFORE_ALL, []
         while after < end.position:
-            after = scout.advance(after, end, rows, size).position
+            after = planner.advance(after, end, rows, size).position
             found.append(after.entry_id)
         assert found == stops
 
 
-def test_the_scout_starts_over_where_it_is_told() -> None:
+def test_the_limit_planner_starts_over_where_it_is_told() -> None:
     with Peer() as peer:
         peer.add(*[single(b"x") for _ in range(6)])
-        scout, end = Scout(cluster_of(peer), TOPIC), PartitionOffset(Position(7, 5))
-        assert scout.advance(BEFORE_ALL, end, 2, None).position == Position(7, 1)
-        assert scout.advance(BEFORE_ALL, end, 2, None).position == Position(7, 1)
-        assert scout.advance(Position(7, 1), end, 3, None).position == Position(7, 4)
+        planner, end = LimitPlanner(cluster_of(peer), TOPIC), PartitionOffset(Position(7, 5))
+        assert planner.advance(BEFORE_ALL, end, 2, None).position == Position(7, 1)
+        assert planner.advance(BEFORE_ALL, end, 2, None).position == Position(7, 1)
+        assert planner.advance(Position(7, 1), end, 3, None).position == Position(7, 4)
 
 
 def test_a_reader_travels_without_its_connections() -> None:

@@ -15,8 +15,8 @@ from ledgerlake.errors import OffsetError
 from ledgerlake.operators.delayed import _Elsewhere, _elsewhere_from_json, _elsewhere_to_json
 from ledgerlake.operators.rows import (
     Begun,
-    Report,
     StateSummary,
+    TaskReport,
     report_from_json,
     report_to_json,
     summary_from_json,
@@ -47,7 +47,7 @@ WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
         _elsewhere_from_json,
         _elsewhere_to_json(_Elsewhere(PLACES[:1], True, BatchPart(1, 2), is_delivered=True)),
     ),
-    "report": (report_from_json, report_to_json(Report(PLACES[0], 5, {}, [Begun(KEY)]))),
+    "report": (report_from_json, report_to_json(TaskReport(PLACES[0], 5, {}, [Begun(KEY)]))),
     "summary": (summary_from_json, summary_to_json(StateSummary([{}], PLACES[0], 5))),
     "offset": (
         lambda text: from_json(json.loads(text)),

@@ -74,7 +74,7 @@ class Authentication:
         return b"" if self.method == "tls" else None
 
 
-NOBODY = Authentication()
+NO_AUTHENTICATION = Authentication()
 
 _PLUGINS = {
     "authenticationtoken": Authentication("token"),
@@ -95,7 +95,7 @@ def parse_authentication(plugin: str | None, parameters: str | None, where: str)
         UsageError: no such plugin, or parameters that it cannot have.
     """
     if not plugin:
-        return NOBODY
+        return NO_AUTHENTICATION
     known = _PLUGINS.get(plugin.rpartition(".")[2].lower())
     if known is None:
         raise UsageError(f"{where}: '{plugin}' is not known; it is token, oauth2, basic or tls, or their Java class")
@@ -114,7 +114,7 @@ def parse_authentication(plugin: str | None, parameters: str | None, where: str)
 
 def hint(authentication: Authentication, now_s: float) -> str:
     """What may be wrong with credentials that a broker refused, as the end of a sentence."""
-    if authentication == NOBODY:
+    if authentication == NO_AUTHENTICATION:
         return "; no authentication is configured"
     if authentication.method != "token":
         return "; check the credentials"

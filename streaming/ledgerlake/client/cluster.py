@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ledgerlake.client.auth import NOBODY, Authentication
+from ledgerlake.client.auth import NO_AUTHENTICATION, Authentication
 from ledgerlake.client.backoff import with_retries
 from ledgerlake.client.session import Session
 from ledgerlake.client.topics import TopicSelection, full_name, partition_name
@@ -57,7 +57,7 @@ class ClientSettings:
     poll_timeout_s: float = 120.0
     waits_for_topics: bool = False
     read_compacted: bool = False
-    authentication: Authentication = NOBODY
+    authentication: Authentication = NO_AUTHENTICATION
     tls: TlsSettings = DEFAULT_TLS
     listener_name: str | None = None
 

@@ -21,7 +21,7 @@ class _End:
         self.error = error
 
 
-def ahead(source: Generator[Item, None, None], most: int) -> Iterator[Item]:
+def prefetched(source: Generator[Item, None, None], most: int) -> Iterator[Item]:
     """The items of ``source``, of which up to ``most`` are taken before they are asked for.
 
     The source runs in a thread of its own, which ends with this iterator; what it raises is raised
@@ -51,7 +51,7 @@ def ahead(source: Generator[Item, None, None], most: int) -> Iterator[Item]:
             source.close()
         put(_End(error))
 
-    thread = threading.Thread(target=work, name="ledgerlake-ahead", daemon=True)
+    thread = threading.Thread(target=work, name="ledgerlake-prefetch", daemon=True)
     thread.start()
     try:
         while not isinstance(item := taken.get(), _End):

@@ -21,7 +21,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ledgerlake.client.auth import NOBODY, Authentication, hint
+from ledgerlake.client.auth import NO_AUTHENTICATION, Authentication, hint
 from ledgerlake.client.channels import Channels, Watcher
 from ledgerlake.client.transport import DEFAULT_TLS, TlsSettings, Transport
 from ledgerlake.errors import (
@@ -62,7 +62,7 @@ class Session:
         request_timeout_s: float,
         proxy_to_broker_url: str | None = None,
         protocol_version: int = commands.PROTOCOL_VERSION,
-        authentication: Authentication = NOBODY,
+        authentication: Authentication = NO_AUTHENTICATION,
         tls: TlsSettings = DEFAULT_TLS,
     ) -> None:
         self.url = url
@@ -269,7 +269,7 @@ class Session:
         Raises:
             BrokerError: we have none.
         """
-        if self._authentication == NOBODY:
+        if self._authentication == NO_AUTHENTICATION:
             raise BrokerError(
                 f"the broker at {self.url} asks who we are, and no authentication is configured",
                 code="AuthenticationError",

@@ -24,8 +24,8 @@ from ledgerlake.operators.facts import BatchNote, TaskSettings
 from ledgerlake.operators.in_task import LocalAssembly
 from ledgerlake.operators.partition_writer import PartitionWriter
 from ledgerlake.operators.rows import (
-    Report,
     RowKind,
+    TaskReport,
     Waits,
     delayed_rows,
     flow_row,
@@ -92,7 +92,7 @@ class _IngestedRange:
         for position, entry in self._local.hand_over():
             yield flow_row(self._writer.source, RowKind.CHUNK, position, entry=entry)
         fact = replace(self._writer.finish(self._end), stored_bytes=self._stored_bytes)
-        report = Report(self._end, self._now_ms, asdict(fact), self._local.events)
+        report = TaskReport(self._end, self._now_ms, asdict(fact), self._local.events)
         yield flow_row(self._writer.source, RowKind.REPORT, note=report_to_json(report))
         if self._saw_chunks:
             give_back()

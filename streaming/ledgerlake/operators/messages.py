@@ -25,9 +25,9 @@ from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
 from ledgerlake.operators.rows import (
     FLOW_DDL,
     Event,
-    Report,
     RowKind,
     StateSummary,
+    TaskReport,
     delayed_rows,
     flow_row,
     latest,
@@ -97,7 +97,7 @@ class _DecodedRange:
             yield from self._take_alone(piece)
 
     def report(self) -> pa.RecordBatch:
-        report = Report(self._end, self._now_ms, {}, self._events)
+        report = TaskReport(self._end, self._now_ms, {}, self._events)
         return flow_row(self._source, RowKind.REPORT, note=report_to_json(report))
 
     def _decode(self, piece: Piece) -> Iterator[pa.RecordBatch]:

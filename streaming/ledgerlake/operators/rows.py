@@ -7,7 +7,7 @@ To the stage, of each task and topic partition, in any order (a shuffle lies bet
     chunk    the bytes of one entry that the task could not settle itself, by position
     delayed  entries that are to be delivered later (see ``decode.split``); an entry of which only a part belongs to the
              range travels alone, by position, with that part in ``note``
-    report   once: what became of the task's range, and the events that need the open sets, in order (``Report``)
+    report   once: what became of the task's range, and the events that need the open sets, in order (``TaskReport``)
 
 From the stage, in order but for ``rows``, which pass as they come:
 
@@ -97,7 +97,7 @@ Event = Chunk | Begun | OpenSet | Marker | Waits | Cancel
 
 
 @dataclass(frozen=True)
-class Report:
+class TaskReport:
     """One task's range of one topic partition, up to ``end``. ``fact`` is the writer's own and only
     handed on.
 
@@ -128,13 +128,13 @@ class StateSummary:
     oldest_waiting: Position | None = None
 
 
-def report_to_json(report: Report) -> str:
+def report_to_json(report: TaskReport) -> str:
     events = [[type(one).__name__, asdict(one)] for one in report.events]
     data = {"end": asdict(report.end), "now_ms": report.now_ms, "fact": report.fact}
     return json.dumps({**data, "events": events})
 
 
-def report_from_json(text: str) -> Report:
+def report_from_json(text: str) -> TaskReport:
     """Read what ``report_to_json`` wrote.
 
     Raises:
@@ -143,10 +143,10 @@ def report_from_json(text: str) -> Report:
     return parse_stored(text, "report of a task", _report, advice=_BUG)
 
 
-def _report(data: dict[str, Any], _version: int) -> Report:
+def _report(data: dict[str, Any], _version: int) -> TaskReport:
     events: list[Event] = [stored(_EVENTS[kind], fields) for kind, fields in data["events"]]
     fact = stored(dict[str, Any], data["fact"])
-    return Report(stored(Position, data["end"]), stored(int | None, data["now_ms"]), fact, events)
+    return TaskReport(stored(Position, data["end"]), stored(int | None, data["now_ms"]), fact, events)
 
 
 def summary_to_json(summary: StateSummary) -> str:

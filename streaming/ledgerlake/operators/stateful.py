@@ -38,9 +38,9 @@ from ledgerlake.operators.rows import (
     FLOW,
     FLOW_DDL,
     Begun,
-    Report,
     RowKind,
     StateSummary,
+    TaskReport,
     Waits,
     flow_values,
     latest,
@@ -112,7 +112,7 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         source = TopicPartition(*key)
         parts = _StateParts(self._parts)
         delayed = DelayedMessages(source, self._delayed, self._delay, parts)
-        reports: list[Report] = []
+        reports: list[TaskReport] = []
         for frame in rows:
             for row in frame.itertuples(index=False):
                 if row.kind == RowKind.CHUNK:
@@ -217,7 +217,7 @@ def _open_set(data: dict[str, Any], version: int) -> OpenSet:
     return open_set_from_dict(data if version > 1 else data | {"opened_ms": None, "publish_ms": None})
 
 
-def _happened(assembly: Assembly, delayed: DelayedMessages, reports: list[Report]) -> Iterator[Outcome]:
+def _happened(assembly: Assembly, delayed: DelayedMessages, reports: list[TaskReport]) -> Iterator[Outcome]:
     for report in reports:
         for event in report.events:
             if isinstance(event, Waits):
@@ -249,7 +249,7 @@ def _apply(assembly: Assembly, event: Chunk | Begun | OpenSet | Marker) -> Itera
     return assembly.arrive(event)
 
 
-def _summary(assembly: Assembly, waiting: DelayedSummary, reports: list[Report], limits: Limits) -> StateSummary:
+def _summary(assembly: Assembly, waiting: DelayedSummary, reports: list[TaskReport], limits: Limits) -> StateSummary:
     sets = assembly.pending.sets
     return StateSummary(
         facts=[report.fact for report in reports],

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ledgerlake.client.cluster import ClientSettings
-from ledgerlake.decode.crypto import CLOSED, CryptoSettings
+from ledgerlake.decode.crypto import NO_KEYS, CryptoSettings
 
 
 @dataclass(frozen=True)
@@ -19,4 +19,4 @@ class ReadSettings(ClientSettings):
     """
 
     converter: str | None = None
-    crypto: CryptoSettings = CLOSED
+    crypto: CryptoSettings = NO_KEYS

@@ -82,7 +82,7 @@ def resolve_end(cluster: Cluster, topic_partition: str, bound: Bound) -> Partiti
     return _reached(cluster, topic_partition, bound) or tail_once(cluster, topic_partition)
 
 
-class Ending:
+class EndBound:
     """The end of a stream of one topic partition, which the topic may not have reached yet.
 
     Raises:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ledgerlake.client.prefetch import ahead
+from ledgerlake.client.prefetch import prefetched
 from ledgerlake.decode.messages import WHOLE, BatchPart
 from ledgerlake.decode.rejects import RejectedEntry, reject_frame
 from ledgerlake.decode.split import PieceKind, split_bundle
-from ledgerlake.source.range_reader import gather
+from ledgerlake.source.range_reader import read_range
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +41,7 @@ class Piece:
 
 def read_pieces(options: SourceOptions, span: EntryRange) -> Iterator[Piece]:
     """The range in pieces up to a bundle's size, read a little ahead."""
-    for item in ahead(gather(options, span), _BUNDLES_AHEAD):
+    for item in prefetched(read_range(options, span), _BUNDLES_AHEAD):
         if isinstance(item, RejectedEntry):
             yield Piece(PieceKind.REJECT, reject_frame(item))
             continue

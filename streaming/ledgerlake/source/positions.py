@@ -207,7 +207,7 @@ def count_messages(
     return count
 
 
-class Scout:
+class LimitPlanner:
     """Finds where a limited batch ends, by reading ahead of it; needs no admin address and no guess
     at sizes.
 

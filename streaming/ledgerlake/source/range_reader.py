@@ -45,7 +45,7 @@ Frames = bytes | bytearray | memoryview
 Gathered = tuple[Frames, BatchPart]
 
 
-def gather(options: SourceOptions, span: EntryRange) -> Generator[Gathered | RejectedEntry, None, None]:
+def read_range(options: SourceOptions, span: EntryRange) -> Generator[Gathered | RejectedEntry, None, None]:
     """The entries of a range in order.
 
     Raises:

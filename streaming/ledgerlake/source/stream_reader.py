@@ -38,10 +38,10 @@ from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.errors import ConsumerBusyError, DataLossError, TopicNotFoundError
 from ledgerlake.source.admission import Admission
 from ledgerlake.source.batch_reader import RangePartition
-from ledgerlake.source.bounds import Ending, resolve_start
+from ledgerlake.source.bounds import EndBound, resolve_start
 from ledgerlake.source.loss import is_another_topic, moved_to
 from ledgerlake.source.planning import ranges, share, split
-from ledgerlake.source.positions import Scout, Tail, count_messages, look_at_all
+from ledgerlake.source.positions import LimitPlanner, Tail, count_messages, look_at_all
 from ledgerlake.source.views import read_view
 from ledgerlake.source.wake_ups import load_wakes
 from ledgerlake.stored.offsets import Offset, PartitionOffset, from_json, to_json
@@ -137,8 +137,8 @@ class _Planner:
         self._cluster = Cluster(options.client)
         self._names: set[str] = set()
         self._tails: dict[str, Tail] = {}
-        self._endings: dict[str, Ending] = {}
-        self._scouts: dict[str, Scout] = {}
+        self._end_bounds: dict[str, EndBound] = {}
+        self._limit_planners: dict[str, LimitPlanner] = {}
         self._cursors: dict[str, DurableCursor] = {}
         self._looked_s = float("-inf")
         self._watcher: Watcher | None = None
@@ -212,8 +212,8 @@ class _Planner:
 
     def _watch(self, name: str) -> None:
         self._tails[name] = Tail(self._cluster, name)
-        self._endings[name] = Ending(self._cluster, name, self._options.ending_of(name))
-        self._scouts[name] = Scout(self._cluster, name)
+        self._end_bounds[name] = EndBound(self._cluster, name, self._options.ending_of(name))
+        self._limit_planners[name] = LimitPlanner(self._cluster, name)
 
     def _forget_deleted(self, start: Offset, ends: Offset, waiting: Collection[str]) -> Offset:
         """The start without topic partitions that are deleted and were read whole: one made again
@@ -231,7 +231,7 @@ class _Planner:
                 continue
             if end == nothing and begin.position != BEFORE_ALL:
                 _log.warning("%s was deleted while nobody read it; what it had beyond %s is lost", name, begin)
-            for known in (self._tails, self._endings, self._scouts, self._cursors, ends, result):
+            for known in (self._tails, self._end_bounds, self._limit_planners, self._cursors, ends, result):
                 known.pop(name, None)
             if name in waiting:
                 result[name] = replace(nothing, clock_ms=begin.clock_ms)
@@ -259,7 +259,7 @@ class _Planner:
                 end,
                 start[name].position,
             )
-            for known in (self._tails, self._endings, self._scouts, ends):
+            for known in (self._tails, self._end_bounds, self._limit_planners, ends):
                 known.pop(name, None)
             result[name] = PartitionOffset(BEFORE_ALL, clock_ms=start[name].clock_ms)
         return result
@@ -289,7 +289,7 @@ class _Planner:
         look_at_all(self._tails.values())
         found = {name: tail.now() for name, tail in self._tails.items()}
         self._warn_without_broker_metadata(found)
-        return {name: self._endings[name].cap(one) for name, one in found.items()}
+        return {name: self._end_bounds[name].cap(one) for name, one in found.items()}
 
     def fix_end(self) -> None:
         self._fixed_clock_ms = _clock_ms()
@@ -321,7 +321,9 @@ class _Planner:
         result = dict(start)
         for name in moved:
             if limited and (rows is not None or size is not None):
-                result[name] = self._scouts[name].advance(start.get(name, nothing).position, ends[name], rows, size)
+                result[name] = self._limit_planners[name].advance(
+                    start.get(name, nothing).position, ends[name], rows, size
+                )
             else:
                 result[name] = ends[name]
         for name in woken:

@@ -63,7 +63,7 @@ class CryptoSettings:
     failure_action: FailureAction = "reject"
 
 
-CLOSED = CryptoSettings()
+NO_KEYS = CryptoSettings()
 
 
 def open_entry(entry: RawEntry, settings: CryptoSettings) -> RawEntry:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from ledgerlake.decode import schema
 from ledgerlake.decode.codecs import decompress
-from ledgerlake.decode.crypto import CLOSED, CryptoSettings, open_entry
+from ledgerlake.decode.crypto import NO_KEYS, CryptoSettings, open_entry
 from ledgerlake.decode.reference import large_row
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.wire.entry import RawEntry, parse_entry
@@ -36,7 +36,7 @@ def decode_large(
     positions: tuple[Position, ...],
     source: TopicPartition,
     max_bytes: int,
-    crypto: CryptoSettings = CLOSED,
+    crypto: CryptoSettings = NO_KEYS,
 ) -> pa.RecordBatch:
     """The message as one row of ``schema.MESSAGES``.
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 from ledgerlake.decode import kernels as k
 from ledgerlake.decode import schema
 from ledgerlake.decode.codecs import DEFAULT_MAX_UNCOMPRESSED_BYTES, decompress
-from ledgerlake.decode.crypto import CLOSED, CryptoSettings, open_entry
+from ledgerlake.decode.crypto import NO_KEYS, CryptoSettings, open_entry
 from ledgerlake.decode.reference import Row, decode_base64_key, decode_entry
 from ledgerlake.errors import CorruptEntryError, MalformedFrameError
 from ledgerlake.wire.entry import encode_entry, parse_entry
@@ -111,7 +111,7 @@ def decode_bundle(
     *,
     first_entry: BatchPart = WHOLE,
     max_bytes: int = DEFAULT_MAX_UNCOMPRESSED_BYTES,
-    crypto: CryptoSettings = CLOSED,
+    crypto: CryptoSettings = NO_KEYS,
     chunks_as_rejects: bool = True,
 ) -> Iterator[Decoded]:
     """Decode consecutive MESSAGE frames.
@@ -139,7 +139,7 @@ def decode_entries(
     source: TopicPartition,
     *,
     max_bytes: int = DEFAULT_MAX_UNCOMPRESSED_BYTES,
-    crypto: CryptoSettings = CLOSED,
+    crypto: CryptoSettings = NO_KEYS,
 ) -> Iterator[Decoded]:
     """Decode stored entries (the bytes after the command, as ``view = entries`` gives them), one
     per array element.
@@ -194,7 +194,7 @@ def _decode(
     status = np.zeros(len(entries), dtype=np.int8)
     k.walk_entries(buffer, entries, status)
     stored: dict[tuple[int, int], memoryview] = {}
-    if rules.crypto != CLOSED and (status != k.OK).any():
+    if rules.crypto != NO_KEYS and (status != k.OK).any():
         buffer, stored = _open_encrypted(buffer, entries, status, rules.crypto)
     _verify_checksums(buffer, entries, status)
     too_large = (entries[:, k.E_UNCOMPRESSED] > rules.max_bytes) & (entries[:, k.E_COMPRESSION] > 0)

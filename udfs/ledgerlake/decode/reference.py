@@ -15,7 +15,7 @@ import binascii
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.decode.codecs import decompress
-from ledgerlake.decode.crypto import CLOSED, CryptoSettings, open_entry
+from ledgerlake.decode.crypto import NO_KEYS, CryptoSettings, open_entry
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import RawEntry, parse_entry, take_message, text_of
@@ -35,7 +35,7 @@ ENCRYPTED_FOR = "ledgerlake.encrypted_for"
 
 
 def decode_entry(
-    raw: memoryview, ledger_id: int, entry_id: int, max_bytes: int, crypto: CryptoSettings = CLOSED
+    raw: memoryview, ledger_id: int, entry_id: int, max_bytes: int, crypto: CryptoSettings = NO_KEYS
 ) -> Iterator[Row]:
     """The rows (columns of ``schema.VIEW``; times in microseconds) of one entry; none for a
     server's own marker.
