@@ -103,7 +103,7 @@ class BrokerError(LedgerlakeError):
 
     @property
     def may_retry(self) -> bool:
-        """Whether this answer is worth a retry with a fresh lookup."""
+        """Return whether this answer is worth a retry with a fresh lookup."""
         return self.code in RETRYABLE_CODES
 
 
@@ -120,7 +120,9 @@ class ConsumerBusyError(BrokerError):
 
 
 class CorruptEntryError(LedgerlakeError):
-    """One stored entry cannot become messages; ``reason`` is the word that goes into ``rejects``."""
+    """A stored entry that cannot become messages; ``reason`` is the word that goes into
+    ``rejects``.
+    """
 
     reason: str = "malformed_entry"
 
@@ -203,7 +205,7 @@ RETRYABLE_CODES = frozenset(
 
 
 def is_retryable(error: BaseException) -> bool:
-    """Whether the call that raised ``error`` may succeed when tried again."""
+    """Return whether the call that raised ``error`` may succeed when tried again."""
     if isinstance(error, BrokerError):
         return error.may_retry
     return isinstance(error, LedgerlakeError) and error.retryable

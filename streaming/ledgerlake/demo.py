@@ -32,8 +32,8 @@ _SECONDS = 15.0
 
 @dataclass(frozen=True)
 class ProducerPlan:
-    """One producer: its share of the messages, codec, batch size (1: single messages), clock error,
-    and library.
+    """A producer of the demo: its share of the messages, codec, batch size (1: single messages),
+    clock error, and library.
 
     ``large`` is a number of messages in place of a share, each too large for the broker to take in
     one piece; ``delayed`` likewise, each to be delivered some seconds after it was sent.

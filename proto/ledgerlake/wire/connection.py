@@ -48,7 +48,7 @@ class Role(Enum):
 
 
 class State(Enum):
-    """Where the handshake stands."""
+    """The state of the handshake."""
 
     IDLE = "idle"
     CONNECTING = "connecting"
@@ -78,7 +78,7 @@ class EntryReceived:
 
     @property
     def message_count(self) -> int:
-        """How many permits it cost."""
+        """Return how many permits it cost."""
         return message_count(self.entry)
 
     @property
@@ -86,11 +86,11 @@ class EntryReceived:
         return self.position
 
     def after(self, position: Position) -> EntryReceived | None:
-        """What of it is beyond a position."""
+        """Return the part that is beyond a position."""
         return self if self.position > position else None
 
     def until(self, position: Position) -> EntryReceived | None:
-        """What of it is not beyond a position."""
+        """Return the part that is not beyond a position."""
         return self if self.position <= position else None
 
     def each(self) -> Iterator[EntryReceived]:
@@ -135,13 +135,13 @@ class EntriesReceived:
         return int(self.message_counts.sum())
 
     def after(self, position: Position) -> EntriesReceived | None:
-        """What of it is beyond a position."""
+        """Return the part that is beyond a position."""
         if position.ledger_id != self.ledger_id:
             return self if position.ledger_id < self.ledger_id else None
         return self._part(int(self.entry_ids.searchsorted(position.entry_id, "right")), len(self.entry_ids))
 
     def until(self, position: Position) -> EntriesReceived | None:
-        """What of it is not beyond a position."""
+        """Return the part that is not beyond a position."""
         if position.ledger_id != self.ledger_id:
             return self if position.ledger_id > self.ledger_id else None
         return self._part(0, int(self.entry_ids.searchsorted(position.entry_id, "right")))
@@ -279,7 +279,7 @@ class Connection:
         self._outgoing += frame
 
     def data_to_send(self) -> bytes:
-        """What waits to be written to the peer; the caller owns it afterwards."""
+        """Return the bytes to write to the peer; the caller owns them afterwards."""
         data = bytes(self._outgoing)
         self._outgoing.clear()
         return data
@@ -288,8 +288,8 @@ class Connection:
         self._frames.feed(data)
 
     def wanted(self) -> memoryview | None:
-        """Where to receive the rest of a large frame, in place of ``receive_data``; then say how
-        much by ``filled``.
+        """Return the buffer for the rest of a large frame, which the caller fills in place of
+        ``receive_data``; ``filled`` then says by how much.
         """
         return self._frames.wanted()
 
@@ -373,8 +373,8 @@ def _entry_event(command: pb.BaseCommand, frame: Frame) -> EntryReceived:
 
 
 def _is_text(message: Message) -> bool:
-    """Whether every text field is text. Protobuf's C parser hands out the bytes themselves where
-    they are not UTF-8.
+    """Return whether every text field is text. Protobuf's C parser hands out the bytes themselves
+    where they are not UTF-8.
     """
     for field, value in message.ListFields():
         values = value if field.is_repeated else (value,)

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 @dataclass
 class Permits:
-    """What the broker may still send; the caller sends FLOW for what ``take`` returns."""
+    """The number of messages that the broker may still send; the caller sends FLOW for what
+    ``take`` returns.
+    """
 
     window: int
     outstanding: int = 0

@@ -118,8 +118,8 @@ def _magic(raw: memoryview) -> int:
 
 
 def message_count(raw: memoryview) -> int:
-    """How many permits an entry cost: its batch size, 1 for a single message or for what does not
-    parse.
+    """Return how many permits an entry cost: its batch size, or 1 for a single message or an entry
+    that does not parse.
 
     The checksum is not verified here; a wrong count only makes the flow uneven.
     """
@@ -131,8 +131,8 @@ def message_count(raw: memoryview) -> int:
 
 
 def index_count(raw: memoryview) -> int:
-    """How many numbers the broker's index gave to an entry: one each message, but one to a whole
-    batch of a transaction.
+    """Return how many numbers the broker's index gave to an entry: one for each message, but one
+    for a whole batch of a transaction.
     """
     try:
         metadata = peek_metadata(raw)
@@ -143,7 +143,8 @@ def index_count(raw: memoryview) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """When an entry was stored and how many messages the topic held then, both by the broker.
+    """The broker's time of an entry, and how many messages the topic held then, by the broker's
+    index.
 
     Without broker metadata ``time_ms`` is the producer's publish time and ``index`` is None.
     """
@@ -168,7 +169,7 @@ def read_stamp(raw: memoryview) -> Stamp:
 
 
 def broker_time_ms(entry: RawEntry) -> int | None:
-    """When an entry was stored, by the broker; None if the broker does not say."""
+    """Return when the broker stored an entry; None if the broker does not say."""
     if entry.broker is not None and entry.broker.HasField("broker_timestamp"):
         return entry.broker.broker_timestamp
     return None
@@ -183,8 +184,8 @@ def _in_range(publish_ms: int) -> int:
 
 
 def delivery_time_ms(entry: RawEntry) -> int | None:
-    """When an entry that says a time is to be delivered: then, or when the broker stored it if that
-    is later.
+    """Return when an entry is to be delivered: at the time that it says, or when the broker stored
+    it if that is later. None if it says no time.
     """
     deliver_ms: int = entry.metadata.deliver_at_time
     return max(deliver_ms, broker_time_ms(entry) or 0) if 0 < deliver_ms <= MAX_TIME_MS else None

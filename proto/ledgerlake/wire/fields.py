@@ -25,7 +25,7 @@ _INT64_MAX = 2**63 - 1
 
 
 class Outside(Enum):
-    """What becomes of a value outside of the range, or of text that is not UTF-8."""
+    """The treatment of a value outside of its range, or of text that is not UTF-8."""
 
     NULL = "the column is null, a property has the number"
     REJECT = "the entry is a reject"
@@ -34,8 +34,8 @@ class Outside(Enum):
 
 @dataclass(frozen=True)
 class Field:
-    """One field. ``lowest`` and ``highest`` bound a number; ``note`` says what else there is to
-    know.
+    """A field that a producer controls. ``lowest`` and ``highest`` bound a number; ``note`` adds an
+    explanation.
 
     ``column`` is the table's, where a number goes into one as it is; ``below`` is for numbers under
     ``lowest``, where those end otherwise than the ones above.
@@ -51,7 +51,7 @@ class Field:
     below: Outside | None = None
 
     def fate(self, value: int) -> Outside | None:
-        """What becomes of a number; None for one in range."""
+        """Return the treatment of a number; None for one in range."""
         if self.lowest is not None and value < self.lowest:
             return self.below or self.outside
         return self.outside if self.highest is not None and value > self.highest else None
@@ -154,5 +154,5 @@ def read_number(source: Message, name: str) -> tuple[int | None, tuple[str, str]
 
 
 def rejected(source: Message, name: str) -> bool:
-    """Whether a number of a message makes its entry a reject."""
+    """Return whether a number of a message makes its entry a reject."""
     return _BY_NAME[source.DESCRIPTOR.name, name].fate(getattr(source, name)) is Outside.REJECT

@@ -36,7 +36,7 @@ _LARGE_FRAME_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One whole frame. ``raw`` is everything, the leading total included; the command is
+    """A complete frame. ``raw`` is all of it, the leading total included; the command is
     ``raw[8:command_end]``.
     """
 
@@ -88,7 +88,7 @@ class FrameBuffer:
         self._bytes += data[count:]
 
     def wanted(self) -> memoryview | None:
-        """Where the rest of a large frame goes; None if there is none under way."""
+        """Return the buffer for the rest of a large frame; None if no frame is under way."""
         if self._large is None or self._large.filled == len(self._large.raw):
             return None
         return memoryview(self._large.raw)[self._large.filled :]
@@ -138,8 +138,8 @@ class FrameBuffer:
         return None
 
     def waiting(self) -> memoryview:
-        """What arrived and was not taken, for a look at several frames at once; to be released
-        before anything is fed or taken.
+        """Return the bytes that arrived and were not taken, for a look at several frames at once;
+        release the view before anything is fed or taken.
 
         Empty while a large frame is under way.
         """
@@ -194,5 +194,5 @@ class FrameBuffer:
 
 
 def encode_frame(command: bytes, payload: bytes = b"") -> bytes:
-    """One frame around an encoded command and an optional payload."""
+    """Return a frame around an encoded command and an optional payload."""
     return _SIZES.pack(4 + len(command) + len(payload), len(command)) + command + payload

@@ -35,7 +35,7 @@ class AskAgain:
 
 
 def step(topic: str, response: pb.CommandLookupTopicResponse, hops: int, use_tls: bool = False) -> Owner | AskAgain:
-    """What follows from one answer.
+    """Return what a lookup does next after one answer.
 
     Raises:
         TopicNotFoundError, BrokerError: the broker refused.

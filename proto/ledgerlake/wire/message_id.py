@@ -32,8 +32,8 @@ _LATEST_WIRE = 2**63 - 1
 
 @dataclass(frozen=True, order=True, slots=True)
 class Position:
-    """One entry of one topic partition. ``Position(-1, -1)`` is before everything; entry -1 is
-    before the ledger's first.
+    """The place of an entry in a topic partition. ``Position(-1, -1)`` is before everything; entry
+    -1 is before the ledger's first.
     """
 
     ledger_id: int
@@ -41,20 +41,20 @@ class Position:
 
     @property
     def before(self) -> Position:
-        """Where the entry before this one would stand in the same ledger; what begins behind it
+        """Return the position before this one in the same ledger; a range that begins behind that
         begins here.
         """
         return Position(self.ledger_id, self.entry_id - 1)
 
     @property
     def next(self) -> Position:
-        """Where the entry behind this one would stand in the same ledger."""
+        """Return the position behind this one in the same ledger."""
         return Position(self.ledger_id, self.entry_id + 1)
 
     @property
     def is_storable(self) -> bool:
-        """Whether an entry can stand there: both ids are what a signed 64-bit number holds, and
-        none is negative.
+        """Return whether an entry can stand there: both ids fit a signed 64-bit number, and none is
+        negative.
         """
         return 0 <= self.ledger_id < 2**63 and 0 <= self.entry_id < 2**63
 
@@ -68,7 +68,7 @@ AFTER_ALL = Position(_LATEST_WIRE, _LATEST_WIRE)
 
 @dataclass(frozen=True, order=True, slots=True)
 class MessageId:
-    """One message; ``batch_index`` -1 names the whole entry.
+    """The id of a message; ``batch_index`` -1 names the whole entry.
 
     ``partition`` is what a serialised id says of its topic partition, -1 if it says none. Ledger
     ids are unique in a cluster, so it takes no part in order and equality.
@@ -90,7 +90,7 @@ class MessageId:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChunkMessageId:
-    """One chunked message, by its first and its last chunk."""
+    """The id of a chunked message: its first and its last chunk."""
 
     first: MessageId
     last: MessageId

@@ -20,7 +20,7 @@ def read_alone(kind: PieceKind, raw: bytes | memoryview, position: Position) -> 
 
 
 def read_chunk(raw: bytes | memoryview, position: Position) -> Chunk:
-    """What an entry says of itself as a chunk.
+    """Return the chunk that an entry says it is.
 
     Raises:
         CorruptEntryError: bad checksum or malformed.

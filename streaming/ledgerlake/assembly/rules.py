@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much may be open on one topic partition."""
+    """The limits of incomplete messages on one topic partition."""
 
     max_pending: int = 1000
     max_pending_bytes: int = 256 * 1024 * 1024
@@ -83,7 +83,7 @@ class SetKey:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One arriving chunk. ``size_bytes`` is what it adds to the message, after decryption.
+    """An arriving chunk. ``size_bytes`` is what it adds to the message, after decryption.
 
     ``time_ms`` is the broker's, None if the broker gives none; ``publish_ms`` the producer's, which
     tells messages with the same uuid apart and is never the clock. ``deliver_ms`` is when the
@@ -104,8 +104,8 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class OpenSet:
-    """What has arrived of one message: the positions of chunks 0 to n-1, and whether their bytes
-    are held.
+    """The chunks of an incomplete message: the positions of chunks 0 to n-1, and whether their
+    bytes are held.
 
     ``opened_ms`` is None until a clock has seen the set; ``publish_ms`` is None in sets of releases
     that did not store it. ``awaiting``: some chunks were missed, the positions are those of the
@@ -166,7 +166,7 @@ Effect = Hold | PutAside | Deliver | Reject
 
 
 class Event(Enum):
-    """What an arriving chunk means; see the module's table."""
+    """An arriving chunk as the rules see it; see the module's table."""
 
     INVALID = "chunk_invalid"
     TOO_LARGE = "too_large"
@@ -225,8 +225,8 @@ class PendingSets:
 
     @property
     def sets(self) -> tuple[OpenSet, ...]:
-        """What is aside, then what is held, each oldest first; a set that starts over becomes the
-        youngest.
+        """The sets that were put aside, then those that are held, each oldest first; a set that
+        starts over becomes the youngest.
         """
         return (*self._aside.values(), *self._held.values())
 

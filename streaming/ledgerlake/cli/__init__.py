@@ -52,7 +52,7 @@ def _report(error: LedgerlakeError, debug: bool) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """One sentence on a usage error, with the way to help."""
+    """A parser that answers a usage error with one sentence and the way to help."""
 
     def error(self, message: str) -> NoReturn:
         print(f"ledgerlake: {message}; see '{self.prog} --help'", file=sys.stderr)

@@ -46,7 +46,7 @@ def add_service_url(parser: argparse.ArgumentParser) -> None:
 
 
 def client_settings(options: argparse.Namespace) -> ClientSettings:
-    """How to reach the broker, by the options of ``add_service_url``.
+    """Return how to reach the broker, by the options of ``add_service_url``.
 
     Raises:
         UsageError: the configuration is wrong.

@@ -60,7 +60,7 @@ class Authentication:
     is_oauth2: bool = False
 
     def data(self) -> bytes | None:
-        """What to send now; fetched or read afresh if it can change.
+        """Return the credentials to send now; they are fetched or read again if they can change.
 
         Raises:
             SetupError: a file, variable or answer is not there or not usable, or the OAuth2 issuer
@@ -113,7 +113,7 @@ def parse_authentication(plugin: str | None, parameters: str | None, where: str)
 
 
 def hint(authentication: Authentication, now_s: float) -> str:
-    """What may be wrong with credentials that a broker refused, as the end of a sentence."""
+    """Return the likely fault of credentials that a broker refused, as the end of a sentence."""
     if authentication == NO_AUTHENTICATION:
         return "; no authentication is configured"
     if authentication.method != "token":
@@ -126,7 +126,7 @@ def hint(authentication: Authentication, now_s: float) -> str:
 
 
 def _expires_s(token: str) -> float | None:
-    """When a JSON Web Token says that it expires."""
+    """Return when a JSON Web Token says that it expires."""
     try:
         claims = token.split(".")[1]
         return float(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["exp"])
@@ -197,8 +197,8 @@ def _json(text: str, where: str) -> dict[str, Any]:
 
 @dataclass
 class _AccessToken:
-    """What is known of one client at its issuer, on the monotonic clock: its token, and when the
-    issuer may be asked again.
+    """The token of one client at its issuer, and when the issuer may be asked again, on the
+    monotonic clock.
     """
 
     token: str = ""

@@ -18,8 +18,8 @@ from ledgerlake.wire.connection import EntriesReceived, EntryReceived, Event, Re
 
 @dataclass
 class Consumer:
-    """What arrived for one consumer id. ``closed`` is set when the broker ended it (unload, seek,
-    takeover).
+    """The entries that arrived for one consumer id. ``closed`` is set when the broker ended it
+    (unload, seek, takeover).
     """
 
     consumer_id: int
@@ -29,7 +29,7 @@ class Consumer:
 
 @dataclass
 class Receipts:
-    """What the broker said about the entries of one producer id, in order."""
+    """The broker's receipts for the entries of one producer id, in order."""
 
     producer_id: int
     arrived: deque[pb.CommandSendReceipt | pb.CommandSendError] = field(default_factory=deque)
@@ -38,9 +38,7 @@ class Receipts:
 
 @dataclass
 class Watcher:
-    """Whether the broker has said that topics came or went; nothing more is said once the
-    connection is ``closed``.
-    """
+    """The broker's news that topics came or went; no news comes once the connection is ``closed``."""
 
     watcher_id: int
     changed: bool = False

@@ -42,8 +42,8 @@ _LOOK_FOR_TOPICS_S = 1.0
 
 @dataclass(frozen=True)
 class ClientSettings:
-    """How to reach a cluster, and what its readers see of a topic; travels with a pickled reader to
-    Spark's workers.
+    """The address and the settings of a cluster's client; travels with a pickled reader to Spark's
+    workers.
 
     ``service_url`` may name several brokers. ``poll_timeout_s``: how long a broker may keep back
     entries that it says it has. ``waits_for_topics``: topics that do not exist yet are waited for.
@@ -101,8 +101,8 @@ class Cluster:
             time.sleep(_LOOK_FOR_TOPICS_S)
 
     def watch(self, selection: TopicSelection) -> Watcher | None:
-        """What says when topics may have come or gone that belong to a pattern; None if no broker
-        says it.
+        """Return a watcher that tells when topics of a pattern may have come or gone; None if the
+        broker cannot tell it.
 
         All topics of the namespace are watched: a broker takes short patterns only, and reads them
         in its own way.
@@ -142,7 +142,7 @@ class Cluster:
         return sorted(name for name in set(answer.topics) if selection.matches(name))
 
     def schema(self, topic: str, version: bytes | None = None) -> ValueSchema | None:
-        """One version of a topic's schema, the newest by default; None if there is none.
+        """Return one version of a topic's schema, the newest by default; None if there is none.
 
         Raises:
             BrokerError, TransportError, ProtocolError: see ``Session.request``.

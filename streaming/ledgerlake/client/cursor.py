@@ -67,7 +67,9 @@ class DurableCursor:
 
     @property
     def is_open(self) -> bool:
-        """Whether the broker has this consumer, as far as that can be known without asking it."""
+        """Return whether the broker has this consumer, as far as that can be known without asking
+        it.
+        """
         if self._open is None:
             return False
         session, consumer = self._open

@@ -130,8 +130,8 @@ class EntryReader:
             self._asked = session, session.start(partial(commands.get_last_message_id, consumer.consumer_id))
 
     def last_message(self) -> LastMessageIdReceived | None:
-        """What the broker says of the last message; None if it cannot read the last entry of what
-        this reader gets.
+        """Return the broker's word on the last message; None if it cannot read the last entry of
+        what this reader gets.
 
         Raises:
             As ``next``.
@@ -151,7 +151,7 @@ class EntryReader:
         return None if received is None else from_wire(received.answer.consumer_mark_delete_position).position
 
     def subscribe_command(self, consumer_id: int, request_id: int) -> bytes:
-        """What opens it on a session."""
+        """Return the command that opens the reader on a session."""
         start = start_after(self.after)
         return commands.subscribe_reader(
             self.topic_partition, self._name, consumer_id, request_id, start, self.read_compacted

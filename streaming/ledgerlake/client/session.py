@@ -88,12 +88,14 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        """Whether the connection has failed, as far as is known without looking."""
+        """Return whether the connection has failed, as far as is known without looking."""
         return self._failure is not None
 
     @property
     def usable(self) -> bool:
-        """Whether the connection still stands; finds out about one that the peer closed meanwhile."""
+        """Return whether the connection still stands; finds out about one that the peer closed
+        meanwhile.
+        """
         with self._lock:
             if self._failure is None:
                 try:

@@ -39,13 +39,13 @@ class TopicSelection:
         return "/".join(self._parts[1:3])
 
     def includes(self, topic_partition: str) -> bool:
-        """Whether a topic partition is one of those selected."""
+        """Return whether a topic partition is selected."""
         if self.pattern is None:
             return not {topic_partition, split_partition(topic_partition)[0]}.isdisjoint(self.names)
         return topic_partition.rpartition("/")[0] == self.pattern.rpartition("/")[0] and self.matches(topic_partition)
 
     def matches(self, topic_partition: str) -> bool:
-        """Whether a topic partition of that namespace belongs to the pattern."""
+        """Return whether a topic partition of that namespace belongs to the pattern."""
         local_name = split_partition(topic_partition)[0].rpartition("/")[2]
         return not local_name.startswith("__") and self._local.fullmatch(local_name) is not None
 

@@ -21,7 +21,7 @@ _URL = re.compile(rf"(pulsar(?:\+ssl)?)://({_HOST}(?:,{_HOST})*)/?")
 
 @dataclass(frozen=True)
 class Address:
-    """One broker's, of a service url."""
+    """The address of a broker, as in a service url."""
 
     host: str
     port: int
@@ -72,7 +72,7 @@ def parse_service_url(url: str) -> list[Address]:
 
 
 class Transport:
-    """One connected socket. Whoever sends or receives holds the session's lock."""
+    """A connected socket. The caller of ``send`` or ``receive`` holds the session's lock."""
 
     def __init__(self, url: str, connect_timeout_s: float, tls: TlsSettings = DEFAULT_TLS) -> None:
         self.url = url

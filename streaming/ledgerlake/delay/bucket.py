@@ -19,7 +19,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Bucket:
-    """One stored bucket.
+    """A stored bucket of the delayed index.
 
     ``first`` and ``last`` are the least and greatest position in it; ``segment`` (from 1) and
     ``offset`` the next message, due at ``next_ms``; ``last_ms`` is when the last one is due. A

@@ -22,7 +22,8 @@ CANCEL_REFUSED = "cancel_refused"
 
 
 def find_cancels(messages: pa.RecordBatch) -> Iterator[Cancel]:
-    """What the messages cancel; a property that names nothing is an ordinary property.
+    """Return the cancels that messages ask for; a property that names no target is an ordinary
+    property.
 
     A message without a time that is known cancels as of 1970.
     """

@@ -37,7 +37,9 @@ MOST_CANCELS = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """One wish, stored at ``position`` at ``time_ms``; ``target`` is a message id's text or a key."""
+    """A request to cancel, stored at ``position`` at ``time_ms``; ``target`` is a message id's text
+    or a key.
+    """
 
     by: Literal["id", "key"]
     target: str
@@ -69,7 +71,7 @@ def _message_id(text: str) -> MessageId:
 
 
 class Cancels:
-    """What is cancelled on one topic partition."""
+    """The cancels of one topic partition."""
 
     def __init__(self, cancels: Iterable[Cancel] = ()) -> None:
         self._by_target: dict[tuple[str, str], list[Cancel]] = {}
@@ -95,19 +97,22 @@ class Cancels:
         self._by_target.setdefault((cancel.by, cancel.target), []).append(cancel)
 
     def hit(self, position: Position, batch_index: int, key: str | None, deliver_ms: int) -> bool:
-        """Whether a message was cancelled; ``batch_index`` is -1 for one that was not batched."""
+        """Return whether a message was cancelled; ``batch_index`` is -1 for one that was not
+        batched.
+        """
         message_id = MessageId(position.ledger_id, position.entry_id, batch_index)
         targets = {("id", str(position)), ("id", str(message_id))} | ({("key", key)} if key is not None else set())
         return any(one.hits(position, deliver_ms) for target in targets for one in self._by_target.get(target, ()))
 
     def after(self, now_ms: int) -> list[Cancel]:
-        """What is still to be kept when everything due by now has left."""
+        """Return the cancels that must be kept when everything due by now has left."""
         kept = [one for cancels in self._by_target.values() for one in _needed(cancels, now_ms)]
         return [one for one in kept if one.until_ms > now_ms]
 
 
 def _needed(cancels: list[Cancel], now_ms: int) -> list[Cancel]:
-    """Those of one target without which something would be delivered, the last first.
+    """Return those cancels of one target without which a message would be delivered, the last
+    first.
 
     A cancel that stands further behind hits more positions. It makes an earlier one superfluous
     unless its sender's clock is ahead, so that it leaves out messages that are due sooner.

@@ -31,9 +31,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class SegmentMetadata:
-    """What is known of a segment without it: when its messages are due, and which they are, by
-    ledger.
-    """
+    """A segment's metadata: when its messages are due, and their entry ids by ledger."""
 
     min_ms: int
     max_ms: int
@@ -73,7 +71,7 @@ def metadata_from_bytes(data: bytes) -> list[SegmentMetadata]:
 
 
 def segment_to_bytes(segment: pa.RecordBatch) -> bytes:
-    """One segment, rows of ``WAITING``."""
+    """Return a segment, rows of ``WAITING``, as bytes."""
     written = pb.SnapshotSegment()
     add = written.indexes.add
     for time_ms, ledger_id, entry_id in zip(*(column.tolist() for column in key_columns(segment)), strict=True):

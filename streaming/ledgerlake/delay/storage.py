@@ -33,7 +33,7 @@ class SnapshotStorage(Protocol):
         """Store a bucket's values by number, as they are made."""
 
     def get_segment(self, bucket_id: int, number: int) -> bytes:
-        """One value.
+        """Return the bytes of one segment.
 
         Raises:
             OffsetError: it is not there.

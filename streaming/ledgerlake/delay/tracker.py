@@ -66,8 +66,8 @@ _OVERFULL = 10
 
 @dataclass(frozen=True)
 class DelaySettings:
-    """How buckets and segments are made; the names follow the broker's, the defaults its and the
-    proposal's.
+    """The sizes of buckets and segments; the names follow the broker's, the defaults the broker's
+    and the proposal's.
     """
 
     min_indexes_per_bucket: int = 50_000
@@ -78,7 +78,7 @@ class DelaySettings:
 
 
 class DelayedTracker:
-    """One topic partition's waiting messages, from one record to the next.
+    """The delayed messages of one topic partition, from one stored record to the next.
 
     Args:
         record: what ``save`` gave last time.
@@ -113,13 +113,13 @@ class DelayedTracker:
 
     @property
     def next_due_ms(self) -> int | None:
-        """When the next message is due; None if none waits."""
+        """Return when the next message is due; None if no message is delayed."""
         times_ms = [one.next_ms for one in self._buckets if one.waiting]
         return min(times_ms + [pc.min(one.column(0)).as_py() for one in self._fresh], default=None)
 
     @property
     def last_due_ms(self) -> int | None:
-        """When the last message is due; None if none waits."""
+        """Return when the last message is due; None if no message is delayed."""
         times_ms = [one.last_ms for one in self._buckets if one.waiting]
         return max(times_ms + [pc.max(one.column(0)).as_py() for one in self._fresh], default=None)
 
@@ -214,7 +214,7 @@ class DelayedTracker:
         return self._metadata[bucket.bucket_id]
 
     def _load(self, bucket: Bucket) -> pa.RecordBatch:
-        """What is left of a bucket's first unfinished segment."""
+        """Return the rest of a bucket's first unfinished segment."""
         number, segment = self._segments.get(bucket.bucket_id, (0, None))
         if number != bucket.segment:
             segment = self._read(bucket, bucket.segment)
@@ -265,8 +265,8 @@ class DelayedTracker:
             yield self._read(bucket, number)
 
     def _store_fresh(self) -> None:
-        """What is fresh becomes a stored part of the mutable bucket, together with the last parts
-        that are no larger.
+        """Store the messages that arrived in this micro-batch as a part of the mutable bucket,
+        together with the last parts that are no larger.
         """
         count = self._fresh_count
         if not count:
@@ -317,7 +317,7 @@ class DelayedTracker:
 
 
 class _BucketContent:
-    """What is learned of a bucket while it is written."""
+    """The content of a bucket as it is learned while the bucket is written."""
 
     def __init__(self) -> None:
         self.metadata: list[SegmentMetadata] = []

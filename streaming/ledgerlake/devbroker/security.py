@@ -82,7 +82,7 @@ class Security:
 
 
 def make_security(folder: Path) -> Security:
-    """What is in the folder, made if it is new.
+    """Make certificates and tokens in a folder, or return those that are there.
 
     Raises:
         OSError: it cannot be written.

@@ -87,7 +87,7 @@ _JVM_OPENS = [
 
 @dataclass(frozen=True)
 class BrokerAddress:
-    """Where a running broker is found; ``data_dir`` holds everything that it writes."""
+    """The address of a running broker; ``data_dir`` holds everything that it writes."""
 
     service_url: str
     admin_url: str
@@ -104,7 +104,7 @@ class _Ports:
 
 
 class Broker:
-    """One standalone broker on one data folder.
+    """A standalone broker on one data folder.
 
     Args:
         data_dir: kept across restarts; None makes a temporary folder that ``stop`` removes.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Lag:
-    """What the table does not have yet of one topic partition.
+    """The messages of one topic partition that the table does not have yet.
 
     ``messages`` is exact if the broker numbers them, and counts every chunk of a large message for
     itself, as the broker does; None if it does not number them. ``time_ms`` is how long the first

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenMessage:
-    """One large message that is not whole. ``age_ms`` counts from its first chunk, by the clock of
+    """A large message that is not complete. ``age_ms`` counts from its first chunk, by the clock of
     the micro-batches.
 
     ``held_bytes`` is 0 if its chunks were put aside and will be read again; ``missing`` is then
@@ -63,7 +63,7 @@ def open_messages(spark: SparkSession, config: Config) -> list[OpenMessage]:
 
 
 def read_state(spark: SparkSession, config: Config, variable: str) -> DataFrame:
-    """One state variable of a pipeline, as its last committed batch left it.
+    """Return one state variable of a pipeline, as its last committed batch left it.
 
     Raises:
         SetupError: there is no checkpoint of a pipeline that has run.

@@ -69,7 +69,7 @@ def _described(rows: pa.RecordBatch) -> dict[str, Any]:
 
 
 def entry_line(row: dict[str, Any]) -> str:
-    """One entry as one line of text."""
+    """Return an entry as one line of text."""
     partition = f" p{row['partition']}" if row["partition"] >= 0 else ""
     broker = (
         f"broker {_clock(row['broker_timestamp'])} index {row['broker_index']}"

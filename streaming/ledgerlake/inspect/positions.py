@@ -39,7 +39,7 @@ class Place:
 
 
 def find_places(settings: ClientSettings, topic: str, bound: Bound) -> Iterator[Place]:
-    """Where a bound stands in each partition of a topic.
+    """Return the place of a bound in each partition of a topic.
 
     Raises:
         SetupError: a number is asked for, and the entries have none.

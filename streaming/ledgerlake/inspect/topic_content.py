@@ -36,7 +36,7 @@ _NO_LIMITS = Limits(max_pending=2**31, max_pending_bytes=2**62, max_message_byte
 
 @dataclass(frozen=True)
 class TopicContent:
-    """What the range of a topic partition holds.
+    """The messages in a range of a topic partition.
 
     ``messages`` are keys, ``bad_entries`` entries that cannot be messages; ``large`` are the chunks
     of each whole large message, and chunks that belong to none alone; ``waiting`` and

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Verdict:
-    """What was found; ``clean`` when nothing is wrong."""
+    """The result of a comparison; ``clean`` if nothing is wrong."""
 
     messages: int = 0
     missing: int = 0
@@ -102,8 +102,8 @@ def verify(config: Config) -> Verdict:
 
 
 def _reached_ms(end: PartitionOffset) -> int:
-    """What time it was for delayed messages: by the broker's time of the last entry, or the
-    planner's clock.
+    """Return the time by which delayed messages are judged: the broker's time of the last entry, or
+    the planner's clock.
     """
     broker_ms = end.time_ms if end.index is not None else None
     return max(broker_ms or 0, end.clock_ms or 0)

@@ -88,7 +88,7 @@ def waiting_messages(spark: SparkSession, config: Config) -> list[WaitingMessage
 
 
 def _metadata(spark: SparkSession, config: Config) -> Callable[[TopicPartition, int], list[SegmentMetadata]]:
-    """How to get a bucket's metadata by its topic partition and id."""
+    """Return a function that gets a bucket's metadata by its topic partition and id."""
     folder = config.delay.options.folder
     if folder is not None:
         query_id = str(Checkpoint(config.stream.checkpoint).query_id())

@@ -63,8 +63,8 @@ _LARGE_VERSION = 2
 
 @dataclass(frozen=True)
 class DelayedSummary:
-    """How a topic partition's delayed messages stand. ``oldest`` is the first entry that only the
-    topic has.
+    """The delayed messages of a topic partition in numbers. ``oldest`` is the first entry whose
+    bytes only the topic has.
     """
 
     messages: int = 0
@@ -137,7 +137,9 @@ class DelayedMessages:
         self._new_cancels.append(cancel)
 
     def release(self, due_ms: int | None) -> Iterator[Outcome | Cancels]:
-        """What is due by then, in order; before it what was cancelled, if something was."""
+        """Yield the messages that are due by then, in order; before them those that were cancelled,
+        if there are any.
+        """
         if self._tracker is None and self._stored is None:
             return
         tracker = self._open()
@@ -192,8 +194,8 @@ class DelayedMessages:
         return open_folder(self._options.folder, self._source, _query_id(), [one.bucket_id for one in record.buckets])
 
     def _add_cancels(self, cancels: Cancels, until_ms: int | None) -> list[Cancel]:
-        """Those that are refused because there are too many. Where nothing waits there is nothing
-        to cancel.
+        """Add cancels; yield those that are refused because there are too many. If no message is
+        delayed, nothing can be cancelled.
         """
         if until_ms is None:
             return []
@@ -271,7 +273,9 @@ def bucket_folder(folder: str, source: TopicPartition, query_id: str) -> str:
 
 
 def shared_bucket_folder(folder: str, source: TopicPartition) -> str:
-    """Where releases kept a topic partition's buckets that did not tell queries apart."""
+    """Return the folder in which earlier releases, which did not tell queries apart, kept a topic
+    partition's buckets.
+    """
     name = join_partition(source.topic, source.partition)
     return f"{folder.rstrip('/')}/{name.rpartition('/')[2]}-{zlib.crc32(name.encode()):08x}"
 
@@ -294,8 +298,7 @@ def _only(state: ValueState) -> str | None:
 
 @dataclass(frozen=True)
 class _Elsewhere:
-    """What waits with its bytes in ``parts``, where they are held: a large message's chunks, or one
-    entry.
+    """The delayed messages whose bytes ``parts`` holds: a large message's chunks, or one entry.
 
     ``part`` is what of that entry came, None of a large message. It stays when it was delivered,
     since the rest may come with a later range.

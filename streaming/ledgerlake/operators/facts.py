@@ -28,8 +28,8 @@ BATCH_PROPERTY = "ledgerlake.batch"
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """What a writing task needs to know; the same for all batches. The folders are where files go;
-    ``outbox_path``: see ``publish.outbox``.
+    """The settings of a task that writes; the same for all micro-batches. The folders are where
+    files go; ``outbox_path``: see ``publish.outbox``.
     """
 
     messages_folder: str
@@ -42,8 +42,8 @@ class TaskSettings:
 
 @dataclass(frozen=True)
 class BatchNote:
-    """What differs from batch to batch: its number, and how far each topic partition's time has
-    come in the table.
+    """The settings that differ from micro-batch to micro-batch: its number, and how far each topic
+    partition's time has come in the table.
     """
 
     batch_id: int
@@ -58,8 +58,8 @@ class BatchNote:
 
 @dataclass(frozen=True)
 class TaskFact:
-    """What a task, or several together, did for one topic partition: files, how far was read, and
-    how many stored bytes.
+    """The result of a task, or of several together, for one topic partition: files, how far it
+    read, and how many stored bytes.
     """
 
     topic: str
@@ -90,15 +90,15 @@ class PartitionFact:
 
     @property
     def done(self) -> Position:
-        """Where a durable cursor may stand: read up to here, and nothing before it that only the
-        topic holds.
+        """Return the last position that is safe to acknowledge: everything up to it was read, and
+        is in the table or in state.
         """
         oldest = [one for one in (self.summary.oldest_open, self.summary.oldest_waiting) if one is not None]
         return min([self.written.end, *(one.before for one in oldest)])
 
     @property
     def wakes_ms(self) -> int | None:
-        """When there is something to do although nothing new has come."""
+        """Return when the topic partition wants a micro-batch although nothing new has come."""
         times_ms = (self.summary.expires_ms, self.summary.next_due_ms)
         return min((one for one in times_ms if one is not None), default=None)
 

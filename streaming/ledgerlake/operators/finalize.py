@@ -45,7 +45,7 @@ def finalize(rows: Iterable[pa.RecordBatch], settings: TaskSettings, note: Batch
 
 
 class _Rest:
-    """One topic partition in a task of the second stage."""
+    """The files and messages of one topic partition in a task of the last stage."""
 
     def __init__(self, source: TopicPartition, settings: TaskSettings, note: BatchNote) -> None:
         self._writer = PartitionWriter(source, settings, note)

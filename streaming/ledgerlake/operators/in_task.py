@@ -43,8 +43,8 @@ class MemoryParts:
 
 
 class LocalAssembly:
-    """One task's range of one topic partition. ``events`` is what the stateful stage has to hear,
-    in order.
+    """The chunks of one topic partition in a task's range. ``events`` is what the stateful stage
+    must know, in order.
     """
 
     def __init__(self, limits: Limits, *, hold_delayed: bool = False) -> None:

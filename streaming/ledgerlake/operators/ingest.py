@@ -53,7 +53,7 @@ def ingest_range(
 
 
 class _IngestedRange:
-    """One topic partition's range in a task of the first stage."""
+    """The range of one topic partition in a task of the first stage."""
 
     def __init__(self, span: EntryRange, settings: TaskSettings, note: BatchNote) -> None:
         self._writer = PartitionWriter(TopicPartition(*split_partition(span.topic_partition)), settings, note)

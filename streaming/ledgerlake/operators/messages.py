@@ -74,7 +74,7 @@ def _forward(
 
 
 class _DecodedRange:
-    """One topic partition's rows in a task before the stateful stage."""
+    """The rows of one topic partition in a task before the stateful stage."""
 
     def __init__(
         self, source: TopicPartition, row: dict[str, Any], options: SourceOptions, holds_delayed: bool

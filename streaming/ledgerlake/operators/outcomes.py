@@ -42,7 +42,7 @@ CANCELLED = "cancelled"
 def read_flow(
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[tuple[TopicPartition, Outcome | pa.RecordBatch | StateSummary | Cancels]]:
-    """What the rows say, in their order; each is to be used up before the next."""
+    """Yield the events that rows describe, in their order; each is to be used up before the next."""
     rows = (row for batch in batches for number in range(batch.num_rows) for row in batch.slice(number, 1).to_pylist())
     for row in rows:
         source = TopicPartition(row["topic"], row["partition"])

@@ -107,7 +107,7 @@ class PartitionWriter:
 
 
 def file_prefix(source: TopicPartition, note: BatchNote) -> str:
-    """How the names of a task's files begin; ``table.vacuum`` and ``publish.outbox`` know the
-    micro-batch by it.
+    """Return the beginning of the names of a task's files, by which ``table.vacuum`` and
+    ``publish.outbox`` know the micro-batch.
     """
     return f"part-{note.batch_id:08d}-{max(source.partition, 0):05d}"

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class RowKind(str, Enum):
-    """What a row says, see above; the value is what stands in the column ``kind``."""
+    """The kind of a row, see above; the value is what stands in the column ``kind``."""
 
     ROWS = "rows"
     CHUNK = "chunk"
@@ -98,8 +98,8 @@ Event = Chunk | Begun | OpenSet | Marker | Waits | Cancel
 
 @dataclass(frozen=True)
 class TaskReport:
-    """One task's range of one topic partition, up to ``end``. ``fact`` is the writer's own and only
-    handed on.
+    """The report of a task on its range of one topic partition, up to ``end``. ``fact`` is the
+    writer's own and only handed on.
 
     ``now_ms`` is the latest time that the range knows of, by the broker or by the planner's clock.
     """
@@ -210,7 +210,7 @@ def flow_row(
     note: str | None = None,
     entry: bytes | memoryview | None = None,
 ) -> pa.RecordBatch:
-    """One row of ``FLOW``, for Arrow."""
+    """Return one row of ``FLOW``, for Arrow."""
     values = flow_values(source, kind, position, note, bytes(entry) if entry is not None else None)
     columns = [pa.array([value], one.type) for value, one in zip(values, FLOW, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=FLOW)

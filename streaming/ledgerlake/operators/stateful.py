@@ -93,8 +93,8 @@ def stateful(flow: DataFrame, limits: Limits, delay: DelayOptions) -> DataFrame:
 
 
 class Processor(StatefulProcessor):  # type: ignore[misc]
-    """What Spark calls in the stateful stage: once for each topic partition and micro-batch, with
-    all of its rows.
+    """The processor that Spark calls in the stateful stage: once for each topic partition and
+    micro-batch, with all of its rows.
     """
 
     def __init__(self, limits: Limits, delay: DelayOptions) -> None:
@@ -192,7 +192,9 @@ class _StateParts:
             self._fresh_bytes -= len(entry)
 
     def store_fresh(self) -> None:
-        """What was not taken or dropped is held beyond this batch."""
+        """Store the chunks of this micro-batch that were neither taken nor dropped, so that they
+        are held beyond it.
+        """
         for position, entry in self._fresh.items():
             self._state.updateValue((position.ledger_id, position.entry_id), (entry,))
 

@@ -15,7 +15,7 @@ from ledgerlake.options.kinds import FLAG, MILLISECONDS, PATH, TEXT, URL, choice
 
 @dataclass(frozen=True, kw_only=True)
 class ClientOptions:
-    """How to reach a cluster.
+    """The options of the connection to a cluster.
 
     Raises:
         UsageError: values that cannot be, or that exclude each other; the message names the
@@ -111,7 +111,7 @@ class ClientOptions:
 
     @cached_property
     def connection(self) -> ClientSettings:
-        """What the client must know of them."""
+        """Return the client's settings by these options."""
         parse_service_url(self.service_url)
         return ClientSettings(
             self.service_url,

@@ -64,7 +64,7 @@ class AuthConfig:
 
     @property
     def parameters(self) -> str:
-        """What the plugin of that method takes."""
+        """Return the parameters of the authentication plugin, as that plugin names them."""
         if self.method == "oauth2":
             given = {"issuerUrl": self.issuer_url, "privateKey": self.private_key}
             return "secret:" + json.dumps(given | {"audience": self.audience, "scope": self.scope})
@@ -244,7 +244,7 @@ class Config:
 
     @property
     def delay_options(self) -> DelayOptions:
-        """How messages wait, and whether due messages are published."""
+        """Return the options of delayed messages, and whether due messages are published."""
         return replace(self.delay.options, republish=self.deliver.starting if self.deliver else None)
 
     @property

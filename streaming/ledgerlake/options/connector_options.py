@@ -59,8 +59,8 @@ _INSTEAD_OF_PREFIX = {
 
 
 def is_ours(name: str) -> bool:
-    """Whether an option means something here; one that only sets up the JVM connectors' machinery
-    does not.
+    """Return whether an option means something here; one that only sets up the JVM connectors'
+    machinery does not.
 
     Raises:
         UsageError: the option is theirs, and there is none like it; the message names the nearest

@@ -27,7 +27,7 @@ _KEY = "option"
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of an option.
+    """The declaration of an option.
 
     Args:
         kind: the values that it takes.

@@ -9,7 +9,7 @@ from ledgerlake.delay.tracker import DelaySettings
 
 @dataclass(frozen=True)
 class DelayOptions:
-    """How messages wait.
+    """The options of delayed messages.
 
     Args:
         enabled: delayed messages wait; else they are delivered as they come, and only what waits

@@ -42,7 +42,7 @@ class Kind(Generic[T]):
     skips_empty: bool = False
 
     def is_absent(self, value: Any) -> bool:
-        """Whether a value stands for an option that is not given."""
+        """Return whether a value stands for an option that is not given."""
         return self.skips_empty and isinstance(value, str) and not value.strip()
 
 
@@ -60,7 +60,7 @@ def duration_ms(where: str, text: str) -> int:
 
 
 def choice(*words: str, internal: tuple[str, ...] = (), synonyms: dict[str, str] | None = None) -> Kind[str]:
-    """One of some words; their case does not count.
+    """Declare a value that is one of some words; their case does not count.
 
     Args:
         internal: words that are accepted, and that no reference and no error names.

@@ -285,7 +285,7 @@ class SourceOptions(ClientOptions):
 
     @cached_property
     def client(self) -> ReadSettings:
-        """What the client must know."""
+        """Return the client's settings."""
         return ReadSettings(
             **vars(self.connection)
             | {
@@ -299,7 +299,7 @@ class SourceOptions(ClientOptions):
 
     @cached_property
     def topics(self) -> TopicSelection:
-        """What is read."""
+        """Return the topics to read."""
         if sum(map(bool, (self.topic, self.topic_names, self.topics_pattern))) != 1:
             raise UsageError("exactly one of the options 'topic', 'topics' and 'topicsPattern' is needed")
         if self.topics_pattern:
@@ -311,17 +311,17 @@ class SourceOptions(ClientOptions):
 
     @property
     def is_typed(self) -> bool:
-        """Whether values are read by a schema."""
+        """Return whether values are read by a schema."""
         return (self.schema or ("auto" if self.view == "compat" else "bytes")) == "auto"
 
     @property
     def decoding(self) -> Decoding:
-        """What ``decode`` must know."""
+        """Return the settings of ``decode``."""
         return {"max_bytes": self.max_uncompressed_bytes, "crypto": self.client.crypto}
 
     @cached_property
     def starts(self) -> Bounds:
-        """Where the read begins: the bound of all topics, and the bounds of single ones."""
+        """Return where the read begins: the bound of all topics, and the bounds of single ones."""
         # A topic partition that an offset does not name was created after it.
         return _bounds(
             "starting", self.starting_offsets, self.starting_time, self.starting_index, parse_start, "earliest"
@@ -329,25 +329,25 @@ class SourceOptions(ClientOptions):
 
     @cached_property
     def ends(self) -> Bounds:
-        """Where the read ends, likewise."""
+        """Return where the read ends: the bound of all topics, and the bounds of single ones."""
         return _bounds("ending", self.ending_offsets, self.ending_time, self.ending_index, parse_end, None)
 
     @property
     def starting(self) -> Bound | None:
-        """Where the read begins on topics without a bound of their own."""
+        """Return where the read begins on topics without a bound of their own."""
         return self.starts[0]
 
     @property
     def starting_by_topic(self) -> tuple[tuple[str, Bound], ...]:
-        """Where the read begins on single topics and topic partitions."""
+        """Return where the read begins on single topics and topic partitions."""
         return self.starts[1]
 
     def starting_of(self, topic_partition: str, default: Bound) -> Bound:
-        """Where the read of a topic partition begins."""
+        """Return where the read of a topic partition begins."""
         return _of(topic_partition, self.starts) or default
 
     def ending_of(self, topic_partition: str) -> Bound:
-        """Where the read of a topic partition ends."""
+        """Return where the read of a topic partition ends."""
         return _of(topic_partition, self.ends) or "latest"
 
     def _crypto(self) -> CryptoSettings:
@@ -403,7 +403,7 @@ def _bounds(
 
 
 def _of(topic_partition: str, bounds: Bounds) -> Bound | None:
-    """What is said of a topic partition, of its topic, or of all."""
+    """Return the value for a topic partition: its own, its topic's, or that of all."""
     of_all, by_topic = bounds
     single = dict(by_topic)
     return single.get(topic_partition) or single.get(split_partition(topic_partition)[0]) or of_all

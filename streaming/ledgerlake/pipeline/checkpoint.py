@@ -181,7 +181,7 @@ class Checkpoint:
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether the user has chosen to begin anew, and nothing has begun since."""
+        """Return whether the user has chosen to begin anew, and nothing has begun since."""
         return self._load("ledgerlake/forgotten.json") is not None
 
     def check_gone(self) -> None:

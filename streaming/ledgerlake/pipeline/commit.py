@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class BatchResult:
-    """What a micro-batch brought; ``repeated`` if the table had it already.
+    """The result of a micro-batch; ``repeated`` if the table had it already.
 
     ``ends`` is how far each topic partition is done: read, and nothing before it that only the
     topic holds. ``wakes_ms`` is when it wants a batch although nothing new has come; ``open_sets``
@@ -158,7 +158,7 @@ class DeltaSink:
             self.rejects.commit(batch, files, {})
 
     def _later_times(self, facts: list[PartitionFact]) -> dict[str, int]:
-        """How far the batch brings each topic partition's time; it never goes back."""
+        """Return how far the batch brings each topic partition's time; it never goes back."""
         found = {fact.topic_partition: fact.written.max_effective_us for fact in facts}
         reached = {name: time_us for name, time_us in found.items() if time_us is not None}
         return {name: max(time_us, self._reached_us.get(name, time_us)) for name, time_us in reached.items()}

@@ -145,7 +145,9 @@ class CursorKeeper:
 
     @property
     def is_held(self) -> bool:
-        """Whether this process owns the stream, as far as it can know without asking the broker."""
+        """Return whether this process owns the stream, as far as it can know without asking the
+        broker.
+        """
         return self._lost is None and all(cursor.is_open for cursor in list(self._cursors.values()))
 
     def check_held(self) -> None:

@@ -43,7 +43,7 @@ _Family = GaugeMetricFamily | CounterMetricFamily
 
 @dataclass
 class _Query:
-    """What is known of one query."""
+    """The latest numbers of one query."""
 
     lags: dict[str, Behind] = field(default_factory=dict)
     rows_per_second: float | None = None
@@ -64,20 +64,20 @@ class _Query:
 
 
 class Metrics:
-    """What is known of every query, as a collector of ``prometheus_client``."""
+    """The latest numbers of every query, as a collector of ``prometheus_client``."""
 
     def __init__(self) -> None:
         self._queries: dict[str, _Query] = {}
         self._lock = threading.Lock()
 
     def add_progress(self, query: str, lags: dict[str, Behind], rows_per_second: float) -> None:
-        """What Spark says of a micro-batch."""
+        """Take the numbers that Spark reports of a micro-batch."""
         with self._lock:
             known = self._of(query)
             known.lags, known.rows_per_second = lags, rows_per_second
 
     def add_batch(self, query: str, result: BatchResult, now_s: float) -> None:
-        """What a pipeline's micro-batch brought; ``now_s`` by a clock that does not jump."""
+        """Take the result of a pipeline's micro-batch; ``now_s`` by a clock that does not jump."""
         with self._lock:
             known = self._of(query)
             known.batches += 1

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Parts:
-    """What a pipeline works with; the outbox only if due messages are published."""
+    """The parts of a pipeline; the outbox only if due messages are published."""
 
     cluster: Cluster
     checkpoint: Checkpoint

@@ -80,7 +80,9 @@ class ProgressScreen:
 
 
 def progress_line(totals: Totals, rate: float, taken: Offset, latest: Offset) -> str:
-    """One line; lag is in messages by the broker's index, ``?`` if there is none."""
+    """Return a micro-batch as one line; lag is in messages by the broker's index, ``?`` if there is
+    none.
+    """
     times = [one.time_ms for one in taken.values() if one.time_ms is not None]
     reached = time.strftime("%H:%M:%S", time.gmtime(max(times) / 1000)) if times else "-"
     lags = " ".join(_lag(name, taken, latest) for name in sorted(latest))
@@ -91,17 +93,15 @@ def progress_line(totals: Totals, rate: float, taken: Offset, latest: Offset) ->
 
 @dataclass(frozen=True)
 class Behind:
-    """How far a topic partition is ahead of what was taken, in messages and in the broker's time;
-    None if nobody knows.
-    """
+    """The lag of a topic partition in messages and in the broker's time; None if it is not known."""
 
     messages: int | None
     time_ms: int | None
 
 
 def lags_of(progress: Any) -> dict[str, Behind]:
-    """How far a query is behind its topics, by topic partition, from its progress; empty if it
-    reads none of ours.
+    """Return how far a query is behind its topics, by topic partition, from its progress; empty if
+    it reads none of ours.
     """
     found: dict[str, Behind] = {}
     for source in progress.sources:

@@ -43,7 +43,7 @@ _NOTHING = PartitionOffset(BEFORE_ALL)
 
 
 class Start:
-    """One start of a pipeline. ``tables`` are all of its tables by name, also those that are not
+    """A start of a pipeline. ``tables`` are all of its tables by name, also those that are not
     there yet.
     """
 
@@ -117,7 +117,7 @@ class Start:
         return {name: table.last_writer(stream) if table in tables else None for name, table in self._tables.items()}
 
     def _first_start(self, bound: Bound, ends: dict[str, Position]) -> Offset:
-        """Where a pipeline without a checkpoint begins.
+        """Return where a pipeline without a checkpoint begins.
 
         Args:
             ends: where the topic partitions ended before the cursors were made, for a start at the
@@ -254,8 +254,8 @@ class Start:
         return None
 
     def _waits(self) -> bool:
-        """Whether messages wait in state, as far as is known: what waits wants a micro-batch at
-        some time.
+        """Return whether messages wait in state, as far as is known: a topic partition with such
+        messages has a wake-up time.
         """
         return self._checkpoint.last_committed() is not None and load_wakes(wakes_folder(self._checkpoint)) != {}
 
@@ -345,8 +345,8 @@ def _in_toml(value: Setting) -> str:
 
 
 def query_name(stream: str, query_id: str) -> str:
-    """What the tables know a query by: the stream, and the checkpoint's own id, so that a new
-    checkpoint starts over.
+    """Return the name by which the tables know a query: the stream and the checkpoint's own id, so
+    that a new checkpoint starts over.
     """
     return f"ledgerlake:{stream}:{query_id}"
 

@@ -43,7 +43,7 @@ class LedgerlakeDataSource(ReadingDataSource):
 
 
 def topic_settings(options: SinkOptions) -> TopicSettings:
-    """What the writers must know of the options."""
+    """Return the writers' settings by these options."""
     return TopicSettings(
         options.connection,
         options.full_topic,
@@ -62,7 +62,7 @@ def _checked(given: Mapping[str, str], schema: StructType) -> TopicSettings:
 
 @dataclass
 class StoredMessages(WriterCommitMessage):  # type: ignore[misc]
-    """How many messages a task has stored."""
+    """The number of messages that a task has stored."""
 
     messages: int
 
@@ -81,7 +81,9 @@ class _StreamWrite(DataSourceStreamArrowWriter):  # type: ignore[misc]
         """Everything is stored already."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """What is stored stays, and is not stored again when the micro-batch is run again."""
+        """Leave the messages that are stored; they are not stored again when the micro-batch is run
+        again.
+        """
 
 
 class _BatchWrite(DataSourceArrowWriter):  # type: ignore[misc]

@@ -73,7 +73,7 @@ class OutboxFile:
 
 @dataclass(frozen=True)
 class OutboxBatch:
-    """What a micro-batch has for the topic.
+    """The messages of a micro-batch for the topic.
 
     ``next_sequences`` are the numbers that come next, of every topic partition that ever had a
     message.
@@ -87,7 +87,7 @@ class OutboxBatch:
 
 @dataclass(frozen=True)
 class Sending:
-    """How the sending of a micro-batch began: its messages are routed among the target's first
+    """The target as the sending of a micro-batch began: messages are routed among its first
     ``partitions``.
 
     ``ends`` are the last entries of those before it, by name, as far as they were known.
@@ -98,7 +98,7 @@ class Sending:
 
 
 class Outbox:
-    """One pipeline's outbox. ``name`` tells it apart from all others, also from one that had the
+    """The outbox of a pipeline. ``name`` tells it apart from all others, also from one that had the
     same place before.
     """
 
@@ -157,7 +157,7 @@ class Outbox:
 
     @property
     def messages(self) -> int:
-        """How many messages the outbox has held, sent ones too."""
+        """Return how many messages the outbox has held, sent ones too."""
         return sum(self._latest().next_sequences.values()) if self._batches else 0
 
     def messages_up_to(self, batch_id: int) -> int:

@@ -235,7 +235,7 @@ class _TargetProducer:
 
 @dataclass
 class _Known:
-    """What receipts have said, kept from one sender to the next.
+    """The content of receipts, kept from one sender to the next.
 
     ``stored`` is the last number of each producer, since a broker without deduplication does not
     know it. ``ends`` are the last known entries of the target's partitions: what is sent later
@@ -446,7 +446,7 @@ def _rows(folder: str, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _origin(row: dict[str, Any], topic_partition: str) -> dict[str, str]:
-    """Where a message comes from, as properties."""
+    """Return the properties that say where a message comes from."""
     found = {"ledgerlake.topic": topic_partition, "ledgerlake.message_id": row["message_id"]}
     found["ledgerlake.deliver_at"] = _milliseconds(row["deliver_at"])
     if row["broker_timestamp"] is not None:
@@ -455,7 +455,7 @@ def _origin(row: dict[str, Any], topic_partition: str) -> dict[str, str]:
 
 
 def _stand_in(row: dict[str, Any], topic_partition: str) -> dict[str, Any]:
-    """What is sent instead of a message that is too large."""
+    """Return the message that is sent instead of one that is too large."""
     return {"content": b"", "properties": _origin(row, topic_partition) | {"ledgerlake.too_large": "true"}}
 
 

@@ -147,7 +147,9 @@ def _end(cluster: Cluster, target: str) -> Position | None:
 
 
 def _message(entry: memoryview) -> tuple[str, int] | None:
-    """Who sent the message that an entry completes, and its number; None if it completes none."""
+    """Return who sent the message that an entry completes, and its number; None if it completes
+    none.
+    """
     try:
         metadata = peek_metadata(entry)
     except CorruptEntryError:

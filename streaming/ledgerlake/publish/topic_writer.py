@@ -80,7 +80,7 @@ _SEQUENCE_BITS = 32
 
 @dataclass(frozen=True)
 class TopicSettings:
-    """Where and how messages are written; the same for all tasks. ``producer_name`` begins that of
+    """The target and the form of messages; the same for all tasks. ``producer_name`` begins that of
     every producer, if given.
     """
 
@@ -93,7 +93,7 @@ class TopicSettings:
 
 
 def check_columns(columns: dict[str, str], topic: str | None) -> None:
-    """Whether rows with these columns, by Spark's name of their types, can be messages.
+    """Check that rows with these columns, by Spark's names of their types, can be messages.
 
     Raises:
         UsageError: a column is unknown, missing or of a type that it cannot have; the message names
@@ -118,7 +118,7 @@ def check_columns(columns: dict[str, str], topic: str | None) -> None:
 
 
 class TopicWriter:
-    """One task's messages on their way.
+    """The messages of one task on their way to topics.
 
     Args:
         name: of its producers; another than that of any other task, and the same when it is run
@@ -171,7 +171,7 @@ class TopicWriter:
 
 
 class _Target:
-    """One topic's partitions."""
+    """The partitions of one topic."""
 
     def __init__(self, partitions: list[_TargetPartition]) -> None:
         self._partitions = partitions
@@ -204,7 +204,7 @@ class _OpenBatch:
 
 
 class _TargetPartition:
-    """One topic partition: messages gather to a batch, and go to its producer."""
+    """A topic partition: messages gather to a batch, and go to its producer."""
 
     def __init__(
         self, settings: TopicSettings, cluster: Cluster, topic_partition: str, name: str, first_sequence_id: int
@@ -315,7 +315,7 @@ def _payload(value: str | bytes | None) -> bytes:
 
 
 def _fill(metadata: pb.MessageMetadata | pb.SingleMessageMetadata, row: dict[str, Any]) -> None:
-    """What a message of a batch and one that stands alone have in common."""
+    """Fill in the fields that a message of a batch and a single message have in common."""
     if row["value"] is None:
         metadata.null_value = True
     key, is_encoded = _key_text(row.get("key"))

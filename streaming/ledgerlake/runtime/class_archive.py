@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def archive_path(java: str, jars: list[str]) -> Path:
-    """Where the archive for this Java, this PySpark and these jars is, or would be."""
+    """Return where the archive for this Java, this PySpark and these jars is, or would be."""
     import pyspark
 
     launcher = Path(java).resolve()
@@ -32,8 +32,8 @@ def archive_path(java: str, jars: list[str]) -> Path:
 
 
 def java_option(archive: Path, *, writes: bool) -> str:
-    """What the JVM is told: to write an archive when it ends, to use the one that is there, or
-    nothing.
+    """Return the JVM's option: to write an archive when it ends, to use the one that is there, or
+    none.
     """
     if writes:
         archive.parent.mkdir(parents=True, exist_ok=True)

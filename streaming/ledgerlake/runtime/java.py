@@ -27,7 +27,7 @@ _FETCH_TIMEOUT_S = 1800
 
 
 def cache_folder() -> Path:
-    """Where downloads live: ``$LEDGERLAKE_CACHE``, else the user's cache folder."""
+    """Return the folder for downloads: ``$LEDGERLAKE_CACHE``, else the user's cache folder."""
     configured = os.environ.get("LEDGERLAKE_CACHE")
     if configured:
         return Path(configured)
@@ -83,7 +83,7 @@ def fetch_jars(organisation: str, name: str, revision: str) -> list[Path]:
 
 
 def fetch_file(organisation: str, name: str, revision: str, classifier: str, extension: str, sha512: str) -> Path:
-    """One artifact file, fetched once and verified against ``sha512``.
+    """Return an artifact's file, fetched once and verified against ``sha512``.
 
     Raises:
         SetupError: no Java, the download failed, or the file is not the expected one.

@@ -27,7 +27,7 @@ def check_path(path: str, where: str) -> str:
 
 @cache
 def load(path: str) -> Any:
-    """What stands under a name.
+    """Return the object that a name stands for.
 
     Raises:
         SetupError: it cannot be imported here.

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 
 class Admission:
-    """What one query's planner remembers of when it last let a batch go. The clock is the caller's,
-    in milliseconds.
+    """The planner's memory of when it last let a micro-batch go. The clock is the caller's, in
+    milliseconds.
     """
 
     def __init__(self, min_rows: int, max_delay_ms: int) -> None:
@@ -20,7 +20,7 @@ class Admission:
         self._let_go_ms: int | None = None
 
     def holds(self, rows: int, clock_ms: int) -> bool:
-        """Whether a batch of so many messages, at least one, is held back."""
+        """Return whether a batch of so many messages, at least one, is held back."""
         waits = self._let_go_ms is not None and clock_ms - self._let_go_ms < self._max_delay_ms
         if waits and rows < self.min_rows:
             return True

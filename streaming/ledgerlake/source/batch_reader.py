@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class RangePartition(InputPartition):  # type: ignore[misc]
-    """One range of entries, as Spark carries it to a task."""
+    """A range of entries, as Spark carries it to a task."""
 
     def __init__(self, span: EntryRange) -> None:
         super().__init__(span)

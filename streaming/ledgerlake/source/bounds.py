@@ -97,13 +97,13 @@ class EndBound:
         self._known: PartitionOffset | None = None
 
     def cap(self, tail: PartitionOffset) -> PartitionOffset:
-        """Where the stream may read to, of a topic that ends at ``tail`` now."""
+        """Return where the stream may read to, of a topic that ends at ``tail`` now."""
         if self._known is None and self._may_be_reached(tail):
             self._known = _reached(self._cluster, self._topic_partition, self._bound)
         return self._known if self._known is not None and tail.is_beyond(self._known) else tail
 
     def _may_be_reached(self, tail: PartitionOffset) -> bool:
-        """Whether a look at the topic is worth it."""
+        """Return whether it is worth looking at the topic."""
         if self._bound == "latest" or tail.position == BEFORE_ALL:
             return False
         if isinstance(self._bound, AtTime) and tail.index is not None and tail.time_ms is not None:
@@ -180,7 +180,7 @@ def end_position(cluster: Cluster, topic_partition: str) -> Position:
 
 
 def tail_once(cluster: Cluster, topic_partition: str) -> PartitionOffset:
-    """Where a topic partition ends now, with the broker's time and index of its last entry."""
+    """Return where a topic partition ends now, with the broker's time and index of its last entry."""
     tail = Tail(cluster, topic_partition)
     try:
         found = tail.now()

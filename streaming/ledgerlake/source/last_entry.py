@@ -76,7 +76,7 @@ def last_message(reader: EntryReader, known: Position = BEFORE_ALL) -> MessageId
 
 
 def _of_last_entry(reader: EntryReader, answered: MessageId, received: LastMessageIdReceived) -> MessageId | None:
-    """What the entry behind an answer says; None if that is no entry that we can read."""
+    """Return the content of the last entry that an answer names; None if we cannot read it."""
     try:
         return _convert(reader, answered.position, received.entry)
     except CorruptEntryError as error:

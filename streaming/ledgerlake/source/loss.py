@@ -92,7 +92,7 @@ def find_loss(
     end: Position,
     pinned_from: Position | None,
 ) -> Loss | None:
-    """What is lost between the last entry taken and the one that followed.
+    """Return the loss between the last entry taken and the one that followed.
 
     Args:
         following: where the next entry stands that there is.
@@ -128,8 +128,8 @@ def moved_to(marked: Position, taken: Position) -> Position:
 
 
 def is_another_topic(taken: PartitionOffset, end: Position) -> bool:
-    """Whether a topic that ends at ``end`` cannot be the one that was read up to ``taken``, but has
-    taken its name.
+    """Return whether a topic that ends at ``end`` cannot be the one that was read up to ``taken``,
+    but has taken its name.
 
     Ledger ids only rise in a cluster, and a broker never says that a topic ends before an entry
     that it has delivered: it says nothing (entry -1) if no entry is left. A position that only

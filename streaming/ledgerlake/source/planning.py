@@ -40,7 +40,7 @@ class EntryRange:
 
     @property
     def crosses(self) -> bool:
-        """Whether it goes on in another ledger than the one in which the last entry taken stands."""
+        """Return whether the range goes on in another ledger than that of the last entry taken."""
         return 0 <= self.after.ledger_id < self.end.ledger_id
 
     @property
@@ -64,7 +64,7 @@ def ranges(start: Offset, end: Offset) -> list[EntryRange]:
 
 
 def entry_range(topic_partition: str, before: PartitionOffset, after: PartitionOffset) -> EntryRange:
-    """What lies between two offsets of a topic partition."""
+    """Return the range between two offsets of a topic partition."""
     end = after.position if after.batch_index is None else after.next_position
     return EntryRange(
         topic_partition,

@@ -73,8 +73,8 @@ def _next_until(
 
 
 class Tail:
-    """Where one topic partition ends now. Answers are remembered for a while, so that polling costs
-    next to nothing.
+    """The end of a topic partition. Answers are remembered for a while, so that polling costs next
+    to nothing.
     """
 
     def __init__(self, cluster: Cluster, topic_partition: str) -> None:
@@ -115,7 +115,7 @@ class Tail:
         return time.monotonic() - self._asked_s >= self._pause_s
 
     def _ask(self) -> Position | None:
-        """Where the topic ends, if that is further than before."""
+        """Return where the topic ends, if that is further than before."""
         position = last_position(self._reader, self._last.position) or BEFORE_ALL
         self.answered = position
         moved = position > self._last.position
@@ -125,9 +125,7 @@ class Tail:
         return position if moved else None
 
     def remember(self, known: PartitionOffset) -> None:
-        """What is known of an entry already: should the topic end there, nothing is read to
-        describe it.
-        """
+        """Remember an entry: if the topic ends there, nothing is read to describe it."""
         if known.position > self._last.position:
             self._last = replace(known, batch_index=None, clock_ms=None)
 
@@ -192,8 +190,8 @@ def describe(cluster: Cluster, topic_partition: str, position: Position) -> Part
 def count_messages(
     cluster: Cluster, topic_partition: str, start: PartitionOffset, end: PartitionOffset, most: int
 ) -> int:
-    """How many messages lie between two offsets, by the broker's index; if there is none they are
-    read, up to ``most``.
+    """Return how many messages lie between two offsets, by the broker's index; if there is none
+    they are read, up to ``most``.
     """
     if end.index is not None and start.index is not None:
         return max(end.index - start.index, 0)

@@ -87,7 +87,7 @@ def read_range(options: SourceOptions, span: EntryRange) -> Generator[Gathered |
 
 
 def _received(reader: EntryReader, end: Position, watch: _LossWatch) -> Iterator[Received]:
-    """What comes up to the end; a topic that is deleted has no more."""
+    """Yield the entries up to the end; a topic that is deleted has no more."""
     try:
         while (received := next_together_until(reader, end)) is not None:
             yield received
@@ -96,7 +96,7 @@ def _received(reader: EntryReader, end: Position, watch: _LossWatch) -> Iterator
 
 
 def _cut(received: Received, places: Collection[Position]) -> Iterable[Received]:
-    """One by one, if a place is among them."""
+    """Yield entries one by one, if one of some places is among them."""
     if any(received.position <= place <= received.last for place in places):
         return received.each()
     return (received,)

@@ -61,8 +61,8 @@ def _read_again(client: ClientSettings, topic_partition: str, positions: Iterabl
 
 
 def _is_near(reader: EntryReader, taken: EntryReceived | None, position: Position) -> bool:
-    """Whether reading on is cheaper than a new start. A reader that found a gap may have passed
-    over what comes next.
+    """Return whether reading on is cheaper than a new start. A reader that found a gap may have
+    passed over what comes next.
     """
     reached = reader.after
     distance = position.entry_id - reached.entry_id

@@ -73,7 +73,7 @@ def last_before(probe: Probe, last: Position, position: Position) -> StampedEntr
 
 
 def _first_by_broker(probe: Probe, last: Position) -> StampedEntry | None:
-    """Where broker timestamps begin; None if the topic does not end with them."""
+    """Return where broker timestamps begin; None if the topic does not end with them."""
     end = probe(last)
     if end is not None and not end.stamp.by_broker:
         return None

@@ -77,8 +77,8 @@ def _clock_ms() -> int:
 
 
 class LedgerlakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """One query's source. Pickled with its options only; the connections belong to the planner
-    process.
+    """The streaming source of a query. Pickled with its options only; the connections belong to the
+    planner process.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -339,8 +339,8 @@ class _Planner:
         return result
 
     def _waits_for_more(self, start: Offset, ends: Offset, woken: list[str]) -> bool:
-        """Whether a batch is held back; what is due never waits, nor does a run that ends with what
-        is there now.
+        """Return whether a micro-batch is held back; due messages never wait, nor does a run that
+        ends with what is there now.
         """
         due = woken and self._options.wakes != "always"
         if self._admission is None or self._fixed_end is not None or due:
@@ -348,8 +348,8 @@ class _Planner:
         return self._admission.holds(sum(self._count(name, start, end) for name, end in ends.items()), _clock_ms())
 
     def _count(self, name: str, start: Offset, end: PartitionOffset) -> int:
-        """How many messages of a topic partition there are to read; not fewer than asked for if
-        there are more.
+        """Return how many messages of a topic partition there are to read; not fewer than asked for
+        if there are more.
         """
         assert self._admission is not None
         begin = start.get(name, PartitionOffset(BEFORE_ALL))
@@ -360,7 +360,7 @@ class _Planner:
         return known[2]
 
     def _wakes_ms(self, start: Offset) -> dict[str, int]:
-        """When topic partitions want a batch although nothing new has come."""
+        """Return when topic partitions want a batch although nothing new has come."""
         if self._options.wakes is None:
             return {}
         if self._options.wakes == "always":
@@ -368,7 +368,7 @@ class _Planner:
         return load_wakes(self._options.wakes) or {}
 
     def _woken(self, start: Offset, wakes_ms: dict[str, int]) -> tuple[int, list[str]]:
-        """What time it is, and the topic partitions whose time has come.
+        """Return the time, and the topic partitions whose wake-up time has come.
 
         The clock is read before the broker is asked where they end: so nothing that was stored
         before that time is missed.

@@ -37,7 +37,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 @dataclass(frozen=True)
 class PartitionOffset:
-    """How far one topic partition was taken."""
+    """The position up to which a topic partition was taken."""
 
     position: Position
     batch_index: int | None = None
@@ -47,13 +47,13 @@ class PartitionOffset:
 
     @property
     def next_position(self) -> Position:
-        """Where the entry after ``position`` would stand in the same ledger; ``batch_index``
-        belongs to that one.
+        """Return the position after ``position`` in the same ledger; ``batch_index`` belongs to
+        that one.
         """
         return self.position.next
 
     def is_beyond(self, other: PartitionOffset) -> bool:
-        """Whether more was taken here than there."""
+        """Return whether more was taken here than there."""
         return _taken(self) > _taken(other)
 
 

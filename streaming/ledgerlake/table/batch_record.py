@@ -19,7 +19,7 @@ _MORE = ":more:"
 
 @dataclass(frozen=True)
 class BatchRecord:
-    """One micro-batch.
+    """A micro-batch as the table records it.
 
     Args:
         stream: the configured name.

@@ -69,7 +69,7 @@ _REFUSED_FEATURES = {"columnMapping", "generatedColumns", "checkConstraints", "c
 
 
 class Table:
-    """One Delta table at ``path`` with the columns of ``schema``; tasks put its files into
+    """A Delta table at ``path`` with the columns of ``schema``; tasks put its files into
     ``folder``.
     """
 
@@ -80,8 +80,8 @@ class Table:
         self._followed: int | None = None
 
     def check(self, spark: SparkSession) -> bool:
-        """Whether the table is there, with the contract's columns; where it is not, its folder is
-        made.
+        """Return whether the table is there, with the contract's columns; if it is not, its folder
+        is made.
 
         Raises:
             TableError: another schema (the difference is named) or a feature that we cannot write.
@@ -107,8 +107,8 @@ class Table:
         self._followed = self.last_writer(stream)
 
     def effective_times_us(self, topic_partitions: list[str]) -> dict[str, int]:
-        """How far each topic partition's effective time has come in the table; without those that
-        have none.
+        """Return how far each topic partition's effective time has come in the table; without those
+        that have none.
         """
         table = self._current()
         found = {name: table.transaction_version(_TIME_PREFIX + name) for name in topic_partitions}
@@ -149,7 +149,7 @@ class Table:
         return next((number_of(known["query"]) for known in self._known_batches() if known["stream"] == stream), None)
 
     def _known_batches(self) -> Iterator[dict[str, Any]]:
-        """What recent commits say of their micro-batches, the newest first."""
+        """Yield what recent commits say of their micro-batches, the newest first."""
         for known in map(known_of, self._current().history(HISTORY_COMMITS)):
             if known is not None and {"query", "batch", "range_digest", "stream"} <= known.keys():
                 yield known
@@ -347,14 +347,14 @@ def existing_table(path: str) -> DeltaTable | None:
 
 
 def data_folder(path: str, schema: pa.Schema, prefix: str) -> ParquetFolder:
-    """Where a task puts a table's files."""
+    """Return the folder in which a task puts a table's files."""
     filesystem, root = resolve(path)
     return ParquetFolder(filesystem, root, schema, prefix)
 
 
 def known_of(commit: dict[str, Any]) -> dict[str, Any] | None:
-    """What a commit of the history says of its micro-batch, whoever wrote it; None if it says
-    nothing.
+    """Return what a commit of the history says of its micro-batch, by either writer; None if it
+    says nothing.
     """
     for name in ("ledgerlake", "userMetadata"):
         with contextlib.suppress(ValueError, TypeError):
@@ -399,7 +399,7 @@ def _type_name(kind: str | dict[str, Any]) -> str:
 
 
 def column_differences(schema: pa.Schema, table: DeltaTable) -> tuple[list[str], list[str], list[str]]:
-    """What a table lacks of some columns, what it has beside them, and what is of another type;
+    """Return the columns that a table lacks, those that it has besides, and those of another type;
     each as words.
     """
     wanted, found = _column_types(schema), _column_types(table.schema())

@@ -93,7 +93,7 @@ class DataFile:
 
 @dataclass
 class ParquetFolder:
-    """Where the files of one table go; ``prefix`` begins every file's name."""
+    """The folder for the files of one table; ``prefix`` begins every file's name."""
 
     filesystem: FileSystem
     root: str
@@ -272,8 +272,8 @@ def _is_row_group(rows: pa.Table | pa.RecordBatch) -> bool:
 
 
 def _shrinks(row: pa.Table) -> bool:
-    """Whether a sample of a large value does. One that does not costs time, and memory for its
-    copy, to no end.
+    """Return whether a sample of the value becomes smaller by compression. Compressing a value that
+    does not wastes time, and memory for its copy.
     """
     column = row.column(row.schema.get_field_index("value" if "value" in row.schema.names else "entry"))
     value = column.chunk(0)[0].as_buffer()

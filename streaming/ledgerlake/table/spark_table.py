@@ -152,14 +152,16 @@ def _base_name(file: str) -> str:
 
 
 def _cause(error: Exception) -> str:
-    """What it was at the bottom of it, of an error that carries a JVM's as text."""
+    """Return the root cause in the text of a JVM's error."""
     lines = str(error).strip().splitlines()
     causes = [line.partition(": ")[2] for line in lines if line.startswith((": ", "Caused by: "))]
     return (causes or lines or [type(error).__name__])[-1 if causes else 0][:300]
 
 
 def _effective_time() -> Column:
-    """When a message came, or was due if it waited; 1970 for one without a time. See ``ordered``."""
+    """Return the column of the time at which a message came, or was due if it was delayed; 1970 for
+    one without a time. See ``table.ordered_files``.
+    """
     came = f.coalesce(f.col("broker_timestamp"), f.col("publish_time"), f.timestamp_seconds(f.lit(0)))
     return f.when(f.col("delivered_at").isNull(), came).otherwise(f.greatest(came, f.col("deliver_at")))
 

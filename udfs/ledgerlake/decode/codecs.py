@@ -76,7 +76,7 @@ def compress(codec: int, data: bytes) -> bytes:
 
 
 class _Damaged(Exception):
-    """What the libraries do not say by themselves."""
+    """Damage that the libraries do not report themselves."""
 
 
 def _lz4(data: memoryview, declared_bytes: int) -> bytes:

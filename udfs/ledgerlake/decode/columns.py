@@ -25,8 +25,8 @@ class DecodedValues:
 
 @dataclass(frozen=True)
 class Encoded:
-    """What values are decoded from: the payloads, and the messages' own keys; null if there is
-    none.
+    """The bytes from which values are decoded: the payloads, and the messages' own keys; null if
+    there is none.
     """
 
     payloads: pa.BinaryArray

@@ -51,7 +51,7 @@ FailureAction = Literal["reject", "fail", "pass"]
 
 @dataclass(frozen=True)
 class CryptoSettings:
-    """Where private keys are, and what becomes of entries that none of them opens.
+    """The place of private keys, and the treatment of entries that none of them opens.
 
     ``failure_action``: ``reject`` makes them rejects, ``fail`` ends the read, ``pass`` makes each
     one message of the bytes as they are. Without a folder or a function (``package.module:name``)

@@ -195,7 +195,7 @@ def skip_field(buffer, position, end, wire_type):  # type: ignore[no-untyped-def
 
 @compiled
 def is_unknown(tag, first_unknown_field):  # type: ignore[no-untyped-def]
-    """Whether a field is newer than what we know, and of a kind that can be skipped."""
+    """Return whether a field is newer than what we know, and of a kind that can be skipped."""
     return first_unknown_field <= tag >> 3 <= _LAST_FIELD and (tag & 7) in (VARINT, FIXED64, SIZED, FIXED32)
 
 
@@ -319,8 +319,8 @@ def read_message_command(buffer, position, end):  # type: ignore[no-untyped-def]
 
 @compiled
 def scan_messages(buffer, limit, rows, found):  # type: ignore[no-untyped-def]
-    """How many whole, plain MESSAGEs stand at the front: of one consumer and ledger, with rising
-    entry ids.
+    """Return how many complete, plain MESSAGEs stand at the front: of one consumer and ledger, with
+    rising entry ids.
 
     ``rows`` gets entry id, frame end and message count of each; ``found`` the consumer and the
     ledger.
@@ -554,7 +554,8 @@ def read_metadata(buffer, entry, position, end):  # type: ignore[no-untyped-def]
 
 @compiled
 def walk_messages(buffer, entries, status, messages):  # type: ignore[no-untyped-def]
-    """One column per message of every OK entry, from its plain payload; the number of columns.
+    """Fill one column for each message of every OK entry, from its plain payload; return the number
+    of columns.
 
     An entry whose batch is odd becomes ODD and leaves none.
     """

@@ -71,8 +71,8 @@ def decode_large(
 
 
 def _join(payloads: list[memoryview], max_bytes: int) -> memoryview:
-    """One buffer of what has arrived; the pieces are let go of on the way, so that both are never
-    whole at once.
+    """Return one buffer of the pieces that have arrived; each piece is let go of on the way, so
+    that memory holds the message once.
     """
     size_bytes = sum(map(len, payloads))
     if size_bytes > max_bytes:
@@ -113,6 +113,6 @@ def _open(entry: RawEntry, crypto: CryptoSettings) -> RawEntry:
 
 
 def _binary(value: bytes | memoryview) -> pa.Array:
-    """One value without a copy."""
+    """Return one value without a copy."""
     offsets = pa.py_buffer(np.array([0, len(value)], dtype=np.int32))
     return pa.Array.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(value)])

@@ -85,7 +85,7 @@ WHOLE = BatchPart()
 
 @dataclass(frozen=True)
 class _Rules:
-    """What holds for every entry of a read."""
+    """The rules that hold for every entry of a read."""
 
     max_bytes: int
     crypto: CryptoSettings
@@ -334,8 +334,8 @@ def _decode_slice(part: _Slice, source: TopicPartition, first_entry: BatchPart, 
 
 @dataclass
 class _Run:
-    """What goes out together: messages by their columns of a slice's fields, and what came of the
-    odd entries among them.
+    """Messages that are yielded together: those of the kernels by their columns of a slice's
+    fields, and the rows of the odd entries among them.
     """
 
     start: int = 0
@@ -379,7 +379,7 @@ def _runs(part: _Slice, fields: Matrix, source: TopicPartition, rules: _Rules) -
 
 
 def _copied_bytes(entries: Matrix, status: NDArray[np.int8]) -> Matrix:
-    """How many bytes of each entry are copied for each of its messages."""
+    """Return how many bytes of each entry are copied for each of its messages."""
     sizes = np.maximum(entries[:, k.E_PRODUCER_SIZE], 0) + np.maximum(entries[:, k.E_SCHEMA_SIZE], 0)
     return np.where(status == k.OK, sizes, 0)
 
@@ -396,7 +396,7 @@ def _allocate_fields(part: _Slice) -> Matrix:
 
 
 def _judge(part: _Slice, index: int, rules: _Rules) -> Iterator[Row]:
-    """What the reference makes of an entry, one by one."""
+    """Return the reference's rows of an entry that the kernels left."""
     start, end, ledger_id, entry_id = part.entries[index, [k.E_START, k.E_END, k.E_LEDGER, k.E_ENTRY]].tolist()
     raw = part.stored.get((ledger_id, entry_id)) or part.buffer.data[start:end]
     try:

@@ -34,7 +34,7 @@ class EntryPayload:
 
 @dataclass(frozen=True)
 class PayloadMessage:
-    """One message that the function found. ``value`` None is a null value; ``event_time_ms`` 0 is
+    """A message that the function found. ``value`` None is a null value; ``event_time_ms`` 0 is
     none.
     """
 

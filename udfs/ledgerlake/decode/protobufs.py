@@ -53,7 +53,8 @@ def message_type(schema: ValueSchema) -> pa.DataType:
 
 
 def message_decoder(reader: ValueSchema) -> Decoder:
-    """What reads values as the root message of a schema, whichever version wrote them.
+    """Return a decoder of values by the root message of a schema, for every version that wrote
+    them.
 
     Raises:
         SetupError: as ``message_type``.

@@ -75,7 +75,7 @@ def record_type(schema: ValueSchema) -> pa.DataType:
 
 
 def record_decoder(writer: ValueSchema, reader: ValueSchema) -> Decoder:
-    """What reads values of one version as those of another.
+    """Return a decoder that reads values of one version as those of another.
 
     Raises:
         SetupError: a version is damaged, or has no column.
@@ -198,8 +198,8 @@ class _Types:
         return arrow_type
 
     def _takes_no_bytes(self, node: Any) -> bool:
-        """Whether an item may be encoded as nothing: fixed bytes of which there are none, or a
-        record of such fields alone.
+        """Return whether an item may be encoded as nothing: fixed bytes of which there are none, or
+        a record of such fields alone.
         """
         if isinstance(node, str):
             return node in self._named_empty or node.rpartition(".")[2] in self._named_empty
@@ -269,7 +269,7 @@ def _decode_json(physical: pa.DataType, encoded: Encoded) -> DecodedValues:
 
 
 def _is_simple(arrow_type: pa.DataType) -> bool:
-    """Whether Arrow's JSON reader makes the same of it as we do."""
+    """Return whether Arrow's JSON reader gives the same values as ours."""
     return pa.types.is_struct(arrow_type) and arrow_type.num_fields > 0 and all(map(_is_simple_part, arrow_type))
 
 
@@ -322,7 +322,7 @@ def _parse_together(payloads: pa.BinaryArray, physical: pa.DataType) -> pa.Array
 
 
 def _conformer(arrow_type: pa.DataType) -> Callable[[Any], Any]:
-    """What makes a parsed JSON value fit a column, or raises ValueError."""
+    """Return a function that makes a parsed JSON value fit a column, or raises ValueError."""
     if pa.types.is_struct(arrow_type):
         parts = {one.name: _conformer(one.type) for one in arrow_type}
         return _or_null(dict, lambda value: {name: part(value.get(name)) for name, part in parts.items()})

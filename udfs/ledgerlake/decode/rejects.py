@@ -26,7 +26,7 @@ _U32 = struct.Struct(">I")
 
 @dataclass(frozen=True)
 class RejectedEntry:
-    """One entry and why it became no message; ``entry`` is None if nobody has its bytes any more."""
+    """An entry and why it became no message; ``entry`` is None if its bytes are lost."""
 
     position: Position
     entry: bytes | memoryview | None
@@ -63,7 +63,7 @@ def reject_frame(rejected: RejectedEntry) -> memoryview:
 
 
 def read_reject(frames: memoryview) -> RejectedEntry:
-    """What ``reject_frame`` wrote."""
+    """Return the entry that ``reject_frame`` wrote."""
     position, content = only_entry(frames)
     said_end = 4 + int(_U32.unpack_from(content)[0])
     reason, _, detail = bytes(content[4:said_end]).decode().partition("\0")

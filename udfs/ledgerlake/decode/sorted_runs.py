@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Rows(Protocol):
-    """What tables and record batches have in common here."""
+    """The interface that tables and record batches have in common here."""
 
     @property
     def num_rows(self) -> int: ...
@@ -59,7 +59,7 @@ def merge_sorted(
 
 
 def count_through(columns: Columns, last: tuple[int, ...]) -> int:
-    """How many rows in order come up to and including a key."""
+    """Return how many rows in order come up to and including a key."""
     result = np.ones(len(columns[0]), dtype=bool)
     for column, value in zip(reversed(columns), reversed(last), strict=True):
         result = (column < value) | ((column == value) & result)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class PieceKind(str, Enum):
-    """What a piece holds, see above; the value is what stands in the column ``kind``."""
+    """The kind of a piece, see above; the value is what stands in the column ``kind``."""
 
     ENTRIES = "entries"
     DELAYED = "delayed"
@@ -110,7 +110,7 @@ def _pieces(count: int, kinds: dict[int, PieceKind]) -> Iterator[tuple[PieceKind
 
 
 def read_delayed(frames: bytes | memoryview) -> DelayedEntries:
-    """What must be known of the entries of a ``delayed`` piece."""
+    """Return the due times and the places of the entries of a ``delayed`` piece."""
     buffer, entries = read_entry_table(frames)
     status = np.zeros(len(entries), dtype=np.int8)
     k.walk_entries(buffer, entries, status)
@@ -161,7 +161,9 @@ def _checksum_fits(buffer: Bytes, entry: Matrix) -> bool:
 
 
 def _kind(raw: memoryview, entry_id: int) -> PieceKind:
-    """What cannot be read is plain: decoding rejects it, whole."""
+    """Return the kind of an entry; one that cannot be read is plain, so that decoding rejects it
+    whole.
+    """
     try:
         metadata = peek_metadata(raw)
         if metadata.num_chunks_from_msg > 1:

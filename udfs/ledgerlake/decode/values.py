@@ -66,7 +66,7 @@ def _column_type(schema: ValueSchema) -> pa.DataType:
 
 @cache
 def decoder(writer: ValueSchema, reader: ValueSchema) -> Decoder:
-    """What reads values that were written by one schema as those of another.
+    """Return a decoder that reads values of one schema as those of another.
 
     Raises:
         SetupError: one of the two is damaged, or their kinds do not mix.
