@@ -148,6 +148,51 @@ def test_a_checkpoint_that_another_one_has_followed_is_refused(edges: Edges, fir
     assert (verdict.violations, verdict.refused) == ([], "")
 
 
+def test_a_copy_of_a_forgotten_stream_s_first_moments_is_refused(edges: Edges) -> None:
+    script = by_hand(
+        put(1.5, count=2),
+        Step(4.0, "lose", {"back_s": 6.0}),
+        Step(6.0, "forget"),
+        Step(7.0, "backup", {"takes_s": 0.0}, "moved /sim/checkpoint/ledgerlake/start"),
+        put(14.0, count=2),
+        Step(17.0, "restore", {"back_s": 1.0}),
+        put(19.0),
+        starting="latest",
+    )
+    verdict = play(script, edges)
+    assert verdict.violations == []
+    assert "it is an older copy; restore the newest one" in verdict.refused
+
+
+class Elsewhere(History):
+    """From some moment on, processes are started with another checkpoint, as on another machine."""
+
+    def _elsewhere(self, _args: dict[str, Any]) -> None:
+        stream = {"name": "sim", "checkpoint": "/sim/other", "trigger": "1 second"}
+        self.settings = config([TOPIC], None, starting="cursor", stream=stream)
+        self.was_restored = True
+
+
+@pytest.mark.parametrize("access", [1, 2, 3, 4])
+def test_a_process_that_is_suspended_while_it_starts_commits_nothing_beside_another_checkpoint(
+    edges: Edges, access: int
+) -> None:
+    script = by_hand(
+        put(1.5, count=2),
+        Step(3.0, "stop", {"back_s": 0.5}),
+        put(3.2),
+        Step(3.4, "suspend", {"for_s": 12.0, "noticed_s": 0.2}, "load messages", access),
+        Step(4.2, "elsewhere", {}),
+        put(8.0, count=2),
+        Step(11.0, "stop", {"back_s": 30.0}),
+        put(18.0),
+        starting="cursor",
+    )
+    history = Elsewhere(script, edges)
+    assert [one for one in history.play().violations if one.startswith("once")] == []
+    assert "Error: " in history.apps[1].ended
+
+
 class Abandoned(History):
     """A checkpoint is removed while the process that uses it is suspended."""
 

@@ -19,7 +19,7 @@ from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.topics import TopicSelection
 from ledgerlake.client.transport import TlsSettings
 from ledgerlake.devbroker.security import make_security
-from ledgerlake.errors import BrokerError, SetupError, TransportError, UsageError
+from ledgerlake.errors import BrokerError, LedgerlakeError, SetupError, TransportError, UsageError
 from ledgerlake.options.config import parse_config
 from ledgerlake.options.source_options import parse_options
 from tests.entries import single
@@ -172,6 +172,31 @@ def test_oauth2_fetches_a_token_and_keeps_it_until_it_is_about_to_expire(
     monkeypatch.setattr(auth, "_SPARE_S", 4000)
     auth._known_token.cache_clear()
     assert (held.data(), held.data()) == (b"access-2", b"access-3")
+
+
+@pytest.mark.parametrize("given", ["as it is", "env", "file", "path", "data"])
+def test_an_oauth2_key_is_given_in_any_way_that_a_secret_is(
+    issuer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    key = json.dumps({"client_id": "me", "client_secret": "hush"})
+    (tmp_path / "key.json").write_text(key)
+    monkeypatch.setenv("OAUTH2_KEY", key)
+    encoded = base64.b64encode(key.encode()).decode()
+    ways = {"env": "env:OAUTH2_KEY", "file": f"file:{tmp_path}/key.json", "path": f"{tmp_path}/key.json"}
+    private_key = {"as it is": key, "data": f"data:application/json;base64,{encoded}", **ways}[given]
+    parameters = json.dumps({"issuerUrl": issuer, "privateKey": private_key, "audience": "urn:pulsar"})
+    held = parsed(f"{JAVA}oauth2.AuthenticationOAuth2", f"secret:{parameters}")
+    assert held.data() == b"access-1"
+
+
+@pytest.mark.parametrize(
+    "private_key", ['{"client_id": "me", "client_secret": "hush"', "hush/hush", "data:text/plain;base64,hush!", "hush"]
+)
+def test_an_oauth2_key_that_is_wrongly_written_is_not_repeated(issuer: str, private_key: str) -> None:
+    parameters = json.dumps({"issuerUrl": issuer, "privateKey": private_key})
+    with pytest.raises(LedgerlakeError, match="the OAuth2 privateKey") as raised:
+        parsed(f"{JAVA}oauth2.AuthenticationOAuth2", f"secret:{parameters}").data()
+    assert "hush" not in str(raised.value)
 
 
 def test_an_issuer_that_refuses_or_is_not_there_is_named(issuer: str, tmp_path: Path) -> None:

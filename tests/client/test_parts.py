@@ -57,6 +57,13 @@ def test_what_is_no_service_url_is_refused(url: str) -> None:
         parse_service_url(url)
 
 
+@pytest.mark.parametrize("url", ["pulsar://me:hush@host:6650", "http://me:hush@host", "pulsar://a:1,me:hush@b:1"])
+def test_a_password_in_a_service_url_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(UsageError, match="holds no user and no password") as raised:
+        parse_service_url(url)
+    assert "hush" not in str(raised.value)
+
+
 def test_pauses_double_up_to_the_most_and_end() -> None:
     backoff = Backoff(first_s=1, most_s=5, give_up_after_s=20)
     assert [backoff.failed(now_s) for now_s in (0, 1, 3, 7, 12, 17, 22)] == [1, 2, 4, 5, 5, 5, None]

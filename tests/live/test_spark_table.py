@@ -183,7 +183,7 @@ def test_what_a_repeat_rejects_beyond_the_first_run_is_added_once(
         plain.create(spark)
     table = SparkTable(path, schema.REJECTS, staging)
     table.check(spark)
-    table.begin(REJECTS_BATCH.stream)
+    table.begin(None)
     if first == "arrow":
         # The table gets its feature, and with it another writer, between the runs.
         plain.commit(REJECTS_BATCH, staged(plain, range(2)), {})
@@ -208,7 +208,7 @@ def test_an_addition_to_what_delta_spark_wrote_is_made_by_the_other_writer_too(
     Table(path, schema.REJECTS).create(spark)
     by_spark = SparkTable(path, schema.REJECTS, str(tmp_path / "staging"))
     by_spark.check(spark)
-    by_spark.begin(REJECTS_BATCH.stream)
+    by_spark.begin(None)
     by_spark.commit(REJECTS_BATCH, staged(by_spark, range(2)), {})
     plain = Table(path, schema.REJECTS)
     for _ in range(2):
@@ -221,7 +221,7 @@ def test_what_delta_spark_cannot_read_back_is_refused(spark: SparkSession, tmp_p
     Table(path, schema.REJECTS).create(spark)
     table = SparkTable(path, schema.REJECTS, str(tmp_path / "staging"))
     table.check(spark)
-    table.begin(REJECTS_BATCH.stream)
+    table.begin(None)
     table.commit(REJECTS_BATCH, staged(table, range(2)), {})
     for file in (tmp_path / "rejects").glob("part-*.parquet"):
         file.unlink()

@@ -31,7 +31,7 @@ from email.utils import parsedate_to_datetime
 from functools import cache
 from http.client import HTTPException
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from ledgerlake.errors import SetupError, TransportError, UsageError
 
@@ -165,8 +165,10 @@ def _file(url: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SetupError(f"the file {path}, which should hold a secret, cannot be read ({error})") from None
+    except OSError as error:
+        raise SetupError(f"the file {path}, which should hold a secret, cannot be read ({error.strerror})") from None
+    except (UnicodeDecodeError, ValueError):
+        raise SetupError(f"the file {path}, which should hold a secret, is not text") from None
 
 
 def _basic(text: str, where: str) -> str:
@@ -255,12 +257,28 @@ def _client_credentials(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _credentials(private_key: str) -> dict[str, Any]:
-    """The JSON of a key file, given as ``file:PATH`` or ``data:application/json;base64,...``."""
+    """The JSON of a key file, given as ``file:PATH``, ``env:NAME``,
+    ``data:application/json;base64,...``, as a path, or as it is.
+    """
     if private_key.startswith("data:"):
-        text = base64.b64decode(private_key.partition(",")[2]).decode()
+        text = _base64_text(private_key.partition(",")[2])
+    elif private_key.lstrip().startswith("{") or private_key.startswith(("file:", "env:")):
+        text = _secret(private_key)
+    elif os.path.isfile(private_key):
+        text = _file(f"file:{quote(private_key)}")
     else:
-        text = _file(private_key if private_key.startswith("file:") else f"file:{private_key}")
+        # It may be the key itself, wrongly written, so it is not repeated.
+        raise SetupError(
+            "the OAuth2 privateKey is no path of a file that is there; give file:PATH, env:NAME, or the JSON of the key file"
+        )
     return _json(text, "the OAuth2 privateKey")
+
+
+def _base64_text(encoded: str) -> str:
+    try:
+        return base64.b64decode(encoded).decode()
+    except ValueError:
+        raise UsageError("the OAuth2 privateKey is no base64 of a text") from None
 
 
 def _fetch(url: str, form: bytes | None, issuer: str) -> dict[str, Any]:

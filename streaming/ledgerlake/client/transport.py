@@ -17,6 +17,8 @@ RECEIVE_BYTES = 256 * 1024
 _PORTS = {"pulsar": 6650, "pulsar+ssl": 6651}
 _HOST = r"(?:[^/:,\s]+|\[[0-9a-fA-F:]+\])(?::\d{1,5})?"
 _URL = re.compile(rf"(pulsar(?:\+ssl)?)://({_HOST}(?:,{_HOST})*)/?")
+# What stands before the host may be a password, so it is not repeated.
+_USER = re.compile(r"(?<=//)[^/]*@")
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ def parse_service_url(url: str) -> list[Address]:
     """
     matched = _URL.fullmatch(url)
     if matched is None:
+        if _USER.search(url):
+            raise UsageError("a service url holds no user and no password; give them as the authentication's parameters")
         raise UsageError(f"'{url}' is not a service url; write pulsar://host:6650 or pulsar+ssl://host:6651")
     scheme = matched.group(1)
     found = []

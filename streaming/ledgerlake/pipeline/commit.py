@@ -30,7 +30,7 @@ from ledgerlake.table.batch_record import Held
 from ledgerlake.table.delta_table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from pyspark.sql import DataFrame
 
@@ -79,10 +79,12 @@ class DeltaSink:
         """The tables by the names that the checkpoint has for them."""
         return {"messages": self.messages, "rejects": self.rejects}
 
-    def begin(self, stream: str) -> None:
-        """Nobody else writes for this query from here on."""
-        self.messages.begin(stream)
-        self.rejects.begin(stream)
+    def begin(self, followed: Mapping[str, int | None]) -> None:
+        """Nobody else writes for this query from here on; ``followed``: see ``Table.begin``, by the
+        names of the tables.
+        """
+        for name, table in self.tables.items():
+            table.begin(followed.get(name))
 
     def load_reached_times(self, topic_partitions: list[str]) -> None:
         """Recall how far each topic partition's time has come in the table."""

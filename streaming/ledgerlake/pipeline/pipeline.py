@@ -111,7 +111,7 @@ class Pipeline:
         if parts.sink.messages.last_batch_of(stream_name) is None:
             parts.sink.messages.begin_stream(stream_name)
         parts.sink.load_reached_times(names)
-        parts.sink.begin(stream_name)
+        parts.sink.begin(parts.start.followed)
         parts.cursors.begin(self._end_with)
         if self.config.metrics is not None:
             self._serve_metrics(self.config.metrics.port)

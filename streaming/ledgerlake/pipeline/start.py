@@ -61,6 +61,8 @@ class Start:
         self._checkpoint = checkpoint
         self._cursors = cursors
         self._tables = tables
+        # By table, the query that had committed last when the stream was ours.
+        self.followed: dict[str, int | None] = {}
 
     def hold(self, names: list[str], tables: list[Table]) -> Offset:
         """Take the right to run the stream; return the pipeline's very first position, resolved
@@ -82,6 +84,9 @@ class Start:
         self._cursors.hold(names, from_earliest=bound != "latest" or start is not None)
         # Another process may have begun, or gone on, until it let go of the cursors.
         start = self._checkpoint.start()
+        # Before the cursors are asked: a process that is suspended from here on commits nothing if
+        # another one has committed meanwhile.
+        self.followed = self._last_writers(tables)
         self.compare_with_tables(tables)
         self.check_tables_are_newest(tables)
         self.compare_settings(tables)
@@ -91,7 +96,7 @@ class Start:
             self._checkpoint.save_settings(row_settings(self._config))
             return start
         start = self._first_start(bound, ends)
-        self._checkpoint.save_stream(self._config.stream.name, self._last_writers(tables))
+        self._checkpoint.save_stream(self._config.stream.name, self.followed)
         self._checkpoint.save_settings(row_settings(self._config))
         self._checkpoint.save_start(start)
         self._cursors.advance({name: offset.position for name, offset in start.items()})
@@ -172,9 +177,9 @@ class Start:
             recorded = table.recorded(query) if table in tables else None
             if recorded is None:
                 if table in tables and follows is not None:
-                    self._check_writer(table, follows.get(name))
+                    self._check_writer(name, table, follows.get(name))
                 continue
-            self._check_writer(table, number_of(query))
+            self._check_writer(name, table, number_of(query))
             if planned is None or recorded.batch_id > planned:
                 reached = "no batch" if planned is None else f"batch {planned}"
                 raise self._older_checkpoint(table, f"has batch {recorded.batch_id}", f"reaches {reached}")
@@ -185,8 +190,8 @@ class Start:
                 if not recorded.is_batch(batch):
                     raise self._older_checkpoint(table, f"has another batch {recorded.batch_id}", "has one of its own")
 
-    def _check_writer(self, table: Table, query: int | None) -> None:
-        if not table.is_last_writer(self._config.stream.name, {query}):
+    def _check_writer(self, name: str, table: Table, expected: int | None) -> None:
+        if self.followed[name] not in (None, expected):
             raise self._older_checkpoint(table, "has rows by a later checkpoint", "does not know of them")
 
     def check_tables_are_newest(self, tables: list[Table]) -> None:
@@ -291,15 +296,15 @@ class Start:
         Raises:
             CheckpointError: the tables have some.
         """
-        if self._checkpoint.start() is None or self._checkpoint.is_forgotten:
-            return
         follows = self._checkpoint.follows()
+        if self._checkpoint.start() is None or (follows is None and self._checkpoint.is_forgotten):
+            return
         for name, table in self._tables.items():
             if table not in tables:
                 continue
             last = table.last_batch_of(self._config.stream.name)
             if follows is not None:
-                self._check_writer(table, follows.get(name))
+                self._check_writer(name, table, follows.get(name))
             elif last is not None and last >= 0:
                 raise self._older_checkpoint(table, f"has batch {last}", "reaches no batch")
 

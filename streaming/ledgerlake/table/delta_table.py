@@ -100,11 +100,14 @@ class Table:
         nothing = spark.createDataFrame(self.schema.empty_table())
         nothing.write.format("delta").mode("ignore").save(self.path)
 
-    def begin(self, stream: str) -> None:
-        """Nobody else writes for this query from here on; who has written last may be another one
-        that it follows.
+    def begin(self, followed: int | None) -> None:
+        """Nobody else writes for this query from here on.
+
+        Args:
+            followed: the number of the query that had committed last for the stream when the right
+                to run it was taken.
         """
-        self._followed = self.last_writer(stream)
+        self._followed = followed
 
     def effective_times_us(self, topic_partitions: list[str]) -> dict[str, int]:
         """Return how far each topic partition's effective time has come in the table; without those
@@ -135,18 +138,15 @@ class Table:
         """Return the number of the query that committed last for a stream; None if the table does
         not know it.
         """
+        # delta-spark sets no such number, so the history may tell of a later commit.
+        for known in self._known_batches():
+            if known["stream"] == stream:
+                return number_of(known["query"])
+        return self._recorded_writer(stream)
+
+    def _recorded_writer(self, stream: str) -> int | None:
         number: int | None = self._current().transaction_version(_QUERY_PREFIX + stream)
         return number
-
-    def is_last_writer(self, stream: str, queries: set[int | None]) -> bool:
-        """Return whether the query that committed last for a stream is one of these, by their
-        numbers; a table that does not know it says yes.
-        """
-        # delta-spark sets no such number, so the history may tell of a later commit.
-        return self.last_writer(stream) in {None, *queries} or self._last_writer_in_history(stream) in queries
-
-    def _last_writer_in_history(self, stream: str) -> int | None:
-        return next((number_of(known["query"]) for known in self._known_batches() if known["stream"] == stream), None)
 
     def _known_batches(self) -> Iterator[dict[str, Any]]:
         """Yield what recent commits say of their micro-batches, the newest first."""
@@ -192,7 +192,9 @@ class Table:
         )
 
     def _check_writer(self, batch: BatchRecord) -> None:
-        if self.is_last_writer(batch.stream, {self._followed, number_of(batch.query)}):
+        known = {None, self._followed, number_of(batch.query)}
+        # The history is long, so it is read only if the number alone would be a reason to refuse.
+        if self._recorded_writer(batch.stream) in known or self.last_writer(batch.stream) in known:
             return
         raise OwnershipError(
             f"another checkpoint of the stream {batch.stream} has written to the table at {self.path} since this process "

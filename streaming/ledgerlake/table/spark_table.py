@@ -27,7 +27,7 @@ from ledgerlake.client.topics import join_partition
 from ledgerlake.errors import SetupError, TableError
 from ledgerlake.stored.files import resolve
 from ledgerlake.table.additions import KEY_COLUMNS, row_key
-from ledgerlake.table.batch_record import Recorded
+from ledgerlake.table.batch_record import Recorded, number_of
 from ledgerlake.table.delta_table import Table, column_differences, existing_table, special_features
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class SparkTable(Table):
                 f"the table at {self.path} has another schema ({'; '.join(missing + others)}); use another path"
             )
 
-    def begin(self, stream: str) -> None:
+    def begin(self, followed: int | None) -> None:
         """Remove what an earlier run left in the staging folder: a micro-batch that is run again
         writes its files anew.
 
@@ -78,7 +78,7 @@ class SparkTable(Table):
             raise SetupError(
                 f"the folder {self.folder} cannot be made ({error.strerror or error}); choose another checkpoint"
             ) from None
-        super().begin(stream)
+        super().begin(followed)
 
     def effective_times_us(self, topic_partitions: list[str]) -> dict[str, int]:
         rows = self._spark.read.format("delta").load(self.path)
@@ -98,8 +98,9 @@ class SparkTable(Table):
     def last_batch_of(self, stream: str) -> int | None:
         return next((known["batch"] for known in self._known_batches() if known["stream"] == stream), None)
 
-    def last_writer(self, stream: str) -> int | None:
-        return self._last_writer_in_history(stream)
+    def _recorded_writer(self, stream: str) -> int | None:
+        known = (one for one in self._known_batches() if one["stream"] == stream)
+        return next((number_of(one["query"]) for one in known), None)
 
     def begin_stream(self, stream: str) -> None:
         """Record nothing: a commit of delta-spark carries the number of a micro-batch, and there is
