@@ -63,7 +63,9 @@ def parse_service_url(url: str) -> list[Address]:
     matched = _URL.fullmatch(url)
     if matched is None:
         if _USER.search(url):
-            raise UsageError("a service url holds no user and no password; give them as the authentication's parameters")
+            raise UsageError(
+                "a service url holds no user and no password; give them as the authentication's parameters"
+            )
         raise UsageError(f"'{url}' is not a service url; write pulsar://host:6650 or pulsar+ssl://host:6651")
     scheme = matched.group(1)
     found = []
