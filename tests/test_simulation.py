@@ -7,17 +7,20 @@ plays many more.
 
 from __future__ import annotations
 
+import io
 import os
 import random
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from ledgerlake.errors import DataLossError
 from ledgerlake.pipeline.commit import BatchResult, DeltaSink
 from tests.simulation.by_hand import by_hand, put
-from tests.simulation.driver import CHECKPOINT, MESSAGES, Edges, config
+from tests.simulation.driver import CHECKPOINT, MESSAGES, REJECTS, Edges, config
 from tests.simulation.history import TOPIC, History, Script, Step, Verdict, write_script
 from tests.simulation.many import play_many
 from tests.simulation.mutations import MUTATIONS
@@ -146,6 +149,25 @@ def test_a_checkpoint_that_another_one_has_followed_is_refused(edges: Edges, fir
     assert "it is an older copy; restore the newest one" in verdict.refused
     verdict = play(script(copied, lost, put(9.0), Step(12.0, "kill", {"back_s": 1.0, "noticed_s": 0.0})), edges)
     assert (verdict.violations, verdict.refused) == ([], "")
+
+
+@pytest.mark.parametrize("access", ["commit messages", "committed messages"])
+def test_a_loss_that_only_the_repeat_of_a_batch_finds_is_a_reject(edges: Edges, access: str) -> None:
+    script = by_hand(
+        put(1.0),
+        Step(4.0, "kill", {"back_s": 4.0, "noticed_s": 0.0}, access),
+        put(4.2, "reminder", 14),
+        Step(7.0, "skip", {}),
+        put(12.0),
+    )
+    history = History(replace(script, goes_on=True), edges)
+    assert history.play().violations == ["nothing missing: message 2 at orders 4:1 is rejected: data_loss"]
+    files = [name for commit in history.lake.tables[REJECTS].commits for name in commit.files]
+    rows = [
+        row for name in files for row in pq.read_table(io.BytesIO(history.disk.files[f"{REJECTS}/{name}"])).to_pylist()
+    ]
+    (row,) = rows
+    assert row["detail"].startswith("at most 7 messages after 4:0 and before 5:0 are lost")
 
 
 def test_a_copy_of_a_forgotten_stream_s_first_moments_is_refused(edges: Edges) -> None:

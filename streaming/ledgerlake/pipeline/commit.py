@@ -7,8 +7,8 @@ Order of a micro-batch, each step safe to repeat after a kill at any point:
     2. ask both tables whether they hold the batch; what belongs to another checkpoint is refused
        before anything changes
     3. note what is for a topic in the outbox (see ``publish.outbox``), if there is one
-    4. commit ``rejects``     with the batch's number and offsets; skipped if ``messages`` has that batch. If ``rejects`` alone has it,
-                              only what the first run did not reject is added (see ``table.additions``)
+    4. commit ``rejects``     with the batch's number and offsets. If ``rejects`` has that batch, only what the first run did not reject
+                              is added; if ``messages`` has it, only a loss (see ``table.additions``)
     5. commit ``messages``    likewise, skipped if that batch is in already, with how far each topic partition's time has come; without files if the batch read entries and
                               gave no row to either table
     6. let the outbox be sent
@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from ledgerlake.operators.facts import BATCH_PROPERTY, BatchNote, PartitionFact, fact_from_json
-from ledgerlake.table.additions import add_missing
+from ledgerlake.table.additions import add_losses, add_missing
 from ledgerlake.table.batch_record import Held
 from ledgerlake.table.delta_table import Table
 
@@ -117,14 +117,16 @@ class DeltaSink:
         # What waits in state is in no row; but a cursor passes it, so an older copy of the
         # checkpoint must not be taken for the newest.
         is_recorded = bool(messages) or (batch.reads and not rejects)
-        # Rejects commit first, so the first run has said all of a batch that messages has.
+        # Rejects commit first, so the first run has said all that it found of a batch that messages has.
         messages_held = (is_recorded or bool(rejects)) and self.messages.holds(batch)
         rejects_held = bool(rejects) and self.rejects.holds(batch)
         outbox_messages = None
         if self._outbox is not None:
             self._outbox.add(batch, {fact.topic_partition: fact.outbox for fact in facts})
             outbox_messages = {self._outbox.name: self._outbox.messages}
-        if rejects and not messages_held:
+        if rejects and messages_held:
+            add_losses(self.rejects, batch, rejects, rejects_held)
+        elif rejects:
             self._commit_rejects(batch, rejects, rejects_held)
         if is_recorded and not messages_held:
             later_us = self._later_times(facts)

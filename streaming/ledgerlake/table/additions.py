@@ -10,6 +10,10 @@ there is committed under an application transaction of its own:
     <query>                  the micro-batch as the first run committed it
     <query>:more:<number>    what a repeat has added to it; ``number`` counts from 1, since a repeat may be killed too
 
+If ``messages`` has the micro-batch too, the first run's messages stand, and a repeat that rejects
+one of them is wrong. But what waited in the first run's state is gone with it, so a loss that the
+repeat finds is added (``add_losses``).
+
 A row is known by its place and its reason; of a loss also by its detail, which says how far it
 reaches. Rows count as the commit took them up, so that what a user has deleted meanwhile does not
 come again.
@@ -28,12 +32,14 @@ from ledgerlake.stored.files import resolve
 from ledgerlake.table.ordered_files import DataFile, GatheringWriter, ParquetFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ledgerlake.table.batch_record import BatchRecord
     from ledgerlake.table.delta_table import Table
 
 KEY_COLUMNS = ("topic", "partition", "ledger_id", "entry_id", "message_id", "reason", "detail")
+
+_REASON = KEY_COLUMNS.index("reason")
 
 RowKey = tuple[Any, ...]
 
@@ -51,10 +57,40 @@ def add_missing(table: Table, batch: BatchRecord, files: list[DataFile]) -> None
         TableError: the commit did not land.
     """
     versions = table.versions_of(batch)
+    if not versions:
+        raise table.not_comparable(batch, "its history does not show the commit")
+    _add(table, batch, files, versions, len(versions), lambda _reason: True)
+
+
+def add_losses(table: Table, batch: BatchRecord, files: list[DataFile], is_held: bool) -> None:
+    """Commit those rows of a loss that the commits of its micro-batch lack; remove the files that
+    it leaves.
+
+    Args:
+        table: one of rejects.
+        files: what the repeat has written.
+        is_held: whether the table holds the micro-batch as the first run committed it.
+
+    Raises:
+        As ``add_missing``.
+    """
+    versions = table.versions_of(batch)
+    number = len(versions) if is_held else len(versions) + 1
+    _add(table, batch, files, versions, number, lambda reason: reason == DATA_LOSS)
+
+
+def _add(
+    table: Table,
+    batch: BatchRecord,
+    files: list[DataFile],
+    versions: list[int],
+    number: int,
+    is_wanted: Callable[[str], bool],
+) -> None:
     known = sum((table.keys_of(batch, version) for version in versions), Counter())
-    missing = [one for file in files for one in _beyond(table, file.name, known)]
+    missing = [one for file in files for one in _beyond(table, file.name, known, is_wanted)]
     if missing:
-        table.commit(batch.more(len(versions)), missing, {})
+        table.commit(batch.more(number), missing, {})
     table.remove_files([file.name for file in files])
 
 
@@ -70,15 +106,18 @@ def row_key(*values: Any) -> RowKey:
     return (*place, reason, detail if reason == DATA_LOSS else None)
 
 
-def _beyond(table: Table, name: str, known: Counter[RowKey]) -> list[DataFile]:
-    """The rows of a file that are not known, in files of their own; what is known is taken off."""
+def _beyond(table: Table, name: str, known: Counter[RowKey], is_wanted: Callable[[str], bool]) -> list[DataFile]:
+    """The rows of a file that are wanted by their reason and not known, in files of their own; what
+    is known is taken off.
+    """
     filesystem, root = resolve(table.folder)
     prefix = "-".join(name.split("-")[:3])
     writer = GatheringWriter(ParquetFolder(filesystem, root, table.schema, prefix))
     with pq.ParquetFile(f"{root}/{name}", filesystem=filesystem) as file:
         for number in range(file.num_row_groups):
             rows = file.read_row_group(number).cast(table.schema)
-            writer.write(rows.filter(pa.array([_is_new(key, known) for key in row_keys(rows)], pa.bool_())))
+            wanted = [is_wanted(key[_REASON]) and _is_new(key, known) for key in row_keys(rows)]
+            writer.write(rows.filter(pa.array(wanted, pa.bool_())))
     return writer.finish()
 
 

@@ -226,17 +226,12 @@ class Table:
         self._append(files, numbers, {"ledgerlake": batch.to_json()}, attempt)
 
     def versions_of(self, batch: BatchRecord) -> list[int]:
-        """Return the versions of the table that brought rows of a micro-batch which it holds.
-
-        Raises:
-            CheckpointError: the table's history does not tell.
+        """Return the versions of the table that brought rows of a micro-batch, as far as its
+        history tells.
         """
         table = self._current()
         commits = ((commit["version"], known_of(commit)) for commit in table.history(HISTORY_COMMITS))
-        versions = [version for version, known in commits if known is not None and batch.is_in(known)]
-        if not versions:
-            raise self._not_comparable(batch, "its history does not show the commit")
-        return versions
+        return [version for version, known in commits if known is not None and batch.is_in(known)]
 
     def keys_of(self, batch: BatchRecord, version: int) -> Counter[RowKey]:
         """Return by what the rows are known that a version brought of a micro-batch; only of a
@@ -252,10 +247,11 @@ class Table:
                 rows = pq.read_table(f"{root}/{name}", columns=list(KEY_COLUMNS), filesystem=filesystem)
                 found.update(row_keys(rows))
         except (DeltaError, OSError, pa.ArrowException) as error:
-            raise self._not_comparable(batch, _first_line(error)) from None
+            raise self.not_comparable(batch, _first_line(error)) from None
         return found
 
-    def _not_comparable(self, batch: BatchRecord, reason: str) -> CheckpointError:
+    def not_comparable(self, batch: BatchRecord, reason: str) -> CheckpointError:
+        """Return the error of a repeat whose rows cannot be compared with those of the first run."""
         return CheckpointError(
             f"batch {batch.batch_id} of the stream {batch.stream} is run again, and its rows cannot be compared with those that the "
             f"table at {self.path} has of it ({reason}): restore what is missing of the table, or choose a new [delta] rejects_path, in "

@@ -119,7 +119,7 @@ class SparkTable(Table):
             rows = now.where(f.col("_metadata.file_name").isin(sorted(names))).select(*KEY_COLUMNS)
             return Counter(row_key(*row) for row in rows.collect())
         except (PySparkException, Py4JJavaError) as error:
-            raise self._not_comparable(batch, _cause(error)) from None
+            raise self.not_comparable(batch, _cause(error)) from None
 
     def _at(self, version: int) -> DataFrame:
         return self._spark.read.format("delta").option("versionAsOf", version).load(self.path)
