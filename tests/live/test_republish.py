@@ -171,30 +171,36 @@ def test_a_message_that_the_target_does_not_take_has_a_stand_in_there_and_holds_
     data = small_buckets(runtime, tmp_path, source)
     data["deliver"] = {"topic": target}
     due_ms = now_ms() + 100
-    publish_delayed(runtime, source, [(b"before", due_ms)])
-    # An ordering key of four megabytes, which is published as base64.
+    publish_too_large(runtime, source, due_ms)
+    publish_delayed(runtime, source, [(b"before", due_ms + 1)])
+    publish_too_large(runtime, source, due_ms + 2)
+    publish_delayed(runtime, source, [(b"after", due_ms + 3)])
+    time.sleep(1)
+    verdict = run_and_verify(spark, data)
+    assert (verdict.clean, verdict.messages) == (True, 4), verdict.sentence()
+    found = read_all(runtime, target)
+    assert [one.data() for one in found] == [b"", b"before", b"", b"after"]
+    for one in (found[0], found[2]):
+        properties = one.properties()
+        assert (properties["ledgerlake.too_large"], "own" in properties) == ("true", False)
+        assert properties["ledgerlake.topic"] == source
+
+
+def publish_too_large(runtime: Runtime, topic: str, due_ms: int) -> None:
+    """Publish a message with an ordering key of four megabytes, which is published as base64."""
     cluster = runtime.cluster()
-    producer = EntryProducer(cluster, source)
+    producer = EntryProducer(cluster, topic)
     metadata = pb.MessageMetadata(
         producer_name=producer.name,
         sequence_id=0,
         publish_time=now_ms(),
         ordering_key=b"\xff" * 4_200_000,
-        deliver_at_time=due_ms + 1,
+        deliver_at_time=due_ms,
         properties=[pb.KeyValue(key="own", value="yes")],
     )
     producer.send_and_wait([encode_entry(metadata, b"too large")])
     producer.close()
     cluster.close()
-    publish_delayed(runtime, source, [(b"after", due_ms + 2)])
-    time.sleep(1)
-    verdict = run_and_verify(spark, data)
-    assert (verdict.clean, verdict.messages) == (True, 3), verdict.sentence()
-    found = read_all(runtime, target)
-    assert [one.data() for one in found] == [b"before", b"", b"after"]
-    properties = found[1].properties()
-    assert (properties["ledgerlake.too_large"], "own" in properties) == ("true", False)
-    assert properties["ledgerlake.topic"] == source
 
 
 @pytest.mark.slow

@@ -98,6 +98,7 @@ class Producer:
         self._pending: list[Sent] = []
         self._lock = threading.Lock()
         self._closed = threading.Event()
+        self._next = self.last_sequence_id() + 1
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
 
@@ -112,6 +113,9 @@ class Producer:
         properties: dict[str, str],
         **_: Any,
     ) -> None:
+        # As pulsar-client has it: 0 is no number, and what is too large has used up its own.
+        if not sequence_id:
+            sequence_id, self._next = self._next, self._next + 1
         if content in self._broker.too_large:
             callback(Result("MessageTooBig"), None)
             return
@@ -236,22 +240,23 @@ def test_after_a_producer_that_failed_the_next_goes_on_behind_what_is_confirmed(
 
 
 @pytest.mark.parametrize("deduplicates", [True, False])
+@pytest.mark.parametrize("large", [0, 7])
 def test_a_message_that_is_too_large_has_a_stand_in_at_its_place_and_is_named(
-    tmp_path: Path, broker: Broker, deduplicates: bool, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, broker: Broker, deduplicates: bool, large: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broker.deduplicates, broker.too_large = deduplicates, frozenset([b"7"])
+    broker.deduplicates, broker.too_large = deduplicates, frozenset([b"%d" % large])
     outbox = filled(tmp_path)
     with caplog.at_level(logging.WARNING):
         assert send(outbox) == []
-    assert broker.values == [b"" if number == 7 else b"%d" % number for number in range(ROWS)]
-    assert broker.stored[7][1] == {
+    assert broker.values == [b"" if number == large else b"%d" % number for number in range(ROWS)]
+    assert broker.stored[large][1] == {
         "ledgerlake.topic": "t",
-        "ledgerlake.message_id": "1:7",
+        "ledgerlake.message_id": f"1:{large}",
         "ledgerlake.deliver_at": "1000",
         "ledgerlake.too_large": "true",
     }
     assert [one.message for one in caplog.records] == [
-        "the message 1:7 of t has a key and properties that due does not take; it stands there without them and without "
+        f"the message 1:{large} of t has a key and properties that due does not take; it stands there without them and without "
         "its value, with the property ledgerlake.too_large, and is whole in the table"
     ]
 

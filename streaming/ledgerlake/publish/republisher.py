@@ -329,6 +329,8 @@ class _Sender:
                 one.topic_partition,
                 self._topic,
             )
+            if sequence == 0:
+                producer = self._reopened(producer)
             if not self._hand_over(producer, sequence, _stand_in(row, one.topic_partition)):
                 raise ConnectionError("the broker takes no message as small as that")
         self._wait_for_receipts(1, _PENDING_BYTES_MOST)
@@ -348,6 +350,16 @@ class _Sender:
             there = self._on_target(topic_partition, target) if said < 0 else -1
             self._producers[key] = _TargetProducer(key, opened, max(said, there, self._known.stored.get(key, -1)))
         return self._producers[key]
+
+    def _reopened(self, producer: _TargetProducer) -> _TargetProducer:
+        """Open a producer anew that has sent nothing.
+
+        pulsar-client takes the number 0 for none and counts on its own then, and a message that is
+        too large has used up a number: what is sent in its place would have the number of the next.
+        """
+        producer.client.close()
+        del self._producers[producer.key]
+        return self._producer(*producer.key)
 
     def _on_target(self, topic_partition: str, target: str) -> int:
         """The last number that the target itself shows of a producer that the broker does not know."""
