@@ -100,7 +100,9 @@ class Play:
         return self.values[before:]
 
     def _settle(self, rows: list[pa.RecordBatch]) -> None:
-        decoder = OutcomeDecoder(SOURCE, parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"}), 10**6)
+        decoder = OutcomeDecoder(
+            SOURCE, parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"}), 10**6, holds_delayed=True
+        )
         for _, found in read_flow(rows):
             if isinstance(found, StateSummary):
                 self.summary = found

@@ -42,7 +42,7 @@ WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
         set_from_json,
         set_to_json(OpenSet(KEY, 3, 900, 5, 4, PLACES, 600)),
     ),
-    "delayed large message": (_elsewhere_from_json, _elsewhere_to_json(_Elsewhere(PLACES, True))),
+    "delayed large message": (_elsewhere_from_json, _elsewhere_to_json(_Elsewhere(PLACES, True, key=KEY))),
     "part of a delayed entry": (
         _elsewhere_from_json,
         _elsewhere_to_json(_Elsewhere(PLACES[:1], True, BatchPart(1, 2), is_delivered=True)),

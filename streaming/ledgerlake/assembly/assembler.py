@@ -38,6 +38,7 @@ class Assembled:
     """A whole message: its chunks in order. ``entries`` is None if they must be read from the topic
     again.
 
+    ``key`` is whose chunks they must be, None if a release that did not store it put it aside.
     ``deliver_ms`` is when it is to be delivered, if it has to wait; ``delivered_ms`` when it was,
     if it had to, and ``outputs`` then as in ``Due``.
     """
@@ -47,6 +48,7 @@ class Assembled:
     deliver_ms: int | None = None
     delivered_ms: int | None = None
     outputs: Mapping[str, Position] = field(default_factory=dict)
+    key: SetKey | None = None
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class Assembly:
             elif isinstance(effect, Deliver):
                 entries = None if effect.reread else map(self._parts.take, effect.positions)
                 waits_ms = deliver_ms if self._hold_delayed else None
-                yield Assembled(effect.positions, entries, waits_ms)
+                yield Assembled(effect.positions, entries, waits_ms, key=effect.key)
                 if waits_ms is None or effect.reread:
                     for position in effect.positions:
                         self._parts.drop(position)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ledgerlake.assembly.rules import Chunk, SetKey
 from ledgerlake.decode.crypto import TAG_BYTES
 from ledgerlake.decode.split import PieceKind
+from ledgerlake.errors import CorruptEntryError
 from ledgerlake.wire.chunks import Marker, has_promise, parse_marker
 from ledgerlake.wire.entry import broker_time_ms, delivery_time_ms, parse_entry, text_of
 from ledgerlake.wire.message_id import Position
@@ -14,9 +15,15 @@ def read_alone(kind: PieceKind, raw: bytes | memoryview, position: Position) -> 
     """An entry that travels alone (see ``decode.split``).
 
     Raises:
-        CorruptEntryError: as ``read_chunk`` and ``parse_marker``.
+        CorruptEntryError: as ``read_chunk`` and ``parse_marker``; or a marker lists what comes
+            behind it.
     """
-    return parse_marker(raw) if kind == PieceKind.MARKER else read_chunk(raw, position)
+    if kind != PieceKind.MARKER:
+        return read_chunk(raw, position)
+    marker = parse_marker(raw)
+    if max(marker.positions) >= position:
+        raise CorruptEntryError("a marker lists chunks that come behind it", reason="malformed_marker")
+    return marker
 
 
 def read_chunk(raw: bytes | memoryview, position: Position) -> Chunk:

@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from ledgerlake.assembly.assembler import Assembled, Due, DueAgain, Rejected
+from ledgerlake.assembly.rules import SetKey
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.messages import BatchPart
 from ledgerlake.decode.split import read_delayed
@@ -58,7 +59,7 @@ TOPIC = "topic"
 _TOGETHER_BYTES = 1024 * 1024
 _TOGETHER_POSITIONS = 1000
 
-_LARGE_VERSION = 2
+_LARGE_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class DelayedMessages:
             for position in event.positions:
                 self._parts.drop(position)
         held = event.held and not self._options.reread
-        text = _elsewhere_to_json(_Elsewhere(event.positions, held))
+        text = _elsewhere_to_json(_Elsewhere(event.positions, held, key=event.key))
         self._state.large.updateValue((last.ledger_id, last.entry_id), (text,))
         self._open().add(waiting([(event.deliver_ms, last.ledger_id, last.entry_id)]))
 
@@ -240,7 +241,7 @@ class DelayedMessages:
                 yield from self._part(one.positions[0], one.part, delivered_ms, outputs)
                 continue
             entries = map(self._parts.take, one.positions) if one.is_held else None
-            yield Assembled(one.positions, entries, delivered_ms=delivered_ms, outputs=outputs)
+            yield Assembled(one.positions, entries, delivered_ms=delivered_ms, outputs=outputs, key=one.key)
             self._state.large.removeKey((ledger_id, entry_id))
         for start in range(0, len(again), _TOGETHER_POSITIONS):
             yield DueAgain(again[start : start + _TOGETHER_POSITIONS], delivered_ms, outputs)
@@ -301,19 +302,21 @@ class _Elsewhere:
     """The delayed messages whose bytes ``parts`` holds: a large message's chunks, or one entry.
 
     ``part`` is what of that entry came, None of a large message. It stays when it was delivered,
-    since the rest may come with a later range.
+    since the rest may come with a later range. ``key``: see ``Assembled``.
     """
 
     positions: tuple[Position, ...]
     is_held: bool
     part: BatchPart | None = None
     is_delivered: bool = False
+    key: SetKey | None = None
 
 
 def _elsewhere_to_json(one: _Elsewhere) -> str:
     part = None if one.part is None else asdict(one.part)
     data = {"positions": places(one.positions), "held": one.is_held, "part": part}
-    return json.dumps({"version": _LARGE_VERSION, **data, "delivered": one.is_delivered})
+    key = None if one.key is None else asdict(one.key)
+    return json.dumps({"version": _LARGE_VERSION, **data, "delivered": one.is_delivered, "key": key})
 
 
 def _elsewhere_from_json(text: str) -> _Elsewhere:
@@ -321,14 +324,16 @@ def _elsewhere_from_json(text: str) -> _Elsewhere:
 
 
 def _elsewhere(data: dict[str, Any], version: int) -> _Elsewhere:
-    """Version 1 knew no parts."""
+    """Version 1 knew no parts, version 2 no key."""
     positions = tuple(map(_position, stored(list[list[int]], data["positions"])))
     if not positions:
         raise ValueError("a message without chunks")
     is_held = stored(bool, data["held"])
     if version == 1:
         return _Elsewhere(positions, is_held)
-    return _Elsewhere(positions, is_held, stored(BatchPart | None, data["part"]), stored(bool, data["delivered"]))
+    part, is_delivered = stored(BatchPart | None, data["part"]), stored(bool, data["delivered"])
+    key = stored(SetKey | None, data["key"]) if version > 2 else None
+    return _Elsewhere(positions, is_held, part, is_delivered, key)
 
 
 def _position(place: list[int]) -> Position:

@@ -116,7 +116,8 @@ class _IngestedRange:
             if not isinstance(outcome, Assembled) or outcome.deliver_ms is None:
                 _use_up(self._writer.write_outcome(outcome))
                 continue
-            self._local.events.append(Waits(outcome.positions, outcome.deliver_ms, outcome.entries is not None))
+            is_held = outcome.entries is not None
+            self._local.events.append(Waits(outcome.positions, outcome.deliver_ms, is_held, outcome.key))
             for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
                 yield flow_row(self._writer.source, RowKind.CHUNK, position, entry=entry)
 

@@ -52,7 +52,9 @@ def whole_messages(bundles: DataFrame, options: SourceOptions, limits: Limits, d
     """Rows of ``schema.VIEW``: messages, and what is none with its ``reject_reason``."""
     flow = bundles.mapInArrow(lambda rows: _forward(rows, options, delay.enabled), FLOW_DDL)
     assembled = stateful(flow, limits, delay)
-    return assembled.mapInArrow(lambda rows: _decode(rows, options, limits), from_arrow_schema(schema.VIEW))
+    return assembled.mapInArrow(
+        lambda rows: _decode(rows, options, limits, delay.enabled), from_arrow_schema(schema.VIEW)
+    )
 
 
 def _forward(
@@ -127,11 +129,13 @@ class _DecodedRange:
             yield flow_row(self._source, RowKind.CHUNK, position, entry=entry)
 
 
-def _decode(rows: Iterable[pa.RecordBatch], options: SourceOptions, limits: Limits) -> Iterator[pa.RecordBatch]:
+def _decode(
+    rows: Iterable[pa.RecordBatch], options: SourceOptions, limits: Limits, holds_delayed: bool
+) -> Iterator[pa.RecordBatch]:
     decoders: dict[TopicPartition, OutcomeDecoder] = {}
     for source, found in read_flow(rows):
         if source not in decoders:
-            decoders[source] = OutcomeDecoder(source, options, limits.max_message_bytes)
+            decoders[source] = OutcomeDecoder(source, options, limits.max_message_bytes, holds_delayed=holds_delayed)
         if isinstance(found, pa.RecordBatch):
             yield found
         elif isinstance(found, Cancels):

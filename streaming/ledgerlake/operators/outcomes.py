@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ledgerlake.assembly.assembler import Assembled, Due, DueAgain, Entry, Outcome, Rejected
+from ledgerlake.assembly.rules import SetKey
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.large import decode_large
@@ -68,11 +69,12 @@ def read_flow(
 
 def _message(header: dict[str, Any], rows: Iterator[dict[str, Any]]) -> Assembled:
     note = json.loads(header["note"])
-    whole = Assembled(_positions(note), None, delivered_ms=note["delivered_ms"], outputs=_outputs(note))
+    key = None if note["key"] is None else SetKey(*note["key"])
+    message = Assembled(_positions(note), None, delivered_ms=note["delivered_ms"], outputs=_outputs(note), key=key)
     if note["read_again"]:
-        return whole
+        return message
     # Taken now, since the rows behind must be reached also when the message is given up half-way.
-    return replace(whole, entries=_emptying([next(rows)["entry"] for _ in whole.positions]))
+    return replace(message, entries=_emptying([next(rows)["entry"] for _ in message.positions]))
 
 
 def _positions(note: dict[str, Any]) -> tuple[Position, ...]:
@@ -98,11 +100,14 @@ class OutcomeDecoder:
         source: TopicPartition,
         options: SourceOptions,
         max_message_bytes: int,
+        *,
+        holds_delayed: bool,
     ) -> None:
         self.cancels = Cancels()
         self._source = source
         self._options = options
         self._max_message_bytes = max_message_bytes
+        self._holds_delayed = holds_delayed
 
     def decode(self, outcome: Outcome) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
         """Rows of ``schema.MESSAGES``, and what is no message; what ``cancels`` hits is none.
@@ -135,10 +140,24 @@ class OutcomeDecoder:
                 self._source,
                 self._max_message_bytes,
                 self._options.client.crypto,
+                None if outcome.key is None else (outcome.key.producer_name, outcome.key.uuid),
             )
+            self._check_delivery(row, outcome.delivered_ms)
         except CorruptEntryError as error:
             return [RejectedEntry(one, None, error.reason, error.message) for one in outcome.positions]
         return row if outcome.delivered_ms is None else _with_delivery(row, outcome.delivered_ms)
+
+    def _check_delivery(self, row: pa.RecordBatch, delivered_ms: int | None) -> None:
+        """Check that a large message is not delivered before its own time: the list of its chunks,
+        by which it waited or did not, may say another one.
+        """
+        deliver_us = row["deliver_at"].cast(pa.int64())[0].as_py()
+        if not self._holds_delayed or deliver_us is None or deliver_us <= 0:
+            return
+        if delivered_ms is None or delivered_ms * 1000 < deliver_us:
+            raise CorruptEntryError(
+                "the list of its chunks says another delivery time than they do", reason="malformed_marker"
+            )
 
     def _is_cancelled(self, entry: Entry | None, position: Position) -> bool:
         if entry is None:

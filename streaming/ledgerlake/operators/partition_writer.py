@@ -40,7 +40,9 @@ class PartitionWriter:
         self.messages = OrderedWriter(
             self.messages_folder, note.reached_us.get(join_partition(source.topic, source.partition))
         )
-        self.decoder = OutcomeDecoder(source, settings.options, settings.limits.max_message_bytes)
+        self.decoder = OutcomeDecoder(
+            source, settings.options, settings.limits.max_message_bytes, holds_delayed=settings.delay.enabled
+        )
         self._cancels = TaskCancels()
         self._unread: list[RejectedEntry] = []
         self._rejects = GatheringWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))

@@ -84,13 +84,14 @@ class Begun:
 
 @dataclass(frozen=True)
 class Waits:
-    """A whole large message that is to be delivered later: its chunks in order, and whether their
-    bytes are held.
+    """A large message that is to be delivered later: its chunks in order, whether their bytes are
+    held, and whose chunks they must be.
     """
 
     positions: tuple[Position, ...]
     deliver_ms: int
     held: bool
+    key: SetKey | None = None
 
 
 Event = Chunk | Begun | OpenSet | Marker | Waits | Cancel

@@ -236,7 +236,8 @@ def _happened(assembly: Assembly, delayed: DelayedMessages, reports: list[TaskRe
 def _unless_delayed(outcomes: Iterator[Outcome], delayed: DelayedMessages) -> Iterator[Outcome]:
     for outcome in outcomes:
         if isinstance(outcome, Assembled) and outcome.deliver_ms is not None:
-            delayed.add_large(Waits(outcome.positions, outcome.deliver_ms, outcome.entries is not None))
+            is_held = outcome.entries is not None
+            delayed.add_large(Waits(outcome.positions, outcome.deliver_ms, is_held, outcome.key))
         else:
             yield outcome
 
@@ -278,7 +279,9 @@ def _outcome_rows(source: TopicPartition, outcome: Outcome | Cancels) -> Iterato
     elif isinstance(outcome, DueAgain):
         yield _row(source, RowKind.AGAIN, None, _due_note(outcome, positions=places(outcome.positions)), None)
     elif isinstance(outcome, Assembled):
-        note = _due_note(outcome, positions=places(outcome.positions), read_again=outcome.entries is None)
+        key = None if outcome.key is None else astuple(outcome.key)
+        read_again = outcome.entries is None
+        note = _due_note(outcome, positions=places(outcome.positions), read_again=read_again, key=key)
         yield _row(source, RowKind.MESSAGE, outcome.positions[-1], note, None)
         for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
             yield _row(source, RowKind.PART, position, None, entry)

@@ -21,7 +21,7 @@ from ledgerlake.decode.codecs import decompress
 from ledgerlake.decode.crypto import NO_KEYS, CryptoSettings, open_entry
 from ledgerlake.decode.reference import large_row
 from ledgerlake.errors import CorruptEntryError
-from ledgerlake.wire.entry import RawEntry, parse_entry
+from ledgerlake.wire.entry import RawEntry, parse_entry, peek_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,6 +37,7 @@ def decode_large(
     source: TopicPartition,
     max_bytes: int,
     crypto: CryptoSettings = NO_KEYS,
+    sender: tuple[str, str] | None = None,
 ) -> pa.RecordBatch:
     """The message as one row of ``schema.MESSAGES``.
 
@@ -44,6 +45,8 @@ def decode_large(
         entries: the chunks' stored entries, as many as ``positions``, in order.
         max_bytes: the message may not be larger, packed or plain.
         crypto: what opens encrypted chunks.
+        sender: producer name and uuid that the chunks must have, if they are known: a list of
+            chunks may name those of another message.
 
     Raises:
         CorruptEntryError: the chunks are no message; ``reason`` says why.
@@ -52,6 +55,8 @@ def decode_large(
     payloads: list[memoryview] = []
     last: RawEntry | None = None
     for chunk_id, raw in enumerate(entries):
+        if last is None:
+            _check_sender(raw, sender)
         last = _checked(_open(parse_entry(raw), crypto), chunk_id, len(positions), last)
         payloads.append(last.payload)
     if last is None:
@@ -85,6 +90,12 @@ def _join(payloads: list[memoryview], max_bytes: int) -> memoryview:
         joined[start : start + len(piece)] = piece
         start += len(piece)
     return joined
+
+
+def _check_sender(first: bytes | memoryview, sender: tuple[str, str] | None) -> None:
+    metadata = peek_metadata(memoryview(first))
+    if sender not in (None, (metadata.producer_name, metadata.uuid)):
+        raise CorruptEntryError("its chunks were listed by the sender of another message", reason="chunk_mismatch")
 
 
 def _checked(entry: RawEntry, chunk_id: int, count: int, before: RawEntry | None) -> RawEntry:
