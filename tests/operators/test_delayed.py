@@ -361,6 +361,15 @@ def test_too_many_cancels_are_refused_and_said(monkeypatch: pytest.MonkeyPatch) 
     assert play(at_s=30) == [b"1:0"]
 
 
+def test_cancels_that_name_too_much_are_refused_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ledgerlake.operators.delayed.MOST_CANCEL_BYTES", 6)
+    play = Play()
+    play(frame(0, 30, "c"), at_s=0)
+    play(events=[cancel("key", "aaa", 5)], at_s=1)
+    play(events=[cancel("key", "bbb", 6), cancel("key", "ccc", 7)], at_s=2)
+    assert [(one.position.entry_id, one.reason) for one in play.rejects] == [(7, "cancel_refused")]
+
+
 def test_an_entry_of_which_several_cancels_are_refused_is_one_reject(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ledgerlake.operators.delayed.MOST_CANCELS", 1)
     play = Play()

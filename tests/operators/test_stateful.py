@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 
-from ledgerlake.assembly.chunk_entries import read_chunk
+from ledgerlake.assembly.chunk_entries import read_alone, read_chunk
 from ledgerlake.assembly.rules import Chunk, Limits, OpenSet, SetKey
-from ledgerlake.errors import OffsetError
+from ledgerlake.decode.split import PieceKind
+from ledgerlake.errors import CorruptEntryError, OffsetError
 from ledgerlake.operators import stateful
+from ledgerlake.operators.rows import RowKind
 from ledgerlake.operators.stateful import set_from_json, set_to_json
-from ledgerlake.wire.chunks import Marker
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire.chunks import Marker, promise
+from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
 from tests.operators.stage import Settled, Stage, task
@@ -50,6 +54,41 @@ class Play:
     @property
     def writes(self) -> int:
         return sum(one.writes for one in self.stage.states.values())
+
+
+@pytest.mark.parametrize("own", [{"uuid": "u" * 1025}, {"producer_name": "p" * 1025}])
+def test_a_chunk_or_marker_with_a_name_that_is_too_long_is_a_reject(own: dict[str, Any]) -> None:
+    names: dict[str, Any] = {"uuid": "p-1", "producer_name": "p"} | own
+    with pytest.raises(CorruptEntryError) as raised:
+        read_chunk(chunk_entries(b"xy", 2, **names)[0], Position(1, 5))
+    assert raised.value.reason == "chunk_invalid"
+    metadata = pb.MessageMetadata(publish_time=1, sequence_id=1, num_chunks_from_msg=1, properties=[promise()], **names)
+    with pytest.raises(CorruptEntryError) as raised:
+        read_alone(PieceKind.MARKER, encode_entry(metadata, b'{"chunks": ["1:2", "1:3"]}'), Position(1, 5))
+    assert raised.value.reason == "malformed_marker"
+
+
+def test_a_marker_that_lists_what_comes_behind_it_is_a_reject() -> None:
+    metadata = pb.MessageMetadata(
+        producer_name="p", uuid="p-1", publish_time=1, sequence_id=1, num_chunks_from_msg=1, properties=[promise()]
+    )
+    entry = encode_entry(metadata, b'{"chunks": ["1:2", "1:5"]}')
+    with pytest.raises(CorruptEntryError, match="behind it"):
+        read_alone(PieceKind.MARKER, entry, Position(1, 5))
+    assert isinstance(read_alone(PieceKind.MARKER, entry, Position(1, 6)), Marker)
+
+
+def test_what_a_task_reports_of_chunks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ledgerlake.operators.in_task.MAX_TASK_EVENT_BYTES", 10_000)
+    key = SetKey("p" * 100, "u" * 100)
+    events = [replace(chunk(key, entry, 1), key=replace(key, uuid=f"{entry:0100}")) for entry in range(50)]
+    settled = Settled()
+    rows = task(events, LIMITS, settled)
+    (report,) = (row for row in rows if row["kind"][0].as_py() == RowKind.REPORT.value)
+    assert len(report["note"][0].as_py()) < 10_000
+    sent = sum(row["kind"][0].as_py() == RowKind.CHUNK.value for row in rows)
+    assert 0 < sent < 10
+    assert [reason for reason, _ in settled.rejected] == ["chunk_evicted"] * (50 - sent)
 
 
 def test_what_begins_and_ends_within_a_batch_never_touches_the_state() -> None:

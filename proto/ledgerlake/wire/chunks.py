@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from ledgerlake.errors import CorruptEntryError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import broker_time_ms, delivery_time_ms, encode_entry, parse_entry, text_of
-from ledgerlake.wire.limits import MAX_MARKER_CHUNKS
+from ledgerlake.wire.limits import MAX_CHUNK_NAME_BYTES, MAX_MARKER_CHUNKS
 from ledgerlake.wire.message_id import MessageId, Position, parse_message_id
 
 if TYPE_CHECKING:
@@ -122,6 +122,19 @@ def has_promise(metadata: pb.MessageMetadata) -> bool:
     return any(one.key == MARKER_PROPERTY for one in metadata.properties)
 
 
+def chunk_names(metadata: pb.MessageMetadata, reason: str) -> tuple[str, str]:
+    """Return the producer name and the uuid of a chunk or of a marker.
+
+    Raises:
+        CorruptEntryError: they are no text, or longer than ``MAX_CHUNK_NAME_BYTES`` (then with
+            ``reason``).
+    """
+    names = text_of(metadata, "producer_name"), text_of(metadata, "uuid")
+    if max(len(one.encode()) for one in names) > MAX_CHUNK_NAME_BYTES:
+        raise CorruptEntryError(f"its producer name or uuid is longer than {MAX_CHUNK_NAME_BYTES} bytes", reason=reason)
+    return names
+
+
 def parse_marker(raw: bytes | memoryview) -> Marker:
     """The list that a marker holds.
 
@@ -142,7 +155,7 @@ def parse_marker(raw: bytes | memoryview) -> Marker:
         raise CorruptEntryError("the list of chunks does not parse", reason="malformed_marker") from None
     if len(set(positions)) != len(positions) or len(positions) < 2:
         raise CorruptEntryError("a marker lists two chunks at least, each once", reason="malformed_marker")
-    producer_name, uuid = text_of(metadata, "producer_name"), text_of(metadata, "uuid")
+    producer_name, uuid = chunk_names(metadata, "malformed_marker")
     return Marker(producer_name, uuid, positions, broker_time_ms(entry), delivery_time_ms(entry))
 
 

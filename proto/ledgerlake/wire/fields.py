@@ -73,7 +73,12 @@ _BROKER, _ENTRY, _SINGLE = "BrokerEntryMetadata", "MessageMetadata", "SingleMess
 FIELDS = (
     _time(_BROKER, "broker_timestamp", "broker_timestamp", _REJECT),
     _long(_BROKER, "index", "broker_index", _REJECT),
-    Field(_ENTRY, "producer_name", _REJECT, "each message of a batch has a copy: too_large if those are"),
+    Field(
+        _ENTRY,
+        "producer_name",
+        _REJECT,
+        "each message of a batch has a copy: too_large if those are; of a chunk as uuid",
+    ),
     _long(_ENTRY, "sequence_id", "sequence_id", _NULL),
     _time(_ENTRY, "publish_time", "publish_time", _NULL),
     Field(_ENTRY, "properties", _REJECT),
@@ -110,7 +115,7 @@ FIELDS = (
     Field(_ENTRY, "txnid_most_bits", _TAKEN, "whether it is there says how the broker numbers the batch"),
     Field(_ENTRY, "highest_sequence_id", _TAKEN),
     Field(_ENTRY, "null_value", _TAKEN),
-    Field(_ENTRY, "uuid", _REJECT, "read of chunks and markers"),
+    Field(_ENTRY, "uuid", _REJECT, "read of chunks and markers; chunk_invalid, malformed_marker above 1 KiB"),
     Field(_ENTRY, "num_chunks_from_msg", _TAKEN, "above 1 the entry is a chunk, see state.chunks"),
     Field(_ENTRY, "total_chunk_msg_size", _TAKEN, "chunk_invalid, too_large; sizes nothing"),
     Field(_ENTRY, "chunk_id", _TAKEN, "chunk_invalid"),

@@ -42,6 +42,14 @@ DECODED_PIECE_BYTES = 32 * 1024 * 1024
 # A marker that lists more chunks is refused.
 MAX_MARKER_CHUNKS = 100_000
 
+# The producer name and the uuid of a chunk or of a marker, each; both are kept for every incomplete
+# message.
+MAX_CHUNK_NAME_BYTES = 1024
+
+# What one task passes on of large messages, in JSON, which is one value of Arrow. What is beyond is
+# a reject.
+MAX_TASK_EVENT_BYTES = 256 * 1024 * 1024
+
 # Cancels that one task passes on, and the bytes of what they name; the entries of those beyond are
 # rejects.
 MAX_TASK_CANCELS = 20_000

@@ -6,8 +6,8 @@ from ledgerlake.assembly.rules import Chunk, SetKey
 from ledgerlake.decode.crypto import TAG_BYTES
 from ledgerlake.decode.split import PieceKind
 from ledgerlake.errors import CorruptEntryError
-from ledgerlake.wire.chunks import Marker, has_promise, parse_marker
-from ledgerlake.wire.entry import broker_time_ms, delivery_time_ms, parse_entry, text_of
+from ledgerlake.wire.chunks import Marker, chunk_names, has_promise, parse_marker
+from ledgerlake.wire.entry import broker_time_ms, delivery_time_ms, parse_entry
 from ledgerlake.wire.message_id import Position
 
 
@@ -30,14 +30,14 @@ def read_chunk(raw: bytes | memoryview, position: Position) -> Chunk:
     """Return the chunk that an entry says it is.
 
     Raises:
-        CorruptEntryError: bad checksum or malformed.
+        CorruptEntryError: bad checksum, malformed, or with a name that is too long.
     """
     entry = parse_entry(raw)
     metadata = entry.metadata
     # What a set adds up to is counted before encryption.
     tag_bytes = TAG_BYTES if metadata.encryption_keys else 0
     return Chunk(
-        key=SetKey(text_of(metadata, "producer_name"), text_of(metadata, "uuid")),
+        key=SetKey(*chunk_names(metadata, "chunk_invalid")),
         position=position,
         chunk_id=metadata.chunk_id,
         chunk_count=metadata.num_chunks_from_msg,

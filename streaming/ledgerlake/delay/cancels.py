@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 VERSION = 2
 CANCEL_PROPERTY = "ledgerlake.cancel"
 
-# Of one topic partition.
+# Of one topic partition: their number, and the bytes of what they name.
 MOST_CANCELS = 100_000
+MOST_CANCEL_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,11 @@ class Cancels:
 
     def __len__(self) -> int:
         return sum(map(len, self._by_target.values()))
+
+    @property
+    def target_bytes(self) -> int:
+        """Return the bytes of what they name."""
+        return sum(len(target.encode()) * len(cancels) for (_, target), cancels in self._by_target.items())
 
     @property
     def all(self) -> list[Cancel]:

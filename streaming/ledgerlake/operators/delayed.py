@@ -33,7 +33,14 @@ from ledgerlake.decode.messages import BatchPart
 from ledgerlake.decode.split import read_delayed
 from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
 from ledgerlake.delay.cancel_messages import CANCEL_REFUSED
-from ledgerlake.delay.cancels import MOST_CANCELS, Cancel, Cancels, cancels_from_json, cancels_to_json
+from ledgerlake.delay.cancels import (
+    MOST_CANCEL_BYTES,
+    MOST_CANCELS,
+    Cancel,
+    Cancels,
+    cancels_from_json,
+    cancels_to_json,
+)
 from ledgerlake.delay.segment import WAITING, frame_sizes, waiting
 from ledgerlake.delay.tracker import DelayedTracker
 from ledgerlake.errors import SetupError
@@ -195,15 +202,20 @@ class DelayedMessages:
         return open_folder(self._options.folder, self._source, _query_id(), [one.bucket_id for one in record.buckets])
 
     def _add_cancels(self, cancels: Cancels, until_ms: int | None) -> list[Cancel]:
-        """Add cancels; yield those that are refused because there are too many. If no message is
+        """Add cancels; return those that are refused because there are too many. If no message is
         delayed, nothing can be cancelled.
         """
         if until_ms is None:
             return []
-        room = max(0, MOST_CANCELS - len(cancels))
-        for one in self._new_cancels[:room]:
-            cancels.add(replace(one, until_ms=until_ms))
-        return self._new_cancels[room:]
+        refused: list[Cancel] = []
+        count, target_bytes = len(cancels), cancels.target_bytes
+        for one in self._new_cancels:
+            count, target_bytes = count + 1, target_bytes + len(one.target.encode())
+            if refused or count > MOST_CANCELS or target_bytes > MOST_CANCEL_BYTES:
+                refused.append(one)
+            else:
+                cancels.add(replace(one, until_ms=until_ms))
+        return refused
 
     def _keep_cancels(self, kept: list[Cancel], stored: str | None) -> None:
         text = cancels_to_json(kept) if kept else None

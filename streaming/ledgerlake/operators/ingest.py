@@ -8,11 +8,12 @@ so that the message's own file fits between and nothing is written twice.
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ledgerlake.assembly.assembler import Assembled, Entry, Outcome
+from ledgerlake.assembly.assembler import Assembled, Entry, Outcome, Rejected
 from ledgerlake.assembly.chunk_entries import read_alone
 from ledgerlake.assembly.rules import Chunk
 from ledgerlake.client.topics import split_partition
@@ -26,7 +27,6 @@ from ledgerlake.operators.partition_writer import PartitionWriter
 from ledgerlake.operators.rows import (
     RowKind,
     TaskReport,
-    Waits,
     delayed_rows,
     flow_row,
     latest,
@@ -116,8 +116,12 @@ class _IngestedRange:
             if not isinstance(outcome, Assembled) or outcome.deliver_ms is None:
                 _use_up(self._writer.write_outcome(outcome))
                 continue
-            is_held = outcome.entries is not None
-            self._local.events.append(Waits(outcome.positions, outcome.deliver_ms, is_held, outcome.key))
+            waits = self._local.wait(outcome)
+            if waits is None:
+                evicted = zip(outcome.positions, outcome.entries or repeat(None), strict=False)
+                _use_up(self._writer.write_outcome(Rejected("chunk_evicted", list(evicted))))
+                continue
+            self._local.events.append(waits)
             for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
                 yield flow_row(self._writer.source, RowKind.CHUNK, position, entry=entry)
 

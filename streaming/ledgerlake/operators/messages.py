@@ -21,6 +21,7 @@ from ledgerlake.decode.split import PieceKind, only_entry
 from ledgerlake.delay.cancel_messages import CANCEL_REFUSED, TaskCancels
 from ledgerlake.delay.cancels import Cancels
 from ledgerlake.errors import CorruptEntryError
+from ledgerlake.operators.in_task import EventBudget
 from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
 from ledgerlake.operators.rows import (
     FLOW_DDL,
@@ -88,6 +89,7 @@ class _DecodedRange:
         self._holds_delayed = holds_delayed
         self._events: list[Event] = []
         self._cancels = TaskCancels()
+        self._budget = EventBudget()
 
     def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         self._now_ms = latest((self._now_ms, piece.broker_ms))
@@ -123,6 +125,9 @@ class _DecodedRange:
             event = read_alone(piece.kind, entry, position)
         except CorruptEntryError as error:
             yield flow_row(self._source, RowKind.REJECT, position, error.reason, entry)
+            return
+        if not self._budget.take_event(event):
+            yield flow_row(self._source, RowKind.REJECT, position, "chunk_evicted", entry)
             return
         self._events.append(event)
         if isinstance(event, Chunk):
