@@ -188,6 +188,30 @@ def test_a_copy_of_a_forgotten_stream_s_first_moments_is_refused(edges: Edges) -
     assert "it is an older copy; restore the newest one" in verdict.refused
 
 
+def test_a_message_of_a_topic_made_anew_is_a_reject_if_its_id_waits_already(edges: Edges) -> None:
+    history = History(
+        scripted(
+            put(1.0, count=2),
+            put(2.0, "reminder", 2),
+            put(3.0, count=2),
+            Step(6.0, "anew"),
+            put(8.0, count=12),
+            put(15.0, count=2),
+            put(18.0, "reminder", 2),
+            put(20.0, count=2),
+            goes_on=True,
+            duration_s=30.0,
+        ),
+        edges,
+    )
+    # Ids come twice, since the cluster was made anew.
+    said: list[str] = []
+    history.oracle.complain = said.append  # type: ignore[assignment, method-assign]
+    history.play()
+    rejected = [one for one in said if one.endswith("is rejected: delayed_known")]
+    assert [any(f"message {number} at" in one for one in rejected) for number in (21, 22)] == [True, True]
+
+
 class Forged(History):
     """A producer lists the chunks of another one's message as its own."""
 

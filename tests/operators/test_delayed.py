@@ -180,6 +180,21 @@ def test_a_large_message_waits_with_its_chunks_and_leaves_nothing() -> None:
     assert [name for name in ("parts", "large", "snapshots") if play.state(name)] == []
 
 
+def test_what_has_the_id_of_a_message_that_waits_is_a_reject() -> None:
+    play = Play()
+    at = tuple(Position(1, one) for one in (3, 5, 7))
+    parts = list(zip(at, chunk_entries(b"large message", 3), strict=True))
+    play(frame(0, 30), events=[Waits(at, STORED_MS + 10_000, held=True)], parts=parts, at_s=0)
+    again = list(zip(at, chunk_entries(b"other message", 3), strict=True))
+    play(frame(0, 60), frame(1, 60), events=[Waits(at, STORED_MS + 20_000, held=True)], parts=again, at_s=1)
+    assert [(one.position, one.reason, one.entry is None) for one in play.rejects] == [
+        (position, "delayed_known", False) for position in (Position(1, 0), *at)
+    ]
+    assert play(at_s=10) == [b"large message"]
+    assert play(at_s=30) == [b"1:0"]
+    assert play(at_s=60) == [b"1:1"]
+
+
 def test_with_reread_only_positions_wait() -> None:
     play = Play(reread=True)
     play(frame(0, 30), frame(1, 30), at_s=0)

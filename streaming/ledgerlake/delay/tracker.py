@@ -129,11 +129,12 @@ class DelayedTracker:
         firsts = [one.first for one in self._buckets if one.waiting]
         return min(firsts + [_extent(one)[0] for one in self._fresh], default=None)
 
-    def add(self, batch: pa.RecordBatch) -> int:
-        """Take rows of ``segment.WAITING``; those that were added before are left out. How many
-        were taken.
+    def add(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Take rows of ``segment.WAITING``; return those that are left out, since their entries
+        were added before.
         """
-        new = self._without_known(batch)
+        known = self._known(batch)
+        new = batch.filter(pa.array(~known))
         for rows in _by_ledger(new):
             ledger_id = rows.column(1)[0].as_py()
             if ledger_id > self._range_end:
@@ -145,7 +146,7 @@ class DelayedTracker:
             self._reached = max(self._reached, _extent(rows)[1])
         if sum(one.nbytes for one in self._fresh) > FRESH_BYTES or self._fresh_count > FRESH_MESSAGES:
             self._store_fresh()
-        return int(new.num_rows)
+        return batch.filter(pa.array(known))
 
     def take_due(self, cutoff_ms: int) -> Iterator[pa.RecordBatch]:
         """Everything due at a time or before, in order; to be used up before anything else is
@@ -189,17 +190,16 @@ class DelayedTracker:
     def _mutable_count(self) -> int:
         return sum(one.waiting for one in self._buckets if not one.sealed) + self._fresh_count
 
-    def _without_known(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _known(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
+        """Which rows were added before."""
         _, ledger_id, entry_id = key_columns(batch)
         saved = self._saved
         older = (ledger_id < saved.ledger_id) | ((ledger_id == saved.ledger_id) & (entry_id <= saved.entry_id))
-        if not older.any():
-            return batch
         known = np.zeros(batch.num_rows, dtype=bool)
         for ledger in np.unique(ledger_id[older]).tolist():
             rows = older & (ledger_id == ledger)
             known[rows] = np.isin(entry_id[rows], self._added_of(ledger))
-        return batch.filter(pa.array(~known))
+        return known
 
     def _added_of(self, ledger_id: int) -> NDArray[np.int64]:
         """Entries of a ledger that stored buckets have or had."""

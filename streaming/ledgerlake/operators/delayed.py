@@ -30,7 +30,7 @@ from ledgerlake.assembly.assembler import Assembled, Due, DueAgain, Rejected
 from ledgerlake.assembly.rules import SetKey
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.messages import BatchPart
-from ledgerlake.decode.split import read_delayed
+from ledgerlake.decode.split import entries_of, read_delayed
 from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
 from ledgerlake.delay.cancel_messages import CANCEL_REFUSED
 from ledgerlake.delay.cancels import (
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle, ValueState
 
-    from ledgerlake.assembly.assembler import KeptEntries, Outcome
+    from ledgerlake.assembly.assembler import Entry, KeptEntries, Outcome
     from ledgerlake.decode.messages import TopicPartition
     from ledgerlake.operators.rows import Waits
     from ledgerlake.options.delay_options import DelayOptions
@@ -67,6 +67,10 @@ _TOGETHER_BYTES = 1024 * 1024
 _TOGETHER_POSITIONS = 1000
 
 _LARGE_VERSION = 3
+
+# The reason of an entry whose position was added before: the topic is another one of that name, and
+# what waits of the one before it has the same ids.
+DELAYED_KNOWN = "delayed_known"
 
 
 @dataclass(frozen=True)
@@ -102,24 +106,31 @@ class DelayedMessages:
         self._tracker: DelayedTracker | None = None
         self._new_cancels: list[Cancel] = []
         self._due_parts: list[tuple[Position, BatchPart]] = []
+        self._known: list[tuple[Position, Entry | None]] = []
 
     def add(self, frames: bytes) -> None:
         """A ``delayed`` piece (see ``decode.split``)."""
         found = read_delayed(frames)
         kept = pa.nulls(len(found.due_ms), pa.binary()) if self._options.reread else _frames(frames, found.frame_ends)
         numbers = [pa.array(one) for one in (found.due_ms, found.ledger_ids, found.entry_ids)]
-        self._open().add(pa.RecordBatch.from_arrays([*numbers, kept], schema=WAITING))
+        known = self._open().add(pa.RecordBatch.from_arrays([*numbers, kept], schema=WAITING))
+        if known.num_rows:
+            entries = entries_of(frames)
+            places = zip(known.column(1).to_pylist(), known.column(2).to_pylist(), strict=True)
+            self._known += [(place, entries[place]) for place in (Position(*one) for one in places)]
 
     def add_large(self, event: Waits) -> None:
-        """A whole large message; its chunks are in ``parts``, or to be read again."""
+        """A complete large message; its chunks are in ``parts``, or to be read again."""
         last = event.positions[-1]
+        if self._open().add(waiting([(event.deliver_ms, last.ledger_id, last.entry_id)])).num_rows:
+            self._known += [(one, self._parts.take(one)) for one in event.positions]
+            return
         if self._options.reread:
             for position in event.positions:
                 self._parts.drop(position)
         held = event.held and not self._options.reread
         text = _elsewhere_to_json(_Elsewhere(event.positions, held, key=event.key))
         self._state.large.updateValue((last.ledger_id, last.entry_id), (text,))
-        self._open().add(waiting([(event.deliver_ms, last.ledger_id, last.entry_id)]))
 
     def add_part(self, position: Position, frame: bytes, part: BatchPart) -> None:
         """An entry of which only some messages belong to the range; its frame is in ``parts`` also
@@ -134,7 +145,7 @@ class DelayedMessages:
         if before is not None and before.is_delivered:
             self._due_parts.append((position, part))
             return
-        if before is None and not self._open().add(waiting([(int(read_delayed(frame).due_ms[0]), *key)])):
+        if before is None and self._open().add(waiting([(int(read_delayed(frame).due_ms[0]), *key)])).num_rows:
             # A release that held such entries whole has it already.
             self._parts.drop(position)
             return
@@ -151,6 +162,8 @@ class DelayedMessages:
         if self._tracker is None and self._stored is None:
             return
         tracker = self._open()
+        if self._known:
+            yield Rejected(DELAYED_KNOWN, self._known)
         stored = _only(self._state.cancels)
         cancels = cancels_from_json(stored) if stored else Cancels()
         refused = self._add_cancels(cancels, tracker.last_due_ms)
