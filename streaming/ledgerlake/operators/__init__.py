@@ -1,3 +1,3 @@
 """What Spark runs in a micro-batch: ingest, the stateful stage, finalize, and the rows between
-them.
+them. ``pipeline.plan`` connects the three.
 """

@@ -171,8 +171,8 @@ class FolderStorage(_PackedStorage):
         return None
 
     def _sweep(self) -> None:
-        """Mark buckets that the record does not name, unmark those that a restored one names,
-        remove what is long dropped.
+        """Mark a bucket as dropped if the record does not name it, remove the mark if a restored
+        record names it, and remove a bucket that was marked long ago.
         """
         found = self._filesystem.get_file_info(fs.FileSelector(self._root))
         marks = {one.base_name.removesuffix(_DROPPED): one for one in found if one.base_name.endswith(_DROPPED)}

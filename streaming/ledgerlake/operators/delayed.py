@@ -5,9 +5,9 @@ State beside that of large messages:
 
     index      the record of all buckets, JSON with a version (``delay.bucket``)
     snapshots  (bucket, number) -> a bucket's metadata or one of its segments, with the entries that wait in it
-    large      (ledger, entry) of what waits with its bytes in ``parts`` instead of a segment, JSON with a version: a large
-               message by its last chunk, with the positions of all, or an entry of which a range
-               began or ended inside
+    large      (ledger, entry) -> JSON with a version: what waits with its bytes in ``parts`` and not in a segment. It is a
+               large message (the key is its last chunk, the value lists the positions of all), or
+               an entry if a range began or ended inside it
     cancels    what is not to be delivered after all, JSON with a version (``delay.cancels``)
 
 An entry is stored once, in a segment with its neighbours in time; merging buckets moves it. With
@@ -136,8 +136,8 @@ class DelayedMessages:
         """An entry of which only some messages belong to the range; its frame is in ``parts`` also
         with ``reread``.
 
-        What comes of it with a later range joins what waits, or is due at once if that has been
-        delivered.
+        A later range may bring more messages of the same entry. If the earlier ones still wait, the
+        new ones join them. If those were delivered, the new ones are due at once.
         """
         key = (position.ledger_id, position.entry_id)
         found = self._state.large.getValue(key)
@@ -156,8 +156,8 @@ class DelayedMessages:
         self._new_cancels.append(cancel)
 
     def release(self, due_ms: int | None) -> Iterator[Outcome | Cancels]:
-        """Yield the messages that are due by then, in order; before them those that were cancelled,
-        if there are any.
+        """Yield the messages that are due by ``due_ms``, in order. If something is due and cancels
+        are in force, they come before the messages.
         """
         if self._tracker is None and self._stored is None:
             return
@@ -182,7 +182,9 @@ class DelayedMessages:
         self._keep_cancels(cancels.after(cutoff_ms), stored)
 
     def save(self) -> DelayedSummary:
-        """The micro-batch ends."""
+        """Store what has arrived as parts of buckets, and the record of all buckets; return numbers
+        of what waits.
+        """
         if self._tracker is None:
             return DelayedSummary()
         record = record_to_json(self._tracker.save())

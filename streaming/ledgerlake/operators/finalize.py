@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
 
 def finalize(rows: Iterable[pa.RecordBatch], settings: TaskSettings, note: BatchNote) -> Iterator[pa.RecordBatch]:
-    """Second stage: rows of ``FLOW`` in, files out, one fact for each topic partition."""
+    """Run a task of the last stage: rows of ``FLOW`` in, files out, one fact for each topic
+    partition.
+    """
     open_rests: dict[TopicPartition, _Rest] = {}
     for source, found in read_flow(rows):
         if source not in open_rests:

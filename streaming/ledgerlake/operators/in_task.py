@@ -1,10 +1,10 @@
 """What one task settles by itself: large messages that begin and end within its range of a topic
 partition.
 
-Their bytes never leave the task. Whatever else a chunk may mean depends on sets that are open from
-before, so it is handed to the stateful stage, in order: chunks whose message did not begin here,
-that a message began, markers of messages that are not open here, and at the end the sets that are
-still open.
+Their bytes do not leave the task, unless they are to be delivered later. All other cases depend on
+chunk sets that were open before this range, so the task sends events to the stateful stage, in
+order: a chunk, if its message did not begin in this range; a note that a message began; a marker,
+if its message is not open in this task; and at the end each chunk set that is still open.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The first stage of a micro-batch: a task decodes its range of entries straight into files.
 
 Large messages that begin and end within the range are settled here. Rows that only state can settle
-pass to the stateful stage. Where the last chunk of such a message stands, the stage ends its file,
-so that the message's own file fits between and nothing is written twice.
+pass to the stateful stage. The task closes its file at the last chunk of such a message, so that
+the message's own file, which the last stage writes, fits between. A delayed message needs no such
+cut, but its chunk does not tell that for sure.
 """
 
 from __future__ import annotations

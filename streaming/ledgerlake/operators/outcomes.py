@@ -148,16 +148,14 @@ class OutcomeDecoder:
         return row if outcome.delivered_ms is None else _with_delivery(row, outcome.delivered_ms)
 
     def _check_delivery(self, row: pa.RecordBatch, delivered_ms: int | None) -> None:
-        """Check that a large message is not delivered before its own time: the list of its chunks,
-        by which it waited or did not, may say another one.
+        """Check that a large message is not delivered before the time that its chunks say. A marker,
+        by which it waited or did not, may say another time.
         """
         deliver_us = row["deliver_at"].cast(pa.int64())[0].as_py()
         if not self._holds_delayed or deliver_us is None or deliver_us <= 0:
             return
         if delivered_ms is None or delivered_ms * 1000 < deliver_us:
-            raise CorruptEntryError(
-                "the list of its chunks says another delivery time than they do", reason="malformed_marker"
-            )
+            raise CorruptEntryError("the marker says another delivery time than the chunks", reason="malformed_marker")
 
     def _is_cancelled(self, entry: Entry | None, position: Position) -> bool:
         if entry is None:

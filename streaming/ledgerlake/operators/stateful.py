@@ -4,7 +4,8 @@ partition.
 State, in RocksDB, per topic partition:
 
     sets     (producer, uuid) -> what is open of that message, as JSON with a version
-    parts    (ledger, entry)  -> one chunk's entry as the broker stored it; one value for each, never a growing one
+    parts    (ledger, entry)  -> the entry of one chunk, as the broker stored it, or a delayed entry that travels alone; one
+             value for each, never a growing one
 
 and what ``delayed`` keeps there.
 
@@ -17,8 +18,10 @@ Rules kept here:
   - A topic partition with nothing open, nothing that waits and nothing to say costs two looks at
     the state.
   - The time by which sets expire and messages are due is the batch's: the broker's time of its
-    entries, or the planner's clock in its offset. A batch that is run again does the same again,
-    and no producer's clock counts.
+    entries, or the planner's clock in its offset. A batch that is run again does the same again but
+    for ``delivered_at``, which is the worker's clock at delivery. No producer's clock counts.
+  - If a topic partition is to wake up on an idle topic, the planner makes an empty range of it,
+    whose task sends only a report; so Spark calls the processor for it.
 """
 
 from __future__ import annotations
@@ -234,6 +237,9 @@ def _happened(assembly: Assembly, delayed: DelayedMessages, reports: list[TaskRe
 
 
 def _unless_delayed(outcomes: Iterator[Outcome], delayed: DelayedMessages) -> Iterator[Outcome]:
+    """Pass outcomes on, but for complete messages that are to be delivered later: those go into the
+    index. Their ``entries`` are not iterated here, so their chunks stay in ``parts``.
+    """
     for outcome in outcomes:
         if isinstance(outcome, Assembled) and outcome.deliver_ms is not None:
             is_held = outcome.entries is not None

@@ -9,8 +9,9 @@ Kinds:
     marker    the list of a large message's chunks (PIP-37, option 2), see ``wire.chunks``
     reject    no message already when it was read, or not there to be read (see ``rejects.reject_frame``)
 
-Chunks, markers and rejects travel alone. A delivery time counts only if the entry's checksum is
-right, since what is damaged is rejected, not kept waiting until the year that it claims.
+Chunks, markers and rejects travel alone; a chunk is never ``delayed``, also if it has a delivery
+time. A delivery time counts only if the entry's checksum is right, since what is damaged is
+rejected, not kept waiting until the year that it claims.
 """
 
 from __future__ import annotations
