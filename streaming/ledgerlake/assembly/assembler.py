@@ -38,7 +38,8 @@ class Assembled:
     """A whole message: its chunks in order. ``entries`` is None if they must be read from the topic
     again.
 
-    Iterating ``entries`` takes them out of where they are kept. ``key`` is whose chunks they must be, None if a release that did not store it put it aside.
+    Iterating ``entries`` takes them out of where they are kept. ``key`` is whose chunks they must be,
+    None if a release that did not store it put it aside.
     ``deliver_ms`` is when it is to be delivered, if it has to wait; ``delivered_ms`` when it was,
     if it had to, and ``outputs`` then as in ``Due``.
     """
