@@ -98,6 +98,7 @@ class Peer:
     host: str = "127.0.0.1"
     stored: list[tuple[int, int]] = field(default_factory=list)
     drop_after_sends: int | None = None
+    drop_after_received: int | None = None
     refuse_send: int | None = None
     received: list[bytes] = field(default_factory=list)
     topics: list[str] | None = None
@@ -250,6 +251,8 @@ class Peer:
         """
         number: dict[str, Any] = {"producer_id": event.producer_id, "sequence_id": event.sequence_id}
         self.received.append(connection.payload)
+        if len(self.received) == self.drop_after_received:
+            raise OSError
         if self.refuse_send is not None:
             connection.send(_encode("SEND_ERROR", error=self.refuse_send, message="the test says no", **number))
             return

@@ -244,7 +244,7 @@ def _judge_chunks(data: bytes) -> int:
             if isinstance(outcome, Assembled) and outcome.entries is not None:
                 entries = [one for one in outcome.entries if one is not None]
                 _large(entries, outcome.positions)
-    return count + sum(1 for _ in assembly.hand_over())
+    return count + sum(1 for _ in assembly.drain_pending())
 
 
 def _large(entries: list[Any], positions: tuple[Position, ...]) -> None:

@@ -17,7 +17,7 @@ from ledgerlake.delay.storage import METADATA, MemoryStorage
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators.bucket_storage import StateStorage
-from ledgerlake.operators.delayed import _elsewhere_from_json, _elsewhere_to_json
+from ledgerlake.operators.delayed import _outside_from_json, _outside_to_json
 from ledgerlake.operators.rows import (
     Begun,
     StateSummary,
@@ -134,8 +134,8 @@ def _judge_cancels(data: bytes) -> int:
 
 
 def _judge_large(data: bytes) -> int:
-    found = _elsewhere_from_json(_text(data))
-    assert _elsewhere_from_json(_elsewhere_to_json(found)) == found
+    found = _outside_from_json(_text(data))
+    assert _outside_from_json(_outside_to_json(found)) == found
     return 1
 
 

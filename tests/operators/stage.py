@@ -171,6 +171,6 @@ def task(
                 settled.outcomes(outcomes)
         else:
             settled.outcomes(local.mark(event))
-    rows += [flow_row(SOURCE, RowKind.CHUNK, position, entry=entry) for position, entry in local.hand_over()]
+    rows += [flow_row(SOURCE, RowKind.CHUNK, position, entry=entry) for position, entry in local.drain_pending()]
     report = TaskReport(end, now_ms, {"end": str(end)}, local.events)
     return [*rows, flow_row(SOURCE, RowKind.REPORT, note=report_to_json(report))]

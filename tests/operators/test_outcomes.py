@@ -46,7 +46,7 @@ def test_what_the_topic_no_longer_has_becomes_rejects_with_positions() -> None:
         judge = decoder(peer)
         (found,) = judge.decode(Assembled(AT, None))
         assert isinstance(found, list)
-        written = rows(judge.whole(found))
+        written = rows(judge.reject_tables(found))
         assert [(row["reason"], row["entry_id"], row["entry"]) for row in written] == [
             ("chunk_trimmed", 1, None),
             ("chunk_trimmed", 2, ENTRIES[1]),
@@ -60,6 +60,6 @@ def test_chunks_without_bytes_are_read_again_to_be_rejected_whole() -> None:
         judge = decoder(peer)
         (found,) = judge.decode(Rejected("chunk_expired", [(AT[2], None), (AT[0], b"held"), (AT[1], None)]))
         assert isinstance(found, list)
-        written = rows(judge.whole(found))
+        written = rows(judge.reject_tables(found))
         assert [(row["entry_id"], row["entry"]) for row in written] == [(1, b"held"), (2, ENTRIES[1]), (4, ENTRIES[2])]
         assert written[1]["detail"] == "chunk 1 of 3 of p-1"

@@ -88,6 +88,20 @@ def test_a_row_whose_chunks_broke_off_is_sent_whole_to_a_broker_with_another_lim
         assert peer.stored == [(0, 0)]
 
 
+@pytest.mark.parametrize("received", [2, 3, 4, 5])
+def test_chunks_of_one_uuid_stand_on_a_topic_once_after_a_connection_that_breaks(received: int) -> None:
+    """A client that has seen a chunk of a uuid twice may skip the message."""
+    with Peer(max_message_bytes=MEBIBYTE, drop_after_received=received) as peer:
+        write(peer, value=[b"before", VALUE, b"after"])
+        chunks: dict[str, list[int]] = {}
+        for entry in map(parse_entry, peer.received):
+            if entry.metadata.num_chunks_from_msg > 1:
+                chunks.setdefault(entry.metadata.uuid, []).append(entry.metadata.chunk_id)
+        assert all(ids == list(range(len(ids))) for ids in chunks.values())
+        assert [0, 1, 2, 3] in chunks.values()
+        assert [one for one, _ in peer.stored] == [0, 1, 2]
+
+
 @pytest.mark.parametrize("max_message_bytes", [20_000, MEBIBYTE, 5 * MEBIBYTE])
 def test_a_large_message_is_published_in_chunks_that_the_broker_takes(max_message_bytes: int) -> None:
     with Peer(max_message_bytes=max_message_bytes) as peer:

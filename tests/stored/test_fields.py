@@ -12,7 +12,7 @@ from ledgerlake.decode.messages import BatchPart
 from ledgerlake.delay.bucket import Bucket, Record, record_from_json, record_to_json
 from ledgerlake.delay.cancels import Cancel, cancels_from_json, cancels_to_json
 from ledgerlake.errors import OffsetError
-from ledgerlake.operators.delayed import _Elsewhere, _elsewhere_from_json, _elsewhere_to_json
+from ledgerlake.operators.delayed import _outside_from_json, _outside_to_json, _OutsideBucket
 from ledgerlake.operators.rows import (
     Begun,
     StateSummary,
@@ -42,10 +42,10 @@ WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
         set_from_json,
         set_to_json(OpenSet(KEY, 3, 900, 5, 4, PLACES, 600)),
     ),
-    "delayed large message": (_elsewhere_from_json, _elsewhere_to_json(_Elsewhere(PLACES, True, key=KEY))),
+    "delayed large message": (_outside_from_json, _outside_to_json(_OutsideBucket(PLACES, True, key=KEY))),
     "part of a delayed entry": (
-        _elsewhere_from_json,
-        _elsewhere_to_json(_Elsewhere(PLACES[:1], True, BatchPart(1, 2), is_delivered=True)),
+        _outside_from_json,
+        _outside_to_json(_OutsideBucket(PLACES[:1], True, BatchPart(1, 2), is_delivered=True)),
     ),
     "report": (report_from_json, report_to_json(TaskReport(PLACES[0], 5, {}, [Begun(KEY)]))),
     "summary": (summary_from_json, summary_to_json(StateSummary([{}], PLACES[0], 5))),

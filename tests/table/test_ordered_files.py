@@ -197,7 +197,7 @@ def test_merging_holds_one_table_of_each_run() -> None:
 def test_files_of_several_writers_that_follow_each_other_stay_as_they_are(tmp_path: Path) -> None:
     first, second = writer_in(tmp_path), writer_in(tmp_path)
     first.write(rows([1, 2]))
-    first.cut()
+    first.roll_file()
     first.write(rows([7, 8], first_entry=6))
     second.write(rows([4], first_entry=4))
     files = [*first.finish(), *second.finish()]
@@ -209,7 +209,7 @@ def test_files_of_several_writers_that_follow_each_other_stay_as_they_are(tmp_pa
 def test_files_of_several_writers_that_overlap_are_merged_and_the_others_left(tmp_path: Path) -> None:
     first, second = writer_in(tmp_path), writer_in(tmp_path)
     first.write(rows([1, 2, 9]))
-    first.cut()
+    first.roll_file()
     first.write(rows([20], first_entry=20))
     second.write(rows([5], first_entry=5))
     files = [*first.finish(), *second.finish()]

@@ -3,7 +3,8 @@ them.
 
 Chunks share sequence id, uuid ``<producer>-<sequence id>`` and the metadata of the message; each
 says its ``chunk_id``, the number of chunks and the bytes of all together. What is cut is already
-compressed, as a whole.
+compressed, as a whole. A message that is sent again has another uuid (``attempt_suffix``): a chunk
+that stands there twice under one uuid makes pulsar-client for C++ and Python skip the message.
 
 A marker (PIP-37, option 2) is an ordinary message, so that every Pulsar client reads the topic as
 before:
@@ -19,6 +20,7 @@ Its chunks carry the same property, as the promise that a marker follows.
 from __future__ import annotations
 
 import json
+import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -63,7 +65,7 @@ def chunk_limit_bytes(metadata: pb.MessageMetadata, size: int, max_entry_bytes: 
         UsageError: not even one byte fits.
     """
     most = min(size, 2**31 - 1)
-    metadata_bytes = len(encode_entry(_chunk_metadata(metadata, most, most, size), b""))
+    metadata_bytes = len(encode_entry(_chunk_metadata(metadata, most, most, size, attempt_suffix()), b""))
     if metadata_bytes >= max_entry_bytes:
         raise UsageError(
             f"the key and the properties of a message take {metadata_bytes:,} bytes, and the broker takes entries of "
@@ -72,24 +74,32 @@ def chunk_limit_bytes(metadata: pb.MessageMetadata, size: int, max_entry_bytes: 
     return max_entry_bytes - metadata_bytes
 
 
-def encode_chunks(metadata: pb.MessageMetadata, packed: bytes, chunk_bytes: int) -> Iterator[bytes]:
-    """The entries of a large message, one after another.
+def attempt_suffix() -> str:
+    """Return what tells the uuid of one attempt to send a message from that of another."""
+    return f"-{secrets.token_hex(4)}"
+
+
+def encode_chunks(metadata: pb.MessageMetadata, packed: bytes, chunk_bytes: int, suffix: str = "") -> Iterator[bytes]:
+    """Yield the entries of a large message, one after another.
 
     Args:
         metadata: the message's; chunk fields are filled in.
         packed: its payload, compressed as ``metadata`` says.
+        suffix: what is added to its uuid, see ``attempt_suffix``.
     """
     view = memoryview(packed)
     count = max(1, -(-len(packed) // chunk_bytes))
     for chunk_id in range(count):
-        own = _chunk_metadata(metadata, chunk_id, count, len(packed))
+        own = _chunk_metadata(metadata, chunk_id, count, len(packed), suffix)
         yield encode_entry(own, bytes(view[chunk_bytes * chunk_id : chunk_bytes * (chunk_id + 1)]))
 
 
-def _chunk_metadata(metadata: pb.MessageMetadata, chunk_id: int, count: int, size: int) -> pb.MessageMetadata:
+def _chunk_metadata(
+    metadata: pb.MessageMetadata, chunk_id: int, count: int, size: int, suffix: str
+) -> pb.MessageMetadata:
     own = pb.MessageMetadata()
     own.CopyFrom(metadata)
-    own.uuid = f"{metadata.producer_name}-{metadata.sequence_id}"
+    own.uuid = f"{metadata.producer_name}-{metadata.sequence_id}{suffix}"
     own.chunk_id = chunk_id
     own.num_chunks_from_msg = count
     own.total_chunk_msg_size = size

@@ -10,9 +10,9 @@ Methods as the protocol names them; data is what goes into CONNECT and AUTH_RESP
 
 Plugins and parameters are spelled as for Pulsar's Java client. A token or password may be given as
 ``token:...``, as ``file:PATH`` (read again each time) or ``env:NAME``. What is secret shows in no
-``repr``, and no error repeats it. Spark shows options in its plans except those that look like a
-secret, by words such as "token" or "secret" in them: so a secret as it is must come behind
-``token:`` or ``secret:``, or in JSON that says ``password`` or ``client_secret``.
+``repr``, and no error repeats it. Spark redacts an option in its plans if it looks like a secret,
+by words such as "token" or "secret" in it. So an inline secret needs the prefix ``token:`` or
+``secret:``, or must be in JSON that says ``password`` or ``client_secret``.
 """
 
 from __future__ import annotations

@@ -151,6 +151,25 @@ class NumberedProducer:
         while len(self._pending) >= _PENDING_MOST or self._pending_bytes > _PENDING_BYTES_MOST:
             self._retrying(self._take_receipt)
 
+    def send_chunks(self, sequence_id: int, chunks: Callable[[], Iterable[bytes]]) -> None:
+        """Send the chunks of a large message, unless it is stored, and wait until all are; after a
+        disconnect it begins again with the first.
+
+        Args:
+            chunks: makes the entries of an attempt, under a uuid of its own.
+
+        Raises:
+            As ``send``.
+        """
+        self.flush()
+        while sequence_id > self.last_sequence_id:
+            try:
+                self._send_all(sequence_id, chunks())
+                self._backoff.succeeded()
+                return
+            except LedgerlakeError as failure:
+                self._open_again(failure)
+
     def flush(self) -> None:
         """Wait until everything is stored.
 
@@ -172,6 +191,17 @@ class NumberedProducer:
             self._pending_bytes -= len(self._pending.popleft().entry)
         for one in self._pending:
             self._send(one)
+
+    def _send_all(self, sequence_id: int, chunks: Iterable[bytes]) -> None:
+        sizes: deque[int] = deque()
+        for entry in chunks:
+            self._send(NumberedEntry(entry, sequence_id, sequence_id, is_chunk=True))
+            sizes.append(len(entry))
+            while len(sizes) >= _PENDING_MOST or sum(sizes) > _PENDING_BYTES_MOST:
+                _next_receipt(self._session, self._queue, self.topic_partition)
+                sizes.popleft()
+        for _ in sizes:
+            _next_receipt(self._session, self._queue, self.topic_partition)
 
     def _send(self, one: NumberedEntry) -> None:
         send_entry(
@@ -196,9 +226,11 @@ class NumberedProducer:
         try:
             call()
             self._backoff.succeeded()
-            return
-        except LedgerlakeError as error:
-            failure = error
+        except LedgerlakeError as failure:
+            self._open_again(failure)
+
+    def _open_again(self, failure: LedgerlakeError) -> None:
+        """Open the producer again after a failure that may pass; else raise it."""
         while True:
             pause_s = self._backoff.failed(time.monotonic()) if is_retryable(failure) else None
             if pause_s is None:

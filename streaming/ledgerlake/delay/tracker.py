@@ -11,8 +11,8 @@
 Rules kept here:
   - What is due is taken whole, and by the time that the caller gives; nothing is ever due early.
   - Stored buckets never change. ``save`` gives the record that says what is in use; until that is
-    kept somewhere, nothing that an older record uses is deleted. So whoever comes to grief on the
-    way starts again from the last record.
+    kept somewhere, nothing that an older record uses is deleted. After a failure, the index is
+    opened again from the last saved record.
   - A message that was added before is not added again (by the buckets' bitmaps).
   - A mutable bucket that holds many times what sealing asks for is sealed although its ledger goes
     on; else a single long ledger would make one bucket without end.

@@ -94,7 +94,7 @@ def read_topic(options: SourceOptions, span: EntryRange, reached_ms: int | None)
             bad.append(entries_of(decoded.rejects))
             first = first or _first_of(found, bad[-1])
     large += [(event.position,) for event in chunks.events if isinstance(event, Chunk)]
-    open_chunks = len(list(chunks.hand_over()))
+    open_chunks = len(list(chunks.drain_pending()))
     return TopicContent(
         np.concatenate(keys), np.concatenate(bad), np.concatenate(waiting), large, large_waiting, open_chunks, first
     )

@@ -102,7 +102,7 @@ class DelayedMessages:
         self._state = state
         self._options = options
         self._parts = parts
-        self._stored = _only(state.index)
+        self._stored = _read_value(state.index)
         self._tracker: DelayedTracker | None = None
         self._new_cancels: list[Cancel] = []
         self._due_parts: list[tuple[Position, BatchPart]] = []
@@ -129,7 +129,7 @@ class DelayedMessages:
             for position in event.positions:
                 self._parts.drop(position)
         held = event.held and not self._options.reread
-        text = _elsewhere_to_json(_Elsewhere(event.positions, held, key=event.key))
+        text = _outside_to_json(_OutsideBucket(event.positions, held, key=event.key))
         self._state.large.updateValue((last.ledger_id, last.entry_id), (text,))
 
     def add_part(self, position: Position, frame: bytes, part: BatchPart) -> None:
@@ -141,7 +141,7 @@ class DelayedMessages:
         """
         key = (position.ledger_id, position.entry_id)
         found = self._state.large.getValue(key)
-        before = _elsewhere_from_json(found[0]) if found is not None else None
+        before = _outside_from_json(found[0]) if found is not None else None
         if before is not None and before.is_delivered:
             self._due_parts.append((position, part))
             return
@@ -150,7 +150,7 @@ class DelayedMessages:
             self._parts.drop(position)
             return
         joined = part if before is None or before.part is None else replace(part, after=before.part.after)
-        self._state.large.updateValue(key, (_elsewhere_to_json(_Elsewhere((position,), True, joined)),))
+        self._state.large.updateValue(key, (_outside_to_json(_OutsideBucket((position,), True, joined)),))
 
     def cancel(self, cancel: Cancel) -> None:
         self._new_cancels.append(cancel)
@@ -164,7 +164,7 @@ class DelayedMessages:
         tracker = self._open()
         if self._known:
             yield Rejected(DELAYED_KNOWN, self._known)
-        stored = _only(self._state.cancels)
+        stored = _read_value(self._state.cancels)
         cancels = cancels_from_json(stored) if stored else Cancels()
         refused = self._add_cancels(cancels, tracker.last_due_ms)
         if refused:
@@ -196,7 +196,7 @@ class DelayedMessages:
         """The first entry that must be read again; of a large message that is its first chunk."""
         again = [tracker.oldest] if self._options.reread else []
         if self._state.large.exists():
-            large = [_elsewhere_from_json(value[0]) for _, value in self._state.large.iterator()]
+            large = [_outside_from_json(value[0]) for _, value in self._state.large.iterator()]
             again += [one.positions[0] for one in large if not one.is_held]
         return min((one for one in again if one is not None), default=None)
 
@@ -251,9 +251,11 @@ class DelayedMessages:
             if has_frame:
                 yield from (Due(frames, delivered_ms, outputs) for frames in _together(part))
             else:
-                yield from self._elsewhere(part, delivered_ms, outputs)
+                yield from self._take_outside(part, delivered_ms, outputs)
 
-    def _elsewhere(self, batch: pa.RecordBatch, delivered_ms: int, outputs: dict[str, Position]) -> Iterator[Outcome]:
+    def _take_outside(
+        self, batch: pa.RecordBatch, delivered_ms: int, outputs: dict[str, Position]
+    ) -> Iterator[Outcome]:
         """Messages whose bytes are not in their segment: large ones, parts, and those that are read
         from the topic.
         """
@@ -263,7 +265,7 @@ class DelayedMessages:
             if found is None:
                 again.append(Position(ledger_id, entry_id))
                 continue
-            one = _elsewhere_from_json(found[0])
+            one = _outside_from_json(found[0])
             if one.part is not None:
                 yield from self._part(one.positions[0], one.part, delivered_ms, outputs)
                 continue
@@ -283,7 +285,7 @@ class DelayedMessages:
         if part.until is None:
             self._state.large.removeKey(key)
         else:
-            text = _elsewhere_to_json(_Elsewhere((position,), True, part, is_delivered=True))
+            text = _outside_to_json(_OutsideBucket((position,), True, part, is_delivered=True))
             self._state.large.updateValue(key, (text,))
 
 
@@ -319,13 +321,13 @@ def _query_id() -> str:
     return str(found)
 
 
-def _only(state: ValueState) -> str | None:
+def _read_value(state: ValueState) -> str | None:
     found = state.get()
     return None if found is None else str(found[0])
 
 
 @dataclass(frozen=True)
-class _Elsewhere:
+class _OutsideBucket:
     """The delayed messages whose bytes ``parts`` holds: a large message's chunks, or one entry.
 
     ``part`` is what of that entry came, None of a large message. It stays when it was delivered,
@@ -339,28 +341,28 @@ class _Elsewhere:
     key: SetKey | None = None
 
 
-def _elsewhere_to_json(one: _Elsewhere) -> str:
+def _outside_to_json(one: _OutsideBucket) -> str:
     part = None if one.part is None else asdict(one.part)
     data = {"positions": places(one.positions), "held": one.is_held, "part": part}
     key = None if one.key is None else asdict(one.key)
     return json.dumps({"version": _LARGE_VERSION, **data, "delivered": one.is_delivered, "key": key})
 
 
-def _elsewhere_from_json(text: str) -> _Elsewhere:
-    return parse_stored(text, "delayed large messages", _elsewhere, _LARGE_VERSION)
+def _outside_from_json(text: str) -> _OutsideBucket:
+    return parse_stored(text, "delayed large messages", _outside_from_dict, _LARGE_VERSION)
 
 
-def _elsewhere(data: dict[str, Any], version: int) -> _Elsewhere:
+def _outside_from_dict(data: dict[str, Any], version: int) -> _OutsideBucket:
     """Version 1 knew no parts, version 2 no key."""
     positions = tuple(map(_position, stored(list[list[int]], data["positions"])))
     if not positions:
         raise ValueError("a message without chunks")
     is_held = stored(bool, data["held"])
     if version == 1:
-        return _Elsewhere(positions, is_held)
+        return _OutsideBucket(positions, is_held)
     part, is_delivered = stored(BatchPart | None, data["part"]), stored(bool, data["delivered"])
     key = stored(SetKey | None, data["key"]) if version > 2 else None
-    return _Elsewhere(positions, is_held, part, is_delivered, key)
+    return _OutsideBucket(positions, is_held, part, is_delivered, key)
 
 
 def _position(place: list[int]) -> Position:

@@ -35,18 +35,18 @@ def finalize(rows: Iterable[pa.RecordBatch], settings: TaskSettings, note: Batch
     """Run a task of the last stage: rows of ``FLOW`` in, files out, one fact for each topic
     partition.
     """
-    open_rests: dict[TopicPartition, _Rest] = {}
+    partitions: dict[TopicPartition, _FinalizedPartition] = {}
     for source, found in read_flow(rows):
-        if source not in open_rests:
-            open_rests[source] = _Rest(source, settings, note)
+        if source not in partitions:
+            partitions[source] = _FinalizedPartition(source, settings, note)
         if isinstance(found, StateSummary):
-            fact = open_rests.pop(source).finish(found)
+            fact = partitions.pop(source).finish(found)
             yield pa.RecordBatch.from_arrays([pa.array([json.dumps(asdict(fact))], pa.string())], names=["fact"])
         elif not isinstance(found, pa.RecordBatch):
-            open_rests[source].take(found)
+            partitions[source].take(found)
 
 
-class _Rest:
+class _FinalizedPartition:
     """The files and messages of one topic partition in a task of the last stage."""
 
     def __init__(self, source: TopicPartition, settings: TaskSettings, note: BatchNote) -> None:

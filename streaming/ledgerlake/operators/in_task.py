@@ -119,7 +119,7 @@ class LocalAssembly:
             return None
         return Waits(message.positions, message.deliver_ms, message.entries is not None, message.key)
 
-    def hand_over(self) -> Iterator[tuple[Position, Entry]]:
+    def drain_pending(self) -> Iterator[tuple[Position, Entry]]:
         """End: what is open becomes an event, and its bytes come out."""
         for opened in self._assembly.pending.sets:
             self.events.append(opened)

@@ -90,7 +90,7 @@ class _IngestedRange:
             yield from self._settle(self._local.mark(event))
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        for position, entry in self._local.hand_over():
+        for position, entry in self._local.drain_pending():
             yield flow_row(self._writer.source, RowKind.CHUNK, position, entry=entry)
         fact = replace(self._writer.finish(self._end), stored_bytes=self._stored_bytes)
         report = TaskReport(self._end, self._now_ms, asdict(fact), self._local.events)
@@ -107,7 +107,7 @@ class _IngestedRange:
             return
         yield flow_row(self._writer.source, RowKind.CHUNK, chunk.position, entry=entry)
         if chunk.chunk_id == chunk.chunk_count - 1:
-            self._writer.messages.cut()
+            self._writer.messages.roll_file()
 
     def _settle(self, outcomes: Iterable[Outcome]) -> Iterator[pa.RecordBatch]:
         """Write what can be written now; a message that is to be delivered later goes on to the

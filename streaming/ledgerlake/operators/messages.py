@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ledgerlake.options.source_options import SourceOptions
 
 
-def whole_messages(bundles: DataFrame, options: SourceOptions, limits: Limits, delay: DelayOptions) -> DataFrame:
+def complete_messages(bundles: DataFrame, options: SourceOptions, limits: Limits, delay: DelayOptions) -> DataFrame:
     """Rows of ``schema.VIEW``: messages, and what is none with its ``reject_reason``."""
     flow = bundles.mapInArrow(lambda rows: _forward(rows, options, delay.enabled), FLOW_DDL)
     assembled = stateful(flow, limits, delay)
@@ -156,7 +156,7 @@ def _as_view(
 ) -> Iterator[pa.RecordBatch]:
     for decoded in decoder.decode(outcome):
         if isinstance(decoded, list):
-            yield from (rejects_as_view(one) for table in decoder.whole(decoded) for one in table.to_batches())
+            yield from (rejects_as_view(one) for table in decoder.reject_tables(decoded) for one in table.to_batches())
         else:
             check_broker_metadata(options.require_broker_metadata, decoded, source)
             yield as_view(decoded)

@@ -110,7 +110,7 @@ class OutcomeDecoder:
         self._holds_delayed = holds_delayed
 
     def decode(self, outcome: Outcome) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
-        """Rows of ``schema.MESSAGES``, and what is no message; what ``cancels`` hits is none.
+        """Yield rows of ``schema.MESSAGES``, and rejects. Cancelled messages become rejects.
 
         Raises:
             BrokerError, TransportError: entries had to be read again and could not.
@@ -208,7 +208,7 @@ class OutcomeDecoder:
         raw = pa.array([entry for _, entry in found], pa.binary())
         return decode_entries(raw, ledger_ids, entry_ids, self._source, **self._options.decoding)
 
-    def whole(self, rejected: list[RejectedEntry]) -> Iterator[pa.Table]:
+    def reject_tables(self, rejected: list[RejectedEntry]) -> Iterator[pa.Table]:
         """Rows of ``schema.REJECTS``, one by one; entries whose bytes are not at hand are read from
         the topic.
 

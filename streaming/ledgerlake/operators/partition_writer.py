@@ -44,7 +44,7 @@ class PartitionWriter:
             source, settings.options, settings.limits.max_message_bytes, holds_delayed=settings.delay.enabled
         )
         self._cancels = TaskCancels()
-        self._unread: list[RejectedEntry] = []
+        self._rejects_to_reread: list[RejectedEntry] = []
         self._rejects = GatheringWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))
 
     def write_entries(self, frames: memoryview, first_entry: BatchPart) -> list[Cancel]:
@@ -78,9 +78,9 @@ class PartitionWriter:
         """Write entries into ``rejects``; those that must be read again wait, so that neighbours
         are read together.
         """
-        self._unread += [one for one in rejected if one.entry is None]
+        self._rejects_to_reread += [one for one in rejected if one.entry is None]
         self._gather([one for one in rejected if one.entry is not None])
-        if len(self._unread) >= _UNREAD_MOST:
+        if len(self._rejects_to_reread) >= _UNREAD_MOST:
             self._read_unread()
 
     def finish(self, end: Position) -> TaskFact:
@@ -96,11 +96,11 @@ class PartitionWriter:
         )
 
     def _read_unread(self) -> None:
-        unread, self._unread = self._unread, []
+        unread, self._rejects_to_reread = self._rejects_to_reread, []
         self._gather(unread)
 
     def _gather(self, rejected: list[RejectedEntry]) -> None:
-        for table in self.decoder.whole(rejected):
+        for table in self.decoder.reject_tables(rejected):
             self._rejects.write(table)
 
     def _write_messages(self, messages: pa.RecordBatch) -> None:

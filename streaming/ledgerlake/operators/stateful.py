@@ -134,7 +134,7 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         stored = self._load() if self._sets.exists() else {}
         oldest_first = sorted(stored.values(), key=lambda one: one.positions[0])
         assembly = Assembly(self._limits, parts, oldest_first, hold_delayed=self._delay.enabled)
-        for outcome in _happened(assembly, delayed, reports):
+        for outcome in _apply_reports(assembly, delayed, reports):
             yield from _outcome_rows(source, outcome)
         for due in delayed.release(latest(report.now_ms for report in reports)):
             yield from _outcome_rows(source, due)
@@ -222,7 +222,7 @@ def _open_set(data: dict[str, Any], version: int) -> OpenSet:
     return open_set_from_dict(data if version > 1 else data | {"opened_ms": None, "publish_ms": None})
 
 
-def _happened(assembly: Assembly, delayed: DelayedMessages, reports: list[TaskReport]) -> Iterator[Outcome]:
+def _apply_reports(assembly: Assembly, delayed: DelayedMessages, reports: list[TaskReport]) -> Iterator[Outcome]:
     for report in reports:
         for event in report.events:
             if isinstance(event, Waits):
@@ -230,13 +230,13 @@ def _happened(assembly: Assembly, delayed: DelayedMessages, reports: list[TaskRe
             elif isinstance(event, Cancel):
                 delayed.cancel(event)
             else:
-                yield from _unless_delayed(_apply(assembly, event), delayed)
+                yield from _hold_delayed_large(_apply(assembly, event), delayed)
     now_ms = latest(report.now_ms for report in reports)
     if now_ms is not None:
         yield from assembly.expire(now_ms)
 
 
-def _unless_delayed(outcomes: Iterator[Outcome], delayed: DelayedMessages) -> Iterator[Outcome]:
+def _hold_delayed_large(outcomes: Iterator[Outcome], delayed: DelayedMessages) -> Iterator[Outcome]:
     """Pass outcomes on, but for complete messages that are to be delivered later: those go into the
     index. Their ``entries`` are not iterated here, so their chunks stay in ``parts``.
     """

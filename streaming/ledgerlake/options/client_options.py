@@ -147,4 +147,4 @@ class ClientOptions:
         if not (len(parse_service_url(url)) == 1 and url.startswith("pulsar+ssl://")):
             raise UsageError("the option 'pulsar.client.proxyServiceUrl' is one address, pulsar+ssl://host:port")
         if not self.service_url.startswith("pulsar+ssl://"):
-            raise UsageError("a proxy that goes by the name in TLS needs a 'service.url' with pulsar+ssl://")
+            raise UsageError("an SNI proxy needs a 'service.url' with pulsar+ssl://")

@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 class BatchResult:
     """The result of a micro-batch; ``repeated`` if the table had it already.
 
-    ``ends`` is how far each topic partition is done: read, and nothing before it that only the
-    topic holds. ``wakes_ms`` is when it wants a batch although nothing new has come; ``open_sets``
-    and ``held_bytes`` count large messages that are not whole, ``waiting`` delayed messages, the
-    next of which is due at ``next_due_ms``; all of the topic partitions that had a part in the
-    batch. ``tables`` says by name which tables hold it.
+    ``ends`` is the last position of each topic partition that is safe to acknowledge.
+    ``wakes_ms`` is when it wants a batch although nothing new has come; ``open_sets`` and
+    ``held_bytes`` count incomplete large messages, ``waiting`` delayed messages, the next of
+    which is due at ``next_due_ms``; all of the topic partitions that had a part in the batch.
+    ``tables`` says by name which tables hold it.
     """
 
     batch_id: int

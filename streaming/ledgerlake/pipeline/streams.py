@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ledgerlake.decode import schema
-from ledgerlake.operators.messages import whole_messages
+from ledgerlake.operators.messages import complete_messages
 from ledgerlake.operators.stateful import set_up_state
 from ledgerlake.publish.datasource import LedgerlakeDataSource
 
@@ -41,4 +41,4 @@ def _whole(spark: SparkSession, config: Config) -> DataFrame:
         .options(**config.source_options() | {"view": "bundles", "wakes": "always"})
         .load()
     )
-    return whole_messages(bundles, config.source, config.chunks.limits, config.delay.options)
+    return complete_messages(bundles, config.source, config.chunks.limits, config.delay.options)

@@ -52,7 +52,7 @@ from ledgerlake.decode.codecs import compress
 from ledgerlake.errors import UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.republisher import java_hash
-from ledgerlake.wire.chunks import chunk_limit_bytes, encode_chunks
+from ledgerlake.wire.chunks import attempt_suffix, chunk_limit_bytes, encode_chunks
 from ledgerlake.wire.entry import encode_batch, encode_entry
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def check_columns(columns: dict[str, str], topic: str | None) -> None:
     if len(set(given)) != len(given):
         raise UsageError(f"two columns mean the same: {', '.join(sorted(columns))}")
     if topic is None and "topic" not in given:
-        raise UsageError("where to? there is neither an option 'topic' nor a column of that name")
+        raise UsageError("there is no target topic: set the option 'topic' or add a column 'topic'")
 
 
 class TopicWriter:
@@ -268,13 +268,18 @@ class _TargetPartition:
             metadata.deliver_at_time = _milliseconds(row["deliver_at"])
         sequence_id = metadata.sequence_id
         packed = compress(self._settings.codec, payload)
-        limit_bytes = chunk_limit_bytes(metadata, len(packed), self._opened().max_entry_bytes)
-        chunk_bytes = min(limit_bytes, _ENTRY_BYTES)
-        if len(packed) <= chunk_bytes:
+        if len(packed) <= self._chunk_bytes(metadata, packed):
             self._send(NumberedEntry(encode_entry(metadata, packed), sequence_id, sequence_id))
             return
-        for entry in encode_chunks(metadata, packed, chunk_bytes):
-            self._send(NumberedEntry(entry, sequence_id, sequence_id, is_chunk=True))
+        # Another broker, which takes over after a disconnect, may take less.
+        self._opened().send_chunks(
+            sequence_id,
+            lambda: encode_chunks(metadata, packed, self._chunk_bytes(metadata, packed), attempt_suffix()),
+        )
+
+    def _chunk_bytes(self, metadata: pb.MessageMetadata, packed: bytes) -> int:
+        """Return how much of a payload goes into one entry."""
+        return min(_ENTRY_BYTES, chunk_limit_bytes(metadata, len(packed), self._opened().max_entry_bytes))
 
     def _send(self, one: NumberedEntry) -> None:
         self._opened().send(one)

@@ -122,7 +122,7 @@ class FileWriter:
 
     def write(self, table: pa.Table) -> None:
         if self._open is not None and self._open.bytes_taken >= FILE_BYTES:
-            self.cut()
+            self.roll_file()
         if self._open is None:
             self._open = self._new_file("none" if _is_row_group(table) and not _shrinks(table) else "zstd")
         self._open.bytes_taken += table.nbytes
@@ -131,7 +131,7 @@ class FileWriter:
             self._open.last = _key(table, table.num_rows - 1)
         self._open.writer.write_table(table, row_group_size=max(table.num_rows, 1))
 
-    def cut(self) -> None:
+    def roll_file(self) -> None:
         """End the open file; what comes next goes into another."""
         if self._open is None:
             return
@@ -144,7 +144,7 @@ class FileWriter:
         self._open = None
 
     def finish(self) -> list[DataFile]:
-        self.cut()
+        self.roll_file()
         return self._files
 
     def _new_file(self, codec: str) -> _OpenFile:
@@ -223,7 +223,7 @@ class OrderedWriter:
         self._last_taken = last
         alone = _is_row_group(batch)
         if alone:
-            self.cut()
+            self.roll_file()
             # Its pieces are free by now, and to be written takes as much as they did.
             give_back()
         self._waiting.append(batch)
@@ -231,13 +231,13 @@ class OrderedWriter:
         if self._waiting_bytes >= ROW_GROUP_BYTES:
             self._flush()
         if alone:
-            self.cut()
+            self.roll_file()
             give_back()
 
-    def cut(self) -> None:
+    def roll_file(self) -> None:
         """End the open file: a row that is written elsewhere will stand here."""
         self._flush()
-        self._runs[-1].cut()
+        self._runs[-1].roll_file()
 
     def finish(self) -> list[DataFile]:
         self._flush()

@@ -3,8 +3,8 @@ writes it.
 
 Tasks put their files into a staging folder beside the checkpoint instead of the table's. The driver
 has Spark read those of a micro-batch, sorted anew, and append them with the batch's number, by
-which Delta skips what it has. So constraints are checked, columns generated, changes fed and names
-mapped by who knows how; the price is one more passage of every row.
+which Delta skips a batch that it has. So delta-spark enforces constraints, generated columns, the
+change data feed and column mapping, at the cost of one extra pass over every row.
 
 delta-spark's commits carry one number for each query only. So what else the pipeline must know (see
 ``delta_table``) is kept in the metadata of the commits and looked up in the table's history, and
