@@ -1,8 +1,8 @@
 """Sending due messages: nothing behind a message that failed is stored before it, and none is lost
 or held up for ever.
 
-The broker here stands for one with pulsar-client before it: what is sent is stored a little later,
-and what waits for longer than the send timeout fails alone.
+The broker here stands for one with the target's producers before it: what is sent is stored a
+little later, and after the first message that fails a producer stores none.
 """
 
 from __future__ import annotations
@@ -22,33 +22,18 @@ from ledgerlake.errors import CheckpointError, LedgerlakeError, TransportError
 from ledgerlake.publish import republisher
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.publish.republisher import Republisher
+from ledgerlake.publish.target_client import Receipt
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.ordered_files import DataFile
+from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from ledgerlake.pb import pulsar_pb2 as pb
+
 ROWS = 3000
-
-
-@dataclass(frozen=True)
-class Result:
-    name: str
-
-
-@dataclass(frozen=True)
-class Place:
-    """``pulsar.MessageId``."""
-
-    ledger: int
-    entry: int
-
-    def ledger_id(self) -> int:
-        return self.ledger
-
-    def entry_id(self) -> int:
-        return self.entry
 
 
 class NoTargetReader:
@@ -88,42 +73,29 @@ class Sent:
     sequence: int
     content: bytes
     properties: dict[str, str]
-    callback: Callable[[Result, Any], None]
+    on_receipt: Callable[[Receipt], None]
 
 
 class Producer:
-    def __init__(self, broker: Broker, send_timeout_millis: int) -> None:
+    def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._times_out = send_timeout_millis > 0
         self._pending: list[Sent] = []
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._next = self.last_sequence_id() + 1
+        self.last_sequence_id = broker.last if broker.deduplicates else -1
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
 
-    def last_sequence_id(self) -> int:
-        return self._broker.last if self._broker.deduplicates else -1
-
-    def send_async(
-        self,
-        content: bytes,
-        callback: Callable[[Result, Any], None],
-        sequence_id: int,
-        properties: dict[str, str],
-        **_: Any,
-    ) -> None:
-        # As pulsar-client has it: 0 is no number, and what is too large has used up its own.
-        if not sequence_id:
-            sequence_id, self._next = self._next, self._next + 1
+    def send(self, metadata: pb.MessageMetadata, content: bytes, on_receipt: Callable[[Receipt], None]) -> None:
         if content in self._broker.too_large:
-            callback(Result("MessageTooBig"), None)
+            on_receipt(Receipt("MessageTooBig"))
             return
+        properties = {one.key: one.value for one in metadata.properties}
         with self._lock:
             if self._closed.is_set():
-                callback(Result("AlreadyClosed"), None)
+                on_receipt(Receipt("AlreadyClosed"))
                 return
-            self._pending.append(Sent(sequence_id, content, properties, callback))
+            self._pending.append(Sent(metadata.sequence_id, content, properties, on_receipt))
             self._broker.most_pending = max(self._broker.most_pending, len(self._pending))
 
     def close(self) -> None:
@@ -134,31 +106,27 @@ class Producer:
         while not self._closed.wait(0.005):
             with self._lock:
                 pending = self._pending
-                if self._broker.is_away and not pending:
-                    continue
-                away, self._broker.is_away = self._broker.is_away, False
-                if away and not self._times_out:
+                if self._broker.is_away:
+                    # It is back when something has waited for it.
+                    self._broker.is_away = not pending
                     continue
                 self._pending = []
-            # Of what waited, the older half has timed out when the broker is back.
-            for place, one in enumerate(pending):
-                self._answer(one, away and 2 * place < len(pending))
+            for one in pending:
+                self._answer(one)
         for one in self._pending:
-            one.callback(Result("AlreadyClosed"), None)
+            one.on_receipt(Receipt("AlreadyClosed"))
 
-    def _answer(self, one: Sent, away: bool) -> None:
-        if away or self._closed.is_set():
-            one.callback(Result("Timeout" if away else "AlreadyClosed"), None)
-            return
+    def _answer(self, one: Sent) -> None:
         if one.content == self._broker.breaks_at:
             self._broker.breaks_at = None
             self._closed.set()
-            one.callback(Result("AlreadyClosed"), None)
+        if self._closed.is_set():
+            one.on_receipt(Receipt("AlreadyClosed"))
             return
         if one.sequence > self._broker.last or not self._broker.deduplicates:
             self._broker.stored.append((one.content, one.properties))
             self._broker.last = max(self._broker.last, one.sequence)
-        one.callback(Result("Ok"), Place(7, len(self._broker.stored)))
+        one.on_receipt(Receipt("Ok", Position(7, len(self._broker.stored))))
 
 
 class Client:
@@ -166,11 +134,11 @@ class Client:
         self._broker = broker
         self._producers: list[Producer] = []
 
-    def get_topic_partitions(self, topic: str) -> list[str]:
+    def partitions(self, topic: str) -> list[str]:
         return [topic]
 
-    def create_producer(self, _topic: str, send_timeout_millis: int = 30_000, **_: Any) -> Producer:
-        self._producers.append(Producer(self._broker, send_timeout_millis))
+    def open_producer(self, _topic_partition: str, _name: str) -> Producer:
+        self._producers.append(Producer(self._broker))
         return self._producers[-1]
 
     def close(self) -> None:
@@ -181,7 +149,7 @@ class Client:
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     made = Broker()
-    monkeypatch.setattr(republisher, "pulsar_client", lambda _settings: Client(made))
+    monkeypatch.setattr(republisher, "TargetClient", lambda _settings: Client(made))
     monkeypatch.setattr(republisher, "TargetReader", NoTargetReader)
     monkeypatch.setattr(republisher, "_RETRY_FIRST_S", 0.01)
     monkeypatch.setattr(republisher, "_RETRY_MOST_S", 0.05)

@@ -20,12 +20,14 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish import republisher
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.publish.republisher import Republisher
+from ledgerlake.publish.target_client import Receipt
 from ledgerlake.publish.target_reader import TargetReader
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.ordered_files import DataFile
+from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.entries import single
 from tests.peer import Peer
-from tests.publish.test_republisher import NoTargetReader, Place
+from tests.publish.test_republisher import NoTargetReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,11 +35,6 @@ if TYPE_CHECKING:
 
 TOPIC = "persistent://public/default/due"
 VALUES = [b"%d" % number for number in range(20)]
-
-
-@dataclass(frozen=True)
-class Result:
-    name: str
 
 
 @dataclass(frozen=True)
@@ -62,13 +59,13 @@ class Broker:
     stored: list[Stored] = field(default_factory=list)
     topic: Peer | None = None
 
-    def store(self, one: Stored) -> Place:
+    def store(self, one: Stored) -> Position:
         self.stored.append(one)
         if self.topic is not None:
             self.topic.add(
                 single(one.value, producer_name=one.producer, sequence_id=one.sequence), first=len(self.stored)
             )
-        return Place(7, len(self.stored))
+        return Position(7, len(self.stored))
 
     @property
     def values(self) -> Counter[bytes]:
@@ -78,34 +75,30 @@ class Broker:
 class Producer:
     def __init__(self, broker: Broker, target: str, name: str) -> None:
         self._broker = broker
-        self._target = target
-        self._name = name
+        self._key = target, name
+        self.last_sequence_id = broker.last.get(self._key, -1)
 
-    def last_sequence_id(self) -> int:
-        return self._broker.last.get((self._target, self._name), -1)
-
-    def send_async(self, content: bytes, callback: Callable[[Result, Any], None], sequence_id: int, **_: Any) -> None:
-        broker = self._broker
+    def send(self, metadata: pb.MessageMetadata, content: bytes, on_receipt: Callable[[Receipt], None]) -> None:
+        broker, position = self._broker, BEFORE_ALL
         if broker.takes == 0:
-            callback(Result("Disconnected"), None)
+            on_receipt(Receipt("TransportError"))
             return
         broker.takes -= 1
-        place = Place(-1, -1)
-        if sequence_id > self.last_sequence_id():
-            broker.last[self._target, self._name] = sequence_id
-            place = broker.store(Stored(self._target, self._name, sequence_id, content))
-        callback(Result("Ok"), place)
+        if metadata.sequence_id > broker.last.get(self._key, -1):
+            broker.last[self._key] = metadata.sequence_id
+            position = broker.store(Stored(*self._key, metadata.sequence_id, content))
+        on_receipt(Receipt("Ok", position))
 
 
 class Client:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    def get_topic_partitions(self, topic: str) -> list[str]:
+    def partitions(self, topic: str) -> list[str]:
         return [f"{topic}-partition-{number}" for number in range(self._broker.partitions)]
 
-    def create_producer(self, target: str, producer_name: str, **_: Any) -> Producer:
-        return Producer(self._broker, target, producer_name)
+    def open_producer(self, topic_partition: str, name: str) -> Producer:
+        return Producer(self._broker, topic_partition, name)
 
     def close(self) -> None:
         pass
@@ -114,7 +107,7 @@ class Client:
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     made = Broker()
-    monkeypatch.setattr(republisher, "pulsar_client", lambda _settings: Client(made))
+    monkeypatch.setattr(republisher, "TargetClient", lambda _settings: Client(made))
     monkeypatch.setattr(republisher, "TargetReader", NoTargetReader)
     monkeypatch.setattr(republisher, "_RETRY_FIRST_S", 0.01)
     monkeypatch.setattr(republisher, "_RETRY_MOST_S", 0.05)

@@ -22,7 +22,6 @@ import traceback
 import uuid
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +37,7 @@ from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.failures import cause_of
 from ledgerlake.pipeline.pipeline import Pipeline
 from ledgerlake.publish import republisher
+from ledgerlake.publish.target_client import Receipt
 from ledgerlake.source import pieces
 from ledgerlake.stored import files
 from tests.simulation import world
@@ -99,7 +99,7 @@ class Edges:
         self.replace(pyspark.TaskContext, "get", lambda: self.world.current.process.root.session.sparkContext)  # type: ignore[attr-defined]
         self.replace(stateful, "_frame", lambda row: Rows([tuple(row)]))
         self.replace(kernels, "is_kept", True)
-        self.replace(republisher, "pulsar_client", lambda _settings: _Client(self.due))
+        self.replace(republisher, "TargetClient", lambda _settings: _Client(self.due))
         self._level = logging.getLogger("ledgerlake").level
         logging.getLogger("ledgerlake").setLevel(logging.CRITICAL)
         return self
@@ -279,7 +279,7 @@ def _mistake(error: BaseException | None) -> str:
 
 
 class DueTopic:
-    """The topic of due messages: a broker with deduplication, as pulsar-client shows it."""
+    """The topic of due messages: a broker with deduplication."""
 
     def __init__(self, world: World, stored: Callable[[bytes], None]) -> None:
         self.world = world
@@ -288,17 +288,17 @@ class DueTopic:
 
 
 class _Client:
-    """As much of ``pulsar.Client`` as is used."""
+    """The client of the topic of due messages; it sends at once, without a thread."""
 
     def __init__(self, due: DueTopic) -> None:
         self._due = due
 
-    def get_topic_partitions(self, topic: str) -> list[str]:
+    def partitions(self, topic: str) -> list[str]:
         return [topic]
 
-    def create_producer(self, _topic: str, producer_name: str, **_: Any) -> _Producer:
+    def open_producer(self, _topic_partition: str, name: str) -> _Producer:
         self._due.world.access("open producer")
-        return _Producer(self._due, producer_name)
+        return _Producer(self._due, name)
 
     def close(self) -> None:
         pass
@@ -308,39 +308,18 @@ class _Producer:
     def __init__(self, due: DueTopic, name: str) -> None:
         self._due = due
         self._name = name
+        self.last_sequence_id = due.sequences.get(name, -1)
 
-    def last_sequence_id(self) -> int:
-        return self._due.sequences.get(self._name, -1)
-
-    def send_async(self, content: bytes, callback: Any, sequence_id: int, **_: Any) -> None:
+    def send(self, metadata: Any, content: bytes, on_receipt: Callable[[Receipt], None]) -> None:
+        sequence_id = metadata.sequence_id
         verdict = self._due.world.access("publish")
         if verdict == "fail" and sequence_id % 2 == 0:
             raise ConnectionError("the broker is away")
-        if sequence_id > self.last_sequence_id():
+        if sequence_id > self._due.sequences.get(self._name, -1):
             self._due.sequences[self._name] = sequence_id
             self._due.stored(content)
-        callback(_Result("Timeout" if verdict == "fail" else "Ok"), _NOWHERE)
+        on_receipt(Receipt("DeadlineError" if verdict == "fail" else "Ok"))
         self._due.world.access("published")
-
-
-class _Nowhere:
-    """``pulsar.MessageId`` of a message that the broker had already."""
-
-    def ledger_id(self) -> int:
-        return -1
-
-    def entry_id(self) -> int:
-        return -1
-
-
-_NOWHERE = _Nowhere()
-
-
-@dataclass(frozen=True)
-class _Result:
-    """``pulsar.Result``."""
-
-    name: str
 
 
 def config(

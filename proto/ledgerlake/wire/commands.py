@@ -67,8 +67,10 @@ def connected(
     return encode(pb.BaseCommand(type=_Type.CONNECTED, connected=body))
 
 
-def partition_metadata(topic: str, request_id: int) -> bytes:
-    body = pb.CommandPartitionedTopicMetadata(topic=topic, request_id=request_id, metadata_auto_creation_enabled=False)
+def partition_metadata(topic: str, request_id: int, creates: bool = False) -> bytes:
+    body = pb.CommandPartitionedTopicMetadata(
+        topic=topic, request_id=request_id, metadata_auto_creation_enabled=creates
+    )
     return encode(pb.BaseCommand(type=_Type.PARTITIONED_METADATA, partition_metadata=body))
 
 

@@ -70,14 +70,17 @@ class Cluster:
         self._addresses = parse_service_url(settings.service_url)
         self._sessions: dict[tuple[str, str | None], Session] = {}
 
-    def topic_partitions(self, topic: str) -> list[str]:
-        """The full names of a topic's partitions; the topic itself if it has none. Creates nothing.
+    def topic_partitions(self, topic: str, creates: bool = False) -> list[str]:
+        """The full names of a topic's partitions; the topic itself if it has none.
+
+        Args:
+            creates: the broker may create the topic, if its settings and our rights are so.
 
         Raises:
             TopicNotFoundError: the broker knows no such topic.
             BrokerError, TransportError, ProtocolError: see ``Session.request``.
         """
-        return self._partitions([full_name(topic)])
+        return self._partitions([full_name(topic)], creates)
 
     def all_partitions(self, selection: TopicSelection, may_wait: bool = True) -> list[str]:
         """The partitions of a selection's topics that there are now; a broker that is away for a
@@ -115,10 +118,10 @@ class Cluster:
         except LedgerlakeError:
             return None
 
-    def _partitions(self, names: Sequence[str]) -> list[str]:
+    def _partitions(self, names: Sequence[str], creates: bool = False) -> list[str]:
         """The partitions of several topics, all asked for at once."""
         session = self._session(self.settings.service_url)
-        asked = [session.start(partial(commands.partition_metadata, name)) for name in names]
+        asked = [session.start(partial(commands.partition_metadata, name, creates=creates)) for name in names]
         answers = [
             session.answer(pb.CommandPartitionedTopicMetadataResponse, f"describe {name}", request_id)
             for name, request_id in zip(names, asked, strict=True)

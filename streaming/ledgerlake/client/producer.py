@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ledgerlake.client.backoff import Backoff, with_retries
 from ledgerlake.client.receipts import close_producer, next_receipt, open_producer, send_entry
 from ledgerlake.errors import DeadlineError, LedgerlakeError, TransportError, is_retryable
-from ledgerlake.wire.message_id import Position, from_wire
+from ledgerlake.wire.message_id import BEFORE_ALL, Position, from_wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -121,10 +121,23 @@ class NumberedProducer:
         TopicNotFoundError, BrokerError, TransportError: as for a reader.
     """
 
-    def __init__(self, cluster: Cluster, topic_partition: str, name: str) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        topic_partition: str,
+        name: str,
+        on_stored: Callable[[int, Position], None] = lambda _sequence_id, _position: None,
+    ) -> None:
+        """Open the producer.
+
+        Args:
+            on_stored: called with each sequence id that is stored, in order, and where; before all
+                if the broker does not say where.
+        """
         self.topic_partition = topic_partition
         self.name = name
         self.last_sequence_id = -1
+        self._on_stored = on_stored
         self._cluster = cluster
         self._backoff = Backoff(give_up_after_s=cluster.settings.give_up_after_s)
         self._pending: deque[NumberedEntry] = deque()
@@ -144,6 +157,7 @@ class NumberedProducer:
             TransportError, DeadlineError: the connection kept failing for ``give_up_after_s``.
         """
         if one.highest_sequence_id <= self.last_sequence_id:
+            self._on_stored(one.highest_sequence_id, BEFORE_ALL)
             return
         self._pending.append(one)
         self._pending_bytes += len(one.entry)
@@ -162,13 +176,15 @@ class NumberedProducer:
             As ``send``.
         """
         self.flush()
+        position = BEFORE_ALL
         while sequence_id > self.last_sequence_id:
             try:
-                self._send_all(sequence_id, chunks())
+                position = self._send_all(sequence_id, chunks())
                 self._backoff.succeeded()
-                return
+                break
             except LedgerlakeError as failure:
                 self._open_again(failure)
+        self._on_stored(sequence_id, position)
 
     def flush(self) -> None:
         """Wait until everything is stored.
@@ -188,12 +204,14 @@ class NumberedProducer:
         self._session, self._queue, accepted = _open(self._cluster, self.topic_partition, self.name)
         self.last_sequence_id = accepted.last_sequence_id
         while self._pending and self._pending[0].highest_sequence_id <= self.last_sequence_id:
-            self._pending_bytes -= len(self._pending.popleft().entry)
+            self._settle(BEFORE_ALL)
         for one in self._pending:
             self._send(one)
 
-    def _send_all(self, sequence_id: int, chunks: Iterable[bytes]) -> None:
+    def _send_all(self, sequence_id: int, chunks: Iterable[bytes]) -> Position:
+        """Send chunks, and wait until they are stored; return where the last one is."""
         sizes: deque[int] = deque()
+        position = BEFORE_ALL
         for entry in chunks:
             self._send(NumberedEntry(entry, sequence_id, sequence_id, is_chunk=True))
             sizes.append(len(entry))
@@ -201,7 +219,8 @@ class NumberedProducer:
                 _next_receipt(self._session, self._queue, self.topic_partition)
                 sizes.popleft()
         for _ in sizes:
-            _next_receipt(self._session, self._queue, self.topic_partition)
+            position = from_wire(_next_receipt(self._session, self._queue, self.topic_partition)).position
+        return position
 
     def _send(self, one: NumberedEntry) -> None:
         send_entry(
@@ -216,8 +235,13 @@ class NumberedProducer:
 
     def _take_receipt(self) -> None:
         if self._pending:
-            _next_receipt(self._session, self._queue, self.topic_partition)
-            self._pending_bytes -= len(self._pending.popleft().entry)
+            self._settle(from_wire(_next_receipt(self._session, self._queue, self.topic_partition)).position)
+
+    def _settle(self, position: Position) -> None:
+        """The oldest pending entry is stored."""
+        one = self._pending.popleft()
+        self._pending_bytes -= len(one.entry)
+        self._on_stored(one.highest_sequence_id, position)
 
     def _retrying(self, call: Callable[[], None]) -> None:
         """Call once; if the connection failed, open the producer again, which sends everything that

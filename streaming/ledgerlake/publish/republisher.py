@@ -1,4 +1,4 @@
-"""Sending due messages to a topic, through pulsar-client, in a thread beside the query.
+"""Sending due messages to a topic, in a thread beside the query.
 
 Exactly once needs broker deduplication on the target topic's namespace: each topic partition has a
 producer with a name that never changes, and numbers its messages (see ``outbox``). If the broker
@@ -13,8 +13,8 @@ properties:
     ledgerlake.broker_timestamp  when the broker stored it there, in milliseconds; absent if the broker did not say
     ledgerlake.deliver_at        when it was due, in milliseconds
     ledgerlake.key               ``base64``, where the key is not text and stands encoded
-    ledgerlake.ordering_key      in base64, where it is not text: pulsar-client cannot send that
-    ledgerlake.null              ``true``, if it has no value: nor that
+    ledgerlake.ordering_key      in base64, where it is not text, which pulsar-client for Python cannot read
+    ledgerlake.null              ``true``, if it has no value
     ledgerlake.too_large         ``true``, if its key and properties are more than the broker takes in one entry. It then stands
                                  there with the first four of these alone; the whole message is in
                                  the table
@@ -25,11 +25,9 @@ partition. All of a micro-batch are routed by the number of partitions that the 
 sending of that micro-batch began, also if it has more when they are sent again.
 
 What a producer's messages have on the target is a beginning of what is to be there, without a gap:
-so its last number says what need not be sent again. Therefore messages never time out, and
-pulsar-client sends what waits again in order after a disconnect; and after the first that fails
-none is sent before a new producer has asked for that number. Only a message that was damaged on its
-way (ChecksumError) fails alone, while those behind it are stored: it is named in the log, and the
-table has it.
+so its last number says what need not be sent again. Therefore pending messages are sent again in
+order after a disconnect; and after the first that fails none is sent before a new producer has
+asked for that number.
 """
 
 from __future__ import annotations
@@ -47,18 +45,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ledgerlake.errors import CheckpointError, TransportError
+from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.outbox import Sending
+from ledgerlake.publish.target_client import TargetClient
 from ledgerlake.publish.target_reader import TargetReader
 from ledgerlake.stored.files import resolve
-from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ledgerlake.client.auth import Authentication
     from ledgerlake.client.cluster import ClientSettings
     from ledgerlake.errors import LedgerlakeError
     from ledgerlake.publish.outbox import Outbox, OutboxBatch, OutboxFile
+    from ledgerlake.publish.target_client import Receipt, TargetProducer
+    from ledgerlake.wire.message_id import Position
 
 _log = logging.getLogger(__name__)
 
@@ -66,8 +66,7 @@ _RETRY_FIRST_S = 0.5
 _RETRY_MOST_S = 30.0
 _ROWS_TOGETHER = 1000
 
-# What may wait for its receipt: fewer messages than pulsar-client takes at once, so that it never
-# blocks.
+# What may wait for its receipt.
 _PENDING_MOST = 500
 _PENDING_BYTES_MOST = 32 * 1024 * 1024
 
@@ -154,7 +153,7 @@ class Republisher:
                 self._idle.set()
                 self._on_failure(error)
                 return
-            except Exception as error:  # pulsar-client's errors have no common parent below this
+            except Exception as error:  # whatever it is, the messages stay in the outbox
                 if self._stopping.is_set():
                     return
                 self._trouble = f" ({type(error).__name__}: {str(error)[:200]})"
@@ -193,35 +192,6 @@ class Republisher:
         return True
 
 
-def pulsar_client(settings: ClientSettings) -> Any:
-    """pulsar-client's, that reaches the cluster as we do."""
-    import pulsar
-
-    tls, authentication = settings.tls, settings.authentication
-    who: Any = None
-    if authentication.method == "tls":
-        who = pulsar.AuthenticationTLS(tls.cert_file, tls.key_file)
-    elif authentication.method == "token":
-        who = pulsar.AuthenticationToken(partial(_text, authentication))
-    elif authentication.method == "basic":
-        user, _, password = _text(authentication).partition(":")
-        who = pulsar.AuthenticationBasic(user, password)
-    return pulsar.Client(
-        settings.service_url,
-        authentication=who,
-        tls_trust_certs_file_path=tls.ca_file,
-        tls_allow_insecure_connection=tls.allows_insecure,
-        tls_validate_hostname=tls.checks_hostname and not tls.allows_insecure,
-        listener_name=settings.listener_name,
-        logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
-        operation_timeout_seconds=10,
-    )
-
-
-def _text(authentication: Authentication) -> str:
-    return (authentication.data() or b"").decode()
-
-
 @dataclass
 class _TargetProducer:
     """A producer: messages of one topic partition for one partition of the target; those up to
@@ -229,7 +199,7 @@ class _TargetProducer:
     """
 
     key: tuple[str, str]
-    client: Any
+    producer: TargetProducer
     stored: int
 
 
@@ -247,8 +217,7 @@ class _Known:
 
 
 class _Sender:
-    """pulsar-client's producers: one for each topic partition of ours and each partition of the
-    target.
+    """The producers: one for each topic partition of ours and each partition of the target.
 
     Args:
         known: what receipts have said to the senders before.
@@ -263,7 +232,7 @@ class _Sender:
         known: _Known,
         stopping: threading.Event,
     ) -> None:
-        self._client: Any = pulsar_client(settings)
+        self._client = TargetClient(settings)
         self._topic = topic
         self._name = name
         self._known = known
@@ -292,7 +261,7 @@ class _Sender:
         """Ask which partitions the target has now and where they end: how a micro-batch is sent
         that has not begun.
         """
-        targets = self._targets = self._client.get_topic_partitions(self._topic)
+        targets = self._targets = self._client.partitions(self._topic)
         if unknown := [one for one in targets if one not in self._known.ends]:
             self._known.ends |= self._reader.ends(unknown)
         ends = {one: end for one in targets if (end := self._known.ends[one]) is not None}
@@ -329,8 +298,6 @@ class _Sender:
                 one.topic_partition,
                 self._topic,
             )
-            if sequence == 0:
-                producer = self._reopened(producer)
             if not self._hand_over(producer, sequence, _stand_in(row, one.topic_partition)):
                 raise ConnectionError("the broker takes no message as small as that")
         self._wait_for_receipts(1, _PENDING_BYTES_MOST)
@@ -338,28 +305,11 @@ class _Sender:
     def _producer(self, topic_partition: str, target: str) -> _TargetProducer:
         key = (topic_partition, target)
         if key not in self._producers:
-            opened = self._client.create_producer(
-                target,
-                producer_name=self._producer_name(topic_partition),
-                send_timeout_millis=0,
-                batching_enabled=False,
-                chunking_enabled=True,
-                block_if_queue_full=True,
-            )
-            said = opened.last_sequence_id()
+            opened = self._client.open_producer(target, self._producer_name(topic_partition))
+            said = opened.last_sequence_id
             there = self._on_target(topic_partition, target) if said < 0 else -1
             self._producers[key] = _TargetProducer(key, opened, max(said, there, self._known.stored.get(key, -1)))
         return self._producers[key]
-
-    def _reopened(self, producer: _TargetProducer) -> _TargetProducer:
-        """Open a producer anew that has sent nothing.
-
-        pulsar-client takes the number 0 for none and counts on its own then, and a message that is
-        too large has used up a number: what is sent in its place would have the number of the next.
-        """
-        producer.client.close()
-        del self._producers[producer.key]
-        return self._producer(*producer.key)
 
     def _on_target(self, topic_partition: str, target: str) -> int:
         """The last number that the target itself shows of a producer that the broker does not know."""
@@ -372,49 +322,40 @@ class _Sender:
     def _producer_name(self, topic_partition: str) -> str:
         return f"{self._name}-{topic_partition}"
 
-    def _hand_over(self, producer: _TargetProducer, sequence: int, message: dict[str, Any]) -> bool:
-        """Give one message to pulsar-client; False if that says at once that it is too large."""
-        size_bytes = len(message["content"])
+    def _hand_over(self, producer: _TargetProducer, sequence: int, message: _Message) -> bool:
+        """Give one message to its producer; False if that says at once that it is too large."""
+        size_bytes = len(message.content)
         self._wait_for_receipts(_PENDING_MOST, _PENDING_BYTES_MOST - size_bytes)
         with self._lock:
             self._pending += 1
             self._pending_bytes += size_bytes
             self._handing_over = (producer, sequence)
-        message_id = message["properties"]["ledgerlake.message_id"]
-        answered = partial(self._answered, producer, sequence, size_bytes, message_id)
-        producer.client.send_async(callback=answered, sequence_id=sequence, **message)
+        message.metadata.sequence_id = sequence
+        answered = partial(self._answered, producer, sequence, size_bytes)
+        producer.producer.send(message.metadata, message.content, answered)
         with self._lock:
             taken, self._handing_over = self._handing_over is not None, None
         return taken
 
-    def _answered(
-        self, producer: _TargetProducer, sequence: int, size_bytes: int, message_id: str, result: Any, position: Any
-    ) -> None:
+    def _answered(self, producer: _TargetProducer, sequence: int, size_bytes: int, receipt: Receipt) -> None:
         with self._lock:
             self._pending -= 1
             self._pending_bytes -= size_bytes
-            if result.name == "MessageTooBig" and self._handing_over == (producer, sequence):
+            if receipt.name == "MessageTooBig" and self._handing_over == (producer, sequence):
                 self._handing_over = None
-            elif result.name != "Ok":
-                self._failure = self._failure or result.name
+            elif receipt.name != "Ok":
+                self._failure = self._failure or receipt.name
             elif not self._failure:
                 producer.stored = sequence
                 self._known.stored[producer.key] = sequence
-                self._know_end(producer.key[1], position)
-        if result.name == "ChecksumError":
-            _log.error(
-                "the message %s of %s was damaged on its way to %s and may be missing there; the table has it",
-                message_id,
-                producer.key[0],
-                self._topic,
-            )
+                self._know_end(producer.key[1], receipt)
         self._news.set()
 
-    def _know_end(self, target: str, position: Any) -> None:
+    def _know_end(self, target: str, receipt: Receipt) -> None:
         """Remember where a message was stored; of one that the broker had already, the receipt does
         not say.
         """
-        found = Position(position.ledger_id(), position.entry_id())
+        found = receipt.position
         if found.is_storable:
             self._known.ends[target] = max(self._known.ends.get(target) or found, found)
 
@@ -466,27 +407,50 @@ def _origin(row: dict[str, Any], topic_partition: str) -> dict[str, str]:
     return found
 
 
-def _stand_in(row: dict[str, Any], topic_partition: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Message:
+    """A message for the target, without what its producer adds."""
+
+    metadata: pb.MessageMetadata
+    content: bytes
+
+
+def _stand_in(row: dict[str, Any], topic_partition: str) -> _Message:
     """Return the message that is sent instead of one that is too large."""
-    return {"content": b"", "properties": _origin(row, topic_partition) | {"ledgerlake.too_large": "true"}}
+    return _Message(_with_properties(_origin(row, topic_partition) | {"ledgerlake.too_large": "true"}), b"")
 
 
-def _message(row: dict[str, Any], topic_partition: str) -> dict[str, Any]:
-    """Arguments of pulsar-client's ``send_async``."""
+def _message(row: dict[str, Any], topic_partition: str) -> _Message:
+    """Return what is sent of a row."""
     properties = dict(row["properties"] or ()) | _origin(row, topic_partition)
+    key, ordering_key = _key(row), row["ordering_key"]
     if row["key_bytes"] is not None:
         properties["ledgerlake.key"] = "base64"
     if row["is_null"]:
         properties["ledgerlake.null"] = "true"
-    found = {"content": row["value"] or b"", "properties": properties, "partition_key": _key(row)}
-    if row["ordering_key"] is not None:
-        try:
-            found["ordering_key"] = row["ordering_key"].decode()
-        except UnicodeDecodeError:
-            properties["ledgerlake.ordering_key"] = base64.b64encode(row["ordering_key"]).decode()
+    if ordering_key is not None and not _is_text(ordering_key):
+        properties["ledgerlake.ordering_key"] = base64.b64encode(ordering_key).decode()
+        ordering_key = None
+    metadata = _with_properties(properties)
+    if key is not None:
+        metadata.partition_key = key
+    if ordering_key is not None:
+        metadata.ordering_key = ordering_key
     if row["event_time"] is not None:
-        found["event_timestamp"] = int(_milliseconds(row["event_time"]))
-    return {name: value for name, value in found.items() if value is not None}
+        metadata.event_time = int(_milliseconds(row["event_time"]))
+    return _Message(metadata, row["value"] or b"")
+
+
+def _with_properties(properties: dict[str, str]) -> pb.MessageMetadata:
+    return pb.MessageMetadata(properties=[pb.KeyValue(key=name, value=value) for name, value in properties.items()])
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _key(row: dict[str, Any]) -> str | None:

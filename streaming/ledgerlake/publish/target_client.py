@@ -1,0 +1,182 @@
+"""Producers for a topic of due messages: they take messages at once, store them in order in a
+thread, and tell of each when it is stored.
+
+A large message is sent in chunks. If the connection breaks amid it, it is sent again from its first
+chunk under another uuid: pulsar-client for C++ and Python skips a message of which a chunk stands
+on the topic twice under one uuid.
+
+After the first message of a producer that fails, the others of that producer fail too, unsent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.client.producer import NumberedEntry, NumberedProducer
+from ledgerlake.client.topics import full_name
+from ledgerlake.errors import BrokerError, LedgerlakeError, UsageError
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire.chunks import attempt_suffix, chunk_limit_bytes, encode_chunks
+from ledgerlake.wire.entry import encode_entry
+from ledgerlake.wire.message_id import BEFORE_ALL, Position
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# How long a disconnect is mended here. The sender, which asks anew what is stored, tries for longer.
+_GIVE_UP_S = 5.0
+_REQUEST_S = 10.0
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What became of a message: ``Ok`` or the name of an error; where it was stored, if the broker
+    said so.
+    """
+
+    name: str
+    position: Position = BEFORE_ALL
+
+
+_TOO_BIG = Receipt("MessageTooBig")
+
+
+class TargetClient:
+    """A connection to the cluster of the target, and a thread that sends."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._cluster = Cluster(
+            replace(
+                settings,
+                give_up_after_s=min(settings.give_up_after_s, _GIVE_UP_S),
+                request_timeout_s=min(settings.request_timeout_s, _REQUEST_S),
+            )
+        )
+        self._producers: list[TargetProducer] = []
+        self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, name="ledgerlake-target", daemon=True)
+        self._thread.start()
+
+    def partitions(self, topic: str) -> list[str]:
+        """Return the names of the topic's partitions; the broker may create the topic.
+
+        Raises:
+            BrokerError, TransportError, ProtocolError: as ``Cluster.topic_partitions``.
+        """
+        return self._cluster.topic_partitions(full_name(topic), creates=True)
+
+    def open_producer(self, topic_partition: str, name: str) -> TargetProducer:
+        """Open a producer.
+
+        Raises:
+            BrokerError, TransportError, ProtocolError: as ``NumberedProducer``.
+        """
+        producer = TargetProducer(self._cluster, topic_partition, name, self._waiting.put)
+        self._producers.append(producer)
+        return producer
+
+    def close(self) -> None:
+        """Let go of the producers; what is not stored fails."""
+        self._waiting.put(None)
+        for producer in self._producers:
+            producer.fail("AlreadyClosed")
+        self._thread.join()
+        for producer in self._producers:
+            producer.close()
+        self._cluster.close()
+
+    def _work(self) -> None:
+        while True:
+            if self._waiting.empty():
+                for producer in self._producers:
+                    producer.flush()
+            task = self._waiting.get()
+            if task is None:
+                return
+            task()
+
+
+class TargetProducer:
+    """A producer of one partition of the target. Its messages have rising numbers."""
+
+    def __init__(
+        self, cluster: Cluster, topic_partition: str, name: str, enqueue: Callable[[Callable[[], None]], None]
+    ) -> None:
+        self._producer = NumberedProducer(cluster, topic_partition, name, self._stored)
+        self._enqueue = enqueue
+        self._pending: deque[tuple[int, Callable[[Receipt], None]]] = deque()
+        self._failure = ""
+
+    @property
+    def last_sequence_id(self) -> int:
+        """Return the last number that the broker knew when the producer was opened; -1 if none."""
+        return self._producer.last_sequence_id
+
+    def send(self, metadata: pb.MessageMetadata, content: bytes, on_receipt: Callable[[Receipt], None]) -> None:
+        """Take a message, whose number is in its metadata. ``on_receipt`` is called once: now, with
+        ``MessageTooBig``, if the broker does not even take its metadata; else by the thread.
+        """
+        metadata.producer_name = self._producer.name
+        metadata.publish_time = int(time.time() * 1000)
+        try:
+            limit_bytes = self._limit_bytes(metadata, content)
+        except UsageError:
+            on_receipt(_TOO_BIG)
+            return
+        if len(content) > limit_bytes:
+            self._enqueue(lambda: self._send_chunks(metadata, content, on_receipt))
+        else:
+            self._enqueue(lambda: self._send(metadata, content, on_receipt))
+
+    def flush(self) -> None:
+        """Wait until everything is stored, or has failed; by the thread."""
+        if self._pending and not self._failure:
+            self._trying(self._producer.flush)
+
+    def fail(self, reason: str) -> None:
+        """Send nothing more."""
+        self._failure = self._failure or reason
+
+    def close(self) -> None:
+        with contextlib.suppress(LedgerlakeError):
+            self._producer.close()
+
+    def _limit_bytes(self, metadata: pb.MessageMetadata, content: bytes) -> int:
+        return chunk_limit_bytes(metadata, len(content), self._producer.max_entry_bytes)
+
+    def _send(self, metadata: pb.MessageMetadata, content: bytes, on_receipt: Callable[[Receipt], None]) -> None:
+        number = metadata.sequence_id
+        self._pending.append((number, on_receipt))
+        self._trying(lambda: self._producer.send(NumberedEntry(encode_entry(metadata, content), number, number)))
+
+    def _send_chunks(self, metadata: pb.MessageMetadata, content: bytes, on_receipt: Callable[[Receipt], None]) -> None:
+        metadata.uncompressed_size = len(content)
+        self._pending.append((metadata.sequence_id, on_receipt))
+        self._trying(
+            lambda: self._producer.send_chunks(
+                metadata.sequence_id,
+                lambda: encode_chunks(metadata, content, self._limit_bytes(metadata, content), attempt_suffix()),
+            )
+        )
+
+    def _trying(self, call: Callable[[], Any]) -> None:
+        if not self._failure:
+            try:
+                call()
+                return
+            except LedgerlakeError as error:
+                self.fail(error.code if isinstance(error, BrokerError) and error.code else type(error).__name__)
+        while self._pending:
+            self._pending.popleft()[1](Receipt(self._failure))
+
+    def _stored(self, sequence_id: int, position: Position) -> None:
+        while self._pending and self._pending[0][0] <= sequence_id:
+            number, on_receipt = self._pending.popleft()
+            on_receipt(Receipt("Ok", position if number == sequence_id else BEFORE_ALL))

@@ -1,0 +1,124 @@
+"""The producers of due messages: in order, each answered once, and no chunk twice under one uuid."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ledgerlake.client.cluster import ClientSettings
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.publish.target_client import Receipt, TargetClient
+from ledgerlake.wire.entry import parse_entry
+from tests.peer import Peer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TOPIC = "persistent://public/default/due"
+KIBIBYTE = 1024
+LARGE = bytes(range(256)) * 12
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    with Peer(max_message_bytes=KIBIBYTE) as made:
+        yield made
+
+
+class Sending:
+    """Messages sent one after another, and what became of them."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.client = TargetClient(ClientSettings(peer.url, give_up_after_s=2))
+        (target,) = self.client.partitions(TOPIC)
+        self._producer = self.client.open_producer(target, "p")
+        self.receipts: dict[int, Receipt] = {}
+        self._answered = threading.Condition()
+
+    def __call__(self, *contents: bytes, first: int = 0, **fields: str) -> None:
+        for number, content in enumerate(contents, first):
+            metadata = pb.MessageMetadata(sequence_id=number, **fields)  # type: ignore[arg-type]
+            self._producer.send(metadata, content, lambda receipt, number=number: self._answer(number, receipt))  # type: ignore[misc]
+        with self._answered:
+            assert self._answered.wait_for(lambda: len(self.receipts) == first + len(contents), 20)
+
+    def _answer(self, number: int, receipt: Receipt) -> None:
+        with self._answered:
+            assert number not in self.receipts
+            self.receipts[number] = receipt
+            self._answered.notify()
+
+    @property
+    def names(self) -> list[str]:
+        return [self.receipts[number].name for number in sorted(self.receipts)]
+
+
+def chunk_ids(peer: Peer) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for entry in map(parse_entry, peer.received):
+        if entry.metadata.num_chunks_from_msg > 1:
+            found.setdefault(entry.metadata.uuid, []).append(entry.metadata.chunk_id)
+    return found
+
+
+def test_messages_of_all_sizes_are_stored_in_order_and_answered(peer: Peer) -> None:
+    sending = Sending(peer)
+    sending(b"first", LARGE, b"", b"last")
+    sending.client.close()
+    assert sending.names == ["Ok"] * 4
+    assert [one for one, _ in peer.stored] == [0, 1, 2, 3]
+    assert [ids == list(range(len(ids))) for ids in chunk_ids(peer).values()] == [True]
+    assert all(one.position.is_storable for one in sending.receipts.values())
+
+
+@pytest.mark.parametrize("received", [1, 2, 3, 5, 6])
+def test_after_a_disconnect_no_chunk_stands_there_twice_under_one_uuid(peer: Peer, received: int) -> None:
+    peer.drop_after_received = received
+    sending = Sending(peer)
+    sending(b"first", LARGE, b"last")
+    sending.client.close()
+    assert sending.names == ["Ok"] * 3
+    assert [one for one, _ in peer.stored] == [0, 1, 2]
+    attempts = list(chunk_ids(peer).values())
+    assert all(ids == list(range(len(ids))) for ids in attempts)
+    assert max(map(len, attempts)) > 3
+
+
+def test_what_the_broker_has_stored_is_answered_and_not_sent(peer: Peer) -> None:
+    peer.stored = [(0, 0), (1, 1)]
+    sending = Sending(peer)
+    sending(b"first", LARGE, b"last")
+    sending.client.close()
+    assert sending.names == ["Ok"] * 3
+    assert [parse_entry(one).metadata.sequence_id for one in peer.received] == [2]
+
+
+def test_metadata_that_the_broker_does_not_take_are_answered_at_once_and_hold_up_nothing(peer: Peer) -> None:
+    sending = Sending(peer)
+    sending(b"too large", partition_key="k" * 2 * KIBIBYTE)
+    assert sending.names == ["MessageTooBig"]
+    sending(b"in its place", b"last", first=1)
+    sending.client.close()
+    assert sending.names == ["MessageTooBig", "Ok", "Ok"]
+
+
+def test_after_the_first_message_that_fails_none_is_sent(peer: Peer) -> None:
+    peer.refuse_send = pb.NotAllowedError
+    sending = Sending(peer)
+    sending(b"first", b"second")
+    peer.refuse_send = None
+    sending(b"third", first=2)
+    sending.client.close()
+    assert sending.names == ["NotAllowedError"] * 3
+    assert peer.stored == []
+
+
+def test_a_client_whose_broker_is_gone_can_be_closed() -> None:
+    with Peer() as peer:
+        sending = Sending(peer)
+    sending(b"first", b"second")
+    sending.client.close()
+    assert len(set(sending.names)) == 1
+    assert sending.names[0] != "Ok"
