@@ -84,9 +84,6 @@ class Start:
         self._cursors.hold(names, from_earliest=bound != "latest" or start is not None)
         # Another process may have begun, or gone on, until it let go of the cursors.
         start = self._checkpoint.start()
-        # Before the cursors are asked: a process that is suspended from here on commits nothing if
-        # another one has committed meanwhile.
-        self.followed = self._last_writers(tables)
         self.compare_with_tables(tables)
         self.check_tables_are_newest(tables)
         self.compare_settings(tables)
@@ -162,6 +159,9 @@ class Start:
         Raises:
             CheckpointError: it is, or one has, or it is of another run than what the tables hold.
         """
+        # Known before the cursors are asked where they stand: a process that is suspended from here
+        # on commits nothing if another one has committed meanwhile.
+        self.followed = self._last_writers(tables)
         query_id = self._checkpoint.query_id()
         planned = self._checkpoint.last_planned()
         if query_id is None:
