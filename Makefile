@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 # A file of versions to install (CI: constraints.txt); empty for the newest ones.
 CONSTRAINTS ?=
 
-# In how many processes the tests run, each with a broker and a Spark session of its own (4 GB); most of them wait for those.
-JOBS ?= 3
+# In how many processes the tests run, each with a broker and a Spark session of its own (3 GB); most of them wait for those.
+JOBS ?= 4
 
 # What `make fuzz`, `make simulate` and `make campaign` take.
 COUNT ?= 100000
