@@ -152,7 +152,7 @@ def test_their_columns_and_a_topic_for_each_row(runtime: Runtime, spark: SparkSe
         ("value int", {}, "the column 'value' is int; it must be string or binary"),
         ("key string", {}, "the column 'value' is missing"),
         ("value binary, key string, __key string", {}, "two columns mean the same"),
-        ("value binary", {"topic": ""}, "neither an option 'topic' nor a column"),
+        ("value binary", {"topic": ""}, "set the option 'topic' or add a column 'topic'"),
         ("value binary", {"topics": "x"}, "the sink has no option 'topics'; did you mean 'topic'"),
         ("value binary", {"pulsar.producer.compressionType": "gzip"}, "cannot be 'gzip'; it is none"),
         ("value binary", {"service.url": ""}, "the option 'service.url' is missing"),
