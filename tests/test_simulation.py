@@ -64,7 +64,7 @@ def test_no_history_loses_doubles_reorders_or_stops() -> None:
     assert sum(one.messages for one in verdicts) > 10 * len(verdicts)
 
 
-@pytest.mark.parametrize("seed", [36586, 110885, 114963])
+@pytest.mark.parametrize("seed", [36586, 110885, 114963, 128830, 129265, 146987])
 def test_a_history_that_failed_once_does_not_fail_again(seed: int, edges: Edges) -> None:
     assert play(write_script(seed), edges).violations == []
 

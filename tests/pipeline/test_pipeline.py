@@ -25,7 +25,7 @@ from ledgerlake.options.config import parse_config
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pipeline.checkpoint import Checkpoint, as_option
 from ledgerlake.pipeline.commit import BatchResult
-from ledgerlake.pipeline.cursors import CursorKeeper
+from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
 from ledgerlake.pipeline.failures import cause_of
 from ledgerlake.pipeline.pipeline import Pipeline
 from ledgerlake.pipeline.progress import ProgressScreen, Totals, progress_line
@@ -126,9 +126,9 @@ def test_what_the_tables_held_is_kept_with_the_ends(tmp_path: Path) -> None:
     checkpoint = Checkpoint(str(tmp_path))
     keeper = CursorKeeper(None, "s", checkpoint)  # type: ignore[arg-type]
     assert keeper.tables() == {}
-    keeper.add(3, {}, {"messages": Held("lake/m", 3), "rejects": Held("lake/r", 3)})
-    keeper.add(4, {"t": Position(1, 2)}, {"messages": Held("lake/m", 4)})
-    keeper.add(5, {})
+    keeper.add(LastRun(3, None), {}, {"messages": Held("lake/m", 3), "rejects": Held("lake/r", 3)})
+    keeper.add(LastRun(4, None), {"t": Position(1, 2)}, {"messages": Held("lake/m", 4)})
+    keeper.add(LastRun(5, None), {})
     kept = {"messages": Held("lake/m", 4), "rejects": Held("lake/r", 3)}
     assert CursorKeeper(None, "s", checkpoint).tables() == kept  # type: ignore[arg-type]
 
@@ -266,7 +266,7 @@ def test_a_table_holds_what_the_checkpoint_saw_in_it_or_is_a_new_one(
     tmp_path: Path, path: str, held: int, is_there: bool, said: str | None
 ) -> None:
     pipeline, table = with_a_table(tmp_path, range(6), BatchRecord("s", "ledgerlake:s:q", 4, 111))
-    pipeline._parts.cursors.add(held, {}, {"messages": Held(str(tmp_path / path), held)})
+    pipeline._parts.cursors.add(LastRun(held, None), {}, {"messages": Held(str(tmp_path / path), held)})
     tables = [table] if is_there else []
     if said is None:
         return pipeline._parts.start.check_tables_are_newest(tables)

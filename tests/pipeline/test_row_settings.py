@@ -12,6 +12,7 @@ import pytest
 from ledgerlake.errors import CheckpointError, OffsetError
 from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
 from ledgerlake.pipeline.row_settings import row_settings
 from ledgerlake.pipeline.start import Start
 from ledgerlake.source.wake_ups import save_wakes
@@ -45,11 +46,18 @@ def checkpoint_of(folder: Path, before: Config, planned: int, committed: int) ->
     return checkpoint
 
 
+def note_wakes(checkpoint: Checkpoint, batch_id: int, wakes_ms: dict[str, int]) -> None:
+    """Leave what a micro-batch leaves beside the checkpoint."""
+    save_wakes(f"{checkpoint.folder}/ledgerlake/wakes", batch_id, wakes_ms)
+    CursorKeeper(None, "s", checkpoint).add(LastRun(batch_id, batch_id), {})  # type: ignore[arg-type]
+
+
 def compare(checkpoint: Checkpoint, now: Config, table_batch: int | None = None) -> None:
     recorded = None if table_batch is None else SimpleNamespace(batch_id=table_batch)
     table: Any = SimpleNamespace(path="lake/messages", recorded=lambda _query: recorded)
     start: Any = Start.__new__(Start)
     start._config, start._checkpoint = now, checkpoint
+    start._cursors = CursorKeeper(None, "s", checkpoint)  # type: ignore[arg-type]
     start.compare_settings([table])
 
 
@@ -91,18 +99,18 @@ def test_where_messages_wait_stays_until_none_waits(
 ) -> None:
     folder = tmp_path / "checkpoint"
     checkpoint = checkpoint_of(folder, config(folder, **before), planned=4, committed=4)
-    save_wakes(f"{folder}/ledgerlake/wakes", 4, {"t": 1000})
+    note_wakes(checkpoint, 4, {"t": 1000})
     with pytest.raises(CheckpointError, match="messages wait that need it; set it back until nothing waits") as refused:
         compare(checkpoint, config(folder, **now), table_batch=4)
     assert refused.value.message.startswith(named)
-    save_wakes(f"{folder}/ledgerlake/wakes", 5, {})
+    note_wakes(checkpoint, 5, {})
     compare(checkpoint, config(folder, **now), table_batch=4)
 
 
 def test_messages_may_be_kept_from_here_on_if_nothing_is_known_to_wait_by_position(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     checkpoint = checkpoint_of(folder, config(folder), planned=4, committed=4)
-    save_wakes(f"{folder}/ledgerlake/wakes", 4, {"t": 1000})
+    note_wakes(checkpoint, 4, {"t": 1000})
     compare(checkpoint, config(folder, payloads="reread"), table_batch=4)
 
 

@@ -11,7 +11,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ledgerlake.errors import SetupError
+from ledgerlake.errors import OwnershipError, SetupError
+from ledgerlake.pipeline.cursors import LastRun
 from ledgerlake.pipeline.moved_cursors import moved_cursors
 from ledgerlake.pipeline.start import query_name
 from ledgerlake.source.loss import tell_tasks
@@ -84,9 +85,13 @@ class BatchWriter:
         # Who was suspended meanwhile must not write over what its successor has noted beside the
         # checkpoint.
         parts.cursors.check_held()
-        parts.cursors.add(batch_id, result.ends, result.tables)
-        self._last = batch_id
+        if parts.checkpoint.has_committed(batch_id):
+            raise OwnershipError(
+                f"another process has run batch {batch_id} of the stream {self._stream} meanwhile; let only one process run it"
+            )
         parts.wake_ups.note(batch_id, result.wakes_ms)
+        parts.cursors.add(LastRun(batch_id, parts.wake_ups.batch_id), result.ends, result.tables)
+        self._last = batch_id
         self._on_batch(result)
 
 

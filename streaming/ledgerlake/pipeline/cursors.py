@@ -15,9 +15,12 @@ acknowledges it, and beside it which micro-batch each table held last, so that a
 table that is older:
 
     {"version": 1, "batches": {"17": {"persistent://public/default/orders": [12, 345]}},
-     "tables": {"messages": {"path": "lake/orders", "batch_id": 17}}}
+     "tables": {"messages": {"path": "lake/orders", "batch_id": 17}},
+     "last_run": {"batch_id": 17, "wakes_batch": 15}}
 
-``tables`` may be missing, since earlier releases neither wrote nor read it.
+``last_run`` is the last micro-batch that was run, and whose file of wake-up times counted then (see
+``pipeline.wake_ups``). ``tables`` and ``last_run`` may be missing, since earlier releases neither
+wrote nor read them.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cursor import DurableCursor
@@ -54,6 +57,23 @@ _RETRY_MOST_S = 10.0
 Ends = dict[str, Position]
 
 
+@dataclass(frozen=True)
+class LastRun:
+    """The last micro-batch that was run, and the one whose file of wake-up times counted then."""
+
+    batch_id: int
+    wakes_batch: int | None
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What ``ends.json`` says."""
+
+    pending: dict[int, Ends] = field(default_factory=dict)
+    tables: dict[str, Held] = field(default_factory=dict)
+    last_run: LastRun | None = None
+
+
 class CursorKeeper:
     """The cursors of one pipeline. ``hold`` and ``positions`` are for the start; after ``begin`` a
     thread works.
@@ -66,6 +86,7 @@ class CursorKeeper:
         self._cursors: dict[str, DurableCursor] = {}
         self._pending: dict[int, Ends] = {}
         self._tables: dict[str, Held] = {}
+        self._last_run: LastRun | None = None
         self._lock = threading.Lock()
         self._at_broker = threading.RLock()
         self._news = threading.Event()
@@ -127,7 +148,15 @@ class CursorKeeper:
         Raises:
             OffsetError: a newer release wrote it, or it is damaged.
         """
-        return self._load()[1]
+        return self._load().tables
+
+    def last_run(self) -> LastRun | None:
+        """Return the last micro-batch that was run; None if the checkpoint does not say it.
+
+        Raises:
+            OffsetError: a newer release wrote it, or it is damaged.
+        """
+        return self._load().last_run
 
     def begin(self, on_lost: Callable[[OwnershipError], None]) -> None:
         """Acknowledge in the background from here on.
@@ -138,7 +167,8 @@ class CursorKeeper:
         Raises:
             OffsetError: a newer release wrote what is to be acknowledged, or it is damaged.
         """
-        self._pending, self._tables = self._load()
+        kept = self._load()
+        self._pending, self._tables, self._last_run = kept.pending, kept.tables, kept.last_run
         self._news.set()
         self._thread = threading.Thread(target=self._loop, args=(on_lost,), name="ledgerlake-cursors", daemon=True)
         self._thread.start()
@@ -163,10 +193,11 @@ class CursorKeeper:
         if self._lost is not None:
             raise self._lost
 
-    def add(self, batch_id: int, ends: Ends, tables: dict[str, Held] | None = None) -> None:
+    def add(self, last_run: LastRun, ends: Ends, tables: dict[str, Held] | None = None) -> None:
         """Note where a micro-batch ends whose files are in the table, and which tables have it."""
         with self._lock:
-            self._pending[batch_id] = dict(ends)
+            self._pending[last_run.batch_id] = dict(ends)
+            self._last_run = last_run
             self._tables |= tables or {}
             self._save()
         self._idle.clear()
@@ -280,8 +311,8 @@ class CursorKeeper:
         if thread is not threading.current_thread():
             thread.join(timeout=_RETRY_MOST_S)
 
-    def _load(self) -> tuple[dict[int, Ends], dict[str, Held]]:
-        return load_stored(self._path, "cursor ends", _read, _VERSION) or ({}, {})
+    def _load(self) -> _Kept:
+        return load_stored(self._path, "cursor ends", _read, _VERSION) or _Kept()
 
     def _save(self) -> None:
         batches = {
@@ -289,19 +320,21 @@ class CursorKeeper:
             for batch_id, ends in self._pending.items()
         }
         tables = {name: asdict(held) for name, held in self._tables.items()}
-        save_json(self._path, {"version": _VERSION, "batches": batches, "tables": tables})
+        last_run = {"last_run": asdict(self._last_run)} if self._last_run else {}
+        save_json(self._path, {"version": _VERSION, "batches": batches, "tables": tables} | last_run)
 
     @property
     def _path(self) -> str:
         return f"{self._checkpoint.folder}/ledgerlake/ends.json"
 
 
-def _read(data: dict[str, Any], _version: int) -> tuple[dict[int, Ends], dict[str, Held]]:
+def _read(data: dict[str, Any], _version: int) -> _Kept:
     batches = stored(dict[str, dict[str, list[int]]], data["batches"])
     pending = {
         int(batch_id): {name: _position(*place) for name, place in ends.items()} for batch_id, ends in batches.items()
     }
-    return pending, stored(dict[str, Held], data.get("tables", {}))
+    last_run = stored(LastRun, data["last_run"]) if "last_run" in data else None
+    return _Kept(pending, stored(dict[str, Held], data.get("tables", {})), last_run)
 
 
 def _position(ledger_id: int, entry_id: int) -> Position:

@@ -134,7 +134,7 @@ class Pipeline:
             self.query = writer.trigger(**trigger).start()
 
     def _stream(self, start: Offset) -> DataFrame:
-        self._parts.wake_ups.load()
+        self._parts.wake_ups.load(self._parts.cursors.last_run())
         set_up_state(self._spark)
         own = {
             "startingOffsets": as_option(start),

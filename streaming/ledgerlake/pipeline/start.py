@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.errors import CheckpointError, SetupError
 from ledgerlake.pipeline.row_settings import PAYLOADS, STORAGE, changed, row_settings
-from ledgerlake.pipeline.wake_ups import wakes_folder
+from ledgerlake.pipeline.wake_ups import known_wakes
 from ledgerlake.source.bounds import end_position, first_available, resolve_start
 from ledgerlake.source.loss import moved_to
 from ledgerlake.source.positions import describe
-from ledgerlake.source.wake_ups import load_wakes
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.table.batch_record import number_of
 from ledgerlake.wire.message_id import BEFORE_ALL
@@ -262,7 +261,9 @@ class Start:
         """Return whether messages wait in state, as far as is known: a topic partition with such
         messages has a wake-up time.
         """
-        return self._checkpoint.last_committed() is not None and load_wakes(wakes_folder(self._checkpoint)) != {}
+        if self._checkpoint.last_committed() is None:
+            return False
+        return known_wakes(self._checkpoint, self._cursors.last_run()) != {}
 
     def _compare_with_cursors(self, start: Offset) -> None:
         """Check that the broker has kept what the micro-batch reads that is to be run again.

@@ -7,29 +7,35 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ledgerlake.source.wake_ups import load_wakes, save_wakes
+from ledgerlake.source.wake_ups import load_wakes, newest_wakes_batch, save_wakes
 
 if TYPE_CHECKING:
     from ledgerlake.pipeline.checkpoint import Checkpoint
+    from ledgerlake.pipeline.cursors import LastRun
 
 
 class WakeUps:
-    """The times of one pipeline's topic partitions, and the folder in which the planner reads them."""
+    """The times of one pipeline's topic partitions, and the folder in which the planner reads them.
+
+    ``batch_id`` is the micro-batch whose file counts; None before the first.
+    """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.folder = wakes_folder(checkpoint)
+        self.batch_id: int | None = None
         self._checkpoint = checkpoint
         self._wakes_ms: dict[str, int] | None = None
 
-    def load(self) -> None:
+    def load(self, last_run: LastRun | None) -> None:
         """Find out when topic partitions want a micro-batch; if nobody can say it, all of them want
         one now, which tells it.
         """
-        self._wakes_ms = load_wakes(self.folder)
+        self.batch_id = newest_wakes_batch(self.folder)
+        self._wakes_ms = known_wakes(self._checkpoint, last_run)
         committed = self._checkpoint.last_committed()
         if self._wakes_ms is None and committed is not None:
-            self._wakes_ms = dict.fromkeys(self._checkpoint.offset(committed), int(time.time() * 1000))
-            save_wakes(self.folder, committed, self._wakes_ms)
+            now_ms = int(time.time() * 1000)
+            self._save(max(committed, self.batch_id or 0), dict.fromkeys(self._checkpoint.offset(committed), now_ms))
 
     def note(self, batch_id: int, changed_ms: dict[str, int | None]) -> None:
         """Tell the planner, in a process of its own, when it is to plan a batch although nothing
@@ -38,8 +44,26 @@ class WakeUps:
         every_ms = {**(self._wakes_ms or {}), **changed_ms}
         wakes_ms = {name: time_ms for name, time_ms in every_ms.items() if time_ms is not None}
         if wakes_ms != self._wakes_ms:
-            save_wakes(self.folder, batch_id, wakes_ms)
-        self._wakes_ms = wakes_ms
+            self._save(batch_id, wakes_ms)
+
+    def _save(self, batch_id: int, wakes_ms: dict[str, int]) -> None:
+        save_wakes(self.folder, batch_id, wakes_ms)
+        self.batch_id, self._wakes_ms = batch_id, wakes_ms
+
+
+def known_wakes(checkpoint: Checkpoint, last_run: LastRun | None) -> dict[str, int] | None:
+    """Return when topic partitions want a micro-batch; None if what is noted may be older than the
+    state, as in a checkpoint that was copied while the pipeline ran, file by file.
+
+    Args:
+        last_run: the last micro-batch that was run, and the file of times that counted behind it.
+    """
+    folder, committed = wakes_folder(checkpoint), checkpoint.last_committed()
+    if last_run is None or last_run.wakes_batch != newest_wakes_batch(folder):
+        return None
+    if committed is not None and last_run.batch_id < committed:
+        return None
+    return load_wakes(folder)
 
 
 def wakes_folder(checkpoint: Checkpoint) -> str:

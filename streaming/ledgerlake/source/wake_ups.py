@@ -43,6 +43,12 @@ def load_wakes(folder: str) -> dict[str, int] | None:
         return None
 
 
+def newest_wakes_batch(folder: str) -> int | None:
+    """Return the micro-batch whose file counts; None if there is no file of a micro-batch."""
+    names = _names(folder)
+    return int(names[-1].removesuffix(".json")) if names else None
+
+
 def save_wakes(folder: str, batch_id: int, wakes_ms: dict[str, int]) -> None:
     """Write what counts behind a micro-batch.
 
