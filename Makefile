@@ -17,7 +17,7 @@ FIRST ?= 1
 KILLS ?= 200
 STOPS ?= 50
 
-.PHONY: constraints help setup demo test test-all test-fast test-campaign campaign fuzz mutations simulate simulate-faults bench check proto reference wheel clean
+.PHONY: archive constraints help setup demo test test-all test-fast test-campaign campaign fuzz mutations simulate simulate-faults bench check proto reference wheel clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -33,11 +33,14 @@ $(VENV)/ready: pyproject.toml constraints.txt wheel_init.py tools/install_java.s
 demo: setup ## broker, live producers, pipeline, table, verdict
 	$(BIN)/ledgerlake demo
 
-test: setup ## every promise: pure tests, Spark, and live against the embedded broker, in JOBS processes
+test: setup archive ## every promise: pure tests, Spark, and live against the embedded broker, in JOBS processes
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-test-all: setup ## all tests in their long versions
+test-all: setup archive ## all tests in their long versions
 	LEDGERLAKE_CAMPAIGN=long $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m ""
+
+archive: setup ## what makes the starts of the tests' many Spark sessions a third shorter, once (200 MB in the cache)
+	$(BIN)/python -m tests.live.archive_classes
 
 test-fast: setup ## the tests that need neither Spark nor a broker; a socket that is left open fails one
 	$(BIN)/python -m pytest -m "not spark and not live and not long" \
