@@ -41,7 +41,7 @@ from ledgerlake.delay.bucket import record_from_json, record_to_json
 from ledgerlake.delay.segment import WAITING, waiting
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.operators.bucket_storage import FolderStorage
-from ledgerlake.operators.rows import FLOW, RowKind, TaskReport, flow_row, report_to_json
+from ledgerlake.operators.rows import STAGE_ROWS, RowKind, TaskReport, report_to_json, stage_row
 from ledgerlake.operators.stateful import set_up_state, stateful
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -180,7 +180,7 @@ class _BenchSource(DataSource):
         return "ledgerlake-bench-delay"
 
     def schema(self) -> StructType:
-        return from_arrow_schema(FLOW)
+        return from_arrow_schema(STAGE_ROWS)
 
     def streamReader(self, schema: StructType) -> _BenchReader:
         return _BenchReader(int(self.options["messages"]), self.options["steps"])
@@ -212,12 +212,12 @@ class _BenchReader(DataSourceStreamReader):
         if 0 <= number < batches:
             for start in range(number * BATCH, min((number + 1) * BATCH, self._messages), _BUNDLE):
                 count = min(_BUNDLE, self._messages - start)
-                yield flow_row(SOURCE, RowKind.DELAYED, entry=_frames(start, count))
+                yield stage_row(SOURCE, RowKind.DELAYED, entry=_frames(start, count))
         elif number >= batches:
             # A twentieth of the horizon at a time.
             due_ms += (number - batches + 1) * HORIZON_MS // 20
         report = TaskReport(Position(partition.number, 0), due_ms, {}, [])
-        yield flow_row(SOURCE, RowKind.REPORT, note=report_to_json(report))
+        yield stage_row(SOURCE, RowKind.REPORT, note=report_to_json(report))
 
 
 def _count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

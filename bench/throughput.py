@@ -52,7 +52,7 @@ from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.demo import create_partitioned_topic
 from ledgerlake.devbroker import Broker
-from ledgerlake.operators.rows import FLOW_DDL, StateSummary, report_from_json, summary_to_json
+from ledgerlake.operators.rows import STAGE_ROWS_DDL, StateSummary, report_from_json, summary_to_json
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_batch, encode_entry
 
@@ -371,7 +371,7 @@ def _pipeline_without_stage(spark: SparkSession, service_url: str, topic: str, c
 
 def _no_stage(flow: DataFrame, *_: object) -> DataFrame:
     """In place of the stateful stage: reports become standings, nothing is open."""
-    return flow.mapInArrow(_standings, FLOW_DDL)
+    return flow.mapInArrow(_standings, STAGE_ROWS_DDL)
 
 
 def _standings(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

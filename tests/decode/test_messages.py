@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ledgerlake.decode import kernels, schema
 from ledgerlake.decode import messages as messages_module
-from ledgerlake.decode.messages import BatchPart, decode_bundle, decode_entries
+from ledgerlake.decode.messages import BatchRange, decode_bundle, decode_entries
 from ledgerlake.decode.reference import decode_entry
 from ledgerlake.errors import CorruptEntryError, MalformedFrameError
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -202,7 +202,7 @@ def test_odd_entries_stand_where_they_belong() -> None:
 
 
 def test_what_an_earlier_batch_took_of_the_first_entry_is_left_out() -> None:
-    messages, _ = decoded([batch([b"0", b"1", b"2"]), batch([b"3"])], first_entry=BatchPart(after=1))
+    messages, _ = decoded([batch([b"0", b"1", b"2"]), batch([b"3"])], first_entry=BatchRange(after=1))
     assert [row["value"] for row in messages] == [b"2", b"3"]
 
 
@@ -214,7 +214,7 @@ def test_a_broker_gives_one_number_to_a_whole_batch_of_a_transaction(more: dict[
 
 
 def test_a_part_of_a_batch_can_end_before_the_batch_does() -> None:
-    messages, _ = decoded([batch([b"0", b"1", b"2", b"3"]), single(b"4")], first_entry=BatchPart(0, 2))
+    messages, _ = decoded([batch([b"0", b"1", b"2", b"3"]), single(b"4")], first_entry=BatchRange(0, 2))
     assert [row["value"] for row in messages] == [b"1", b"2", b"4"]
 
 
@@ -277,10 +277,10 @@ def test_pieces_of_any_size_are_the_same_rows_in_the_same_order(monkeypatch: pyt
         ]
         entries.append(batch([b"x"] * 30, uuid="the reference's"))
         monkeypatch.setattr(messages_module, "DECODED_PIECE_BYTES", 2**30)
-        whole = decoded(entries, first_entry=BatchPart(after=0))
+        whole = decoded(entries, first_entry=BatchRange(after=0))
         for size in (1, 2_000, 20_000):
             monkeypatch.setattr(messages_module, "DECODED_PIECE_BYTES", size)
-            assert decoded(entries, first_entry=BatchPart(after=0)) == whole
+            assert decoded(entries, first_entry=BatchRange(after=0)) == whole
 
 
 @pytest.mark.parametrize("more", PLAIN_ROUTE)

@@ -14,7 +14,7 @@ from ledgerlake.assembly.assembler import Assembled, Entry, Rejected
 from ledgerlake.assembly.rules import Chunk
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.operators.in_task import LocalAssembly
-from ledgerlake.operators.rows import RowKind, StateSummary, TaskReport, flow_row, report_to_json, summary_from_json
+from ledgerlake.operators.rows import RowKind, StateSummary, TaskReport, report_to_json, stage_row, summary_from_json
 from ledgerlake.operators.stateful import Processor
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.wire.message_id import Position
@@ -166,11 +166,11 @@ def task(
             end = event.position
             outcomes = local.arrive(event, entry_of(end))
             if outcomes is None:
-                rows.append(flow_row(SOURCE, RowKind.CHUNK, end, entry=entry_of(end)))
+                rows.append(stage_row(SOURCE, RowKind.CHUNK, end, entry=entry_of(end)))
             else:
                 settled.outcomes(outcomes)
         else:
             settled.outcomes(local.mark(event))
-    rows += [flow_row(SOURCE, RowKind.CHUNK, position, entry=entry) for position, entry in local.drain_pending()]
+    rows += [stage_row(SOURCE, RowKind.CHUNK, position, entry=entry) for position, entry in local.drain_pending()]
     report = TaskReport(end, now_ms, {"end": str(end)}, local.events)
-    return [*rows, flow_row(SOURCE, RowKind.REPORT, note=report_to_json(report))]
+    return [*rows, stage_row(SOURCE, RowKind.REPORT, note=report_to_json(report))]

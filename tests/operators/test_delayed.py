@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ledgerlake.assembly.rules import Limits
-from ledgerlake.decode.messages import BatchPart
+from ledgerlake.decode.messages import BatchRange
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.cancels import Cancel, Cancels, cancels_from_json, cancels_to_json, parse_cancel
 from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators import bucket_storage, delayed
-from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
+from ledgerlake.operators.outcomes import OutcomeDecoder, read_stage_rows
 from ledgerlake.operators.rows import (
-    FLOW,
+    STAGE_ROWS,
     RowKind,
     StateSummary,
     TaskReport,
     Waits,
     delayed_rows,
-    flow_row,
     report_to_json,
+    stage_row,
 )
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
@@ -90,9 +90,9 @@ class Play:
         """One batch; the values that were let go."""
         due_ms = None if at_s is None else STORED_MS + 1000 * at_s
         report = TaskReport(Position(9, 9), due_ms, {}, events or [])
-        rows = [*rows, *(flow_row(SOURCE, RowKind.CHUNK, position, entry=entry) for position, entry in parts)]
-        rows += [flow_row(SOURCE, RowKind.DELAYED, entry=b"".join(frames))] if frames else []
-        rows.append(flow_row(SOURCE, RowKind.REPORT, note=report_to_json(report)))
+        rows = [*rows, *(stage_row(SOURCE, RowKind.CHUNK, position, entry=entry) for position, entry in parts)]
+        rows += [stage_row(SOURCE, RowKind.DELAYED, entry=b"".join(frames))] if frames else []
+        rows.append(stage_row(SOURCE, RowKind.REPORT, note=report_to_json(report)))
         found = self.stage.run(rows)
         self.kinds = [row.kind for row in found]
         before = len(self.values)
@@ -103,7 +103,7 @@ class Play:
         decoder = OutcomeDecoder(
             SOURCE, parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"}), 10**6, holds_delayed=True
         )
-        for _, found in read_flow(rows):
+        for _, found in read_stage_rows(rows):
             if isinstance(found, StateSummary):
                 self.summary = found
             elif isinstance(found, Cancels):
@@ -122,7 +122,7 @@ class Play:
 
 def pa_row(row: Any) -> pa.RecordBatch:
     source = type(SOURCE)(row.topic, row.partition)
-    return flow_row(source, RowKind(row.kind), Position(row.ledger_id, row.entry_id), row.note, row.entry)
+    return stage_row(source, RowKind(row.kind), Position(row.ledger_id, row.entry_id), row.note, row.entry)
 
 
 def test_messages_wait_and_come_out_in_order_when_they_are_due() -> None:
@@ -200,7 +200,7 @@ def test_with_reread_only_positions_wait() -> None:
     play(frame(0, 30), frame(1, 30), at_s=0)
     assert play.summary.oldest_waiting == Position(1, 0)
     assert not any(b"1:0" in value[0] for value in play.state("snapshots").values())
-    rows = play.stage.run([flow_row(SOURCE, RowKind.REPORT, note=report_to_json(TaskReport(Position(9, 9), STORED_MS + 30_000, {}, [])))])  # fmt: skip
+    rows = play.stage.run([stage_row(SOURCE, RowKind.REPORT, note=report_to_json(TaskReport(Position(9, 9), STORED_MS + 30_000, {}, [])))])  # fmt: skip
     assert [(row.kind, json.loads(row.note).get("positions")) for row in rows[:1]] == [("again", [[1, 0], [1, 1]])]
 
 
@@ -287,7 +287,7 @@ def test_a_later_cancel_by_a_sender_whose_clock_is_ahead_does_not_undo_the_first
 
 
 def parts_of(frames: bytes, *parts: tuple[int | None, int | None]) -> list[pa.RecordBatch]:
-    return [row for part in parts for row in delayed_rows(SOURCE, memoryview(frames), BatchPart(*part))]
+    return [row for part in parts for row in delayed_rows(SOURCE, memoryview(frames), BatchRange(*part))]
 
 
 @pytest.mark.parametrize("reread", [False, True])
@@ -489,4 +489,4 @@ def test_buckets_that_an_older_release_wrote_are_found(tmp_path: Path, query: Ca
 
 
 def test_flow_has_no_columns_that_pandas_would_round() -> None:
-    assert {str(one.type) for one in FLOW} == {"string", "int32", "int64", "binary"}
+    assert {str(one.type) for one in STAGE_ROWS} == {"string", "int32", "int64", "binary"}

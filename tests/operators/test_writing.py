@@ -11,7 +11,7 @@ import pytest
 
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.client.topics import join_partition
-from ledgerlake.decode.messages import BatchPart
+from ledgerlake.decode.messages import BatchRange
 from ledgerlake.decode.split import split_bundle
 from ledgerlake.operators import messages
 from ledgerlake.operators.facts import BatchNote, TaskSettings
@@ -96,7 +96,7 @@ def test_an_entry_of_which_a_part_belongs_to_the_range_travels_alone(
 ) -> None:
     batched = batch([b"a", b"b", b"c"], deliver_at_time=FAST_MS)
     found = pieces([batched, batched])
-    monkeypatch.setitem(globals(), "pieces", lambda _: [replace(found[0], first_entry=BatchPart(0, 1))])
+    monkeypatch.setitem(globals(), "pieces", lambda _: [replace(found[0], first_entry=BatchRange(0, 1))])
     rows = [row for rows in task(tmp_path, [batched, batched]) for row in rows.to_pylist()]
     assert [(row["kind"], row["entry_id"], row["note"]) for row in rows[:2]] == [
         ("delayed", 0, "[0, 1]"),

@@ -27,7 +27,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from ledgerlake.errors import LedgerlakeError
-from ledgerlake.operators.rows import FLOW
+from ledgerlake.operators.rows import STAGE_ROWS
 from tests.operators.stage import Stage
 
 if TYPE_CHECKING:
@@ -431,8 +431,8 @@ class Query:
         columns = pa.Table.from_batches(rows).to_pydict().values()
         frames = iter([Rows(list(zip(*columns, strict=True)))])
         found = [row for frame in processor.handleInputRows(key, frames, None) for row in frame.rows]
-        arrays = [pa.array(values, one.type) for values, one in zip(zip(*found, strict=True), FLOW, strict=True)]
-        table = pa.RecordBatch.from_arrays(arrays, schema=FLOW)
+        arrays = [pa.array(values, one.type) for values, one in zip(zip(*found, strict=True), STAGE_ROWS, strict=True)]
+        table = pa.RecordBatch.from_arrays(arrays, schema=STAGE_ROWS)
         facts = [
             SimpleNamespace(fact=text) for part in self._frame.last(iter([table])) for text in part["fact"].to_pylist()
         ]
@@ -464,7 +464,7 @@ class Query:
 
 
 class Rows:
-    """As much of a pandas frame with the columns of ``FLOW`` as is used; a real one costs most of a
+    """As much of a pandas frame with the columns of ``STAGE_ROWS`` as is used; a real one costs most of a
     history's time.
     """
 
@@ -475,7 +475,7 @@ class Rows:
         return (_Row(*row) for row in self.rows)
 
 
-_Row: Any = namedtuple("_Row", FLOW.names)  # type: ignore[misc]
+_Row: Any = namedtuple("_Row", STAGE_ROWS.names)  # type: ignore[misc]
 
 
 class _Changes:

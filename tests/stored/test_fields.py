@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ledgerlake.assembly.rules import OpenSet, SetKey
-from ledgerlake.decode.messages import BatchPart
+from ledgerlake.decode.messages import BatchRange
 from ledgerlake.delay.bucket import Bucket, Record, record_from_json, record_to_json
 from ledgerlake.delay.cancels import Cancel, cancels_from_json, cancels_to_json
 from ledgerlake.errors import OffsetError
@@ -45,7 +45,7 @@ WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
     "delayed large message": (_outside_from_json, _outside_to_json(_OutsideBucket(PLACES, True, key=KEY))),
     "part of a delayed entry": (
         _outside_from_json,
-        _outside_to_json(_OutsideBucket(PLACES[:1], True, BatchPart(1, 2), is_delivered=True)),
+        _outside_to_json(_OutsideBucket(PLACES[:1], True, BatchRange(1, 2), is_delivered=True)),
     ),
     "report": (report_from_json, report_to_json(TaskReport(PLACES[0], 5, {}, [Begun(KEY)]))),
     "summary": (summary_from_json, summary_to_json(StateSummary([{}], PLACES[0], 5))),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from ledgerlake.assembly.rules import Deliver, Effect, Hold, PendingSets, PutAside, Reject, SetKey
-from ledgerlake.decode.messages import WHOLE, BatchPart
+from ledgerlake.decode.messages import WHOLE_BATCH, BatchRange
 
 if TYPE_CHECKING:
     from ledgerlake.assembly.rules import Chunk, Limits, OpenSet
@@ -41,7 +41,7 @@ class Assembled:
     Iterating ``entries`` takes them out of where they are kept. ``key`` is whose chunks they must be,
     None if a release that did not store it put it aside.
     ``deliver_ms`` is when it is to be delivered, if it has to wait; ``delivered_ms`` when it was,
-    if it had to, and ``outputs`` then as in ``Due``.
+    if it had to, and ``outputs`` then as in ``DueEntries``.
     """
 
     positions: tuple[Position, ...]
@@ -61,7 +61,7 @@ class Rejected:
 
 
 @dataclass(frozen=True)
-class Due:
+class DueEntries:
     """Delayed entries, in the order in which they are due: whole MESSAGE frames.
 
     ``outputs`` are those beside the table; what stands at an output's position or before is not for
@@ -71,11 +71,11 @@ class Due:
     frames: Entry
     delivered_ms: int
     outputs: Mapping[str, Position]
-    first_entry: BatchPart = WHOLE
+    first_entry: BatchRange = WHOLE_BATCH
 
 
 @dataclass(frozen=True)
-class DueAgain:
+class DuePositions:
     """Delayed entries of which only the topic has the bytes."""
 
     positions: list[Position]
@@ -83,7 +83,7 @@ class DueAgain:
     outputs: Mapping[str, Position]
 
 
-Outcome = Assembled | Rejected | Due | DueAgain
+Outcome = Assembled | Rejected | DueEntries | DuePositions
 
 
 class Assembly:

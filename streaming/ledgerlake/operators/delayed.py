@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from ledgerlake.assembly.assembler import Assembled, Due, DueAgain, Rejected
+from ledgerlake.assembly.assembler import Assembled, DueEntries, DuePositions, Rejected
 from ledgerlake.assembly.rules import SetKey
 from ledgerlake.client.topics import join_partition
-from ledgerlake.decode.messages import BatchPart
+from ledgerlake.decode.messages import BatchRange
 from ledgerlake.decode.split import entries_of, read_delayed
 from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
 from ledgerlake.delay.cancel_messages import CANCEL_REFUSED
@@ -105,7 +105,7 @@ class DelayedMessages:
         self._stored = _read_value(state.index)
         self._tracker: DelayedTracker | None = None
         self._new_cancels: list[Cancel] = []
-        self._due_parts: list[tuple[Position, BatchPart]] = []
+        self._due_parts: list[tuple[Position, BatchRange]] = []
         self._known: list[tuple[Position, Entry | None]] = []
 
     def add(self, frames: bytes) -> None:
@@ -132,7 +132,7 @@ class DelayedMessages:
         text = _outside_to_json(_OutsideBucket(event.positions, held, key=event.key))
         self._state.large.updateValue((last.ledger_id, last.entry_id), (text,))
 
-    def add_part(self, position: Position, frame: bytes, part: BatchPart) -> None:
+    def add_part(self, position: Position, frame: bytes, part: BatchRange) -> None:
         """An entry of which only some messages belong to the range; its frame is in ``parts`` also
         with ``reread``.
 
@@ -249,7 +249,7 @@ class DelayedMessages:
             together = list(group)
             part = batch.slice(together[0], len(together))
             if has_frame:
-                yield from (Due(frames, delivered_ms, outputs) for frames in _together(part))
+                yield from (DueEntries(frames, delivered_ms, outputs) for frames in _together(part))
             else:
                 yield from self._take_outside(part, delivered_ms, outputs)
 
@@ -273,14 +273,14 @@ class DelayedMessages:
             yield Assembled(one.positions, entries, delivered_ms=delivered_ms, outputs=outputs, key=one.key)
             self._state.large.removeKey((ledger_id, entry_id))
         for start in range(0, len(again), _TOGETHER_POSITIONS):
-            yield DueAgain(again[start : start + _TOGETHER_POSITIONS], delivered_ms, outputs)
+            yield DuePositions(again[start : start + _TOGETHER_POSITIONS], delivered_ms, outputs)
 
     def _part(
-        self, position: Position, part: BatchPart, delivered_ms: int, outputs: dict[str, Position]
+        self, position: Position, part: BatchRange, delivered_ms: int, outputs: dict[str, Position]
     ) -> Iterator[Outcome]:
         frame = self._parts.take(position)
         if frame is not None:
-            yield Due(frame, delivered_ms, outputs, part)
+            yield DueEntries(frame, delivered_ms, outputs, part)
         key = (position.ledger_id, position.entry_id)
         if part.until is None:
             self._state.large.removeKey(key)
@@ -336,7 +336,7 @@ class _OutsideBucket:
 
     positions: tuple[Position, ...]
     is_held: bool
-    part: BatchPart | None = None
+    part: BatchRange | None = None
     is_delivered: bool = False
     key: SetKey | None = None
 
@@ -360,7 +360,7 @@ def _outside_from_dict(data: dict[str, Any], version: int) -> _OutsideBucket:
     is_held = stored(bool, data["held"])
     if version == 1:
         return _OutsideBucket(positions, is_held)
-    part, is_delivered = stored(BatchPart | None, data["part"]), stored(bool, data["delivered"])
+    part, is_delivered = stored(BatchRange | None, data["part"]), stored(bool, data["delivered"])
     key = stored(SetKey | None, data["key"]) if version > 2 else None
     return _OutsideBucket(positions, is_held, part, is_delivered, key)
 

@@ -18,7 +18,7 @@ from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.delay.cancels import Cancels
 from ledgerlake.operators.delayed import TOPIC
 from ledgerlake.operators.facts import BatchNote, PartitionFact, TaskFact, TaskSettings, task_fact_from_dict
-from ledgerlake.operators.outcomes import read_flow
+from ledgerlake.operators.outcomes import read_stage_rows
 from ledgerlake.operators.partition_writer import PartitionWriter, file_prefix
 from ledgerlake.operators.rows import (
     StateSummary,
@@ -32,28 +32,28 @@ if TYPE_CHECKING:
 
 
 def finalize(rows: Iterable[pa.RecordBatch], settings: TaskSettings, note: BatchNote) -> Iterator[pa.RecordBatch]:
-    """Run a task of the last stage: rows of ``FLOW`` in, files out, one fact for each topic
+    """Run a task of the last stage: rows of ``STAGE_ROWS`` in, files out, one fact for each topic
     partition.
     """
     partitions: dict[TopicPartition, _FinalizedPartition] = {}
-    for source, found in read_flow(rows):
-        if source not in partitions:
-            partitions[source] = _FinalizedPartition(source, settings, note)
+    for topic_partition, found in read_stage_rows(rows):
+        if topic_partition not in partitions:
+            partitions[topic_partition] = _FinalizedPartition(topic_partition, settings, note)
         if isinstance(found, StateSummary):
-            fact = partitions.pop(source).finish(found)
+            fact = partitions.pop(topic_partition).finish(found)
             yield pa.RecordBatch.from_arrays([pa.array([json.dumps(asdict(fact))], pa.string())], names=["fact"])
         elif not isinstance(found, pa.RecordBatch):
-            partitions[source].take(found)
+            partitions[topic_partition].take(found)
 
 
 class _FinalizedPartition:
     """The files and messages of one topic partition in a task of the last stage."""
 
-    def __init__(self, source: TopicPartition, settings: TaskSettings, note: BatchNote) -> None:
-        self._writer = PartitionWriter(source, settings, note)
+    def __init__(self, topic_partition: TopicPartition, settings: TaskSettings, note: BatchNote) -> None:
+        self._writer = PartitionWriter(topic_partition, settings, note)
         self._outbox: GatheringWriter | None = None
         if settings.outbox_path is not None:
-            folder = data_folder(settings.outbox_path, schema.MESSAGES, file_prefix(source, note))
+            folder = data_folder(settings.outbox_path, schema.MESSAGES, file_prefix(topic_partition, note))
             self._outbox = GatheringWriter(folder)
 
     def take(self, found: Outcome | Cancels) -> None:

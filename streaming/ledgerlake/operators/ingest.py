@@ -29,9 +29,9 @@ from ledgerlake.operators.rows import (
     RowKind,
     TaskReport,
     delayed_rows,
-    flow_row,
     latest,
     report_to_json,
+    stage_row,
 )
 from ledgerlake.runtime.memory import give_back, keep_freed_blocks
 from ledgerlake.source.pieces import Piece
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 def ingest_range(
     pieces: Iterable[Piece], span: EntryRange, settings: TaskSettings, note: BatchNote
 ) -> Iterator[pa.RecordBatch]:
-    """First stage: a range of entries in, files out, rows of ``FLOW`` on to the stateful stage."""
+    """First stage: a range of entries in, files out, rows of ``STAGE_ROWS`` on to the stateful stage."""
     one = _IngestedRange(span, settings, note)
     for piece in pieces:
         yield from one.take(piece)
@@ -69,7 +69,7 @@ class _IngestedRange:
         self._stored_bytes += len(piece.frames)
         self._now_ms = latest((self._now_ms, piece.broker_ms))
         if piece.kind == PieceKind.DELAYED and self._holds_delayed:
-            yield from delayed_rows(self._writer.source, piece.frames, piece.first_entry)
+            yield from delayed_rows(self._writer.topic_partition, piece.frames, piece.first_entry)
             return
         if piece.kind in (PieceKind.ENTRIES, PieceKind.DELAYED):
             self._local.events += self._writer.write_entries(piece.frames, piece.first_entry)
@@ -91,10 +91,10 @@ class _IngestedRange:
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         for position, entry in self._local.drain_pending():
-            yield flow_row(self._writer.source, RowKind.CHUNK, position, entry=entry)
+            yield stage_row(self._writer.topic_partition, RowKind.CHUNK, position, entry=entry)
         fact = replace(self._writer.finish(self._end), stored_bytes=self._stored_bytes)
         report = TaskReport(self._end, self._now_ms, asdict(fact), self._local.events)
-        yield flow_row(self._writer.source, RowKind.REPORT, note=report_to_json(report))
+        yield stage_row(self._writer.topic_partition, RowKind.REPORT, note=report_to_json(report))
         if self._saw_chunks:
             give_back()
 
@@ -105,7 +105,7 @@ class _IngestedRange:
         if outcomes is not None:
             yield from self._settle(outcomes)
             return
-        yield flow_row(self._writer.source, RowKind.CHUNK, chunk.position, entry=entry)
+        yield stage_row(self._writer.topic_partition, RowKind.CHUNK, chunk.position, entry=entry)
         if chunk.chunk_id == chunk.chunk_count - 1:
             self._writer.messages.roll_file()
 
@@ -124,7 +124,7 @@ class _IngestedRange:
                 continue
             self._local.events.append(waits)
             for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
-                yield flow_row(self._writer.source, RowKind.CHUNK, position, entry=entry)
+                yield stage_row(self._writer.topic_partition, RowKind.CHUNK, position, entry=entry)
 
 
 def _use_up(messages: Iterator[pa.RecordBatch]) -> None:

@@ -17,7 +17,7 @@ from ledgerlake.assembly.rules import Limits
 from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.operators.facts import BatchNote, TaskSettings
 from ledgerlake.operators.ingest import ingest_range
-from ledgerlake.operators.rows import FLOW
+from ledgerlake.operators.rows import STAGE_ROWS
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import SourceOptions, parse_options
 from ledgerlake.source.pieces import read_pieces
@@ -34,7 +34,7 @@ _TASK_OPTION = "task"
 
 
 def ingest(spark: SparkSession, source_options: dict[str, str], settings: TaskSettings) -> DataFrame:
-    """A stream whose tasks write their ranges; its rows are those of ``FLOW``."""
+    """A stream whose tasks write their ranges; its rows are those of ``STAGE_ROWS``."""
     spark.dataSource.register(_WritingDataSource)
     own = {
         "folders": [settings.messages_folder, settings.rejects_folder],
@@ -51,7 +51,7 @@ class _WritingDataSource(DataSource):  # type: ignore[misc]
         return "ledgerlake-pipeline"
 
     def schema(self) -> StructType:
-        return from_arrow_schema(FLOW)
+        return from_arrow_schema(STAGE_ROWS)
 
     def streamReader(self, schema: StructType) -> _WritingStreamReader:
         given = dict(self.options)

@@ -15,24 +15,24 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from ledgerlake.assembly.chunk_entries import read_alone
 from ledgerlake.assembly.rules import Chunk, Limits
 from ledgerlake.decode import schema
-from ledgerlake.decode.messages import BatchPart, TopicPartition, as_view, rejects_as_view
+from ledgerlake.decode.messages import BatchRange, TopicPartition, as_view, rejects_as_view
 from ledgerlake.decode.rejects import read_reject
 from ledgerlake.decode.split import PieceKind, only_entry
 from ledgerlake.delay.cancel_messages import CANCEL_REFUSED, TaskCancels
 from ledgerlake.delay.cancels import Cancels
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.in_task import EventBudget
-from ledgerlake.operators.outcomes import OutcomeDecoder, read_flow
+from ledgerlake.operators.outcomes import OutcomeDecoder, read_stage_rows
 from ledgerlake.operators.rows import (
-    FLOW_DDL,
+    STAGE_ROWS_DDL,
     Event,
     RowKind,
     StateSummary,
     TaskReport,
     delayed_rows,
-    flow_row,
     latest,
     report_to_json,
+    stage_row,
 )
 from ledgerlake.operators.stateful import stateful
 from ledgerlake.source.pieces import Piece
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 def complete_messages(bundles: DataFrame, options: SourceOptions, limits: Limits, delay: DelayOptions) -> DataFrame:
     """Rows of ``schema.VIEW``: messages, and what is none with its ``reject_reason``."""
-    flow = bundles.mapInArrow(lambda rows: _forward(rows, options, delay.enabled), FLOW_DDL)
-    assembled = stateful(flow, limits, delay)
+    forwarded = bundles.mapInArrow(lambda rows: _forward(rows, options, delay.enabled), STAGE_ROWS_DDL)
+    assembled = stateful(forwarded, limits, delay)
     return assembled.mapInArrow(
         lambda rows: _decode(rows, options, limits, delay.enabled), from_arrow_schema(schema.VIEW)
     )
@@ -61,17 +61,17 @@ def complete_messages(bundles: DataFrame, options: SourceOptions, limits: Limits
 def _forward(
     batches: Iterable[pa.RecordBatch], options: SourceOptions, holds_delayed: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of ``schema.BUNDLES`` as rows of ``FLOW``."""
+    """Rows of ``schema.BUNDLES`` as rows of ``STAGE_ROWS``."""
     ranges: dict[TopicPartition, _DecodedRange] = {}
     for batch in batches:
         for number in range(batch.num_rows):
             row = {name: batch[name][number].as_py() for name in batch.schema.names if name != "frames"}
-            source = TopicPartition(row["topic"], row["partition"])
-            if source not in ranges:
-                ranges[source] = _DecodedRange(source, row, options, holds_delayed)
+            topic_partition = TopicPartition(row["topic"], row["partition"])
+            if topic_partition not in ranges:
+                ranges[topic_partition] = _DecodedRange(topic_partition, row, options, holds_delayed)
             frames = memoryview(batch["frames"][number].as_buffer())
-            part = BatchPart(row["after_batch_index"], row["until_batch_index"])
-            yield from ranges[source].take(Piece(PieceKind(row["kind"]), frames, part, row["broker_ms"]))
+            part = BatchRange(row["after_batch_index"], row["until_batch_index"])
+            yield from ranges[topic_partition].take(Piece(PieceKind(row["kind"]), frames, part, row["broker_ms"]))
     for one in ranges.values():
         yield one.report()
 
@@ -80,9 +80,9 @@ class _DecodedRange:
     """The rows of one topic partition in a task before the stateful stage."""
 
     def __init__(
-        self, source: TopicPartition, row: dict[str, Any], options: SourceOptions, holds_delayed: bool
+        self, topic_partition: TopicPartition, row: dict[str, Any], options: SourceOptions, holds_delayed: bool
     ) -> None:
-        self._source = source
+        self._topic_partition = topic_partition
         self._end = Position(row["end_ledger_id"], row["end_entry_id"])
         self._now_ms = row["clock_ms"]
         self._options = options
@@ -94,7 +94,7 @@ class _DecodedRange:
     def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         self._now_ms = latest((self._now_ms, piece.broker_ms))
         if piece.kind == PieceKind.DELAYED and self._holds_delayed:
-            yield from delayed_rows(self._source, piece.frames, piece.first_entry)
+            yield from delayed_rows(self._topic_partition, piece.frames, piece.first_entry)
         elif piece.kind in (PieceKind.ENTRIES, PieceKind.DELAYED):
             yield from self._decode(piece)
         else:
@@ -102,61 +102,63 @@ class _DecodedRange:
 
     def report(self) -> pa.RecordBatch:
         report = TaskReport(self._end, self._now_ms, {}, self._events)
-        return flow_row(self._source, RowKind.REPORT, note=report_to_json(report))
+        return stage_row(self._topic_partition, RowKind.REPORT, note=report_to_json(report))
 
     def _decode(self, piece: Piece) -> Iterator[pa.RecordBatch]:
-        for batch in piece_as_view(piece, self._source, self._options):
+        for batch in piece_as_view(piece, self._topic_partition, self._options):
             accepted, refused = self._cancels.take(batch)
             self._events += accepted
             for position in refused:
-                yield flow_row(self._source, RowKind.REJECT, position, CANCEL_REFUSED)
+                yield stage_row(self._topic_partition, RowKind.REJECT, position, CANCEL_REFUSED)
             with pa.BufferOutputStream() as out, pa.ipc.new_stream(out, batch.schema) as writer:
                 writer.write_batch(batch)
-            yield flow_row(self._source, RowKind.ROWS, entry=out.getvalue())
+            yield stage_row(self._topic_partition, RowKind.ROWS, entry=out.getvalue())
 
     def _take_alone(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         if piece.kind == PieceKind.REJECT:
             rejected = read_reject(piece.frames)
             shown = rejected.entry or rejected.detail.encode()
-            yield flow_row(self._source, RowKind.REJECT, rejected.position, rejected.reason, shown)
+            yield stage_row(self._topic_partition, RowKind.REJECT, rejected.position, rejected.reason, shown)
             return
         position, entry = only_entry(piece.frames)
         try:
             event = read_alone(piece.kind, entry, position)
         except CorruptEntryError as error:
-            yield flow_row(self._source, RowKind.REJECT, position, error.reason, entry)
+            yield stage_row(self._topic_partition, RowKind.REJECT, position, error.reason, entry)
             return
         if not self._budget.take_event(event):
-            yield flow_row(self._source, RowKind.REJECT, position, "chunk_evicted", entry)
+            yield stage_row(self._topic_partition, RowKind.REJECT, position, "chunk_evicted", entry)
             return
         self._events.append(event)
         if isinstance(event, Chunk):
-            yield flow_row(self._source, RowKind.CHUNK, position, entry=entry)
+            yield stage_row(self._topic_partition, RowKind.CHUNK, position, entry=entry)
 
 
 def _decode(
     rows: Iterable[pa.RecordBatch], options: SourceOptions, limits: Limits, holds_delayed: bool
 ) -> Iterator[pa.RecordBatch]:
     decoders: dict[TopicPartition, OutcomeDecoder] = {}
-    for source, found in read_flow(rows):
-        if source not in decoders:
-            decoders[source] = OutcomeDecoder(source, options, limits.max_message_bytes, holds_delayed=holds_delayed)
+    for topic_partition, found in read_stage_rows(rows):
+        if topic_partition not in decoders:
+            decoders[topic_partition] = OutcomeDecoder(
+                topic_partition, options, limits.max_message_bytes, holds_delayed=holds_delayed
+            )
         if isinstance(found, pa.RecordBatch):
             yield found
         elif isinstance(found, Cancels):
-            decoders[source].cancels = found
+            decoders[topic_partition].cancels = found
         elif isinstance(found, StateSummary):
-            del decoders[source]
+            del decoders[topic_partition]
         else:
-            yield from _as_view(found, decoders[source], source, options)
+            yield from _as_view(found, decoders[topic_partition], topic_partition, options)
 
 
 def _as_view(
-    outcome: Outcome, decoder: OutcomeDecoder, source: TopicPartition, options: SourceOptions
+    outcome: Outcome, decoder: OutcomeDecoder, topic_partition: TopicPartition, options: SourceOptions
 ) -> Iterator[pa.RecordBatch]:
     for decoded in decoder.decode(outcome):
         if isinstance(decoded, list):
             yield from (rejects_as_view(one) for table in decoder.reject_tables(decoded) for one in table.to_batches())
         else:
-            check_broker_metadata(options.require_broker_metadata, decoded, source)
+            check_broker_metadata(options.require_broker_metadata, decoded, topic_partition)
             yield as_view(decoded)

@@ -1,4 +1,4 @@
-"""Behind the stateful stage: rows of ``FLOW`` become outcomes again, and outcomes become messages
+"""Behind the stateful stage: rows of ``STAGE_ROWS`` become outcomes again, and outcomes become messages
 or rejects.
 """
 
@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledgerlake.assembly.assembler import Assembled, Due, DueAgain, Entry, Outcome, Rejected
+from ledgerlake.assembly.assembler import Assembled, DueEntries, DuePositions, Entry, Outcome, Rejected
 from ledgerlake.assembly.rules import SetKey
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.large import decode_large
-from ledgerlake.decode.messages import BatchPart, Decoded, TopicPartition, decode_bundle, decode_entries
+from ledgerlake.decode.messages import BatchRange, Decoded, TopicPartition, decode_bundle, decode_entries
 from ledgerlake.decode.reference import key_of
 from ledgerlake.decode.rejects import RejectedEntry, reject_rows
 from ledgerlake.decode.split import entries_of
@@ -40,31 +40,31 @@ if TYPE_CHECKING:
 CANCELLED = "cancelled"
 
 
-def read_flow(
+def read_stage_rows(
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[tuple[TopicPartition, Outcome | pa.RecordBatch | StateSummary | Cancels]]:
     """Yield the events that rows describe, in their order; each is to be used up before the next."""
     rows = (row for batch in batches for number in range(batch.num_rows) for row in batch.slice(number, 1).to_pylist())
     for row in rows:
-        source = TopicPartition(row["topic"], row["partition"])
+        topic_partition = TopicPartition(row["topic"], row["partition"])
         if row["kind"] == RowKind.REPORT:
-            yield source, summary_from_json(row["note"])
+            yield topic_partition, summary_from_json(row["note"])
         elif row["kind"] == RowKind.ROWS:
             with pa.ipc.open_stream(row["entry"]) as reader:
-                yield from ((source, batch) for batch in reader)
+                yield from ((topic_partition, batch) for batch in reader)
         elif row["kind"] == RowKind.REJECT:
-            yield source, Rejected(row["note"], [(Position(row["ledger_id"], row["entry_id"]), row["entry"])])
+            yield topic_partition, Rejected(row["note"], [(Position(row["ledger_id"], row["entry_id"]), row["entry"])])
         elif row["kind"] == RowKind.CANCELS:
-            yield source, cancels_from_json(row["note"])
+            yield topic_partition, cancels_from_json(row["note"])
         elif row["kind"] == RowKind.DUE:
             note = json.loads(row["note"])
-            part = BatchPart(*note["first_entry"])
-            yield source, Due(row["entry"], note["delivered_ms"], _outputs(note), part)
+            part = BatchRange(*note["first_entry"])
+            yield topic_partition, DueEntries(row["entry"], note["delivered_ms"], _outputs(note), part)
         elif row["kind"] == RowKind.AGAIN:
             note = json.loads(row["note"])
-            yield source, DueAgain(list(_positions(note)), note["delivered_ms"], _outputs(note))
+            yield topic_partition, DuePositions(list(_positions(note)), note["delivered_ms"], _outputs(note))
         else:
-            yield source, _message(row, rows)
+            yield topic_partition, _message(row, rows)
 
 
 def _message(header: dict[str, Any], rows: Iterator[dict[str, Any]]) -> Assembled:
@@ -97,14 +97,14 @@ class OutcomeDecoder:
 
     def __init__(
         self,
-        source: TopicPartition,
+        topic_partition: TopicPartition,
         options: SourceOptions,
         max_message_bytes: int,
         *,
         holds_delayed: bool,
     ) -> None:
         self.cancels = Cancels()
-        self._source = source
+        self._topic_partition = topic_partition
         self._options = options
         self._max_message_bytes = max_message_bytes
         self._holds_delayed = holds_delayed
@@ -115,11 +115,13 @@ class OutcomeDecoder:
         Raises:
             BrokerError, TransportError: entries had to be read again and could not.
         """
-        if isinstance(outcome, Due):
+        if isinstance(outcome, DueEntries):
             first_entry = outcome.first_entry
-            parts = decode_bundle(outcome.frames, self._source, first_entry=first_entry, **self._options.decoding)
+            parts = decode_bundle(
+                outcome.frames, self._topic_partition, first_entry=first_entry, **self._options.decoding
+            )
             yield from self._due(parts, outcome)
-        elif isinstance(outcome, DueAgain):
+        elif isinstance(outcome, DuePositions):
             yield from self._due_again(outcome)
         elif isinstance(outcome, Assembled):
             yield self._large(outcome)
@@ -137,7 +139,7 @@ class OutcomeDecoder:
             row = decode_large(
                 _all_there(entries),
                 outcome.positions,
-                self._source,
+                self._topic_partition,
                 self._max_message_bytes,
                 self._options.client.crypto,
                 None if outcome.key is None else (outcome.key.producer_name, outcome.key.uuid),
@@ -163,7 +165,9 @@ class OutcomeDecoder:
         metadata = peek_metadata(memoryview(entry))
         return self.cancels.hit(position, -1, key_text(*key_of(metadata)), metadata.deliver_at_time)
 
-    def _due(self, parts: Iterable[Decoded], outcome: Due | DueAgain) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
+    def _due(
+        self, parts: Iterable[Decoded], outcome: DueEntries | DuePositions
+    ) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
         for decoded in parts:
             messages = _with_delivery(decoded.messages.select(schema.MESSAGES.names), outcome.delivered_ms)
             hit = cancelled_rows(messages, self.cancels)
@@ -174,7 +178,7 @@ class OutcomeDecoder:
             if decoded.rejects.num_rows:
                 yield [_rejected(row) for row in decoded.rejects.to_pylist()]
 
-    def _cancelled(self, messages: pa.RecordBatch, outcome: Due | DueAgain) -> list[RejectedEntry]:
+    def _cancelled(self, messages: pa.RecordBatch, outcome: DueEntries | DuePositions) -> list[RejectedEntry]:
         """Each entry once, with its bytes where they are at hand; of a batch it says which messages
         were cancelled.
         """
@@ -182,10 +186,10 @@ class OutcomeDecoder:
         indexes: dict[Position, list[int]] = {}
         for ledger_id, entry_id, batch_index in zip(*columns, strict=True):
             indexes.setdefault(Position(ledger_id, entry_id), []).append(batch_index)
-        entries = entries_of(outcome.frames) if isinstance(outcome, Due) else {}
+        entries = entries_of(outcome.frames) if isinstance(outcome, DueEntries) else {}
         return [RejectedEntry(one, entries.get(one), CANCELLED, _of_batch(found)) for one, found in indexes.items()]
 
-    def _due_again(self, outcome: DueAgain) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
+    def _due_again(self, outcome: DuePositions) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
         found: list[tuple[Position, bytes]] = []
         missing: list[Position] = []
         size = 0
@@ -206,7 +210,7 @@ class OutcomeDecoder:
     def _entries(self, found: list[tuple[Position, bytes]]) -> Iterator[Decoded]:
         ledger_ids, entry_ids = (np.array(ids, dtype=np.int64) for ids in zip(*((one.ledger_id, one.entry_id) for one, _ in found), strict=True))  # fmt: skip
         raw = pa.array([entry for _, entry in found], pa.binary())
-        return decode_entries(raw, ledger_ids, entry_ids, self._source, **self._options.decoding)
+        return decode_entries(raw, ledger_ids, entry_ids, self._topic_partition, **self._options.decoding)
 
     def reject_tables(self, rejected: list[RejectedEntry]) -> Iterator[pa.Table]:
         """Rows of ``schema.REJECTS``, one by one; entries whose bytes are not at hand are read from
@@ -219,10 +223,14 @@ class OutcomeDecoder:
         again = self._read_again([one.position for one in in_order if one.entry is None])
         for one in in_order:
             found = replace(one, entry=next(again)) if one.entry is None else one
-            yield reject_rows([found], self._source)
+            yield reject_rows([found], self._topic_partition)
 
     def _read_again(self, positions: Iterable[Position]) -> Iterator[bytes | None]:
-        return read_again(self._options.client, join_partition(self._source.topic, self._source.partition), positions)
+        return read_again(
+            self._options.client,
+            join_partition(self._topic_partition.topic, self._topic_partition.partition),
+            positions,
+        )
 
 
 def cancelled_rows(messages: pa.RecordBatch, cancels: Cancels) -> NDArray[np.bool_]:

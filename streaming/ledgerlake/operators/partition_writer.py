@@ -22,7 +22,7 @@ from ledgerlake.wire.message_id import Position
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ledgerlake.decode.messages import BatchPart
+    from ledgerlake.decode.messages import BatchRange
     from ledgerlake.delay.cancels import Cancel
 
 
@@ -32,27 +32,27 @@ _UNREAD_MOST = 10_000
 class PartitionWriter:
     """Both tables' files for one topic partition in one task."""
 
-    def __init__(self, source: TopicPartition, settings: TaskSettings, note: BatchNote) -> None:
-        self.source = source
+    def __init__(self, topic_partition: TopicPartition, settings: TaskSettings, note: BatchNote) -> None:
+        self.topic_partition = topic_partition
         self._options = settings.options
-        prefix = file_prefix(source, note)
+        prefix = file_prefix(topic_partition, note)
         self.messages_folder = data_folder(settings.messages_folder, schema.MESSAGES, prefix)
         self.messages = OrderedWriter(
-            self.messages_folder, note.reached_us.get(join_partition(source.topic, source.partition))
+            self.messages_folder, note.reached_us.get(join_partition(topic_partition.topic, topic_partition.partition))
         )
         self.decoder = OutcomeDecoder(
-            source, settings.options, settings.limits.max_message_bytes, holds_delayed=settings.delay.enabled
+            topic_partition, settings.options, settings.limits.max_message_bytes, holds_delayed=settings.delay.enabled
         )
         self._cancels = TaskCancels()
         self._rejects_to_reread: list[RejectedEntry] = []
         self._rejects = GatheringWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))
 
-    def write_entries(self, frames: memoryview, first_entry: BatchPart) -> list[Cancel]:
+    def write_entries(self, frames: memoryview, first_entry: BatchRange) -> list[Cancel]:
         """Write plain entries; the cancels among them, as far as a task takes any."""
         cancels: list[Cancel] = []
         decoded_parts = decode_bundle(
             frames,
-            self.source,
+            self.topic_partition,
             first_entry=first_entry,
             **self._options.decoding,
         )
@@ -87,8 +87,8 @@ class PartitionWriter:
         self._read_unread()
         messages = self.messages.finish()
         return TaskFact(
-            self.source.topic,
-            self.source.partition,
+            self.topic_partition.topic,
+            self.topic_partition.partition,
             end,
             self.messages.max_effective_us,
             messages,
@@ -104,12 +104,12 @@ class PartitionWriter:
             self._rejects.write(table)
 
     def _write_messages(self, messages: pa.RecordBatch) -> None:
-        check_broker_metadata(self._options.require_broker_metadata, messages, self.source)
+        check_broker_metadata(self._options.require_broker_metadata, messages, self.topic_partition)
         self.messages.write(messages)
 
 
-def file_prefix(source: TopicPartition, note: BatchNote) -> str:
+def file_prefix(topic_partition: TopicPartition, note: BatchNote) -> str:
     """Return the beginning of the names of a task's files, by which ``table.vacuum`` and
     ``publish.outbox`` know the micro-batch.
     """
-    return f"part-{note.batch_id:08d}-{max(source.partition, 0):05d}"
+    return f"part-{note.batch_id:08d}-{max(topic_partition.partition, 0):05d}"

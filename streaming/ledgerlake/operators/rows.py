@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import pyarrow as pa
 
 from ledgerlake.assembly.rules import Chunk, OpenSet, SetKey
-from ledgerlake.decode.messages import WHOLE
+from ledgerlake.decode.messages import WHOLE_BATCH
 from ledgerlake.decode.split import read_delayed
 from ledgerlake.delay.cancels import Cancel
 from ledgerlake.stored.fields import parse_stored, stored
@@ -40,7 +40,7 @@ from ledgerlake.wire.message_id import BEFORE_ALL, Position
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ledgerlake.decode.messages import BatchPart, TopicPartition
+    from ledgerlake.decode.messages import BatchRange, TopicPartition
 
 
 class RowKind(str, Enum):
@@ -58,7 +58,7 @@ class RowKind(str, Enum):
     AGAIN = "again"
 
 
-FLOW = pa.schema(
+STAGE_ROWS = pa.schema(
     [
         ("topic", pa.string()),
         ("partition", pa.int32()),
@@ -72,7 +72,9 @@ FLOW = pa.schema(
 # What is passed between two stages of one batch is never stored.
 _BUG = "this is a bug, please report it"
 
-FLOW_DDL = "topic string, partition int, kind string, ledger_id bigint, entry_id bigint, note string, entry binary"
+STAGE_ROWS_DDL = (
+    "topic string, partition int, kind string, ledger_id bigint, entry_id bigint, note string, entry binary"
+)
 
 
 @dataclass(frozen=True)
@@ -190,42 +192,52 @@ def places(positions: Iterable[Position]) -> list[list[int]]:
     return [[one.ledger_id, one.entry_id] for one in positions]
 
 
-def delayed_rows(source: TopicPartition, frames: memoryview, first_entry: BatchPart) -> Iterator[pa.RecordBatch]:
+def delayed_rows(
+    topic_partition: TopicPartition, frames: memoryview, first_entry: BatchRange
+) -> Iterator[pa.RecordBatch]:
     """The rows of a ``delayed`` piece. ``first_entry`` is what of its first entry belongs to the
     range.
     """
-    if first_entry != WHOLE:
+    if first_entry != WHOLE_BATCH:
         found = read_delayed(frames)
         end = int(found.frame_ends[0])
         position = Position(int(found.ledger_ids[0]), int(found.entry_ids[0]))
-        yield flow_row(source, RowKind.DELAYED, position, json.dumps(astuple(first_entry)), frames[:end])
+        yield stage_row(topic_partition, RowKind.DELAYED, position, json.dumps(astuple(first_entry)), frames[:end])
         frames = frames[end:]
     if len(frames):
-        yield flow_row(source, RowKind.DELAYED, entry=frames)
+        yield stage_row(topic_partition, RowKind.DELAYED, entry=frames)
 
 
-def flow_row(
-    source: TopicPartition,
+def stage_row(
+    topic_partition: TopicPartition,
     kind: RowKind,
     position: Position | None = None,
     note: str | None = None,
     entry: bytes | memoryview | None = None,
 ) -> pa.RecordBatch:
-    """Return one row of ``FLOW``, for Arrow."""
-    values = flow_values(source, kind, position, note, bytes(entry) if entry is not None else None)
-    columns = [pa.array([value], one.type) for value, one in zip(values, FLOW, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, schema=FLOW)
+    """Return one row of ``STAGE_ROWS``, for Arrow."""
+    values = stage_values(topic_partition, kind, position, note, bytes(entry) if entry is not None else None)
+    columns = [pa.array([value], one.type) for value, one in zip(values, STAGE_ROWS, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=STAGE_ROWS)
 
 
-def flow_values(
-    source: TopicPartition,
+def stage_values(
+    topic_partition: TopicPartition,
     kind: RowKind,
     position: Position | None,
     note: str | None,
     entry: bytes | memoryview | None,
 ) -> list[Any]:
-    """The values of one row of ``FLOW``, in the order of its columns."""
+    """The values of one row of ``STAGE_ROWS``, in the order of its columns."""
     # Pandas, through which these rows pass, has no integer column with nulls that keeps large
     # numbers exact.
     position = position or BEFORE_ALL
-    return [source.topic, source.partition, kind.value, position.ledger_id, position.entry_id, note, entry]
+    return [
+        topic_partition.topic,
+        topic_partition.partition,
+        kind.value,
+        position.ledger_id,
+        position.entry_id,
+        note,
+        entry,
+    ]

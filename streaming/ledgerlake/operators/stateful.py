@@ -32,24 +32,24 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from ledgerlake.assembly.assembler import Assembled, Assembly, Due, DueAgain, Outcome
+from ledgerlake.assembly.assembler import Assembled, Assembly, DueEntries, DuePositions, Outcome
 from ledgerlake.assembly.rules import OpenSet, SetKey
-from ledgerlake.decode.messages import BatchPart, TopicPartition
+from ledgerlake.decode.messages import BatchRange, TopicPartition
 from ledgerlake.delay.cancels import Cancel, Cancels, cancels_to_json
 from ledgerlake.operators.delayed import DelayedMessages, DelayedState
 from ledgerlake.operators.rows import (
-    FLOW,
-    FLOW_DDL,
+    STAGE_ROWS,
+    STAGE_ROWS_DDL,
     Begun,
     RowKind,
     StateSummary,
     TaskReport,
     Waits,
-    flow_values,
     latest,
     open_set_from_dict,
     places,
     report_from_json,
+    stage_values,
     summary_to_json,
 )
 from ledgerlake.stored.fields import parse_stored
@@ -89,10 +89,10 @@ def set_up_state(spark: SparkSession) -> None:
         spark.conf.set(name, value)
 
 
-def stateful(flow: DataFrame, limits: Limits, delay: DelayOptions) -> DataFrame:
-    """Put the stage behind rows of ``FLOW``; the result has the same columns."""
-    keyed = flow.groupBy("topic", "partition")
-    return keyed.transformWithStateInPandas(Processor(limits, delay), FLOW_DDL, "append", "none")
+def stateful(rows: DataFrame, limits: Limits, delay: DelayOptions) -> DataFrame:
+    """Put the stage behind rows of ``STAGE_ROWS``; the result has the same columns."""
+    keyed = rows.groupBy("topic", "partition")
+    return keyed.transformWithStateInPandas(Processor(limits, delay), STAGE_ROWS_DDL, "append", "none")
 
 
 class Processor(StatefulProcessor):  # type: ignore[misc]
@@ -112,9 +112,9 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
     def handleInputRows(
         self, key: tuple[str, int], rows: Iterator[pd.DataFrame], timerValues: Any
     ) -> Iterator[pd.DataFrame]:
-        source = TopicPartition(*key)
+        topic_partition = TopicPartition(*key)
         parts = _StateParts(self._parts)
-        delayed = DelayedMessages(source, self._delayed, self._delay, parts)
+        delayed = DelayedMessages(topic_partition, self._delayed, self._delay, parts)
         reports: list[TaskReport] = []
         for frame in rows:
             for row in frame.itertuples(index=False):
@@ -123,7 +123,7 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
                 elif row.kind == RowKind.DELAYED and isinstance(row.note, str):
                     position = Position(int(row.ledger_id), int(row.entry_id))
                     parts.put(position, row.entry)
-                    delayed.add_part(position, row.entry, BatchPart(*json.loads(row.note)))
+                    delayed.add_part(position, row.entry, BatchRange(*json.loads(row.note)))
                 elif row.kind == RowKind.DELAYED:
                     delayed.add(row.entry)
                 elif row.kind == RowKind.REPORT:
@@ -135,12 +135,12 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         oldest_first = sorted(stored.values(), key=lambda one: one.positions[0])
         assembly = Assembly(self._limits, parts, oldest_first, hold_delayed=self._delay.enabled)
         for outcome in _apply_reports(assembly, delayed, reports):
-            yield from _outcome_rows(source, outcome)
+            yield from _outcome_rows(topic_partition, outcome)
         for due in delayed.release(latest(report.now_ms for report in reports)):
-            yield from _outcome_rows(source, due)
+            yield from _outcome_rows(topic_partition, due)
         parts.store_fresh()
         self._store(stored, assembly.pending.sets)
-        yield _summary_row(source, _summary(assembly, delayed.save(), reports, self._limits))
+        yield _summary_row(topic_partition, _summary(assembly, delayed.save(), reports, self._limits))
 
     def close(self) -> None:
         pass
@@ -276,39 +276,43 @@ def _expires_ms(one: OpenSet, limits: Limits) -> int:
     return _AT_ONCE_MS if one.opened_ms is None else one.opened_ms + limits.expire_after_ms
 
 
-def _outcome_rows(source: TopicPartition, outcome: Outcome | Cancels) -> Iterator[pd.DataFrame]:
+def _outcome_rows(topic_partition: TopicPartition, outcome: Outcome | Cancels) -> Iterator[pd.DataFrame]:
     if isinstance(outcome, Cancels):
-        yield _row(source, RowKind.CANCELS, None, cancels_to_json(outcome.all), None)
-    elif isinstance(outcome, Due):
+        yield _row(topic_partition, RowKind.CANCELS, None, cancels_to_json(outcome.all), None)
+    elif isinstance(outcome, DueEntries):
         first_entry = astuple(outcome.first_entry)
-        yield _row(source, RowKind.DUE, None, _due_note(outcome, first_entry=first_entry), outcome.frames)
-    elif isinstance(outcome, DueAgain):
-        yield _row(source, RowKind.AGAIN, None, _due_note(outcome, positions=places(outcome.positions)), None)
+        yield _row(topic_partition, RowKind.DUE, None, _due_note(outcome, first_entry=first_entry), outcome.frames)
+    elif isinstance(outcome, DuePositions):
+        yield _row(topic_partition, RowKind.AGAIN, None, _due_note(outcome, positions=places(outcome.positions)), None)
     elif isinstance(outcome, Assembled):
         key = None if outcome.key is None else astuple(outcome.key)
         read_again = outcome.entries is None
         note = _due_note(outcome, positions=places(outcome.positions), read_again=read_again, key=key)
-        yield _row(source, RowKind.MESSAGE, outcome.positions[-1], note, None)
+        yield _row(topic_partition, RowKind.MESSAGE, outcome.positions[-1], note, None)
         for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
-            yield _row(source, RowKind.PART, position, None, entry)
+            yield _row(topic_partition, RowKind.PART, position, None, entry)
     else:
         for position, entry in outcome.entries:
-            yield _row(source, RowKind.REJECT, position, outcome.reason, entry)
+            yield _row(topic_partition, RowKind.REJECT, position, outcome.reason, entry)
 
 
-def _due_note(outcome: Due | DueAgain | Assembled, **more: Any) -> str:
+def _due_note(outcome: DueEntries | DuePositions | Assembled, **more: Any) -> str:
     outputs = {name: asdict(mark) for name, mark in outcome.outputs.items()}
     return json.dumps({"delivered_ms": outcome.delivered_ms, "outputs": outputs, **more})
 
 
-def _summary_row(source: TopicPartition, summary: StateSummary) -> pd.DataFrame:
-    return _row(source, RowKind.REPORT, None, summary_to_json(summary), None)
+def _summary_row(topic_partition: TopicPartition, summary: StateSummary) -> pd.DataFrame:
+    return _row(topic_partition, RowKind.REPORT, None, summary_to_json(summary), None)
 
 
 def _row(
-    source: TopicPartition, kind: RowKind, position: Position | None, note: str | None, entry: bytes | memoryview | None
+    topic_partition: TopicPartition,
+    kind: RowKind,
+    position: Position | None,
+    note: str | None,
+    entry: bytes | memoryview | None,
 ) -> pd.DataFrame:
-    return _frame(flow_values(source, kind, position, note, entry))
+    return _frame(stage_values(topic_partition, kind, position, note, entry))
 
 
 def _frame(row: Sequence[Any]) -> pd.DataFrame:
@@ -316,4 +320,4 @@ def _frame(row: Sequence[Any]) -> pd.DataFrame:
     # needs no pandas.
     import pandas as pd
 
-    return pd.DataFrame([row], columns=FLOW.names)
+    return pd.DataFrame([row], columns=STAGE_ROWS.names)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.prefetch import prefetched
-from ledgerlake.decode.messages import WHOLE, BatchPart
+from ledgerlake.decode.messages import WHOLE_BATCH, BatchRange
 from ledgerlake.decode.rejects import RejectedEntry, reject_frame
 from ledgerlake.decode.split import PieceKind, split_bundle
 from ledgerlake.source.range_reader import read_range
@@ -35,7 +35,7 @@ class Piece:
 
     kind: PieceKind
     frames: memoryview
-    first_entry: BatchPart = WHOLE
+    first_entry: BatchRange = WHOLE_BATCH
     broker_ms: int | None = None
 
 
@@ -47,4 +47,4 @@ def read_pieces(options: SourceOptions, span: EntryRange) -> Iterator[Piece]:
             continue
         frames, first_entry = item
         for number, (kind, piece, broker_ms) in enumerate(split_bundle(frames)):
-            yield Piece(kind, piece, first_entry if number == 0 else WHOLE, broker_ms)
+            yield Piece(kind, piece, first_entry if number == 0 else WHOLE_BATCH, broker_ms)

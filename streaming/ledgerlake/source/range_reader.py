@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import shared_cluster
 from ledgerlake.client.reader import EntryReader
-from ledgerlake.decode.messages import WHOLE, BatchPart
+from ledgerlake.decode.messages import WHOLE_BATCH, BatchRange
 from ledgerlake.decode.payloads import process_entry
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.scan import scan
@@ -42,7 +42,7 @@ DATA_LOSS = "data_loss"
 
 # Frames of consecutive entries, and what of the first one belongs to the range.
 Frames = bytes | bytearray | memoryview
-Gathered = tuple[Frames, BatchPart]
+Gathered = tuple[Frames, BatchRange]
 
 
 def read_range(options: SourceOptions, span: EntryRange) -> Generator[Gathered | RejectedEntry, None, None]:
@@ -67,8 +67,8 @@ def read_range(options: SourceOptions, span: EntryRange) -> Generator[Gathered |
                 yield from bundle.take()
                 yield loss
             for one in _cut(received, parts) if process is None else received.each():
-                part = parts.get(one.position, WHOLE) if parts else WHOLE
-                if part is not WHOLE:
+                part = parts.get(one.position, WHOLE_BATCH) if parts else WHOLE_BATCH
+                if part is not WHOLE_BATCH:
                     yield from bundle.take()
                 kept = one.frames if process is None else process(one.first_entry)
                 if isinstance(kept, RejectedEntry):
@@ -108,9 +108,9 @@ class _Bundle:
     def __init__(self) -> None:
         self.size = 0
         self._frames: list[Frames] = []
-        self._first_entry = WHOLE
+        self._first_entry = WHOLE_BATCH
 
-    def add(self, frames: Frames, part: BatchPart) -> None:
+    def add(self, frames: Frames, part: BatchRange) -> None:
         if not self._frames:
             self._first_entry = part
         self._frames.append(frames)
@@ -218,11 +218,11 @@ def _first_index(entry: EntryReceived) -> int | None:
     return None if index is None else index - index_count(entry.entry) + 1
 
 
-def _parts(span: EntryRange) -> dict[Position, BatchPart]:
+def _parts(span: EntryRange) -> dict[Position, BatchRange]:
     """The entries of a range of which not every message belongs to it."""
     parts = {}
     if span.after_batch_index is not None:
-        parts[span.after.next] = BatchPart(after=span.after_batch_index)
+        parts[span.after.next] = BatchRange(after=span.after_batch_index)
     if span.end_batch_index is not None:
-        parts[span.end] = replace(parts.get(span.end, WHOLE), until=span.end_batch_index)
+        parts[span.end] = replace(parts.get(span.end, WHOLE_BATCH), until=span.end_batch_index)
     return parts

@@ -71,7 +71,7 @@ class Decoded:
 
 
 @dataclass(frozen=True)
-class BatchPart:
+class BatchRange:
     """Which messages of a batch belong to a read: those behind index ``after``, up to and including
     index ``until``.
     """
@@ -80,7 +80,7 @@ class BatchPart:
     until: int | None = None
 
 
-WHOLE = BatchPart()
+WHOLE_BATCH = BatchRange()
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def decode_bundle(
     frames: pa.Buffer | memoryview | bytes,
     source: TopicPartition,
     *,
-    first_entry: BatchPart = WHOLE,
+    first_entry: BatchRange = WHOLE_BATCH,
     max_bytes: int = DEFAULT_MAX_UNCOMPRESSED_BYTES,
     crypto: CryptoSettings = NO_KEYS,
     chunks_as_rejects: bool = True,
@@ -149,7 +149,7 @@ def decode_entries(
     entries = np.zeros((len(raw), k.ENTRY_COLUMNS), dtype=np.int64)
     entries[:, k.E_START], entries[:, k.E_END] = offsets[:-1], offsets[1:]
     entries[:, k.E_LEDGER], entries[:, k.E_ENTRY] = ledger_ids, entry_ids
-    yield from _decode(buffer, entries, source, WHOLE, _Rules(max_bytes, crypto, True))
+    yield from _decode(buffer, entries, source, WHOLE_BATCH, _Rules(max_bytes, crypto, True))
 
 
 def as_view(messages: pa.RecordBatch) -> pa.RecordBatch:
@@ -188,7 +188,7 @@ def _decode(
     buffer: Bytes,
     entries: Matrix,
     source: TopicPartition,
-    first_entry: BatchPart,
+    first_entry: BatchRange,
     rules: _Rules,
 ) -> Iterator[Decoded]:
     status = np.zeros(len(entries), dtype=np.int8)
@@ -202,7 +202,7 @@ def _decode(
     status[(status == k.OK) & (too_large | copied)] = k.ODD
     for start, stop in _slices(entries, status):
         part = _expand(_Slice(buffer, entries[start:stop], status[start:stop], stored), rules.max_bytes)
-        wanted = first_entry if start == 0 else WHOLE
+        wanted = first_entry if start == 0 else WHOLE_BATCH
         yield from _decode_slice(part, source, wanted, rules)
 
 
@@ -320,14 +320,14 @@ def _shift(entries: Matrix, distance: int) -> None:
         entries[present, column] += distance
 
 
-def _decode_slice(part: _Slice, source: TopicPartition, first_entry: BatchPart, rules: _Rules) -> Iterator[Decoded]:
+def _decode_slice(part: _Slice, source: TopicPartition, first_entry: BatchRange, rules: _Rules) -> Iterator[Decoded]:
     fields = _allocate_fields(part)
     fields = fields[:, : k.walk_messages(part.buffer, part.entries, part.status, fields)]
     for run in _runs(part, fields, source, rules):
         messages = _columns(part, fields[:, run.start : run.stop], source)
         if run.odd_rows:
             messages = _put_back(messages, run.odd_rows, source)
-        if first_entry != WHOLE and messages.num_rows:
+        if first_entry != WHOLE_BATCH and messages.num_rows:
             messages = _keep_part(messages, part.entries[0], first_entry)
         yield Decoded(messages, _to_batch(run.rejects, source, schema.REJECTS) if run.rejects else _NO_REJECTS)
 
@@ -433,7 +433,7 @@ def _put_back(messages: pa.RecordBatch, odd_rows: list[Row], source: TopicPartit
     return both.take(order).combine_chunks().to_batches()[0]
 
 
-def _keep_part(messages: pa.RecordBatch, first_entry: Matrix, part: BatchPart) -> pa.RecordBatch:
+def _keep_part(messages: pa.RecordBatch, first_entry: Matrix, part: BatchRange) -> pa.RecordBatch:
     of_first = (messages["ledger_id"].to_numpy() == first_entry[k.E_LEDGER]) & (
         messages["entry_id"].to_numpy() == first_entry[k.E_ENTRY]
     )
