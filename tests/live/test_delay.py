@@ -207,7 +207,7 @@ def test_a_checkpoint_whose_state_files_are_of_version_1_goes_on(
     due_ms = now_ms() + 20_000
     publish_delayed(runtime, topic, [(b"a%d" % one, due_ms) for one in range(60)])
     with monkeypatch.context() as older:
-        older.setattr("ledgerlake.pipeline.checkpoint.STATE_VERSION", 1)
+        older.setattr("ledgerlake.pipeline.spark_log.STATE_VERSION", 1)
         assert run_and_verify(spark, data).waiting == 60
     assert (tmp_path / "checkpoint" / "commits" / "0").read_text().startswith("v1")
     assert sum(one.waiting for one in waiting_messages(spark, parse_config(data))) == 60

@@ -46,21 +46,21 @@ def config(tmp_path: Path) -> Config:
 def test_the_files_of_a_checkpoint_say_what_they_said(config: Config) -> None:
     checkpoint = Checkpoint(config.stream.checkpoint)
     checkpoint.check_stream("golden")
-    start, end = checkpoint.start(), checkpoint.committed_offset()
+    start, end = checkpoint.start(), checkpoint.log.committed_offset()
     assert start is not None
     assert end is not None
     assert (start[TOPIC].position.entry_id, end[TOPIC].position.entry_id) == (-1, 11)
-    assert (checkpoint.last_planned(), checkpoint.last_committed(), checkpoint.state_version()) == (1, 1, 2)
+    assert (checkpoint.log.last_planned(), checkpoint.log.last_committed(), checkpoint.log.state_version()) == (1, 1, 2)
     assert set(load_wakes(f"{checkpoint.folder}/ledgerlake/wakes") or ()) == {TOPIC}
 
 
 def test_the_table_knows_its_batch(config: Config) -> None:
     checkpoint = Checkpoint(config.stream.checkpoint)
     table = Table(config.delta.path, MESSAGES)
-    query = f"ledgerlake:golden:{checkpoint.query_id()}"
+    query = f"ledgerlake:golden:{checkpoint.log.query_id()}"
     recorded = table.recorded(query)
     assert recorded is not None
-    assert recorded.is_batch(checkpoint.record("golden", query, 1))
+    assert recorded.is_batch(checkpoint.log.record("golden", query, 1))
     values = DeltaTable(config.delta.path).to_pyarrow_table(columns=["value"])["value"].to_pylist()
     assert sorted(values) == [b"", *(b"plain-%d" % number for number in range(5)), b"soon"]
 

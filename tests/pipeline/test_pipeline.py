@@ -89,7 +89,7 @@ def test_the_newest_commit_tells_the_version_of_the_states_files(
     (tmp_path / "commits").mkdir()
     for name, text in commits.items():
         (tmp_path / "commits" / name).write_text(text)
-    assert Checkpoint(str(tmp_path)).state_version() == version
+    assert Checkpoint(str(tmp_path)).log.state_version() == version
 
 
 @pytest.mark.parametrize("text", [b"", b"v3\n{}", b"\xff\xfe"])
@@ -97,7 +97,7 @@ def test_a_commit_that_does_not_tell_the_version_is_named(tmp_path: Path, text: 
     (tmp_path / "commits").mkdir()
     (tmp_path / "commits" / "4").write_bytes(text)
     with pytest.raises(CheckpointError, match=r"commits/4 .* is damaged"):
-        Checkpoint(str(tmp_path)).state_version()
+        Checkpoint(str(tmp_path)).log.state_version()
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_a_batch_is_compared_as_long_as_sparks_log_reaches_back_to_it(
     tmp_path: Path, planned: range, batch_id: int, kept: bool
 ) -> None:
     pipeline, table = with_a_table(tmp_path, planned, BatchRecord("s", "ledgerlake:s:q", batch_id, 111))
-    assert pipeline._parts.checkpoint.keeps(batch_id) == kept
+    assert pipeline._parts.checkpoint.log.keeps(batch_id) == kept
     if not kept:
         return pipeline._parts.start.compare_with_tables([table])
     with pytest.raises(CheckpointError, match="has another batch"):

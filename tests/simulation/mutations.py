@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.pipeline import wake_ups as pipeline_wake_ups
-from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.cursors import CursorKeeper
 from ledgerlake.pipeline.pipeline import Pipeline
+from ledgerlake.pipeline.spark_log import SparkLog
 from ledgerlake.pipeline.start import Start
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.source import wake_ups
@@ -121,7 +121,7 @@ def _batches_run_again_without_their_entries(edges: Edges) -> None:
 
 def _state_files_of_version_1(edges: Edges) -> None:
     """All runs of a batch write their state to the same file."""
-    edges.replace(Checkpoint, "state_version", lambda _self: 1)
+    edges.replace(SparkLog, "state_version", lambda _self: 1)
 
 
 MUTATIONS: dict[str, Callable[[Edges], None]] = {

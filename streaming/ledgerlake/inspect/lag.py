@@ -58,7 +58,7 @@ def find_lags(config: Config) -> list[Lag]:
     cluster = Cluster(options.client)
     try:
         checkpoint = Checkpoint(config.stream.checkpoint)
-        taken = checkpoint.committed_offset() or checkpoint.start() or {}
+        taken = checkpoint.log.committed_offset() or checkpoint.start() or {}
         return [
             _lag(cluster, name, taken[name] if name in taken else resolve_start(cluster, name, config.starting))
             for name in cluster.all_partitions(options.topics)

@@ -172,7 +172,7 @@ def _committed_range(checkpoint: str, cluster: Cluster, topics: TopicSelection) 
     no checkpoint.
     """
     known = Checkpoint(checkpoint)
-    end = known.committed_offset()
+    end = known.log.committed_offset()
     if end is not None:
         return known.start() or {}, end
     return {}, {name: resolve_end(cluster, name, "latest") for name in cluster.all_partitions(topics)}

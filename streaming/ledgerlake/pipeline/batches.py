@@ -73,19 +73,19 @@ class BatchWriter:
             pass
         deadline_s = time.monotonic() + _COMMIT_S
         while self._last is not None and is_active() and time.monotonic() < deadline_s:
-            if self._parts.checkpoint.has_committed(self._last):
+            if self._parts.checkpoint.log.has_committed(self._last):
                 return
             time.sleep(_COMMIT_POLL_S)
 
     def _write(self, written: DataFrame, batch_id: int) -> None:
         parts = self._parts
-        batch = parts.checkpoint.record(self._stream, query_name(self._stream, _query_id(written)), batch_id)
+        batch = parts.checkpoint.log.record(self._stream, query_name(self._stream, _query_id(written)), batch_id)
         tell_tasks(written.sparkSession.sparkContext, moved_cursors(parts.cursors, batch))
         result = parts.sink.write(written, batch, parts.cursors.check_held)
         # Who was suspended meanwhile must not write over what its successor has noted beside the
         # checkpoint.
         parts.cursors.check_held()
-        if parts.checkpoint.has_committed(batch_id):
+        if parts.checkpoint.log.has_committed(batch_id):
             raise OwnershipError(
                 f"another process has run batch {batch_id} of the stream {self._stream} meanwhile; let only one process run it"
             )

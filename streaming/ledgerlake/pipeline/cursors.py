@@ -240,7 +240,7 @@ class CursorKeeper:
             self._reopen()
             with self._lock:
                 pending = sorted(self._pending.items())
-            committed = self._checkpoint.last_committed() if pending else None
+            committed = self._checkpoint.log.last_committed() if pending else None
             for batch_id, ends in pending:
                 if committed is None or batch_id > committed:
                     return True

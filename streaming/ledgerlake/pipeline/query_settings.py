@@ -2,7 +2,7 @@
 keep their own.
 
 checkpoint files   in a local checkpoint they are renamed by the JVM; Hadoop's default there starts eight processes for each
-state files        of the version that the checkpoint has (see ``pipeline.checkpoint``)
+state files        of the version that the checkpoint has (see ``pipeline.spark_log``)
 state partitions   not more than there are keys, since each costs a micro-batch about a tenth of a second, needed or not
 """
 
@@ -35,7 +35,7 @@ def settings_of(spark: SparkSession, checkpoint: str, most_keys: int | None) -> 
     Args:
         most_keys: how many keys its state can have; None if that is not known.
     """
-    settings = {STATE_FILES: str(Checkpoint(checkpoint).state_version())}
+    settings = {STATE_FILES: str(Checkpoint(checkpoint).log.state_version())}
     if isinstance(resolve(checkpoint)[0], LocalFileSystem) and spark.conf.get(_FILE_MANAGER, None) is None:
         settings[_FILE_MANAGER] = _RENAMES_ITSELF
     if most_keys is not None:

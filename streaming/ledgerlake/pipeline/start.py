@@ -161,8 +161,8 @@ class Start:
         # Known before the cursors are asked where they stand: a process that is suspended from here
         # on commits nothing if another one has committed meanwhile.
         self.followed = self._last_writers(tables)
-        query_id = self._checkpoint.query_id()
-        planned = self._checkpoint.last_planned()
+        query_id = self._checkpoint.log.query_id()
+        planned = self._checkpoint.log.last_planned()
         if query_id is None:
             if planned is not None:
                 raise CheckpointError(
@@ -184,8 +184,8 @@ class Start:
                 raise self._older_checkpoint(table, f"has batch {recorded.batch_id}", f"reaches {reached}")
             # Spark has removed the offsets of older batches
             # (``spark.sql.streaming.minBatchesToRetain``).
-            if recorded.range_digest is not None and self._checkpoint.keeps(recorded.batch_id):
-                batch = self._checkpoint.record(self._config.stream.name, query, recorded.batch_id)
+            if recorded.range_digest is not None and self._checkpoint.log.keeps(recorded.batch_id):
+                batch = self._checkpoint.log.record(self._config.stream.name, query, recorded.batch_id)
                 if not recorded.is_batch(batch):
                     raise self._older_checkpoint(table, f"has another batch {recorded.batch_id}", "has one of its own")
 
@@ -203,7 +203,7 @@ class Start:
         Raises:
             CheckpointError: one is.
         """
-        query_id = self._checkpoint.query_id()
+        query_id = self._checkpoint.log.query_id()
         if query_id is None:
             return
         known = self._cursors.tables()
@@ -236,7 +236,7 @@ class Start:
         table = self._has_uncommitted(tables)
         if table is not None:
             raise CheckpointError(
-                f"{names[0]} was {_in_toml(before[names[0]])} when batch {self._checkpoint.last_planned()} was written to the "
+                f"{names[0]} was {_in_toml(before[names[0]])} when batch {self._checkpoint.log.last_planned()} was written to the "
                 f"table at {table.path}, and that batch is to be run again; set it back, run once with --once, then change it"
             )
         if self._waits() and (STORAGE in names or (before.get(PAYLOADS) == "reread" and PAYLOADS in names)):
@@ -248,8 +248,8 @@ class Start:
 
     def _has_uncommitted(self, tables: list[Table]) -> Table | None:
         """A table that has the micro-batch that Spark runs again; None if there is none."""
-        planned, query_id = self._checkpoint.last_planned(), self._checkpoint.query_id()
-        if planned is None or query_id is None or self._checkpoint.has_committed(planned):
+        planned, query_id = self._checkpoint.log.last_planned(), self._checkpoint.log.query_id()
+        if planned is None or query_id is None or self._checkpoint.log.has_committed(planned):
             return None
         for table in tables:
             recorded = table.recorded(self._query_name(query_id))
@@ -261,7 +261,7 @@ class Start:
         """Return whether messages wait in state, as far as is known: a topic partition with such
         messages has a wake-up time.
         """
-        if self._checkpoint.last_committed() is None:
+        if self._checkpoint.log.last_committed() is None:
             return False
         return known_wakes(self._checkpoint, self._cursors.last_run()) != {}
 
@@ -274,11 +274,11 @@ class Start:
         Raises:
             CheckpointError: the cursor is past it.
         """
-        planned = self._checkpoint.last_planned()
-        if planned is None or self._checkpoint.has_committed(planned) or not self._options.fail_on_data_loss:
+        planned = self._checkpoint.log.last_planned()
+        if planned is None or self._checkpoint.log.has_committed(planned) or not self._options.fail_on_data_loss:
             return
-        begins = start | (self._checkpoint.committed_offset() or {})
-        ends = self._checkpoint.offset(planned)
+        begins = start | (self._checkpoint.log.committed_offset() or {})
+        ends = self._checkpoint.log.offset(planned)
         again = [name for name, end in ends.items() if end.position > begins.get(name, _NOTHING).position]
         for name, position in self._cursors.positions(again).items():
             begin, end = begins.get(name, _NOTHING).position, ends[name].position
@@ -323,11 +323,11 @@ class Start:
             CheckpointError: it is gone, older than the table, or newer than the checkpoint.
         """
         table = self._tables["messages"]
-        query_id = self._checkpoint.query_id()
+        query_id = self._checkpoint.log.query_id()
         recorded = None if query_id is None else table.recorded(self._query_name(query_id))
         committed = None if recorded is None else recorded.batch_id
         outbox.begin(committed, self._checkpoint.outbox())
-        planned = self._checkpoint.last_planned()
+        planned = self._checkpoint.log.last_planned()
         if outbox.last_sent > (-1 if planned is None else planned):
             raise CheckpointError(
                 f"the outbox {outbox.folder} has sent batch {outbox.last_sent}, which the checkpoint does not "

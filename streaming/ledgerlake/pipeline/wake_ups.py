@@ -32,10 +32,12 @@ class WakeUps:
         """
         self.batch_id = newest_wakes_batch(self.folder)
         self._wakes_ms = known_wakes(self._checkpoint, last_run)
-        committed = self._checkpoint.last_committed()
+        committed = self._checkpoint.log.last_committed()
         if self._wakes_ms is None and committed is not None:
             now_ms = int(time.time() * 1000)
-            self._save(max(committed, self.batch_id or 0), dict.fromkeys(self._checkpoint.offset(committed), now_ms))
+            self._save(
+                max(committed, self.batch_id or 0), dict.fromkeys(self._checkpoint.log.offset(committed), now_ms)
+            )
 
     def note(self, batch_id: int, changed_ms: dict[str, int | None]) -> None:
         """Tell the planner, in a process of its own, when it is to plan a batch although nothing
@@ -58,7 +60,7 @@ def known_wakes(checkpoint: Checkpoint, last_run: LastRun | None) -> dict[str, i
     Args:
         last_run: the last micro-batch that was run, and the file of times that counted behind it.
     """
-    folder, committed = wakes_folder(checkpoint), checkpoint.last_committed()
+    folder, committed = wakes_folder(checkpoint), checkpoint.log.last_committed()
     if last_run is None or last_run.wakes_batch != newest_wakes_batch(folder):
         return None
     if committed is not None and last_run.batch_id < committed:

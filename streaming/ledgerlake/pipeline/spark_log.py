@@ -1,0 +1,180 @@
+"""What Spark keeps in a checkpoint, read by the pipeline.
+
+    <checkpoint>/metadata               Spark's id of the query
+    <checkpoint>/offsets/<batch>        where a planned micro-batch ends; its last line is the source's offset
+    <checkpoint>/commits/<batch>        written when the micro-batch is done: it is never run again. Its first line, v1 or v2, is
+                                        the version of the state's files
+
+Spark keeps about a hundred of each, and numbers them from 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from pyarrow import fs
+
+from ledgerlake.errors import CheckpointError, SetupError
+from ledgerlake.stored.files import load_json, resolve
+from ledgerlake.stored.offsets import Offset, from_json, to_json
+from ledgerlake.table.batch_record import BatchRecord
+
+# In version 2 each run of a micro-batch writes state files of its own, and the commit names those
+# that count. So a process that was suspended in the middle of a batch cannot overwrite the state of
+# its successor.
+STATE_VERSION = 2
+
+
+@dataclass(frozen=True)
+class SparkLog:
+    """Spark's files in the checkpoint ``folder``, which need not be there yet."""
+
+    folder: str
+
+    def query_id(self) -> str | None:
+        """Return Spark's id of the query, or None before its first start."""
+        found = load_file(self.folder, "metadata")
+        if found is None:
+            return None
+        if not isinstance(found, dict) or "id" not in found:
+            raise damaged(self.folder, "metadata")
+        return str(found["id"])
+
+    def last_planned(self) -> int | None:
+        """Return the number of the newest micro-batch that was planned."""
+        return max(self._numbers("offsets"), default=None)
+
+    def keeps(self, batch_id: int) -> bool:
+        """Return whether Spark's log still reaches back to where a micro-batch began, so that
+        ``record`` can describe it.
+        """
+        return max(batch_id - 1, 0) >= min(self._numbers("offsets"), default=0)
+
+    def last_committed(self) -> int | None:
+        """Return the number of the newest micro-batch that is done."""
+        return max(self._numbers("commits"), default=None)
+
+    def has_committed(self, batch_id: int) -> bool:
+        """Return whether no run of a micro-batch can be asked for again."""
+        last = self.last_committed()
+        return last is not None and last >= batch_id
+
+    def state_version(self) -> int:
+        """Return the version in which the query keeps the files of its state; Spark cannot change
+        it.
+
+        Raises:
+            CheckpointError: the newest commit does not tell it.
+        """
+        last = self.last_committed()
+        if last is None:
+            return STATE_VERSION
+        name = f"commits/{last}"
+        try:
+            return {"v1": 1, "v2": 2}[self._lines(name)[0]]
+        except (OSError, IndexError, KeyError, UnicodeDecodeError):
+            raise damaged(self.folder, name) from None
+
+    def offset(self, batch_id: int) -> Offset:
+        """Return where a planned micro-batch ends.
+
+        Raises:
+            CheckpointError: there is no such micro-batch.
+            OffsetError: a newer release wrote it, or Ledgerlake did not write it.
+        """
+        return from_json(self._offset_json(batch_id))
+
+    def committed_offset(self) -> Offset | None:
+        """Return where the last committed micro-batch ended; None before the first.
+
+        Raises:
+            As ``offset``.
+        """
+        last = self.last_committed()
+        return None if last is None else self.offset(last)
+
+    def record(self, stream: str, query: str, batch_id: int) -> BatchRecord:
+        """Describe a planned micro-batch for the table.
+
+        Raises:
+            As ``offset``.
+        """
+        before, after = self._before(batch_id), self._offset_json(batch_id)
+        digest = hashlib.sha256(json.dumps([before, after], sort_keys=True).encode()).digest()
+        return BatchRecord(stream, query, batch_id, int.from_bytes(digest[:8], "big") >> 1, _ranges(before, after))
+
+    def _before(self, batch_id: int) -> Any:
+        """The source's offset before a micro-batch, as JSON."""
+        if batch_id > 0:
+            return self._offset_json(batch_id - 1)
+        return load_file(self.folder, "ledgerlake/start.json") or to_json({})
+
+    def _offset_json(self, batch_id: int) -> Any:
+        try:
+            found = json.loads(self._offset_text(batch_id))
+        except ValueError:
+            raise damaged(self.folder, f"offsets/{batch_id}") from None
+        from_json(found)
+        return found
+
+    def _offset_text(self, batch_id: int) -> str:
+        try:
+            # Spark writes a version, its own metadata, and then what the source said.
+            return self._lines(f"offsets/{batch_id}")[-1]
+        except (OSError, IndexError, UnicodeDecodeError):
+            raise CheckpointError(
+                f"the checkpoint {self.folder} lacks the offsets of batch {batch_id}; restore it from a complete copy"
+            ) from None
+
+    def _lines(self, name: str) -> list[str]:
+        filesystem, root = resolve(self.folder)
+        with filesystem.open_input_stream(f"{root}/{name}") as stream:
+            return bytes(stream.read()).decode().splitlines()
+
+    def _numbers(self, log: str) -> list[int]:
+        filesystem, root = resolve(self.folder)
+        found = filesystem.get_file_info(fs.FileSelector(f"{root}/{log}", allow_not_found=True))
+        return [int(file.base_name) for file in found if file.base_name.isdigit()]
+
+
+def load_file(folder: str, name: str) -> Any:
+    """Return what a JSON file of a checkpoint holds; None if it is missing.
+
+    Raises:
+        CheckpointError: it is damaged.
+        SetupError: it cannot be read.
+    """
+    try:
+        return load_json(f"{folder}/{name}")
+    except ValueError:
+        raise damaged(folder, name) from None
+    except OSError as error:
+        raise not_readable(folder, error) from None
+
+
+def damaged(folder: str, name: str) -> CheckpointError:
+    """The error for a file of a checkpoint that says nothing that could be."""
+    return CheckpointError(f"the file {name} of the checkpoint {folder} is damaged; restore it from a copy")
+
+
+def not_readable(folder: str, error: OSError) -> SetupError:
+    """The error for a checkpoint that cannot be read."""
+    return SetupError(f"the checkpoint folder {folder} cannot be read ({error.strerror or error}); choose another path")
+
+
+def not_writable(folder: str, error: OSError) -> SetupError:
+    """The error for a checkpoint that cannot be written."""
+    return SetupError(
+        f"the checkpoint folder {folder} cannot be written ({error.strerror or error}); choose another path"
+    )
+
+
+def _ranges(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """The topic partitions that a micro-batch reads, with both ends as the checkpoint has them."""
+    starts, ends = before["positions"], after["positions"]
+    return {
+        name: {"start": starts.get(name), "end": end} for name, end in sorted(ends.items()) if starts.get(name) != end
+    }
