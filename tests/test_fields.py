@@ -33,7 +33,7 @@ from ledgerlake.wire.consumer import Permits
 from ledgerlake.wire.entry import MAGIC_BROKER_METADATA, index_count, message_count, read_stamp
 from ledgerlake.wire.fields import FIELDS, Field, Outside, property_of
 from ledgerlake.wire.limits import MAX_TIME_MS
-from tests.decode.test_messages import same_both_ways
+from tests.decode.both_ways import same_both_ways
 from tests.entries import SOURCE, bundle, decoded, metadata, single
 
 if TYPE_CHECKING:

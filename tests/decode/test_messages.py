@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from ledgerlake.decode import kernels, schema
 from ledgerlake.decode import messages as messages_module
 from ledgerlake.decode.messages import BatchRange, decode_bundle, decode_entries
-from ledgerlake.decode.reference import decode_entry
-from ledgerlake.errors import CorruptEntryError, MalformedFrameError
+from ledgerlake.errors import MalformedFrameError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import limits
 from ledgerlake.wire.entry import encode_batch, encode_entry
+from tests.decode.both_ways import same_both_ways
 from tests.entries import BROKER_TIME_MS, SOURCE, batch, broker, bundle, decoded, metadata, single
 
 CODECS = [pb.NONE, pb.LZ4, pb.ZLIB, pb.ZSTD, pb.SNAPPY]
@@ -427,34 +427,6 @@ def damaged(entry: bytes, rng: random.Random) -> bytes:
 def without_checksum(entry: bytes) -> bytes:
     start = entry.find(b"\x0e\x01")
     return entry if start < 0 else entry[:start] + entry[start + 6 :]
-
-
-def by_reference(entries: list[bytes]) -> tuple[pa.Table, list[tuple[int, str]]]:
-    rows: list[dict[str, Any]] = []
-    rejects: list[tuple[int, str]] = []
-    for number, entry in enumerate(entries):
-        try:
-            found = decode_entry(memoryview(entry), 7, number, 1 << 27)
-        except CorruptEntryError as error:
-            rejects.append((number, error.reason))
-            continue
-        rows += [{"topic": SOURCE.topic, "partition": SOURCE.partition, "late": False, **row} for row in found]
-    return pa.Table.from_pylist(rows, schema=schema.VIEW), rejects
-
-
-def same_both_ways(entries: list[bytes]) -> None:
-    parts = list(decode_bundle(bundle(entries), SOURCE, chunks_as_rejects=False))
-    messages = pa.Table.from_batches([part.messages for part in parts], schema.VIEW)
-    rejects = pa.Table.from_batches([part.rejects for part in parts], schema.REJECTS)
-    expected, expected_rejects = by_reference(entries)
-    assert as_numbers(messages) == as_numbers(expected)
-    assert list(zip(rejects["entry_id"].to_pylist(), rejects["reason"].to_pylist(), strict=True)) == expected_rejects
-
-
-def as_numbers(rows: pa.Table) -> list[dict[str, Any]]:
-    """Times as numbers, since Python's own end with the year 9999."""
-    plain = [pa.int64() if pa.types.is_timestamp(field.type) else field.type for field in rows.schema]
-    return rows.cast(pa.schema(zip(rows.schema.names, plain, strict=True))).to_pylist()
 
 
 @settings(max_examples=150, deadline=None)

@@ -35,7 +35,7 @@ from tests.live.pipelines import (
     wait_for_rows,
 )
 from tests.live.runtime import commits, start_runtime, wait_for_commits, wait_until
-from tests.publish.test_republisher import filled
+from tests.publish.outboxes import filled
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ from pulsar import schema as ps
 from pyspark.errors import AnalysisException
 
 from ledgerlake.api import typed
-from tests.decode.test_values import protobuf
+from tests.decode.protobuf_schemas import protobuf
 from tests.live.pipelines import run_once
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import random
 import pytest
 
 from ledgerlake.assembly.rules import Chunk, Limits
-from tests.model.test_chunks_model import play_all, reference, schedule
+from tests.model.chunk_schedules import play_all, reference, schedule
 from tests.operators.stage import Settled, Stage, task
 
 pytestmark = pytest.mark.slow

@@ -33,7 +33,7 @@ from ledgerlake.pipeline.start import check_reachable
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.table.batch_record import BatchRecord, Held
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
-from tests.table.test_ordered_files import rows
+from tests.table.rows import rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -12,41 +12,22 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from ledgerlake.client.cluster import ClientSettings
-from ledgerlake.decode import schema
 from ledgerlake.errors import CheckpointError, LedgerlakeError, TransportError
 from ledgerlake.publish import republisher
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.publish.republisher import Republisher
 from ledgerlake.publish.target_client import Receipt
-from ledgerlake.table.batch_record import BatchRecord
-from ledgerlake.table.ordered_files import DataFile
 from ledgerlake.wire.message_id import Position
+from tests.publish.outboxes import ROWS, NoTargetReader, filled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from ledgerlake.pb import pulsar_pb2 as pb
-
-ROWS = 3000
-
-
-class NoTargetReader:
-    """A target that tells nothing of what was sent before."""
-
-    def __init__(self, *_: Any) -> None:
-        pass
-
-    def ends(self, targets: list[str]) -> dict[str, None]:
-        return dict.fromkeys(targets)
-
-    def last_numbers(self, *_: Any) -> dict[str, int]:
-        return {}
 
 
 @dataclass
@@ -154,23 +135,6 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
     monkeypatch.setattr(republisher, "_RETRY_FIRST_S", 0.01)
     monkeypatch.setattr(republisher, "_RETRY_MOST_S", 0.05)
     return made
-
-
-def filled(folder: Path, rows: int = ROWS, event_ms: int | None = None) -> Outbox:
-    """An outbox with one file of messages whose values are their numbers."""
-    outbox = Outbox(str(folder))
-    outbox.begin(None, None)
-    columns: dict[str, pa.Array] = {one.name: pa.nulls(rows, one.type) for one in schema.MESSAGES}
-    columns["value"] = pa.array([b"%d" % number for number in range(rows)], pa.binary())
-    columns["message_id"] = pa.array([f"1:{number}" for number in range(rows)])
-    columns["deliver_at"] = pa.array([1_000_000] * rows, schema.MESSAGES.field("deliver_at").type)
-    columns["is_null"] = pa.array([False] * rows)
-    if event_ms is not None:
-        columns["event_time"] = pa.array([event_ms * 1000] * rows, pa.int64()).cast(schema.TIMESTAMP)
-    pq.write_table(pa.table(columns, schema=schema.MESSAGES), folder / "part.parquet")
-    outbox.add(BatchRecord("s", "q", 0, 1), {"t": [DataFile("part.parquet", 4, rows, "{}")]})
-    outbox.commit(0)
-    return outbox
 
 
 def send(outbox: Outbox, timeout_s: float = 20.0) -> list[LedgerlakeError]:

@@ -27,7 +27,7 @@ from ledgerlake.table.ordered_files import DataFile
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.entries import single
 from tests.peer import Peer
-from tests.publish.test_republisher import NoTargetReader
+from tests.publish.outboxes import NoTargetReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -21,29 +21,10 @@ from ledgerlake.table.ordered_files import (
     merge_overlapping,
     sort_keys,
 )
+from tests.table.rows import rows
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def rows(times_ms: list[int], first_entry: int = 0, **columns: Any) -> pa.RecordBatch:
-    """Messages with these broker times, at consecutive entries."""
-    made = [
-        {
-            "topic": "t",
-            "partition": 0,
-            "ledger_id": 1,
-            "entry_id": first_entry + number,
-            "batch_index": -1,
-            "broker_timestamp": time_ms * 1000,
-            "publish_time": 5_000_000,
-            "late": False,
-            "value": b"v" * 10,
-            **columns,
-        }
-        for number, time_ms in enumerate(times_ms)
-    ]
-    return pa.RecordBatch.from_pylist(made, schema=schema.MESSAGES)
 
 
 def writer_in(folder: Path, reached_us: int | None = None) -> OrderedWriter:
