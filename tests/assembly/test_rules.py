@@ -9,29 +9,31 @@ import pytest
 
 from ledgerlake.assembly.rules import (
     Chunk,
+    ChunkedMessageKey,
     Deliver,
     Event,
-    Hold,
+    IncompleteMessages,
     Limits,
-    PendingSets,
-    PutAside,
     Reject,
-    SetKey,
+    Retain,
+    Spill,
     classify,
 )
 from ledgerlake.wire.message_id import Position
 
-A, B, C = (SetKey(name, f"{name}-1") for name in "abc")
+A, B, C = (ChunkedMessageKey(name, f"{name}-1") for name in "abc")
 
 
 class Feed:
     """Chunks at consecutive entries, ten bytes each."""
 
     def __init__(self, **limits: int) -> None:
-        self.pending = PendingSets(Limits(**limits))
+        self.pending = IncompleteMessages(Limits(**limits))
         self.entry = -1
 
-    def __call__(self, key: SetKey, chunk_id: int, count: int, at: int | None = None, **changes: Any) -> list[Any]:
+    def __call__(
+        self, key: ChunkedMessageKey, chunk_id: int, count: int, at: int | None = None, **changes: Any
+    ) -> list[Any]:
         if at is None:
             self.entry += 1
         fields: dict[str, Any] = {
@@ -51,8 +53,8 @@ def at(*entries: int) -> tuple[Position, ...]:
     return tuple(Position(1, entry) for entry in entries)
 
 
-def hold(entry: int) -> Hold:
-    return Hold(Position(1, entry))
+def hold(entry: int) -> Retain:
+    return Retain(Position(1, entry))
 
 
 def test_chunks_in_order_are_held_and_the_last_one_delivers() -> None:
@@ -143,7 +145,7 @@ def test_a_set_of_an_older_release_without_a_publish_time_takes_the_rest_of_its_
     feed = Feed()
     feed(A, 0, 3)
     (stored,) = feed.pending.sets
-    feed.pending = PendingSets(Limits(), [replace(stored, publish_ms=None)])
+    feed.pending = IncompleteMessages(Limits(), [replace(stored, publish_ms=None)])
     assert feed(A, 1, 3) == [hold(1)]
     assert feed(A, 2, 3) == [Deliver(A, at(0, 1, 2), reread=False)]
 
@@ -196,8 +198,8 @@ def test_fewer_bytes_than_the_total_are_noticed_at_the_end() -> None:
 def test_at_the_limit_of_sets_the_oldest_is_put_aside_and_still_delivered() -> None:
     feed = Feed(max_pending=1)
     feed(A, 0, 3)
-    assert feed(B, 0, 3) == [hold(1), PutAside(at(0))]
-    assert feed(C, 0, 3) == [hold(2), PutAside(at(1))]
+    assert feed(B, 0, 3) == [hold(1), Spill(at(0))]
+    assert feed(C, 0, 3) == [hold(2), Spill(at(1))]
     assert [feed(key, 1, 3) for key in (A, B, C)] == [[], [], [hold(5)]]
     assert feed(A, 2, 3) == [Deliver(A, at(0, 3, 6), reread=True)]
     assert feed(B, 2, 3) == [Deliver(B, at(1, 4, 7), reread=True)]
@@ -208,7 +210,7 @@ def test_bytes_are_limited_as_well_as_sets() -> None:
     feed = Feed(max_pending_bytes=25)
     feed(A, 0, 3)
     feed(B, 0, 3)
-    assert feed(B, 1, 3) == [hold(2), PutAside(at(0))]
+    assert feed(B, 1, 3) == [hold(2), Spill(at(0))]
     assert feed.pending.held_bytes == 20
     assert feed(B, 2, 4, total_bytes=30) == [Reject("chunk_mismatch", B, at(3), held=False)]
 
@@ -216,7 +218,7 @@ def test_bytes_are_limited_as_well_as_sets() -> None:
 def test_a_set_larger_than_the_whole_limit_is_put_aside_itself() -> None:
     feed = Feed(max_pending_bytes=15)
     feed(A, 0, 3)
-    assert feed(A, 1, 3) == [hold(1), PutAside(at(0, 1))]
+    assert feed(A, 1, 3) == [hold(1), Spill(at(0, 1))]
     assert feed(A, 2, 3) == [Deliver(A, at(0, 1, 2), reread=True)]
 
 
@@ -232,7 +234,7 @@ def test_chunks_that_promise_a_marker_wait_for_it_where_others_would_be_orphans(
 def test_a_gap_under_a_promised_marker_keeps_positions_and_lets_go_of_bytes() -> None:
     feed = Feed()
     feed(A, 0, 4, marked=True)
-    assert feed(A, 2, 4, marked=True) == [PutAside(at(0))]
+    assert feed(A, 2, 4, marked=True) == [Spill(at(0))]
     assert feed.pending.held_bytes == 0
     assert feed.pending.mark(A, at(0, 9, 1, 8)) == [Deliver(A, at(0, 9, 1, 8), reread=True)]
 
@@ -272,7 +274,7 @@ def test_a_set_that_was_opened_elsewhere_goes_on_here() -> None:
     feed(B, 0, 3)
     elsewhere(A, 0, 3, at=5)
     (opened,) = elsewhere.pending.sets
-    assert feed.pending.adopt(opened) == [PutAside(at(0))]
+    assert feed.pending.adopt(opened) == [Spill(at(0))]
     assert feed(A, 1, 3, at=6) == [hold(6)]
     assert feed(A, 2, 3, at=7) == [Deliver(A, at(5, 6, 7), reread=False)]
 
@@ -285,10 +287,10 @@ def test_a_message_that_began_again_elsewhere_gives_up_the_old_set() -> None:
 
 
 def test_what_is_aside_is_limited_too() -> None:
-    feed = Feed(max_pending=1, max_aside=1)
+    feed = Feed(max_pending=1, max_spilled=1)
     feed(A, 0, 2)
     feed(B, 0, 2)
-    assert feed(C, 0, 2) == [hold(2), PutAside(at(1)), Reject("chunk_evicted", A, at(0), held=False)]
+    assert feed(C, 0, 2) == [hold(2), Spill(at(1)), Reject("chunk_evicted", A, at(0), held=False)]
 
 
 def test_sets_expire_by_the_time_of_their_first_chunk() -> None:
@@ -310,10 +312,10 @@ def test_a_set_without_a_broker_time_is_as_old_as_the_clock_that_first_sees_it()
 
 
 def test_a_hundred_thousand_open_sets_cost_no_more_each_than_a_few() -> None:
-    feed = Feed(max_pending=100, max_aside=50_000)
+    feed = Feed(max_pending=100, max_spilled=50_000)
     rejected = 0
     for number in range(100_000):
-        effects = feed(SetKey("p", str(number)), 0, 2)
+        effects = feed(ChunkedMessageKey("p", str(number)), 0, 2)
         rejected += sum(isinstance(effect, Reject) for effect in effects)
     assert len(feed.pending.sets) == 50_100
     assert rejected == 100_000 - 50_100
@@ -324,7 +326,7 @@ def test_open_sets_survive_a_restart() -> None:
     feed = Feed(max_pending=1)
     feed(A, 0, 2)
     feed(B, 0, 2)
-    feed.pending = PendingSets(Limits(max_pending=1), feed.pending.sets)
+    feed.pending = IncompleteMessages(Limits(max_pending=1), feed.pending.sets)
     assert feed.pending.held_bytes == 10
     assert feed(A, 1, 2) == [Deliver(A, at(0, 2), reread=True)]
     assert feed(B, 1, 2) == [Deliver(B, at(1, 3), reread=False)]

@@ -8,7 +8,7 @@ import json
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ledgerlake.assembly.rules import Chunk, Limits, OpenSet, PendingSets, SetKey
+from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, IncompleteMessage, IncompleteMessages, Limits
 from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
 from ledgerlake.delay.cancels import Cancel, cancels_from_json, cancels_to_json
 from ledgerlake.delay.segment import waiting
@@ -28,7 +28,7 @@ from ledgerlake.operators.rows import (
     summary_from_json,
     summary_to_json,
 )
-from ledgerlake.operators.stateful import set_from_json, set_to_json
+from ledgerlake.operators.stateful import incomplete_from_json, incomplete_to_json
 from ledgerlake.pipeline import checkpoint, cursors
 from ledgerlake.publish import outbox
 from ledgerlake.source import wake_ups
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from tests.fuzz.mutate import Rng
 
-_KEY = SetKey("p", "p-1")
+_KEY = ChunkedMessageKey("p", "p-1")
 _PLACES = (Position(7, 1), Position(7, 4))
 _SETTINGS = DelaySettings(
     min_indexes_per_bucket=4, max_indexes_per_segment=3, max_buckets=2, time_step_per_segment_ms=50
@@ -86,7 +86,7 @@ def _judge_offset(data: bytes) -> int:
 
 # State and rows of the stateful stage.
 
-_OPEN = OpenSet(_KEY, 3, 900, 1_700_000_000_000, 1_700_000_000_000, _PLACES, 600)
+_OPEN = IncompleteMessage(_KEY, 3, 900, 1_700_000_000_000, 1_700_000_000_000, _PLACES, 600)
 _REPORT = TaskReport(
     Position(7, 9), 1_700_000_000_000, {"f": 1},
     [
@@ -104,9 +104,9 @@ _SUMMARY = StateSummary([{"f": 1}], Position(7, 1), 5, 1, 600, 2, 7, Position(7,
 
 
 def _judge_set(data: bytes) -> int:
-    found = set_from_json(_text(data))
-    assert set_from_json(set_to_json(found)) == found
-    pending = PendingSets(Limits(), [found])
+    found = incomplete_from_json(_text(data))
+    assert incomplete_from_json(incomplete_to_json(found)) == found
+    pending = IncompleteMessages(Limits(), [found])
     pending.arrive(Chunk(_KEY, Position(7, 9), 2, 3, 900, 300, 1_700_000_000_000, 1_700_000_000_000))
     pending.expire(1_800_000_000_000)
     return 1
@@ -298,7 +298,7 @@ def _json_of(*given: Any) -> Callable[[Rng], bytes]:
 _REFUSED = (OffsetError,)
 TARGETS = [
     Target("offset", "source.offsets", _json_of(*_OFFSETS), _judge_offset, _REFUSED),
-    Target("open-set", "open sets in state", _json_of(set_to_json(_OPEN)), _judge_set, _REFUSED),
+    Target("open-set", "open sets in state", _json_of(incomplete_to_json(_OPEN)), _judge_set, _REFUSED),
     Target("report", "rows to the stateful stage: reports", _json_of(report_to_json(_REPORT)), _judge_report, _REFUSED),
     Target("summary", "rows from the stateful stage: state summaries", _json_of(summary_to_json(_SUMMARY)), _judge_summary, _REFUSED),
     Target("cancels", "cancels in state", _json_of(cancels_to_json(one for one in _REPORT.events if isinstance(one, Cancel))), _judge_cancels, _REFUSED),

@@ -220,7 +220,7 @@ def test_what_claims_too_much_or_nonsense_is_rejected_and_the_stream_goes_on(
     ]
     limits = config.chunks.limits
     evicted = [entry for reason, entry in found if reason == "chunk_evicted"]
-    assert len(evicted) == 100_000 + 1 - limits.max_pending - limits.max_aside
+    assert len(evicted) == 100_000 + 1 - limits.max_pending - limits.max_spilled
     publish_entries(runtime, topic, [halves[-1][1], small(b"more")])
     run_once(spark, runtime.config(tmp_path, topic))
     assert [row["value"] for row in table_rows(tmp_path)][2:] == [b"y" * 20, b"more"]

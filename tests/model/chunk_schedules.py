@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from ledgerlake.assembly.rules import Chunk, SetKey
+from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ def schedule(rng: random.Random) -> list[Chunk]:
     return chunks
 
 
-def _producer(rng: random.Random, name: str) -> list[tuple[SetKey, int, int, int, int, int]]:
+def _producer(rng: random.Random, name: str) -> list[tuple[ChunkedMessageKey, int, int, int, int, int]]:
     sent = []
     for sequence in range(rng.randint(1, 5)):
-        key = SetKey(name, f"{name}-{rng.choice([sequence, 0])}")
+        key = ChunkedMessageKey(name, f"{name}-{rng.choice([sequence, 0])}")
         sizes = [rng.randint(0, 9) for _ in range(rng.randint(2, 5))]
         publish_ms = rng.randrange(10**6)
         for attempt in range(rng.choice([1, 1, 1, 2])):
@@ -45,9 +45,9 @@ def _producer(rng: random.Random, name: str) -> list[tuple[SetKey, int, int, int
     return sent
 
 
-def reference(chunks: list[Chunk]) -> list[tuple[SetKey, tuple[Position, ...]]]:
+def reference(chunks: list[Chunk]) -> list[tuple[ChunkedMessageKey, tuple[Position, ...]]]:
     """The messages that can be delivered, by remembering all."""
-    open_sets: dict[SetKey, list[Chunk]] = {}
+    open_sets: dict[ChunkedMessageKey, list[Chunk]] = {}
     delivered = []
     for chunk in chunks:
         held = open_sets.get(chunk.key)

@@ -1,7 +1,7 @@
 """Random interleavings of chunked messages against a plain reference, one seed one schedule.
 
 The schedule: producers that publish messages in chunks, with duplicates, resends, lost chunks and
-reused uuids between them, limits that force sets aside, and a restart between any two steps. The
+reused uuids between them, limits that spill, and a restart between any two steps. The
 reference keeps everything and knows no limits.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ledgerlake.assembly.rules import Deliver, Hold, Limits, PendingSets, PutAside, Reject, SetKey
+from ledgerlake.assembly.rules import ChunkedMessageKey, Deliver, IncompleteMessages, Limits, Reject, Retain, Spill
 from ledgerlake.wire.message_id import Position
 from tests.model.chunk_schedules import play_all, reference, schedule
 
@@ -32,14 +32,14 @@ class Store:
     """What an operator would keep: the bytes held by position, here the positions alone."""
 
     held: set[Position] = field(default_factory=set)
-    delivered: list[tuple[SetKey, tuple[Position, ...]]] = field(default_factory=list)
+    delivered: list[tuple[ChunkedMessageKey, tuple[Position, ...]]] = field(default_factory=list)
     rejected: list[Position] = field(default_factory=list)
     reread: int = 0
 
     def apply(self, effect: object) -> None:
-        if isinstance(effect, Hold):
+        if isinstance(effect, Retain):
             self.held.add(effect.position)
-        elif isinstance(effect, PutAside):
+        elif isinstance(effect, Spill):
             self._free(effect.positions)
         elif isinstance(effect, Deliver):
             if effect.reread:
@@ -62,15 +62,15 @@ def play(seed: int) -> Store:
     rng = random.Random(seed)
     limits = Limits(max_pending=rng.choice([1, 1, 2, 100]), max_pending_bytes=rng.choice([1, 20, 10_000]))
     chunks = schedule(rng)
-    pending, store = PendingSets(limits), Store()
+    pending, store = IncompleteMessages(limits), Store()
     for chunk in chunks:
         for effect in pending.arrive(chunk):
             store.apply(effect)
-        assert len([one for one in pending.sets if not one.aside]) <= limits.max_pending
+        assert len([one for one in pending.sets if not one.spilled]) <= limits.max_pending
         assert pending.held_bytes <= limits.max_pending_bytes
-        assert len(store.held) == sum(len(one.positions) for one in pending.sets if not one.aside)
+        assert len(store.held) == sum(len(one.positions) for one in pending.sets if not one.spilled)
         if rng.random() < 0.3:
-            pending = PendingSets(limits, pending.sets)
+            pending = IncompleteMessages(limits, pending.sets)
     assert store.delivered == reference(chunks)
     still_open = [position for one in pending.sets for position in one.positions]
     accounted = [position for _, positions in store.delivered for position in positions] + store.rejected + still_open

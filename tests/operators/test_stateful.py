@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from ledgerlake.assembly.chunk_entries import read_alone, read_chunk
-from ledgerlake.assembly.rules import Chunk, Limits, OpenSet, SetKey
+from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, IncompleteMessage, Limits
 from ledgerlake.decode.split import PieceKind
 from ledgerlake.errors import CorruptEntryError, OffsetError
 from ledgerlake.operators import stateful
 from ledgerlake.operators.rows import RowKind
-from ledgerlake.operators.stateful import set_from_json, set_to_json
+from ledgerlake.operators.stateful import incomplete_from_json, incomplete_to_json
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.chunks import Marker, promise
 from ledgerlake.wire.entry import encode_entry
@@ -24,11 +24,11 @@ from tests.chunks import chunk_entries
 from tests.operators.stage import Settled, Stage, task
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-A, B = SetKey("a", "a-1"), SetKey("b", "b-1")
+A, B = ChunkedMessageKey("a", "a-1"), ChunkedMessageKey("b", "b-1")
 LIMITS = Limits(expire_after_ms=1000)
 
 
-def chunk(key: SetKey, entry: int, chunk_id: int, count: int = 3, marked: bool = False) -> Chunk:
+def chunk(key: ChunkedMessageKey, entry: int, chunk_id: int, count: int = 3, marked: bool = False) -> Chunk:
     return Chunk(key, Position(1, entry), chunk_id, count, 10 * count, 10, 5000 + entry, 7, marked)
 
 
@@ -80,7 +80,7 @@ def test_a_marker_that_lists_what_comes_behind_it_is_a_reject() -> None:
 
 def test_what_a_task_reports_of_chunks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ledgerlake.operators.in_task.MAX_TASK_EVENT_BYTES", 10_000)
-    key = SetKey("p" * 100, "u" * 100)
+    key = ChunkedMessageKey("p" * 100, "u" * 100)
     events = [replace(chunk(key, entry, 1), key=replace(key, uuid=f"{entry:0100}")) for entry in range(50)]
     settled = Settled()
     rows = task(events, LIMITS, settled)
@@ -142,7 +142,7 @@ def test_a_message_that_begins_again_in_a_later_batch_gives_up_the_old_set() -> 
 
 def test_with_one_pending_set_three_interleaved_messages_are_delivered_by_reading_again() -> None:
     play = Play(Limits(max_pending=1))
-    keys = [SetKey(name, name) for name in "xyz"]
+    keys = [ChunkedMessageKey(name, name) for name in "xyz"]
     for chunk_id in range(3):
         play([chunk(key, 3 * chunk_id + number, chunk_id) for number, key in enumerate(keys)])
     assert sorted(play.settled.delivered) == [at(0, 3, 6), at(1, 4, 7), at(2, 5, 8)]
@@ -193,11 +193,13 @@ def test_a_marker_behind_a_whole_message_changes_nothing() -> None:
 
 def test_an_open_set_in_state_is_readable_by_later_releases_and_a_newer_one_is_refused() -> None:
     golden = (GOLDEN / "open-set-v2.json").read_text()
-    one = OpenSet(SetKey("p", "p-7"), 3, 11, 1_777_626_000_123, 1_777_625_999_000, at(0, 4), 8, aside=True)
-    assert set_from_json(golden) == one
-    assert json.loads(set_to_json(one)) == json.loads(golden)
+    one = IncompleteMessage(
+        ChunkedMessageKey("p", "p-7"), 3, 11, 1_777_626_000_123, 1_777_625_999_000, at(0, 4), 8, spilled=True
+    )
+    assert incomplete_from_json(golden) == one
+    assert json.loads(incomplete_to_json(one)) == json.loads(golden)
     with pytest.raises(OffsetError, match="newer Ledgerlake"):
-        set_from_json('{"version": 3}')
+        incomplete_from_json('{"version": 3}')
 
 
 def test_an_open_set_of_version_1_has_the_age_that_the_clock_gives_it_now() -> None:

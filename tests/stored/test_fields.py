@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ledgerlake.assembly.rules import OpenSet, SetKey
+from ledgerlake.assembly.rules import ChunkedMessageKey, IncompleteMessage
 from ledgerlake.decode.messages import BatchRange
 from ledgerlake.delay.bucket import Bucket, Record, record_from_json, record_to_json
 from ledgerlake.delay.cancels import Cancel, cancels_from_json, cancels_to_json
@@ -22,7 +22,7 @@ from ledgerlake.operators.rows import (
     summary_from_json,
     summary_to_json,
 )
-from ledgerlake.operators.stateful import set_from_json, set_to_json
+from ledgerlake.operators.stateful import incomplete_from_json, incomplete_to_json
 from ledgerlake.stored.offsets import PartitionOffset, from_json, to_json
 from ledgerlake.wire.message_id import Position
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 PLACES = (Position(7, 1), Position(7, 4))
-KEY = SetKey("p", "p-1")
+KEY = ChunkedMessageKey("p", "p-1")
 
 WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
     "delayed index": (
@@ -39,8 +39,8 @@ WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
     ),
     "cancels": (cancels_from_json, cancels_to_json([Cancel("key", "k", PLACES[0], 5)])),
     "open set": (
-        set_from_json,
-        set_to_json(OpenSet(KEY, 3, 900, 5, 4, PLACES, 600)),
+        incomplete_from_json,
+        incomplete_to_json(IncompleteMessage(KEY, 3, 900, 5, 4, PLACES, 600)),
     ),
     "delayed large message": (_outside_from_json, _outside_to_json(_OutsideBucket(PLACES, True, key=KEY))),
     "part of a delayed entry": (

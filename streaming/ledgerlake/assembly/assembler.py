@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from ledgerlake.assembly.rules import Deliver, Effect, Hold, PendingSets, PutAside, Reject, SetKey
+from ledgerlake.assembly.rules import ChunkedMessageKey, Deliver, Effect, IncompleteMessages, Reject, Retain, Spill
 from ledgerlake.decode.messages import WHOLE_BATCH, BatchRange
 
 if TYPE_CHECKING:
-    from ledgerlake.assembly.rules import Chunk, Limits, OpenSet
+    from ledgerlake.assembly.rules import Chunk, IncompleteMessage, Limits
     from ledgerlake.wire.chunks import Marker
     from ledgerlake.wire.message_id import Position
 
@@ -39,7 +39,7 @@ class Assembled:
     again.
 
     Iterating ``entries`` takes them out of where they are kept. ``key`` is whose chunks they must be,
-    None if a release that did not store it put it aside.
+    None if a release that did not store it spilled it.
     ``deliver_ms`` is when it is to be delivered, if it has to wait; ``delivered_ms`` when it was,
     if it had to, and ``outputs`` then as in ``DueEntries``.
     """
@@ -49,7 +49,7 @@ class Assembled:
     deliver_ms: int | None = None
     delivered_ms: int | None = None
     outputs: Mapping[str, Position] = field(default_factory=dict)
-    key: SetKey | None = None
+    key: ChunkedMessageKey | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ Outcome = Assembled | Rejected | DueEntries | DuePositions
 
 
 class Assembly:
-    """The open sets of one topic partition with their bytes.
+    """The incomplete messages of one topic partition with their bytes.
 
     The entry of an arriving chunk must be in ``parts``; outcomes are to be used up before the next
     call. With ``hold_delayed`` the entries of a message that is to be delivered later stay in
@@ -95,26 +95,26 @@ class Assembly:
     """
 
     def __init__(
-        self, limits: Limits, parts: KeptEntries, sets: Iterable[OpenSet] = (), *, hold_delayed: bool = False
+        self, limits: Limits, parts: KeptEntries, sets: Iterable[IncompleteMessage] = (), *, hold_delayed: bool = False
     ) -> None:
-        self.pending = PendingSets(limits, sets)
+        self.pending = IncompleteMessages(limits, sets)
         self._parts = parts
         self._hold_delayed = hold_delayed
 
     def arrive(self, chunk: Chunk) -> Iterator[Outcome]:
         effects = self.pending.arrive(chunk)
         yield from self._apply(effects, chunk.deliver_ms)
-        if Hold(chunk.position) not in effects and not any(isinstance(one, Deliver) for one in effects):
+        if Retain(chunk.position) not in effects and not any(isinstance(one, Deliver) for one in effects):
             self._parts.drop(chunk.position)
 
     def mark(self, marker: Marker) -> Iterator[Outcome]:
-        effects = self.pending.mark(SetKey(marker.producer_name, marker.uuid), marker.positions)
+        effects = self.pending.mark(ChunkedMessageKey(marker.producer_name, marker.uuid), marker.positions)
         yield from self._apply(effects, marker.deliver_ms)
 
-    def supersede(self, key: SetKey) -> Iterator[Outcome]:
+    def supersede(self, key: ChunkedMessageKey) -> Iterator[Outcome]:
         yield from self._apply(self.pending.supersede(key))
 
-    def adopt(self, opened: OpenSet) -> Iterator[Outcome]:
+    def adopt(self, opened: IncompleteMessage) -> Iterator[Outcome]:
         yield from self._apply(self.pending.adopt(opened))
 
     def expire(self, now_ms: int) -> Iterator[Outcome]:
@@ -122,7 +122,7 @@ class Assembly:
 
     def _apply(self, effects: list[Effect], deliver_ms: int | None = None) -> Iterator[Outcome]:
         for effect in effects:
-            if isinstance(effect, PutAside):
+            if isinstance(effect, Spill):
                 for position in effect.positions:
                     self._parts.drop(position)
             elif isinstance(effect, Deliver):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ledgerlake.assembly.rules import Chunk, SetKey
+from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey
 from ledgerlake.decode.crypto import TAG_BYTES
 from ledgerlake.decode.split import PieceKind
 from ledgerlake.errors import CorruptEntryError
@@ -37,7 +37,7 @@ def read_chunk(raw: bytes | memoryview, position: Position) -> Chunk:
     # What a set adds up to is counted before encryption.
     tag_bytes = TAG_BYTES if metadata.encryption_keys else 0
     return Chunk(
-        key=SetKey(*chunk_names(metadata, "chunk_invalid")),
+        key=ChunkedMessageKey(*chunk_names(metadata, "chunk_invalid")),
         position=position,
         chunk_id=metadata.chunk_id,
         chunk_count=metadata.num_chunks_from_msg,

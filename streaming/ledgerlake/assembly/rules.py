@@ -2,28 +2,27 @@
 clock.
 
 A producer splits a message into ``chunk_count`` chunks, ids from 0, all with one uuid; chunks of
-several producers interleave on a topic partition. A set is what has arrived of one message, known
-by producer and uuid.
+several producers interleave on a topic partition. An incomplete message is known by producer and
+uuid.
 
-What a chunk does to the set of its producer and uuid:
+What a chunk does to the incomplete message of its producer and uuid:
 
-    event       chunk, set                                     what follows
-    invalid     id, count or size that no message can have     the chunk is rejected, a set stays as it is
+    event       chunk                                          what follows
+    invalid     id, count or size that no message can have     the chunk is rejected, the message stays as it is
     too_large   claims more bytes than the limit               likewise
-    first       id 0, no set                                   a set is opened
-    resent      id 0, a set; another position                  the held chunks are rejected, the set starts over
-    repeated    a position that is held already                nothing: the same stored entry twice
-    mismatch    another count, total size or publish time      the chunk is rejected, the set stays
-                than the set's
-    duplicate   an id that is held, at another position        the chunk is rejected, the set stays
-    next        id after the last one held                     held; complete where it is the last
-    gap         an id beyond the next                          chunk and set are rejected: what is between cannot come
-    orphan      id above 0, no set                             the chunk is rejected
-    awaited     orphan or gap, and a marker is promised        position kept: the marker tells the rest
+    first       id 0, nothing of its message is here           an incomplete message begins
+    resent      id 0, another position than the one here       its chunks are rejected, the message begins again
+    repeated    a position that is here already                nothing: the same stored entry twice
+    mismatch    another count, total size or publish time      the chunk is rejected, the message stays
+    duplicate   an id that is here, at another position        the chunk is rejected, the message stays
+    next        the id after the last one here                 kept; the last one completes the message
+    gap         an id beyond the next                          chunk and message are rejected: what is between cannot come
+    orphan      id above 0, nothing of its message is here     the chunk is rejected
+    awaited     orphan or gap, and a marker is promised        its position is kept: the marker tells the rest
 
 A marker message (PIP-37, option 2) lists the positions of all chunks of one message. Chunks that
-are published so promise it in their metadata. Where nothing is open of a marker's message it was
-delivered before; what is open is delivered by the marker's list.
+are published so promise it in their metadata. If nothing is here of a marker's message, it was
+delivered before; else it is delivered by the marker's list.
 
 A uuid is ``<producer>-<sequence id>`` and comes again when a producer restarts with a lower
 sequence. The publish time tells the two messages apart: the Java, C++ and Go clients stamp a
@@ -31,15 +30,16 @@ message once, before they cut it, and a producer that sends chunks again after a
 same bytes. A first chunk that comes again is ``resent`` in both cases.
 
 Rules kept here:
-  - Every chunk ends exactly once: delivered with its message, rejected, or held in an open set.
-  - At the limit of sets or bytes the oldest set is put aside, as PIP-37's "marked for redelivery":
-    its bytes leave, its positions stay, and its message is delivered all the same, with its chunks
-    read again by position.
-  - Also what is put aside is limited in number; beyond that the oldest is rejected
+  - Every chunk ends exactly once: delivered with its message, rejected, or kept with an incomplete
+    message.
+  - At the limit of messages or bytes the oldest incomplete message is spilled, as PIP-37's "marked
+    for redelivery": its bytes leave, its positions stay, and it is delivered all the same, with its
+    chunks read again by position.
+  - Spilled messages are limited in number too; beyond that the oldest is rejected
     (``chunk_evicted``).
-  - A set's age is measured by the clock of the micro-batches: the broker's time if the broker gives
-    one, else the planner's. A set whose first chunk came without a broker time is as old as the
-    first ``expire`` that sees it.
+  - The age of a message is measured by the clock of the micro-batches: the broker's time if the
+    broker gives one, else the planner's. A message whose first chunk came without a broker time is
+    as old as the first ``expire`` that sees it.
   - Sizes are checked against the total as chunks arrive; a claimed size never sizes anything.
 
 Reasons that end in ``rejects``: ``chunk_invalid``, ``too_large``, ``chunk_resent``,
@@ -67,14 +67,14 @@ class Limits:
 
     max_pending: int = 1000
     max_pending_bytes: int = 256 * 1024 * 1024
-    max_aside: int = 10_000
+    max_spilled: int = 10_000
     max_chunks: int = 10_000
     max_message_bytes: int = 1024 * 1024 * 1024
     expire_after_ms: int = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
-class SetKey:
+class ChunkedMessageKey:
     """Which message a chunk belongs to."""
 
     producer_name: str
@@ -90,7 +90,7 @@ class Chunk:
     message is to be delivered, if it says.
     """
 
-    key: SetKey
+    key: ChunkedMessageKey
     position: Position
     chunk_id: int
     chunk_count: int
@@ -103,40 +103,40 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenSet:
-    """The chunks of an incomplete message: the positions of chunks 0 to n-1, and whether their
+class IncompleteMessage:
+    """The chunks that have come of a message: the positions of chunks 0 to n-1, and whether their
     bytes are held.
 
-    ``opened_ms`` is None until a clock has seen the set; ``publish_ms`` is None in sets of releases
-    that did not store it. ``awaiting``: some chunks were missed, the positions are those of the
-    others, and only a marker can complete the set.
+    ``opened_ms`` is None until a clock has seen the message; ``publish_ms`` is None if a release
+    wrote it that did not store it. ``awaiting``: some chunks were missed, the positions are those of the
+    others, and only a marker can complete the message.
     """
 
-    key: SetKey
+    key: ChunkedMessageKey
     chunk_count: int
     total_bytes: int
     opened_ms: int | None
     publish_ms: int | None
     positions: tuple[Position, ...]
     arrived_bytes: int
-    aside: bool = False
+    spilled: bool = False
     awaiting: bool = False
 
     @property
     def held_bytes(self) -> int:
-        return 0 if self.aside else self.arrived_bytes
+        return 0 if self.spilled else self.arrived_bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class Retain:
     """Keep the arriving chunk's bytes."""
 
     position: Position
 
 
 @dataclass(frozen=True, slots=True)
-class PutAside:
-    """Let go of the bytes of these chunks; their set goes on with positions alone."""
+class Spill:
+    """Drop the bytes of these chunks; their message goes on with positions alone."""
 
     positions: tuple[Position, ...]
 
@@ -147,7 +147,7 @@ class Deliver:
     held.
     """
 
-    key: SetKey
+    key: ChunkedMessageKey
     positions: tuple[Position, ...]
     reread: bool
 
@@ -157,12 +157,12 @@ class Reject:
     """These chunks cannot become a message. ``held``: their bytes are held, and are free now."""
 
     reason: str
-    key: SetKey
+    key: ChunkedMessageKey
     positions: tuple[Position, ...]
     held: bool
 
 
-Effect = Hold | PutAside | Deliver | Reject
+Effect = Retain | Spill | Deliver | Reject
 
 
 class Event(Enum):
@@ -181,7 +181,7 @@ class Event(Enum):
     AWAITED = "awaited"
 
 
-def classify(chunk: Chunk, held: OpenSet | None, limits: Limits) -> Event:
+def classify(chunk: Chunk, held: IncompleteMessage | None, limits: Limits) -> Event:
     """Read the table: the first line that fits."""
     if (
         not 0 <= chunk.chunk_id < chunk.chunk_count
@@ -212,54 +212,54 @@ def classify(chunk: Chunk, held: OpenSet | None, limits: Limits) -> Event:
     return Event.AWAITED if chunk.marked else Event.GAP
 
 
-class PendingSets:
-    """The open sets of one topic partition. ``sets`` is all there is to keep over a restart."""
+class IncompleteMessages:
+    """Those of one topic partition. ``sets`` is all there is to keep over a restart."""
 
-    def __init__(self, limits: Limits, sets: Iterable[OpenSet] = ()) -> None:
+    def __init__(self, limits: Limits, sets: Iterable[IncompleteMessage] = ()) -> None:
         self._limits = limits
-        self._held: OrderedDict[SetKey, OpenSet] = OrderedDict()
-        self._aside: OrderedDict[SetKey, OpenSet] = OrderedDict()
+        self._held: OrderedDict[ChunkedMessageKey, IncompleteMessage] = OrderedDict()
+        self._spilled: OrderedDict[ChunkedMessageKey, IncompleteMessage] = OrderedDict()
         self._held_bytes = 0
         for one in sets:
             self._put(one)
 
     @property
-    def sets(self) -> tuple[OpenSet, ...]:
-        """The sets that were put aside, then those that are held, each oldest first; a set that
-        starts over becomes the youngest.
+    def sets(self) -> tuple[IncompleteMessage, ...]:
+        """Return the spilled messages, then those that are held, each oldest first; a message that
+        begins again becomes the youngest.
         """
-        return (*self._aside.values(), *self._held.values())
+        return (*self._spilled.values(), *self._held.values())
 
     @property
     def held_bytes(self) -> int:
         return self._held_bytes
 
-    def find(self, key: SetKey) -> OpenSet | None:
-        return self._held.get(key) or self._aside.get(key)
+    def find(self, key: ChunkedMessageKey) -> IncompleteMessage | None:
+        return self._held.get(key) or self._spilled.get(key)
 
     def arrive(self, chunk: Chunk) -> list[Effect]:
         """Take one chunk; what is to be done, in this order."""
         event = classify(chunk, self.find(chunk.key), self._limits)
         return _STEPS[event](self, chunk, event)
 
-    def mark(self, key: SetKey, positions: tuple[Position, ...]) -> list[Effect]:
-        """Take a marker: the message's chunks, in order. Nothing if none of its chunks is open."""
-        open_set = self.find(key)
-        if open_set is None:
+    def mark(self, key: ChunkedMessageKey, positions: tuple[Position, ...]) -> list[Effect]:
+        """Take a marker: the message's chunks, in order. Nothing if none of its chunks is here."""
+        incomplete = self.find(key)
+        if incomplete is None:
             return []
         self._take(key)
-        effects: list[Effect] = [] if open_set.aside else [PutAside(open_set.positions)]
-        left = tuple(position for position in open_set.positions if position not in positions)
+        effects: list[Effect] = [] if incomplete.spilled else [Spill(incomplete.positions)]
+        left = tuple(position for position in incomplete.positions if position not in positions)
         if left:
             effects.append(Reject("chunk_duplicate", key, left, held=False))
         return [*effects, Deliver(key, positions, reread=True)]
 
-    def supersede(self, key: SetKey) -> list[Effect]:
+    def supersede(self, key: ChunkedMessageKey) -> list[Effect]:
         """A message of this key began again somewhere else: what is open of it is given up."""
         return [self._give_up(key, Event.RESENT.value)] if self.find(key) else []
 
-    def adopt(self, opened: OpenSet) -> list[Effect]:
-        """Go on with a set that was opened elsewhere, younger than all that are here; its bytes
+    def adopt(self, opened: IncompleteMessage) -> list[Effect]:
+        """Go on with a message that began elsewhere, younger than all that are here; its bytes
         come along if held.
         """
         effects = self.supersede(opened.key)
@@ -267,8 +267,8 @@ class PendingSets:
         return [*effects, *self._make_room()]
 
     def expire(self, now_ms: int) -> list[Effect]:
-        """Give up every set whose first chunk is older than allowed; a set without a time was
-        opened now.
+        """Give up every message whose first chunk is older than allowed; one without a time began
+        now.
         """
         oldest_ms = now_ms - self._limits.expire_after_ms
         effects: list[Effect] = []
@@ -294,80 +294,80 @@ class PendingSets:
     def _open(self, chunk: Chunk, _event: Event) -> list[Effect]:
         if chunk.size_bytes > chunk.total_bytes:
             return [_reject_alone(chunk, "chunk_size")]
-        self._put(replace(_empty_set(chunk), positions=(chunk.position,), arrived_bytes=chunk.size_bytes))
-        return [Hold(chunk.position), *self._make_room()]
+        self._put(replace(_nothing_of(chunk), positions=(chunk.position,), arrived_bytes=chunk.size_bytes))
+        return [Retain(chunk.position), *self._make_room()]
 
     def _append(self, chunk: Chunk, _event: Event) -> list[Effect]:
-        held = self._held.get(chunk.key) or self._aside[chunk.key]
+        held = self._held.get(chunk.key) or self._spilled[chunk.key]
         arrived_bytes = held.arrived_bytes + chunk.size_bytes
         complete = chunk.chunk_id == held.chunk_count - 1
         if arrived_bytes > held.total_bytes or (complete and arrived_bytes != held.total_bytes):
             return [self._give_up(chunk.key, "chunk_size"), _reject_alone(chunk, "chunk_size")]
         if complete:
             self._take(chunk.key)
-            return [Deliver(chunk.key, (*held.positions, chunk.position), reread=held.aside)]
+            return [Deliver(chunk.key, (*held.positions, chunk.position), reread=held.spilled)]
         self._put(replace(held, positions=(*held.positions, chunk.position), arrived_bytes=arrived_bytes))
-        return [] if held.aside else [Hold(chunk.position), *self._make_room()]
+        return [] if held.spilled else [Retain(chunk.position), *self._make_room()]
 
     def _await(self, chunk: Chunk, _event: Event) -> list[Effect]:
         before = self.find(chunk.key)
         effects: list[Effect] = []
         if before is None:
-            before = _empty_set(chunk)
-        elif not before.aside:
+            before = _nothing_of(chunk)
+        elif not before.spilled:
             self._take(chunk.key)
-            effects.append(PutAside(before.positions))
-        self._put(replace(before, positions=(*before.positions, chunk.position), aside=True, awaiting=True))
+            effects.append(Spill(before.positions))
+        self._put(replace(before, positions=(*before.positions, chunk.position), spilled=True, awaiting=True))
         return [*effects, *self._make_room()]
 
     def _make_room(self) -> list[Effect]:
-        """Put the oldest sets aside until the limits hold, and give up what is too much even so."""
+        """Spill the oldest messages until the limits hold, and give up what is too much even so."""
         limits = self._limits
         effects: list[Effect] = []
         while self._held and (len(self._held) > limits.max_pending or self._held_bytes > limits.max_pending_bytes):
             oldest = self._take(next(iter(self._held)))
-            self._put(replace(oldest, aside=True))
-            effects.append(PutAside(oldest.positions))
-        while len(self._aside) > limits.max_aside:
-            effects.append(self._give_up(next(iter(self._aside)), "chunk_evicted"))
+            self._put(replace(oldest, spilled=True))
+            effects.append(Spill(oldest.positions))
+        while len(self._spilled) > limits.max_spilled:
+            effects.append(self._give_up(next(iter(self._spilled)), "chunk_evicted"))
         return effects
 
-    def _give_up(self, key: SetKey, reason: str) -> Reject:
+    def _give_up(self, key: ChunkedMessageKey, reason: str) -> Reject:
         given_up = self._take(key)
-        return Reject(reason, key, given_up.positions, held=not given_up.aside)
+        return Reject(reason, key, given_up.positions, held=not given_up.spilled)
 
-    def _put(self, changed: OpenSet) -> None:
-        """Store a set; one that is there already keeps its place."""
-        where = self._aside if changed.aside else self._held
+    def _put(self, changed: IncompleteMessage) -> None:
+        """Store a message; one that is there already keeps its place."""
+        where = self._spilled if changed.spilled else self._held
         before = where.get(changed.key)
         self._held_bytes += changed.held_bytes - (before.held_bytes if before else 0)
         where[changed.key] = changed
 
-    def _take(self, key: SetKey) -> OpenSet:
-        taken = self._held.pop(key, None) or self._aside.pop(key)
+    def _take(self, key: ChunkedMessageKey) -> IncompleteMessage:
+        taken = self._held.pop(key, None) or self._spilled.pop(key)
         self._held_bytes -= taken.held_bytes
         return taken
 
 
-def _empty_set(chunk: Chunk) -> OpenSet:
-    """The set of a chunk's message, before the chunk itself."""
-    return OpenSet(chunk.key, chunk.chunk_count, chunk.total_bytes, chunk.time_ms, chunk.publish_ms, (), 0)
+def _nothing_of(chunk: Chunk) -> IncompleteMessage:
+    """The message of a chunk, before the chunk itself."""
+    return IncompleteMessage(chunk.key, chunk.chunk_count, chunk.total_bytes, chunk.time_ms, chunk.publish_ms, (), 0)
 
 
 def _reject_alone(chunk: Chunk, reason: str) -> Reject:
     return Reject(reason, chunk.key, (chunk.position,), held=False)
 
 
-_STEPS: dict[Event, Callable[[PendingSets, Chunk, Event], list[Effect]]] = {
-    Event.INVALID: PendingSets._reject_chunk,
-    Event.TOO_LARGE: PendingSets._reject_chunk,
-    Event.FIRST: PendingSets._open,
-    Event.RESENT: PendingSets._start_over,
-    Event.REPEATED: PendingSets._ignore,
-    Event.MISMATCH: PendingSets._reject_chunk,
-    Event.DUPLICATE: PendingSets._reject_chunk,
-    Event.NEXT: PendingSets._append,
-    Event.GAP: PendingSets._close_gap,
-    Event.ORPHAN: PendingSets._reject_chunk,
-    Event.AWAITED: PendingSets._await,
+_STEPS: dict[Event, Callable[[IncompleteMessages, Chunk, Event], list[Effect]]] = {
+    Event.INVALID: IncompleteMessages._reject_chunk,
+    Event.TOO_LARGE: IncompleteMessages._reject_chunk,
+    Event.FIRST: IncompleteMessages._open,
+    Event.RESENT: IncompleteMessages._start_over,
+    Event.REPEATED: IncompleteMessages._ignore,
+    Event.MISMATCH: IncompleteMessages._reject_chunk,
+    Event.DUPLICATE: IncompleteMessages._reject_chunk,
+    Event.NEXT: IncompleteMessages._append,
+    Event.GAP: IncompleteMessages._close_gap,
+    Event.ORPHAN: IncompleteMessages._reject_chunk,
+    Event.AWAITED: IncompleteMessages._await,
 }

@@ -1,4 +1,4 @@
-"""What large messages wait for: the open sets in a pipeline's state, as its last committed batch
+"""What large messages wait for: the incomplete ones in a pipeline's state, as its last committed batch
 left them.
 """
 
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.topics import join_partition
 from ledgerlake.errors import SetupError
-from ledgerlake.operators.stateful import set_from_json, set_up_state
+from ledgerlake.operators.stateful import incomplete_from_json, set_up_state
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.query_settings import STATE_FILES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-    from ledgerlake.assembly.rules import OpenSet
+    from ledgerlake.assembly.rules import IncompleteMessage
     from ledgerlake.options.config import Config
 
 
@@ -26,7 +26,7 @@ class OpenMessage:
     """A large message that is not complete. ``age_ms`` counts from its first chunk, by the clock of
     the micro-batches.
 
-    ``held_bytes`` is 0 if its chunks were put aside and will be read again; ``missing`` is then
+    ``held_bytes`` is 0 if it was spilled: its chunks will be read again; ``missing`` is then
     still right.
     """
 
@@ -42,7 +42,7 @@ class OpenMessage:
     awaits_marker: bool
 
     def sentence(self) -> str:
-        where = "held" if self.held_bytes else "put aside"
+        where = "held" if self.held_bytes else "spilled"
         until = ", waits for its marker" if self.awaits_marker else ""
         return (
             f"{self.topic_partition} {self.uuid} of {self.producer_name}: {self.present} chunks present, "
@@ -52,7 +52,7 @@ class OpenMessage:
 
 
 def open_messages(spark: SparkSession, config: Config) -> list[OpenMessage]:
-    """The open sets of every topic partition, oldest first.
+    """The incomplete messages of every topic partition, oldest first.
 
     Raises:
         SetupError: there is no checkpoint of a pipeline that has run.
@@ -84,7 +84,7 @@ def read_state(spark: SparkSession, config: Config, variable: str) -> DataFrame:
 
 
 def _describe(row: Row, now_ms: int) -> OpenMessage:
-    one: OpenSet = set_from_json(row.user_map_value["set"])
+    one: IncompleteMessage = incomplete_from_json(row.user_map_value["set"])
     return OpenMessage(
         topic_partition=join_partition(row.key["topic"], row.key["partition"]),
         producer_name=one.key.producer_name,

@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 
 from ledgerlake.assembly.assembler import Assembled, DueEntries, DuePositions, Rejected
-from ledgerlake.assembly.rules import SetKey
+from ledgerlake.assembly.rules import ChunkedMessageKey
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.messages import BatchRange
 from ledgerlake.decode.split import entries_of, read_delayed
@@ -338,7 +338,7 @@ class _OutsideBucket:
     is_held: bool
     part: BatchRange | None = None
     is_delivered: bool = False
-    key: SetKey | None = None
+    key: ChunkedMessageKey | None = None
 
 
 def _outside_to_json(one: _OutsideBucket) -> str:
@@ -361,7 +361,7 @@ def _outside_from_dict(data: dict[str, Any], version: int) -> _OutsideBucket:
     if version == 1:
         return _OutsideBucket(positions, is_held)
     part, is_delivered = stored(BatchRange | None, data["part"]), stored(bool, data["delivered"])
-    key = stored(SetKey | None, data["key"]) if version > 2 else None
+    key = stored(ChunkedMessageKey | None, data["key"]) if version > 2 else None
     return _OutsideBucket(positions, is_held, part, is_delivered, key)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ledgerlake.assembly.assembler import Assembled, Assembly, Entry, Outcome, Rejected
-from ledgerlake.assembly.rules import Chunk, SetKey, classify
+from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, classify
 from ledgerlake.assembly.rules import Event as ChunkEvent
 from ledgerlake.operators.rows import Begun, Event, Waits
 from ledgerlake.wire.limits import MAX_TASK_EVENT_BYTES
@@ -42,9 +42,9 @@ class EventBudget:
         """Take the room of a chunk's event, or of a marker's."""
         if isinstance(event, Chunk):
             return self.take(event.key, 1)
-        return self.take(SetKey(event.producer_name, event.uuid), len(event.positions))
+        return self.take(ChunkedMessageKey(event.producer_name, event.uuid), len(event.positions))
 
-    def take(self, key: SetKey | None, positions: int) -> bool:
+    def take(self, key: ChunkedMessageKey | None, positions: int) -> bool:
         """Take the room of an event with that many positions, or of positions alone; False if there
         is not so much.
         """
@@ -102,7 +102,7 @@ class LocalAssembly:
 
     def mark(self, marker: Marker) -> Iterator[Outcome]:
         """Take one marker."""
-        key = SetKey(marker.producer_name, marker.uuid)
+        key = ChunkedMessageKey(marker.producer_name, marker.uuid)
         if self._assembly.pending.find(key) is not None:
             return self._assembly.mark(marker)
         # Without its marker a message expires, and its chunks are rejects.

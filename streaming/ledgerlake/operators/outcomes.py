@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ledgerlake.assembly.assembler import Assembled, DueEntries, DuePositions, Entry, Outcome, Rejected
-from ledgerlake.assembly.rules import SetKey
+from ledgerlake.assembly.rules import ChunkedMessageKey
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.large import decode_large
@@ -69,7 +69,7 @@ def read_stage_rows(
 
 def _message(header: dict[str, Any], rows: Iterator[dict[str, Any]]) -> Assembled:
     note = json.loads(header["note"])
-    key = None if note["key"] is None else SetKey(*note["key"])
+    key = None if note["key"] is None else ChunkedMessageKey(*note["key"])
     message = Assembled(_positions(note), None, delivered_ms=note["delivered_ms"], outputs=_outputs(note), key=key)
     if note["read_again"]:
         return message

@@ -7,7 +7,7 @@ To the stage, of each task and topic partition, in any order (a shuffle lies bet
     chunk    the bytes of one entry that the task could not settle itself, by position
     delayed  entries that are to be delivered later (see ``decode.split``); an entry of which only a part belongs to the
              range travels alone, by position, with that part in ``note``
-    report   once: what became of the task's range, and the events that need the open sets, in order (``TaskReport``)
+    report   once: what became of the task's range, and the events that need the incomplete messages, in order (``TaskReport``)
 
 From the stage, in order but for ``rows``, which pass as they come:
 
@@ -17,7 +17,7 @@ From the stage, in order but for ``rows``, which pass as they come:
     cancels  what is cancelled, of everything due that follows
     due      delayed entries that are due now; ``note`` says when that is, and which outputs they are for
     again    positions of such entries, of which only the topic has the bytes
-    report   once for a topic partition, last: what the tasks did, and how the open sets stand (``StateSummary``)
+    report   once for a topic partition, last: what the tasks did, and what is incomplete (``StateSummary``)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import pyarrow as pa
 
-from ledgerlake.assembly.rules import Chunk, OpenSet, SetKey
+from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, IncompleteMessage
 from ledgerlake.decode.messages import WHOLE_BATCH
 from ledgerlake.decode.split import read_delayed
 from ledgerlake.delay.cancels import Cancel
@@ -81,7 +81,7 @@ STAGE_ROWS_DDL = (
 class Begun:
     """A message began in the task's range: what was open of its key before is superseded."""
 
-    key: SetKey
+    key: ChunkedMessageKey
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,10 @@ class Waits:
     positions: tuple[Position, ...]
     deliver_ms: int
     held: bool
-    key: SetKey | None = None
+    key: ChunkedMessageKey | None = None
 
 
-Event = Chunk | Begun | OpenSet | Marker | Waits | Cancel
+Event = Chunk | Begun | IncompleteMessage | Marker | Waits | Cancel
 
 
 @dataclass(frozen=True)
@@ -172,10 +172,10 @@ def summary_from_dict(data: dict[str, Any]) -> StateSummary:
     return summary
 
 
-def open_set_from_dict(data: dict[str, Any]) -> OpenSet:
-    opened: OpenSet = stored(OpenSet, data)
+def incomplete_from_dict(data: dict[str, Any]) -> IncompleteMessage:
+    opened: IncompleteMessage = stored(IncompleteMessage, data)
     if not opened.positions:
-        raise ValueError("an open set without chunks")
+        raise ValueError("an incomplete message without chunks")
     return opened
 
 

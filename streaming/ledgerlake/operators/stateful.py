@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from ledgerlake.assembly.assembler import Assembled, Assembly, DueEntries, DuePositions, Outcome
-from ledgerlake.assembly.rules import OpenSet, SetKey
+from ledgerlake.assembly.rules import ChunkedMessageKey, IncompleteMessage
 from ledgerlake.decode.messages import BatchRange, TopicPartition
 from ledgerlake.delay.cancels import Cancel, Cancels, cancels_to_json
 from ledgerlake.operators.delayed import DelayedMessages, DelayedState
@@ -45,8 +45,8 @@ from ledgerlake.operators.rows import (
     StateSummary,
     TaskReport,
     Waits,
+    incomplete_from_dict,
     latest,
-    open_set_from_dict,
     places,
     report_from_json,
     stage_values,
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from ledgerlake.operators.delayed import DelayedSummary
     from ledgerlake.options.delay_options import DelayOptions
 
-SET_VERSION = 2
+INCOMPLETE_VERSION = 2
 
 # When a batch is wanted for a set that no clock has seen yet: at once.
 _AT_ONCE_MS = 1
@@ -145,17 +145,17 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
     def close(self) -> None:
         pass
 
-    def _load(self) -> dict[SetKey, OpenSet]:
-        found = [set_from_json(value[0]) for _, value in self._sets.iterator()]
+    def _load(self) -> dict[ChunkedMessageKey, IncompleteMessage]:
+        found = [incomplete_from_json(value[0]) for _, value in self._sets.iterator()]
         return {one.key: one for one in found}
 
-    def _store(self, before: dict[SetKey, OpenSet], sets: tuple[OpenSet, ...]) -> None:
+    def _store(self, before: dict[ChunkedMessageKey, IncompleteMessage], sets: tuple[IncompleteMessage, ...]) -> None:
         after = {one.key: one for one in sets}
         for key in before.keys() - after.keys():
             self._sets.removeKey((key.producer_name, key.uuid))
         for key, one in after.items():
             if before.get(key) != one:
-                self._sets.updateValue((key.producer_name, key.uuid), (set_to_json(one),))
+                self._sets.updateValue((key.producer_name, key.uuid), (incomplete_to_json(one),))
 
 
 class _StateParts:
@@ -202,12 +202,15 @@ class _StateParts:
             self._state.updateValue((position.ledger_id, position.entry_id), (entry,))
 
 
-def set_to_json(one: OpenSet) -> str:
-    return json.dumps({"version": SET_VERSION, **asdict(one)})
+def incomplete_to_json(one: IncompleteMessage) -> str:
+    """Write an incomplete message for the state; ``spilled`` is named ``aside`` there."""
+    data = asdict(one)
+    data["aside"] = data.pop("spilled")
+    return json.dumps({"version": INCOMPLETE_VERSION, **data})
 
 
-def set_from_json(text: str) -> OpenSet:
-    """Read an open set from state.
+def incomplete_from_json(text: str) -> IncompleteMessage:
+    """Read an incomplete message from state.
 
     Version 1 had no ``publish_ms``, and its ``opened_ms`` was the producer's if the broker gave no
     time.
@@ -215,11 +218,12 @@ def set_from_json(text: str) -> OpenSet:
     Raises:
         OffsetError: a newer release wrote it, or it is damaged.
     """
-    return parse_stored(text, "open sets", _open_set, SET_VERSION)
+    return parse_stored(text, "incomplete messages", _incomplete, INCOMPLETE_VERSION)
 
 
-def _open_set(data: dict[str, Any], version: int) -> OpenSet:
-    return open_set_from_dict(data if version > 1 else data | {"opened_ms": None, "publish_ms": None})
+def _incomplete(data: dict[str, Any], version: int) -> IncompleteMessage:
+    known = data if version > 1 else data | {"opened_ms": None, "publish_ms": None}
+    return incomplete_from_dict({"spilled" if name == "aside" else name: value for name, value in known.items()})
 
 
 def _apply_reports(assembly: Assembly, delayed: DelayedMessages, reports: list[TaskReport]) -> Iterator[Outcome]:
@@ -248,10 +252,10 @@ def _hold_delayed_large(outcomes: Iterator[Outcome], delayed: DelayedMessages) -
             yield outcome
 
 
-def _apply(assembly: Assembly, event: Chunk | Begun | OpenSet | Marker) -> Iterator[Outcome]:
+def _apply(assembly: Assembly, event: Chunk | Begun | IncompleteMessage | Marker) -> Iterator[Outcome]:
     if isinstance(event, Begun):
         return assembly.supersede(event.key)
-    if isinstance(event, OpenSet):
+    if isinstance(event, IncompleteMessage):
         return assembly.adopt(event)
     if isinstance(event, Marker):
         return assembly.mark(event)
@@ -272,7 +276,7 @@ def _summary(assembly: Assembly, waiting: DelayedSummary, reports: list[TaskRepo
     )
 
 
-def _expires_ms(one: OpenSet, limits: Limits) -> int:
+def _expires_ms(one: IncompleteMessage, limits: Limits) -> int:
     return _AT_ONCE_MS if one.opened_ms is None else one.opened_ms + limits.expire_after_ms
 
 
