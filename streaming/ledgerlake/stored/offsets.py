@@ -117,4 +117,7 @@ def _time_text(time_ms: int) -> str:
 def _time_ms(data: dict[str, Any], name: str) -> int | None:
     if name not in data:
         return None
-    return (datetime.fromisoformat(data[name].replace("Z", "+00:00")) - _EPOCH) // timedelta(milliseconds=1)
+    moment = datetime.fromisoformat(data[name].replace("Z", "+00:00"))
+    if moment < _EPOCH:
+        raise ValueError(f"the {name} {data[name]} is before 1970")
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
