@@ -17,7 +17,7 @@ FIRST ?= 1
 KILLS ?= 200
 STOPS ?= 50
 
-.PHONY: archive constraints help setup demo test test-all test-fast test-campaign campaign fuzz mutations simulate simulate-faults bench check proto reference wheel clean
+.PHONY: archive constraints coverage help setup demo test test-all test-fast test-campaign campaign fuzz mutations simulate simulate-faults bench check proto reference wheel clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -45,6 +45,10 @@ archive: setup ## what makes the starts of the tests' many Spark sessions a thir
 test-fast: setup ## the tests that need neither Spark nor a broker; a socket that is left open fails one
 	$(BIN)/python -m pytest -m "not spark and not live and not long" \
 		-W error::ResourceWarning -W error::pytest.PytestUnraisableExceptionWarning
+
+coverage: setup ## the share of each room's lines and branches that the fast tests reach, against a floor
+	$(BIN)/python -m pytest -m "not spark and not live and not long" --cov=ledgerlake --cov-branch --cov-report=
+	$(BIN)/python tools/coverage_by_room.py
 
 test-campaign: setup ## the long versions of the kill campaign and of the random comparisons alone
 	LEDGERLAKE_CAMPAIGN=long $(BIN)/python -m pytest -m "slow or long"

@@ -17,7 +17,7 @@ from ledgerlake.pipeline.start import Start
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.source import wake_ups
 from ledgerlake.source.bounds import resolve_start
-from ledgerlake.source.stream_reader import _Planner
+from ledgerlake.source.planner import Planner
 from ledgerlake.table.delta_table import Table
 from ledgerlake.wire.message_id import BEFORE_ALL
 
@@ -84,7 +84,7 @@ def _new_topics_at_latest(edges: Edges) -> None:
         known = dict(self._options.starting_by_topic)
         return resolve_start(self._cluster, name, known.get(name, "latest"))
 
-    edges.replace(_Planner, "_start_of", start_of)
+    edges.replace(Planner, "_start_of", start_of)
 
 
 def _forgotten_acknowledgements(edges: Edges) -> None:

@@ -14,7 +14,7 @@ from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.errors import DataLossError
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.source import stream_reader
+from ledgerlake.source import planner, topic_list
 from ledgerlake.source.bounds import tail_once
 from ledgerlake.source.positions import count_messages
 from ledgerlake.source.stream_reader import LedgerlakeStreamReader
@@ -40,7 +40,7 @@ class Planning:
 
     def __init__(self, peer: Peer, wakes: str, monkeypatch: pytest.MonkeyPatch, **more: str) -> None:
         self.clock_ms = NOW_MS
-        monkeypatch.setattr(stream_reader, "_clock_ms", lambda: self.clock_ms)
+        monkeypatch.setattr(planner, "_clock_ms", lambda: self.clock_ms)
         options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest", "wakes": wakes} | more
         self.reader = LedgerlakeStreamReader(parse_options(options))
         _readers.append(self.reader)
@@ -180,7 +180,7 @@ def test_a_deleted_topic_of_which_something_waits_is_still_woken(
 ) -> None:
     peer.add(single(b"a"))
     path = str(tmp_path / "wakes")
-    monkeypatch.setattr(stream_reader, "_clock_ms", lambda: NOW_MS)
+    monkeypatch.setattr(planner, "_clock_ms", lambda: NOW_MS)
     reader = pattern_reader(peer, wakes=path)
     end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     reader.stop()
@@ -190,7 +190,7 @@ def test_a_deleted_topic_of_which_something_waits_is_still_woken(
     start = again.latestOffset(end, ReadAllAvailable())
     assert from_json(start) == {TOPIC: PartitionOffset(BEFORE_ALL)}
     assert planned(again, start) == from_json(start)
-    monkeypatch.setattr(stream_reader, "_clock_ms", lambda: NOW_MS + 5001)
+    monkeypatch.setattr(planner, "_clock_ms", lambda: NOW_MS + 5001)
     later = planned(again, start)
     assert later == {TOPIC: PartitionOffset(BEFORE_ALL, clock_ms=NOW_MS + 5001)}
     again.stop()
@@ -200,7 +200,7 @@ def test_a_deleted_topic_of_which_something_waits_is_still_woken(
 def test_a_topic_that_was_deleted_while_something_waits_is_new_when_it_comes_back(
     peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: bool
 ) -> None:
-    monkeypatch.setattr(stream_reader, "_LOOK_S", 0.0)
+    monkeypatch.setattr(topic_list, "_LOOK_S", 0.0)
     peer.add(single(b"a"))
     path = str(tmp_path / "wakes")
     reader = pattern_reader(peer, wakes=path, pinnedBy="s")
@@ -314,7 +314,7 @@ def test_a_batch_of_too_few_messages_waits_until_enough_have_come_or_the_delay_i
     peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [NOW_MS]
-    monkeypatch.setattr(stream_reader, "_clock_ms", lambda: clock[0])
+    monkeypatch.setattr(planner, "_clock_ms", lambda: clock[0])
     options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest"}
     reader = LedgerlakeStreamReader(parse_options(options | {"minRowsPerTrigger": "3", "maxTriggerDelay": "30 s"}))
     _readers.append(reader)

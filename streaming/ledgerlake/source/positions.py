@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from ledgerlake.client.reader import EntryReader, open_together, read_one_each
 from ledgerlake.errors import CorruptEntryError, DeadlineError, TopicNotFoundError
 from ledgerlake.source.last_entry import last_position
-from ledgerlake.stored.offsets import PartitionOffset
+from ledgerlake.stored.offsets import Offset, PartitionOffset
 from ledgerlake.wire.entry import read_stamp
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 
@@ -203,6 +203,30 @@ def count_messages(
     finally:
         reader.close()
     return count
+
+
+class BacklogCounts:
+    """Counts the messages that there are to read; the broker is asked once for each range.
+
+    Args:
+        most: of a topic partition whose entries have no index no more are counted.
+    """
+
+    def __init__(self, cluster: Cluster, most: int) -> None:
+        self._cluster = cluster
+        self._most = most
+        self._counted: dict[str, tuple[Position, Position, int]] = {}
+
+    def total(self, start: Offset, ends: Offset) -> int:
+        """Return how many messages lie before the ends, on their topic partitions together."""
+        return sum(self._count(name, start.get(name, PartitionOffset(BEFORE_ALL)), end) for name, end in ends.items())
+
+    def _count(self, name: str, begin: PartitionOffset, end: PartitionOffset) -> int:
+        known = self._counted.get(name)
+        if known is None or known[:2] != (begin.position, end.position):
+            count = count_messages(self._cluster, name, begin, end, self._most)
+            known = self._counted[name] = (begin.position, end.position, count)
+        return known[2]
 
 
 class LimitPlanner:

@@ -1,0 +1,79 @@
+"""The durable cursors that a query's planner moves, if the source has a subscription of its own, and
+those that it makes for a pipeline, which moves them itself (see ``pipeline.cursors``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ledgerlake.client.cursor import DurableCursor
+from ledgerlake.errors import ConsumerBusyError, TopicNotFoundError
+from ledgerlake.source.loss import moved_to
+from ledgerlake.wire.message_id import BEFORE_ALL
+
+if TYPE_CHECKING:
+    from ledgerlake.client.cluster import Cluster
+    from ledgerlake.options.source_options import SourceOptions
+    from ledgerlake.source.planning import EntryRange
+    from ledgerlake.stored.offsets import Offset
+    from ledgerlake.wire.message_id import Position
+
+
+class SourceCursors:
+    """The cursors of one query, by topic partition; none if the source has no subscription."""
+
+    def __init__(self, cluster: Cluster, options: SourceOptions) -> None:
+        self._cluster = cluster
+        self._options = options
+        self._cursors: dict[str, DurableCursor] = {}
+
+    def begin(self, name: str) -> None:
+        """Hold a topic partition from its first entry on, before that is planned."""
+        if self._options.pinned_by and name not in dict(self._options.starting_by_topic):
+            self._make(name, self._options.pinned_by)
+        if self._options.subscription:
+            self._cursors[name] = DurableCursor(self._cluster, name, self._options.subscription)
+            self._cursors[name].ensure(from_earliest=True)
+
+    def _make(self, name: str, subscription: str) -> None:
+        """Make the pipeline's cursor on a topic partition.
+
+        The driver holds those that it knows; of a new one it learns with the first batch, when a
+        broker may have removed entries that nobody held.
+        """
+        cursor = DurableCursor(self._cluster, name, subscription)
+        with contextlib.suppress(ConsumerBusyError, TopicNotFoundError):
+            cursor.make(from_earliest=True)
+
+    def position(self, name: str) -> Position | None:
+        """Return where the cursor of a topic partition stands; None if there is none."""
+        cursor = self._cursors.get(name)
+        return None if cursor is None else cursor.position()
+
+    def advance(self, ends: Offset) -> None:
+        """Acknowledge everything up to some positions."""
+        for name, cursor in self._cursors.items():
+            if name in ends:
+                with contextlib.suppress(TopicNotFoundError):
+                    cursor.advance(ends[name].position)
+
+    def forget(self, name: str) -> None:
+        """Drop the cursor of a topic partition that is deleted."""
+        self._cursors.pop(name, None)
+
+    def with_pins(self, spans: list[EntryRange]) -> list[EntryRange]:
+        """Return the ranges with the position from which a durable cursor has kept what they read.
+
+        Also of those that begin behind an index: what follows may have none. Of the pipeline's own
+        cursors the driver tells the tasks (see ``loss``).
+        """
+        return [replace(span, pinned_from=self._pin_of(span)) for span in spans]
+
+    def _pin_of(self, span: EntryRange) -> Position | None:
+        cursor = self._cursors.get(span.topic_partition)
+        if cursor is not None and span.crosses:
+            with contextlib.suppress(TopicNotFoundError):
+                return moved_to(cursor.position(), span.after)
+        return BEFORE_ALL if cursor is not None or self._options.pinned_by else None

@@ -1,0 +1,58 @@
+"""Which topics and partitions a stream reads, as the broker lists them: asked now and then, or when
+the broker tells that some come or go (PIP-145).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ledgerlake.errors import TopicNotFoundError
+
+if TYPE_CHECKING:
+    from ledgerlake.client.channels import Watcher
+    from ledgerlake.client.cluster import Cluster
+    from ledgerlake.client.topics import TopicSelection
+
+_LOOK_S = 2.0
+
+# The same if the broker tells when some come or go, in case that a word of it was lost.
+_LOOK_WATCHED_S = 30.0
+
+
+class TopicList:
+    """The topic partitions of a selection; ``names`` are those of the last look."""
+
+    def __init__(self, cluster: Cluster, topics: TopicSelection) -> None:
+        self.names: set[str] = set()
+        self._cluster = cluster
+        self._topics = topics
+        self._watcher: Watcher | None = None
+        self._looked_s = float("-inf")
+
+    def is_time_to_look(self) -> bool:
+        """Return whether the names may have changed since the last look."""
+        waited_s = time.monotonic() - self._looked_s
+        if self._watcher is None or self._watcher.closed:
+            return waited_s >= _LOOK_S
+        return self._watcher.changed or waited_s >= _LOOK_WATCHED_S
+
+    def look(self, may_wait: bool) -> None:
+        """Ask the broker for the names.
+
+        Args:
+            may_wait: wait for a topic whose broker is not there yet.
+
+        Raises:
+            TopicNotFoundError: a topic that was named is missing; the names stay as they were.
+        """
+        if self._watcher is None or self._watcher.closed:
+            self._watcher = self._cluster.watch(self._topics)
+        if self._watcher is not None:
+            self._watcher.changed = False
+        try:
+            self.names = set(self._cluster.all_partitions(self._topics, may_wait=may_wait))
+        except TopicNotFoundError:
+            self._looked_s = time.monotonic()
+            raise
+        self._looked_s = time.monotonic()
