@@ -365,7 +365,7 @@ def pipeline_to_delta(spark: SparkSession, service_url: str, topic: str, count: 
 
 
 def _pipeline_without_stage(spark: SparkSession, service_url: str, topic: str, count: int, folder: Path) -> Pass:
-    with mock.patch("ledgerlake.pipeline.commit.assemble", _no_stage):
+    with mock.patch("ledgerlake.pipeline.plan.stateful", _no_stage):
         return pipeline_to_delta(spark, service_url, topic, count, folder)
 
 

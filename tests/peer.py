@@ -69,7 +69,11 @@ class Peer:
         themselves. tls: speaks TLS with this context; ``host`` is where it listens.
         first_ledger_id: where the topic begins; None: with the ledger of the first entry. topics:
         what the namespace holds; None: the one topic. received: the entries that producers sent, in
-        order, whether their numbers were known or not. tells_of_topics: clients may watch the
+        order, whether their numbers were known or not. pushes_only: entries are taken and known by
+        number, and neither stored nor answered. loads_anew: a producer that is opened finds the
+        topic loaded anew: every number that an entry says in its metadata is taken for stored.
+        largest_stored_bytes: a larger entry that is no
+        chunk is refused, and those behind it are stored, as by a topic's policy. tells_of_topics: clients may watch the
         namespace, and are told by ``tell_of_topics``.
     """
 
@@ -101,6 +105,9 @@ class Peer:
     drop_after_received: int | None = None
     refuse_send: int | None = None
     received: list[bytes] = field(default_factory=list)
+    pushes_only: bool = False
+    loads_anew: bool = False
+    largest_stored_bytes: int | None = None
     topics: list[str] | None = None
     tells_of_topics: bool = False
 
@@ -109,6 +116,7 @@ class Peer:
         self._open: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._sent = 0
+        self._pushed = self._replayed = -1
         self._watchers: list[tuple[socket.socket, int]] = []
         thread = threading.Thread(target=self._accept, daemon=True)
         thread.start()
@@ -234,7 +242,10 @@ class Peer:
             self.acknowledged = from_wire(event.message_id[0]).position
             connection.send(_encode("ACK_RESPONSE", request_id=event.request_id, consumer_id=event.consumer_id))
         elif isinstance(event, pb.CommandProducer):
-            last = self.stored[-1][1] if self.stored else -1
+            if self.loads_anew:
+                said = [parse_entry(one).metadata for one in self.received]
+                self._replayed = max((max(one.sequence_id, one.highest_sequence_id) for one in said), default=-1)
+            last = max(self._pushed, self._replayed, self.stored[-1][1] if self.stored else -1)
             named: dict[str, Any] = {"producer_name": event.producer_name, "last_sequence_id": last}
             connection.send(_encode("PRODUCER_SUCCESS", request_id=event.request_id, **named))
         elif isinstance(event, pb.CommandSend):
@@ -253,12 +264,18 @@ class Peer:
         self.received.append(connection.payload)
         if len(self.received) == self.drop_after_received:
             raise OSError
-        if self.refuse_send is not None:
-            connection.send(_encode("SEND_ERROR", error=self.refuse_send, message="the test says no", **number))
+        if self.pushes_only:
+            self._pushed = max(self._pushed, event.sequence_id)
+            return
+        too_large = self.largest_stored_bytes is not None and len(connection.payload) > self.largest_stored_bytes
+        refusal = pb.NotAllowedError if too_large and not event.is_chunk else self.refuse_send
+        if refusal is not None:
+            connection.send(_encode("SEND_ERROR", error=refusal, message="the test says no", **number))
             return
         metadata = parse_entry(connection.payload).metadata
         is_last = not event.is_chunk or metadata.chunk_id == metadata.num_chunks_from_msg - 1
-        if is_last and (not self.stored or event.sequence_id > self.stored[-1][1]):
+        known = max(self._replayed, self.stored[-1][1] if self.stored else -1)
+        if is_last and event.sequence_id > known:
             self.stored.append((event.sequence_id, event.highest_sequence_id))
         if self.drop_after_sends is not None and len(self.stored) >= self.drop_after_sends:
             self.drop_after_sends = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
@@ -12,13 +14,14 @@ from ledgerlake.wire.entry import encode_entry
 from tests.peer import TOPIC, Peer
 
 
-def entry(first: int, count: int = 1) -> NumberedEntry:
+def entry(first: int, count: int = 1, value: bytes = b"v") -> NumberedEntry:
     metadata = pb.MessageMetadata(producer_name="p", sequence_id=first, publish_time=1)
-    return NumberedEntry(encode_entry(metadata, b"%d" % first), first, first + count - 1, count)
+    return NumberedEntry(encode_entry(metadata, value), first, first + count - 1, count)
 
 
-def producer_of(peer: Peer) -> NumberedProducer:
-    return NumberedProducer(Cluster(ClientSettings(peer.url, give_up_after_s=5)), TOPIC, "p")
+def producer_of(peer: Peer, request_timeout_s: float = 30) -> NumberedProducer:
+    settings = ClientSettings(peer.url, give_up_after_s=5, request_timeout_s=request_timeout_s)
+    return NumberedProducer(Cluster(settings), TOPIC, "p")
 
 
 def test_entries_are_stored_in_order_with_their_numbers() -> None:
@@ -31,15 +34,45 @@ def test_entries_are_stored_in_order_with_their_numbers() -> None:
         producer.close()
 
 
-def test_what_a_broker_has_stored_already_is_not_sent() -> None:
+def test_what_a_broker_has_stored_already_is_sent_again_and_dropped_by_it() -> None:
     with Peer(stored=[(0, 9), (10, 19)]) as peer:
         producer = producer_of(peer)
-        assert producer.last_sequence_id == 19
+        assert producer.first_known_id == 19
         for first in (0, 10, 20):
             producer.send(entry(first, 10))
         producer.flush()
         assert peer.stored == [(0, 9), (10, 19), (20, 29)]
-        assert peer.requests.count("CommandSend") == 1
+        assert peer.requests.count("CommandSend") == 3
+
+
+def test_what_a_broker_only_began_to_store_is_sent_again_until_there_is_a_receipt() -> None:
+    with Peer(pushes_only=True) as peer:
+        producer = producer_of(peer, request_timeout_s=0.3)
+        storing = threading.Timer(1.0, lambda: setattr(peer, "pushes_only", False))
+        storing.start()
+        producer.send(entry(0))
+        producer.send(entry(1))
+        producer.flush()
+        storing.join()
+        assert peer.stored == [(0, 0), (1, 1)]
+
+
+def test_an_entry_that_is_refused_has_none_stored_behind_it() -> None:
+    with Peer(largest_stored_bytes=1000) as peer:
+        producer = producer_of(peer)
+        producer.send(entry(0))
+        producer.send(entry(1))
+        with pytest.raises(BrokerError, match="NotAllowedError"):
+            producer.send(entry(2, value=b"B" * 5000))
+        assert peer.stored == [(0, 0), (1, 1)]
+
+
+def test_ids_that_are_in_part_stored_are_no_entry() -> None:
+    with Peer(stored=[(0, 15)]) as peer:
+        producer = producer_of(peer)
+        producer.send(entry(0, 10))
+        with pytest.raises(ValueError, match="10 to 19 are in part stored"):
+            producer.send(entry(10, 10))
 
 
 @pytest.mark.parametrize("lost", [1, 2, 5, 9])
@@ -56,6 +89,5 @@ def test_a_connection_that_breaks_before_receipts_stores_everything_once(lost: i
 def test_a_broker_that_refuses_an_entry_ends_it() -> None:
     with Peer(refuse_send=pb.NotAllowedError) as peer:
         producer = producer_of(peer)
-        producer.send(entry(0))
         with pytest.raises(BrokerError, match="could not store an entry: NotAllowedError"):
-            producer.flush()
+            producer.send(entry(0))

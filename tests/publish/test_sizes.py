@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 from datetime import datetime, timezone
@@ -11,7 +12,7 @@ import pytest
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.producer import NumberedEntry, NumberedProducer
-from ledgerlake.errors import UsageError
+from ledgerlake.errors import LedgerlakeError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.large_messages import CHUNK_BYTES, LargeMessageProducer
 from ledgerlake.publish.topic_writer import TopicSettings, TopicWriter
@@ -75,9 +76,9 @@ def test_a_row_that_is_sent_again_to_a_broker_with_another_limit_is_stored_once(
 def test_a_row_whose_chunks_broke_off_is_sent_whole_to_a_broker_with_another_limit() -> None:
     with Peer(max_message_bytes=MEBIBYTE) as peer:
         producer = NumberedProducer(Cluster(ClientSettings(peer.url, give_up_after_s=2)), TOPIC, "w")
-        metadata = pb.MessageMetadata(producer_name="w", sequence_id=0, publish_time=1)
+        metadata = pb.MessageMetadata(producer_name="w", sequence_id=1, publish_time=1)
         for entry in list(encode_chunks(metadata, VALUE, MEBIBYTE - 1000))[:2]:
-            producer.send(NumberedEntry(entry, 0, 0, is_chunk=True))
+            producer.send(NumberedEntry(entry, 1, 1, is_chunk=True))
         producer.flush()
         producer.close()
         assert (len(peer.received), peer.stored) == (2, [])
@@ -85,7 +86,29 @@ def test_a_row_whose_chunks_broke_off_is_sent_whole_to_a_broker_with_another_lim
         peer.max_message_bytes = 100_000
         write(peer, value=[VALUE])
         assert len(chunks_of(peer)) > 4
-        assert peer.stored == [(0, 0)]
+        assert peer.stored == [(1, 1)]
+
+
+@pytest.mark.parametrize("received", [1, 2, 3])
+def test_a_row_is_whole_on_a_topic_that_was_loaded_again_amid_its_chunks(received: int) -> None:
+    with Peer(max_message_bytes=MEBIBYTE, drop_after_received=received, loads_anew=True) as peer:
+        write(peer, value=[VALUE, b"after"])
+        assert [one for one, _ in peer.stored] == [1, 2]
+
+
+@pytest.mark.parametrize("limits", [(600_000, 200_000), (200_000, 600_000)])
+def test_a_micro_batch_that_is_run_again_with_other_batches_is_stored_once(limits: tuple[int, int]) -> None:
+    values = [b"s" * 300] * 1000 + [b"L" * 900] * 1000
+    with Peer(max_message_bytes=MEBIBYTE, drop_after_sends=2) as peer:
+        settings = ClientSettings(peer.url, give_up_after_s=0)
+        for limit in limits:
+            writer = TopicWriter(TopicSettings(settings, TOPIC, 700, limit), "w", 0)
+            with contextlib.suppress(LedgerlakeError):
+                writer.write(pa.RecordBatch.from_pydict({"value": pa.array(values)}))
+                writer.flush()
+            writer.close()
+        stored = [number for first, last in peer.stored for number in range(first, last + 1)]
+        assert stored == list(range(1, 2001))
 
 
 @pytest.mark.parametrize("received", [2, 3, 4, 5])
@@ -99,7 +122,7 @@ def test_chunks_of_one_uuid_stand_on_a_topic_once_after_a_connection_that_breaks
                 chunks.setdefault(entry.metadata.uuid, []).append(entry.metadata.chunk_id)
         assert all(ids == list(range(len(ids))) for ids in chunks.values())
         assert [0, 1, 2, 3] in chunks.values()
-        assert [one for one, _ in peer.stored] == [0, 1, 2]
+        assert [one for one, _ in peer.stored] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("max_message_bytes", [20_000, MEBIBYTE, 5 * MEBIBYTE])
@@ -121,7 +144,7 @@ def test_metadata_that_the_broker_does_not_take_are_named() -> None:
     with Peer(max_message_bytes=20_000) as peer, pytest.raises(UsageError) as raised:
         write(peer, value=[b"v"], key=["k" * 20_000], deliver_at=[now])
     assert re.fullmatch(
-        r"the key and the properties of a message take 20,\d+ bytes, and the broker takes entries of 20,000; .*",
+        r"the key and the properties of a message take 20,\d+ bytes, which each of its chunks repeats, and the broker takes entries of 20,000; .*",
         raised.value.message,
     )
 

@@ -1,10 +1,15 @@
 """Large messages on the wire (PIP-37): how one is cut into chunk entries, and the marker that lists
 them.
 
-Chunks share sequence id, uuid ``<producer>-<sequence id>`` and the metadata of the message; each
+Chunks share uuid ``<producer>-<sequence id>`` and the metadata of the message; each
 says its ``chunk_id``, the number of chunks and the bytes of all together. What is cut is already
 compressed, as a whole. A message that is sent again has another uuid (``attempt_suffix``): a chunk
 that stands there twice under one uuid makes pulsar-client for C++ and Python skip the message.
+
+All chunks but the last say the sequence id before the message's own in their metadata. A broker
+that loads a topic takes each chunk's id there for one that is stored (``MessageDeduplication``,
+which looks for the last chunk only while it stores), and would drop a message that is sent again
+because the topic was unloaded amid it.
 
 A marker (PIP-37, option 2) is an ordinary message, so that every Pulsar client reads the topic as
 before:
@@ -62,14 +67,15 @@ def chunk_limit_bytes(metadata: pb.MessageMetadata, size: int, max_entry_bytes: 
         max_entry_bytes: the largest entry that the broker takes.
 
     Raises:
-        UsageError: not even one byte fits.
+        UsageError: the metadata takes more than half of an entry, so that each chunk would be mostly
+            metadata.
     """
     most = min(size, 2**31 - 1)
     metadata_bytes = len(encode_entry(_chunk_metadata(metadata, most, most, size, attempt_suffix()), b""))
-    if metadata_bytes >= max_entry_bytes:
+    if metadata_bytes + min(size, max_entry_bytes // 2) > max_entry_bytes:
         raise UsageError(
-            f"the key and the properties of a message take {metadata_bytes:,} bytes, and the broker takes entries of "
-            f"{max_entry_bytes:,}; make them smaller, or raise maxMessageSize in the broker's configuration"
+            f"the key and the properties of a message take {metadata_bytes:,} bytes, which each of its chunks repeats, and the "
+            f"broker takes entries of {max_entry_bytes:,}; make them smaller, or raise maxMessageSize in the broker's configuration"
         )
     return max_entry_bytes - metadata_bytes
 
@@ -101,6 +107,8 @@ def _chunk_metadata(
     own.CopyFrom(metadata)
     own.uuid = f"{metadata.producer_name}-{metadata.sequence_id}{suffix}"
     own.chunk_id = chunk_id
+    if chunk_id < count - 1:
+        own.sequence_id = max(metadata.sequence_id - 1, 0)
     own.num_chunks_from_msg = count
     own.total_chunk_msg_size = size
     return own

@@ -113,9 +113,14 @@ class NumberedEntry:
 class NumberedProducer:
     """Sends entries with sequence ids of the caller's, across disconnects.
 
-    A broker with deduplication stores an id once, and says of a name which one it has stored last:
-    what is not beyond that is not sent again. Without deduplication what had no receipt before a
-    disconnect may be stored twice.
+    Only a receipt says that an entry is stored. What has none after a disconnect is sent again, and
+    so is what an earlier producer of that name may have sent: a broker with deduplication drops what
+    it has stored. The last id that it says of a name is one that it has begun to store, so entries
+    are not left out for it. Without deduplication what had no receipt may be stored twice.
+
+    A broker that refuses an entry may store those that follow, and an id below a stored one is
+    dropped for ever. So an entry that is larger than all that the broker has taken goes alone:
+    nothing follows it before its receipt.
 
     Raises:
         TopicNotFoundError, BrokerError, TransportError: as for a reader.
@@ -137,12 +142,14 @@ class NumberedProducer:
         self.topic_partition = topic_partition
         self.name = name
         self.last_sequence_id = -1
+        self._taken_bytes = 0
         self._on_stored = on_stored
         self._cluster = cluster
         self._backoff = Backoff(give_up_after_s=cluster.settings.give_up_after_s)
         self._pending: deque[NumberedEntry] = deque()
         self._pending_bytes = 0
         self._open()
+        self.first_known_id = self.last_sequence_id
 
     @property
     def max_entry_bytes(self) -> int:
@@ -150,24 +157,31 @@ class NumberedProducer:
         return self._session.max_message_bytes
 
     def send(self, one: NumberedEntry) -> None:
-        """Queue one entry, unless it is stored; waits while too many receipts are missing.
+        """Queue one entry; waits while too many receipts are missing.
 
         Raises:
             BrokerError: an entry was refused.
             TransportError, DeadlineError: the connection kept failing for ``give_up_after_s``.
+            ValueError: the last id that the broker knew when the producer was opened is in the
+                middle of the entry; it would drop all of it.
         """
-        if one.highest_sequence_id <= self.last_sequence_id:
-            self._on_stored(one.highest_sequence_id, BEFORE_ALL)
-            return
+        if one.sequence_id <= self.first_known_id < one.highest_sequence_id:
+            raise ValueError(f"the ids {one.sequence_id} to {one.highest_sequence_id} are in part stored already")
+        goes_alone = len(one.entry) > self._taken_bytes
+        if goes_alone:
+            self.flush()
         self._pending.append(one)
         self._pending_bytes += len(one.entry)
         self._retrying(lambda: self._send(one))
+        if goes_alone:
+            self.flush()
+            self._taken_bytes = len(one.entry)
         while len(self._pending) >= _PENDING_MOST or self._pending_bytes > _PENDING_BYTES_MOST:
             self._retrying(self._take_receipt)
 
     def send_chunks(self, sequence_id: int, chunks: Callable[[], Iterable[bytes]]) -> None:
-        """Send the chunks of a large message, unless it is stored, and wait until all are; after a
-        disconnect it begins again with the first.
+        """Send the chunks of a large message, unless the broker has its last one, and wait until all
+        are stored; after a disconnect it begins again with the first.
 
         Args:
             chunks: makes the entries of an attempt, under a uuid of its own.
@@ -203,8 +217,6 @@ class NumberedProducer:
     def _open(self) -> None:
         self._session, self._queue, accepted = _open(self._cluster, self.topic_partition, self.name)
         self.last_sequence_id = accepted.last_sequence_id
-        while self._pending and self._pending[0].highest_sequence_id <= self.last_sequence_id:
-            self._settle(BEFORE_ALL)
         for one in self._pending:
             self._send(one)
 

@@ -208,11 +208,12 @@ class _Known:
     """The content of receipts, kept from one sender to the next.
 
     ``stored`` is the last number of each producer, since a broker without deduplication does not
-    know it. ``ends`` are the last known entries of the target's partitions: what is sent later
+    know it. ``refused`` are messages that the broker does not take, by a policy of the topic. ``ends`` are the last known entries of the target's partitions: what is sent later
     stands behind them. None: the broker does not say it.
     """
 
     stored: dict[tuple[str, str], int] = field(default_factory=dict)
+    refused: set[tuple[tuple[str, str], int]] = field(default_factory=set)
     ends: dict[str, Position | None] = field(default_factory=dict)
 
 
@@ -289,7 +290,10 @@ class _Sender:
         targets = self._targets
         for sequence, row in enumerate(rows, one.first_sequence):
             producer = self._producer(one.topic_partition, targets[_route(row, one.topic_partition, len(targets))])
-            if sequence <= producer.stored or self._hand_over(producer, sequence, _message(row, one.topic_partition)):
+            if sequence <= producer.stored:
+                continue
+            is_refused = (producer.key, sequence) in self._known.refused
+            if not is_refused and self._hand_over(producer, sequence, _message(row, one.topic_partition)):
                 continue
             _log.warning(
                 "the message %s of %s has a key and properties that %s does not take; it stands there without them and "
@@ -308,7 +312,7 @@ class _Sender:
             opened = self._client.open_producer(target, self._producer_name(topic_partition))
             said = opened.last_sequence_id
             there = self._on_target(topic_partition, target) if said < 0 else -1
-            self._producers[key] = _TargetProducer(key, opened, max(said, there, self._known.stored.get(key, -1)))
+            self._producers[key] = _TargetProducer(key, opened, max(there, self._known.stored.get(key, -1)))
         return self._producers[key]
 
     def _on_target(self, topic_partition: str, target: str) -> int:
@@ -344,6 +348,8 @@ class _Sender:
             if receipt.name == "MessageTooBig" and self._handing_over == (producer, sequence):
                 self._handing_over = None
             elif receipt.name != "Ok":
+                if receipt.name == "NotAllowedError":
+                    self._known.refused.add((producer.key, sequence))
                 self._failure = self._failure or receipt.name
             elif not self._failure:
                 producer.stored = sequence

@@ -1,6 +1,9 @@
 """Producers for a topic of due messages: they take messages at once, store them in order in a
 thread, and tell of each when it is stored.
 
+A broker says of no message that it is stored but by its receipt, so what a producer of that name may
+have sent before is sent again, and dropped by a broker with deduplication.
+
 A large message is sent in chunks. If the connection breaks amid it, it is sent again from its first
 chunk under another uuid: pulsar-client for C++ and Python skips a message of which a chunk stands
 on the topic twice under one uuid.
@@ -173,8 +176,11 @@ class TargetProducer:
                 return
             except LedgerlakeError as error:
                 self.fail(error.code if isinstance(error, BrokerError) and error.code else type(error).__name__)
+        reason = self._failure
         while self._pending:
-            self._pending.popleft()[1](Receipt(self._failure))
+            self._pending.popleft()[1](Receipt(reason))
+            # What follows was not sent, or has no receipt yet.
+            reason = "AlreadyClosed"
 
     def _stored(self, sequence_id: int, position: Position) -> None:
         while self._pending and self._pending[0][0] <= sequence_id:

@@ -131,7 +131,8 @@ class TopicWriter:
         self._settings = settings
         self._cluster = Cluster(settings.client)
         self._name = name
-        self._first_sequence_id = batch_id << _SEQUENCE_BITS
+        # Chunks of a message say the number before its own, see ``wire.chunks``.
+        self._first_sequence_id = (batch_id << _SEQUENCE_BITS) or 1
         self._targets: dict[str, _Target] = {}
 
     def write(self, rows: pa.RecordBatch) -> None:
@@ -219,6 +220,9 @@ class _TargetPartition:
 
     def add(self, row: dict[str, Any]) -> bool:
         """Take one message; whether that ended an entry."""
+        if self._sequence_id == self._opened().first_known_id + 1:
+            # The batches of an earlier try may have ended elsewhere, under other options.
+            self.finish()
         payload = _payload(row["value"])
         size_bytes = len(payload) + _size_of(row)
         alone = self._settings.batch_messages == 1 or row.get("deliver_at") is not None
