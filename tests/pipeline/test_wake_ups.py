@@ -10,17 +10,17 @@ import pytest
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
 from ledgerlake.pipeline.wake_ups import WakeUps
-from ledgerlake.source.wake_ups import load_wakes
+from ledgerlake.source.wake_ups import load_wakes, save_wakes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 TOPIC = "persistent://public/default/orders"
-SOURCE = json.dumps({"version": 2, "positions": {TOPIC: {"ledger": 4, "entry": 7}}})
 
 
-def commit(folder: Path, batch_id: int) -> None:
-    for log, text in (("offsets", f"v2\n{{}}\n{SOURCE}"), ("commits", "v2\n{}")):
+def commit(folder: Path, batch_id: int, clock: dict[str, str] | None = None) -> None:
+    offset = json.dumps({"version": 2, "positions": {TOPIC: {"ledger": 4, "entry": 7, **(clock or {})}}})
+    for log, text in (("offsets", f"v2\n{{}}\n{offset}"), ("commits", "v2\n{}")):
         (folder / log).mkdir(parents=True, exist_ok=True)
         (folder / log / str(batch_id)).write_text(text)
 
@@ -62,7 +62,18 @@ def test_times_that_were_copied_before_the_commit_log_wake_everything(checkpoint
     commit(tmp_path, 5)
     wake_ups = started(checkpoint)
     assert (load_wakes(wake_ups.folder) or {}).get(TOPIC, 0) > 9000
-    assert wake_ups.batch_id == 5
+
+
+def test_a_time_that_wakes_everything_is_beyond_the_clock_of_the_last_micro_batch(tmp_path: Path) -> None:
+    commit(tmp_path, 3, {"clock": "2096-10-02T07:06:40.000Z"})
+    assert load_wakes(started(Checkpoint(str(tmp_path))).folder) == {TOPIC: 4_000_000_000_001}
+
+
+def test_a_note_is_read_although_a_file_of_a_later_micro_batch_was_left(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    save_wakes(f"{tmp_path}/ledgerlake/wakes", 13, {TOPIC: 7})
+    wake_ups = started(checkpoint)
+    wake_ups.note(5, {TOPIC: 9000})
+    assert load_wakes(wake_ups.folder) == {TOPIC: 9000}
 
 
 @pytest.mark.parametrize("counted", [2, 4, None])

@@ -32,12 +32,14 @@ class NoTargetReader:
         return {}
 
 
-def filled(folder: Path, rows: int = ROWS, event_ms: int | None = None) -> Outbox:
-    """An outbox with one file of messages whose values are their numbers."""
+def filled(
+    folder: Path, rows: int = ROWS, event_ms: int | None = None, large: dict[int, bytes] | None = None
+) -> Outbox:
+    """An outbox with one file of messages whose values are their numbers, but for the ``large`` ones."""
     outbox = Outbox(str(folder))
     outbox.begin(None, None)
     columns: dict[str, pa.Array] = {one.name: pa.nulls(rows, one.type) for one in schema.MESSAGES}
-    columns["value"] = pa.array([b"%d" % number for number in range(rows)], pa.binary())
+    columns["value"] = pa.array([(large or {}).get(number, b"%d" % number) for number in range(rows)], pa.binary())
     columns["message_id"] = pa.array([f"1:{number}" for number in range(rows)])
     columns["deliver_at"] = pa.array([1_000_000] * rows, schema.MESSAGES.field("deliver_at").type)
     columns["is_null"] = pa.array([False] * rows)

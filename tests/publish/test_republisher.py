@@ -20,7 +20,9 @@ from ledgerlake.publish import republisher
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.publish.republisher import Republisher
 from ledgerlake.publish.target_client import Receipt
+from ledgerlake.wire.entry import parse_entry
 from ledgerlake.wire.message_id import Position
+from tests.peer import TOPIC, Peer
 from tests.publish.outboxes import ROWS, NoTargetReader, filled
 
 if TYPE_CHECKING:
@@ -188,9 +190,25 @@ def test_a_message_that_is_too_large_has_a_stand_in_at_its_place_and_is_named(
         "ledgerlake.too_large": "true",
     }
     assert [one.message for one in caplog.records] == [
-        f"the message 1:{large} of t has a key and properties that due does not take; it stands there without them and without "
-        "its value, with the property ledgerlake.too_large, and is whole in the table"
+        f"the message 1:{large} of t is larger than due takes; it stands there without value, key and properties, with the "
+        "property ledgerlake.too_large, and is whole in the table"
     ]
+
+
+def test_a_message_that_a_policy_of_the_topic_refuses_has_a_stand_in_and_those_behind_it_come(tmp_path: Path) -> None:
+    ended: list[LedgerlakeError] = []
+    outbox = filled(tmp_path, 50, large={20: b"L" * 5000})
+    with Peer(largest_stored_bytes=2000) as peer:
+        one = Republisher(outbox, ClientSettings(peer.url, give_up_after_s=2), TOPIC, "s", lambda: True, ended.append)
+        one.start()
+        one.drain(20.0)
+        one.stop()
+        assert [first for first, _ in peer.stored] == list(range(50))
+    kept = {found.metadata.sequence_id: found for found in map(parse_entry, peer.received)}
+    assert [bytes(kept[number].payload) for number in range(50)] == [
+        b"" if number == 20 else b"%d" % number for number in range(50)
+    ]
+    assert "ledgerlake.too_large" in {one.key for one in kept[20].metadata.properties}
 
 
 def test_a_sender_that_waits_for_a_broker_can_be_stopped(tmp_path: Path, broker: Broker, monkeypatch: Any) -> None:

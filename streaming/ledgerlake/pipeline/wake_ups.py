@@ -32,12 +32,11 @@ class WakeUps:
         """
         self.batch_id = newest_wakes_batch(self.folder)
         self._wakes_ms = known_wakes(self._checkpoint, last_run)
-        committed = self._checkpoint.log.last_committed()
+        committed = self._checkpoint.log.committed_offset()
         if self._wakes_ms is None and committed is not None:
+            # A time that is not beyond the clock of the last micro-batch would wake nobody.
             now_ms = int(time.time() * 1000)
-            self._save(
-                max(committed, self.batch_id or 0), dict.fromkeys(self._checkpoint.log.offset(committed), now_ms)
-            )
+            self._save(0, {name: max(now_ms, (one.clock_ms or 0) + 1) for name, one in committed.items()})
 
     def note(self, batch_id: int, changed_ms: dict[str, int | None]) -> None:
         """Tell the planner, in a process of its own, when it is to plan a batch although nothing
@@ -49,8 +48,10 @@ class WakeUps:
             self._save(batch_id, wakes_ms)
 
     def _save(self, batch_id: int, wakes_ms: dict[str, int]) -> None:
-        save_wakes(self.folder, batch_id, wakes_ms)
-        self.batch_id, self._wakes_ms = batch_id, wakes_ms
+        # The file with the highest number counts, and one may have been left with a higher one.
+        self.batch_id = batch_id if self.batch_id is None else max(batch_id, self.batch_id)
+        save_wakes(self.folder, self.batch_id, wakes_ms)
+        self._wakes_ms = wakes_ms
 
 
 def known_wakes(checkpoint: Checkpoint, last_run: LastRun | None) -> dict[str, int] | None:

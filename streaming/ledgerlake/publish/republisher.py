@@ -15,19 +15,19 @@ properties:
     ledgerlake.key               ``base64``, where the key is not text and stands encoded
     ledgerlake.ordering_key      in base64, where it is not text, which pulsar-client for Python cannot read
     ledgerlake.null              ``true``, if it has no value
-    ledgerlake.too_large         ``true``, if its key and properties are more than the broker takes in one entry. It then stands
-                                 there with the first four of these alone; the whole message is in
-                                 the table
+    ledgerlake.too_large         ``true``, if its key and properties are too large for the broker's entries, or a policy of the
+                                 topic refuses the message for its size. It then stands there with the first four of these alone;
+                                 the whole message is in the table
 
 Order: by topic partition. A message goes to the partition that its key says (by Java's string hash,
 as Pulsar's clients do unless told otherwise); without a key, all of one topic partition go to one
 partition. All of a micro-batch are routed by the number of partitions that the target had when the
 sending of that micro-batch began, also if it has more when they are sent again.
 
-What a producer's messages have on the target is a beginning of what is to be there, without a gap:
-so its last number says what need not be sent again. Therefore pending messages are sent again in
-order after a disconnect; and after the first that fails none is sent before a new producer has
-asked for that number.
+Only a receipt says that a message is on the target. What has none is sent again in order, and a
+broker with deduplication drops what it has. It drops a number below one that it has stored, so a
+message that may be refused goes alone (see ``client.producer``), and after the first that fails
+none is sent by the same producer.
 """
 
 from __future__ import annotations
@@ -296,8 +296,8 @@ class _Sender:
             if not is_refused and self._hand_over(producer, sequence, _message(row, one.topic_partition)):
                 continue
             _log.warning(
-                "the message %s of %s has a key and properties that %s does not take; it stands there without them and "
-                "without its value, with the property ledgerlake.too_large, and is whole in the table",
+                "the message %s of %s is larger than %s takes; it stands there without value, key and properties, "
+                "with the property ledgerlake.too_large, and is whole in the table",
                 row["message_id"],
                 one.topic_partition,
                 self._topic,

@@ -50,6 +50,9 @@ class Receipt:
 
 _TOO_BIG = Receipt("MessageTooBig")
 
+# What follows a message that failed.
+_NOT_SENT = "AlreadyClosed"
+
 
 class TargetClient:
     """A connection to the cluster of the target, and a thread that sends."""
@@ -89,7 +92,7 @@ class TargetClient:
         """Let go of the producers; what is not stored fails."""
         self._waiting.put(None)
         for producer in self._producers:
-            producer.fail("AlreadyClosed")
+            producer.fail(_NOT_SENT)
         self._thread.join()
         for producer in self._producers:
             producer.close()
@@ -170,17 +173,17 @@ class TargetProducer:
         )
 
     def _trying(self, call: Callable[[], Any]) -> None:
+        reason = _NOT_SENT
         if not self._failure:
             try:
                 call()
                 return
             except LedgerlakeError as error:
-                self.fail(error.code if isinstance(error, BrokerError) and error.code else type(error).__name__)
-        reason = self._failure
+                reason = error.code if isinstance(error, BrokerError) and error.code else type(error).__name__
+                self.fail(reason)
         while self._pending:
             self._pending.popleft()[1](Receipt(reason))
-            # What follows was not sent, or has no receipt yet.
-            reason = "AlreadyClosed"
+            reason = _NOT_SENT
 
     def _stored(self, sequence_id: int, position: Position) -> None:
         while self._pending and self._pending[0][0] <= sequence_id:
