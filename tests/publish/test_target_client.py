@@ -104,6 +104,15 @@ def test_metadata_that_the_broker_does_not_take_are_answered_at_once_and_hold_up
     assert sending.names == ["MessageTooBig", "Ok", "Ok"]
 
 
+def test_a_message_whose_chunks_would_be_mostly_metadata_is_too_large(peer: Peer) -> None:
+    sending = Sending(peer)
+    sending(LARGE, partition_key="k" * 900)
+    sending(b"small", first=1, partition_key="k" * 800)
+    sending.client.close()
+    assert sending.names == ["MessageTooBig", "Ok"]
+    assert len(peer.received) == 1
+
+
 def test_after_the_first_message_that_fails_none_is_sent(peer: Peer) -> None:
     peer.refuse_send = pb.NotAllowedError
     sending = Sending(peer)
