@@ -18,13 +18,18 @@ import pytest
 
 from ledgerlake.api import run
 from ledgerlake.client.cluster import ClientSettings
-from ledgerlake.client.producer import EntryProducer
+from ledgerlake.client.producer import EntryProducer, NumberedEntry, NumberedProducer
+from ledgerlake.client.reader import EntryReader
+from ledgerlake.errors import LedgerlakeError
 from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.publish.republisher import Republisher, _Known, _Sender, java_hash
+from ledgerlake.source.last_entry import last_position
+from ledgerlake.source.positions import next_until
 from ledgerlake.wire.entry import encode_entry
+from ledgerlake.wire.message_id import BEFORE_ALL
 from tests.live.pipelines import (
     config_file,
     ledgerlake,
@@ -68,6 +73,19 @@ def read_all(runtime: Runtime, topic: str) -> list[Any]:
         while reader.has_message_available():
             found.append(reader.read_next(10_000))
         reader.close()
+    return found
+
+
+def read_entries(runtime: Runtime, topic: str) -> list[bytes]:
+    """What the broker stores, chunk by chunk."""
+    cluster = runtime.cluster()
+    reader = EntryReader(cluster, topic, BEFORE_ALL)
+    end = last_position(reader, BEFORE_ALL) or BEFORE_ALL
+    found = []
+    while (one := next_until(reader, end)) is not None:
+        found.append(bytes(one.entry))
+    reader.close()
+    cluster.close()
     return found
 
 
@@ -201,6 +219,37 @@ def publish_too_large(runtime: Runtime, topic: str, due_ms: int) -> None:
     producer.send_and_wait([encode_entry(metadata, b"too large")])
     producer.close()
     cluster.close()
+
+
+@pytest.mark.parametrize("large", [0, 1])
+def test_a_large_message_is_whole_on_a_topic_that_is_unloaded_amid_its_chunks(
+    runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: int
+) -> None:
+    namespace = f"unloaded-{os.getpid()}-{large}"
+    target = f"persistent://public/{namespace}/due"
+    make_namespace(runtime, namespace)
+    runtime.client().create_producer(target).close()
+    value, sent = random.Random(1).randbytes(14 * 2**20), itertools.count(1)
+    send = NumberedProducer._send
+
+    def unloads(self: NumberedProducer, one: NumberedEntry) -> None:
+        if one.is_chunk and next(sent) == 3:
+            wait_until(lambda: len(read_entries(runtime, target)) >= large + 2)
+            runtime.admin("PUT", target, "/unload")
+        send(self, one)
+
+    monkeypatch.setattr(NumberedProducer, "_send", unloads)
+    ended: list[LedgerlakeError] = []
+    outbox = filled(tmp_path, 3, large={large: value})
+    one = Republisher(outbox, ClientSettings(runtime.service_url), target, "s", lambda: True, ended.append)
+    one.start()
+    try:
+        one.drain(60.0)
+    finally:
+        one.stop()
+    assert next(sent) > 4, "the chunks were sent again"
+    expected = [value if number == large else b"%d" % number for number in range(3)]
+    assert [one.data() for one in read_all(runtime, target)] == expected
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ that stands there twice under one uuid makes pulsar-client for C++ and Python sk
 All chunks but the last say the sequence id before the message's own in their metadata. A broker
 that loads a topic takes each chunk's id there for one that is stored (``MessageDeduplication``,
 which looks for the last chunk only while it stores), and would drop a message that is sent again
-because the topic was unloaded amid it.
+because the topic was unloaded amid it. Before 0 comes the largest number, which Java reads as -1; the broker takes the larger one of it
+and ``highest_sequence_id``.
 
 A marker (PIP-37, option 2) is an ordinary message, so that every Pulsar client reads the topic as
 before:
@@ -108,7 +109,9 @@ def _chunk_metadata(
     own.uuid = f"{metadata.producer_name}-{metadata.sequence_id}{suffix}"
     own.chunk_id = chunk_id
     if chunk_id < count - 1:
-        own.sequence_id = max(metadata.sequence_id - 1, 0)
+        own.sequence_id = (metadata.sequence_id - 1) % 2**64
+        if metadata.sequence_id == 0:
+            own.highest_sequence_id = own.sequence_id
     own.num_chunks_from_msg = count
     own.total_chunk_msg_size = size
     return own
