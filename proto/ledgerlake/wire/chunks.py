@@ -71,8 +71,10 @@ def chunk_limit_bytes(metadata: pb.MessageMetadata, size: int, max_entry_bytes: 
         UsageError: the metadata takes more than half of an entry, so that each chunk would be mostly
             metadata.
     """
-    most = min(size, 2**31 - 1)
-    metadata_bytes = len(encode_entry(_chunk_metadata(metadata, most, most, size, attempt_suffix()), b""))
+    most = max(min(size, 2**31 - 1), 2)
+    # The last chunk says another sequence id than those before it.
+    both = (_chunk_metadata(metadata, chunk_id, most, size, attempt_suffix()) for chunk_id in (most - 2, most))
+    metadata_bytes = max(len(encode_entry(one, b"")) for one in both)
     if metadata_bytes + min(size, max_entry_bytes // 2) > max_entry_bytes:
         raise UsageError(
             f"the key and the properties of a message take {metadata_bytes:,} bytes, which each of its chunks repeats, and the "
