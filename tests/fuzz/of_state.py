@@ -29,7 +29,7 @@ from ledgerlake.operators.rows import (
     summary_to_json,
 )
 from ledgerlake.operators.stateful import incomplete_from_json, incomplete_to_json
-from ledgerlake.pipeline import checkpoint, cursors
+from ledgerlake.pipeline import checkpoint, cursors, row_settings
 from ledgerlake.publish import outbox
 from ledgerlake.source import wake_ups
 from ledgerlake.stored.fields import parse_stored
@@ -143,7 +143,7 @@ def _judge_large(data: bytes) -> int:
 
 _ENDS = (
     '{"version": 1, "batches": {"17": {"persistent://a/b/c": [12, 345]}}, '
-    '"tables": {"messages": {"path": "lake/orders", "batch_id": 17}}}'
+    '"tables": {"messages": {"path": "lake/orders", "batch_id": 17}}, "last_run": {"batch_id": 17, "wakes_batch": 15}}'
 )
 _OUTBOX = [
     '{"version": 2, "name": "abcd"}',
@@ -304,6 +304,7 @@ TARGETS = [
     Target("cancels", "cancels in state", _json_of(cancels_to_json(one for one in _REPORT.events if isinstance(one, Cancel))), _judge_cancels, _REFUSED),
     Target("delayed-large", "delayed large messages in state", _json_of(*_LARGE), _judge_large, _REFUSED),
     Target("cursor-ends", "pipeline.cursors: what is to be acknowledged", _json_of(_ENDS), _reads(cursors._read, 1), _REFUSED),
+    Target("row-settings", "pipeline.row_settings", _json_of('{"version": 1, "settings": {"[delay] enabled": true, "[chunks] max_pending": 5, "[delay] storage": "state"}}'), _reads(row_settings.read_settings, 1), _REFUSED),
     Target("outbox", "publish.outbox: its name, and all of version 1", _json_of(*_OUTBOX), _reads(outbox._outbox, 2), _REFUSED),
     Target("outbox-name", "pipeline.checkpoint: the outbox's name", _json_of('{"version": 1, "name": "abcd"}'), _reads(checkpoint._outbox_name, 1), _REFUSED),
     Target("outbox-record", "publish.outbox: a micro-batch", _json_of(_OUTBOX_RECORD), _reads(outbox._record, 2), _REFUSED),
