@@ -75,8 +75,8 @@ MUTATIONS = (
     Mutation(
         "what is lost is said",
         "streaming/ledgerlake/source/loss.py",
-        "between = first_index - taken.index - 1",
-        "between = first_index - taken.index - 2",
+        "between = first_index - last_read.index - 1",
+        "between = first_index - last_read.index - 2",
         ("tests/source/test_loss.py",),
     ),
     Mutation(

@@ -12,9 +12,8 @@ from ledgerlake.errors import DataLossError
 from ledgerlake.options.source_options import SourceOptions, parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.bounds import entry_from
-from ledgerlake.source.loss import Loss, Taken, find_loss, moved_to, tell_tasks
+from ledgerlake.source.loss import DATA_LOSS, LastRead, Loss, find_loss, moved_to, tell_tasks
 from ledgerlake.source.planning import EntryRange
-from ledgerlake.source.range_reader import DATA_LOSS
 from ledgerlake.source.views import read_bundles, read_entries, read_messages
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
@@ -23,41 +22,45 @@ from tests.peer import TOPIC, Peer
 
 
 @pytest.mark.parametrize(
-    ("taken", "first_index", "first_ledger", "messages"),
+    ("last_read", "first_index", "first_ledger", "messages"),
     [
-        pytest.param(Taken(BEFORE_ALL), 5, 12, "none", id="nothing was taken yet"),
-        pytest.param(Taken(Position(10, 50), 99), 200, 10, "none", id="the ledger is still there, so a gap is a hole"),
-        pytest.param(Taken(Position(10, 50)), None, 10, "none", id="the same without an index"),
-        pytest.param(Taken(Position(10, 50), 99), 100, 12, "none", id="the ledger went, the numbers go on"),
-        pytest.param(Taken(Position(10, 50), 99), 101, 12, 1, id="one message is missing"),
-        pytest.param(Taken(Position(10, 50), 99), 99, 12, "new", id="the numbers begin again"),
-        pytest.param(Taken(Position(10, 50), 99), None, 12, None, id="what follows has no number"),
-        pytest.param(Taken(Position(10, 50)), 100, 12, None, id="what was taken has no number"),
+        pytest.param(LastRead(BEFORE_ALL), 5, 12, "none", id="nothing was taken yet"),
+        pytest.param(
+            LastRead(Position(10, 50), 99), 200, 10, "none", id="the ledger is still there, so a gap is a hole"
+        ),
+        pytest.param(LastRead(Position(10, 50)), None, 10, "none", id="the same without an index"),
+        pytest.param(LastRead(Position(10, 50), 99), 100, 12, "none", id="the ledger went, the numbers go on"),
+        pytest.param(LastRead(Position(10, 50), 99), 101, 12, 1, id="one message is missing"),
+        pytest.param(LastRead(Position(10, 50), 99), 99, 12, "new", id="the numbers begin again"),
+        pytest.param(LastRead(Position(10, 50), 99), None, 12, None, id="what follows has no number"),
+        pytest.param(LastRead(Position(10, 50)), 100, 12, None, id="what was taken has no number"),
     ],
 )
 def test_only_a_ledger_that_is_gone_and_a_number_that_is_missing_are_loss(
-    taken: Taken, first_index: int | None, first_ledger: int, messages: int | str | None
+    last_read: LastRead, first_index: int | None, first_ledger: int, messages: int | str | None
 ) -> None:
     end, begin = Position(13, 9), Position(first_ledger, -1)
-    loss = find_loss(taken, Position(13, 4), first_index, begin, after=taken.position, end=end, pinned_from=None)
+    loss = find_loss(
+        last_read, Position(13, 4), first_index, begin, after=last_read.position, end=end, pinned_from=None
+    )
     if messages == "none":
         assert loss is None
         return
     assert loss is not None
-    assert (loss.after, loss.before, loss.first) == (taken.position, Position(13, 4), Position(10, 51))
+    assert (loss.after, loss.before, loss.first) == (last_read.position, Position(13, 4), Position(10, 51))
     assert (loss.is_new_topic, loss.messages) == (True, None) if messages == "new" else (False, messages)
 
 
 def test_an_index_that_counts_more_than_an_entry_holds_looks_like_loss_behind_a_ledger_that_is_gone() -> None:
-    taken, told = Taken(Position(10, 50), 99), 100
-    after, begin = taken.position, Position(12, -1)
+    last_read, counted = LastRead(Position(10, 50), 99), 100
+    after, begin = last_read.position, Position(12, -1)
     one_message = find_loss(
-        taken, Position(12, 0), 99 + told, begin, after=after, end=Position(13, 9), pinned_from=BEFORE_ALL
+        last_read, Position(12, 0), 99 + counted, begin, after=after, end=Position(13, 9), pinned_from=BEFORE_ALL
     )
     assert one_message is not None
-    assert one_message.messages == told - 1
+    assert one_message.messages == counted - 1
     same_ledger = find_loss(
-        taken, Position(10, 51), 99 + told, Position(10, -1), after=after, end=THERE, pinned_from=BEFORE_ALL
+        last_read, Position(10, 51), 99 + counted, Position(10, -1), after=after, end=THERE, pinned_from=BEFORE_ALL
     )
     assert same_ledger is None
 
@@ -79,21 +82,25 @@ GONE, THERE = Position(11, 3), Position(13, 3)
 def test_without_an_index_a_durable_cursor_says_whether_something_is_lost(
     pinned_from: Position | None, end: Position, is_loss: bool, index: int | None
 ) -> None:
-    taken, begin = Taken(Position(10, 50), index), Position(12, -1)
+    last_read, begin = LastRead(Position(10, 50), index), Position(12, -1)
     following = Position(12, 0)
-    loss = find_loss(taken, following, None, begin, after=taken.position, end=end, pinned_from=pinned_from)
-    assert (loss == Loss(taken.position, Position(12, 0), None, False)) if is_loss else (loss is None)
+    loss = find_loss(last_read, following, None, begin, after=last_read.position, end=end, pinned_from=pinned_from)
+    assert (loss == Loss(last_read.position, Position(12, 0), None, False)) if is_loss else (loss is None)
 
 
 def test_an_index_judges_before_a_cursor() -> None:
-    taken, begin = Taken(Position(10, 50), 99), Position(12, -1)
-    loss = find_loss(taken, Position(12, 0), 105, begin, after=taken.position, end=THERE, pinned_from=BEFORE_ALL)
+    last_read, begin = LastRead(Position(10, 50), 99), Position(12, -1)
+    loss = find_loss(
+        last_read, Position(12, 0), 105, begin, after=last_read.position, end=THERE, pinned_from=BEFORE_ALL
+    )
     assert loss is not None
 
 
 def test_a_cursor_passes_no_ledger_of_which_a_range_has_read_something_before_that_range_is_committed() -> None:
-    taken, begin, after = Taken(Position(10, 50)), Position(12, -1), Position(9, 50)
-    assert find_loss(taken, Position(12, 0), None, begin, after=after, end=THERE, pinned_from=BEFORE_ALL) is not None
+    last_read, begin, after = LastRead(Position(10, 50)), Position(12, -1), Position(9, 50)
+    assert (
+        find_loss(last_read, Position(12, 0), None, begin, after=after, end=THERE, pinned_from=BEFORE_ALL) is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -186,7 +193,7 @@ def test_what_is_removed_while_the_end_of_a_range_is_looked_at_is_no_loss(monkey
             del peer.entries[:2]
             return found
 
-        monkeypatch.setattr("ledgerlake.source.range_reader.entry_from", ask_and_remove)
+        monkeypatch.setattr("ledgerlake.source.loss_watch.entry_from", ask_and_remove)
         span = EntryRange(TOPIC, Position(7, 1), Position(9, -1), after_index=1)
         assert [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()] == []
 

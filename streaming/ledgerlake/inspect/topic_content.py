@@ -23,8 +23,8 @@ from ledgerlake.decode.split import PieceKind, only_entry
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.inspect.table_rows import Keys, entries_of, keys_of
 from ledgerlake.operators.in_task import LocalAssembly
+from ledgerlake.source.loss import DATA_LOSS
 from ledgerlake.source.pieces import read_pieces
-from ledgerlake.source.range_reader import DATA_LOSS
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:

@@ -43,14 +43,17 @@ if TYPE_CHECKING:
 
     from ledgerlake.stored.offsets import PartitionOffset
 
-# The driver's word for the tasks of a batch, as a local property of the job: {topic partition:
-# [ledger, entry]}.
+# The reason of a loss in ``rejects``.
+DATA_LOSS = "data_loss"
+
+# The local property by which the driver tells the tasks of a batch: {topic partition: [ledger,
+# entry]}.
 _PROPERTY = "ledgerlake.movedCursors"
 
 
 @dataclass(frozen=True)
-class Taken:
-    """The last entry that was read, with the broker's index of its last message if it says one."""
+class LastRead:
+    """The last entry that was read, with the broker's index of its last message if it gives one."""
 
     position: Position
     index: int | None = None
@@ -83,7 +86,7 @@ class Loss:
 
 
 def find_loss(
-    taken: Taken,
+    last_read: LastRead,
     following: Position,
     first_index: int | None,
     first_available: Position,
@@ -92,33 +95,33 @@ def find_loss(
     end: Position,
     pinned_from: Position | None,
 ) -> Loss | None:
-    """Return the loss between the last entry taken and the one that followed.
+    """Return the loss between the last entry that was read and the next one, if there is any.
 
     Args:
-        following: where the next entry stands that there is.
-        first_index: the broker's index of its first message, if it says one.
+        following: the position of the next entry in the topic.
+        first_index: the broker's index of that entry's first message, if it gives one.
         first_available: where the topic begins now.
-        after: the last entry that was taken before the range.
+        after: the last entry that was read before the range.
         end: where the range ends by its plan.
         pinned_from: behind this position a durable cursor has kept what was not read; None: there
             is none.
     """
-    if taken.position.ledger_id < 0 or taken.position.ledger_id >= first_available.ledger_id:
+    if last_read.position.ledger_id < 0 or last_read.position.ledger_id >= first_available.ledger_id:
         return None
-    if taken.index is None or first_index is None:
-        is_kept = pinned_from is not None and pinned_from <= taken.position == after
+    if last_read.index is None or first_index is None:
+        is_kept = pinned_from is not None and pinned_from <= last_read.position == after
         if is_kept and end.ledger_id >= first_available.ledger_id:
             return None
-        return Loss(taken.position, following, None, False)
-    if first_index <= taken.index:
-        return Loss(taken.position, following, None, True)
-    between = first_index - taken.index - 1
-    return Loss(taken.position, following, between, False) if between else None
+        return Loss(last_read.position, following, None, False)
+    if first_index <= last_read.index:
+        return Loss(last_read.position, following, None, True)
+    between = first_index - last_read.index - 1
+    return Loss(last_read.position, following, between, False) if between else None
 
 
 def moved_to(marked: Position, taken: Position) -> Position:
-    """Return up to where somebody else moved a cursor over what was not read; ``BEFORE_ALL`` if
-    nobody did.
+    """Return the position to which somebody else moved a cursor over unread entries; ``BEFORE_ALL``
+    if nobody did.
 
     Args:
         marked: the cursor's mark-delete position.
@@ -140,16 +143,16 @@ def is_another_topic(taken: PartitionOffset, end: Position) -> bool:
 
 
 def tell_tasks(context: SparkContext, moved: dict[str, Position]) -> None:
-    """Tell the tasks of the jobs to come which cursors somebody else moved over what was not read,
-    and up to where.
+    """Tell the tasks of the next jobs which cursors somebody else moved over unread entries, and to
+    which positions.
     """
-    places = {name: [one.ledger_id, one.entry_id] for name, one in moved.items()}
+    places = {name: [position.ledger_id, position.entry_id] for name, position in moved.items()}
     context.setLocalProperty(_PROPERTY, json.dumps(places))
 
 
-def told(topic_partition: str) -> Position:
-    """In a task: up to where somebody else moved the topic partition's cursor; ``BEFORE_ALL`` if
-    nobody did.
+def moved_cursor(topic_partition: str) -> Position:
+    """Return the position that ``tell_tasks`` told this task of a topic partition; ``BEFORE_ALL`` if
+    nobody moved its cursor.
     """
     from pyspark import TaskContext
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ledgerlake.source.range_reader import DATA_LOSS
+from ledgerlake.source.loss import DATA_LOSS
 from ledgerlake.stored.files import resolve
 from ledgerlake.table.ordered_files import DataFile, GatheringWriter, ParquetFolder
 

@@ -1,0 +1,103 @@
+"""Looks for loss while a range is read (see ``loss``), and raises or reports it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ledgerlake.client.cluster import shared_cluster
+from ledgerlake.decode.rejects import RejectedEntry
+from ledgerlake.errors import CorruptEntryError, DataLossError
+from ledgerlake.source.bounds import entry_from, first_available
+from ledgerlake.source.loss import DATA_LOSS, LastRead, Loss, find_loss, moved_cursor
+from ledgerlake.wire.entry import index_count, read_stamp
+from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
+
+if TYPE_CHECKING:
+    from ledgerlake.options.source_options import SourceOptions
+    from ledgerlake.source.planning import EntryRange
+    from ledgerlake.wire.connection import EntryReceived, Received
+
+
+class LossWatch:
+    """Looks for loss where a range goes from one ledger to another, which is the only place where
+    there can be any.
+
+    The reader sets ``topic_is_gone`` if the topic is deleted while it reads.
+    """
+
+    def __init__(self, options: SourceOptions, span: EntryRange) -> None:
+        self.topic_is_gone = False
+        self._cluster = shared_cluster(options.client)
+        self._fails = options.fail_on_data_loss
+        self._span = span
+        # Entries that compaction removed are not lost, and entries that it left may stand between
+        # ledgers that are gone.
+        self._is_enabled = not options.client.read_compacted and span.after.ledger_id >= 0
+        self._ledger_id = span.after.ledger_id
+        self._last: Received | None = None
+
+    def take(self, received: Received) -> RejectedEntry | None:
+        """Return the loss before the entries that were received next, if there is any.
+
+        Raises:
+            DataLossError: there is a loss, and the options forbid it.
+        """
+        loss = None
+        if self._is_enabled and received.ledger_id != self._ledger_id:
+            loss = self._look(received.position, _first_index(received.first_entry))
+        self._ledger_id, self._last = received.ledger_id, received
+        return loss
+
+    def end(self) -> RejectedEntry | None:
+        """Return the loss before the end of the range. There can be one if the last entry of the
+        range was not received: either the topic has a hole there, or the entry is gone.
+
+        Raises:
+            As ``take``.
+        """
+        if self.topic_is_gone:
+            last = self._last_read()
+            return self._report(Loss(last.position, self._span.end, None, False, "the topic was deleted"))
+        if not self._is_enabled or self._last_read().position >= self._span.end:
+            return None
+        # Ask where the topic begins before asking for its first entry: if our own cursor moves in
+        # between, ledgers that were read are removed.
+        begin = first_available(self._cluster, self._span.topic_partition)
+        if begin.ledger_id <= self._last_read().position.ledger_id:
+            return None
+        first = entry_from(self._cluster, self._span.topic_partition, BEFORE_ALL, AFTER_ALL)
+        return self._look(*(first.position, first.first_index) if first is not None else (self._span.end, None))
+
+    def _look(self, following: Position, first_index: int | None) -> RejectedEntry | None:
+        span = self._span
+        begin = first_available(self._cluster, span.topic_partition)
+        pinned_from = None if span.pinned_from is None else max(span.pinned_from, moved_cursor(span.topic_partition))
+        loss = find_loss(
+            self._last_read(), following, first_index, begin, after=span.after, end=span.end, pinned_from=pinned_from
+        )
+        return None if loss is None else self._report(loss)
+
+    def _report(self, loss: Loss) -> RejectedEntry:
+        if self._fails:
+            raise DataLossError(
+                f"{self._span.topic_partition}: {loss.sentence()}; to record that in rejects and go on, "
+                "set failOnDataLoss (fail_on_data_loss) to false"
+            )
+        return RejectedEntry(loss.first, b"", DATA_LOSS, loss.sentence())
+
+    def _last_read(self) -> LastRead:
+        if self._last is None:
+            return LastRead(self._span.after, self._span.after_index)
+        try:
+            return LastRead(self._last.last, read_stamp(self._last.last_entry.entry).index)
+        except CorruptEntryError:
+            return LastRead(self._last.last)
+
+
+def _first_index(entry: EntryReceived) -> int | None:
+    """Return the broker's index of an entry's first message."""
+    try:
+        index = read_stamp(entry.entry).index
+    except CorruptEntryError:
+        return None
+    return None if index is None else index - index_count(entry.entry) + 1
