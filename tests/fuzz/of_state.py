@@ -17,7 +17,6 @@ from ledgerlake.delay.storage import METADATA, MemoryStorage
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators.bucket_storage import StateStorage
-from ledgerlake.operators.delayed import _outside_from_json, _outside_to_json
 from ledgerlake.operators.rows import (
     Begun,
     StateSummary,
@@ -29,6 +28,7 @@ from ledgerlake.operators.rows import (
     summary_to_json,
 )
 from ledgerlake.operators.stateful import incomplete_from_json, incomplete_to_json
+from ledgerlake.operators.unpacked import unpacked_from_json, unpacked_to_json
 from ledgerlake.pipeline import checkpoint, cursors, row_settings
 from ledgerlake.publish import outbox
 from ledgerlake.source import wake_ups
@@ -134,8 +134,8 @@ def _judge_cancels(data: bytes) -> int:
 
 
 def _judge_large(data: bytes) -> int:
-    found = _outside_from_json(_text(data))
-    assert _outside_from_json(_outside_to_json(found)) == found
+    found = unpacked_from_json(_text(data))
+    assert unpacked_from_json(unpacked_to_json(found)) == found
     return 1
 
 

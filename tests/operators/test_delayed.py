@@ -18,8 +18,8 @@ from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.cancels import Cancel, Cancels, cancels_from_json, cancels_to_json, parse_cancel
 from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.errors import OffsetError
-from ledgerlake.operators import bucket_storage, delayed
-from ledgerlake.operators.outcomes import OutcomeDecoder, read_stage_rows
+from ledgerlake.operators import bucket_folders, bucket_storage, delayed
+from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.operators.rows import (
     STAGE_ROWS,
     RowKind,
@@ -30,6 +30,7 @@ from ledgerlake.operators.rows import (
     report_to_json,
     stage_row,
 )
+from ledgerlake.operators.stage_output import read_stage_rows
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -440,7 +441,7 @@ def query(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     def become(name: str) -> None:
         bucket_storage._swept_s.clear()
         bucket_storage._recent.__init__(10**6)  # type: ignore[misc]
-        monkeypatch.setattr(delayed, "_query_id", lambda: name)
+        monkeypatch.setattr(delayed, "query_id_of_task", lambda: name)
 
     return become
 
@@ -481,8 +482,8 @@ def test_buckets_that_an_older_release_wrote_are_found(tmp_path: Path, query: Ca
     query("a")
     play = Play(folder=str(tmp_path))
     play(frame(0, 30), frame(1, 31), at_s=0)
-    own = Path(delayed.bucket_folder(str(tmp_path), SOURCE, "a"))
-    own.rename(delayed.shared_bucket_folder(str(tmp_path), SOURCE))
+    own = Path(bucket_folders.bucket_folder(str(tmp_path), SOURCE, "a"))
+    own.rename(bucket_folders.shared_bucket_folder(str(tmp_path), SOURCE))
     query("a")
     assert play(at_s=30) == [b"1:0"]
     assert play(frame(2, 33), at_s=33) == [b"1:1", b"1:2"]

@@ -13,10 +13,10 @@ from ledgerlake.assembly.rules import Limits
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.messages import BatchRange
 from ledgerlake.decode.split import split_bundle
-from ledgerlake.operators import messages
 from ledgerlake.operators.facts import BatchNote, TaskSettings
 from ledgerlake.operators.ingest import ingest_range
 from ledgerlake.operators.rows import RowKind, TaskReport, report_from_json
+from ledgerlake.operators.stage_input import forward_bundles
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -61,9 +61,9 @@ def written(folder: Path, entries: list[bytes], clock_ms: int | None = None, **d
 
 
 def forwarded(_folder: Path, entries: list[bytes], clock_ms: int | None = None, **delay: Any) -> list[pa.RecordBatch]:
-    """Rows of a task of ``messages``."""
+    """Rows of a task of ``stage_input``."""
     bundles = [_bundle(span(entries, clock_ms), piece) for piece in pieces(entries)]
-    return list(messages._forward(bundles, OPTIONS, DelayOptions(**delay).enabled))
+    return list(forward_bundles(bundles, OPTIONS, DelayOptions(**delay).enabled))
 
 
 def report_of(rows: list[pa.RecordBatch]) -> TaskReport:

@@ -12,7 +12,6 @@ from ledgerlake.decode.messages import BatchRange
 from ledgerlake.delay.bucket import Bucket, Record, record_from_json, record_to_json
 from ledgerlake.delay.cancels import Cancel, cancels_from_json, cancels_to_json
 from ledgerlake.errors import OffsetError
-from ledgerlake.operators.delayed import _outside_from_json, _outside_to_json, _OutsideBucket
 from ledgerlake.operators.rows import (
     Begun,
     StateSummary,
@@ -23,6 +22,7 @@ from ledgerlake.operators.rows import (
     summary_to_json,
 )
 from ledgerlake.operators.stateful import incomplete_from_json, incomplete_to_json
+from ledgerlake.operators.unpacked import UnpackedMessage, unpacked_from_json, unpacked_to_json
 from ledgerlake.stored.offsets import PartitionOffset, from_json, to_json
 from ledgerlake.wire.message_id import Position
 
@@ -42,10 +42,10 @@ WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
         incomplete_from_json,
         incomplete_to_json(IncompleteMessage(KEY, 3, 900, 5, 4, PLACES, 600)),
     ),
-    "delayed large message": (_outside_from_json, _outside_to_json(_OutsideBucket(PLACES, True, key=KEY))),
+    "delayed large message": (unpacked_from_json, unpacked_to_json(UnpackedMessage(PLACES, True, key=KEY))),
     "part of a delayed entry": (
-        _outside_from_json,
-        _outside_to_json(_OutsideBucket(PLACES[:1], True, BatchRange(1, 2), is_delivered=True)),
+        unpacked_from_json,
+        unpacked_to_json(UnpackedMessage(PLACES[:1], True, BatchRange(1, 2), is_delivered=True)),
     ),
     "report": (report_from_json, report_to_json(TaskReport(PLACES[0], 5, {}, [Begun(KEY)]))),
     "summary": (summary_from_json, summary_to_json(StateSummary([{}], PLACES[0], 5))),

@@ -16,7 +16,7 @@ from ledgerlake.delay.cancels import cancels_from_json
 from ledgerlake.delay.snapshot import SegmentMetadata, metadata_from_bytes
 from ledgerlake.delay.storage import METADATA
 from ledgerlake.inspect.open_messages import read_state
-from ledgerlake.operators.delayed import open_folder
+from ledgerlake.operators.bucket_folders import open_folder
 from ledgerlake.pipeline.checkpoint import Checkpoint
 
 if TYPE_CHECKING:

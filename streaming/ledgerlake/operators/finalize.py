@@ -18,11 +18,11 @@ from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.delay.cancels import Cancels
 from ledgerlake.operators.delayed import TOPIC
 from ledgerlake.operators.facts import BatchNote, PartitionFact, TaskFact, TaskSettings, task_fact_from_dict
-from ledgerlake.operators.outcomes import read_stage_rows
 from ledgerlake.operators.partition_writer import PartitionWriter, file_prefix
 from ledgerlake.operators.rows import (
     StateSummary,
 )
+from ledgerlake.operators.stage_output import read_stage_rows
 from ledgerlake.table.delta_table import data_folder
 from ledgerlake.table.ordered_files import GatheringWriter, merge_overlapping
 from ledgerlake.wire.message_id import Position

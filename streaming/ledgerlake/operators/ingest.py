@@ -15,14 +15,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from ledgerlake.assembly.assembler import Assembled, Entry, Outcome, Rejected
-from ledgerlake.assembly.chunk_entries import read_alone
 from ledgerlake.assembly.rules import Chunk
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.messages import TopicPartition
-from ledgerlake.decode.rejects import RejectedEntry, read_reject
-from ledgerlake.decode.split import PieceKind, only_entry
-from ledgerlake.errors import CorruptEntryError
-from ledgerlake.operators.facts import BatchNote, TaskSettings
+from ledgerlake.decode.rejects import RejectedEntry
+from ledgerlake.decode.split import PieceKind
 from ledgerlake.operators.in_task import LocalAssembly
 from ledgerlake.operators.partition_writer import PartitionWriter
 from ledgerlake.operators.rows import (
@@ -34,12 +31,14 @@ from ledgerlake.operators.rows import (
     stage_row,
 )
 from ledgerlake.runtime.memory import give_back, keep_freed_blocks
-from ledgerlake.source.pieces import Piece
+from ledgerlake.source.pieces import read_single
 from ledgerlake.source.range_reader import BUNDLE_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from ledgerlake.operators.facts import BatchNote, TaskSettings
+    from ledgerlake.source.pieces import Piece
     from ledgerlake.source.planning import EntryRange
 
 
@@ -47,10 +46,10 @@ def ingest_range(
     pieces: Iterable[Piece], span: EntryRange, settings: TaskSettings, note: BatchNote
 ) -> Iterator[pa.RecordBatch]:
     """First stage: a range of entries in, files out, rows of ``STAGE_ROWS`` on to the stateful stage."""
-    one = _IngestedRange(span, settings, note)
+    ingested = _IngestedRange(span, settings, note)
     for piece in pieces:
-        yield from one.take(piece)
-    yield from one.finish()
+        yield from ingested.take(piece)
+    yield from ingested.finish()
 
 
 class _IngestedRange:
@@ -74,20 +73,16 @@ class _IngestedRange:
         if piece.kind in (PieceKind.ENTRIES, PieceKind.DELAYED):
             self._local.events += self._writer.write_entries(piece.frames, piece.first_entry)
             return
-        if piece.kind == PieceKind.REJECT:
-            self._writer.write_rejects([read_reject(piece.frames)])
+        single = read_single(piece)
+        if isinstance(single, RejectedEntry):
+            self._writer.write_rejects([single])
             return
-        position, entry = only_entry(piece.frames)
-        try:
-            event = read_alone(piece.kind, entry, position)
-        except CorruptEntryError as error:
-            self._writer.write_rejects([RejectedEntry(position, entry, error.reason, error.message)])
-            return
-        if isinstance(event, Chunk):
+        if isinstance(single.content, Chunk):
             # A small chunk must not keep the whole bundle in memory that it came with.
-            yield from self._take_chunk(event, bytes(entry) if len(entry) < BUNDLE_BYTES else entry)
+            entry = bytes(single.entry) if len(single.entry) < BUNDLE_BYTES else single.entry
+            yield from self._take_chunk(single.content, entry)
         else:
-            yield from self._settle(self._local.mark(event))
+            yield from self._settle(self._local.mark(single.content))
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         for position, entry in self._local.drain_pending():

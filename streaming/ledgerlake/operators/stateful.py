@@ -123,7 +123,7 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
                 elif row.kind == RowKind.DELAYED and isinstance(row.note, str):
                     position = Position(int(row.ledger_id), int(row.entry_id))
                     parts.put(position, row.entry)
-                    delayed.add_part(position, row.entry, BatchRange(*json.loads(row.note)))
+                    delayed.add_partial(position, row.entry, BatchRange(*json.loads(row.note)))
                 elif row.kind == RowKind.DELAYED:
                     delayed.add(row.entry)
                 elif row.kind == RowKind.REPORT:

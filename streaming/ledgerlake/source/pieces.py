@@ -9,28 +9,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ledgerlake.assembly.chunk_entries import read_alone
 from ledgerlake.client.prefetch import prefetched
 from ledgerlake.decode.messages import WHOLE_BATCH, BatchRange
-from ledgerlake.decode.rejects import RejectedEntry, reject_frame
-from ledgerlake.decode.split import PieceKind, split_bundle
+from ledgerlake.decode.rejects import RejectedEntry, read_reject, reject_frame
+from ledgerlake.decode.split import PieceKind, only_entry, split_bundle
+from ledgerlake.errors import CorruptEntryError
 from ledgerlake.source.range_reader import read_range
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ledgerlake.assembly.rules import Chunk
     from ledgerlake.options.source_options import SourceOptions
     from ledgerlake.source.planning import EntryRange
+    from ledgerlake.wire.chunks import Marker
+    from ledgerlake.wire.message_id import Position
 
-# Read while those before are worked on; each is a bundle or one larger entry.
+# How many bundles are read while earlier ones are processed; each is a bundle or one larger entry.
 _BUNDLES_AHEAD = 8
 
 
 @dataclass(frozen=True)
 class Piece:
-    """MESSAGE frames of one kind (see ``decode.split``), in order, and what of the first entry
-    belongs to the range.
+    """MESSAGE frames of one kind (see ``decode.split``), in order.
 
-    ``broker_ms`` is the broker's time of the last entry, if it says one.
+    ``first_entry`` says which messages of the first entry belong to the range. ``broker_ms`` is the
+    broker's time of the last entry, if it gives one.
     """
 
     kind: PieceKind
@@ -39,12 +44,36 @@ class Piece:
     broker_ms: int | None = None
 
 
+@dataclass(frozen=True)
+class SingleEntry:
+    """A chunk of a large message, or the marker that lists its chunks: where it stands, its bytes,
+    and what it says.
+    """
+
+    position: Position
+    entry: memoryview
+    content: Chunk | Marker
+
+
 def read_pieces(options: SourceOptions, span: EntryRange) -> Iterator[Piece]:
-    """The range in pieces up to a bundle's size, read a little ahead."""
-    for item in prefetched(read_range(options, span), _BUNDLES_AHEAD):
-        if isinstance(item, RejectedEntry):
-            yield Piece(PieceKind.REJECT, reject_frame(item))
+    """Yield the range in pieces of at most a bundle's size; a thread prefetches bundles."""
+    for bundle in prefetched(read_range(options, span), _BUNDLES_AHEAD):
+        if isinstance(bundle, RejectedEntry):
+            yield Piece(PieceKind.REJECT, reject_frame(bundle))
             continue
-        frames, first_entry = item
+        frames, first_entry = bundle
         for number, (kind, piece, broker_ms) in enumerate(split_bundle(frames)):
             yield Piece(kind, piece, first_entry if number == 0 else WHOLE_BATCH, broker_ms)
+
+
+def read_single(piece: Piece) -> SingleEntry | RejectedEntry:
+    """Read a piece of one entry: a chunk, a marker, or a reject. A chunk or marker that cannot be
+    parsed becomes a reject.
+    """
+    if piece.kind == PieceKind.REJECT:
+        return read_reject(piece.frames)
+    position, entry = only_entry(piece.frames)
+    try:
+        return SingleEntry(position, entry, read_alone(piece.kind, entry, position))
+    except CorruptEntryError as error:
+        return RejectedEntry(position, entry, error.reason, error.message)

@@ -1,0 +1,53 @@
+"""The folders in which queries keep buckets of delayed messages: ``<folder>/<query id>/<topic
+partition>/<bucket id>``.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+from ledgerlake.client.topics import join_partition
+from ledgerlake.errors import SetupError
+from ledgerlake.operators.bucket_storage import FolderStorage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ledgerlake.decode.messages import TopicPartition
+
+
+def open_folder(folder: str, source: TopicPartition, query_id: str, used: Iterable[int]) -> FolderStorage:
+    """Return the storage of one query's topic partition, below a folder for all.
+
+    Args:
+        used: the buckets that the query's record names.
+    """
+    return FolderStorage(bucket_folder(folder, source, query_id), used, shared_bucket_folder(folder, source))
+
+
+def bucket_folder(folder: str, source: TopicPartition, query_id: str) -> str:
+    return shared_bucket_folder(f"{folder.rstrip('/')}/{query_id}", source)
+
+
+def shared_bucket_folder(folder: str, source: TopicPartition) -> str:
+    """Return the folder in which earlier releases, which did not tell queries apart, kept a topic
+    partition's buckets.
+    """
+    name = join_partition(source.topic, source.partition)
+    return f"{folder.rstrip('/')}/{name.rpartition('/')[2]}-{zlib.crc32(name.encode()):08x}"
+
+
+def query_id_of_task() -> str:
+    """Return the id that Spark gave the query of this task; the id belongs to the checkpoint.
+
+    Raises:
+        SetupError: Spark gave none.
+    """
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    query_id = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
+    if not query_id:
+        raise SetupError("Spark did not tell the query's id, by which its folder of delayed messages is named")
+    return str(query_id)

@@ -1,0 +1,101 @@
+"""Rows of ``schema.BUNDLES`` as rows for the stateful stage (see ``operators.rows``), for a stream to
+sinks that are not ours.
+
+Messages are decoded before the stage and pass it untouched; delayed entries and chunks go into it
+as they are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ledgerlake.assembly.rules import Chunk
+from ledgerlake.decode.messages import BatchRange, TopicPartition
+from ledgerlake.decode.rejects import RejectedEntry
+from ledgerlake.decode.split import PieceKind
+from ledgerlake.delay.cancel_messages import CANCEL_REFUSED, TaskCancels
+from ledgerlake.operators.in_task import EventBudget
+from ledgerlake.operators.rows import Event, RowKind, TaskReport, delayed_rows, latest, report_to_json, stage_row
+from ledgerlake.source.pieces import Piece, read_single
+from ledgerlake.source.views import piece_as_view
+from ledgerlake.wire.message_id import Position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from ledgerlake.options.source_options import SourceOptions
+
+
+def forward_bundles(
+    batches: Iterable[pa.RecordBatch], options: SourceOptions, holds_delayed: bool
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows of ``STAGE_ROWS`` for rows of ``schema.BUNDLES``; the report of each topic partition
+    comes last.
+    """
+    ranges: dict[TopicPartition, _DecodedRange] = {}
+    for batch in batches:
+        for number in range(batch.num_rows):
+            row = {name: batch[name][number].as_py() for name in batch.schema.names if name != "frames"}
+            topic_partition = TopicPartition(row["topic"], row["partition"])
+            if topic_partition not in ranges:
+                ranges[topic_partition] = _DecodedRange(topic_partition, row, options, holds_delayed)
+            frames = memoryview(batch["frames"][number].as_buffer())
+            first_entry = BatchRange(row["after_batch_index"], row["until_batch_index"])
+            piece = Piece(PieceKind(row["kind"]), frames, first_entry, row["broker_ms"])
+            yield from ranges[topic_partition].take(piece)
+    for decoded_range in ranges.values():
+        yield decoded_range.report()
+
+
+class _DecodedRange:
+    """The rows of one topic partition in a task before the stateful stage."""
+
+    def __init__(
+        self, topic_partition: TopicPartition, row: dict[str, Any], options: SourceOptions, holds_delayed: bool
+    ) -> None:
+        self._topic_partition = topic_partition
+        self._end = Position(row["end_ledger_id"], row["end_entry_id"])
+        self._now_ms = row["clock_ms"]
+        self._options = options
+        self._holds_delayed = holds_delayed
+        self._events: list[Event] = []
+        self._cancels = TaskCancels()
+        self._budget = EventBudget()
+
+    def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        self._now_ms = latest((self._now_ms, piece.broker_ms))
+        if piece.kind == PieceKind.DELAYED and self._holds_delayed:
+            yield from delayed_rows(self._topic_partition, piece.frames, piece.first_entry)
+        elif piece.kind in (PieceKind.ENTRIES, PieceKind.DELAYED):
+            yield from self._decode(piece)
+        else:
+            yield from self._take_single(piece)
+
+    def report(self) -> pa.RecordBatch:
+        report = TaskReport(self._end, self._now_ms, {}, self._events)
+        return stage_row(self._topic_partition, RowKind.REPORT, note=report_to_json(report))
+
+    def _decode(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        for messages in piece_as_view(piece, self._topic_partition, self._options):
+            accepted, refused = self._cancels.take(messages)
+            self._events += accepted
+            for position in refused:
+                yield stage_row(self._topic_partition, RowKind.REJECT, position, CANCEL_REFUSED)
+            with pa.BufferOutputStream() as out, pa.ipc.new_stream(out, messages.schema) as writer:
+                writer.write_batch(messages)
+            yield stage_row(self._topic_partition, RowKind.ROWS, entry=out.getvalue())
+
+    def _take_single(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        single = read_single(piece)
+        if isinstance(single, RejectedEntry):
+            shown = single.entry or single.detail.encode()
+            yield stage_row(self._topic_partition, RowKind.REJECT, single.position, single.reason, shown)
+            return
+        if not self._budget.take_event(single.content):
+            yield stage_row(self._topic_partition, RowKind.REJECT, single.position, "chunk_evicted", single.entry)
+            return
+        self._events.append(single.content)
+        if isinstance(single.content, Chunk):
+            yield stage_row(self._topic_partition, RowKind.CHUNK, single.position, entry=single.entry)
