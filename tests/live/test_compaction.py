@@ -17,7 +17,7 @@ from ledgerlake.decode.crypto import CryptoSettings
 from ledgerlake.options.read_settings import ReadSettings
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.source.bounds import tail_once
+from ledgerlake.source.bounds import latest_offset
 from ledgerlake.source.last_entry import last_message
 from ledgerlake.source.planning import entry_range
 from ledgerlake.source.views import read_messages
@@ -103,7 +103,7 @@ def rows_of(runtime: Runtime, topic: str) -> list[tuple[str | None, bytes]]:
     options = parse_options({"service.url": runtime.service_url, "topic": topic, "readCompacted": "true"})
     cluster = Cluster(options.client)
     try:
-        span = entry_range(topic, PartitionOffset(BEFORE_ALL), tail_once(cluster, topic))
+        span = entry_range(topic, PartitionOffset(BEFORE_ALL), latest_offset(cluster, topic))
         rows = [row for part in read_messages(options, span) for row in part.to_pylist()]
         return [(row["key"], row["value"]) for row in rows]
     finally:
@@ -178,7 +178,7 @@ def test_without_compaction_every_message_is_read_also_after_it_ran(
     cluster = runtime.cluster()
     assert last_message(EntryReader(cluster, topic.name, AFTER_ALL)) == last
     options = parse_options({"service.url": runtime.service_url, "topic": topic.name})
-    span = entry_range(topic.name, PartitionOffset(BEFORE_ALL), tail_once(cluster, topic.name))
+    span = entry_range(topic.name, PartitionOffset(BEFORE_ALL), latest_offset(cluster, topic.name))
     rows = [row for part in read_messages(options, span) for row in part.to_pylist()]
     assert [row["value"] for row in rows] == [b"v0", b"v1", b"v2", b"v3"]
     cluster.close()

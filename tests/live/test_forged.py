@@ -12,7 +12,7 @@ from ledgerlake.client.producer import EntryProducer
 from ledgerlake.client.reader import EntryReader
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.bounds import first_available
-from ledgerlake.source.positions import Tail, next_until
+from ledgerlake.source.positions import LatestOffset, next_until
 from ledgerlake.wire.entry import encode_entry, read_stamp
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.entries import metadata
@@ -56,16 +56,16 @@ def test_an_entry_that_the_broker_cannot_read_behind_its_metadata_sets_no_time_a
 ) -> None:
     topic, cluster = runtime.topic(), runtime.cluster(give_up_after_s=10)
     good = publish(cluster, topic, GOOD)
-    tail = Tail(cluster, topic)
-    assert tail.now().position == good
+    latest = LatestOffset(cluster, topic)
+    assert latest.get().position == good
     publish(cluster, topic, unreadable)
-    tail.ask_again()
-    assert tail.now().position == good
-    assert Tail(cluster, topic).now().position == good
+    latest.expire()
+    assert latest.get().position == good
+    assert LatestOffset(cluster, topic).get().position == good
     assert first_available(cluster, topic).ledger_id == good.ledger_id
     last = publish(cluster, topic, GOOD)
-    tail.ask_again()
-    assert tail.now().position == last
+    latest.expire()
+    assert latest.get().position == last
     found = stamps(cluster, topic, last)
     assert list(found) == [good, last]
     assert all(one.by_broker and one.time_ms < FORGED.broker_timestamp for one in found.values())

@@ -13,7 +13,7 @@ from ledgerlake.errors import SetupError, UsageError
 from ledgerlake.options.bounds import After, AtIndex, AtTime, Before, Bound
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
-from ledgerlake.source.bounds import EndBound, matching_partitions, resolve_end, resolve_start, tail_once
+from ledgerlake.source.bounds import EndBound, latest_offset, matching_partitions, resolve_end, resolve_start
 from ledgerlake.source.planning import entry_range
 from ledgerlake.source.views import read_messages
 from ledgerlake.stored.offsets import PartitionOffset
@@ -210,10 +210,10 @@ def test_a_stream_goes_up_to_its_end_once_the_topic_has_it_and_no_further(
 ) -> None:
     cluster = cluster_of(peer)
     ending = EndBound(cluster, TOPIC, bound)
-    tail = tail_once(cluster, TOPIC)
-    assert ending.cap(tail) == tail
+    latest = latest_offset(cluster, TOPIC)
+    assert ending.cap(latest) == latest
     peer.add(batch([b"10", b"11", b"12"], index=12), ledger_id=9, first=2)
     for _ in range(2):
-        assert where(ending.cap(tail_once(cluster, TOPIC))) == end
+        assert where(ending.cap(latest_offset(cluster, TOPIC))) == end
     peer.add(batch([b"13"], index=13), ledger_id=10)
-    assert where(ending.cap(tail_once(cluster, TOPIC))) == end
+    assert where(ending.cap(latest_offset(cluster, TOPIC))) == end

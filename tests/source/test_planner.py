@@ -15,7 +15,7 @@ from ledgerlake.errors import DataLossError
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source import planner, topic_list
-from ledgerlake.source.bounds import tail_once
+from ledgerlake.source.bounds import latest_offset
 from ledgerlake.source.positions import count_messages
 from ledgerlake.source.stream_reader import LedgerlakeStreamReader
 from ledgerlake.source.wake_ups import save_wakes
@@ -200,7 +200,7 @@ def test_a_deleted_topic_of_which_something_waits_is_still_woken(
 def test_a_topic_that_was_deleted_while_something_waits_is_new_when_it_comes_back(
     peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: bool
 ) -> None:
-    monkeypatch.setattr(topic_list, "_LOOK_S", 0.0)
+    monkeypatch.setattr(topic_list, "_REFRESH_S", 0.0)
     peer.add(single(b"a"))
     path = str(tmp_path / "wakes")
     reader = pattern_reader(peer, wakes=path, pinnedBy="s")
@@ -346,7 +346,7 @@ def test_messages_without_an_index_are_counted_by_reading_them(peer: Peer) -> No
     cluster = Cluster(ClientSettings(peer.url))
     try:
         peer.add(BARE, BARE, BARE)
-        end = tail_once(cluster, TOPIC)
+        end = latest_offset(cluster, TOPIC)
         assert end.index is None
         start = PartitionOffset(BEFORE_ALL)
         assert count_messages(cluster, TOPIC, start, end, 10) == 3

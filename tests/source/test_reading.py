@@ -1,4 +1,4 @@
-"""The source's own pieces against a peer: views, partial batches, the planner, the tail."""
+"""The source's own pieces against a peer: views, partial batches, the planner, the latest offset."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ledgerlake.errors import DeadlineError, SetupError
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.source.bounds import first_available, resolve_end, resolve_start
 from ledgerlake.source.planning import EntryRange
-from ledgerlake.source.positions import LimitPlanner, Tail, next_until
+from ledgerlake.source.positions import LatestOffset, LimitPlanner, next_until
 from ledgerlake.source.reread import read_again
 from ledgerlake.source.views import read_bundles, read_entries, read_messages
 from ledgerlake.stored.offsets import PartitionOffset, from_json
@@ -168,27 +168,27 @@ def test_an_empty_topic_starts_and_ends_before_everything() -> None:
         assert resolve_start(cluster, TOPIC, "latest").position == BEFORE_ALL
 
 
-def test_the_tail_tells_time_and_index_and_asks_rarely() -> None:
+def test_the_latest_offset_has_time_and_index_and_is_rarely_asked_for() -> None:
     with Peer() as peer:
         peer.add(batch([b"a", b"b"], index=9))
-        tail = Tail(cluster_of(peer), TOPIC)
-        found = [tail.now() for _ in range(1000)]
+        latest = LatestOffset(cluster_of(peer), TOPIC)
+        found = [latest.get() for _ in range(1000)]
         assert (found[0].index, found[0].position) == (9, Position(7, 0))
         assert set(found) == {found[0]}
         assert peer.requests.count("CommandGetLastMessageId") <= 4
 
 
-def test_where_the_broker_cannot_read_the_last_entry_the_tail_is_what_a_reader_gets() -> None:
+def test_where_the_broker_cannot_read_the_last_entry_the_end_is_what_a_reader_gets() -> None:
     with Peer() as peer:
         peer.add(batch([b"a", b"b"], index=9))
         peer.unreadable_last = True
-        tail = Tail(cluster_of(peer), TOPIC)
-        assert tail.now() == PartitionOffset(Position(7, 0), None, BROKER_TIME_MS + 9, 9)
+        latest = LatestOffset(cluster_of(peer), TOPIC)
+        assert latest.get() == PartitionOffset(Position(7, 0), None, BROKER_TIME_MS + 9, 9)
         peer.add(single(b"c", index=10), first=1)
-        tail.ask_again()
-        assert tail.now().position == Position(7, 1)
-        tail.ask_again()
-        assert tail.now().position == Position(7, 1)
+        latest.expire()
+        assert latest.get().position == Position(7, 1)
+        latest.expire()
+        assert latest.get().position == Position(7, 1)
         assert resolve_start(cluster_of(peer), TOPIC, "latest").position == Position(7, 1)
         assert first_available(cluster_of(peer), TOPIC) == Position(7, -1)
 
@@ -196,7 +196,7 @@ def test_where_the_broker_cannot_read_the_last_entry_the_tail_is_what_a_reader_g
 def test_where_the_broker_cannot_tell_an_empty_topic_is_empty() -> None:
     with Peer() as peer:
         peer.unreadable_last = True
-        assert Tail(cluster_of(peer), TOPIC).now() == PartitionOffset(BEFORE_ALL)
+        assert LatestOffset(cluster_of(peer), TOPIC).get() == PartitionOffset(BEFORE_ALL)
         assert first_available(cluster_of(peer), TOPIC) == BEFORE_ALL
 
 

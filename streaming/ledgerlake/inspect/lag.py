@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.pipeline.checkpoint import Checkpoint
-from ledgerlake.source.bounds import entry_from, resolve_start, tail_once
+from ledgerlake.source.bounds import entry_from, latest_offset, resolve_start
 from ledgerlake.source.loss import is_another_topic
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire.message_id import BEFORE_ALL
@@ -68,7 +68,7 @@ def find_lags(config: Config) -> list[Lag]:
 
 
 def _lag(cluster: Cluster, name: str, taken: PartitionOffset) -> Lag:
-    tail = tail_once(cluster, name)
+    tail = latest_offset(cluster, name)
     if is_another_topic(taken, tail.position):
         lag = _lag(cluster, name, PartitionOffset(BEFORE_ALL))
         return replace(lag, taken=str(taken.position), is_another_topic=True)

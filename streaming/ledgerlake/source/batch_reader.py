@@ -28,8 +28,8 @@ class RangePartition(InputPartition):  # type: ignore[misc]
 
 
 class LedgerlakeBatchReader(DataSourceReader):  # type: ignore[misc]
-    """Reads from ``startingOffsets`` (default earliest) to ``endingOffsets`` (default what is there
-    now).
+    """Reads from ``startingOffsets`` (default earliest) to ``endingOffsets`` (default the end of the
+    topic now).
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -47,5 +47,5 @@ class LedgerlakeBatchReader(DataSourceReader):  # type: ignore[misc]
         return [RangePartition(span) for span in split(ranges(start, end), options.min_partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        # Where there is nothing to read, Spark reads a partition of its own.
+        # If there is no partition, Spark makes an empty one of its own class.
         return read_view(self._options, partition.span) if isinstance(partition, RangePartition) else iter(())

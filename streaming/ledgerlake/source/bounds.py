@@ -1,5 +1,5 @@
-"""From what a user says of a start or an end to a position: ids (PIP-107), times and indexes of the
-broker (PIP-70).
+"""Resolves the start and the end that a user gives to positions: ids (PIP-107), times and indexes of
+the broker (PIP-70).
 
     starts                                 ends
     earliest  before the first entry       latest    the last entry that there is
@@ -29,7 +29,7 @@ from ledgerlake.client.topics import partition_name, split_partition
 from ledgerlake.errors import CorruptEntryError, SetupError, TopicNotFoundError, UsageError
 from ledgerlake.options.bounds import After, AtIndex, AtTime, Before
 from ledgerlake.source.last_entry import last_position
-from ledgerlake.source.positions import Tail, next_until
+from ledgerlake.source.positions import LatestOffset, next_until
 from ledgerlake.source.search import StampedEntry, first_since, first_with_index
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire.entry import index_count, read_stamp
@@ -44,19 +44,19 @@ if TYPE_CHECKING:
 
 
 def resolve_start(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionOffset:
-    """The position after which a read begins.
+    """Return the position after which a read begins.
 
     Raises:
         SetupError: a start by index, and the entries have none.
-        UsageError: a start at a cursor, which only who holds it can resolve, or an id of another
-            partition.
+        UsageError: a start at a cursor, which only the reader that has the cursor can resolve, or an
+            id of another partition.
     """
     _check_partition(topic_partition, bound)
     if isinstance(bound, PartitionOffset):
         return replace(bound, clock_ms=None)
     if isinstance(bound, (AtTime, AtIndex)):
-        found, last = find(cluster, topic_partition, bound)
-        return PartitionOffset(last) if found is None else _before_message(found, bound)
+        entry, end = find_entry(cluster, topic_partition, bound)
+        return PartitionOffset(end) if entry is None else _before_message(entry, bound)
     if isinstance(bound, After):
         return _through(bound.message_id)
     if isinstance(bound, ChunkMessageId):
@@ -66,20 +66,20 @@ def resolve_start(cluster: Cluster, topic_partition: str, bound: Bound) -> Parti
     if bound == "cursor":
         raise UsageError("a start at the cursor is for streams with a subscription")
     if bound == "latest":
-        return tail_once(cluster, topic_partition)
+        return latest_offset(cluster, topic_partition)
     first = entry_from(cluster, topic_partition, BEFORE_ALL, AFTER_ALL)
     return PartitionOffset(BEFORE_ALL) if first is None else _before_entry(first.position)
 
 
 def resolve_end(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionOffset:
-    """The last entry, or part of one, of a bounded read.
+    """Return the end of a bounded read: the last entry, or the last message of a batch.
 
     Raises:
         SetupError: an end by index, and the entries have none.
         UsageError: an id of another partition.
     """
     _check_partition(topic_partition, bound)
-    return _reached(cluster, topic_partition, bound) or tail_once(cluster, topic_partition)
+    return _resolve_named_end(cluster, topic_partition, bound) or latest_offset(cluster, topic_partition)
 
 
 class EndBound:
@@ -94,28 +94,28 @@ class EndBound:
         self._cluster = cluster
         self._topic_partition = topic_partition
         self._bound = bound
-        self._known: PartitionOffset | None = None
+        self._end: PartitionOffset | None = None
 
-    def cap(self, tail: PartitionOffset) -> PartitionOffset:
-        """Return where the stream may read to, of a topic that ends at ``tail`` now."""
-        if self._known is None and self._may_be_reached(tail):
-            self._known = _reached(self._cluster, self._topic_partition, self._bound)
-        return self._known if self._known is not None and tail.is_beyond(self._known) else tail
+    def cap(self, latest: PartitionOffset) -> PartitionOffset:
+        """Return where the stream may read to, if the topic ends at ``latest`` now."""
+        if self._end is None and self._may_be_reached(latest):
+            self._end = _resolve_named_end(self._cluster, self._topic_partition, self._bound)
+        return self._end if self._end is not None and latest.is_beyond(self._end) else latest
 
-    def _may_be_reached(self, tail: PartitionOffset) -> bool:
-        """Return whether it is worth looking at the topic."""
-        if self._bound == "latest" or tail.position == BEFORE_ALL:
+    def _may_be_reached(self, latest: PartitionOffset) -> bool:
+        """Return whether the topic may have reached the end, so that it is worth to look for it."""
+        if self._bound == "latest" or latest.position == BEFORE_ALL:
             return False
-        if isinstance(self._bound, AtTime) and tail.index is not None and tail.time_ms is not None:
-            return tail.time_ms >= self._bound.time_ms
-        if isinstance(self._bound, AtIndex) and tail.index is not None:
-            return tail.index >= self._bound.index
+        if isinstance(self._bound, AtTime) and latest.index is not None and latest.time_ms is not None:
+            return latest.time_ms >= self._bound.time_ms
+        if isinstance(self._bound, AtIndex) and latest.index is not None:
+            return latest.index >= self._bound.index
         return True
 
 
-def find(cluster: Cluster, topic_partition: str, bound: AtTime | AtIndex) -> tuple[StampedEntry | None, Position]:
-    """The entry that a time or an index means, None if the topic has not reached it; and where the
-    topic ends.
+def find_entry(cluster: Cluster, topic_partition: str, bound: AtTime | AtIndex) -> tuple[StampedEntry | None, Position]:
+    """Return the entry that a time or an index means, None if the topic has not reached it; and
+    where the topic ends.
 
     Raises:
         SetupError: by index, and the entries have none.
@@ -139,8 +139,8 @@ def find(cluster: Cluster, topic_partition: str, bound: AtTime | AtIndex) -> tup
 
 
 def entry_from(cluster: Cluster, topic_partition: str, position: Position, last: Position) -> StampedEntry | None:
-    """The first readable entry at a position or behind it, up to ``last`` (``AFTER_ALL``: up to the
-    end).
+    """Return the first readable entry at a position or behind it, up to ``last`` (``AFTER_ALL``: up
+    to the end of the topic); None if there is none.
     """
     before = position if position == BEFORE_ALL else position.before
     reader = EntryReader(cluster, topic_partition, before, window=1)
@@ -156,8 +156,8 @@ def entry_from(cluster: Cluster, topic_partition: str, position: Position, last:
 
 
 def first_available(cluster: Cluster, topic_partition: str) -> Position:
-    """Before everything that the topic still holds, be it deliverable or not: its first ledger, and
-    no entry of it.
+    """Return the position before everything that the topic still holds, deliverable or not: the
+    first ledger, before its first entry.
     """
     reader = EntryReader(cluster, topic_partition, BEFORE_ALL, window=1)
     try:
@@ -171,7 +171,7 @@ def first_available(cluster: Cluster, topic_partition: str) -> Position:
 
 
 def end_position(cluster: Cluster, topic_partition: str) -> Position:
-    """The last entry that there is now; ``BEFORE_ALL`` for an empty topic."""
+    """Return the topic's last entry now; ``BEFORE_ALL`` for an empty topic."""
     reader = EntryReader(cluster, topic_partition, AFTER_ALL)
     try:
         return last_position(reader) or BEFORE_ALL
@@ -179,27 +179,27 @@ def end_position(cluster: Cluster, topic_partition: str) -> Position:
         reader.close()
 
 
-def tail_once(cluster: Cluster, topic_partition: str) -> PartitionOffset:
+def latest_offset(cluster: Cluster, topic_partition: str) -> PartitionOffset:
     """Return where a topic partition ends now, with the broker's time and index of its last entry."""
-    tail = Tail(cluster, topic_partition)
+    latest = LatestOffset(cluster, topic_partition)
     try:
-        found = tail.now()
-        if tail.is_gone:
+        offset = latest.get()
+        if latest.is_gone:
             raise TopicNotFoundError(f"the topic {topic_partition} does not exist; create it or correct its name")
-        return found
+        return offset
     finally:
-        tail.close()
+        latest.close()
 
 
 def matching_partitions(topic_partitions: Sequence[str], bound: Bound) -> Sequence[str]:
-    """Return the topic partitions that a bound may be of; all if it is of none of them, which is
-    then an error.
+    """Return the topic partitions that a bound may belong to; all if it belongs to none, so that
+    resolving it raises an error.
     """
-    return [name for name in topic_partitions if _is_of(name, bound)] or topic_partitions
+    return [name for name in topic_partitions if _may_belong(name, bound)] or topic_partitions
 
 
 def _check_partition(topic_partition: str, bound: Bound) -> None:
-    if _is_of(topic_partition, bound):
+    if _may_belong(topic_partition, bound):
         return
     message_id = _message_id(bound)
     assert message_id is not None
@@ -213,9 +213,9 @@ def _check_partition(topic_partition: str, bound: Bound) -> None:
     raise UsageError(f"the message id {message_id} is of partition {partition}, not of {topic_partition}{advice}")
 
 
-def _is_of(topic_partition: str, bound: Bound) -> bool:
-    """Return whether a bound can be one of a topic partition: no id, or one of that partition or of
-    none that it says.
+def _may_belong(topic_partition: str, bound: Bound) -> bool:
+    """Return whether a bound may belong to a topic partition: it is no id, or its id names that
+    partition or none.
     """
     message_id = _message_id(bound)
     if message_id is None or partition_of(message_id) < 0:
@@ -230,15 +230,15 @@ def _message_id(bound: Bound) -> AnyMessageId | None:
     return bound if isinstance(bound, (MessageId, ChunkMessageId)) else None
 
 
-def _reached(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionOffset | None:
-    """The end that is meant, or None if that is the end of the topic."""
+def _resolve_named_end(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionOffset | None:
+    """Return the end that a bound names; None if that is the end of the topic."""
     if isinstance(bound, PartitionOffset):
         return replace(bound, clock_ms=None)
     if isinstance(bound, (AtTime, AtIndex)):
-        found, _ = find(cluster, topic_partition, bound)
-        if found is None:
+        entry, _ = find_entry(cluster, topic_partition, bound)
+        if entry is None:
             return None
-        return _before_found(found) if isinstance(bound, AtTime) else _through_message(found, bound)
+        return _before_stamped(entry) if isinstance(bound, AtTime) else _through_message(entry, bound)
     if isinstance(bound, Before):
         return _before(bound.message_id.last if isinstance(bound.message_id, ChunkMessageId) else bound.message_id)
     if isinstance(bound, (MessageId, ChunkMessageId)):
@@ -246,30 +246,30 @@ def _reached(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionO
     return PartitionOffset(BEFORE_ALL) if bound == "earliest" else None
 
 
-def _before_found(found: StampedEntry) -> PartitionOffset:
-    first_index = found.first_index
-    return replace(_before_entry(found.position), index=first_index - 1 if first_index else None)
+def _before_stamped(entry: StampedEntry) -> PartitionOffset:
+    first_index = entry.first_index
+    return replace(_before_entry(entry.position), index=first_index - 1 if first_index else None)
 
 
-def _before_message(found: StampedEntry, bound: AtTime | AtIndex) -> PartitionOffset:
-    first_index = found.first_index
+def _before_message(entry: StampedEntry, bound: AtTime | AtIndex) -> PartitionOffset:
+    first_index = entry.first_index
     if isinstance(bound, AtTime) or first_index is None or bound.index <= first_index:
-        return _before_found(found)
-    return _inside(found, bound.index - first_index - 1, bound.index - 1)
+        return _before_stamped(entry)
+    return _inside(entry, bound.index - first_index - 1, bound.index - 1)
 
 
-def _through_message(found: StampedEntry, bound: AtIndex) -> PartitionOffset:
-    first_index, last_index = found.first_index, found.stamp.index
+def _through_message(entry: StampedEntry, bound: AtIndex) -> PartitionOffset:
+    first_index, last_index = entry.first_index, entry.stamp.index
     if first_index is None or bound.index < first_index:
-        # That number was given to something that is no message any more.
-        return _before_found(found)
+        # The broker gave that index to an entry that is gone or holds no message.
+        return _before_stamped(entry)
     if bound.index == last_index:
-        return PartitionOffset(found.position, None, found.stamp.time_ms, last_index)
-    return _inside(found, bound.index - first_index, bound.index)
+        return PartitionOffset(entry.position, None, entry.stamp.time_ms, last_index)
+    return _inside(entry, bound.index - first_index, bound.index)
 
 
-def _inside(found: StampedEntry, batch_index: int, index: int) -> PartitionOffset:
-    return PartitionOffset(found.position.before, batch_index, None, index)
+def _inside(entry: StampedEntry, batch_index: int, index: int) -> PartitionOffset:
+    return PartitionOffset(entry.position.before, batch_index, None, index)
 
 
 def _before(message_id: MessageId) -> PartitionOffset:

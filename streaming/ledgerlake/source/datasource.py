@@ -16,7 +16,7 @@ from ledgerlake.decode import schema
 from ledgerlake.decode.compat import compat_columns
 from ledgerlake.decode.typed import typed_columns
 from ledgerlake.options.source_options import parse_options
-from ledgerlake.source.value_schemas import find_value_schema, note_schema, noted_schema
+from ledgerlake.source.value_schemas import attach_schema, attached_schema, find_value_schema
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -37,10 +37,10 @@ class ReadingDataSource(DataSource):  # type: ignore[misc]
         options = parse_options(self.options)
         if options.view not in ("messages", "compat"):
             return from_arrow_schema(_ARROW_SCHEMAS[options.view])
-        found = find_value_schema(options) if options.is_typed else None
-        columns = schema.VIEW if found is None else typed_columns(schema.VIEW, found)
-        shown = from_arrow_schema(compat_columns(columns) if options.view == "compat" else columns)
-        return shown if found is None else note_schema(shown, found)
+        value_schema = find_value_schema(options) if options.is_typed else None
+        arrow_schema = schema.VIEW if value_schema is None else typed_columns(schema.VIEW, value_schema)
+        columns = from_arrow_schema(compat_columns(arrow_schema) if options.view == "compat" else arrow_schema)
+        return columns if value_schema is None else attach_schema(columns, value_schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from ledgerlake.source.batch_reader import LedgerlakeBatchReader
@@ -53,8 +53,8 @@ class ReadingDataSource(DataSource):  # type: ignore[misc]
         return LedgerlakeStreamReader(self._options_with(schema))
 
     def _options_with(self, schema: StructType) -> SourceOptions:
-        """The options of a read, with what its columns say of the values."""
+        """Return the options of a read, with the schema of the values that its columns carry."""
         options = parse_options(self.options)
         if not options.is_typed:
             return options
-        return replace(options, value_schema=noted_schema(schema) or find_value_schema(options))
+        return replace(options, value_schema=attached_schema(schema) or find_value_schema(options))

@@ -1,13 +1,14 @@
-"""Where a topic partition ends for a reader: the last message that it will really get (PIP-429).
+"""Finds where a topic partition ends for a reader: the last message that it will really get
+(PIP-429).
 
-For an ordinary read that is what the broker answers. The end of a compacted read is found from the
-entry behind that answer, if a broker sends one. If the broker cannot tell, as those of Pulsar 4.0
-cannot when compaction left an encrypted or an oddly compressed batch at the end, it is looked for
-here, from the end of the topic backwards.
+For an ordinary read the broker answers that. The end of a compacted read is found from the entry
+behind the broker's answer, if it sends one. A broker of Pulsar 4.0 cannot answer if compaction left
+an encrypted or an oddly compressed batch at the end; then the last message is looked for here, from
+the end of the topic backwards.
 
-A broker stores whatever a producer sends as metadata. Where the last entry of a topic is none that
-it can read, it can neither tell the last message nor deliver that entry, until another follows.
-Then the end is what a reader gets of the topic by reading on.
+A broker stores whatever a producer sends as metadata. If it cannot read the last entry of a topic,
+it can neither tell the last message nor deliver that entry until another one follows. Then the end
+is the last entry that a reader gets by reading on.
 """
 
 from __future__ import annotations
@@ -33,32 +34,31 @@ if TYPE_CHECKING:
     from ledgerlake.wire.connection import EntryReceived, LastMessageIdReceived
     from ledgerlake.wire.last_message import PayloadToMessageIdConverter
 
-# How long a reader that gets nothing may still get something, of a topic that another reader gets
-# entries of meanwhile.
+# How long to wait for a reader that gets nothing, while another reader gets entries of the topic.
 _QUIET_S = 2.0
 
-# The same if something that is missed is found with the next look.
+# The same if an entry that comes too late is found the next time.
 _QUIET_AT_END_S = 0.5
 
 _log = logging.getLogger(__name__)
 
 
-def last_position(reader: EntryReader, known: Position = BEFORE_ALL) -> Position | None:
-    """The last entry that a reader will get of what is there now, or None if there is none.
+def last_position(reader: EntryReader, known_end: Position = BEFORE_ALL) -> Position | None:
+    """Return the last entry of the topic now that a reader will get; None if there is none.
 
     Args:
-        known: an entry up to which nothing needs to be looked for, if the broker cannot tell.
+        known_end: an entry behind which to read on, if the broker cannot tell the last one.
 
     Raises:
         As ``last_message``.
     """
-    found = last_message(reader, known)
-    return None if found is None else found.position
+    message_id = last_message(reader, known_end)
+    return None if message_id is None else message_id.position
 
 
-def last_message(reader: EntryReader, known: Position = BEFORE_ALL) -> MessageId | None:
-    """The last message that a reader will get of what is there now, or None if there is none;
-    ``known``: see ``last_position``.
+def last_message(reader: EntryReader, known_end: Position = BEFORE_ALL) -> MessageId | None:
+    """Return the last message of the topic now that a reader will get; None if there is none.
+    ``known_end``: see ``last_position``.
 
     Raises:
         SetupError: a converter of the user's failed, or does not exist.
@@ -66,7 +66,7 @@ def last_message(reader: EntryReader, known: Position = BEFORE_ALL) -> MessageId
     """
     received = reader.last_message()
     if received is None:
-        return _search(reader) if reader.read_compacted else _read_on(reader, known)
+        return _search(reader) if reader.read_compacted else _read_on(reader, known_end)
     answered = from_wire(received.answer.last_message_id)
     if answered.ledger_id < 0 or answered.entry_id < 0:
         return None
@@ -76,7 +76,7 @@ def last_message(reader: EntryReader, known: Position = BEFORE_ALL) -> MessageId
 
 
 def _of_last_entry(reader: EntryReader, answered: MessageId, received: LastMessageIdReceived) -> MessageId | None:
-    """Return the content of the last entry that an answer names; None if we cannot read it."""
+    """Return the last message in the entry that came with an answer; None if it cannot be read."""
     try:
         return _convert(reader, answered.position, received.entry)
     except CorruptEntryError as error:
@@ -85,7 +85,7 @@ def _of_last_entry(reader: EntryReader, answered: MessageId, received: LastMessa
 
 
 def _convert(reader: EntryReader, position: Position, stored: bytes | memoryview) -> MessageId:
-    """The id of the last message in an entry.
+    """Return the id of the last message in an entry.
 
     Raises:
         CorruptEntryError: it does not parse.
@@ -124,14 +124,14 @@ def _plain_payload(entry: RawEntry, crypto: CryptoSettings) -> bytes | None:
     )
 
 
-def _read_on(reader: EntryReader, known: Position) -> MessageId | None:
-    """The last entry behind a known one that a reader gets before it stays quiet; the known one if
-    it gets none.
+def _read_on(reader: EntryReader, known_end: Position) -> MessageId | None:
+    """Return the last entry behind ``known_end`` that a reader gets before no more come; ``known_end``
+    if it gets none.
     """
     _log.warning(
-        "the last entry of %s is none that the broker can read; reading on from %s", reader.topic_partition, known
+        "the last entry of %s is none that the broker can read; reading on from %s", reader.topic_partition, known_end
     )
-    following = EntryReader(reader.cluster, reader.topic_partition, known)
+    following = EntryReader(reader.cluster, reader.topic_partition, known_end)
     try:
         while following.next_together(_QUIET_AT_END_S) is not None:
             pass
@@ -141,14 +141,14 @@ def _read_on(reader: EntryReader, known: Position) -> MessageId | None:
 
 
 def _search(reader: EntryReader) -> MessageId | None:
-    """The last message that a compacted reader gets, looked for from the end of the uncompacted
-    topic backwards.
+    """Return the last message that a compacted reader gets, looked for from the end of the
+    uncompacted topic backwards; None if it gets none.
     """
-    raw = EntryReader(reader.cluster, reader.topic_partition, AFTER_ALL, read_compacted=False)
+    uncompacted = EntryReader(reader.cluster, reader.topic_partition, AFTER_ALL, read_compacted=False)
     try:
-        end = last_position(raw)
+        end = last_position(uncompacted)
     finally:
-        raw.close()
+        uncompacted.close()
     if end is None:
         return None
     for start in _backwards(end):
@@ -162,8 +162,8 @@ def _search(reader: EntryReader) -> MessageId | None:
 
 
 def _backwards(end: Position) -> Iterator[Position]:
-    """Positions to read behind: just before the end, twice as far each time, the ledger's begin,
-    the topic's.
+    """Yield positions to read behind: just before the end, twice as far each time, the beginning of
+    the ledger, that of the topic.
     """
     distance = 1
     while distance <= end.entry_id:
@@ -174,14 +174,14 @@ def _backwards(end: Position) -> Iterator[Position]:
 
 
 def _last_entry_from(reader: EntryReader, after: Position, end: Position) -> EntryReceived | None:
-    """The last entry behind a position, up to ``end``, that a compacted reader gets; None when it
-    stays quiet.
+    """Return the last entry behind a position, up to ``end``, that a compacted reader gets; None if
+    none comes.
     """
     following = EntryReader(reader.cluster, reader.topic_partition, after)
-    found = None
+    last_entry = None
     try:
         while following.after < end and (entry := following.next(_QUIET_S)) is not None:
-            found = entry
+            last_entry = entry
     finally:
         following.close()
-    return found
+    return last_entry

@@ -1,33 +1,33 @@
-"""Loss, told apart from holes: what was in the topic, was never read, and is not there any more.
+"""Tells loss from holes. An entry is lost if it was in the topic, was never read, and is gone.
 
 Entry ids have legal gaps: ledgers change, transaction markers and aborted transactions are never
 delivered, compaction takes entries away, the chunks of one message stand between those of others. A
 broker removes only whole ledgers from the front, by retention, truncation, or when a topic is
-deleted. So nothing is lost as long as the ledger of the last entry taken is still there; once it is
-gone, the broker's index (PIP-70), which counts every message, says whether anything stood between.
+deleted. So nothing is lost as long as the ledger of the last entry read is still there. Once that
+is gone, the broker's index (PIP-70), which counts every message, says whether messages are missing.
 
 If there is no index to compare, a durable cursor of ours decides. A broker keeps every ledger with
-an entry that a cursor has not passed, so a ledger that is gone was read whole. That ends if
-somebody else moved the cursor (message TTL, an operator), which shows as a cursor beyond what was
-taken, or if a ledger is gone of which the range itself has read something or was to: a cursor
-passes a range only when it is committed. Without a cursor something may have stood between, and
-that counts as loss.
+an entry that a cursor has not passed, so a ledger that is gone was read whole. There are two
+exceptions: somebody else moved the cursor (message TTL, an operator), so that it is beyond the last
+entry read; or a ledger is gone that the range itself has read or was to read, although a cursor
+passes a range only when it is committed. Without a cursor there may have been messages in between,
+and that counts as loss.
 
-The broker tells who holds a subscription where it stands, and nobody else. So of a range without an
-index that goes from one ledger into another it is asked anew: by the planner of the bare source
-when it plans the range, by the driver of a pipeline before the tasks begin, which it tells by a
-local property of their job (``tell_tasks``).
+A broker tells the position of a cursor only to the consumer that holds the subscription. So if a
+range without an index goes from one ledger into another, that consumer asks again: the planner of
+the bare source when it plans the range, the driver of a pipeline before the tasks begin. The driver
+tells the tasks by a local property of their job (``tell_tasks``).
 
-Nothing shows that a cursor was moved just to the end of a ledger, or removed and made again: if a
-ledger that was read whole is removed, the broker itself moves the cursor before the first entry of
-the next one.
+Two things stay undetected: that a cursor was moved just to the end of a ledger, and that it was
+removed and created again. If a ledger that was read whole is removed, the broker itself moves the
+cursor before the first entry of the next one.
 
-A topic that ends before what was read of it is another one of that name (``is_another_topic``): the
-cluster was made anew, or the address leads to another one.
+A topic that ends before the last entry that was read of it is another one of that name
+(``is_another_topic``): the cluster was made anew, or the address leads to another one.
 
-What a broker numbers and never delivers, such as the marker of a transaction at the end of a ledger
-that was then removed, cannot be told from a message here: so the count of lost messages says "at
-most".
+Some entries have an index and are never delivered, such as a transaction marker at the end of a
+ledger that was then removed. They cannot be told from messages here: so the count of lost messages
+says "at most".
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class LastRead:
 class Loss:
     """A range of a topic partition that is gone: behind ``after``, and before ``before``.
 
-    ``messages`` is how many there were at most; None if nobody knows. ``is_new_topic`` says that
-    the numbers begin again: the topic was deleted and created anew. ``cause`` ends the sentence on
-    it.
+    ``messages`` is how many there were at most; None if that is unknown. ``is_new_topic`` says that
+    the indexes begin again: the topic was deleted and created anew. ``cause`` ends the sentence
+    about the loss.
     """
 
     after: Position
@@ -76,7 +76,7 @@ class Loss:
 
     @property
     def first(self) -> Position:
-        """The first position that is missing."""
+        """Return the first position that is missing."""
         return self.after.next
 
     def sentence(self) -> str:
@@ -119,27 +119,27 @@ def find_loss(
     return Loss(last_read.position, following, between, False) if between else None
 
 
-def moved_to(marked: Position, taken: Position) -> Position:
+def moved_to(marked: Position, last_read: Position) -> Position:
     """Return the position to which somebody else moved a cursor over unread entries; ``BEFORE_ALL``
     if nobody did.
 
     Args:
         marked: the cursor's mark-delete position.
-        taken: the last entry that was read.
+        last_read: the last entry that was read.
     """
-    return marked if marked.entry_id >= 0 and marked > taken else BEFORE_ALL
+    return marked if marked.entry_id >= 0 and marked > last_read else BEFORE_ALL
 
 
-def is_another_topic(taken: PartitionOffset, end: Position) -> bool:
-    """Return whether a topic that ends at ``end`` cannot be the one that was read up to ``taken``,
+def is_another_topic(read_to: PartitionOffset, end: Position) -> bool:
+    """Return whether a topic that ends at ``end`` cannot be the one that was read up to ``read_to``,
     but has taken its name.
 
-    Ledger ids only rise in a cluster, and a broker never says that a topic ends before an entry
-    that it has delivered: it says nothing (entry -1) if no entry is left. A position that only
-    somebody named, or at which no entry was read, may lie beyond the end; one of an entry that was
-    read has a time.
+    Ledger ids only rise in a cluster, and a broker never answers that a topic ends before an entry
+    that it has delivered: if no entry is left, it answers entry -1. A position that a user gave, or
+    at which no entry was read, may lie beyond the end; the offset of an entry that was read has a
+    time.
     """
-    return taken.time_ms is not None and end.entry_id >= 0 and end.ledger_id < taken.position.ledger_id
+    return read_to.time_ms is not None and end.entry_id >= 0 and end.ledger_id < read_to.position.ledger_id
 
 
 def tell_tasks(context: SparkContext, moved: dict[str, Position]) -> None:

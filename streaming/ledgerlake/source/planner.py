@@ -5,10 +5,10 @@ Rules kept here:
     broker.
   - With ``Trigger.AvailableNow`` the end is fixed once, and the limits still hold. A stream with an
     end never reads past it.
-  - If nothing new has come, a batch is planned all the same for a topic partition that asked to be
-    woken (``wakes``). While entries come, their broker times say what time it is; if the broker
-    says none, the clock is ours then too.
-  - A batch of fewer messages than asked for may be held back (``admission``), but never one with
+  - If nothing new has come, a batch is planned all the same for a topic partition whose wake-up
+    time has come (``wake_ups``). While entries come, their broker times say what time it is; if the
+    broker gives none, the planner's clock does.
+  - A batch of fewer messages than asked for may be deferred (``admission``), but never one with
     something due.
   - A position that did not move keeps the very JSON it had, since Spark takes a changed offset for
     new data.
@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.errors import DataLossError, TopicNotFoundError
-from ledgerlake.source.admission import Admission
+from ledgerlake.source.admission import BatchAdmission
 from ledgerlake.source.bounds import EndBound, resolve_start
 from ledgerlake.source.loss import is_another_topic
 from ledgerlake.source.planning import share
-from ledgerlake.source.positions import BacklogCounts, LimitPlanner, Tail, look_at_all
+from ledgerlake.source.positions import BacklogCounts, LatestOffset, LimitPlanner, refresh_all
 from ledgerlake.source.source_cursors import SourceCursors
 from ledgerlake.source.topic_list import TopicList
 from ledgerlake.source.wake_ups import load_wakes
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ledgerlake.source.planning import EntryRange
     from ledgerlake.wire.message_id import Position
 
-# Between two questions to a broker that says what it should not.
+# Between two questions to a broker that seems to have another topic.
 _SURE_S = 0.5
 
 # How often a batch is planned of an idle topic if nobody says when one is wanted.
@@ -62,18 +62,18 @@ class Planner:
         self._options = options
         self._cluster = Cluster(options.client)
         self._topics = TopicList(self._cluster, options.topics)
-        self._tails: dict[str, Tail] = {}
+        self._latest: dict[str, LatestOffset] = {}
         self._end_bounds: dict[str, EndBound] = {}
         self._limit_planners: dict[str, LimitPlanner] = {}
         self._cursors = SourceCursors(self._cluster, options)
         self._fixed_end: Offset | None = None
         self._fixed_clock_ms: int | None = None
-        self._admission: Admission | None = None
+        self._admission: BatchAdmission | None = None
         if options.min_rows_per_trigger:
-            self._admission = Admission(options.min_rows_per_trigger, options.max_trigger_delay_ms)
+            self._admission = BatchAdmission(options.min_rows_per_trigger, options.max_trigger_delay_ms)
             self._backlog = BacklogCounts(self._cluster, options.min_rows_per_trigger)
         self._warned = False
-        self._look_for_topics()
+        self._refresh_topics()
 
     def initial(self) -> Offset:
         """Return where the query begins."""
@@ -86,23 +86,23 @@ class Planner:
             return PartitionOffset(position)
         return resolve_start(self._cluster, name, bound)
 
-    def _look_for_topics(self) -> None:
-        """Find out which topics and partitions there are, now and then; those that are new have no
-        start, and are read from the beginning.
+    def _refresh_topics(self) -> None:
+        """Now and then, ask which topics and partitions there are. A new one has no start, and is
+        read from its beginning.
         """
-        if not self._topics.is_time_to_look():
+        if not self._topics.is_due():
             return
         try:
-            self._topics.look(may_wait=not self._tails)
+            self._topics.refresh(may_wait=not self._latest)
         except TopicNotFoundError:
-            if self._options.fail_on_data_loss or not self._tails:
+            if self._options.fail_on_data_loss or not self._latest:
                 raise
         names = self._topics.names
-        for name in [name for name, tail in self._tails.items() if tail.is_gone and name in names]:
-            # It is made again, as far as the list of topics says.
+        for name in [name for name, latest in self._latest.items() if latest.is_gone and name in names]:
+            # The list of topics says that it was created again.
             with contextlib.suppress(TopicNotFoundError):
                 self._begin(name)
-        for name in sorted(names - set(self._tails)):
+        for name in sorted(names - set(self._latest)):
             self._begin(name)
 
     def _begin(self, name: str) -> None:
@@ -110,42 +110,43 @@ class Planner:
         self._cursors.begin(name)
 
     def _watch(self, name: str) -> None:
-        self._tails[name] = Tail(self._cluster, name)
+        self._latest[name] = LatestOffset(self._cluster, name)
         self._end_bounds[name] = EndBound(self._cluster, name, self._options.ending_of(name))
         self._limit_planners[name] = LimitPlanner(self._cluster, name)
 
-    def _forget_deleted(self, start: Offset, ends: Offset, waiting: Collection[str]) -> Offset:
-        """The start without topic partitions that are deleted and were read whole: one made again
-        is a new one.
+    def _forget_deleted(self, start: Offset, ends: Offset, delayed: Collection[str]) -> Offset:
+        """Return the start without topic partitions that are deleted and were read to their end. If
+        one is created again, it is read from its beginning.
 
         Args:
-            waiting: those of which something may wait in the query's state. They stay, for the
-                clock of their batches, and nothing of them was read.
+            delayed: topic partitions that may have messages in the query's state. They stay in the
+                start, with the clock of their batches, and as if nothing of them was read.
         """
-        nothing = PartitionOffset(BEFORE_ALL)
+        unread = PartitionOffset(BEFORE_ALL)
         result = dict(start)
-        for name in [name for name, tail in self._tails.items() if tail.is_gone and name not in self._topics.names]:
-            begin, end = start.get(name, nothing), ends.get(name, nothing)
-            if end.is_beyond(begin) or (name in waiting and begin.position == BEFORE_ALL):
+        deleted = [name for name, latest in self._latest.items() if latest.is_gone and name not in self._topics.names]
+        for name in deleted:
+            begin, end = start.get(name, unread), ends.get(name, unread)
+            if end.is_beyond(begin) or (name in delayed and begin.position == BEFORE_ALL):
                 continue
-            if end == nothing and begin.position != BEFORE_ALL:
+            if end == unread and begin.position != BEFORE_ALL:
                 _log.warning("%s was deleted while nobody read it; what it had beyond %s is lost", name, begin)
-            for known in (self._tails, self._end_bounds, self._limit_planners, ends, result):
-                known.pop(name, None)
+            for by_name in (self._latest, self._end_bounds, self._limit_planners, ends, result):
+                by_name.pop(name, None)
             self._cursors.forget(name)
-            if name in waiting:
-                result[name] = replace(nothing, clock_ms=begin.clock_ms)
+            if name in delayed:
+                result[name] = replace(unread, clock_ms=begin.clock_ms)
         return result
 
-    def _begin_others_anew(self, start: Offset, ends: Offset) -> Offset:
-        """The start with nothing read of topic partitions that are others than those that were
-        read.
+    def _restart_replaced(self, start: Offset, ends: Offset) -> Offset:
+        """Return the start with nothing read of topic partitions that are other topics of the same
+        name than those that were read.
 
         Raises:
-            DataLossError: there is one, and there must not be.
+            DataLossError: there is one, and the options forbid it.
         """
         result = dict(start)
-        for name, end in self._others(start).items():
+        for name, end in self._replaced(start).items():
             if self._options.fail_on_data_loss:
                 raise DataLossError(
                     f"{name}: the stream has read up to {start[name].position}, and the topic ends before that, at {end}: it "
@@ -159,79 +160,76 @@ class Planner:
                 end,
                 start[name].position,
             )
-            for known in (self._tails, self._end_bounds, self._limit_planners, ends):
-                known.pop(name, None)
+            for by_name in (self._latest, self._end_bounds, self._limit_planners, ends):
+                by_name.pop(name, None)
             result[name] = PartitionOffset(BEFORE_ALL, clock_ms=start[name].clock_ms)
         return result
 
-    def _others(self, start: Offset) -> dict[str, Position]:
-        """The topic partitions that took the name of one that was read, and where they end; asked
-        more than once.
+    def _replaced(self, start: Offset) -> dict[str, Position]:
+        """Return the topic partitions that took the name of one that was read, and where they end;
+        the broker is asked more than once.
         """
         # What compaction leaves may end before what was read.
-        found = {} if self._options.client.read_compacted else dict.fromkeys(start, BEFORE_ALL)
+        ends = {} if self._options.client.read_compacted else dict.fromkeys(start, BEFORE_ALL)
         for is_last in (False, False, True):
-            known = {name: self._tails[name] for name in found if name in self._tails}
-            found = {
-                name: tail.answered
-                for name, tail in known.items()
-                if not tail.is_gone and is_another_topic(start[name], tail.answered)
+            suspects = {name: self._latest[name] for name in ends if name in self._latest}
+            ends = {
+                name: latest.answered
+                for name, latest in suspects.items()
+                if not latest.is_gone and is_another_topic(start[name], latest.answered)
             }
-            if not found or is_last:
+            if not ends or is_last:
                 break
             time.sleep(_SURE_S)
-            for name in found:
-                known[name].ask_afresh()
-        return found
+            for name in ends:
+                suspects[name].ask_anew()
+        return ends
 
-    def tails(self) -> Offset:
+    def latest_offsets(self) -> Offset:
         """Return where the topic partitions end now, or where the stream ends before that."""
-        self._look_for_topics()
-        look_at_all(self._tails.values())
-        found = {name: tail.now() for name, tail in self._tails.items()}
-        self._warn_without_broker_metadata(found)
-        return {name: self._end_bounds[name].cap(one) for name, one in found.items()}
+        self._refresh_topics()
+        refresh_all(self._latest.values())
+        offsets = {name: latest.get() for name, latest in self._latest.items()}
+        self._warn_without_broker_metadata(offsets)
+        return {name: self._end_bounds[name].cap(offset) for name, offset in offsets.items()}
 
     def fix_end(self) -> None:
         """Read no further than to where the topic partitions end now."""
         self._fixed_clock_ms = _clock_ms()
-        self._fixed_end = self.tails()
+        self._fixed_end = self.latest_offsets()
 
-    def latest(self, start: Offset, limited: bool) -> Offset:
+    def plan_end(self, start: Offset, limited: bool) -> Offset:
         """Return where the micro-batch ends that begins at ``start``; ``start`` itself if none is
         wanted.
 
         Raises:
             DataLossError: a topic is another one than the one that was read.
         """
-        for name, one in start.items():
-            if name not in self._tails and self._options.topics.includes(name):
-                # It was there before. Whether it is deleted, the broker says.
+        for name, offset in start.items():
+            if name not in self._latest and self._options.topics.includes(name):
+                # It was there before. Ask the broker whether it is deleted.
                 self._watch(name)
-                self._tails[name].now()
-            elif name in self._tails:
-                self._tails[name].remember(one)
+                self._latest[name].get()
+            elif name in self._latest:
+                self._latest[name].remember(offset)
         # Spark asks for what follows a batch only once that batch is committed, and tells so itself
         # only with the next one.
         self._cursors.advance(start)
-        wakes_ms = self._wakes_ms(start)
-        clock_ms, woken = self._woken(start, wakes_ms)
-        ends = dict(self._fixed_end or self.tails())
-        start = self._begin_others_anew(self._forget_deleted(start, ends, wakes_ms), ends)
-        nothing = PartitionOffset(BEFORE_ALL)
-        moved = [name for name in ends if ends[name].is_beyond(start.get(name, nothing))]
-        if moved and self._is_held_back(start, {name: ends[name] for name in moved}, woken):
+        wakeups_ms = self._wakeups_ms(start)
+        clock_ms, woken = self._woken(start, wakeups_ms)
+        ends = dict(self._fixed_end or self.latest_offsets())
+        start = self._restart_replaced(self._forget_deleted(start, ends, wakeups_ms), ends)
+        unread = PartitionOffset(BEFORE_ALL)
+        moved = [name for name in ends if ends[name].is_beyond(start.get(name, unread))]
+        if moved and self._should_defer(start, {name: ends[name] for name in moved}, woken):
             return start
-        rows, size = (
-            share(self._options.max_rows_per_trigger, len(moved)),
-            share(self._options.max_bytes_per_trigger, len(moved)),
-        )
+        max_rows = share(self._options.max_rows_per_trigger, len(moved))
+        max_bytes = share(self._options.max_bytes_per_trigger, len(moved))
         result = dict(start)
         for name in moved:
-            if limited and (rows is not None or size is not None):
-                result[name] = self._limit_planners[name].advance(
-                    start.get(name, nothing).position, ends[name], rows, size
-                )
+            if limited and (max_rows is not None or max_bytes is not None):
+                begin = start.get(name, unread).position
+                result[name] = self._limit_planners[name].advance(begin, ends[name], max_rows, max_bytes)
             else:
                 result[name] = ends[name]
         for name in woken:
@@ -240,40 +238,40 @@ class Planner:
             if name not in moved or result[name].index is None or ends_here:
                 result[name] = replace(result[name], clock_ms=clock_ms)
         if self._options.wakes is not None:
-            # Producers' clocks are no clock, so without the broker's each batch needs ours.
+            # Producers' clocks do not count, so without the broker's each batch needs the planner's.
             for name in moved:
                 if result[name].index is None and result[name].time_ms is not None:
                     result[name] = replace(result[name], clock_ms=clock_ms)
         return result
 
-    def _is_held_back(self, start: Offset, ends: Offset, woken: list[str]) -> bool:
-        """Return whether a micro-batch waits for more messages; due messages never wait, nor does a
-        run that ends with what is there now.
+    def _should_defer(self, start: Offset, ends: Offset, woken: list[str]) -> bool:
+        """Return whether to wait for more messages before a micro-batch. A batch with due messages
+        does not wait, nor does a run whose end is fixed.
         """
-        due = woken and self._options.wakes != "always"
-        if self._admission is None or self._fixed_end is not None or due:
+        is_due = woken and self._options.wakes != "always"
+        if self._admission is None or self._fixed_end is not None or is_due:
             return False
-        return self._admission.holds(self._backlog.total(start, ends), _clock_ms())
+        return self._admission.should_defer(self._backlog.total(start, ends), _clock_ms())
 
-    def _wakes_ms(self, start: Offset) -> dict[str, int]:
+    def _wakeups_ms(self, start: Offset) -> dict[str, int]:
         """Return when topic partitions want a batch although nothing new has come."""
         if self._options.wakes is None:
             return {}
         if self._options.wakes == "always":
-            return {name: (one.clock_ms or 0) + _TICK_MS for name, one in start.items()}
+            return {name: (offset.clock_ms or 0) + _TICK_MS for name, offset in start.items()}
         return load_wakes(self._options.wakes) or {}
 
-    def _woken(self, start: Offset, wakes_ms: dict[str, int]) -> tuple[int, list[str]]:
+    def _woken(self, start: Offset, wakeups_ms: dict[str, int]) -> tuple[int, list[str]]:
         """Return the time, and the topic partitions whose wake-up time has come.
 
         The clock is read before the broker is asked where they end: so nothing that was stored
         before that time is missed.
         """
         clock_ms = self._fixed_clock_ms or _clock_ms()
-        woken = [name for name in start if clock_ms > wakes_ms.get(name, clock_ms) > (start[name].clock_ms or 0)]
+        woken = [name for name in start if clock_ms > wakeups_ms.get(name, clock_ms) > (start[name].clock_ms or 0)]
         for name in woken:
-            if name in self._tails:
-                self._tails[name].ask_again()
+            if name in self._latest:
+                self._latest[name].expire()
         return clock_ms, woken
 
     def with_pins(self, spans: list[EntryRange]) -> list[EntryRange]:
@@ -287,8 +285,8 @@ class Planner:
     def close(self) -> None:
         self._cluster.close()
 
-    def _warn_without_broker_metadata(self, found: Offset) -> None:
-        bare = [name for name, one in found.items() if one.position != BEFORE_ALL and one.index is None]
+    def _warn_without_broker_metadata(self, offsets: Offset) -> None:
+        bare = [name for name, offset in offsets.items() if offset.position != BEFORE_ALL and offset.index is None]
         if bare and not self._warned:
             self._warned = True
             _log.warning(

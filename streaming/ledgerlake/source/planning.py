@@ -1,5 +1,5 @@
-"""What a micro-batch reads: ranges from two offsets, and how a budget is shared. Pure: numbers in,
-numbers out.
+"""Plans the ranges that a micro-batch reads between two offsets, and shares a budget among topic
+partitions. Pure: numbers in, numbers out.
 
 A batch depends only on (start, end): the same two offsets always give the same ranges.
 """
@@ -21,12 +21,12 @@ class EntryRange:
     """Entries of one topic partition after ``after`` up to and including ``end``.
 
     ``after_batch_index`` belongs to the first entry after ``after``: its messages up to that index
-    were taken before. ``end_batch_index`` belongs to the entry at ``end``: only its messages up to
-    that index are in the range. ``after_index`` is the broker's index of the last message taken
-    before, if it is known. ``pinned_from``: behind this position a durable cursor has kept what was
-    not read, which tells loss from a hole if an index cannot (see ``loss``); None: there is none.
-    ``clock_ms`` is what time it is by the batch, if it says so; a range without entries is there
-    for that alone.
+    were read before. ``end_batch_index`` belongs to the entry at ``end``: only its messages up to
+    that index are in the range. ``after_index`` is the broker's index of the last message that was
+    read before, if it is known. ``pinned_from``: behind this position a durable cursor has kept all
+    unread entries, which tells loss from a hole if there is no index (see ``loss``); None: there is
+    no cursor. ``clock_ms`` is the time of the batch, if its offset carries one; a range without
+    entries is there for that alone.
     """
 
     topic_partition: str
@@ -40,27 +40,27 @@ class EntryRange:
 
     @property
     def crosses(self) -> bool:
-        """Return whether the range goes on in another ledger than that of the last entry taken."""
+        """Return whether the range ends in a later ledger than that of the last entry read before."""
         return 0 <= self.after.ledger_id < self.end.ledger_id
 
     @property
     def through(self) -> Position:
-        """The last position of which the range takes everything."""
+        """Return the last position up to which the range has all messages."""
         return self.end if self.end_batch_index is None else self.end.before
 
 
 def ranges(start: Offset, end: Offset) -> list[EntryRange]:
-    """The ranges between two offsets, by topic partition; one that is new in ``end`` is read from
-    its beginning.
+    """Return the ranges between two offsets, by topic partition; one that is new in ``end`` is read
+    from its beginning.
     """
-    nothing = PartitionOffset(BEFORE_ALL)
-    found = []
+    unread = PartitionOffset(BEFORE_ALL)
+    spans = []
     for name in sorted(end):
-        before, after = start.get(name, nothing), end[name]
-        ticked = after.clock_ms is not None and after.clock_ms != before.clock_ms
-        if after.is_beyond(before) or ticked:
-            found.append(entry_range(name, before, after))
-    return found
+        before, after = start.get(name, unread), end[name]
+        has_new_clock = after.clock_ms is not None and after.clock_ms != before.clock_ms
+        if after.is_beyond(before) or has_new_clock:
+            spans.append(entry_range(name, before, after))
+    return spans
 
 
 def entry_range(topic_partition: str, before: PartitionOffset, after: PartitionOffset) -> EntryRange:
@@ -78,26 +78,27 @@ def entry_range(topic_partition: str, before: PartitionOffset, after: PartitionO
 
 
 def split(spans: list[EntryRange], min_partitions: int) -> list[EntryRange]:
-    """The same entries in at least so many ranges if that can be: a range is cut within the ledger
-    that it ends in.
+    """Return the same entries in at least ``min_partitions`` ranges, if possible. A range is cut
+    within the ledger that it ends in.
 
-    What lies in earlier ledgers stays one range, since how many entries those have is not known
-    here.
+    The entries in earlier ledgers stay one range, since their number is not known here.
     """
     if not spans or len(spans) >= min_partitions:
         return spans
-    parts = -(-min_partitions // len(spans))
-    return [piece for span in spans for piece in _split_one(span, parts)]
+    count = -(-min_partitions // len(spans))
+    return [part for span in spans for part in _split_range(span, count)]
 
 
-def _split_one(span: EntryRange, parts: int) -> list[EntryRange]:
-    """At least two parts are asked for; what lies before the last ledger is one of them."""
+def _split_range(span: EntryRange, count: int) -> list[EntryRange]:
+    """Return at most ``count`` ranges, which is 2 or more; one of them has the entries before the
+    last ledger, if there are any.
+    """
     ledger_id, last = span.end.ledger_id, span.end.entry_id
     same_ledger = span.after.ledger_id == ledger_id
-    before, here = (span.after.entry_id, parts) if same_ledger else (-1, parts - 1)
-    cuts = {before + (last - before) * number // here for number in range(1, here)} - {before, last}
+    before, ledger_count = (span.after.entry_id, count) if same_ledger else (-1, count - 1)
+    cuts = {before + (last - before) * number // ledger_count for number in range(1, ledger_count)} - {before, last}
     ledger_begins = [] if same_ledger else [Position(ledger_id, -1)]
-    ends = [*ledger_begins, *(Position(ledger_id, one) for one in sorted(cuts)), span.end]
+    ends = [*ledger_begins, *(Position(ledger_id, entry_id) for entry_id in sorted(cuts)), span.end]
     starts = [span.after, *ends[:-1]]
     return [
         replace(
@@ -112,6 +113,6 @@ def _split_one(span: EntryRange, parts: int) -> list[EntryRange]:
     ]
 
 
-def share(budget: int | None, parts: int) -> int | None:
-    """An equal share of a budget, at least 1; None is no limit."""
-    return None if budget is None else max(1, budget // max(parts, 1))
+def share(budget: int | None, count: int) -> int | None:
+    """Return one of ``count`` equal shares of a budget, at least 1; None is no limit."""
+    return None if budget is None else max(1, budget // max(count, 1))

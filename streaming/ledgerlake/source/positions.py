@@ -1,4 +1,4 @@
-"""Where a topic partition ends now, what stands at a position, and how far a limited batch may go."""
+"""Finds where a topic partition ends now, and where a limited batch ends; reads entries up to an end."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _IDLE_MOST_S = 2.0
 
 
 def next_until(reader: EntryReader, end: Position) -> EntryReceived | None:
-    """The next entry up to and including ``end``, or None when there is no more.
+    """Return the next entry up to and including ``end``; None if there is no more.
 
     The entry at ``end`` itself may never come: it can be a marker, a hole, or trimmed meanwhile. So
-    when nothing arrives, the broker is asked for its last entry; once that is not beyond what was
-    taken, the range is complete.
+    if nothing arrives, the broker is asked for its last entry. If that was read already, the range
+    is complete.
 
     Raises:
         DeadlineError: the broker says that there is more and does not send it.
@@ -43,7 +43,8 @@ def next_until(reader: EntryReader, end: Position) -> EntryReceived | None:
 
 
 def next_together_until(reader: EntryReader, end: Position) -> Received | None:
-    """The same, with those that came with it.
+    """Return the next entries that came together, up to and including ``end``; None if there are no
+    more.
 
     Raises:
         As ``next_until``.
@@ -72,7 +73,7 @@ def _next_until(
     return None
 
 
-class Tail:
+class LatestOffset:
     """The end of a topic partition. Answers are remembered for a while, so that polling costs next
     to nothing.
     """
@@ -80,103 +81,107 @@ class Tail:
     def __init__(self, cluster: Cluster, topic_partition: str) -> None:
         self.topic_partition = topic_partition
         self.is_gone = False
-        # What the broker said last, also if that is before what was known.
+        # The broker's last answer, even if that is before what it answered earlier.
         self.answered = BEFORE_ALL
         self._cluster = cluster
         self._reader = EntryReader(cluster, topic_partition, AFTER_ALL)
-        self._last = PartitionOffset(BEFORE_ALL)
+        self._offset = PartitionOffset(BEFORE_ALL)
         self._asked_s = float("-inf")
         self._pause_s = _POLL_FIRST_S
 
-    def now(self) -> PartitionOffset:
-        """The last entry with the broker's time and index of it; BEFORE_ALL for an empty topic.
+    def get(self) -> PartitionOffset:
+        """Return the last entry with the broker's time and index of it; BEFORE_ALL for an empty
+        topic.
 
-        Of a topic that is deleted it is what was known last, and ``is_gone`` says so.
+        If the topic is deleted, ``is_gone`` is set, and the last known offset is returned.
 
         Raises:
             As ``EntryReader.next``.
         """
         try:
-            return self._look()
+            return self._refresh()
         except TopicNotFoundError:
             self.is_gone = True
             self._asked_s = time.monotonic()
-            return self._last
+            return self._offset
 
-    def _look(self) -> PartitionOffset:
+    def _refresh(self) -> PartitionOffset:
         if self._is_due:
             position = self._ask()
             if position is not None:
-                self._last = describe(self._cluster, self.topic_partition, position)
-        return self._last
+                self._offset = describe(self._cluster, self.topic_partition, position)
+        return self._offset
 
     @property
     def _is_due(self) -> bool:
         return time.monotonic() - self._asked_s >= self._pause_s
 
     def _ask(self) -> Position | None:
-        """Return where the topic ends, if that is further than before."""
-        position = last_position(self._reader, self._last.position) or BEFORE_ALL
+        """Return where the topic ends; None if that is no further than before."""
+        position = last_position(self._reader, self._offset.position) or BEFORE_ALL
         self.answered = position
-        moved = position > self._last.position
+        moved = position > self._offset.position
         self._pause_s = _POLL_FIRST_S if moved else min(self._pause_s * 2, _POLL_MOST_S)
         self._asked_s = time.monotonic()
         self.is_gone = False
         return position if moved else None
 
-    def remember(self, known: PartitionOffset) -> None:
-        """Remember an entry: if the topic ends there, nothing is read to describe it."""
-        if known.position > self._last.position:
-            self._last = replace(known, batch_index=None, clock_ms=None)
+    def remember(self, offset: PartitionOffset) -> None:
+        """Remember the offset of an entry: if the topic ends there, nothing is read to describe it."""
+        if offset.position > self._offset.position:
+            self._offset = replace(offset, batch_index=None, clock_ms=None)
 
-    def ask_again(self) -> None:
-        """Do not answer the next question from memory."""
+    def expire(self) -> None:
+        """Have the broker asked at the next ``get``."""
         self._asked_s = float("-inf")
 
-    def ask_afresh(self) -> None:
-        """Ask whoever serves the topic by a new look-up; a broker that has lost it may not know its
-        end.
+    def ask_anew(self) -> None:
+        """Look the topic up again, and ask the broker that serves it now. One that has lost the topic
+        may not know its end.
         """
         self._reader.close()
-        self.ask_again()
-        self.now()
+        self.expire()
+        self.get()
 
     def close(self) -> None:
         self._reader.close()
 
 
-def look_at_all(tails: Collection[Tail]) -> None:
-    """Have many tails know where their topics end, by few waits for the broker; ``now`` then
-    answers from memory.
+def refresh_all(offsets: Collection[LatestOffset]) -> None:
+    """Ask for the ends of many topic partitions with few waits for the broker; ``get`` then answers
+    from memory.
 
-    What cannot be had together is left to ``now``.
+    If a broker does not answer for one of them, its ``get`` asks again.
     """
-    due = [one for one in tails if one._is_due]
-    for cluster in {one._cluster for one in due}:
-        open_together(cluster, [one._reader for one in due if one._cluster is cluster and one._reader.session is None])
-    due = [one for one in due if one._reader.session is not None]
-    for one in due:
-        one._reader.ask_last_message()
-    moved: dict[Session, dict[str, tuple[Tail, Position]]] = {}
-    for one in due:
+    due = [offset for offset in offsets if offset._is_due]
+    for cluster in {offset._cluster for offset in due}:
+        closed = [offset._reader for offset in due if offset._cluster is cluster and offset._reader.session is None]
+        open_together(cluster, closed)
+    due = [offset for offset in due if offset._reader.session is not None]
+    for offset in due:
+        offset._reader.ask_last_message()
+    moved: dict[Session, dict[str, tuple[LatestOffset, Position]]] = {}
+    for offset in due:
         try:
-            position = one._ask()
+            position = offset._ask()
         except TopicNotFoundError:
             continue
-        session = one._reader.session
+        session = offset._reader.session
         if position is not None and session is not None:
-            moved.setdefault(session, {})[one.topic_partition] = one, position
+            moved.setdefault(session, {})[offset.topic_partition] = offset, position
     for session, group in moved.items():
-        found = read_one_each(session, {name: position for name, (_, position) in group.items()})
-        for name, (one, _) in group.items():
-            if name in found:
-                one._last = _stamped(found[name])
+        entries = read_one_each(session, {name: position for name, (_, position) in group.items()})
+        for name, (offset, _) in group.items():
+            if name in entries:
+                offset._offset = _stamped(entries[name])
             else:
-                one.ask_again()
+                offset.expire()
 
 
 def describe(cluster: Cluster, topic_partition: str, position: Position) -> PartitionOffset:
-    """A position with the broker's time and index of its entry, if that entry can still be read."""
+    """Return a position with the broker's time and index of its entry, if that entry can still be
+    read.
+    """
     if position.entry_id < 0:
         return PartitionOffset(position)
     reader = EntryReader(cluster, topic_partition, position.before, window=1)
@@ -188,17 +193,17 @@ def describe(cluster: Cluster, topic_partition: str, position: Position) -> Part
 
 
 def count_messages(
-    cluster: Cluster, topic_partition: str, start: PartitionOffset, end: PartitionOffset, most: int
+    cluster: Cluster, topic_partition: str, start: PartitionOffset, end: PartitionOffset, max_count: int
 ) -> int:
     """Return how many messages lie between two offsets, by the broker's index; if there is none
-    they are read, up to ``most``.
+    they are read, up to ``max_count``.
     """
     if end.index is not None and start.index is not None:
         return max(end.index - start.index, 0)
     reader = EntryReader(cluster, topic_partition, start.position)
     count = 0
     try:
-        while count < most and (entry := next_until(reader, end.position)) is not None:
+        while count < max_count and (entry := next_until(reader, end.position)) is not None:
             count += entry.message_count
     finally:
         reader.close()
@@ -206,15 +211,15 @@ def count_messages(
 
 
 class BacklogCounts:
-    """Counts the messages that there are to read; the broker is asked once for each range.
+    """Counts the unread messages; the broker is asked once for each range.
 
     Args:
-        most: of a topic partition whose entries have no index no more are counted.
+        max_count: where to stop counting in a topic partition whose entries have no index.
     """
 
-    def __init__(self, cluster: Cluster, most: int) -> None:
+    def __init__(self, cluster: Cluster, max_count: int) -> None:
         self._cluster = cluster
-        self._most = most
+        self._max_count = max_count
         self._counted: dict[str, tuple[Position, Position, int]] = {}
 
     def total(self, start: Offset, ends: Offset) -> int:
@@ -222,46 +227,48 @@ class BacklogCounts:
         return sum(self._count(name, start.get(name, PartitionOffset(BEFORE_ALL)), end) for name, end in ends.items())
 
     def _count(self, name: str, begin: PartitionOffset, end: PartitionOffset) -> int:
-        known = self._counted.get(name)
-        if known is None or known[:2] != (begin.position, end.position):
-            count = count_messages(self._cluster, name, begin, end, self._most)
-            known = self._counted[name] = (begin.position, end.position, count)
-        return known[2]
+        counted = self._counted.get(name)
+        if counted is None or counted[:2] != (begin.position, end.position):
+            count = count_messages(self._cluster, name, begin, end, self._max_count)
+            counted = self._counted[name] = (begin.position, end.position, count)
+        return counted[2]
 
 
 class LimitPlanner:
-    """Finds where a limited batch ends, by reading ahead of it; needs no admin address and no guess
+    """Finds where a limited batch ends by reading its entries; needs no admin address and no guess
     at sizes.
 
-    It goes on where the batch before ended, so a limited stream costs the broker one extra pass.
+    It continues where the last batch ended, so a limited stream costs the broker one extra pass.
     """
 
     def __init__(self, cluster: Cluster, topic_partition: str) -> None:
         self.topic_partition = topic_partition
         self._cluster = cluster
         self._reader: EntryReader | None = None
-        self._ahead: EntryReceived | None = None
+        self._next_entry: EntryReceived | None = None
         self._stopped_at: Position | None = None
 
     def advance(
         self, after: Position, end: PartitionOffset, max_rows: int | None, max_bytes: int | None
     ) -> PartitionOffset:
-        """The last entry within the budget, at least one; ``end`` if the budget covers all of it."""
+        """Return the last entry within the budget, at least the first one; ``end`` if the budget
+        covers all of them.
+        """
         if self._reader is None or self._stopped_at != after:
             self.close()
             self._reader = EntryReader(self._cluster, self.topic_partition, after)
         rows = size = 0
         stop: PartitionOffset | None = None
-        while (entry := self._ahead or next_until(self._reader, end.position)) is not None:
+        while (entry := self._next_entry or next_until(self._reader, end.position)) is not None:
             count = entry.message_count
-            over = (max_rows is not None and rows + count > max_rows) or (
+            is_over = (max_rows is not None and rows + count > max_rows) or (
                 max_bytes is not None and size + len(entry.frames) > max_bytes
             )
-            if over and stop is not None:
-                self._ahead = entry
+            if is_over and stop is not None:
+                self._next_entry = entry
                 self._stopped_at = stop.position
                 return stop
-            self._ahead = None
+            self._next_entry = None
             rows, size = rows + count, size + len(entry.frames)
             stop = _stamped(entry)
         self.close()
@@ -270,7 +277,7 @@ class LimitPlanner:
     def close(self) -> None:
         if self._reader is not None:
             self._reader.close()
-        self._reader = self._ahead = self._stopped_at = None
+        self._reader = self._next_entry = self._stopped_at = None
 
 
 def _stamped(entry: EntryReceived) -> PartitionOffset:

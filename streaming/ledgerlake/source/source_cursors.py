@@ -1,5 +1,5 @@
-"""The durable cursors that a query's planner moves, if the source has a subscription of its own, and
-those that it makes for a pipeline, which moves them itself (see ``pipeline.cursors``).
+"""The durable cursors of a query's planner. It moves them if the source has a subscription of its
+own; for a pipeline it only creates them, and the pipeline moves them (see ``pipeline.cursors``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SourceCursors:
         self._cursors: dict[str, DurableCursor] = {}
 
     def begin(self, name: str) -> None:
-        """Hold a topic partition from its first entry on, before that is planned."""
+        """Have the broker keep a topic partition from its first entry on, before that is planned."""
         if self._options.pinned_by and name not in dict(self._options.starting_by_topic):
             self._make(name, self._options.pinned_by)
         if self._options.subscription:
@@ -38,17 +38,17 @@ class SourceCursors:
             self._cursors[name].ensure(from_earliest=True)
 
     def _make(self, name: str, subscription: str) -> None:
-        """Make the pipeline's cursor on a topic partition.
+        """Create the pipeline's cursor on a topic partition.
 
-        The driver holds those that it knows; of a new one it learns with the first batch, when a
-        broker may have removed entries that nobody held.
+        The driver has cursors on the topic partitions that it knows. It learns of a new one with the
+        first batch, when a broker without a cursor may have removed entries already.
         """
         cursor = DurableCursor(self._cluster, name, subscription)
         with contextlib.suppress(ConsumerBusyError, TopicNotFoundError):
             cursor.make(from_earliest=True)
 
     def position(self, name: str) -> Position | None:
-        """Return where the cursor of a topic partition stands; None if there is none."""
+        """Return the position of a topic partition's cursor; None if there is none."""
         cursor = self._cursors.get(name)
         return None if cursor is None else cursor.position()
 
@@ -66,8 +66,8 @@ class SourceCursors:
     def with_pins(self, spans: list[EntryRange]) -> list[EntryRange]:
         """Return the ranges with the position from which a durable cursor has kept what they read.
 
-        Also of those that begin behind an index: what follows may have none. Of the pipeline's own
-        cursors the driver tells the tasks (see ``loss``).
+        A range that begins behind an index needs it too: the next entry may have no index. If the
+        pipeline's cursors were moved, the driver tells the tasks (see ``loss``).
         """
         return [replace(span, pinned_from=self._pin_of(span)) for span in spans]
 

@@ -44,11 +44,11 @@ class LedgerlakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return {"_options": self._options, "_planner": None}
 
     def initialOffset(self) -> dict[str, Any]:
-        return to_json(self._plan().initial())
+        return to_json(self._open_planner().initial())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         limited = not isinstance(limit, ReadAllAvailable)
-        return to_json(self._plan().latest(from_json(start), limited))
+        return to_json(self._open_planner().plan_end(from_json(start), limited))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.max_bytes_per_trigger is not None:
@@ -58,27 +58,27 @@ class LedgerlakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return ReadAllAvailable()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return to_json(self._plan().tails())
+        return to_json(self._open_planner().latest_offsets())
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._plan().fix_end()
+        self._open_planner().fix_end()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        spans = self._plan().with_pins(ranges(from_json(start), from_json(end)))
+        spans = self._open_planner().with_pins(ranges(from_json(start), from_json(end)))
         return [RangePartition(span) for span in split(spans, self._options.min_partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_view(self._options, partition.span)
 
     def commit(self, end: dict[str, Any]) -> None:
-        self._plan().committed(from_json(end))
+        self._open_planner().committed(from_json(end))
 
     def stop(self) -> None:
         if self._planner is not None:
             self._planner.close()
             self._planner = None
 
-    def _plan(self) -> Planner:
+    def _open_planner(self) -> Planner:
         if self._planner is None:
             self._planner = Planner(self._options)
         return self._planner

@@ -1,5 +1,5 @@
-"""Which topics and partitions a stream reads, as the broker lists them: asked now and then, or when
-the broker tells that some come or go (PIP-145).
+"""The list of topics and partitions that a stream reads: the broker is asked now and then, or when
+it tells that some come or go (PIP-145).
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ if TYPE_CHECKING:
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.client.topics import TopicSelection
 
-_LOOK_S = 2.0
+_REFRESH_S = 2.0
 
-# The same if the broker tells when some come or go, in case that a word of it was lost.
-_LOOK_WATCHED_S = 30.0
+# The same if the broker tells when topics come or go, in case that it fails to.
+_REFRESH_WATCHED_S = 30.0
 
 
 class TopicList:
-    """The topic partitions of a selection; ``names`` are those of the last look."""
+    """The topic partitions of a selection; ``names`` has the broker's last answer."""
 
     def __init__(self, cluster: Cluster, topics: TopicSelection) -> None:
         self.names: set[str] = set()
         self._cluster = cluster
         self._topics = topics
         self._watcher: Watcher | None = None
-        self._looked_s = float("-inf")
+        self._refreshed_s = float("-inf")
 
-    def is_time_to_look(self) -> bool:
-        """Return whether the names may have changed since the last look."""
-        waited_s = time.monotonic() - self._looked_s
+    def is_due(self) -> bool:
+        """Return whether the names may have changed since the broker was last asked."""
+        waited_s = time.monotonic() - self._refreshed_s
         if self._watcher is None or self._watcher.closed:
-            return waited_s >= _LOOK_S
-        return self._watcher.changed or waited_s >= _LOOK_WATCHED_S
+            return waited_s >= _REFRESH_S
+        return self._watcher.changed or waited_s >= _REFRESH_WATCHED_S
 
-    def look(self, may_wait: bool) -> None:
+    def refresh(self, may_wait: bool) -> None:
         """Ask the broker for the names.
 
         Args:
-            may_wait: wait for a topic whose broker is not there yet.
+            may_wait: whether to wait for a topic whose broker is not there yet.
 
         Raises:
             TopicNotFoundError: a topic that was named is missing; the names stay as they were.
@@ -53,6 +53,6 @@ class TopicList:
         try:
             self.names = set(self._cluster.all_partitions(self._topics, may_wait=may_wait))
         except TopicNotFoundError:
-            self._looked_s = time.monotonic()
+            self._refreshed_s = time.monotonic()
             raise
-        self._looked_s = time.monotonic()
+        self._refreshed_s = time.monotonic()

@@ -1,9 +1,10 @@
-"""Which schema a typed read uses (``schema = auto``), and those that its messages were written by.
+"""Finds the schemas of a typed read (``schema = auto``): the one that it reads by, and those that its
+messages were written by.
 
-The reader's is the newest that the registry has when a query is analysed. It travels with the first
-column, as metadata of Spark's, so that planner and tasks read by the very schema that the query's
-columns come from, also when a newer one is registered meanwhile. Restarting a query takes the
-newest.
+A read goes by the newest schema that the registry has when the query is analysed. The schema
+travels as Spark's metadata of the first column, so that planner and tasks use the very schema from
+which the query's columns were made, even if a newer one is registered meanwhile. A restarted query
+uses the newest.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ METADATA_KEY = "pulsar.schema"
 
 
 def find_value_schema(options: SourceOptions) -> ValueSchema:
-    """The newest schema of the topics that are read; none if they have none.
+    """Return the newest schema of the topics that are read; ``NO_SCHEMA`` if they have none.
 
     Raises:
         UsageError: they have different ones, and the options do not allow that.
@@ -39,58 +40,61 @@ def find_value_schema(options: SourceOptions) -> ValueSchema:
     """
     cluster = Cluster(options.client)
     try:
-        topics = list(dict.fromkeys(split_partition(one)[0] for one in cluster.all_partitions(options.topics)))
+        names = cluster.all_partitions(options.topics)
+        topics = list(dict.fromkeys(split_partition(name)[0] for name in names))
         if not topics:
             raise SetupError(
                 f"no topic matches {options.topics.pattern} yet, so there is no schema to read by; create one, or read with "
                 "schema = bytes"
             )
-        found = {topic: _newest(cluster, topic) for topic in topics}
+        schemas = {topic: _newest(cluster, topic) for topic in topics}
     finally:
         cluster.close()
-    first, *others = found.items()
-    for topic, one in others:
-        if one != first[1] and not options.allows_different_schemas:
+    (first_topic, first_schema), *others = schemas.items()
+    for topic, schema in others:
+        if schema != first_schema and not options.allows_different_schemas:
             raise UsageError(
-                f"{first[0]} and {topic} have different schemas; read them apart, with schema = bytes, or set "
+                f"{first_topic} and {topic} have different schemas; read them apart, with schema = bytes, or set "
                 "allowDifferentTopicSchemas for values as bytes"
             )
-    return first[1] if len(set(found.values())) == 1 else NO_SCHEMA
+    return first_schema if len(set(schemas.values())) == 1 else NO_SCHEMA
 
 
 def schemas_of(client: ClientSettings, topic: str) -> SchemaOfVersion:
-    """The versions of a topic's schema, each asked for once in a process."""
+    """Return a function from a schema version of a topic to the schema; it asks for each version once
+    in a process.
+    """
 
     def of_version(version: bytes) -> ValueSchema | None:
         key = (os.getpid(), client, topic, version)
-        if key not in _known:
+        if key not in _asked:
             cluster = shared_cluster(client)
-            _known[key] = with_retries(lambda: cluster.schema(topic, version), client.give_up_after_s)
-        return _known[key]
+            _asked[key] = with_retries(lambda: cluster.schema(topic, version), client.give_up_after_s)
+        return _asked[key]
 
     return of_version
 
 
-_known: dict[tuple[int, Any, str, bytes], ValueSchema | None] = {}
+_asked: dict[tuple[int, Any, str, bytes], ValueSchema | None] = {}
 
 
 def _newest(cluster: Cluster, topic: str) -> ValueSchema:
     return with_retries(lambda: cluster.schema(topic), cluster.settings.give_up_after_s) or NO_SCHEMA
 
 
-def note_schema(columns: StructType, schema: ValueSchema) -> StructType:
-    """Columns with a schema in the metadata of the first."""
+def attach_schema(columns: StructType, schema: ValueSchema) -> StructType:
+    """Write a schema into the metadata of the first column; return the columns."""
     definition = base64.b64encode(schema.definition).decode()
-    data = {"kind": schema.kind, "definition": definition, "properties": schema.properties}
-    columns.fields[0].metadata = {METADATA_KEY: json.dumps(data)}
+    fields = {"kind": schema.kind, "definition": definition, "properties": schema.properties}
+    columns.fields[0].metadata = {METADATA_KEY: json.dumps(fields)}
     return columns
 
 
-def noted_schema(columns: StructType) -> ValueSchema | None:
-    """The schema that was noted in columns, if there is one."""
+def attached_schema(columns: StructType) -> ValueSchema | None:
+    """Return the schema that ``attach_schema`` wrote; None if there is none."""
     text = columns.fields[0].metadata.get(METADATA_KEY)
     if text is None:
         return None
-    data = json.loads(text)
-    properties = tuple((name, value) for name, value in data["properties"])
-    return ValueSchema(data["kind"], base64.b64decode(data["definition"]), properties)
+    fields = json.loads(text)
+    properties = tuple((name, value) for name, value in fields["properties"])
+    return ValueSchema(fields["kind"], base64.b64decode(fields["definition"]), properties)

@@ -1,4 +1,4 @@
-"""One task: a range of entries as Arrow, in the columns of the chosen view."""
+"""Reads a task's range of entries as Arrow, in the columns of the chosen view."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 
 def read_view(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
-    """The range in the columns of the view that the options name."""
+    """Yield the range in the columns of the view that the options name."""
     return _READERS[options.view](options, span)
 
 
 def read_bundles(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
-    """The range as rows of ``schema.BUNDLES``: at least one, empty if the range holds no entry."""
-    sent = False
+    """Yield the range as rows of ``schema.BUNDLES``: at least one, empty if the range holds no entry."""
+    is_empty = True
     for piece in read_pieces(options, span):
         yield _bundle(span, piece)
-        sent = True
-    if not sent:
+        is_empty = False
+    if is_empty:
         yield _bundle(span, Piece(PieceKind.ENTRIES, memoryview(b"")))
 
 
 def read_messages(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
-    """The range as rows of ``schema.VIEW``; a bad entry is a row with its bytes in ``value`` and a
+    """Yield the range as rows of ``schema.VIEW``; a bad entry is a row with its bytes in ``value`` and a
     ``reject_reason``.
 
     With a schema for the values, see ``decode.typed``.
@@ -59,33 +59,33 @@ def read_messages(options: SourceOptions, span: EntryRange) -> Iterator[pa.Recor
 
 
 def read_compat(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
-    """The range in the columns of the JVM connectors.
+    """Yield the range in the columns of the JVM connectors.
 
     Raises:
-        CorruptEntryError: something in it is no message.
+        CorruptEntryError: an entry holds no message.
     """
     yield from map(as_compat, read_messages(options, span))
 
 
 def piece_as_view(piece: Piece, source: TopicPartition, options: SourceOptions) -> Iterator[pa.RecordBatch]:
-    """A piece as rows of ``schema.VIEW``.
+    """Yield a piece as rows of ``schema.VIEW``.
 
     Raises:
         SetupError: as ``check_broker_metadata``.
     """
     if piece.kind == PieceKind.REJECT:
         rejected = read_reject(piece.frames)
-        shown = replace(rejected, entry=rejected.entry or rejected.detail.encode())
-        yield from map(rejects_as_view, reject_rows([shown], source).to_batches())
+        with_value = replace(rejected, entry=rejected.entry or rejected.detail.encode())
+        yield from map(rejects_as_view, reject_rows([with_value], source).to_batches())
         return
-    decoded_parts = decode_bundle(
+    decoded_bundles = decode_bundle(
         piece.frames,
         source,
         first_entry=piece.first_entry,
         **options.decoding,
         chunks_as_rejects=False,
     )
-    for decoded in decoded_parts:
+    for decoded in decoded_bundles:
         check_broker_metadata(options.require_broker_metadata, decoded.messages, source)
         yield decoded.messages
         if decoded.rejects.num_rows:
@@ -93,7 +93,7 @@ def piece_as_view(piece: Piece, source: TopicPartition, options: SourceOptions) 
 
 
 def read_entries(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
-    """The range as rows of ``schema.ENTRIES``, one per stored entry."""
+    """Yield the range as rows of ``schema.ENTRIES``, one per stored entry."""
     source = TopicPartition(*split_partition(span.topic_partition))
     for piece in read_pieces(options, span):
         if piece.kind == PieceKind.REJECT:
@@ -116,7 +116,8 @@ def check_broker_metadata(required: bool, messages: pa.RecordBatch, source: Topi
 
 
 def _bundle(span: EntryRange, piece: Piece) -> pa.RecordBatch:
-    data = piece.frames
+    frames = piece.frames
+    offsets = np.array([0, len(frames)], dtype=np.int32)
     topic, partition = split_partition(span.topic_partition)
     columns = [
         pa.array([topic], pa.string()),
@@ -128,9 +129,7 @@ def _bundle(span: EntryRange, piece: Piece) -> pa.RecordBatch:
         pa.array([piece.first_entry.after], pa.int32()),
         pa.array([piece.first_entry.until], pa.int32()),
         pa.array([piece.broker_ms], pa.int64()),
-        pa.Array.from_buffers(
-            pa.binary(), 1, [None, pa.py_buffer(np.array([0, len(data)], dtype=np.int32)), pa.py_buffer(data)]
-        ),
+        pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(offsets), pa.py_buffer(frames)]),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema.BUNDLES)
 

@@ -1,13 +1,13 @@
-"""When a topic partition wants a micro-batch although nothing new has come: told by the pipeline,
-read by the planner.
+"""The wake-up times of topic partitions: when one needs a micro-batch although nothing new has come.
+The pipeline writes them, the planner reads them.
 
-The two live in different processes. After a micro-batch that changed it the pipeline writes, in a
-folder of the checkpoint,
+The two live in different processes. After a micro-batch that changed a time, the pipeline writes, in
+a folder of the checkpoint,
 
     <batch>.json    {"version": 1, "wakes": {"persistent://public/default/orders-partition-0": 1777626000123}}
 
-(milliseconds since 1970); that of the newest micro-batch counts. So a process that was suspended
-and wakes up beside its successor cannot replace what that one wrote. A planned micro-batch carries
+(milliseconds since 1970); the file of the newest micro-batch counts. So a process that was suspended
+and continues beside its successor cannot replace the successor's file. A planned micro-batch carries
 the clock in its offset, so that it does the same when it is run again; these files only decide when
 one is planned.
 
@@ -29,8 +29,7 @@ VERSION = 1
 
 
 def load_wakes(folder: str) -> dict[str, int] | None:
-    """Return when each topic partition wants a micro-batch; None if nothing is written there that
-    can be read.
+    """Return the wake-up times; None if there is no file, or the newest is not valid.
 
     Raises:
         OSError: a file is there and cannot be read.
@@ -50,14 +49,14 @@ def newest_wakes_batch(folder: str) -> int | None:
 
 
 def save_wakes(folder: str, batch_id: int, wakes_ms: dict[str, int]) -> None:
-    """Write what counts behind a micro-batch.
+    """Write the wake-up times after a micro-batch.
 
     Raises:
         OSError: it cannot be written.
     """
     save_json(f"{folder}/{batch_id:010d}.json", {"version": VERSION, "wakes": wakes_ms})
     filesystem, root = resolve(folder)
-    # The planner may be about to read the one before.
+    # The planner may be about to read the previous file.
     for name in _names(folder)[:-2]:
         with contextlib.suppress(FileNotFoundError):
             filesystem.delete_file(f"{root}/{name}")
@@ -65,10 +64,10 @@ def save_wakes(folder: str, batch_id: int, wakes_ms: dict[str, int]) -> None:
 
 def _names(folder: str) -> list[str]:
     filesystem, root = resolve(folder)
-    found = filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
-    return sorted(one.base_name for one in found if one.base_name.removesuffix(".json").isdecimal())
+    files = filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
+    return sorted(file.base_name for file in files if file.base_name.removesuffix(".json").isdecimal())
 
 
-def _wakes(data: dict[str, Any], _version: int) -> dict[str, int]:
-    found: dict[str, int] = stored(dict[str, int], data["wakes"])
-    return found
+def _wakes(fields: dict[str, Any], _version: int) -> dict[str, int]:
+    wakes_ms: dict[str, int] = stored(dict[str, int], fields["wakes"])
+    return wakes_ms
