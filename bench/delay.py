@@ -38,7 +38,7 @@ from bench.throughput import WorkerMemory
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.delay.bucket import record_from_json, record_to_json
-from ledgerlake.delay.segment import WAITING, waiting
+from ledgerlake.delay.segment import INDEX_SCHEMA, index_rows
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.operators.bucket_storage import FolderStorage
 from ledgerlake.operators.rows import STAGE_ROWS, RowKind, TaskReport, report_to_json, stage_row
@@ -279,7 +279,7 @@ def _index_bytes(messages: int) -> float:
             numbers = np.arange(first, min(first + _BUNDLE, messages))
             columns = [pa.array(_times_ms(first, len(numbers))), pa.array(numbers // _LEDGER_ENTRIES)]
             columns += [pa.array(numbers % _LEDGER_ENTRIES), pa.nulls(len(numbers), pa.binary())]
-            tracker.add(pa.RecordBatch.from_arrays(columns, schema=WAITING))
+            tracker.add(pa.RecordBatch.from_arrays(columns, schema=INDEX_SCHEMA))
         Path(folder, "record.json").write_text(record_to_json(tracker.save()))
         return int(_in_process("--open-index", folder)) / messages
 
@@ -292,7 +292,7 @@ def _open_index(folder: str) -> int:
     tracker = DelayedTracker(storage, DelaySettings(), record)
     for bucket in tracker.buckets:
         # What was added before is looked up by the bucket's bitmaps.
-        tracker.add(waiting([(0, bucket.first.ledger_id, bucket.first.entry_id)]))
+        tracker.add(index_rows([(0, bucket.first.ledger_id, bucket.first.entry_id)]))
     return _resident_bytes() - before
 
 

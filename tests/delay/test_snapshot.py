@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap
 
-from ledgerlake.delay.segment import SEGMENT_BYTES, Key, cut, in_order, key_at, waiting
+from ledgerlake.delay.segment import SEGMENT_BYTES, Key, cut_segments, index_rows, key_at, sort_rows
 from ledgerlake.delay.snapshot import (
-    describe,
+    describe_segment,
     metadata_from_bytes,
     metadata_to_bytes,
     segment_from_bytes,
@@ -41,26 +41,26 @@ def keys_at(*times_ms: int) -> list[Key]:
 def test_segments_end_by_time_and_by_count(times_ms: list[int], step_ms: int, most: int, sizes: list[int]) -> None:
     keys = keys_at(*times_ms)
     for pieces in ([keys], [keys[:3], keys[3:4], keys[4:]]):
-        found = list(cut((waiting(one) for one in pieces), step_ms, most))
+        found = list(cut_segments((index_rows(one) for one in pieces), step_ms, most))
         assert [one.num_rows for one in found] == sizes
         assert [key for segment in found for key in keys_of(segment)] == keys
 
 
 def test_segments_end_by_bytes_and_a_large_entry_has_its_own() -> None:
     sizes = [SEGMENT_BYTES // 2, SEGMENT_BYTES // 2, 1, 2 * SEGMENT_BYTES, 1, 1]
-    found = list(cut([waiting(keys_at(*range(len(sizes))), [bytes(size) for size in sizes])]))
+    found = list(cut_segments([index_rows(keys_at(*range(len(sizes))), [bytes(size) for size in sizes])]))
     assert [one.num_rows for one in found] == [2, 1, 1, 2]
 
 
 def test_rows_come_in_order_and_once() -> None:
-    rows = waiting([(5, 1, 1), (3, 2, 9), (3, 1, 9), (5, 1, 1)], [b"a", b"b", None, b"a"])
-    found = in_order([rows, waiting([(3, 2, 9), (4, 1, 0)], [b"b", b"c"])])
+    rows = index_rows([(5, 1, 1), (3, 2, 9), (3, 1, 9), (5, 1, 1)], [b"a", b"b", None, b"a"])
+    found = sort_rows([rows, index_rows([(3, 2, 9), (4, 1, 0)], [b"b", b"c"])])
     assert keys_of(found) == [(3, 1, 9), (3, 2, 9), (4, 1, 0), (5, 1, 1)]
     assert found["frame"].to_pylist() == [None, b"b", b"c", b"a"]
 
 
 def test_metadata_knows_what_is_in_its_segment() -> None:
-    found = describe(waiting([(5, 1, 7), (5, 2, 7), (9, 1, 3)]))
+    found = describe_segment(index_rows([(5, 1, 7), (5, 2, 7), (9, 1, 3)]))
     assert (found.min_ms, found.max_ms, found.count) == (5, 9, 3)
     assert {ledger_id: list(entries) for ledger_id, entries in found.entries.items()} == {1: [3, 7], 2: [7]}
 
@@ -70,8 +70,8 @@ def test_bytes_read_back_are_what_was_written(kept: str) -> None:
     rng = random.Random(1)
     keys = sorted({(rng.randrange(10**6), rng.randrange(5), rng.randrange(2**32)) for _ in range(3000)})
     frames = [rng.randbytes(rng.randrange(1, 300)) if kept == "all" or (kept == "some" and rng.random() < 0.5) else None for _ in keys]  # fmt: skip
-    segments = list(cut([waiting(keys, frames)], 50_000, 100))
-    metadata = [describe(one) for one in segments]
+    segments = list(cut_segments([index_rows(keys, frames)], 50_000, 100))
+    metadata = [describe_segment(one) for one in segments]
     assert metadata_from_bytes(metadata_to_bytes(metadata)) == metadata
     assert [segment_from_bytes(segment_to_bytes(one)) for one in segments] == segments
 
@@ -84,10 +84,10 @@ def test_bytes_read_back_are_what_was_written(kept: str) -> None:
     ],
 )
 def test_bitmaps_are_the_bytes_that_pulsars_java_writes(entries: list[int], golden: str) -> None:
-    segment = waiting([(1, 4, entry_id) for entry_id in entries])
-    written = pb.SnapshotMetadata.FromString(metadata_to_bytes([describe(segment)]))
+    segment = index_rows([(1, 4, entry_id) for entry_id in entries])
+    written = pb.SnapshotMetadata.FromString(metadata_to_bytes([describe_segment(segment)]))
     assert written.metadata_list[0].delayed_index_bit_map[4].hex() == golden
-    assert describe(segment).entries[4] == BitMap.deserialize(bytes.fromhex(golden))
+    assert describe_segment(segment).entries[4] == BitMap.deserialize(bytes.fromhex(golden))
 
 
 def test_what_a_broker_wrote_has_no_version_and_is_read() -> None:
@@ -124,7 +124,7 @@ def test_a_damaged_segment_is_an_error_of_ours(data: bytes) -> None:
 def test_a_segment_that_a_broker_wrote_has_no_entries() -> None:
     theirs = pb.SnapshotSegment()
     theirs.indexes.add(timestamp=5, ledger_id=1, entry_id=2)
-    assert segment_from_bytes(theirs.SerializeToString()) == waiting([(5, 1, 2)])
+    assert segment_from_bytes(theirs.SerializeToString()) == index_rows([(5, 1, 2)])
 
 
 def test_a_segment_that_is_not_in_order_is_damaged() -> None:

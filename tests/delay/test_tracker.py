@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
-from ledgerlake.delay.segment import Key, key_at, waiting
+from ledgerlake.delay.segment import Key, index_rows, key_at
 from ledgerlake.delay.storage import MemoryStorage
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.errors import OffsetError
@@ -27,7 +27,7 @@ def frame_of(key: Key) -> bytes:
 def add(tracker: DelayedTracker, *keys: Key) -> None:
     """Each a batch of its own: time, ledger, entry."""
     for key in keys:
-        tracker.add(waiting([key], [frame_of(key)]))
+        tracker.add(index_rows([key], [frame_of(key)]))
 
 
 def take(tracker: DelayedTracker, cutoff_ms: int) -> list[Key]:
@@ -48,10 +48,10 @@ def test_test() -> None:
     tracker = DelayedTracker(MemoryStorage(), SMALL)
     add(tracker, (20, 1, 2), (10, 2, 1), (30, 3, 3), (50, 4, 5), (40, 5, 4))
     assert take(tracker, 0) == []
-    assert (tracker.waiting, tracker.next_due_ms, tracker.last_due_ms) == (5, 10, 50)
+    assert (tracker.count, tracker.next_due_ms, tracker.last_due_ms) == (5, 10, 50)
     assert take(tracker, 15) == [(10, 2, 1)]
     assert take(tracker, 60) == [(20, 1, 2), (30, 3, 3), (40, 5, 4), (50, 4, 5)]
-    assert (tracker.waiting, tracker.next_due_ms) == (0, None)
+    assert (tracker.count, tracker.next_due_ms) == (0, None)
 
 
 def test_with_timer() -> None:
@@ -69,21 +69,21 @@ def test_add_within_tick_time() -> None:
     add(tracker, *((time_ms, 1, time_ms) for time_ms in (10, 99, 100, 101, 200)))
     assert take(tracker, 0) == []
     assert [key[0] for key in take(tracker, 100)] == [10, 99, 100]
-    assert tracker.waiting == 2
+    assert tracker.count == 2
 
 
 def test_add_message_with_strict_delay() -> None:
     tracker = DelayedTracker(MemoryStorage(), SMALL)
     add(tracker, (9, 1, 9), (10, 1, 10), (11, 1, 11))
     assert [key[0] for key in take(tracker, 10)] == [9, 10]
-    assert (take(tracker, 10), tracker.waiting) == ([], 1)
+    assert (take(tracker, 10), tracker.count) == ([], 1)
 
 
 def test_max_indexes_per_segment() -> None:
     tracker = DelayedTracker(MemoryStorage(), SMALL)
     add(tracker, *((one * 10, one, one) for one in range(1, 102)))
     assert sealed(tracker) == [4, 4, 4, 4, 4]
-    assert tracker.waiting == 101
+    assert tracker.count == 101
 
 
 def test_a_bucket_is_sealed_when_a_message_comes_from_beyond_its_ledgers() -> None:
@@ -129,7 +129,7 @@ def test_no_more_buckets_than_the_maximum_and_all_is_taken_once(most: int) -> No
 def test_the_two_neighbours_with_the_fewest_messages_are_merged() -> None:
     tracker = DelayedTracker(MemoryStorage(), DelaySettings(1, 1, max_buckets=3))
     for ledger_id, count in enumerate([5, 3, 2, 4, 1]):
-        tracker.add(waiting([(9, ledger_id, one) for one in range(count)]))
+        tracker.add(index_rows([(9, ledger_id, one) for one in range(count)]))
     assert [one.waiting for one in tracker.buckets if one.sealed] == [5, 5, 4]
 
 
@@ -154,7 +154,7 @@ def test_only_one_segment_of_each_bucket_is_in_memory() -> None:
 
     storage = Watched()
     tracker = DelayedTracker(storage, DelaySettings(100, 1, 10, 10))
-    tracker.add(waiting([(one, one // 100, one % 100) for one in range(1000)]))
+    tracker.add(index_rows([(one, one // 100, one % 100) for one in range(1000)]))
     record = tracker.save()
     tracker = DelayedTracker(storage, DelaySettings(), record)
     reads.clear()
@@ -176,8 +176,8 @@ def test_a_message_added_again_is_not_taken_twice() -> None:
     keys = [(one, one // 10, one % 10) for one in range(100)]
     add(tracker, *keys)
     tracker = DelayedTracker(storage, SMALL, tracker.save())
-    tracker.add(waiting(keys))
-    assert tracker.waiting == 100
+    tracker.add(index_rows(keys))
+    assert tracker.count == 100
     add(tracker, (200, 10, 0), (200, 10, 0))
     assert take(tracker, 200) == [*keys, (200, 10, 0)]
 
@@ -190,15 +190,15 @@ def test_only_what_was_added_before_is_left_out_of_a_batch() -> None:
     tracker = DelayedTracker(storage, SMALL, tracker.save())
     assert len(take(tracker, 49)) == 25
     every = [(one, one // 10, one % 10) for one in range(120)]
-    tracker.add(waiting(every, [frame_of(one) for one in every]))
+    tracker.add(index_rows(every, [frame_of(one) for one in every]))
     assert take(tracker, 120) == [one for one in every if one not in even[:25]]
 
 
 def test_an_output_that_joins_keeps_its_own_position() -> None:
     tracker = DelayedTracker(MemoryStorage(), SMALL)
-    tracker.join("table", BEFORE_ALL)
-    tracker.join("topic", Position(3, 0))
-    tracker.join("topic", Position(9, 9))
+    tracker.add_output("table", BEFORE_ALL)
+    tracker.add_output("topic", Position(3, 0))
+    tracker.add_output("topic", Position(9, 9))
     record = record_from_json(record_to_json(tracker.save()))
     assert record.outputs == {"table": BEFORE_ALL, "topic": Position(3, 0)}
 
@@ -207,10 +207,10 @@ def test_what_every_output_has_passed_is_trimmed() -> None:
     storage = MemoryStorage()
     tracker = DelayedTracker(storage, DelaySettings(10, 1))
     add(tracker, *((99, one // 10, one % 10) for one in range(40)))
-    tracker.join("topic", Position(1, 9))
-    tracker.join("other", Position(2, 3))
+    tracker.add_output("topic", Position(1, 9))
+    tracker.add_output("other", Position(2, 3))
     record = tracker.save()
-    assert tracker.waiting == 20
+    assert tracker.count == 20
     again = DelayedTracker(storage, SMALL, record)
     assert [key[1:] for key in take(again, 99)] == [(one // 10, one % 10) for one in range(20, 40)]
 
@@ -262,7 +262,7 @@ def test_the_golden_index_is_still_read_and_still_written() -> None:
 def test_a_segment_without_the_messages_that_are_asked_of_it_is_missing(segment: bytes | None) -> None:
     storage = MemoryStorage()
     tracker = DelayedTracker(storage, SMALL)
-    tracker.join("table", BEFORE_ALL)
+    tracker.add_output("table", BEFORE_ALL)
     add(tracker, *((1_000 + number, 1, number) for number in range(3)))
     record = tracker.save()
     (bucket,) = record.buckets

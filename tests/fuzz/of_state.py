@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, IncompleteMessage, IncompleteMessages, Limits
 from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
 from ledgerlake.delay.cancels import Cancel, cancels_from_json, cancels_to_json
-from ledgerlake.delay.segment import waiting
+from ledgerlake.delay.segment import index_rows
 from ledgerlake.delay.snapshot import metadata_from_bytes, metadata_to_bytes, segment_from_bytes, segment_to_bytes
 from ledgerlake.delay.storage import METADATA, MemoryStorage
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
@@ -127,8 +127,8 @@ def _judge_summary(data: bytes) -> int:
 def _judge_cancels(data: bytes) -> int:
     found = cancels_from_json(_text(data))
     assert cancels_from_json(cancels_to_json(found.all)).all == found.all
-    found.hit(Position(7, 3), -1, "k", 1_800_000_000_000)
-    found.after(1_700_000_000_000)
+    found.is_cancelled(Position(7, 3), -1, "k", 1_800_000_000_000)
+    found.needed_after(1_700_000_000_000)
     assert len(found.keys) + len(found.positions) <= len(found)
     return len(found)
 
@@ -172,11 +172,11 @@ def _index() -> tuple[str, dict[int, dict[int, bytes]]]:
     """A record, and its buckets' values by number."""
     storage = MemoryStorage()
     tracker = DelayedTracker(storage, _SETTINGS)
-    tracker.join("table", BEFORE_ALL)
+    tracker.add_output("table", BEFORE_ALL)
     keys = [(1_000 + 37 * number % 400, 7 + number // 9, number) for number in range(30)]
     for start in range(0, 30, 5):
         rows = keys[start : start + 5]
-        tracker.add(waiting(rows, [b"frame" if row[0] % 3 else None for row in rows]))
+        tracker.add(index_rows(rows, [b"frame" if row[0] % 3 else None for row in rows]))
         record = tracker.save()
     list(tracker.take_due(1_100))
     record = tracker.save()
@@ -245,8 +245,8 @@ def _judge_tracker(data: bytes) -> int:
         bucket_id, number, value = mutate.unpacked(one)
         storage.buckets.setdefault(int(bucket_id), {})[int(number)] = value
     tracker = DelayedTracker(storage, _SETTINGS, record)
-    tracker.join("table", BEFORE_ALL)
-    tracker.add(waiting([(1_200, 7, 3), (1_300, 12, 1)], [b"again", b"new"]))
+    tracker.add_output("table", BEFORE_ALL)
+    tracker.add(index_rows([(1_200, 7, 3), (1_300, 12, 1)], [b"again", b"new"]))
     count = sum(batch.num_rows for batch in tracker.take_due(1_250))
     tracker.save()
     count += sum(batch.num_rows for batch in tracker.take_due(2**62))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
-from ledgerlake.delay.segment import Key, key_at, waiting
+from ledgerlake.delay.segment import Key, index_rows, key_at
 from ledgerlake.delay.storage import MemoryStorage
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
@@ -111,7 +111,7 @@ class Life:
         self.check_storage()
         self.clock_ms = 10_000
         self.take()
-        assert self.tracker.waiting == 0
+        assert self.tracker.count == 0
         self.end()
         self.end()
         assert self.killed or self.storage.buckets == {}
@@ -120,10 +120,10 @@ class Life:
         keys = [self.fresh_key() for _ in range(self.rng.choice([1, 1, 3, 30]))]
         again = sorted(self.ended.waits & self.now.waits, key=lambda one: one[1:])
         again = [one for one in again if self.rng.random() < 0.05]
-        self.tracker.add(waiting(again, [frame_of(one) for one in again]))
-        self.tracker.add(waiting(keys, [frame_of(one) for one in keys]))
+        self.tracker.add(index_rows(again, [frame_of(one) for one in again]))
+        self.tracker.add(index_rows(keys, [frame_of(one) for one in keys]))
         self.now.waits |= set(keys)
-        assert self.tracker.waiting == len(self.now.waits)
+        assert self.tracker.count == len(self.now.waits)
 
     def fresh_key(self) -> Key:
         position = self.now.next_position

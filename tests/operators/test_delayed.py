@@ -421,7 +421,7 @@ def test_cancels_in_state_are_readable_by_later_releases_and_newer_ones_are_refu
     golden = '{"version": 1, "cancels": [{"by": "key", "target": "a", "position": {"ledger_id": 1, "entry_id": 5}, "time_ms": 7, "until_ms": 9}]}'  # fmt: skip
     cancels = cancels_from_json(golden)
     assert json.loads(cancels_to_json(cancels.all))["cancels"] == json.loads(golden)["cancels"]
-    assert cancels.hit(Position(1, 4), -1, "a", 8)
+    assert cancels.is_cancelled(Position(1, 4), -1, "a", 8)
     written = cancels_to_json([Cancel("id", "1:2:3", Position(1, 5), 7, 9)])
     assert json.loads(written) == {
         "version": 2,
@@ -429,7 +429,7 @@ def test_cancels_in_state_are_readable_by_later_releases_and_newer_ones_are_refu
             {"by": "id", "target": "1:2:3", "position": {"ledger_id": 1, "entry_id": 5}, "time_ms": 7, "until_ms": 9}
         ],
     }
-    assert cancels_from_json(written).hit(Position(1, 2), 3, None, 8)
+    assert cancels_from_json(written).is_cancelled(Position(1, 2), 3, None, 8)
     with pytest.raises(OffsetError, match="newer Ledgerlake"):
         cancels_from_json('{"version": 3}')
 

@@ -1,3 +1,3 @@
-"""The delayed index (PIP-195): which messages wait until when, without bytes of theirs, storage or
-a clock.
+"""The delayed index (PIP-195): which messages are delayed until when. Storage and the clock are the
+caller's.
 """

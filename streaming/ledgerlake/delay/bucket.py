@@ -1,8 +1,8 @@
-"""Buckets as the tracker knows them without opening them, and the record of all, which goes into
-state (versioned JSON).
+"""The description of each bucket, which the tracker has without opening it, and the record of all
+buckets, which goes into state (versioned JSON).
 
-A bucket's messages stand in order over its segments, and are delivered in that order; so how far it
-is used up is one place: a segment, and an offset into it.
+A bucket's messages are in order over its segments, and are delivered in that order. So one place, a
+segment and an offset into it, says which messages have left.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ VERSION = 1
 class Bucket:
     """A stored bucket of the delayed index.
 
-    ``first`` and ``last`` are the least and greatest position in it; ``segment`` (from 1) and
-    ``offset`` the next message, due at ``next_ms``; ``last_ms`` is when the last one is due. A
-    bucket that is not ``sealed`` is a part of the last, mutable one.
+    ``first`` and ``last`` are the least and greatest position in it. ``waiting`` counts the messages
+    that have not left. ``segment`` (from 1) and ``offset`` give the next message, due at
+    ``next_ms``; the last one is due at ``last_ms``. A bucket that is not ``sealed`` is a part of the
+    last, mutable one.
     """
 
     bucket_id: int
@@ -42,10 +43,10 @@ class Bucket:
 class Record:
     """A topic partition's delayed index between micro-batches.
 
-    ``buckets`` are in the order in which they were made. ``range_end`` is the last ledger of the
+    ``buckets`` are in the order in which they were written. ``range_end`` is the last ledger of the
     mutable bucket's range; ``reached`` the greatest position that was ever added. ``outputs`` are
-    the mark-delete positions: what stands up to there is not for that output. ``doomed`` buckets
-    are used by nothing and deleted next time.
+    the mark-delete positions: messages up to there are not for that output. ``doomed`` buckets are
+    no longer used, and deleted next time.
     """
 
     buckets: list[Bucket] = field(default_factory=list)
@@ -68,9 +69,9 @@ def record_from_json(text: str) -> Record:
     return parse_stored(text, "delayed index", _record, VERSION)
 
 
-def _record(data: dict[str, Any], _version: int) -> Record:
-    record: Record = stored(Record, data)
-    ids = [one.bucket_id for one in record.buckets]
+def _record(fields: dict[str, Any], _version: int) -> Record:
+    record: Record = stored(Record, fields)
+    ids = [bucket.bucket_id for bucket in record.buckets]
     if len(set(ids)) != len(ids) or not all(map(_is_sound, record.buckets)):
         raise ValueError("its buckets contradict themselves")
     return record

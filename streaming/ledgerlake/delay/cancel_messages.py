@@ -1,5 +1,5 @@
-"""Cancels among decoded messages: see ``delay.cancels``. They are messages like any other, and stay
-rows of their own.
+"""Finds cancels among decoded messages (see ``delay.cancels``). The messages that hold them are
+written like any other.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ CANCEL_REFUSED = "cancel_refused"
 
 
 def find_cancels(messages: pa.RecordBatch) -> Iterator[Cancel]:
-    """Return the cancels that messages ask for; a property that names no target is an ordinary
+    """Yield the cancels that messages ask for; a property that names no target is an ordinary
     property.
 
-    A message without a time that is known cancels as of 1970.
+    The cancel of a message without a known time has the time 0 (1970).
     """
     properties = messages["properties"]
     if not len(properties.keys):
         return
-    named = np.flatnonzero(pc.equal(properties.keys, CANCEL_PROPERTY).to_numpy(zero_copy_only=False))
-    rows = np.unique(np.searchsorted(properties.offsets.to_numpy(), named, "right") - 1)
+    places = np.flatnonzero(pc.equal(properties.keys, CANCEL_PROPERTY).to_numpy(zero_copy_only=False))
+    rows = np.unique(np.searchsorted(properties.offsets.to_numpy(), places, "right") - 1)
     for row in rows[(rows >= 0) & (rows < len(properties))].tolist():
-        found = _cancel(messages, row, dict(properties[row].as_py()))
-        if found is not None:
-            yield found
+        cancel = _cancel(messages, row, dict(properties[row].as_py()))
+        if cancel is not None:
+            yield cancel
 
 
 def key_texts(messages: pa.RecordBatch) -> pa.Array:
-    """Each message's key as a cancel names it: its text, or the base64 text of a binary key; null
-    without a key.
+    """Return each message's key as a cancel names it: its text, or the base64 text of a binary key;
+    null without a key.
     """
     if messages["key_bytes"].null_count == messages.num_rows:
         return messages["key"]
-    both = zip(messages["key"].to_pylist(), messages["key_bytes"].to_pylist(), strict=True)
-    return pa.array([key_text(key, key_bytes) for key, key_bytes in both], pa.string())
+    keys = zip(messages["key"].to_pylist(), messages["key_bytes"].to_pylist(), strict=True)
+    return pa.array([key_text(key, key_bytes) for key, key_bytes in keys], pa.string())
 
 
 def key_text(key: str | None, key_bytes: bytes | None) -> str | None:
@@ -53,8 +53,8 @@ def key_text(key: str | None, key_bytes: bytes | None) -> str | None:
 
 
 def _cancel(messages: pa.RecordBatch, row: int, properties: dict[str, str]) -> Cancel | None:
-    stored = [messages[name][row] for name in ("broker_timestamp", "publish_time")]
-    time_us = next((time.value for time in stored if time.is_valid), 0)
+    times = [messages[name][row] for name in ("broker_timestamp", "publish_time")]
+    time_us = next((time.value for time in times if time.is_valid), 0)
     position = Position(messages["ledger_id"][row].as_py(), messages["entry_id"][row].as_py())
     return parse_cancel(properties[CANCEL_PROPERTY], position, time_us // 1000)
 
@@ -68,10 +68,10 @@ class TaskCancels:
         self._refused: Position | None = None
 
     def take(self, messages: pa.RecordBatch) -> tuple[list[Cancel], list[Position]]:
-        """The messages' cancels that are new, and the entries of those that are beyond the limits.
+        """Return the messages' cancels that are new, and the entries of cancels beyond the limits.
 
-        Entries come in order, in one batch of messages or in several; each refused one is named
-        once.
+        Entries come in order, in one batch of messages or in several; each refused entry is
+        returned once.
         """
         accepted: list[Cancel] = []
         refused: list[Position] = []

@@ -1,16 +1,16 @@
-"""Messages that are not to be delivered after all: the property ``ledgerlake.cancel`` of another
-message.
+"""Cancels: a message with the property ``ledgerlake.cancel`` says that other messages are not to be
+delivered after all.
 
     id=LEDGER:ENTRY[:BATCH]   the message that stands there (of a large one: its last chunk, or both as ``first;last``);
                               without ``BATCH`` all messages of a batch
     key=KEY                   every message with that key; of a binary key its base64 text
 
 Rules kept here:
-  - A cancel is about what waits when it is stored: messages that stand before it and are due after
-    it. What it hits does not depend on how the stream was cut into micro-batches.
-  - It is kept until everything that waited then has left, so cancels do not pile up. Of several
-    with one target those are kept that hit something the others do not; if the broker gives the
-    time that is the last one.
+  - A cancel hits messages that are delayed when it is stored: messages before it that are due after
+    it. So the result does not depend on how the stream was cut into micro-batches.
+  - It is kept until all messages that were delayed then have left, so cancels do not pile up. If
+    several have one target, those are kept that hit a message that the others do not; if the broker
+    gives the time, that is the last one.
 
 Version 1 had no ``BATCH``.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 VERSION = 2
 CANCEL_PROPERTY = "ledgerlake.cancel"
 
-# Of one topic partition: their number, and the bytes of what they name.
+# Of one topic partition: the number of cancels, and the bytes of their targets.
 MOST_CANCELS = 100_000
 MOST_CANCEL_BYTES = 16 * 1024 * 1024
 
@@ -53,7 +53,7 @@ class Cancel:
 
 
 def parse_cancel(text: str, position: Position, time_ms: int) -> Cancel | None:
-    """A property's value; None if it names neither an id nor a key."""
+    """Return the cancel in a property's value; None if it names neither an id nor a key."""
     by, _, target = text.partition("=")
     if by == "key" and target:
         return Cancel("key", target, position, time_ms)
@@ -76,20 +76,20 @@ class Cancels:
 
     def __init__(self, cancels: Iterable[Cancel] = ()) -> None:
         self._by_target: dict[tuple[str, str], list[Cancel]] = {}
-        for one in cancels:
-            self.add(one)
+        for cancel in cancels:
+            self.add(cancel)
 
     def __len__(self) -> int:
         return sum(map(len, self._by_target.values()))
 
     @property
     def target_bytes(self) -> int:
-        """Return the bytes of what they name."""
+        """Return the bytes of the cancels' targets."""
         return sum(len(target.encode()) * len(cancels) for (_, target), cancels in self._by_target.items())
 
     @property
     def all(self) -> list[Cancel]:
-        return [one for cancels in self._by_target.values() for one in cancels]
+        return [cancel for cancels in self._by_target.values() for cancel in cancels]
 
     @property
     def keys(self) -> list[str]:
@@ -102,44 +102,46 @@ class Cancels:
     def add(self, cancel: Cancel) -> None:
         self._by_target.setdefault((cancel.by, cancel.target), []).append(cancel)
 
-    def hit(self, position: Position, batch_index: int, key: str | None, deliver_ms: int) -> bool:
+    def is_cancelled(self, position: Position, batch_index: int, key: str | None, deliver_ms: int) -> bool:
         """Return whether a message was cancelled; ``batch_index`` is -1 for one that was not
         batched.
         """
         message_id = MessageId(position.ledger_id, position.entry_id, batch_index)
         targets = {("id", str(position)), ("id", str(message_id))} | ({("key", key)} if key is not None else set())
-        return any(one.hits(position, deliver_ms) for target in targets for one in self._by_target.get(target, ()))
+        cancels = (cancel for target in targets for cancel in self._by_target.get(target, ()))
+        return any(cancel.hits(position, deliver_ms) for cancel in cancels)
 
-    def after(self, now_ms: int) -> list[Cancel]:
-        """Return the cancels that must be kept when everything due by now has left."""
-        kept = [one for cancels in self._by_target.values() for one in _needed(cancels, now_ms)]
-        return [one for one in kept if one.until_ms > now_ms]
+    def needed_after(self, now_ms: int) -> list[Cancel]:
+        """Return the cancels that are still needed when all messages due by now have left."""
+        needed = [cancel for cancels in self._by_target.values() for cancel in _needed(cancels, now_ms)]
+        return [cancel for cancel in needed if cancel.until_ms > now_ms]
 
 
 def _needed(cancels: list[Cancel], now_ms: int) -> list[Cancel]:
-    """Return those cancels of one target without which a message would be delivered, the last
-    first.
+    """Return the cancels of one target without which a message would be delivered, the last first.
 
-    A cancel that stands further behind hits more positions. It makes an earlier one superfluous
-    unless its sender's clock is ahead, so that it leaves out messages that are due sooner.
+    A later cancel hits more positions. It makes an earlier one superfluous, unless its sender's
+    clock is ahead, so that it misses messages that are due sooner.
     """
     needed: list[Cancel] = []
-    for one in sorted(cancels, key=lambda one: one.position, reverse=True):
-        if not needed or max(one.time_ms, now_ms) < max(needed[-1].time_ms, now_ms):
-            needed.append(one)
+    for cancel in sorted(cancels, key=lambda cancel: cancel.position, reverse=True):
+        if not needed or max(cancel.time_ms, now_ms) < max(needed[-1].time_ms, now_ms):
+            needed.append(cancel)
         else:
-            needed[-1] = replace(needed[-1], until_ms=max(needed[-1].until_ms, one.until_ms))
+            needed[-1] = replace(needed[-1], until_ms=max(needed[-1].until_ms, cancel.until_ms))
     return needed
 
 
 def cancels_to_json(cancels: Iterable[Cancel]) -> str:
-    return json.dumps({"version": VERSION, "cancels": [asdict(one) for one in cancels]})
+    return json.dumps({"version": VERSION, "cancels": [asdict(cancel) for cancel in cancels]})
 
 
 def cancels_from_json(text: str) -> Cancels:
-    """Read what is cancelled.
+    """Read cancels.
 
     Raises:
         OffsetError: a newer release wrote it, or it is damaged.
     """
-    return Cancels(parse_stored(text, "cancels", lambda data, _version: stored(list[Cancel], data["cancels"]), VERSION))
+    return Cancels(
+        parse_stored(text, "cancels", lambda fields, _version: stored(list[Cancel], fields["cancels"]), VERSION)
+    )

@@ -1,4 +1,4 @@
-"""The shared queue over buckets, and which of them become one."""
+"""Merges the messages of buckets into one queue, and chooses the buckets that become one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from ledgerlake.decode.sorted_runs import merge_sorted
-from ledgerlake.delay.segment import in_order, key_columns
+from ledgerlake.delay.segment import key_columns, sort_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 def shared_queue(sources: Sequence[Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-    """Waiting messages of several sources in order, each source's own in order; their batches are
-    not empty.
+    """Yield the delayed messages of several sources in order. The messages of each source must be in
+    order, and no batch empty.
     """
-    return merge_sorted(sources, key_columns, pa.RecordBatch.slice, in_order)
+    return merge_sorted(sources, key_columns, pa.RecordBatch.slice, sort_rows)
 
 
-def fewest_together(buckets: Sequence[Bucket]) -> int:
-    """Of two buckets or more: the place of the first of those two neighbours that have the fewest
-    messages together.
+def smallest_neighbours(buckets: Sequence[Bucket]) -> int:
+    """Return the place of the first of those two neighbours that have the fewest messages between
+    them; there must be two buckets or more.
     """
-    sums = [one.waiting + other.waiting for one, other in pairwise(buckets)]
+    sums = [left.waiting + right.waiting for left, right in pairwise(buckets)]
     return sums.index(min(sums))

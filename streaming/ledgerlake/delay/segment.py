@@ -1,7 +1,7 @@
-"""Waiting messages in columns, and how a bucket's are cut into segments.
+"""Delayed messages in columns, and how those of a bucket are cut into segments.
 
-Order everywhere: (time, ledger, entry). A segment ends where the next message is due a whole time
-step or more after the segment's first, or where the segment is full by count or by bytes.
+Order everywhere: (time, ledger, entry). A segment ends before a message that is due a whole time
+step or more after the segment's first, or when it is full by count or by bytes.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 DEFAULT_TIME_STEP_MS = 300_000
 DEFAULT_MAX_INDEXES = 5000
 
-# With its entries; one of each bucket is in memory.
+# A segment with its entries. One segment of each bucket is in memory.
 SEGMENT_BYTES = 256 * 1024
 
-# One row is one waiting message: when it is due, where it stands, and its entry with the frame that
-# it came in. The frame is null if the bytes are kept elsewhere, or nowhere.
-WAITING = pa.schema(
+# One row is one delayed message: when it is due, its position, and its entry with the frame that it
+# came in. The frame is null if the bytes are elsewhere, or only the topic has them.
+INDEX_SCHEMA = pa.schema(
     [("time_ms", pa.int64()), ("ledger_id", pa.int64()), ("entry_id", pa.int64()), ("frame", pa.binary())]
 )
 
 Key = tuple[int, int, int]
 
 
-def waiting(keys: Sequence[Key], frames: Sequence[bytes | None] | None = None) -> pa.RecordBatch:
-    """Rows of ``WAITING`` from single messages."""
+def index_rows(keys: Sequence[Key], frames: Sequence[bytes | None] | None = None) -> pa.RecordBatch:
+    """Return rows of ``INDEX_SCHEMA`` from single messages."""
     columns = zip(*keys, strict=True) if keys else ((), (), ())
-    numbers = [pa.array(column, pa.int64()) for column in columns]
-    kept = pa.array(frames, pa.binary()) if frames is not None else pa.nulls(len(keys), pa.binary())
-    return pa.RecordBatch.from_arrays([*numbers, kept], schema=WAITING)
+    key_arrays = [pa.array(column, pa.int64()) for column in columns]
+    frame_array = pa.array(frames, pa.binary()) if frames is not None else pa.nulls(len(keys), pa.binary())
+    return pa.RecordBatch.from_arrays([*key_arrays, frame_array], schema=INDEX_SCHEMA)
 
 
 def key_columns(batch: pa.RecordBatch) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Time, ledger and entry of each row."""
+    """Return time, ledger and entry of each row."""
     time_ms, ledger_id, entry_id = (batch.column(number).to_numpy() for number in range(3))
     return time_ms, ledger_id, entry_id
 
@@ -50,39 +50,41 @@ def key_at(batch: pa.RecordBatch, row: int) -> Key:
     return time_ms, ledger_id, entry_id
 
 
-def in_order(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """All rows in one batch, in order; of rows with the same key one is left."""
-    whole = (
-        batches[0] if len(batches) == 1 else pa.Table.from_batches(batches, WAITING).combine_chunks().to_batches()[0]
+def sort_rows(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return all rows in one batch, in order; if rows have the same key, one of them."""
+    joined = (
+        batches[0]
+        if len(batches) == 1
+        else pa.Table.from_batches(batches, INDEX_SCHEMA).combine_chunks().to_batches()[0]
     )
-    columns = key_columns(whole)
+    columns = key_columns(joined)
     order = np.lexsort(columns[::-1])
-    same = np.ones(max(len(order) - 1, 0), dtype=bool)
+    is_repeated = np.ones(max(len(order) - 1, 0), dtype=bool)
     for column in columns:
-        same &= column[order[1:]] == column[order[:-1]]
-    if same.any():
-        order = order[np.concatenate(([True], ~same))]
+        is_repeated &= column[order[1:]] == column[order[:-1]]
+    if is_repeated.any():
+        order = order[np.concatenate(([True], ~is_repeated))]
     elif (order[1:] > order[:-1]).all():
-        return whole
-    return whole.take(pa.array(order))
+        return joined
+    return joined.take(pa.array(order))
 
 
-def cut(
+def cut_segments(
     batches: Iterable[pa.RecordBatch], time_step_ms: int = DEFAULT_TIME_STEP_MS, max_indexes: int = DEFAULT_MAX_INDEXES
 ) -> Iterator[pa.RecordBatch]:
-    """Segments of waiting messages, which come in order; no segment is empty, and one frame alone
-    may be larger.
+    """Yield segments of delayed messages, which come in order. No segment is empty; a single frame
+    may be larger than a segment.
     """
-    rest: pa.RecordBatch | None = None
+    buffer: pa.RecordBatch | None = None
     for batch in batches:
         if batch.num_rows == 0:
             continue
-        rest = batch if rest is None else in_order([rest, batch])
-        while (end := _segment_end(rest, time_step_ms, max_indexes)) < rest.num_rows:
-            yield rest.slice(0, end)
-            rest = rest.slice(end)
-    if rest is not None:
-        yield rest
+        buffer = batch if buffer is None else sort_rows([buffer, batch])
+        while (end := _segment_end(buffer, time_step_ms, max_indexes)) < buffer.num_rows:
+            yield buffer.slice(0, end)
+            buffer = buffer.slice(end)
+    if buffer is not None:
+        yield buffer
 
 
 def _segment_end(batch: pa.RecordBatch, time_step_ms: int, max_indexes: int) -> int:
@@ -94,7 +96,7 @@ def _segment_end(batch: pa.RecordBatch, time_step_ms: int, max_indexes: int) -> 
 
 
 def frame_sizes(batch: pa.RecordBatch) -> NDArray[np.int64]:
-    """Bytes of each frame, 0 if there is none."""
+    """Return the bytes of each frame, 0 if there is none."""
     frames = batch.column(3)
     offsets = np.frombuffer(frames.buffers()[1], dtype=np.int32)[frames.offset : frames.offset + len(frames) + 1]
     sizes = np.diff(offsets).astype(np.int64)

@@ -1,12 +1,11 @@
 """The bytes of an immutable bucket: metadata first, then segment after segment (PIP-195).
 
-What Pulsar's brokers write can be read, and they can read ours: the messages are theirs, with a
-version and the waiting entries' own bytes beside.
+Pulsar's brokers can read these snapshots, and theirs can be read here: the protobuf messages are
+Pulsar's, with fields for a version and for the bytes of the delayed entries.
 
 Rules kept here:
   - A newer version is refused with advice. Bytes without a version are Pulsar's own, and are read.
-  - Metadata and segments are checked against each other only by whoever has both; each parses
-    alone.
+  - Metadata and each segment are parsed alone, and not checked against each other here.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import pyarrow as pa
 from google.protobuf.message import DecodeError
 from pyroaring import BitMap
 
-from ledgerlake.delay.segment import frame_sizes, key_columns, waiting
+from ledgerlake.delay.segment import frame_sizes, index_rows, key_columns
 from ledgerlake.errors import OffsetError, refuse_newer
 from ledgerlake.pb import delay_pb2 as pb
 
@@ -39,20 +38,21 @@ class SegmentMetadata:
 
     @property
     def count(self) -> int:
-        return sum(len(one) for one in self.entries.values())
+        return sum(len(bitmap) for bitmap in self.entries.values())
 
 
-def describe(segment: pa.RecordBatch) -> SegmentMetadata:
-    """The metadata of a segment, which is in order and not empty."""
+def describe_segment(segment: pa.RecordBatch) -> SegmentMetadata:
+    """Return the metadata of a segment, which must be in order and not empty."""
     time_ms, ledger_id, entry_id = key_columns(segment)
     ledgers = np.unique(ledger_id).tolist()
-    entries = {one: BitMap(entry_id[ledger_id == one].astype(np.uint32)) for one in ledgers}
+    entries = {ledger: BitMap(entry_id[ledger_id == ledger].astype(np.uint32)) for ledger in ledgers}
     return SegmentMetadata(int(time_ms[0]), int(time_ms[-1]), entries)
 
 
 def metadata_to_bytes(segments: Iterable[SegmentMetadata]) -> bytes:
-    """A snapshot's metadata, which says of every segment what is in it."""
-    return pb.SnapshotMetadata(metadata_list=[_to_pb(one) for one in segments], version=VERSION).SerializeToString()
+    """Return the metadata of all segments of a snapshot as bytes."""
+    metadata_list = [_to_pb(segment) for segment in segments]
+    return pb.SnapshotMetadata(metadata_list=metadata_list, version=VERSION).SerializeToString()
 
 
 def metadata_from_bytes(data: bytes) -> list[SegmentMetadata]:
@@ -62,25 +62,25 @@ def metadata_from_bytes(data: bytes) -> list[SegmentMetadata]:
         OffsetError: a newer release wrote it, or it is damaged.
     """
     try:
-        found = pb.SnapshotMetadata.FromString(data)
-        refuse_newer("a snapshot of delayed messages", found.version, VERSION)
-        _check_whole(found)
-        return [_from_pb(one) for one in found.metadata_list]
+        metadata = pb.SnapshotMetadata.FromString(data)
+        refuse_newer("a snapshot of delayed messages", metadata.version, VERSION)
+        _check_complete(metadata)
+        return [_from_pb(segment) for segment in metadata.metadata_list]
     except (DecodeError, ValueError, IndexError) as error:
         raise OffsetError(f"a snapshot of delayed messages is damaged ({error}); restore the checkpoint") from None
 
 
 def segment_to_bytes(segment: pa.RecordBatch) -> bytes:
-    """Return a segment, rows of ``WAITING``, as bytes."""
-    written = pb.SnapshotSegment()
-    add = written.indexes.add
+    """Return a segment, rows of ``INDEX_SCHEMA``, as bytes."""
+    message = pb.SnapshotSegment()
+    add = message.indexes.add
     for time_ms, ledger_id, entry_id in zip(*(column.tolist() for column in key_columns(segment)), strict=True):
         add(timestamp=time_ms, ledger_id=ledger_id, entry_id=entry_id)
     sizes = frame_sizes(segment)
     if sizes.any():
-        written.frame_sizes.extend(sizes.tolist())
-        written.frames = b"".join(one for one in segment.column(3).to_pylist() if one is not None)
-    return written.SerializeToString()
+        message.frame_sizes.extend(sizes.tolist())
+        message.frames = b"".join(frame for frame in segment.column(3).to_pylist() if frame is not None)
+    return message.SerializeToString()
 
 
 def segment_from_bytes(data: bytes) -> pa.RecordBatch:
@@ -90,44 +90,44 @@ def segment_from_bytes(data: bytes) -> pa.RecordBatch:
         OffsetError: it is damaged.
     """
     try:
-        found = pb.SnapshotSegment.FromString(data)
-        _check_whole(found)
-        keys = [(one.timestamp, one.ledger_id, one.entry_id) for one in found.indexes]
+        message = pb.SnapshotSegment.FromString(data)
+        _check_complete(message)
+        keys = [(index.timestamp, index.ledger_id, index.entry_id) for index in message.indexes]
         if keys != sorted(keys):
             raise ValueError("its messages are not in order")
-        return waiting(keys).set_column(3, "frame", _frames(found, len(keys)))
+        return index_rows(keys).set_column(3, "frame", _frames(message, len(keys)))
     except (DecodeError, ValueError, OverflowError, pa.ArrowInvalid) as error:
         raise OffsetError(f"a segment of delayed messages is damaged ({error}); restore the checkpoint") from None
 
 
-def _frames(found: pb.SnapshotSegment, count: int) -> pa.Array:
-    if not found.frame_sizes:
+def _frames(message: pb.SnapshotSegment, count: int) -> pa.Array:
+    if not message.frame_sizes:
         return pa.nulls(count, pa.binary())
-    sizes = np.array(found.frame_sizes, dtype=np.int64)
-    if len(sizes) != count or sizes.sum() != len(found.frames):
+    sizes = np.array(message.frame_sizes, dtype=np.int64)
+    if len(sizes) != count or sizes.sum() != len(message.frames):
         raise ValueError("the sizes of its entries do not fit")
     offsets = np.zeros(count + 1, dtype=np.int32)
     np.cumsum(sizes, out=offsets[1:])
     validity = None if sizes.all() else pa.py_buffer(np.packbits(sizes > 0, bitorder="little"))
-    return pa.Array.from_buffers(pa.binary(), count, [validity, pa.py_buffer(offsets), pa.py_buffer(found.frames)])
+    return pa.Array.from_buffers(pa.binary(), count, [validity, pa.py_buffer(offsets), pa.py_buffer(message.frames)])
 
 
-def _check_whole(message: pb.SnapshotMetadata | pb.SnapshotSegment) -> None:
-    """Protobuf's C parser does not look for required fields."""
+def _check_complete(message: pb.SnapshotMetadata | pb.SnapshotSegment) -> None:
+    """Check for required fields, which protobuf's C parser does not."""
     if not message.IsInitialized():
         raise ValueError("a required field is missing")
 
 
-def _to_pb(one: SegmentMetadata) -> pb.SnapshotSegmentMetadata:
-    bitmaps = {ledger_id: _packed(entries) for ledger_id, entries in one.entries.items()}
+def _to_pb(segment: SegmentMetadata) -> pb.SnapshotSegmentMetadata:
+    bitmaps = {ledger_id: _packed(entries) for ledger_id, entries in segment.entries.items()}
     return pb.SnapshotSegmentMetadata(
-        delayed_index_bit_map=bitmaps, max_schedule_timestamp=one.max_ms, min_schedule_timestamp=one.min_ms
+        delayed_index_bit_map=bitmaps, max_schedule_timestamp=segment.max_ms, min_schedule_timestamp=segment.min_ms
     )
 
 
-def _from_pb(one: pb.SnapshotSegmentMetadata) -> SegmentMetadata:
-    entries = {ledger_id: BitMap.deserialize(data) for ledger_id, data in one.delayed_index_bit_map.items()}
-    return SegmentMetadata(one.min_schedule_timestamp, one.max_schedule_timestamp, entries)
+def _from_pb(segment: pb.SnapshotSegmentMetadata) -> SegmentMetadata:
+    entries = {ledger_id: BitMap.deserialize(bitmap) for ledger_id, bitmap in segment.delayed_index_bit_map.items()}
+    return SegmentMetadata(segment.min_schedule_timestamp, segment.max_schedule_timestamp, entries)
 
 
 def _packed(entries: BitMap) -> bytes:

@@ -1,9 +1,9 @@
-"""Where the snapshots of immutable buckets are kept: one small interface (PIP-195's
+"""The interface of a storage for the snapshots of immutable buckets (PIP-195's
 BucketSnapshotStorage).
 
 A bucket is numbered values: 0 is its metadata, from 1 on its segments (see ``snapshot``). It is
-written once, metadata last, so a bucket that has metadata is whole; it never changes, and ids are
-never used again.
+written once, metadata last, so a bucket that has metadata is complete; it never changes, and ids
+are never used again.
 """
 
 from __future__ import annotations
@@ -19,18 +19,16 @@ METADATA = 0
 
 
 class SnapshotStorage(Protocol):
-    """Errors are the storage's own; whoever meets one forgets what was not yet recorded and starts
-    from the record.
-    """
+    """Raises errors of its own. After one, the caller starts again from the last saved record."""
 
     def start(self) -> None:
-        """Make ready."""
+        """Prepare for use."""
 
     def create_bucket(self) -> int:
-        """An id for a new bucket."""
+        """Return an id for a new bucket."""
 
     def save_all_segments(self, bucket_id: int, snapshots: Iterable[tuple[int, bytes]]) -> None:
-        """Store a bucket's values by number, as they are made."""
+        """Store the values of a bucket by number, one after the other."""
 
     def get_segment(self, bucket_id: int, number: int) -> bytes:
         """Return the bytes of one segment.
@@ -40,11 +38,11 @@ class SnapshotStorage(Protocol):
         """
 
     def delete_bucket(self, bucket_id: int) -> None:
-        """Remove a bucket, whole or not, there or not; at once or later."""
+        """Remove a bucket, at once or later. It may be incomplete or gone already."""
 
 
 class MemoryStorage:
-    """Buckets in memory, for tests and for trying things out."""
+    """Buckets in memory, for tests and experiments."""
 
     def __init__(self) -> None:
         self.buckets: dict[int, dict[int, bytes]] = {}

@@ -1,21 +1,23 @@
-"""The delayed message tracker: what waits on one topic partition, and what is due (PIP-195).
+"""The delayed message tracker: the delayed messages of one topic partition, until they are due
+(PIP-195).
 
-    added        into the last mutable bucket: fresh messages in memory, and parts of it that were stored when a
+    added        into the last, mutable bucket: fresh messages in memory, and parts of it that were stored when a
                  micro-batch ended
-    sealed       when a message of a later ledger range comes and the mutable bucket holds enough: its parts become one
+    sealed       if a message of a later ledger range comes and the mutable bucket is large enough: its parts become one
                  immutable bucket of segments
-    merged       when there are too many immutable buckets: those two neighbours that have the fewest messages
+    merged       if there are too many immutable buckets: those two neighbours that have the fewest messages
     taken        from all buckets in the order of (time, ledger, entry), with one segment of each in memory
     deleted      when the last message of a bucket was taken
 
 Rules kept here:
-  - What is due is taken whole, and by the time that the caller gives; nothing is ever due early.
-  - Stored buckets never change. ``save`` gives the record that says what is in use; until that is
-    kept somewhere, nothing that an older record uses is deleted. After a failure, the index is
+  - All messages that are due by the time that the caller gives are taken, and none that is due
+    later.
+  - Stored buckets never change. ``save`` returns the record of the buckets in use. Until the caller
+    has stored it, no bucket that an older record uses is deleted. After a failure, the index is
     opened again from the last saved record.
   - A message that was added before is not added again (by the buckets' bitmaps).
-  - A mutable bucket that holds many times what sealing asks for is sealed although its ledger goes
-    on; else a single long ledger would make one bucket without end.
+  - A mutable bucket that grows to many times the least size is sealed although its ledger goes on;
+    else a single long ledger would make one bucket without end.
 """
 
 from __future__ import annotations
@@ -30,17 +32,17 @@ import pyarrow.compute as pc
 from pyroaring import BitMap
 
 from ledgerlake.delay.bucket import Bucket, Record
-from ledgerlake.delay.merge import fewest_together, shared_queue
+from ledgerlake.delay.merge import shared_queue, smallest_neighbours
 from ledgerlake.delay.segment import (
     DEFAULT_MAX_INDEXES,
     DEFAULT_TIME_STEP_MS,
-    cut,
-    in_order,
+    cut_segments,
     key_columns,
+    sort_rows,
 )
 from ledgerlake.delay.snapshot import (
     SegmentMetadata,
-    describe,
+    describe_segment,
     metadata_from_bytes,
     metadata_to_bytes,
     segment_from_bytes,
@@ -60,14 +62,14 @@ if TYPE_CHECKING:
 FRESH_BYTES = 32 * 1024 * 1024
 FRESH_MESSAGES = 200_000
 
-# A mutable bucket is sealed within its ledger range at so many times the least size.
+# A mutable bucket is sealed within its ledger range at this many times the least size.
 _OVERFULL = 10
 
 
 @dataclass(frozen=True)
 class DelaySettings:
-    """The sizes of buckets and segments; the names follow the broker's, the defaults the broker's
-    and the proposal's.
+    """The sizes of buckets and segments; the names are the broker's, the defaults the broker's and
+    the proposal's.
     """
 
     min_indexes_per_bucket: int = 50_000
@@ -81,9 +83,9 @@ class DelayedTracker:
     """The delayed messages of one topic partition, from one stored record to the next.
 
     Args:
-        record: what ``save`` gave last time.
+        record: the record that ``save`` returned last time.
 
-    Raises, in every method that reaches storage, whatever that raises; the tracker is of no use
+    Every method that uses the storage raises the storage's errors; the tracker must not be used
     afterwards.
     """
 
@@ -108,33 +110,34 @@ class DelayedTracker:
         return tuple(self._buckets)
 
     @property
-    def waiting(self) -> int:
-        return sum(one.waiting for one in self._buckets) + self._fresh_count
+    def count(self) -> int:
+        """Return how many messages are delayed."""
+        return sum(bucket.waiting for bucket in self._buckets) + self._fresh_count
 
     @property
     def next_due_ms(self) -> int | None:
         """Return when the next message is due; None if no message is delayed."""
-        times_ms = [one.next_ms for one in self._buckets if one.waiting]
-        return min(times_ms + [pc.min(one.column(0)).as_py() for one in self._fresh], default=None)
+        times_ms = [bucket.next_ms for bucket in self._buckets if bucket.waiting]
+        return min(times_ms + [pc.min(batch.column(0)).as_py() for batch in self._fresh], default=None)
 
     @property
     def last_due_ms(self) -> int | None:
         """Return when the last message is due; None if no message is delayed."""
-        times_ms = [one.last_ms for one in self._buckets if one.waiting]
-        return max(times_ms + [pc.max(one.column(0)).as_py() for one in self._fresh], default=None)
+        times_ms = [bucket.last_ms for bucket in self._buckets if bucket.waiting]
+        return max(times_ms + [pc.max(batch.column(0)).as_py() for batch in self._fresh], default=None)
 
     @property
     def oldest(self) -> Position | None:
-        """No message that waits stands before this position; None if none waits."""
-        firsts = [one.first for one in self._buckets if one.waiting]
-        return min(firsts + [_extent(one)[0] for one in self._fresh], default=None)
+        """Return a position before which no message is delayed; None if no message is delayed."""
+        firsts = [bucket.first for bucket in self._buckets if bucket.waiting]
+        return min(firsts + [_extent(batch)[0] for batch in self._fresh], default=None)
 
     def add(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Take rows of ``segment.WAITING``; return those that are left out, since their entries
+        """Add rows of ``segment.INDEX_SCHEMA``; return those that are left out because their entries
         were added before.
         """
-        known = self._known(batch)
-        new = batch.filter(pa.array(~known))
+        is_repeated = self._is_repeated(batch)
+        new = batch.filter(pa.array(~is_repeated))
         for rows in _by_ledger(new):
             ledger_id = rows.column(1)[0].as_py()
             if ledger_id > self._range_end:
@@ -144,39 +147,42 @@ class DelayedTracker:
                 self._range_end = min(range_end, AFTER_ALL.ledger_id)
             self._fresh.append(rows)
             self._reached = max(self._reached, _extent(rows)[1])
-        if sum(one.nbytes for one in self._fresh) > FRESH_BYTES or self._fresh_count > FRESH_MESSAGES:
+        if sum(rows.nbytes for rows in self._fresh) > FRESH_BYTES or self._fresh_count > FRESH_MESSAGES:
             self._store_fresh()
-        return batch.filter(pa.array(known))
+        return batch.filter(pa.array(is_repeated))
 
     def take_due(self, cutoff_ms: int) -> Iterator[pa.RecordBatch]:
-        """Everything due at a time or before, in order; to be used up before anything else is
-        asked.
+        """Yield all messages due at a time or before, in order. Use them up before you call another
+        method.
         """
-        due = [one for one in self._buckets if one.waiting and one.next_ms <= cutoff_ms]
-        yield from shared_queue([self._take_fresh(cutoff_ms), *(self._take_of(one, cutoff_ms) for one in due)])
+        due = [bucket for bucket in self._buckets if bucket.waiting and bucket.next_ms <= cutoff_ms]
+        sources = (self._take_from(bucket, cutoff_ms) for bucket in due)
+        yield from shared_queue([self._take_fresh(cutoff_ms), *sources])
 
-    def join(self, output: str, mark: Position) -> None:
-        """An output that gets what stands behind a position; one that is known already keeps its
-        own.
+    def add_output(self, output: str, mark: Position) -> None:
+        """Add an output that gets the messages behind a position; an output that was added before
+        keeps its own position.
         """
         self.outputs.setdefault(output, mark)
 
-    def leave(self, output: str) -> None:
+    def remove_output(self, output: str) -> None:
         self.outputs.pop(output, None)
 
     def trim(self, through: Position) -> int:
-        """Forget the buckets that lie wholly at or before a position; how many messages those had."""
-        passed = [one for one in self._buckets if one.last <= through]
-        for one in passed:
-            self._replace([one], [])
-        return sum(one.waiting for one in passed)
+        """Forget the buckets that lie wholly at or before a position; return how many messages those
+        had.
+        """
+        passed = [bucket for bucket in self._buckets if bucket.last <= through]
+        for bucket in passed:
+            self._replace([bucket], [])
+        return sum(bucket.waiting for bucket in passed)
 
     def save(self) -> Record:
-        """Store what is fresh and tidy up; the record of what is then there."""
+        """Store fresh messages and drop empty buckets; return the record of the buckets."""
         if self.outputs:
             self.trim(min(self.outputs.values()))
         self._store_fresh()
-        self._replace([one for one in self._buckets if not one.waiting], [])
+        self._replace([bucket for bucket in self._buckets if not bucket.waiting], [])
         if self._mutable_count >= _OVERFULL * self._settings.min_indexes_per_bucket:
             self._seal()
         self._saved = self._reached
@@ -184,37 +190,38 @@ class DelayedTracker:
 
     @property
     def _fresh_count(self) -> int:
-        return sum(one.num_rows for one in self._fresh)
+        return sum(rows.num_rows for rows in self._fresh)
 
     @property
     def _mutable_count(self) -> int:
-        return sum(one.waiting for one in self._buckets if not one.sealed) + self._fresh_count
+        return sum(bucket.waiting for bucket in self._buckets if not bucket.sealed) + self._fresh_count
 
-    def _known(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
-        """Which rows were added before."""
+    def _is_repeated(self, batch: pa.RecordBatch) -> NDArray[np.bool_]:
+        """Return a mask of the rows that were added before."""
         _, ledger_id, entry_id = key_columns(batch)
         saved = self._saved
         older = (ledger_id < saved.ledger_id) | ((ledger_id == saved.ledger_id) & (entry_id <= saved.entry_id))
-        known = np.zeros(batch.num_rows, dtype=bool)
+        is_repeated = np.zeros(batch.num_rows, dtype=bool)
         for ledger in np.unique(ledger_id[older]).tolist():
             rows = older & (ledger_id == ledger)
-            known[rows] = np.isin(entry_id[rows], self._added_of(ledger))
-        return known
+            is_repeated[rows] = np.isin(entry_id[rows], self._added_entries(ledger))
+        return is_repeated
 
-    def _added_of(self, ledger_id: int) -> NDArray[np.int64]:
-        """Entries of a ledger that stored buckets have or had."""
-        buckets = [one for one in self._buckets if one.first.ledger_id <= ledger_id <= one.last.ledger_id]
-        segments = [segment.entries for one in buckets for segment in self._describe(one)]
-        return np.array(BitMap().union(*(one[ledger_id] for one in segments if ledger_id in one)).to_array(), np.int64)
+    def _added_entries(self, ledger_id: int) -> NDArray[np.int64]:
+        """Return the entries of a ledger that stored buckets have or had."""
+        buckets = [bucket for bucket in self._buckets if bucket.first.ledger_id <= ledger_id <= bucket.last.ledger_id]
+        segments = [segment.entries for bucket in buckets for segment in self._load_metadata(bucket)]
+        bitmaps = [entries[ledger_id] for entries in segments if ledger_id in entries]
+        return np.array(BitMap().union(*bitmaps).to_array(), np.int64)
 
-    def _describe(self, bucket: Bucket) -> list[SegmentMetadata]:
+    def _load_metadata(self, bucket: Bucket) -> list[SegmentMetadata]:
         if bucket.bucket_id not in self._metadata:
             data = self._storage.get_segment(bucket.bucket_id, METADATA)
             self._metadata[bucket.bucket_id] = metadata_from_bytes(data)
         return self._metadata[bucket.bucket_id]
 
-    def _load(self, bucket: Bucket) -> pa.RecordBatch:
-        """Return the rest of a bucket's first unfinished segment."""
+    def _load_next(self, bucket: Bucket) -> pa.RecordBatch:
+        """Return the delayed messages of a bucket's first unfinished segment."""
         number, segment = self._segments.get(bucket.bucket_id, (0, None))
         if number != bucket.segment:
             segment = self._read(bucket, bucket.segment)
@@ -224,7 +231,7 @@ class DelayedTracker:
         return segment.slice(bucket.offset)
 
     def _read(self, bucket: Bucket, number: int) -> pa.RecordBatch:
-        """A segment, which is not empty."""
+        """Return a segment, which is not empty."""
         segment = segment_from_bytes(self._storage.get_segment(bucket.bucket_id, number))
         if not segment.num_rows:
             raise missing(bucket.bucket_id, number)
@@ -233,91 +240,100 @@ class DelayedTracker:
     def _take_fresh(self, cutoff_ms: int) -> Iterator[pa.RecordBatch]:
         if not self._fresh:
             return
-        whole = in_order(self._fresh)
-        count = _due_count(whole, cutoff_ms)
-        self._fresh = [whole.slice(count)] if count < whole.num_rows else []
+        fresh = sort_rows(self._fresh)
+        count = _due_count(fresh, cutoff_ms)
+        self._fresh = [fresh.slice(count)] if count < fresh.num_rows else []
         if count:
-            yield whole.slice(0, count)
+            yield fresh.slice(0, count)
 
-    def _take_of(self, bucket: Bucket, cutoff_ms: int) -> Iterator[pa.RecordBatch]:
+    def _take_from(self, bucket: Bucket, cutoff_ms: int) -> Iterator[pa.RecordBatch]:
         while bucket.waiting and bucket.next_ms <= cutoff_ms:
-            rest = self._load(bucket)
-            count = _due_count(rest, cutoff_ms)
-            bucket = self._move(bucket, rest, count)
-            yield rest.slice(0, count)
+            messages = self._load_next(bucket)
+            count = _due_count(messages, cutoff_ms)
+            bucket = self._advance(bucket, messages, count)
+            yield messages.slice(0, count)
 
-    def _move(self, bucket: Bucket, rest: pa.RecordBatch, count: int) -> Bucket:
-        """Count messages of its first unfinished segment as taken; the bucket as it is then."""
+    def _advance(self, bucket: Bucket, messages: pa.RecordBatch, count: int) -> Bucket:
+        """Count messages of a bucket's first unfinished segment as taken; return the changed bucket.
+
+        Args:
+            messages: the delayed messages of that segment.
+            count: how many of them are taken.
+        """
         left = bucket.waiting - count
-        if count < rest.num_rows:
-            moved = replace(bucket, offset=bucket.offset + count, waiting=left)
+        if count < messages.num_rows:
+            advanced = replace(bucket, offset=bucket.offset + count, waiting=left)
         else:
-            moved = replace(bucket, segment=bucket.segment + 1, offset=0, waiting=left)
+            advanced = replace(bucket, segment=bucket.segment + 1, offset=0, waiting=left)
         if left:
-            moved = replace(moved, next_ms=self._load(moved).column(0)[0].as_py())
-        self._buckets[self._buckets.index(bucket)] = moved
-        return moved
+            advanced = replace(advanced, next_ms=self._load_next(advanced).column(0)[0].as_py())
+        self._buckets[self._buckets.index(bucket)] = advanced
+        return advanced
 
-    def _rest_of(self, bucket: Bucket) -> Iterator[pa.RecordBatch]:
-        """All that waits in a bucket, without taking it."""
-        yield self._load(bucket)
+    def _read_delayed(self, bucket: Bucket) -> Iterator[pa.RecordBatch]:
+        """Yield all delayed messages of a bucket, without taking them."""
+        yield self._load_next(bucket)
         for number in range(bucket.segment + 1, bucket.segments + 1):
             yield self._read(bucket, number)
 
     def _store_fresh(self) -> None:
-        """Store the messages that arrived in this micro-batch as a part of the mutable bucket,
-        together with the last parts that are no larger.
+        """Store the messages that arrived in this micro-batch as a part of the mutable bucket; the
+        last parts that are no larger are merged into it.
         """
         count = self._fresh_count
         if not count:
             return
         parts: list[Bucket] = []
-        for one in reversed(self._buckets):
-            if one.sealed or one.waiting > count:
+        for bucket in reversed(self._buckets):
+            if bucket.sealed or bucket.waiting > count:
                 break
-            parts.append(one)
-            count += one.waiting
-        self._unite(parts[::-1], sealed=False)
+            parts.append(bucket)
+            count += bucket.waiting
+        self._merge_parts(parts[::-1], sealed=False)
 
     def _seal(self) -> None:
-        self._unite([one for one in self._buckets if not one.sealed], sealed=True)
-        while len(sealed := [one for one in self._buckets if one.sealed]) > self._settings.max_buckets:
-            place = fewest_together(sealed)
-            two = sealed[place : place + 2]
-            self._replace(two, self._write([self._rest_of(one) for one in two if one.waiting], sealed=True))
+        self._merge_parts([bucket for bucket in self._buckets if not bucket.sealed], sealed=True)
+        while len(sealed := [bucket for bucket in self._buckets if bucket.sealed]) > self._settings.max_buckets:
+            place = smallest_neighbours(sealed)
+            pair = sealed[place : place + 2]
+            sources = [self._read_delayed(bucket) for bucket in pair if bucket.waiting]
+            self._replace(pair, self._write(sources, sealed=True))
 
-    def _unite(self, parts: list[Bucket], *, sealed: bool) -> None:
-        """Parts of the mutable bucket, and what is fresh, as one."""
-        sources = [self._take_fresh(AFTER_ALL.ledger_id), *(self._rest_of(one) for one in parts if one.waiting)]
+    def _merge_parts(self, parts: list[Bucket], *, sealed: bool) -> None:
+        """Write parts of the mutable bucket, and all fresh messages, as one bucket."""
+        sources = [self._take_fresh(AFTER_ALL.ledger_id)]
+        sources += [self._read_delayed(part) for part in parts if part.waiting]
         self._replace(parts, self._write(sources, sealed=sealed))
 
     def _write(self, sources: list[Iterator[pa.RecordBatch]], *, sealed: bool) -> list[Bucket]:
-        """Sources as one stored bucket; none if they are empty."""
+        """Write the messages of sources as one stored bucket, and return it; no bucket if there are
+        no messages.
+        """
         bucket_id = self._storage.create_bucket()
-        written = _BucketContent()
-        segments = cut(
+        content = _BucketContent()
+        segments = cut_segments(
             shared_queue(sources), self._settings.time_step_per_segment_ms, self._settings.max_indexes_per_segment
         )
-        self._storage.save_all_segments(bucket_id, written.snapshots(segments))
-        if written.first is None or written.last is None:
+        self._storage.save_all_segments(bucket_id, content.snapshots(segments))
+        if content.first is None or content.last is None:
             self._doomed.append(bucket_id)
             return []
-        metadata = written.metadata
+        metadata = content.metadata
         self._metadata[bucket_id] = metadata
-        waiting = sum(one.count for one in metadata)
+        count = sum(segment.count for segment in metadata)
         times_ms = (metadata[0].min_ms, metadata[-1].max_ms)
-        return [Bucket(bucket_id, written.first, written.last, len(metadata), waiting, *times_ms, sealed)]
+        return [Bucket(bucket_id, content.first, content.last, len(metadata), count, *times_ms, sealed)]
 
     def _replace(self, old: list[Bucket], new: list[Bucket]) -> None:
-        """Put buckets where others were, which are then used by nothing."""
+        """Put new buckets in the place of old ones, which are no longer used."""
         place = self._buckets.index(old[0]) if old else len(self._buckets)
-        self._doomed += [one.bucket_id for one in old]
-        kept = [one for one in self._buckets if one not in old]
-        self._buckets = [*kept[:place], *new, *kept[place:]]
+        self._doomed += [bucket.bucket_id for bucket in old]
+        others = [bucket for bucket in self._buckets if bucket not in old]
+        self._buckets = [*others[:place], *new, *others[place:]]
 
 
 class _BucketContent:
-    """The content of a bucket as it is learned while the bucket is written."""
+    """Collects the description of a bucket while its segments are written."""
 
     def __init__(self) -> None:
         self.metadata: list[SegmentMetadata] = []
@@ -328,7 +344,7 @@ class _BucketContent:
         for number, segment in enumerate(segments, 1):
             first, last = _extent(segment)
             self.first, self.last = min(self.first or first, first), max(self.last or last, last)
-            self.metadata.append(describe(segment))
+            self.metadata.append(describe_segment(segment))
             yield number, segment_to_bytes(segment)
         yield METADATA, metadata_to_bytes(self.metadata)
 
@@ -338,7 +354,7 @@ def _due_count(batch: pa.RecordBatch, cutoff_ms: int) -> int:
 
 
 def _extent(batch: pa.RecordBatch) -> tuple[Position, Position]:
-    """The least and the greatest position of a batch that is not empty."""
+    """Return the least and the greatest position of a batch that is not empty."""
     _, ledger_id, entry_id = key_columns(batch)
     low, high = ledger_id.min(), ledger_id.max()
     return (
@@ -348,7 +364,7 @@ def _extent(batch: pa.RecordBatch) -> tuple[Position, Position]:
 
 
 def _by_ledger(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Stretches of rows of one ledger."""
+    """Yield runs of rows of one ledger."""
     ledger_id = batch.column(1).to_numpy()
     cuts = [0, *(np.flatnonzero(np.diff(ledger_id)) + 1).tolist(), batch.num_rows]
     for start, end in pairwise(cuts):

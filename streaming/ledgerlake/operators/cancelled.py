@@ -36,7 +36,7 @@ def cancelled_rows(messages: pa.RecordBatch, cancels: Cancels) -> NDArray[np.boo
         position = Position(messages["ledger_id"][row].as_py(), messages["entry_id"][row].as_py())
         deliver_ms = messages["deliver_at"][row].cast(pa.int64()).as_py() // 1000
         batch_index, key = messages["batch_index"][row].as_py(), keys[row].as_py()
-        is_cancelled[row] = cancels.hit(position, batch_index, key, deliver_ms)
+        is_cancelled[row] = cancels.is_cancelled(position, batch_index, key, deliver_ms)
     return is_cancelled
 
 
@@ -47,7 +47,7 @@ def is_chunk_cancelled(entry: Entry | None, position: Position, cancels: Cancels
     if entry is None:
         return False
     metadata = peek_metadata(memoryview(entry))
-    return cancels.hit(position, -1, key_text(*key_of(metadata)), metadata.deliver_at_time)
+    return cancels.is_cancelled(position, -1, key_text(*key_of(metadata)), metadata.deliver_at_time)
 
 
 def cancelled_entries(messages: pa.RecordBatch, frames: Entry | None) -> list[RejectedEntry]:

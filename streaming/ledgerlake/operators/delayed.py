@@ -35,7 +35,7 @@ from ledgerlake.delay.cancels import (
     cancels_from_json,
     cancels_to_json,
 )
-from ledgerlake.delay.segment import WAITING, frame_sizes, waiting
+from ledgerlake.delay.segment import INDEX_SCHEMA, frame_sizes, index_rows
 from ledgerlake.delay.tracker import DelayedTracker
 from ledgerlake.operators.bucket_folders import open_folder, query_id_of_task
 from ledgerlake.operators.bucket_storage import FolderStorage, StateStorage
@@ -105,7 +105,7 @@ class DelayedMessages:
         no_frames = pa.nulls(len(delayed.due_ms), pa.binary())
         frame_column = no_frames if self._options.reread else _frames(frames, delayed.frame_ends)
         keys = [pa.array(column) for column in (delayed.due_ms, delayed.ledger_ids, delayed.entry_ids)]
-        repeated = self._open().add(pa.RecordBatch.from_arrays([*keys, frame_column], schema=WAITING))
+        repeated = self._open().add(pa.RecordBatch.from_arrays([*keys, frame_column], schema=INDEX_SCHEMA))
         if repeated.num_rows:
             entries = entries_of(frames)
             ids = zip(repeated.column(1).to_pylist(), repeated.column(2).to_pylist(), strict=True)
@@ -115,7 +115,7 @@ class DelayedMessages:
     def add_large(self, message: Waits) -> None:
         """Add a complete large message; its chunks are in ``parts``, or must be read again."""
         last = message.positions[-1]
-        if self._open().add(waiting([(message.deliver_ms, last.ledger_id, last.entry_id)])).num_rows:
+        if self._open().add(index_rows([(message.deliver_ms, last.ledger_id, last.entry_id)])).num_rows:
             self._repeated += [(position, self._parts.take(position)) for position in message.positions]
             return
         if self._options.reread:
@@ -137,7 +137,7 @@ class DelayedMessages:
             return
         if earlier is None:
             due_ms = int(read_delayed(frame).due_ms[0])
-            if self._open().add(waiting([(due_ms, position.ledger_id, position.entry_id)])).num_rows:
+            if self._open().add(index_rows([(due_ms, position.ledger_id, position.entry_id)])).num_rows:
                 # A release that stored such entries whole has it already.
                 self._parts.drop(position)
                 return
@@ -172,7 +172,7 @@ class DelayedMessages:
                 yield from self._take_partial(position, part, delivered_ms, _outputs(tracker))
             for batch in _combine(tracker.take_due(cutoff_ms)):
                 yield from self._outcomes(batch, delivered_ms, tracker)
-        self._store_cancels(cancels.after(cutoff_ms), stored_cancels)
+        self._store_cancels(cancels.needed_after(cutoff_ms), stored_cancels)
 
     def save(self) -> DelayedSummary:
         """Store the messages that have arrived as parts of buckets, and the record of all buckets;
@@ -183,7 +183,7 @@ class DelayedMessages:
         record = record_to_json(self._tracker.save())
         if record != self._stored_record:
             self._state.index.update((record,))
-        return DelayedSummary(self._tracker.waiting, self._tracker.next_due_ms, self._oldest(self._tracker))
+        return DelayedSummary(self._tracker.count, self._tracker.next_due_ms, self._oldest(self._tracker))
 
     def _oldest(self, tracker: DelayedTracker) -> Position | None:
         """Return the first entry that must be read again; for a large message that is its first
@@ -199,11 +199,11 @@ class DelayedMessages:
         if self._tracker is None:
             record = record_from_json(self._stored_record) if self._stored_record else Record()
             self._tracker = DelayedTracker(self._storage(record), self._options.settings, record)
-            self._tracker.join(TABLE, BEFORE_ALL)
+            self._tracker.add_output(TABLE, BEFORE_ALL)
             if self._options.republish is None:
-                self._tracker.leave(TOPIC)
+                self._tracker.remove_output(TOPIC)
             else:
-                self._tracker.join(TOPIC, BEFORE_ALL if self._options.republish == "earliest" else record.reached)
+                self._tracker.add_output(TOPIC, BEFORE_ALL if self._options.republish == "earliest" else record.reached)
         return self._tracker
 
     def _storage(self, record: Record) -> StateStorage | FolderStorage:
