@@ -1,10 +1,9 @@
-"""Where the snapshots of delayed messages' buckets are kept: in Spark's state store, or in a
-folder.
+"""Stores the snapshots of delayed messages' buckets in Spark's state store, or in a folder.
 
-The state store forgets what a failed micro-batch wrote, and remembers what an older version of the
-state names; a folder does neither. There, a bucket that the record does not name gets a mark
-(``<bucket id>.dropped``), and is removed when the mark is a day old: so the state of any
-micro-batch of the last day finds its buckets, and what killed tasks left goes too.
+The state store drops the values that a failed micro-batch wrote, and keeps those that an older
+version of the state names; a folder does neither. There, a bucket that the record does not name
+gets a mark (``<bucket id>.dropped``), and is removed when the mark is a day old. So the state of any
+micro-batch of the last day finds its buckets, and buckets that killed tasks left are removed too.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.streaming.stateful_processor import MapState
 
-# How long a bucket stays readable that nothing uses any more.
+# How long a bucket that is no longer used stays readable.
 _KEPT_S = 24 * 3600
 
 # How often a worker process looks for buckets that may go.
@@ -49,7 +48,7 @@ Stored = TypeVar("Stored", pb.SegmentBlock, pb.BlockDirectory)
 
 
 class _PackedStorage(abc.ABC):
-    """Segments lie together in blocks, since one may be small and a stored value costs a call.
+    """Packs segments into blocks, since a segment may be small and a stored value costs a call.
 
     Stored by number: 0 the metadata, -1 the directory of the blocks, and each block at the number
     of its first segment.
@@ -88,14 +87,14 @@ class _PackedStorage(abc.ABC):
         return segments[number - firsts[place]]
 
     def _values(self, bucket_id: int, number: int) -> list[bytes]:
-        found = _recent.get(bucket_id, number)
-        if found is None:
+        values = _recent.get(bucket_id, number)
+        if values is None:
             value = self._get(bucket_id, number)
             if value is None:
                 raise missing(bucket_id, number)
-            found = list(_parse(pb.SegmentBlock, value).segments) if number > 0 else [value]
-            _recent.put(bucket_id, number, found)
-        return found
+            values = list(_parse(pb.SegmentBlock, value).segments) if number > 0 else [value]
+            _recent.put(bucket_id, number, values)
+        return values
 
     @abc.abstractmethod
     def _put(self, bucket_id: int, number: int, value: bytes) -> None: ...
@@ -131,16 +130,16 @@ class FolderStorage(_PackedStorage):
     """Buckets in a folder of any filesystem that pyarrow knows: ``<folder>/<bucket id>/<number>``.
 
     Args:
-        folder: of one query's topic partition, so that everything in it is this one's.
-        used: the buckets that a record names.
-        shared: where older releases kept the buckets of all queries: nothing is written there, and
-            of what is there only what this query's record named is removed.
+        folder: the folder of one query's topic partition; nothing else may be in it.
+        used: the buckets that the record names.
+        shared: the folder where older releases kept the buckets of all queries. Nothing is written
+            there, and only buckets that this query's record named are removed.
     """
 
     def __init__(self, folder: str, used: Iterable[int], shared: str | None = None) -> None:
         self._filesystem, self._root = resolve(folder)
         self._roots = [self._root] if shared is None else [self._root, resolve(shared)[1]]
-        self._used = {str(one) for one in used}
+        self._used = {str(bucket_id) for bucket_id in used}
 
     def start(self) -> None:
         self._filesystem.create_dir(self._root, recursive=True)
@@ -174,10 +173,10 @@ class FolderStorage(_PackedStorage):
         """Mark a bucket as dropped if the record does not name it, remove the mark if a restored
         record names it, and remove a bucket that was marked long ago.
         """
-        found = self._filesystem.get_file_info(fs.FileSelector(self._root))
-        marks = {one.base_name.removesuffix(_DROPPED): one for one in found if one.base_name.endswith(_DROPPED)}
-        for one in found:
-            name = one.base_name
+        files = self._filesystem.get_file_info(fs.FileSelector(self._root))
+        marks = {file.base_name.removesuffix(_DROPPED): file for file in files if file.base_name.endswith(_DROPPED)}
+        for file in files:
+            name = file.base_name
             if name.isdecimal() and name not in self._used and name not in marks:
                 self.delete_bucket(int(name))
         oldest_s = time.time() - _KEPT_S
@@ -195,14 +194,14 @@ class FolderStorage(_PackedStorage):
 
 
 class _Recent:
-    """Blocks that were read lately in this worker process: the first unfinished segments are asked
-    for in every batch.
+    """A cache of blocks that this worker process has read: every batch needs the first unfinished
+    segments.
 
-    Values never change and ids are never used again, so nothing here can be stale.
+    Values never change and ids are never used again, so no entry can be stale.
     """
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._bytes = 0
         self._values: OrderedDict[tuple[int, int], list[bytes]] = OrderedDict()
         self._lock = threading.Lock()
@@ -219,7 +218,7 @@ class _Recent:
                 return
             self._values[bucket_id, number] = values
             self._bytes += sum(map(len, values))
-            while self._bytes > self._most_bytes:
+            while self._bytes > self._max_bytes:
                 _, old = self._values.popitem(last=False)
                 self._bytes -= sum(map(len, old))
 
@@ -232,9 +231,9 @@ def _parse(kind: type[Stored], data: bytes) -> Stored:
 
 
 def _read_directory(data: bytes) -> list[int]:
-    found = _parse(pb.BlockDirectory, data)
-    refuse_newer("a bucket of delayed messages", found.version, VERSION)
-    return list(found.first_segments)
+    directory = _parse(pb.BlockDirectory, data)
+    refuse_newer("a bucket of delayed messages", directory.version, VERSION)
+    return list(directory.first_segments)
 
 
 _recent = _Recent(32 * 1024 * 1024)

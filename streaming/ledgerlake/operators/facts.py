@@ -1,4 +1,6 @@
-"""What tasks tell the driver of a micro-batch, and the driver the tasks; nothing of it is stored."""
+"""The results that tasks send to the driver of a micro-batch, and the settings that the driver sends
+to the tasks; nothing of it is stored.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 FACT_SCHEMA = "fact string"
 
-# The driver's word for the tasks of a batch, as a local property of the job.
+# The local property of a job by which the driver sends ``BatchNote`` to the tasks.
 BATCH_PROPERTY = "ledgerlake.batch"
 
 
@@ -73,9 +75,9 @@ class TaskFact:
 
 @dataclass(frozen=True)
 class PartitionFact:
-    """A topic partition's share of a batch, all tasks together.
+    """The result of a batch for one topic partition, of all tasks together.
 
-    ``replaced`` are files that were merged into others; ``outbox`` holds what is for the topic of
+    ``replaced`` are files that were merged into others; ``outbox`` are the files for the topic of
     due messages.
     """
 
@@ -93,31 +95,31 @@ class PartitionFact:
         """Return the last position that is safe to acknowledge: everything up to it was read, and
         is in the table or in state.
         """
-        oldest = [one for one in (self.summary.oldest_open, self.summary.oldest_waiting) if one is not None]
-        return min([self.written.end, *(one.before for one in oldest)])
+        needed = (self.summary.oldest_open, self.summary.oldest_waiting)
+        return min([self.written.end, *(position.before for position in needed if position is not None)])
 
     @property
     def wakes_ms(self) -> int | None:
-        """Return when the topic partition wants a micro-batch although nothing new has come."""
+        """Return when the topic partition needs a micro-batch although nothing new has come."""
         times_ms = (self.summary.expires_ms, self.summary.next_due_ms)
-        return min((one for one in times_ms if one is not None), default=None)
+        return min((time_ms for time_ms in times_ms if time_ms is not None), default=None)
 
 
 def fact_from_json(text: str) -> PartitionFact:
     """Read a row of ``FACT_SCHEMA``."""
-    data = json.loads(text)
-    outbox = [_data_file(one) for one in data["outbox"]]
+    fields = json.loads(text)
+    outbox = [_data_file(file) for file in fields["outbox"]]
     return PartitionFact(
-        task_fact_from_dict(data["written"]), summary_from_dict(data["summary"]), data["replaced"], outbox
+        task_fact_from_dict(fields["written"]), summary_from_dict(fields["summary"]), fields["replaced"], outbox
     )
 
 
-def task_fact_from_dict(data: dict[str, Any]) -> TaskFact:
-    """Read a task's fact from JSON that was parsed already."""
-    files = {name: [_data_file(one) for one in data[name]] for name in ("messages", "rejects")}
-    return TaskFact(**{**data, **files, "end": Position(**data["end"])})
+def task_fact_from_dict(fields: dict[str, Any]) -> TaskFact:
+    """Read a task's fact from parsed JSON."""
+    files = {name: [_data_file(file) for file in fields[name]] for name in ("messages", "rejects")}
+    return TaskFact(**{**fields, **files, "end": Position(**fields["end"])})
 
 
-def _data_file(data: dict[str, Any]) -> DataFile:
-    first, last = (tuple(data[name]) if data[name] else None for name in ("first", "last"))
-    return DataFile(**{**data, "first": first, "last": last})
+def _data_file(fields: dict[str, Any]) -> DataFile:
+    first, last = (tuple(fields[name]) if fields[name] else None for name in ("first", "last"))
+    return DataFile(**{**fields, "first": first, "last": last})

@@ -1,4 +1,4 @@
-"""The last stage of a micro-batch: what the stateful stage brought to an end becomes files.
+"""The last stage of a micro-batch: the outcomes of the stateful stage become files.
 
 Files that overlap are merged, and one fact for each topic partition sums up what all stages did.
 """
@@ -36,14 +36,14 @@ def finalize(rows: Iterable[pa.RecordBatch], settings: TaskSettings, note: Batch
     partition.
     """
     partitions: dict[TopicPartition, _FinalizedPartition] = {}
-    for topic_partition, found in read_stage_rows(rows):
+    for topic_partition, output in read_stage_rows(rows):
         if topic_partition not in partitions:
             partitions[topic_partition] = _FinalizedPartition(topic_partition, settings, note)
-        if isinstance(found, StateSummary):
-            fact = partitions.pop(topic_partition).finish(found)
+        if isinstance(output, StateSummary):
+            fact = partitions.pop(topic_partition).finish(output)
             yield pa.RecordBatch.from_arrays([pa.array([json.dumps(asdict(fact))], pa.string())], names=["fact"])
-        elif not isinstance(found, pa.RecordBatch):
-            partitions[topic_partition].take(found)
+        elif not isinstance(output, pa.RecordBatch):
+            partitions[topic_partition].take(output)
 
 
 class _FinalizedPartition:
@@ -56,24 +56,24 @@ class _FinalizedPartition:
             folder = data_folder(settings.outbox_path, schema.MESSAGES, file_prefix(topic_partition, note))
             self._outbox = GatheringWriter(folder)
 
-    def take(self, found: Outcome | Cancels) -> None:
-        if isinstance(found, Cancels):
-            self._writer.decoder.cancels = found
+    def take(self, output: Outcome | Cancels) -> None:
+        if isinstance(output, Cancels):
+            self._writer.decoder.cancels = output
             return
-        mark = None if isinstance(found, Rejected) else found.outputs.get(TOPIC)
-        for messages in self._writer.write_outcome(found):
+        mark = None if isinstance(output, Rejected) else output.outputs.get(TOPIC)
+        for messages in self._writer.write_outcome(output):
             if self._outbox is not None and mark is not None:
                 self._outbox.write(pa.Table.from_batches([_behind(messages, mark)]))
 
     def finish(self, summary: StateSummary) -> PartitionFact:
-        tasks = [task_fact_from_dict(one) for one in summary.facts]
-        own = self._writer.finish(max(one.end for one in tasks))
-        everything = [*tasks, own]
-        files = [file for one in everything for file in one.messages]
+        tasks = [task_fact_from_dict(fact) for fact in summary.facts]
+        own = self._writer.finish(max(fact.end for fact in tasks))
+        facts = [*tasks, own]
+        files = [file for fact in facts for file in fact.messages]
         messages, replaced = merge_overlapping(self._writer.messages_folder, files)
-        times_us = [one.max_effective_us for one in everything if one.max_effective_us is not None]
-        rejects = [file for one in everything for file in one.rejects]
-        stored_bytes = sum(one.stored_bytes for one in tasks)
+        times_us = [fact.max_effective_us for fact in facts if fact.max_effective_us is not None]
+        rejects = [file for fact in facts for file in fact.rejects]
+        stored_bytes = sum(fact.stored_bytes for fact in tasks)
         written = TaskFact(
             own.topic, own.partition, own.end, max(times_us, default=None), messages, rejects, stored_bytes
         )
@@ -82,6 +82,7 @@ class _FinalizedPartition:
 
 
 def _behind(messages: pa.RecordBatch, mark: Position) -> pa.RecordBatch:
+    """Return the messages behind an output's mark-delete position."""
     ledger, entry = messages["ledger_id"], messages["entry_id"]
-    same = pc.and_(pc.equal(ledger, mark.ledger_id), pc.greater(entry, mark.entry_id))
-    return messages.filter(pc.or_(pc.greater(ledger, mark.ledger_id), same))
+    in_same_ledger = pc.and_(pc.equal(ledger, mark.ledger_id), pc.greater(entry, mark.entry_id))
+    return messages.filter(pc.or_(pc.greater(ledger, mark.ledger_id), in_same_ledger))

@@ -1,10 +1,10 @@
-"""What one task settles by itself: large messages that begin and end within its range of a topic
-partition.
+"""Assembles large messages that begin and end within a task's range of a topic partition.
 
 Their bytes do not leave the task, unless they are to be delivered later. All other cases depend on
-chunk sets that were open before this range, so the task sends events to the stateful stage, in
-order: a chunk, if its message did not begin in this range; a note that a message began; a marker,
-if its message is not open in this task; and at the end each chunk set that is still open.
+messages that were incomplete before this range, so the task sends events to the stateful stage, in
+order: a chunk, if its message did not begin in this range; ``Begun`` for a message that began; a
+marker, if its message is not incomplete in this task; and at the end each message that is still
+incomplete.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 _NEEDS_NO_SET = (ChunkEvent.INVALID, ChunkEvent.TOO_LARGE)
 
 
-# What an event takes as JSON without its names and positions, and what a position takes, at most.
+# The most bytes of an event as JSON without its names and positions, and those of a position.
 _EVENT_BYTES = 512
 _POSITION_BYTES = 96
 
 
 class EventBudget:
-    """The room that is left in a task's report, which is one value of Arrow."""
+    """The bytes that are left in a task's report, which is one value of Arrow."""
 
     def __init__(self) -> None:
         self._used_bytes = 0
 
     def take_event(self, event: Chunk | Marker) -> bool:
-        """Take the room of a chunk's event, or of a marker's."""
+        """Reserve the bytes of a chunk's event, or of a marker's; False if there are not so many left."""
         if isinstance(event, Chunk):
             return self.take(event.key, 1)
         return self.take(ChunkedMessageKey(event.producer_name, event.uuid), len(event.positions))
 
     def take(self, key: ChunkedMessageKey | None, positions: int) -> bool:
-        """Take the room of an event with that many positions, or of positions alone; False if there
-        is not so much.
+        """Reserve the bytes of an event with that many positions, or of positions alone; False if
+        there are not so many left.
         """
         # JSON escapes a character with six bytes at most.
         name_bytes = 0 if key is None else _EVENT_BYTES + 6 * (len(key.producer_name) + len(key.uuid))
@@ -58,7 +58,7 @@ class EventBudget:
 
 
 class MemoryParts:
-    """Entries in memory; bounded by the limits of the sets that they belong to."""
+    """Entries in memory; bounded by the limits of incomplete messages."""
 
     def __init__(self) -> None:
         self._entries: dict[Position, Entry] = {}
@@ -74,8 +74,8 @@ class MemoryParts:
 
 
 class LocalAssembly:
-    """The chunks of one topic partition in a task's range. ``events`` is what the stateful stage
-    must know, in order.
+    """The chunks of one topic partition in a task's range. ``events`` are those for the stateful
+    stage, in order.
     """
 
     def __init__(self, limits: Limits, *, hold_delayed: bool = False) -> None:
@@ -86,10 +86,10 @@ class LocalAssembly:
         self._assembly = Assembly(limits, self._parts, hold_delayed=hold_delayed)
 
     def arrive(self, chunk: Chunk, entry: Entry) -> Iterator[Outcome] | None:
-        """Take one chunk; None if it is not for this task to settle."""
-        opened = self._assembly.pending.find(chunk.key)
-        event = classify(chunk, opened, self._limits)
-        is_event = opened is None and event not in _NEEDS_NO_SET
+        """Add a chunk; return the outcomes, or None if only the stateful stage can settle it."""
+        incomplete = self._assembly.pending.find(chunk.key)
+        event = classify(chunk, incomplete, self._limits)
+        is_event = incomplete is None and event not in _NEEDS_NO_SET
         if not self._budget.take(chunk.key if is_event else None, 1):
             return iter([Rejected("chunk_evicted", [(chunk.position, entry)])])
         if is_event and chunk.chunk_id != 0:
@@ -101,7 +101,7 @@ class LocalAssembly:
         return self._assembly.arrive(chunk)
 
     def mark(self, marker: Marker) -> Iterator[Outcome]:
-        """Take one marker."""
+        """Add a marker; return the outcomes."""
         key = ChunkedMessageKey(marker.producer_name, marker.uuid)
         if self._assembly.pending.find(key) is not None:
             return self._assembly.mark(marker)
@@ -111,8 +111,8 @@ class LocalAssembly:
         return iter(())
 
     def wait(self, message: Assembled) -> Waits | None:
-        """Return the event of a message that is to be delivered later; None if there is no room for
-        it.
+        """Return the event of a message that is to be delivered later; None if the report has no
+        bytes left for it.
         """
         assert message.deliver_ms is not None
         if not self._budget.take(message.key, len(message.positions)):
@@ -120,10 +120,10 @@ class LocalAssembly:
         return Waits(message.positions, message.deliver_ms, message.entries is not None, message.key)
 
     def drain_pending(self) -> Iterator[tuple[Position, Entry]]:
-        """End: what is open becomes an event, and its bytes come out."""
-        for opened in self._assembly.pending.sets:
-            self.events.append(opened)
-            for position in opened.positions:
+        """At the end, make events of the incomplete messages, and yield their chunks."""
+        for incomplete in self._assembly.pending.sets:
+            self.events.append(incomplete)
+            for position in incomplete.positions:
                 entry = self._parts.take(position)
                 if entry is not None:
                     yield position, entry

@@ -1,9 +1,9 @@
 """The first stage of a micro-batch: a task decodes its range of entries straight into files.
 
-Large messages that begin and end within the range are settled here. Rows that only state can settle
-pass to the stateful stage. The task closes its file at the last chunk of such a message, so that
-the message's own file, which the last stage writes, fits between. A delayed message needs no such
-cut, but its chunk does not tell that for sure.
+Large messages that begin and end within the range are assembled here. Chunks of other messages go
+on to the stateful stage. The task closes its file at the last chunk of such a message, so that the
+message's own file, which the last stage writes, fits between. A delayed message needs no such cut,
+but its chunk does not tell that for sure.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 def ingest_range(
     pieces: Iterable[Piece], span: EntryRange, settings: TaskSettings, note: BatchNote
 ) -> Iterator[pa.RecordBatch]:
-    """First stage: a range of entries in, files out, rows of ``STAGE_ROWS`` on to the stateful stage."""
+    """Write a range of entries to files; yield rows of ``STAGE_ROWS`` for the stateful stage."""
     ingested = _IngestedRange(span, settings, note)
     for piece in pieces:
         yield from ingested.take(piece)
@@ -105,8 +105,8 @@ class _IngestedRange:
             self._writer.messages.roll_file()
 
     def _settle(self, outcomes: Iterable[Outcome]) -> Iterator[pa.RecordBatch]:
-        """Write what can be written now; a message that is to be delivered later goes on to the
-        stateful stage.
+        """Write the outcomes; a message that is to be delivered later goes on to the stateful stage
+        instead.
         """
         for outcome in outcomes:
             if not isinstance(outcome, Assembled) or outcome.deliver_ms is None:

@@ -1,7 +1,7 @@
 """The pipeline's own data source: its tasks do not hand entries to Spark, they write them.
 
-What comes out are the few rows of ``operators.rows``. So entries cross into the JVM neither on
-their way from the broker nor on their way to the table.
+It returns the few rows of ``operators.rows``. So entries cross into the JVM neither on their way
+from the broker nor on their way to the table.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _TASK_OPTION = "task"
 
 
 def ingest(spark: SparkSession, source_options: dict[str, str], settings: TaskSettings) -> DataFrame:
-    """A stream whose tasks write their ranges; its rows are those of ``STAGE_ROWS``."""
+    """Return a stream whose tasks write their ranges, with rows of ``STAGE_ROWS``."""
     spark.dataSource.register(_WritingDataSource)
-    own = {
+    task_settings = {
         "folders": [settings.messages_folder, settings.rejects_folder],
         "limits": asdict(settings.limits),
         "delay": asdict(settings.delay),
     }
-    options = source_options | {_TASK_OPTION: json.dumps(own)}
+    options = source_options | {_TASK_OPTION: json.dumps(task_settings)}
     return spark.readStream.format(_WritingDataSource.name()).options(**options).load()
 
 
@@ -54,12 +54,12 @@ class _WritingDataSource(DataSource):  # type: ignore[misc]
         return from_arrow_schema(STAGE_ROWS)
 
     def streamReader(self, schema: StructType) -> _WritingStreamReader:
-        given = dict(self.options)
-        own = json.loads(given.pop(_TASK_OPTION))
-        options = parse_options(given)
-        messages_folder, rejects_folder = own["folders"]
-        delay = DelayOptions(**{**own["delay"], "settings": DelaySettings(**own["delay"]["settings"])})
-        settings = TaskSettings(messages_folder, rejects_folder, Limits(**own["limits"]), delay, options)
+        source_options = dict(self.options)
+        fields = json.loads(source_options.pop(_TASK_OPTION))
+        options = parse_options(source_options)
+        messages_folder, rejects_folder = fields["folders"]
+        delay = DelayOptions(**{**fields["delay"], "settings": DelaySettings(**fields["delay"]["settings"])})
+        settings = TaskSettings(messages_folder, rejects_folder, Limits(**fields["limits"]), delay, options)
         return _WritingStreamReader(options, settings)
 
 

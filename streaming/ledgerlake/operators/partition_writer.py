@@ -1,4 +1,4 @@
-"""Both tables' files of one topic partition, as one task writes them."""
+"""Writes the files of both tables, ``messages`` and ``rejects``, for one topic partition in one task."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from ledgerlake.delay.cancels import Cancel
 
 
-_UNREAD_MOST = 10_000
+_MAX_UNREAD = 10_000
 
 
 class PartitionWriter:
-    """Both tables' files for one topic partition in one task."""
+    """See the module."""
 
     def __init__(self, topic_partition: TopicPartition, settings: TaskSettings, note: BatchNote) -> None:
         self.topic_partition = topic_partition
@@ -48,15 +48,15 @@ class PartitionWriter:
         self._rejects = GatheringWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))
 
     def write_entries(self, frames: memoryview, first_entry: BatchRange) -> list[Cancel]:
-        """Write plain entries; the cancels among them, as far as a task takes any."""
+        """Write plain entries; return the cancels among them that the task accepts."""
         cancels: list[Cancel] = []
-        decoded_parts = decode_bundle(
+        decoded_bundles = decode_bundle(
             frames,
             self.topic_partition,
             first_entry=first_entry,
             **self._options.decoding,
         )
-        for decoded in decoded_parts:
+        for decoded in decoded_bundles:
             self._write_messages(decoded.messages.select(schema.MESSAGES.names))
             accepted, refused = self._cancels.take(decoded.messages)
             cancels += accepted
@@ -66,7 +66,7 @@ class PartitionWriter:
         return cancels
 
     def write_outcome(self, outcome: Outcome) -> Iterator[pa.RecordBatch]:
-        """Write what became of entries; the messages among it come out again."""
+        """Write an outcome; yield the messages that were written."""
         for decoded in self.decoder.decode(outcome):
             if isinstance(decoded, list):
                 self.write_rejects(decoded)
@@ -75,12 +75,12 @@ class PartitionWriter:
                 yield decoded
 
     def write_rejects(self, rejected: list[RejectedEntry]) -> None:
-        """Write entries into ``rejects``; those that must be read again wait, so that neighbours
-        are read together.
+        """Write entries into ``rejects``. Those that must be read again are collected, so that
+        neighbours are read together.
         """
-        self._rejects_to_reread += [one for one in rejected if one.entry is None]
-        self._gather([one for one in rejected if one.entry is not None])
-        if len(self._rejects_to_reread) >= _UNREAD_MOST:
+        self._rejects_to_reread += [reject for reject in rejected if reject.entry is None]
+        self._write_tables([reject for reject in rejected if reject.entry is not None])
+        if len(self._rejects_to_reread) >= _MAX_UNREAD:
             self._read_unread()
 
     def finish(self, end: Position) -> TaskFact:
@@ -97,9 +97,9 @@ class PartitionWriter:
 
     def _read_unread(self) -> None:
         unread, self._rejects_to_reread = self._rejects_to_reread, []
-        self._gather(unread)
+        self._write_tables(unread)
 
-    def _gather(self, rejected: list[RejectedEntry]) -> None:
+    def _write_tables(self, rejected: list[RejectedEntry]) -> None:
         for table in self.decoder.reject_tables(rejected):
             self._rejects.write(table)
 

@@ -11,12 +11,12 @@ To the stage, of each task and topic partition, in any order (a shuffle lies bet
 
 From the stage, in order but for ``rows``, which pass as they come:
 
-    message  a whole message follows: ``note`` lists its positions, and whether to read it again from the topic
+    message  a complete large message follows: ``note`` lists its positions, and whether to read it again from the topic
     part     the next chunk of that message
     reject   one entry that cannot become a message; ``entry`` is null if only the topic may still have it
     cancels  what is cancelled, of everything due that follows
     due      delayed entries that are due now; ``note`` says when that is, and which outputs they are for
-    again    positions of such entries, of which only the topic has the bytes
+    again    positions of due entries whose bytes only the topic has
     report   once for a topic partition, last: what the tasks did, and what is incomplete (``StateSummary``)
 """
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 class RowKind(str, Enum):
-    """The kind of a row, see above; the value is what stands in the column ``kind``."""
+    """The kind of a row, see above; its value is the content of the column ``kind``."""
 
     ROWS = "rows"
     CHUNK = "chunk"
@@ -69,7 +69,7 @@ STAGE_ROWS = pa.schema(
         ("entry", pa.binary()),
     ]
 )
-# What is passed between two stages of one batch is never stored.
+# The advice of errors: rows between two stages of one batch are never stored.
 _BUG = "this is a bug, please report it"
 
 STAGE_ROWS_DDL = (
@@ -79,7 +79,7 @@ STAGE_ROWS_DDL = (
 
 @dataclass(frozen=True)
 class Begun:
-    """A message began in the task's range: what was open of its key before is superseded."""
+    """A message began in the task's range: it supersedes an incomplete message of the same key."""
 
     key: ChunkedMessageKey
 
@@ -115,10 +115,10 @@ class TaskReport:
 
 @dataclass(frozen=True)
 class StateSummary:
-    """A topic partition after the stage: the facts of its tasks, and the extent of what is open and
-    what waits.
+    """A topic partition after the stage: the facts of its tasks, and its incomplete and delayed
+    messages in numbers.
 
-    ``oldest_waiting`` is where the first delayed message stands whose bytes only the topic has.
+    ``oldest_waiting`` is the position of the first delayed message whose bytes only the topic has.
     """
 
     facts: list[dict[str, Any]]
@@ -132,16 +132,15 @@ class StateSummary:
 
 
 def report_to_json(report: TaskReport) -> str:
-    events = [[type(one).__name__, asdict(one)] for one in report.events]
-    data = {"end": asdict(report.end), "now_ms": report.now_ms, "fact": report.fact}
-    return json.dumps({**data, "events": events})
+    events = [[type(event).__name__, asdict(event)] for event in report.events]
+    return json.dumps({"end": asdict(report.end), "now_ms": report.now_ms, "fact": report.fact, "events": events})
 
 
 def report_from_json(text: str) -> TaskReport:
-    """Read what ``report_to_json`` wrote.
+    """Read a report that ``report_to_json`` wrote.
 
     Raises:
-        OffsetError: it did not.
+        OffsetError: the text is no such report.
     """
     return parse_stored(text, "report of a task", _report, advice=_BUG)
 
@@ -157,10 +156,10 @@ def summary_to_json(summary: StateSummary) -> str:
 
 
 def summary_from_json(text: str) -> StateSummary:
-    """Read what ``summary_to_json`` wrote.
+    """Read a summary that ``summary_to_json`` wrote.
 
     Raises:
-        OffsetError: it did not.
+        OffsetError: the text is no such summary.
     """
     return parse_stored(
         text, "state summary of a topic partition", lambda data, _version: summary_from_dict(data), advice=_BUG
@@ -179,29 +178,29 @@ def incomplete_from_dict(data: dict[str, Any]) -> IncompleteMessage:
     return opened
 
 
-_EVENTS: dict[str, type[Event]] = {one.__name__: one for one in get_args(Event)}
+_EVENTS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
 
 
 def latest(times_ms: Iterable[int | None]) -> int | None:
-    """The latest time that is known; None if none is."""
-    return max((one for one in times_ms if one is not None), default=None)
+    """Return the latest time that is not None; None if there is none."""
+    return max((time_ms for time_ms in times_ms if time_ms is not None), default=None)
 
 
 def places(positions: Iterable[Position]) -> list[list[int]]:
-    """Positions for JSON."""
-    return [[one.ledger_id, one.entry_id] for one in positions]
+    """Return positions for JSON."""
+    return [[position.ledger_id, position.entry_id] for position in positions]
 
 
 def delayed_rows(
     topic_partition: TopicPartition, frames: memoryview, first_entry: BatchRange
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a ``delayed`` piece. ``first_entry`` is what of its first entry belongs to the
-    range.
+    """Yield the rows of a ``delayed`` piece. ``first_entry`` says which messages of its first entry
+    belong to the range.
     """
     if first_entry != WHOLE_BATCH:
-        found = read_delayed(frames)
-        end = int(found.frame_ends[0])
-        position = Position(int(found.ledger_ids[0]), int(found.entry_ids[0]))
+        delayed = read_delayed(frames)
+        end = int(delayed.frame_ends[0])
+        position = Position(int(delayed.ledger_ids[0]), int(delayed.entry_ids[0]))
         yield stage_row(topic_partition, RowKind.DELAYED, position, json.dumps(astuple(first_entry)), frames[:end])
         frames = frames[end:]
     if len(frames):
@@ -217,7 +216,7 @@ def stage_row(
 ) -> pa.RecordBatch:
     """Return one row of ``STAGE_ROWS``, for Arrow."""
     values = stage_values(topic_partition, kind, position, note, bytes(entry) if entry is not None else None)
-    columns = [pa.array([value], one.type) for value, one in zip(values, STAGE_ROWS, strict=True)]
+    columns = [pa.array([value], column.type) for value, column in zip(values, STAGE_ROWS, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=STAGE_ROWS)
 
 
@@ -228,7 +227,7 @@ def stage_values(
     note: str | None,
     entry: bytes | memoryview | None,
 ) -> list[Any]:
-    """The values of one row of ``STAGE_ROWS``, in the order of its columns."""
+    """Return the values of one row of ``STAGE_ROWS``, in the order of its columns."""
     # Pandas, through which these rows pass, has no integer column with nulls that keeps large
     # numbers exact.
     position = position or BEFORE_ALL

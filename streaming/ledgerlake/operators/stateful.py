@@ -1,27 +1,27 @@
-"""The stateful stage: what outlives a micro-batch, in Spark's state store, keyed by topic
-partition.
+"""The stateful stage: incomplete and delayed messages, which outlive a micro-batch, in Spark's state
+store, keyed by topic partition.
 
 State, in RocksDB, per topic partition:
 
-    sets     (producer, uuid) -> what is open of that message, as JSON with a version
+    sets     (producer, uuid) -> the incomplete message, as JSON with a version
     parts    (ledger, entry)  -> the entry of one chunk, as the broker stored it, or a delayed entry that travels alone; one
              value for each, never a growing one
 
-and what ``delayed`` keeps there.
+and the state variables of ``delayed``.
 
 Rules kept here:
-  - Only what is open when a micro-batch ends is written; what comes and goes within one stays in
-    memory, as far as ``_FRESH_BYTES`` reach.
-  - Rows may come in any order, the reports say what happened when. Several tasks may have read one
-    topic partition: their reports are taken in the order of their ranges, so all chunks of a
+  - Only messages that are incomplete when a micro-batch ends are written. Messages that begin and
+    end within one stay in memory, up to ``_FRESH_BYTES``.
+  - Rows may come in any order; the reports say what happened when. Several tasks may have read one
+    topic partition: their reports are applied in the order of their ranges, so all chunks of a
     message meet here, in order.
-  - A topic partition with nothing open, nothing that waits and nothing to say costs two looks at
+  - A topic partition without incomplete or delayed messages and without events costs two reads of
     the state.
-  - The time by which sets expire and messages are due is the batch's: the broker's time of its
-    entries, or the planner's clock in its offset. A batch that is run again does the same again but
-    for ``delivered_at``, which is the worker's clock at delivery. No producer's clock counts.
-  - If a topic partition is to wake up on an idle topic, the planner makes an empty range of it,
-    whose task sends only a report; so Spark calls the processor for it.
+  - Messages expire and are due by the time of the batch: the broker's time of its entries, or the
+    planner's clock in its offset. A batch that is run again does the same again but for
+    ``delivered_at``, which is the worker's clock at delivery. No producer's clock counts.
+  - If an idle topic partition is to wake up, the planner makes an empty range of it, whose task
+    sends only a report; so Spark calls the processor for it.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ if TYPE_CHECKING:
 
 INCOMPLETE_VERSION = 2
 
-# When a batch is wanted for a set that no clock has seen yet: at once.
+# The wake-up time for an incomplete message without a time yet: at once.
 _AT_ONCE_MS = 1
 
-# Arriving bytes that wait in memory for the reports; beyond, they wait in the state store.
+# Arriving bytes that are kept in memory until the reports are applied; more go into the state store.
 _FRESH_BYTES = 64 * 1024 * 1024
 
 _STATE_SETTINGS = {
@@ -84,7 +84,7 @@ _STATE_SETTINGS = {
 
 
 def set_up_state(spark: SparkSession) -> None:
-    """Have a session keep and read state as the stage needs it."""
+    """Configure a session's state store as the stage needs it."""
     for name, value in _STATE_SETTINGS.items():
         spark.conf.set(name, value)
 
@@ -132,7 +132,7 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
                     yield _frame(row)
         reports.sort(key=lambda report: report.end)
         stored = self._load() if self._sets.exists() else {}
-        oldest_first = sorted(stored.values(), key=lambda one: one.positions[0])
+        oldest_first = sorted(stored.values(), key=lambda incomplete: incomplete.positions[0])
         assembly = Assembly(self._limits, parts, oldest_first, hold_delayed=self._delay.enabled)
         for outcome in _apply_reports(assembly, delayed, reports):
             yield from _outcome_rows(topic_partition, outcome)
@@ -146,16 +146,18 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         pass
 
     def _load(self) -> dict[ChunkedMessageKey, IncompleteMessage]:
-        found = [incomplete_from_json(value[0]) for _, value in self._sets.iterator()]
-        return {one.key: one for one in found}
+        messages = [incomplete_from_json(value[0]) for _, value in self._sets.iterator()]
+        return {message.key: message for message in messages}
 
-    def _store(self, before: dict[ChunkedMessageKey, IncompleteMessage], sets: tuple[IncompleteMessage, ...]) -> None:
-        after = {one.key: one for one in sets}
+    def _store(
+        self, before: dict[ChunkedMessageKey, IncompleteMessage], messages: tuple[IncompleteMessage, ...]
+    ) -> None:
+        after = {message.key: message for message in messages}
         for key in before.keys() - after.keys():
             self._sets.removeKey((key.producer_name, key.uuid))
-        for key, one in after.items():
-            if before.get(key) != one:
-                self._sets.updateValue((key.producer_name, key.uuid), (incomplete_to_json(one),))
+        for key, message in after.items():
+            if before.get(key) != message:
+                self._sets.updateValue((key.producer_name, key.uuid), (incomplete_to_json(message),))
 
 
 class _StateParts:
@@ -181,11 +183,11 @@ class _StateParts:
             self._fresh_bytes -= len(entry)
             return entry
         place = (position.ledger_id, position.entry_id)
-        found = self._state.getValue(place)
-        if found is None:
+        row = self._state.getValue(place)
+        if row is None:
             return None
         self._state.removeKey(place)
-        return bytes(found[0])
+        return bytes(row[0])
 
     def drop(self, position: Position) -> None:
         entry = self._fresh.pop(position, None)
@@ -195,18 +197,18 @@ class _StateParts:
             self._fresh_bytes -= len(entry)
 
     def store_fresh(self) -> None:
-        """Store the chunks of this micro-batch that were neither taken nor dropped, so that they
-        are held beyond it.
+        """Store the entries of this micro-batch that were neither taken nor dropped, so that they
+        outlive it.
         """
         for position, entry in self._fresh.items():
             self._state.updateValue((position.ledger_id, position.entry_id), (entry,))
 
 
-def incomplete_to_json(one: IncompleteMessage) -> str:
+def incomplete_to_json(message: IncompleteMessage) -> str:
     """Write an incomplete message for the state; ``spilled`` is named ``aside`` there."""
-    data = asdict(one)
-    data["aside"] = data.pop("spilled")
-    return json.dumps({"version": INCOMPLETE_VERSION, **data})
+    fields = asdict(message)
+    fields["aside"] = fields.pop("spilled")
+    return json.dumps({"version": INCOMPLETE_VERSION, **fields})
 
 
 def incomplete_from_json(text: str) -> IncompleteMessage:
@@ -221,9 +223,9 @@ def incomplete_from_json(text: str) -> IncompleteMessage:
     return parse_stored(text, "incomplete messages", _incomplete, INCOMPLETE_VERSION)
 
 
-def _incomplete(data: dict[str, Any], version: int) -> IncompleteMessage:
-    known = data if version > 1 else data | {"opened_ms": None, "publish_ms": None}
-    return incomplete_from_dict({"spilled" if name == "aside" else name: value for name, value in known.items()})
+def _incomplete(fields: dict[str, Any], version: int) -> IncompleteMessage:
+    current = fields if version > 1 else fields | {"opened_ms": None, "publish_ms": None}
+    return incomplete_from_dict({"spilled" if name == "aside" else name: value for name, value in current.items()})
 
 
 def _apply_reports(assembly: Assembly, delayed: DelayedMessages, reports: list[TaskReport]) -> Iterator[Outcome]:
@@ -262,22 +264,22 @@ def _apply(assembly: Assembly, event: Chunk | Begun | IncompleteMessage | Marker
     return assembly.arrive(event)
 
 
-def _summary(assembly: Assembly, waiting: DelayedSummary, reports: list[TaskReport], limits: Limits) -> StateSummary:
-    sets = assembly.pending.sets
+def _summary(assembly: Assembly, delayed: DelayedSummary, reports: list[TaskReport], limits: Limits) -> StateSummary:
+    incomplete = assembly.pending.sets
     return StateSummary(
         facts=[report.fact for report in reports],
-        oldest_open=min((one.positions[0] for one in sets), default=None),
-        expires_ms=min((_expires_ms(one, limits) for one in sets), default=None),
-        open_sets=len(sets),
+        oldest_open=min((message.positions[0] for message in incomplete), default=None),
+        expires_ms=min((_expires_ms(message, limits) for message in incomplete), default=None),
+        open_sets=len(incomplete),
         held_bytes=assembly.pending.held_bytes,
-        waiting=waiting.messages,
-        next_due_ms=waiting.next_due_ms,
-        oldest_waiting=waiting.oldest,
+        waiting=delayed.messages,
+        next_due_ms=delayed.next_due_ms,
+        oldest_waiting=delayed.oldest,
     )
 
 
-def _expires_ms(one: IncompleteMessage, limits: Limits) -> int:
-    return _AT_ONCE_MS if one.opened_ms is None else one.opened_ms + limits.expire_after_ms
+def _expires_ms(message: IncompleteMessage, limits: Limits) -> int:
+    return _AT_ONCE_MS if message.opened_ms is None else message.opened_ms + limits.expire_after_ms
 
 
 def _outcome_rows(topic_partition: TopicPartition, outcome: Outcome | Cancels) -> Iterator[pd.DataFrame]:
