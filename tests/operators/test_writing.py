@@ -13,7 +13,7 @@ from ledgerlake.assembly.rules import Limits
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.messages import BatchRange
 from ledgerlake.decode.split import split_bundle
-from ledgerlake.operators.facts import BatchNote, TaskSettings
+from ledgerlake.operators.facts import BatchSettings, TaskSettings
 from ledgerlake.operators.ingest import ingest_range
 from ledgerlake.operators.rows import RowKind, TaskReport, report_from_json
 from ledgerlake.operators.stage_input import forward_bundles
@@ -57,7 +57,7 @@ def pieces(entries: list[bytes]) -> list[Piece]:
 def written(folder: Path, entries: list[bytes], clock_ms: int | None = None, **delay: Any) -> list[pa.RecordBatch]:
     """Rows of a task of the pipeline."""
     settings = TaskSettings(str(folder), str(folder), LIMITS, DelayOptions(**delay), OPTIONS)
-    return list(ingest_range(pieces(entries), span(entries, clock_ms), settings, BatchNote(0, {})))
+    return list(ingest_range(pieces(entries), span(entries, clock_ms), settings, BatchSettings(0, {})))
 
 
 def forwarded(_folder: Path, entries: list[bytes], clock_ms: int | None = None, **delay: Any) -> list[pa.RecordBatch]:

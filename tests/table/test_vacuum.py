@@ -13,7 +13,7 @@ from pyarrow.fs import LocalFileSystem
 
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.errors import TableError, UsageError
-from ledgerlake.operators.facts import BatchNote
+from ledgerlake.operators.facts import BatchSettings
 from ledgerlake.operators.partition_writer import file_prefix
 from ledgerlake.options.config import Config, parse_config
 from ledgerlake.table.ordered_files import FileWriter, ParquetFolder
@@ -88,7 +88,7 @@ def test_files_that_tasks_write_and_those_that_an_optimize_leaves_are_known_by_t
     DeltaTable(path).optimize.compact()
     in_use = {Path(one).name for one in DeltaTable(path).file_uris()}
     folder = ParquetFolder(
-        LocalFileSystem(), path, pa.schema([("n", pa.int64())]), file_prefix(SOURCE, BatchNote(7, {}))
+        LocalFileSystem(), path, pa.schema([("n", pa.int64())]), file_prefix(SOURCE, BatchSettings(7, {}))
     )
     writer = FileWriter(folder)
     writer.write(pa.table({"n": [1]}))

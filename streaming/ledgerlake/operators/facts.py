@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 FACT_SCHEMA = "fact string"
 
-# The local property of a job by which the driver sends ``BatchNote`` to the tasks.
+# The local property of a job by which the driver sends ``BatchSettings`` to the tasks.
 BATCH_PROPERTY = "ledgerlake.batch"
 
 
@@ -43,7 +43,7 @@ class TaskSettings:
 
 
 @dataclass(frozen=True)
-class BatchNote:
+class BatchSettings:
     """The settings that differ from micro-batch to micro-batch: its number, and how far each topic
     partition's time has come in the table.
     """
@@ -52,7 +52,7 @@ class BatchNote:
     reached_us: dict[str, int]
 
     @classmethod
-    def of_this_task(cls) -> BatchNote:
+    def of_this_task(cls) -> BatchSettings:
         from pyspark import TaskContext
 
         return cls(**json.loads(TaskContext.get().getLocalProperty(BATCH_PROPERTY)))

@@ -17,7 +17,7 @@ from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.delay.cancels import Cancels
 from ledgerlake.operators.delayed import TOPIC
-from ledgerlake.operators.facts import BatchNote, PartitionFact, TaskFact, TaskSettings, task_fact_from_dict
+from ledgerlake.operators.facts import BatchSettings, PartitionFact, TaskFact, TaskSettings, task_fact_from_dict
 from ledgerlake.operators.partition_writer import PartitionWriter, file_prefix
 from ledgerlake.operators.rows import (
     StateSummary,
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
-def finalize(rows: Iterable[pa.RecordBatch], settings: TaskSettings, note: BatchNote) -> Iterator[pa.RecordBatch]:
+def finalize(rows: Iterable[pa.RecordBatch], settings: TaskSettings, batch: BatchSettings) -> Iterator[pa.RecordBatch]:
     """Run a task of the last stage: rows of ``STAGE_ROWS`` in, files out, one fact for each topic
     partition.
     """
     partitions: dict[TopicPartition, _FinalizedPartition] = {}
     for topic_partition, output in read_stage_rows(rows):
         if topic_partition not in partitions:
-            partitions[topic_partition] = _FinalizedPartition(topic_partition, settings, note)
+            partitions[topic_partition] = _FinalizedPartition(topic_partition, settings, batch)
         if isinstance(output, StateSummary):
             fact = partitions.pop(topic_partition).finish(output)
             yield pa.RecordBatch.from_arrays([pa.array([json.dumps(asdict(fact))], pa.string())], names=["fact"])
@@ -49,11 +49,11 @@ def finalize(rows: Iterable[pa.RecordBatch], settings: TaskSettings, note: Batch
 class _FinalizedPartition:
     """The files and messages of one topic partition in a task of the last stage."""
 
-    def __init__(self, topic_partition: TopicPartition, settings: TaskSettings, note: BatchNote) -> None:
-        self._writer = PartitionWriter(topic_partition, settings, note)
+    def __init__(self, topic_partition: TopicPartition, settings: TaskSettings, batch: BatchSettings) -> None:
+        self._writer = PartitionWriter(topic_partition, settings, batch)
         self._outbox: GatheringWriter | None = None
         if settings.outbox_path is not None:
-            folder = data_folder(settings.outbox_path, schema.MESSAGES, file_prefix(topic_partition, note))
+            folder = data_folder(settings.outbox_path, schema.MESSAGES, file_prefix(topic_partition, batch))
             self._outbox = GatheringWriter(folder)
 
     def take(self, output: Outcome | Cancels) -> None:

@@ -37,16 +37,16 @@ from ledgerlake.source.range_reader import BUNDLE_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ledgerlake.operators.facts import BatchNote, TaskSettings
+    from ledgerlake.operators.facts import BatchSettings, TaskSettings
     from ledgerlake.source.pieces import Piece
     from ledgerlake.source.planning import EntryRange
 
 
 def ingest_range(
-    pieces: Iterable[Piece], span: EntryRange, settings: TaskSettings, note: BatchNote
+    pieces: Iterable[Piece], span: EntryRange, settings: TaskSettings, batch: BatchSettings
 ) -> Iterator[pa.RecordBatch]:
     """Write a range of entries to files; yield rows of ``STAGE_ROWS`` for the stateful stage."""
-    ingested = _IngestedRange(span, settings, note)
+    ingested = _IngestedRange(span, settings, batch)
     for piece in pieces:
         yield from ingested.take(piece)
     yield from ingested.finish()
@@ -55,8 +55,8 @@ def ingest_range(
 class _IngestedRange:
     """The range of one topic partition in a task of the first stage."""
 
-    def __init__(self, span: EntryRange, settings: TaskSettings, note: BatchNote) -> None:
-        self._writer = PartitionWriter(TopicPartition(*split_partition(span.topic_partition)), settings, note)
+    def __init__(self, span: EntryRange, settings: TaskSettings, batch: BatchSettings) -> None:
+        self._writer = PartitionWriter(TopicPartition(*split_partition(span.topic_partition)), settings, batch)
         self._holds_delayed = settings.delay.enabled
         self._local = LocalAssembly(settings.limits, hold_delayed=settings.delay.enabled)
         self._end = span.through

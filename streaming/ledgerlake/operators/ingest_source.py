@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.delay.tracker import DelaySettings
-from ledgerlake.operators.facts import BatchNote, TaskSettings
+from ledgerlake.operators.facts import BatchSettings, TaskSettings
 from ledgerlake.operators.ingest import ingest_range
 from ledgerlake.operators.rows import STAGE_ROWS
 from ledgerlake.options.delay_options import DelayOptions
@@ -73,4 +73,4 @@ class _WritingStreamReader(LedgerlakeStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         pieces = read_pieces(self._options, partition.span)
-        return ingest_range(pieces, partition.span, self._settings, BatchNote.of_this_task())
+        return ingest_range(pieces, partition.span, self._settings, BatchSettings.of_this_task())

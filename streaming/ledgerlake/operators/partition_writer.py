@@ -12,7 +12,7 @@ from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.delay.cancel_messages import CANCEL_REFUSED, TaskCancels
-from ledgerlake.operators.facts import BatchNote, TaskFact, TaskSettings
+from ledgerlake.operators.facts import BatchSettings, TaskFact, TaskSettings
 from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.source.views import check_broker_metadata
 from ledgerlake.table.delta_table import data_folder
@@ -32,13 +32,13 @@ _MAX_UNREAD = 10_000
 class PartitionWriter:
     """See the module."""
 
-    def __init__(self, topic_partition: TopicPartition, settings: TaskSettings, note: BatchNote) -> None:
+    def __init__(self, topic_partition: TopicPartition, settings: TaskSettings, batch: BatchSettings) -> None:
         self.topic_partition = topic_partition
         self._options = settings.options
-        prefix = file_prefix(topic_partition, note)
+        prefix = file_prefix(topic_partition, batch)
         self.messages_folder = data_folder(settings.messages_folder, schema.MESSAGES, prefix)
         self.messages = OrderedWriter(
-            self.messages_folder, note.reached_us.get(join_partition(topic_partition.topic, topic_partition.partition))
+            self.messages_folder, batch.reached_us.get(join_partition(topic_partition.topic, topic_partition.partition))
         )
         self.decoder = OutcomeDecoder(
             topic_partition, settings.options, settings.limits.max_message_bytes, holds_delayed=settings.delay.enabled
@@ -108,8 +108,8 @@ class PartitionWriter:
         self.messages.write(messages)
 
 
-def file_prefix(topic_partition: TopicPartition, note: BatchNote) -> str:
+def file_prefix(topic_partition: TopicPartition, batch: BatchSettings) -> str:
     """Return the beginning of the names of a task's files, by which ``table.vacuum`` and
     ``publish.outbox`` know the micro-batch.
     """
-    return f"part-{note.batch_id:08d}-{max(topic_partition.partition, 0):05d}"
+    return f"part-{batch.batch_id:08d}-{max(topic_partition.partition, 0):05d}"

@@ -24,7 +24,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from ledgerlake.operators.facts import BATCH_PROPERTY, BatchNote, PartitionFact, fact_from_json
+from ledgerlake.operators.facts import BATCH_PROPERTY, BatchSettings, PartitionFact, fact_from_json
 from ledgerlake.table.additions import add_losses, add_missing
 from ledgerlake.table.batch_record import Held
 from ledgerlake.table.delta_table import Table
@@ -102,7 +102,7 @@ class DeltaSink:
             CheckpointError: the tables hold another batch of that number, or a later one; nothing
                 was changed.
         """
-        note = asdict(BatchNote(batch.batch_id, self._reached_us))
+        note = asdict(BatchSettings(batch.batch_id, self._reached_us))
         # The tasks' code was fixed when the query began; this they can read anew in every batch.
         written.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, json.dumps(note))
         facts = [fact_from_json(row.fact) for row in written.collect()]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ledgerlake.operators.facts import FACT_SCHEMA, BatchNote
+from ledgerlake.operators.facts import FACT_SCHEMA, BatchSettings
 from ledgerlake.operators.finalize import finalize
 from ledgerlake.operators.ingest_source import ingest
 from ledgerlake.operators.stateful import stateful
@@ -23,4 +23,4 @@ def plan(spark: SparkSession, source_options: dict[str, str], settings: TaskSett
     """
     ingested = ingest(spark, source_options, settings)
     settled = stateful(ingested, settings.limits, settings.delay)
-    return settled.mapInArrow(lambda rows: finalize(rows, settings, BatchNote.of_this_task()), FACT_SCHEMA)
+    return settled.mapInArrow(lambda rows: finalize(rows, settings, BatchSettings.of_this_task()), FACT_SCHEMA)
