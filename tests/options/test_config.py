@@ -9,6 +9,7 @@ import pytest
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.errors import UsageError
 from ledgerlake.options.config import load_config, parse_config
+from ledgerlake.options.spark_options import with_command_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,6 +59,9 @@ def test_limits_of_open_messages_are_read_in_their_units() -> None:
         ({"stream": {"trigger": "often"}}, "[stream] trigger 'often' is not a duration"),
         ({"delta": {"rejects_path": "lake/orders/"}}, "are the same folder"),
         ({"delta": {"path": 5}}, "[delta] path must be a text"),
+        ({"spark": {"mastr": "local"}}, "[spark] has no key 'mastr'; did you mean 'master'?"),
+        ({"spark": {"settings": "a=b"}}, "[spark] settings must be a table"),
+        ({"spark": {"settings": {"a": {"b": []}}}}, "[spark] settings a.b must be a text, a number, true or false"),
     ],
 )
 def test_what_is_wrong_is_named(sections: dict[str, Any], expected: str) -> None:
@@ -188,3 +192,34 @@ def test_a_file_that_cannot_be_read_as_toml_is_refused(tmp_path: Path, content: 
     path.write_bytes(content)
     with pytest.raises(UsageError, match=expected):
         load_config(path)
+
+
+def test_settings_of_spark_may_be_written_with_or_without_quotes_around_their_names() -> None:
+    settings = {"spark.executor.memory": "4g", "spark": {"executor": {"cores": 2}, "speculation": True}}
+    spark = parse_config(data(spark={"master": "spark://h:7077", "settings": settings})).spark
+    assert spark.master == "spark://h:7077"
+    assert spark.session_settings == {
+        "spark.driver.memory": "2g",
+        "spark.executor.memory": "4g",
+        "spark.executor.cores": "2",
+        "spark.speculation": "true",
+    }
+
+
+def test_packages_and_memory_are_settings_of_spark() -> None:
+    spark = parse_config(data(spark={"packages": ["g:a:1", "g:b:2"], "memory": "6g"})).spark
+    assert spark.session_settings == {"spark.driver.memory": "6g", "spark.jars.packages": "g:a:1,g:b:2"}
+
+
+def test_the_command_line_stands_above_the_configuration_of_spark() -> None:
+    spark = parse_config(data(spark={"master": "local[1]", "settings": {"a.b": 1, "a.c": 2}})).spark
+    changed = with_command_line(spark, "local[2]", ["a.b=x=y", "spark.driver.memory=1g"])
+    assert changed.master == "local[2]"
+    assert changed.session_settings == {"spark.driver.memory": "1g", "a.b": "x=y", "a.c": "2"}
+    assert with_command_line(spark, None, []) == spark
+
+
+@pytest.mark.parametrize("text", ["spark.executor.memory", "=4g", ""])
+def test_what_is_no_setting_of_spark_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=f"--conf '{text}' is not KEY=VALUE"):
+        with_command_line(parse_config(data()).spark, None, [text])

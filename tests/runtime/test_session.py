@@ -13,7 +13,7 @@ import pyspark
 import pytest
 
 from ledgerlake.pipeline.query_settings import settings_of
-from ledgerlake.runtime.session import home_without_zip
+from ledgerlake.runtime.session import home_without_zip, session_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,3 +98,17 @@ def test_a_home_of_the_users_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     with home_without_zip():
         assert os.environ["SPARK_HOME"] == "/opt/spark"
     assert os.environ["SPARK_HOME"] == "/opt/spark"
+
+
+def test_executors_of_a_cluster_are_not_told_that_the_driver_is_on_their_own_machine() -> None:
+    assert session_settings("local[2]", {}, [], "")["spark.driver.host"] == "127.0.0.1"
+    assert "spark.driver.host" not in session_settings("spark://h:7077", {}, [], "")
+    assert session_settings("local[2]", {"spark.driver.host": "h"}, [], "")["spark.driver.host"] == "h"
+
+
+def test_jars_extensions_and_java_options_of_the_users_stand_behind_those_that_are_needed() -> None:
+    own = {"spark.jars": "own.jar", "spark.sql.extensions": "org.Own", "spark.driver.extraJavaOptions": "-Down=1"}
+    settings = session_settings("local[2]", own, ["delta.jar"], "-Dours=1")
+    assert settings["spark.jars"] == "delta.jar,own.jar"
+    assert settings["spark.sql.extensions"] == "io.delta.sql.DeltaSparkSessionExtension,org.Own"
+    assert settings["spark.driver.extraJavaOptions"] == "-Dours=1 -Down=1"

@@ -11,7 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeAlias
 
+    from pyspark.sql import SparkSession
+
     from ledgerlake.client.cluster import ClientSettings
+    from ledgerlake.options.config import Config
 
     Commands: TypeAlias = argparse._SubParsersAction[Any]
 
@@ -43,6 +46,34 @@ def add_service_url(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--service-url", default=default, help=f"default: $LEDGERLAKE_SERVICE_URL, now {default}")
     where.add_argument("--config", help="the TOML file that says how to reach the broker, in place of --service-url")
+
+
+def add_spark(parser: argparse.ArgumentParser) -> None:
+    """Declare where Spark runs, above the configuration's ``[spark]``."""
+    parser.add_argument("--master", help="Spark's master; default: [spark] master, or local[*,4]")
+    parser.add_argument(
+        "--conf",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="a setting of Spark; may be given several times",
+    )
+
+
+def start_spark(
+    name: str, config: Config, options: argparse.Namespace, *, archives_classes: bool = False
+) -> SparkSession:
+    """Start the session that the configuration and the options of ``add_spark`` ask for.
+
+    Raises:
+        UsageError: an option is wrong.
+        SetupError: the session cannot be started.
+    """
+    from ledgerlake.options.spark_options import with_command_line
+    from ledgerlake.runtime.session import start_session
+
+    spark = with_command_line(config.spark, options.master, options.conf)
+    return start_session(name, spark.master, spark.session_settings, archives_classes=archives_classes)
 
 
 def client_settings(options: argparse.Namespace) -> ClientSettings:

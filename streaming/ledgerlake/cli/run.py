@@ -9,7 +9,7 @@ import threading
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from ledgerlake.cli.command import add_command
+from ledgerlake.cli.command import add_command, add_spark, start_spark
 
 if TYPE_CHECKING:
     import argparse
@@ -24,10 +24,7 @@ def add(commands: Commands) -> None:
     )
     command.add_argument("config", metavar="CONFIG", help="the TOML file")
     command.add_argument("--once", action="store_true", help="end when everything that is there now is in the table")
-    command.add_argument(
-        "--master", default="local[*,4]", help="Spark master (default: local[*,4]: a task is tried four times)"
-    )
-
+    add_spark(command)
     command.add_argument(
         "--archive-classes",
         action="store_true",
@@ -41,7 +38,7 @@ def _run(options: argparse.Namespace) -> int:
     from ledgerlake.pipeline.pipeline import Pipeline
     from ledgerlake.pipeline.progress import ProgressScreen
     from ledgerlake.pipeline.start import check_reachable
-    from ledgerlake.runtime.session import end_and_archive, start_session
+    from ledgerlake.runtime.session import end_and_archive
 
     config = load_config(options.config)
     check_reachable(config)
@@ -51,7 +48,7 @@ def _run(options: argparse.Namespace) -> int:
     stop = threading.Event()
     _stop_on_signals(stop)
     name = f"ledgerlake {config.stream.name}"
-    spark = start_session(name, options.master, archives_classes=options.archive_classes)
+    spark = start_spark(name, config, options, archives_classes=options.archive_classes)
     # Spark installs a handler of its own that ends the process in the middle of a batch.
     _stop_on_signals(stop)
     pipeline = Pipeline(spark, config, screen.totals.add)

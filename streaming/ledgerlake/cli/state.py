@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from ledgerlake.cli.command import add_command
+from ledgerlake.cli.command import add_command, add_spark, start_spark
 
 if TYPE_CHECKING:
     import argparse
@@ -24,16 +24,16 @@ def add(commands: Commands) -> None:
         "ledgerlake state orders.toml",
     )
     command.add_argument("config", metavar="CONFIG")
+    add_spark(command)
 
 
 def _state(options: argparse.Namespace) -> int:
     from ledgerlake.inspect.open_messages import open_messages
     from ledgerlake.inspect.waiting_messages import waiting_messages
     from ledgerlake.options.config import load_config
-    from ledgerlake.runtime.session import start_session
 
     config = load_config(options.config)
-    spark = start_session(f"ledgerlake state {config.stream.name}")
+    spark = start_spark(f"ledgerlake state {config.stream.name}", config, options)
     found, delayed = open_messages(spark, config), waiting_messages(spark, config)
     if options.json:
         print(json.dumps({"large": [asdict(one) for one in found], "delayed": [asdict(one) for one in delayed]}))

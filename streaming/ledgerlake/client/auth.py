@@ -31,9 +31,10 @@ from email.utils import parsedate_to_datetime
 from functools import cache
 from http.client import HTTPException
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from ledgerlake.errors import SetupError, TransportError, UsageError
+from ledgerlake.stored.secrets import read_text, resolve_secret
 
 _TIMEOUT_S = 10.0
 
@@ -70,7 +71,7 @@ class Authentication:
         if self.is_oauth2:
             return _access_token(self.parameters).encode()
         if self.method in ("token", "basic"):
-            return _secret(self.parameters).encode()
+            return resolve_secret(_inline(self.parameters)).encode()
         return b"" if self.method == "tls" else None
 
 
@@ -142,33 +143,8 @@ def tls_files(parameters: str) -> tuple[str | None, str | None]:
     return given.get("tlsCertFile"), given.get("tlsKeyFile")
 
 
-def _secret(text: str) -> str:
-    """A secret given as it is, in a file, or in a variable.
-
-    Raises:
-        SetupError: the file or variable is not there.
-    """
-    word = text.removeprefix("token:")
-    if word.startswith("env:"):
-        name = word.removeprefix("env:")
-        if name not in os.environ:
-            raise SetupError(f"the variable {name}, which should hold a secret, is not set in this process")
-        return os.environ[name].strip()
-    if word.startswith("file:"):
-        return _file(word).strip()
-    return word
-
-
-def _file(url: str) -> str:
-    path = unquote(url.removeprefix("file:"))
-    path = path.removeprefix("//") if path.startswith("//") else path
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except OSError as error:
-        raise SetupError(f"the file {path}, which should hold a secret, cannot be read ({error.strerror})") from None
-    except (UnicodeDecodeError, ValueError):
-        raise SetupError(f"the file {path}, which should hold a secret, is not text") from None
+def _inline(text: str) -> str:
+    return text.removeprefix("token:")
 
 
 def _basic(text: str, where: str) -> str:
@@ -246,7 +222,7 @@ def _client_credentials(given: dict[str, Any]) -> dict[str, Any]:
     form = {
         "grant_type": "client_credentials",
         "client_id": str(credentials.get("client_id", "")),
-        "client_secret": _secret(str(credentials.get("client_secret", ""))),
+        "client_secret": resolve_secret(_inline(str(credentials.get("client_secret", "")))),
         **{name: str(given[name]) for name in ("audience", "scope") if given.get(name)},
     }
     endpoint = _fetch(f"{issuer}/.well-known/openid-configuration", None, issuer).get("token_endpoint")
@@ -263,9 +239,9 @@ def _credentials(private_key: str) -> dict[str, Any]:
     if private_key.startswith("data:"):
         text = _base64_text(private_key.partition(",")[2])
     elif private_key.lstrip().startswith("{") or private_key.startswith(("file:", "env:")):
-        text = _secret(private_key)
+        text = resolve_secret(_inline(private_key))
     elif os.path.isfile(private_key):
-        text = _file(f"file:{quote(private_key)}")
+        text = read_text(f"file:{quote(private_key)}")
     else:
         # It may be the key itself, wrongly written, so it is not repeated.
         raise SetupError(

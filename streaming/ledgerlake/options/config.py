@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import MISSING, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from ledgerlake.options.declared import from_toml, nearest, option, to_spark, to
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.kinds import COUNT, DURATION, FLAG, PATH, TEXT, URL, choice
 from ledgerlake.options.source_options import SourceOptions
+from ledgerlake.options.spark_options import SparkConfig
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -32,7 +33,7 @@ else:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
-SECTIONS = ("source", "auth", "tls", "stream", "delta", "chunks", "delay", "deliver", "metrics")
+SECTIONS = ("source", "auth", "tls", "stream", "delta", "chunks", "delay", "deliver", "metrics", "spark")
 
 # Arrow and Parquet count the bytes of a value with 31 bits.
 _MOST_MESSAGE_BYTES = 2**31 - 1024
@@ -241,6 +242,7 @@ class Config:
     delay: DelayConfig
     deliver: DeliverConfig | None
     metrics: MetricsConfig | None
+    spark: SparkConfig = field(default_factory=SparkConfig)
 
     @property
     def delay_options(self) -> DelayOptions:
@@ -322,6 +324,7 @@ def parse_config(data: dict[str, Any]) -> Config:
         delay=delay,
         deliver=_deliver(data, source, delay) if "deliver" in data else None,
         metrics=_metrics(data) if "metrics" in data else None,
+        spark=from_toml(SparkConfig, "spark", data),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -120,6 +120,32 @@ def _check_list(value: Any, where: str) -> tuple[str, ...]:
     return tuple(value)
 
 
+def _parse_settings(text: str, where: str) -> tuple[tuple[str, str], ...]:
+    pairs = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, separator, value = part.partition("=")
+        if not separator:
+            raise UsageError(f"{where} cannot be '{part}'; it is KEY=VALUE")
+        pairs.append((name.strip(), value.strip()))
+    return tuple(pairs)
+
+
+def _settings(table: Any, where: str, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield names and texts. In TOML, dots in a key without quotes make tables in tables."""
+    if not isinstance(table, dict):
+        raise UsageError(f"{where} must be a table")
+    for key, value in table.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _settings(value, where, f"{name}.")
+        elif isinstance(value, bool):
+            yield name, str(value).lower()
+        elif isinstance(value, (str, int, float)):
+            yield name, str(value)
+        else:
+            raise UsageError(f"{where} {name} must be a text, a number, true or false")
+
+
 def _texts(takes: str, example: str = "") -> Kind[str]:
     return Kind(takes, lambda text, _where: text, _check_text, example=example, skips_empty=True)
 
@@ -149,6 +175,13 @@ MILLISECONDS = Kind(
     lambda value, where: 1000 * _check_count(value, where),
     takes_in_toml="seconds",
     text_in_toml=lambda value: str(value // 1000),
+)
+SETTINGS = Kind(
+    "`KEY=VALUE` with commas between them",
+    _parse_settings,
+    lambda value, where: tuple(_settings(value, where)),
+    lambda pairs: ",".join(f"{name}={value}" for name, value in pairs),
+    takes_in_toml="a table of texts, numbers and flags",
 )
 FUNCTION = Kind(
     "`package.module:name`",

@@ -20,6 +20,7 @@ from ledgerlake.options.config import (
 from ledgerlake.options.declared import declared
 from ledgerlake.options.sink_options import SinkOptions
 from ledgerlake.options.source_options import SourceOptions
+from ledgerlake.options.spark_options import SparkConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +36,7 @@ _SECTION_CLASSES = (
     DelayConfig,
     DeliverConfig,
     MetricsConfig,
+    SparkConfig,
 )
 
 _INTRODUCTION = """# Options

@@ -6,6 +6,7 @@ import re
 
 from ledgerlake import errors as _errors
 from ledgerlake.errors import LedgerlakeError, ProcessLostError, SetupError
+from ledgerlake.runtime.java_errors import root_cause
 
 # What Spark says of a process that does not answer any more.
 _CLOSED = re.compile(r"java\.io\.EOFException|Broken pipe|Connection reset")
@@ -35,5 +36,4 @@ def cause_of(error: BaseException) -> LedgerlakeError:
             "the Python process that plans the micro-batches was ended from outside, by hand or because memory ran out; start "
             "the pipeline again, and it goes on where it was"
         )
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return SetupError(f"the query failed: {lines[0][:300] if lines else type(error).__name__}")
+    return SetupError(f"the query failed: {root_cause(error)}")

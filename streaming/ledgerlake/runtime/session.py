@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from ledgerlake.errors import SetupError
 from ledgerlake.runtime.class_archive import archive_path, end_and_keep, java_option
 from ledgerlake.runtime.java import cache_folder, fetch_jars, find_java
+from ledgerlake.runtime.java_errors import root_cause
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,8 +46,6 @@ _SETTINGS = {
     # It is an environment variable of some workers and not of others, and each environment has a
     # daemon of its own.
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "2g",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
@@ -54,6 +53,12 @@ _SETTINGS = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.databricks.delta.snapshotPartitions": "2",
 }
+
+# Executors on other machines have to find the driver, so there Spark chooses its address.
+_LOCAL_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+
+# A setting of the user's is put behind what Ledgerlake needs, with this between them.
+_JOINED = {"spark.jars": ",", "spark.sql.extensions": ",", "spark.driver.extraJavaOptions": " "}
 
 
 def delta_jars() -> list[str]:
@@ -76,21 +81,46 @@ def start_session(
             starts shorter.
 
     Raises:
-        SetupError: no Java, or PySpark is not installed.
+        SetupError: no Java, PySpark is not installed, or Spark does not start.
     """
     java = find_java()
     try:
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ImportError:
         raise SetupError("PySpark is missing; install it with: pip install 'ledgerlake[spark]'") from None
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if master.startswith("local"):
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+    else:
+        # On other machines Python may be at another path, such as ./environment/bin/python.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     jars = delta_jars()
-    builder = SparkSession.builder.appName(name).master(master).config("spark.jars", ",".join(jars))
     java_options = f"{_JAVA_OPTIONS} {java_option(archive_path(java, jars), writes=archives_classes)}"
-    for key, value in {**_SETTINGS, "spark.driver.extraJavaOptions": java_options, **(settings or {})}.items():
+    builder = SparkSession.builder.appName(name).master(master)
+    for key, value in session_settings(master, settings or {}, jars, java_options).items():
         builder = builder.config(key, value)
     with home_without_zip():
-        return builder.getOrCreate()
+        try:
+            return builder.getOrCreate()
+        except (Py4JError, PySparkException) as error:
+            raise SetupError(f"Spark did not start with master {master}: {root_cause(error)}") from None
+
+
+def session_settings(master: str, settings: dict[str, str], jars: list[str], java_options: str) -> dict[str, str]:
+    """Return all settings of a session.
+
+    Args:
+        settings: the user's. They stand above Ledgerlake's, or behind them where both are needed.
+    """
+    own = {**_SETTINGS, "spark.jars": ",".join(jars), "spark.driver.extraJavaOptions": java_options}
+    if master.startswith("local"):
+        own |= _LOCAL_SETTINGS
+    joined = {
+        name: f"{own[name]}{separator}{settings[name]}" for name, separator in _JOINED.items() if name in settings
+    }
+    return own | settings | joined
 
 
 def end_and_archive(spark: SparkSession) -> Path:

@@ -25,6 +25,7 @@ from pyspark.sql import functions as f
 
 from ledgerlake.client.topics import join_partition
 from ledgerlake.errors import SetupError, TableError
+from ledgerlake.runtime.java_errors import root_cause
 from ledgerlake.stored.files import resolve
 from ledgerlake.table.additions import KEY_COLUMNS, row_key
 from ledgerlake.table.batch_record import Recorded, number_of
@@ -119,7 +120,7 @@ class SparkTable(Table):
             rows = now.where(f.col("_metadata.file_name").isin(sorted(names))).select(*KEY_COLUMNS)
             return Counter(row_key(*row) for row in rows.collect())
         except (PySparkException, Py4JJavaError) as error:
-            raise self.not_comparable(batch, _cause(error)) from None
+            raise self.not_comparable(batch, root_cause(error)) from None
 
     def _at(self, version: int) -> DataFrame:
         return self._spark.read.format("delta").option("versionAsOf", version).load(self.path)
@@ -139,7 +140,9 @@ class SparkTable(Table):
             writer = writer.option("txnAppId", batch.query).option("txnVersion", batch.batch_id)
             writer.option("userMetadata", json.dumps(known)).save(self.path)
         except (PySparkException, Py4JJavaError) as error:
-            raise TableError(f"batch {batch.batch_id} could not be committed to {self.path}: {_cause(error)}") from None
+            raise TableError(
+                f"batch {batch.batch_id} could not be committed to {self.path}: {root_cause(error)}"
+            ) from None
         self.remove_files([file.name for file in files])
 
     def _sort_keys(self) -> list[Column]:
@@ -150,13 +153,6 @@ class SparkTable(Table):
 
 def _base_name(file: str) -> str:
     return file.rpartition("/")[2]
-
-
-def _cause(error: Exception) -> str:
-    """Return the root cause in the text of a JVM's error."""
-    lines = str(error).strip().splitlines()
-    causes = [line.partition(": ")[2] for line in lines if line.startswith((": ", "Caused by: "))]
-    return (causes or lines or [type(error).__name__])[-1 if causes else 0][:300]
 
 
 def _effective_time() -> Column:

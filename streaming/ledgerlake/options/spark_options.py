@@ -1,0 +1,59 @@
+"""``[spark]``: the Spark session that a command of ``ledgerlake`` starts.
+
+A setting of the user's stands above the one that Ledgerlake would choose, except where both are
+lists of things that Spark needs at once (see ``runtime.session``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ledgerlake.errors import UsageError
+from ledgerlake.options.declared import option
+from ledgerlake.options.kinds import LIST, SETTINGS, TEXT
+
+# A task is tried four times; ``local[*]`` alone would try it once.
+LOCAL_MASTER = "local[*,4]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkConfig:
+    """``[spark]``: where Spark runs, and with what settings."""
+
+    master: str = option(
+        TEXT,
+        LOCAL_MASTER,
+        "Spark's master, such as `local[4,4]`, `spark://host:7077`, `yarn` or `k8s://https://host:443`.",
+        toml="spark.master",
+    )
+    memory: str = option(TEXT, "2g", "The heap of the driver's JVM.", toml="spark.memory")
+    packages: tuple[str, ...] = option(
+        LIST, (), "Maven packages that Spark fetches, as `group:artifact:version`.", toml="spark.packages"
+    )
+    settings: tuple[tuple[str, str], ...] = option(
+        SETTINGS, (), "Other settings of Spark, by their names; `--conf KEY=VALUE` adds to them.", toml="spark.settings"
+    )
+
+    @property
+    def session_settings(self) -> dict[str, str]:
+        """Return all settings by Spark's names."""
+        packages = {"spark.jars.packages": ",".join(self.packages)} if self.packages else {}
+        return {"spark.driver.memory": self.memory, **packages, **dict(self.settings)}
+
+
+def with_command_line(spark: SparkConfig, master: str | None, settings: list[str]) -> SparkConfig:
+    """Return the configuration with what the command line says put above it.
+
+    Args:
+        settings: texts ``KEY=VALUE``.
+
+    Raises:
+        UsageError: a text is not of that form.
+    """
+    pairs = []
+    for text in settings:
+        name, separator, value = text.partition("=")
+        if not separator or not name.strip():
+            raise UsageError(f"--conf '{text}' is not KEY=VALUE")
+        pairs.append((name.strip(), value))
+    return replace(spark, master=master or spark.master, settings=(*spark.settings, *pairs))

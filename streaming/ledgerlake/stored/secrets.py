@@ -1,0 +1,46 @@
+"""Secrets by reference: ``env:NAME`` is a variable, ``file:PATH`` a file; any other text is the
+secret itself.
+
+A reference is resolved where and when the secret is needed. So it may travel to other processes,
+and a secret that is renewed in its file is seen at the next use.
+"""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import unquote
+
+from ledgerlake.errors import SetupError
+
+
+def resolve_secret(text: str) -> str:
+    """Return the secret that a text is or refers to.
+
+    Raises:
+        SetupError: the variable is not set, or the file cannot be read.
+    """
+    if text.startswith("env:"):
+        name = text.removeprefix("env:")
+        if name not in os.environ:
+            raise SetupError(f"the variable {name}, which should hold a secret, is not set in this process")
+        return os.environ[name].strip()
+    if text.startswith("file:"):
+        return read_text(text).strip()
+    return text
+
+
+def read_text(url: str) -> str:
+    """Return the content of the file at a ``file:`` URL, which may have a relative path.
+
+    Raises:
+        SetupError: the file cannot be read, or is not text.
+    """
+    path = unquote(url.removeprefix("file:"))
+    path = path.removeprefix("//") if path.startswith("//") else path
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError as error:
+        raise SetupError(f"the file {path}, which should hold a secret, cannot be read ({error.strerror})") from None
+    except (UnicodeDecodeError, ValueError):
+        raise SetupError(f"the file {path}, which should hold a secret, is not text") from None
