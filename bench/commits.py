@@ -18,6 +18,7 @@ import time
 from deltalake import DeltaTable
 
 from ledgerlake.decode.schema import MESSAGES
+from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.ordered_files import DataFile
@@ -30,7 +31,7 @@ def main(most: int) -> None:
     print(f"{'commits':>10}{'ms each':>10}{'CPU ms':>10}{'log MB':>10}{'in files':>10}")
     with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as path:
         DeltaTable.create(path, MESSAGES)
-        table = Table(path, MESSAGES)
+        table = Table(Place(path), MESSAGES)
         for number in range(most):
             if number % 1000 in (100 - _COUNTED, 1000 - _COUNTED):
                 began_s, cpu_s = time.perf_counter(), time.process_time()

@@ -46,6 +46,7 @@ from ledgerlake.operators.stateful import set_up_state, stateful
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.stored.files import load_json, save_json
+from ledgerlake.stored.places import Place
 from ledgerlake.wire import commands
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import Position
@@ -143,7 +144,7 @@ class _Run:
         self.released = 0
         # Replaced whole: a planner that found it empty would begin again.
         self._steps = f"{checkpoint}-steps"
-        save_json(self._steps, 0)
+        save_json(Place(self._steps), 0)
         self._done = threading.Semaphore(0)
         self._at = 0
         options = {"messages": str(messages), "steps": self._steps}
@@ -158,7 +159,7 @@ class _Run:
         began_s = time.monotonic()
         while self._at < step:
             self._at += 1
-            save_json(self._steps, self._at)
+            save_json(Place(self._steps), self._at)
             while not self._done.acquire(timeout=1):
                 if self._query.exception() is not None:
                     raise self._query.exception()
@@ -200,7 +201,7 @@ class _BenchReader(DataSourceStreamReader):
         return {"step": 0}
 
     def latestOffset(self) -> dict[str, int]:
-        return {"step": load_json(self._steps)}
+        return {"step": load_json(Place(self._steps))}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
         return [_Step(number) for number in range(start["step"] + 1, end["step"] + 1)]
@@ -274,7 +275,7 @@ def _index_bytes(messages: int) -> float:
     every bucket.
     """
     with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
-        tracker = DelayedTracker(FolderStorage(f"{folder}/buckets", []), DelaySettings())
+        tracker = DelayedTracker(FolderStorage(Place(f"{folder}/buckets"), []), DelaySettings())
         for first in range(0, messages, _BUNDLE):
             numbers = np.arange(first, min(first + _BUNDLE, messages))
             columns = [pa.array(_times_ms(first, len(numbers))), pa.array(numbers // _LEDGER_ENTRIES)]
@@ -288,7 +289,7 @@ def _open_index(folder: str) -> int:
     """What the resident set grows by."""
     record = record_from_json(Path(folder, "record.json").read_text())
     before = _resident_bytes()
-    storage = FolderStorage(f"{folder}/buckets", [one.bucket_id for one in record.buckets])
+    storage = FolderStorage(Place(f"{folder}/buckets"), [one.bucket_id for one in record.buckets])
     tracker = DelayedTracker(storage, DelaySettings(), record)
     for bucket in tracker.buckets:
         # What was added before is looked up by the bucket's bitmaps.

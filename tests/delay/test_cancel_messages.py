@@ -22,6 +22,7 @@ from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.pieces import Piece
 from ledgerlake.source.planning import EntryRange
+from ledgerlake.stored.places import Place
 from ledgerlake.wire.entry import encode_batch, encode_entry
 from ledgerlake.wire.limits import MAX_TIME_MS
 from ledgerlake.wire.message_id import Position
@@ -100,7 +101,7 @@ def test_a_task_passes_a_bounded_number_on_and_the_others_are_rejects(
     options = parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"})
     for folder in "mr":
         (tmp_path / folder).mkdir()
-    settings = TaskSettings(str(tmp_path / "m"), str(tmp_path / "r"), Limits(), DelayOptions(), options)
+    settings = TaskSettings(Place(str(tmp_path / "m")), Place(str(tmp_path / "r")), Limits(), DelayOptions(), options)
     name = f"{SOURCE.topic}-partition-{SOURCE.partition}"
     span = EntryRange(name, Position(7, -1), Position(7, 4))
     pieces = [Piece(PieceKind.ENTRIES, memoryview(bundle(entries)))]

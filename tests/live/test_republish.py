@@ -28,6 +28,7 @@ from ledgerlake.publish.outbox import Outbox
 from ledgerlake.publish.republisher import Republisher, _Known, _Sender, java_hash
 from ledgerlake.source.last_entry import last_position
 from ledgerlake.source.positions import next_until
+from ledgerlake.stored.places import Place
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import BEFORE_ALL
 from tests.live.pipelines import (
@@ -356,7 +357,7 @@ def test_a_micro_batch_that_was_sent_before_the_broker_forgot_its_producer_is_th
         wait_until(lambda: len(read_all(runtime, target)) == 500)
         one.stop()
         time.sleep(110)
-        again = Outbox(str(tmp_path))
+        again = Outbox(Place(str(tmp_path)))
         again.begin(0, outbox.name)
         probe = _Sender(settings, target, one._name, _Known(), threading.Event())
         with probe:

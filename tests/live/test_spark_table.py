@@ -16,6 +16,7 @@ from ledgerlake.decode import schema
 from ledgerlake.errors import CheckpointError, TableError, UsageError
 from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
+from ledgerlake.stored.places import Place
 from ledgerlake.table.additions import add_missing
 from ledgerlake.table.batch_record import BatchRecord, Recorded
 from ledgerlake.table.delta_table import Table, data_folder
@@ -54,14 +55,14 @@ def values(spark: SparkSession, path: str) -> list[int]:
 def made(spark: SparkSession, path: str, feature: str) -> None:
     """A table with a feature."""
     if feature == "partition columns":
-        Table(f"{path}-plain", schema.MESSAGES).create(spark)
+        Table(Place(f"{path}-plain"), schema.MESSAGES).create()
         spark.read.format("delta").load(f"{path}-plain").write.format("delta").partitionBy("topic").save(path)
     elif feature == "generated columns":
         columns = ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in spark_columns(spark))
         day = "day date generated always as (cast(publish_time as date))"
         spark.sql(f"create table delta.`{path}` ({columns}, {day}) using delta")
     else:
-        Table(path, schema.MESSAGES).create(spark)
+        Table(Place(path), schema.MESSAGES).create()
         spark.sql(f"alter table delta.`{path}` {CHANGES[feature]}")
 
 
@@ -113,9 +114,9 @@ def test_a_batch_that_spark_repeats_is_in_the_table_once(
 
 def test_a_batch_without_rows_is_recorded(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path / "table")
-    table = SparkTable(path, schema.MESSAGES, str(tmp_path / "staging"))
+    table = SparkTable(Place(path), schema.MESSAGES, Place(str(tmp_path / "staging")))
     assert not table.check(spark)
-    table.create(spark)
+    table.create()
     spark.sql(f"alter table delta.`{path}` {CHANGES['columnMapping']}")
     record = BatchRecord("s", "ledgerlake:s:q", 4, 7)
     assert not table.holds(record)
@@ -137,16 +138,18 @@ def test_a_violated_constraint_is_one_sentence(runtime: Runtime, spark: SparkSes
 
 def test_the_writer_is_chosen_by_the_table(spark: SparkSession, tmp_path: Path) -> None:
     path, staging = str(tmp_path / "table"), str(tmp_path / "staging")
-    assert type(open_table(path, schema.MESSAGES, "auto", staging)) is Table
-    assert type(open_table(path, schema.MESSAGES, "spark", staging)) is SparkTable
+    assert type(open_table(Place(path), schema.MESSAGES, "auto", Place(staging))) is Table
+    assert type(open_table(Place(path), schema.MESSAGES, "spark", Place(staging))) is SparkTable
     made(spark, path, "changeDataFeed")
-    assert type(open_table(path, schema.MESSAGES, "auto", staging)) is SparkTable
-    assert type(open_table(path, schema.MESSAGES, "arrow", staging)) is Table
+    assert type(open_table(Place(path), schema.MESSAGES, "auto", Place(staging))) is SparkTable
+    assert type(open_table(Place(path), schema.MESSAGES, "arrow", Place(staging))) is Table
     shutil.rmtree(path)
     spark.range(1).write.format("delta").save(path)
-    assert type(open_table(path, schema.MESSAGES, "auto", staging)) is Table, "which refuses it, and says why"
+    assert type(open_table(Place(path), schema.MESSAGES, "auto", Place(staging))) is Table, (
+        "which refuses it, and says why"
+    )
     with pytest.raises(TableError, match="it lacks topic"):
-        SparkTable(path, schema.MESSAGES, staging).check(spark)
+        SparkTable(Place(path), schema.MESSAGES, Place(staging)).check(spark)
 
 
 def test_an_unknown_writer_is_named(runtime: Runtime, tmp_path: Path) -> None:
@@ -175,13 +178,13 @@ def test_what_a_repeat_rejects_beyond_the_first_run_is_added_once(
     spark: SparkSession, tmp_path: Path, feature: str, first: str
 ) -> None:
     path, staging = str(tmp_path / "rejects"), str(tmp_path / "staging")
-    plain = Table(path, schema.REJECTS)
+    plain = Table(Place(path), schema.REJECTS)
     if feature == "partition columns":
         empty = spark.createDataFrame(schema.REJECTS.empty_table())
         empty.write.format("delta").partitionBy("topic").save(path)
     else:
-        plain.create(spark)
-    table = SparkTable(path, schema.REJECTS, staging)
+        plain.create()
+    table = SparkTable(Place(path), schema.REJECTS, Place(staging))
     table.check(spark)
     table.begin(None)
     if first == "arrow":
@@ -205,12 +208,12 @@ def test_an_addition_to_what_delta_spark_wrote_is_made_by_the_other_writer_too(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     path = str(tmp_path / "rejects")
-    Table(path, schema.REJECTS).create(spark)
-    by_spark = SparkTable(path, schema.REJECTS, str(tmp_path / "staging"))
+    Table(Place(path), schema.REJECTS).create()
+    by_spark = SparkTable(Place(path), schema.REJECTS, Place(str(tmp_path / "staging")))
     by_spark.check(spark)
     by_spark.begin(None)
     by_spark.commit(REJECTS_BATCH, staged(by_spark, range(2)), {})
-    plain = Table(path, schema.REJECTS)
+    plain = Table(Place(path), schema.REJECTS)
     for _ in range(2):
         add_missing(plain, REJECTS_BATCH, staged(plain, range(3)))
     assert sorted(row["entry_id"] for row in rejects_rows(tmp_path)) == [0, 1, 2]
@@ -218,8 +221,8 @@ def test_an_addition_to_what_delta_spark_wrote_is_made_by_the_other_writer_too(
 
 def test_what_delta_spark_cannot_read_back_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path / "rejects")
-    Table(path, schema.REJECTS).create(spark)
-    table = SparkTable(path, schema.REJECTS, str(tmp_path / "staging"))
+    Table(Place(path), schema.REJECTS).create()
+    table = SparkTable(Place(path), schema.REJECTS, Place(str(tmp_path / "staging")))
     table.check(spark)
     table.begin(None)
     table.commit(REJECTS_BATCH, staged(table, range(2)), {})

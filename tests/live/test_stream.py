@@ -16,6 +16,7 @@ from ledgerlake.inspect.lag import find_lags
 from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.forget import forget
+from ledgerlake.stored.places import Place
 from tests.live.pipelines import publish_numbers, rows_by_spark, run_once
 from tests.live.runtime import wait_until
 
@@ -323,8 +324,8 @@ def test_a_table_that_the_writer_cannot_honour_is_refused(
     from ledgerlake.decode import schema
     from ledgerlake.table.delta_table import Table
 
-    table = Table(str(tmp_path / "table"), schema.MESSAGES)
-    table.create(spark)
+    table = Table(Place(str(tmp_path / "table")), schema.MESSAGES)
+    table.create()
     spark.sql(f"alter table delta.`{table.path}` {change}")
     with pytest.raises(TableError, match=f"has {reason}, which this writer cannot honour"):
         table.check(spark)
@@ -334,12 +335,12 @@ def test_a_partitioned_table_is_refused(spark: SparkSession, tmp_path: Path) -> 
     from ledgerlake.decode import schema
     from ledgerlake.table.delta_table import Table
 
-    table = Table(str(tmp_path / "table"), schema.MESSAGES)
-    table.create(spark)
-    empty = spark.read.format("delta").load(table.path)
+    table = Table(Place(str(tmp_path / "table")), schema.MESSAGES)
+    table.create()
+    empty = spark.read.format("delta").load(table.path.uri)
     empty.write.format("delta").partitionBy("topic").save(str(tmp_path / "partitioned"))
     with pytest.raises(TableError, match="has partition columns"):
-        Table(str(tmp_path / "partitioned"), schema.MESSAGES).check(spark)
+        Table(Place(str(tmp_path / "partitioned")), schema.MESSAGES).check(spark)
 
 
 def test_a_table_whose_making_was_interrupted_is_made_after_all(

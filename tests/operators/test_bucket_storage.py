@@ -13,6 +13,7 @@ from ledgerlake.errors import OffsetError
 from ledgerlake.operators import bucket_storage
 from ledgerlake.operators.bucket_storage import FolderStorage, StateStorage
 from ledgerlake.pb import delay_pb2 as pb
+from ledgerlake.stored.places import Place
 from tests.operators.stage import DictState
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ SEGMENTS = [bytes([number]) * size for number, size in enumerate([5, 100, 300_00
 @pytest.fixture(params=["state", "folder"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(bucket_storage, "_recent", bucket_storage._Recent(10**6))
-    one = StateStorage(DictState()) if request.param == "state" else FolderStorage(str(tmp_path / "buckets"), [])
+    one = StateStorage(DictState()) if request.param == "state" else FolderStorage(Place(str(tmp_path / "buckets")), [])
     one.start()
     return one
 
@@ -95,7 +96,7 @@ def test_a_damaged_bucket_says_what_to_do(number: int) -> None:
 def start_again(folder: Path, used: list[int], **more: Any) -> FolderStorage:
     """The first start of a new worker process."""
     bucket_storage._swept_s.clear()
-    storage = FolderStorage(str(folder), used, **more)
+    storage = FolderStorage(Place(str(folder)), used, **more)
     storage.start()
     return storage
 
@@ -147,10 +148,10 @@ def test_buckets_in_the_place_of_older_releases_are_read_and_only_ours_go(tmp_pa
     own, shared = tmp_path / "own", tmp_path / "shared"
     old = start_again(shared, [])
     ours, others = save(old, SEGMENTS), save(old, SEGMENTS)
-    storage = start_again(own, [ours], shared=str(shared))
+    storage = start_again(own, [ours], shared=Place(str(shared)))
     assert storage.get_segment(ours, 1) == SEGMENTS[0]
     storage.delete_bucket(ours)
     for folder in (own, shared):
         a_day_passes(folder)
-    start_again(own, [], shared=str(shared))
+    start_again(own, [], shared=Place(str(shared)))
     assert (names(own), names(shared)) == ([], [str(others)])

@@ -34,6 +34,7 @@ from ledgerlake.operators.stage_output import read_stage_rows
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.stored.places import Place
 from ledgerlake.wire import commands
 from ledgerlake.wire.entry import encode_batch, encode_entry
 from ledgerlake.wire.message_id import Position
@@ -449,7 +450,7 @@ def query(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 def test_two_streams_with_one_folder_leave_each_others_messages_alone(
     tmp_path: Path, query: Callable[[str], None]
 ) -> None:
-    plays = {name: Play(folder=str(tmp_path)) for name in ("a", "b")}
+    plays = {name: Play(folder=Place(str(tmp_path))) for name in ("a", "b")}
     for entry_id in range(3):
         for name, play in plays.items():
             query(name)
@@ -465,7 +466,7 @@ def test_a_batch_that_is_run_again_from_an_older_state_still_finds_its_buckets(
     tmp_path: Path, query: Callable[[str], None]
 ) -> None:
     query("a")
-    play = Play(folder=str(tmp_path))
+    play = Play(folder=Place(str(tmp_path)))
     for entry_id in range(6):
         play(frame(entry_id, 30 + entry_id), at_s=0)
     before = play.stage.copy()
@@ -480,10 +481,10 @@ def test_a_batch_that_is_run_again_from_an_older_state_still_finds_its_buckets(
 
 def test_buckets_that_an_older_release_wrote_are_found(tmp_path: Path, query: Callable[[str], None]) -> None:
     query("a")
-    play = Play(folder=str(tmp_path))
+    play = Play(folder=Place(str(tmp_path)))
     play(frame(0, 30), frame(1, 31), at_s=0)
-    own = Path(bucket_folders.bucket_folder(str(tmp_path), SOURCE, "a"))
-    own.rename(bucket_folders.shared_bucket_folder(str(tmp_path), SOURCE))
+    own = Path(bucket_folders.bucket_folder(Place(str(tmp_path)), SOURCE, "a").root)
+    own.rename(bucket_folders.shared_bucket_folder(Place(str(tmp_path)), SOURCE).root)
     query("a")
     assert play(at_s=30) == [b"1:0"]
     assert play(frame(2, 33), at_s=33) == [b"1:1", b"1:2"]

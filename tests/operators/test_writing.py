@@ -23,6 +23,7 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.pieces import Piece
 from ledgerlake.source.planning import EntryRange
 from ledgerlake.source.views import _bundle
+from ledgerlake.stored.places import Place
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
@@ -56,7 +57,7 @@ def pieces(entries: list[bytes]) -> list[Piece]:
 
 def written(folder: Path, entries: list[bytes], clock_ms: int | None = None, **delay: Any) -> list[pa.RecordBatch]:
     """Rows of a task of the pipeline."""
-    settings = TaskSettings(str(folder), str(folder), LIMITS, DelayOptions(**delay), OPTIONS)
+    settings = TaskSettings(Place(str(folder)), Place(str(folder)), LIMITS, DelayOptions(**delay), OPTIONS)
     return list(ingest_range(pieces(entries), span(entries, clock_ms), settings, BatchSettings(0, {})))
 
 

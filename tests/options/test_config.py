@@ -10,6 +10,7 @@ from ledgerlake.assembly.rules import Limits
 from ledgerlake.errors import UsageError
 from ledgerlake.options.config import load_config, parse_config
 from ledgerlake.options.spark_options import with_command_line
+from ledgerlake.stored.places import Place
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,6 +60,14 @@ def test_limits_of_open_messages_are_read_in_their_units() -> None:
         ({"stream": {"trigger": "often"}}, "[stream] trigger 'often' is not a duration"),
         ({"delta": {"rejects_path": "lake/orders/"}}, "are the same folder"),
         ({"delta": {"path": 5}}, "[delta] path must be a text"),
+        ({"delta": {"path": "dbfs:/lake"}}, "[delta] path cannot be 'dbfs:/lake': dbfs: is not supported"),
+        ({"delta": {"path": "s3://lake/a", "rejects_path": "s3a://lake/a/b"}}, "lies in the folder of [delta] path"),
+        ({"delay": {"storage": "hdfs://h/delayed"}}, "[delay] storage cannot be 'hdfs://h/delayed'"),
+        (
+            {"stream": {"checkpoint": "s3://lake/c"}},
+            "[stream] checkpoint cannot be 's3://lake/c'; it has to be on a disk",
+        ),
+        ({"storage": {"endpoint": "http://h"}}, "[storage] has no key 'endpoint'; did you mean 'endpoint_url'?"),
         ({"spark": {"mastr": "local"}}, "[spark] has no key 'mastr'; did you mean 'master'?"),
         ({"spark": {"settings": "a=b"}}, "[spark] settings must be a table"),
         ({"spark": {"settings": {"a": {"b": []}}}}, "[spark] settings a.b must be a text, a number, true or false"),
@@ -85,7 +94,7 @@ def test_what_is_wrong_is_named(sections: dict[str, Any], expected: str) -> None
         ({"delay": {"storage": "lake/orders/waiting"}}, "[delay] storage lies in the folder of [delta] path"),
         ({"delay": {"storage": "lake/orders_rejects"}}, "[delta] rejects_path and [delay] storage are the same"),
         (
-            {"delta": {"path": "s3://lake/orders"}, "stream": {"checkpoint": "s3://lake/orders//checkpoint"}},
+            {"delta": {"path": "file:///lake/orders"}, "stream": {"checkpoint": "/lake/orders//checkpoint"}},
             "[stream] checkpoint lies in the folder of [delta] path; choose one beside it",
         ),
     ],
@@ -103,7 +112,7 @@ def test_a_folder_within_another_is_refused(sections: dict[str, Any], expected: 
         {"stream": {"checkpoint": "lake/orders/.ledgerlake/checkpoint"}},
         {"stream": {"checkpoint": "lake/orders-checkpoint"}},
         {"delay": {"storage": "checkpoints/orders/waiting"}},
-        {"stream": {"checkpoint": "s3://lake/orders"}},
+        {"delta": {"path": "s3://lake/orders"}},
     ],
 )
 def test_folders_beside_each_other_and_hidden_ones_are_fine(sections: dict[str, Any]) -> None:
@@ -154,7 +163,7 @@ def test_how_delayed_messages_wait_can_be_told() -> None:
         "max_buckets": 1,
     }
     options = parse_config(data(delay=delay, deliver={"topic": "due"})).delay_options
-    assert (options.folder, options.reread, options.republish) == ("s3://bucket/delayed", True, "earliest")
+    assert (options.folder, options.reread, options.republish) == (Place("s3://bucket/delayed"), True, "earliest")
     assert (options.settings.time_step_per_segment_ms, options.settings.max_buckets) == (3_600_000, 1)
 
 

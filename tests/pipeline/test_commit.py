@@ -11,6 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 from ledgerlake.decode import schema
 from ledgerlake.errors import OwnershipError
 from ledgerlake.pipeline.commit import DeltaSink
+from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.delta_table import Table
 
@@ -33,7 +34,7 @@ class Frame:
 
 def table(path: Path, columns: Any) -> Table:
     write_deltalake(str(path), columns.empty_table())
-    return Table(str(path), columns)
+    return Table(Place(str(path)), columns)
 
 
 def taken_over() -> None:

@@ -18,6 +18,7 @@ from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.source.wake_ups import load_wakes
+from ledgerlake.stored.places import Place
 from ledgerlake.table.delta_table import Table
 
 if TYPE_CHECKING:
@@ -44,19 +45,19 @@ def config(tmp_path: Path) -> Config:
 
 
 def test_the_files_of_a_checkpoint_say_what_they_said(config: Config) -> None:
-    checkpoint = Checkpoint(config.stream.checkpoint)
+    checkpoint = Checkpoint(Place(config.stream.checkpoint))
     checkpoint.check_stream("golden")
     start, end = checkpoint.start(), checkpoint.log.committed_offset()
     assert start is not None
     assert end is not None
     assert (start[TOPIC].position.entry_id, end[TOPIC].position.entry_id) == (-1, 11)
     assert (checkpoint.log.last_planned(), checkpoint.log.last_committed(), checkpoint.log.state_version()) == (1, 1, 2)
-    assert set(load_wakes(f"{checkpoint.folder}/ledgerlake/wakes") or ()) == {TOPIC}
+    assert set(load_wakes(Place(f"{checkpoint.folder}/ledgerlake/wakes")) or ()) == {TOPIC}
 
 
 def test_the_table_knows_its_batch(config: Config) -> None:
-    checkpoint = Checkpoint(config.stream.checkpoint)
-    table = Table(config.delta.path, MESSAGES)
+    checkpoint = Checkpoint(Place(config.stream.checkpoint))
+    table = Table(Place(config.delta.path), MESSAGES)
     query = f"ledgerlake:golden:{checkpoint.log.query_id()}"
     recorded = table.recorded(query)
     assert recorded is not None
@@ -66,8 +67,9 @@ def test_the_table_knows_its_batch(config: Config) -> None:
 
 
 def test_the_outbox_goes_on_from_its_count(config: Config) -> None:
-    outbox = Outbox(str(config.outbox_path))
-    outbox.begin(1, Checkpoint(config.stream.checkpoint).outbox())
+    assert config.outbox_place is not None
+    outbox = Outbox(config.outbox_place)
+    outbox.begin(1, Checkpoint(Place(config.stream.checkpoint)).outbox())
     assert (outbox.last_sent, outbox.messages_up_to(1)) == (1, 1)
 
 

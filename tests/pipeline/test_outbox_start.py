@@ -13,6 +13,7 @@ from ledgerlake.errors import CheckpointError, OffsetError
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.start import Start
 from ledgerlake.publish.outbox import Outbox
+from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.ordered_files import DataFile
 
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 
 def begin(checkpoint: Path) -> Outbox:
     """Begin the outbox of a pipeline that has never committed anything."""
-    outbox = Outbox(str(checkpoint / "ledgerlake/outbox"))
+    outbox = Outbox(Place(str(checkpoint / "ledgerlake/outbox")))
     start: Any = SimpleNamespace(
-        _checkpoint=Checkpoint(str(checkpoint)),
+        _checkpoint=Checkpoint(Place(str(checkpoint))),
         _tables={"messages": SimpleNamespace(path="table", outbox_messages=lambda _name: None)},
     )
     Start.open_outbox(start, outbox)
@@ -34,7 +35,7 @@ def begin(checkpoint: Path) -> Outbox:
 def test_an_outbox_that_is_gone_is_refused_and_the_way_on_is_said(tmp_path: Path) -> None:
     outbox = begin(tmp_path)
     assert begin(tmp_path).name == outbox.name
-    shutil.rmtree(outbox.folder)
+    shutil.rmtree(outbox.folder.root)
     for _ in range(2):
         with pytest.raises(CheckpointError, match=r"is gone.* or remove (\S+) to go on without them") as refused:
             begin(tmp_path)

@@ -31,6 +31,7 @@ from ledgerlake.pipeline.pipeline import Pipeline
 from ledgerlake.pipeline.progress import ProgressScreen, Totals, progress_line
 from ledgerlake.pipeline.start import check_reachable
 from ledgerlake.stored.offsets import PartitionOffset
+from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord, Held
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.table.rows import rows
@@ -49,13 +50,13 @@ START = {
 
 
 def test_a_start_is_kept_beside_the_checkpoint(tmp_path: Path) -> None:
-    assert Checkpoint(str(tmp_path)).start() is None
-    Checkpoint(str(tmp_path)).save_start(START)
-    assert Checkpoint(str(tmp_path)).start() == START
+    assert Checkpoint(Place(str(tmp_path))).start() is None
+    Checkpoint(Place(str(tmp_path))).save_start(START)
+    assert Checkpoint(Place(str(tmp_path))).start() == START
 
 
 def test_the_choice_to_begin_anew_needs_a_checkpoint_that_is_gone_and_counts_until_then(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(str(tmp_path))
+    checkpoint = Checkpoint(Place(str(tmp_path)))
     checkpoint.check_gone()
     checkpoint.end_forgetting()
     checkpoint.forget()
@@ -73,13 +74,13 @@ def test_a_start_of_a_newer_release_is_refused(tmp_path: Path) -> None:
     (tmp_path / "ledgerlake").mkdir()
     (tmp_path / "ledgerlake" / "start.json").write_text('{"version": 99}')
     with pytest.raises(OffsetError, match="newer"):
-        Checkpoint(str(tmp_path)).start()
+        Checkpoint(Place(str(tmp_path))).start()
 
 
 def test_a_checkpoint_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SetupError, match="cannot be written"):
-        Checkpoint(str(tmp_path / "file" / "checkpoint")).save_start(START)
+        Checkpoint(Place(str(tmp_path / "file" / "checkpoint"))).save_start(START)
 
 
 @pytest.mark.parametrize(("commits", "version"), [({}, 2), ({"0": "v1\n{}"}, 1), ({"9": "v1\n{}", "10": "v2\n{}"}, 2)])
@@ -89,7 +90,7 @@ def test_the_newest_commit_tells_the_version_of_the_states_files(
     (tmp_path / "commits").mkdir()
     for name, text in commits.items():
         (tmp_path / "commits" / name).write_text(text)
-    assert Checkpoint(str(tmp_path)).log.state_version() == version
+    assert Checkpoint(Place(str(tmp_path))).log.state_version() == version
 
 
 @pytest.mark.parametrize("text", [b"", b"v3\n{}", b"\xff\xfe"])
@@ -97,7 +98,7 @@ def test_a_commit_that_does_not_tell_the_version_is_named(tmp_path: Path, text: 
     (tmp_path / "commits").mkdir()
     (tmp_path / "commits" / "4").write_bytes(text)
     with pytest.raises(CheckpointError, match=r"commits/4 .* is damaged"):
-        Checkpoint(str(tmp_path)).log.state_version()
+        Checkpoint(Place(str(tmp_path))).log.state_version()
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_a_commit_that_does_not_tell_the_version_is_named(tmp_path: Path, text: 
 def test_damaged_cursor_ends_are_one_sentence(tmp_path: Path, text: str) -> None:
     (tmp_path / "ledgerlake").mkdir()
     (tmp_path / "ledgerlake" / "ends.json").write_text(text)
-    keeper = CursorKeeper(None, "s", Checkpoint(str(tmp_path)))  # type: ignore[arg-type]
+    keeper = CursorKeeper(None, "s", Checkpoint(Place(str(tmp_path))))  # type: ignore[arg-type]
     with pytest.raises(OffsetError, match=r"damaged cursor ends .*restore the checkpoint"):
         keeper.begin(lambda _error: None)
     with pytest.raises(OffsetError, match=r"damaged cursor ends"):
@@ -123,7 +124,7 @@ def test_damaged_cursor_ends_are_one_sentence(tmp_path: Path, text: str) -> None
 
 
 def test_what_the_tables_held_is_kept_with_the_ends(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(str(tmp_path))
+    checkpoint = Checkpoint(Place(str(tmp_path)))
     keeper = CursorKeeper(None, "s", checkpoint)  # type: ignore[arg-type]
     assert keeper.tables() == {}
     keeper.add(LastRun(3, None), {}, {"messages": Held("lake/m", 3), "rejects": Held("lake/r", 3)})
@@ -135,7 +136,7 @@ def test_what_the_tables_held_is_kept_with_the_ends(tmp_path: Path) -> None:
 
 def test_ends_of_an_earlier_release_say_nothing_of_tables_and_those_of_a_newer_one_are_refused(tmp_path: Path) -> None:
     (tmp_path / "ledgerlake").mkdir()
-    keeper = CursorKeeper(None, "s", Checkpoint(str(tmp_path)))  # type: ignore[arg-type]
+    keeper = CursorKeeper(None, "s", Checkpoint(Place(str(tmp_path))))  # type: ignore[arg-type]
     (tmp_path / "ledgerlake" / "ends.json").write_text('{"version": 1, "batches": {"1": {"t": [7, 8]}}}')
     assert keeper.tables() == {}
     (tmp_path / "ledgerlake" / "ends.json").write_text('{"version": 2, "batches": {}}')

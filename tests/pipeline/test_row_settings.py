@@ -16,6 +16,7 @@ from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
 from ledgerlake.pipeline.row_settings import row_settings
 from ledgerlake.pipeline.start import Start
 from ledgerlake.source.wake_ups import save_wakes
+from ledgerlake.stored.places import Place
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,14 +42,14 @@ def checkpoint_of(folder: Path, before: Config, planned: int, committed: int) ->
         for number in range(last + 1):
             (folder / log / str(number)).write_text("v2\n{}")
     (folder / "metadata").write_text('{"id": "q"}')
-    checkpoint = Checkpoint(str(folder))
+    checkpoint = Checkpoint(Place(str(folder)))
     checkpoint.save_settings(row_settings(before))
     return checkpoint
 
 
 def note_wakes(checkpoint: Checkpoint, batch_id: int, wakes_ms: dict[str, int]) -> None:
     """Leave what a micro-batch leaves beside the checkpoint."""
-    save_wakes(f"{checkpoint.folder}/ledgerlake/wakes", batch_id, wakes_ms)
+    save_wakes(Place(f"{checkpoint.folder}/ledgerlake/wakes"), batch_id, wakes_ms)
     CursorKeeper(None, "s", checkpoint).add(LastRun(batch_id, batch_id), {})  # type: ignore[arg-type]
 
 

@@ -11,6 +11,7 @@ from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
 from ledgerlake.pipeline.wake_ups import WakeUps
 from ledgerlake.source.wake_ups import load_wakes, save_wakes
+from ledgerlake.stored.places import Place
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +45,7 @@ def started(checkpoint: Checkpoint) -> WakeUps:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Checkpoint:
     """Two micro-batches; a message that waits came with the first."""
-    found = Checkpoint(str(tmp_path))
+    found = Checkpoint(Place(str(tmp_path)))
     wake_ups = started(found)
     for batch_id, wakes_ms in ((3, {TOPIC: 9000}), (4, {})):
         run(found, batch_id, wake_ups, wakes_ms)  # type: ignore[arg-type]
@@ -66,11 +67,11 @@ def test_times_that_were_copied_before_the_commit_log_wake_everything(checkpoint
 
 def test_a_time_that_wakes_everything_is_beyond_the_clock_of_the_last_micro_batch(tmp_path: Path) -> None:
     commit(tmp_path, 3, {"clock": "2096-10-02T07:06:40.000Z"})
-    assert load_wakes(started(Checkpoint(str(tmp_path))).folder) == {TOPIC: 4_000_000_000_001}
+    assert load_wakes(started(Checkpoint(Place(str(tmp_path)))).folder) == {TOPIC: 4_000_000_000_001}
 
 
 def test_a_note_is_read_although_a_file_of_a_later_micro_batch_was_left(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    save_wakes(f"{tmp_path}/ledgerlake/wakes", 13, {TOPIC: 7})
+    save_wakes(Place(f"{tmp_path}/ledgerlake/wakes"), 13, {TOPIC: 7})
     wake_ups = started(checkpoint)
     wake_ups.note(5, {TOPIC: 9000})
     assert load_wakes(wake_ups.folder) == {TOPIC: 9000}

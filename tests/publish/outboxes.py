@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 
 from ledgerlake.decode import schema
 from ledgerlake.publish.outbox import Outbox
+from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.ordered_files import DataFile
 
@@ -36,7 +37,7 @@ def filled(
     folder: Path, rows: int = ROWS, event_ms: int | None = None, large: dict[int, bytes] | None = None
 ) -> Outbox:
     """An outbox with one file of messages whose values are their numbers, but for the ``large`` ones."""
-    outbox = Outbox(str(folder))
+    outbox = Outbox(Place(str(folder)))
     outbox.begin(None, None)
     columns: dict[str, pa.Array] = {one.name: pa.nulls(rows, one.type) for one in schema.MESSAGES}
     columns["value"] = pa.array([(large or {}).get(number, b"%d" % number) for number in range(rows)], pa.binary())

@@ -12,6 +12,7 @@ import pytest
 from ledgerlake.errors import CheckpointError, OffsetError
 from ledgerlake.publish.outbox import Outbox, OutboxBatch, Sending
 from ledgerlake.publish.republisher import java_hash
+from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.ordered_files import DataFile
 from ledgerlake.wire.message_id import Position
@@ -30,7 +31,7 @@ def batch(number: int, digest: int = 1) -> BatchRecord:
 
 
 def begun(folder: Path, committed: int | None = None) -> Outbox:
-    outbox = Outbox(str(folder))
+    outbox = Outbox(Place(str(folder)))
     outbox.begin(committed, None)
     return outbox
 
@@ -115,7 +116,7 @@ def test_nothing_is_touched_before_the_outbox_is_begun(tmp_path: Path) -> None:
     owner.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
     written(tmp_path, "in-work.parquet", 9)
     before = sorted(path.name for path in tmp_path.iterdir())
-    Outbox(str(tmp_path))
+    Outbox(Place(str(tmp_path)))
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
@@ -149,7 +150,7 @@ def test_a_process_that_is_suspended_while_it_opens_the_outbox_removes_nothing_o
         successors[0].commit(1)
 
     monkeypatch.setattr(Outbox, "_load", load_and_be_suspended)
-    Outbox(str(tmp_path)).begin(None, name)
+    Outbox(Place(str(tmp_path))).begin(None, name)
     (found,) = successors[0].ready()
     assert successors[0].is_present(found, found.files[0])
 
@@ -257,17 +258,17 @@ def test_a_record_that_is_written_after_its_batch_was_sent_and_removed_does_not_
 def test_an_outbox_that_is_gone_or_another_one_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
     folder = tmp_path / "outbox"
     name = begun(folder).name
-    again = Outbox(str(folder))
+    again = Outbox(Place(str(folder)))
     again.begin(None, name)
     assert again.name == name
     with pytest.raises(CheckpointError, match=r"outbox is another one, .* restore it .* or remove .*outbox\.json"):
-        Outbox(str(folder)).begin(None, "other")
+        Outbox(Place(str(folder))).begin(None, "other")
     (folder / "outbox.json").unlink()
     folder.rmdir()
     with pytest.raises(
         CheckpointError, match=r"outbox is gone, and messages may wait in the one that this checkpoint had"
     ):
-        Outbox(str(folder)).begin(None, name)
+        Outbox(Place(str(folder))).begin(None, name)
     assert not folder.exists()
 
 

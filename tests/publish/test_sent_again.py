@@ -22,6 +22,7 @@ from ledgerlake.publish.outbox import Outbox
 from ledgerlake.publish.republisher import Republisher
 from ledgerlake.publish.target_client import Receipt
 from ledgerlake.publish.target_reader import TargetReader
+from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.ordered_files import DataFile
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
@@ -140,7 +141,7 @@ def add(outbox: Outbox, batch_id: int, values: list[bytes]) -> None:
 
 
 def opened(folder: Path) -> Outbox:
-    outbox = Outbox(str(folder))
+    outbox = Outbox(Place(str(folder)))
     outbox.begin(10, None)
     return outbox
 

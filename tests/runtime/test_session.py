@@ -14,6 +14,7 @@ import pytest
 
 from ledgerlake.pipeline.query_settings import settings_of
 from ledgerlake.runtime.session import home_without_zip, session_settings
+from ledgerlake.stored.places import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +30,7 @@ PARTITIONS = "spark.sql.shuffle.partitions"
 def test_a_query_with_a_local_checkpoint_renames_its_files_without_subprocesses(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    with settings_of(spark, str(tmp_path), None):
+    with settings_of(spark, Place(str(tmp_path)), None):
         assert spark.conf.get(FILE_MANAGER).endswith(".FileSystemBasedCheckpointFileManager")
     assert spark.conf.get(FILE_MANAGER, None) is None
 
@@ -38,7 +39,7 @@ def test_a_query_with_a_local_checkpoint_renames_its_files_without_subprocesses(
 def test_a_choice_of_the_users_stands(spark: SparkSession, tmp_path: Path) -> None:
     spark.conf.set(FILE_MANAGER, "org.example.Own")
     try:
-        with settings_of(spark, str(tmp_path), None):
+        with settings_of(spark, Place(str(tmp_path)), None):
             assert spark.conf.get(FILE_MANAGER) == "org.example.Own"
         assert spark.conf.get(FILE_MANAGER) == "org.example.Own"
     finally:
@@ -50,7 +51,7 @@ def test_a_choice_of_the_users_stands(spark: SparkSession, tmp_path: Path) -> No
 def test_state_has_no_more_partitions_than_keys(
     spark: SparkSession, tmp_path: Path, most_keys: int | None, partitions: str
 ) -> None:
-    with settings_of(spark, str(tmp_path), most_keys):
+    with settings_of(spark, Place(str(tmp_path)), most_keys):
         assert spark.conf.get(PARTITIONS) == partitions
     assert spark.conf.get(PARTITIONS) == "2"
 

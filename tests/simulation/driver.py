@@ -3,7 +3,7 @@
 Replaced are the edges alone, each by one of the same shape:
 
     time, threading, uuid, secrets     of every module of the product: ``world``
-    files.resolve                      a disk in memory: ``disk``
+    Place.filesystem                   a disk in memory: ``disk``
     client.session.Transport           a broker in memory: ``broker``
     deltalake.DeltaTable               a log in memory: ``lake``
     SparkSession                       ``spark``
@@ -39,7 +39,7 @@ from ledgerlake.pipeline.pipeline import Pipeline
 from ledgerlake.publish import republisher
 from ledgerlake.publish.target_client import Receipt
 from ledgerlake.source import pieces
-from ledgerlake.stored import files
+from ledgerlake.stored.places import Place
 from tests.simulation import world
 from tests.simulation.broker import MemoryTransport
 from tests.simulation.lake import MemoryTable
@@ -83,7 +83,6 @@ class Edges:
             id(threading): _Threading(self),
             id(uuid): _Ids(self),
             id(secrets): _Secrets(self),
-            id(files.resolve): lambda path: (self.disk.filesystem, path),
             id(ThreadPoolExecutor): _Executor,
             id(DeltaTable): MemoryTable,
         }
@@ -92,6 +91,7 @@ class Edges:
                 for attribute, value in list(vars(module).items()):
                     if id(value) in replaced:
                         self.replace(module, attribute, replaced[id(value)])
+        self.replace(Place, "filesystem", lambda _place: self.disk.filesystem)
         self.replace(session, "Transport", MemoryTransport)
         self.replace(session, "_keep_alive", lambda _session: None)
         self.replace(pieces, "prefetched", lambda source, _most: source)

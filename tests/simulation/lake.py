@@ -60,13 +60,19 @@ class MemoryTable:
 
     lake: Lake
 
-    def __init__(self, path: str, version: int | None = None) -> None:
+    def __init__(self, path: str, version: int | None = None, storage_options: None = None) -> None:
         self._path = path
         stored = self.lake.tables.get(path)
         if stored is None:
             raise TableNotFoundError(f"no table at {path}")
         self._stored = stored
         self._version = len(stored.commits) - 1 if version is None else version
+
+    @classmethod
+    def create(cls, path: str, schema: pa.Schema, mode: str, storage_options: None = None) -> MemoryTable:
+        assert mode == "ignore"
+        cls.lake.create(path, schema)
+        return cls(path)
 
     def update_incremental(self) -> None:
         self.lake.world.access(f"load {_kind(self._path)}")

@@ -18,6 +18,7 @@ from ledgerlake.publish.outbox import Outbox
 from ledgerlake.source import wake_ups
 from ledgerlake.source.bounds import resolve_start
 from ledgerlake.source.planner import Planner
+from ledgerlake.stored.places import Place
 from ledgerlake.table.delta_table import Table
 from ledgerlake.wire.message_id import BEFORE_ALL
 
@@ -109,7 +110,7 @@ def _wakes_in_one_file(edges: Edges) -> None:
     """When a batch is wanted stands in one file, which the last writer replaces."""
 
     def save(folder: str, _batch_id: int, wakes_ms: dict[str, int]) -> None:
-        wake_ups.save_wakes(folder, 0, wakes_ms)
+        wake_ups.save_wakes(Place(folder), 0, wakes_ms)
 
     edges.replace(pipeline_wake_ups, "save_wakes", save)
 

@@ -71,12 +71,6 @@ class Session:
     def readStream(self) -> _Reader:
         return _Reader(self)
 
-    def createDataFrame(self, table: pa.Table) -> Any:
-        save = lambda path: self.lake.create(path, table.schema)  # noqa: E731
-        writer = SimpleNamespace(save=save)
-        writer.mode = lambda _mode: writer
-        return SimpleNamespace(write=SimpleNamespace(format=lambda _format: writer))
-
     def _register(self, source: Any) -> None:
         self.sources[source.name()] = source
 

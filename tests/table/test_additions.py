@@ -15,6 +15,7 @@ from ledgerlake.errors import CheckpointError
 from ledgerlake.operators.facts import PartitionFact, TaskFact
 from ledgerlake.operators.rows import StateSummary
 from ledgerlake.pipeline.commit import BatchResult, DeltaSink
+from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord, Held
 from ledgerlake.table.delta_table import Table, data_folder
 from ledgerlake.table.ordered_files import DataFile, GatheringWriter
@@ -38,7 +39,7 @@ def tables(tmp_path: Path) -> dict[str, Table]:
     found = {"messages": schema.MESSAGES, "rejects": schema.REJECTS}
     for name, columns in found.items():
         write_deltalake(str(tmp_path / name), columns.empty_table())
-    return {name: Table(str(tmp_path / name), columns) for name, columns in found.items()}
+    return {name: Table(Place(str(tmp_path / name)), columns) for name, columns in found.items()}
 
 
 def written(table: Table, rows: list[dict[str, Any]]) -> list[DataFile]:
@@ -69,7 +70,7 @@ def killed_behind_rejects(tables: dict[str, Table], rejects: list[dict[str, Any]
 
 
 def found(tables: dict[str, Table], name: str = "rejects") -> list[tuple[int, str, str]]:
-    rows = DeltaTable(tables[name].path).to_pyarrow_table().to_pylist()
+    rows = DeltaTable(tables[name].path.uri).to_pyarrow_table().to_pylist()
     return sorted((row["entry_id"], row.get("reason", ""), row.get("detail", "")) for row in rows)
 
 
@@ -97,9 +98,9 @@ def test_a_third_run_adds_what_both_before_lack(tables: dict[str, Table]) -> Non
 
 def test_a_repeat_that_judges_the_same_changes_nothing(tables: dict[str, Table]) -> None:
     killed_behind_rejects(tables, [rejected(1), rejected(2)])
-    version = DeltaTable(tables["rejects"].path).version()
+    version = DeltaTable(tables["rejects"].path.uri).version()
     run(tables, [rejected(2), rejected(1)], messages=1)
-    assert DeltaTable(tables["rejects"].path).version() == version
+    assert DeltaTable(tables["rejects"].path.uri).version() == version
 
 
 def test_a_loss_that_has_grown_is_another_row_and_a_word_of_detail_is_not(tables: dict[str, Table]) -> None:
@@ -124,7 +125,7 @@ def test_rows_of_other_batches_and_streams_do_not_count(tables: dict[str, Table]
 
 def test_rows_that_a_user_has_deleted_meanwhile_do_not_come_again(tables: dict[str, Table]) -> None:
     killed_behind_rejects(tables, [rejected(1), rejected(2)])
-    DeltaTable(tables["rejects"].path).delete("entry_id = 1")
+    DeltaTable(tables["rejects"].path.uri).delete("entry_id = 1")
     run(tables, [rejected(1), rejected(2), rejected(5)], messages=1)
     assert [one[0] for one in found(tables)] == [2, 5]
 
@@ -132,7 +133,7 @@ def test_rows_that_a_user_has_deleted_meanwhile_do_not_come_again(tables: dict[s
 def test_files_that_an_optimize_joined_meanwhile_are_compared_all_the_same(tables: dict[str, Table]) -> None:
     killed_behind_rejects(tables, [rejected(8)], BatchRecord("orders", BATCH.query, 3, 6))
     killed_behind_rejects(tables, [rejected(1)])
-    DeltaTable(tables["rejects"].path).optimize.compact()
+    DeltaTable(tables["rejects"].path.uri).optimize.compact()
     run(tables, [rejected(1), rejected(5)], messages=1)
     assert [one[0] for one in found(tables)] == [1, 5, 8]
 
@@ -141,7 +142,7 @@ def test_a_batch_that_messages_has_is_done_whatever_the_repeat_rejects(tables: d
     run(tables, [], messages=3)
     result = run(tables, [rejected(1, "undecryptable")], messages=2)
     assert (found(tables), result.repeated) == ([], True)
-    assert result.tables == {"messages": Held(tables["messages"].path, 4)}
+    assert result.tables == {"messages": Held(str(tables["messages"].path), 4)}
     result = run(tables, [rejected(1, "undecryptable")])
     assert (found(tables), result.repeated) == ([], True)
     assert len(found(tables, "messages")) == 3
@@ -150,7 +151,7 @@ def test_a_batch_that_messages_has_is_done_whatever_the_repeat_rejects(tables: d
 def test_an_addition_says_whose_it_is_and_the_batch_stays_the_last_one(tables: dict[str, Table]) -> None:
     killed_behind_rejects(tables, [rejected(1)])
     run(tables, [rejected(1), rejected(5)], messages=1)
-    table = DeltaTable(tables["rejects"].path)
+    table = DeltaTable(tables["rejects"].path.uri)
     known = json.loads(table.history(1)[0]["ledgerlake"])
     assert (known["query"], known["batch"], known["ranges"]) == ("ledgerlake:orders:id:more:1", 4, {TOPIC: SPAN})
     assert table.transaction_version("ledgerlake:orders:id:more:1") == 4
@@ -161,7 +162,7 @@ def test_the_files_of_a_repeat_that_are_not_needed_are_removed(tables: dict[str,
     killed_behind_rejects(tables, [rejected(1)])
     run(tables, [rejected(1), rejected(5)], messages=1)
     files = list((tmp_path / "rejects").glob("part-*.parquet"))
-    assert len(files) == len(DeltaTable(tables["rejects"].path).file_uris()) == 2
+    assert len(files) == len(DeltaTable(tables["rejects"].path.uri).file_uris()) == 2
     assert sum(pq.read_metadata(file).num_rows for file in files) == 2
 
 
@@ -176,10 +177,10 @@ def test_a_commit_that_cannot_be_read_back_is_refused_and_the_way_on_is_said(
     else:
         table = Table(tables["rejects"].path, schema.REJECTS)
         table._append(written(table, [rejected(1)]), {BATCH.query: 4}, None, "")
-    version = DeltaTable(tables["rejects"].path).version()
+    version = DeltaTable(tables["rejects"].path.uri).version()
     with pytest.raises(
         CheckpointError, match=r"cannot be compared .*restore .* or choose a new \[delta\] rejects_path"
     ):
         run(tables, [rejected(1), rejected(5)], messages=1)
-    assert DeltaTable(tables["rejects"].path).version() == version
+    assert DeltaTable(tables["rejects"].path.uri).version() == version
     assert found(tables, "messages") == []

@@ -13,6 +13,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
 
 from ledgerlake.errors import CheckpointError, OwnershipError, TableError
+from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord, Recorded, number_of
 from ledgerlake.table.delta_table import Table
 from ledgerlake.table.ordered_files import DataFile
@@ -27,7 +28,7 @@ COMMITS = 230
 def test_expired_entries_of_the_log_are_removed_though_not_looked_for_at_each_commit(tmp_path: Path) -> None:
     path = str(tmp_path / "table")
     DeltaTable.create(path, SCHEMA, configuration={"delta.logRetentionDuration": "interval 0 seconds"})
-    table = Table(path, SCHEMA)
+    table = Table(Place(path), SCHEMA)
     most = 0
     for number in range(COMMITS):
         file = DataFile(f"part-{number}.parquet", 100, 1, json.dumps({"numRecords": 1}))
@@ -43,7 +44,7 @@ def test_expired_entries_of_the_log_are_removed_though_not_looked_for_at_each_co
 
 def made(path: Path, **configuration: str) -> Table:
     DeltaTable.create(str(path), SCHEMA, configuration=configuration)
-    return Table(str(path), SCHEMA)
+    return Table(Place(str(path)), SCHEMA)
 
 
 def data_file(name: str) -> DataFile:
@@ -118,7 +119,7 @@ def test_who_has_committed_last_for_a_stream_is_known(tmp_path: Path) -> None:
 
 def test_a_process_beside_which_another_query_has_committed_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "table"
-    table, beside = made(path), Table(str(path), SCHEMA)
+    table, beside = made(path), Table(Place(str(path)), SCHEMA)
     table.begin(None)
     put(table, batch(4), data_file("a"))
     beside.begin(number_of(batch(4).query))
@@ -154,7 +155,7 @@ def record_by_spark(path: Path, number: int, name: str = "ledgerlake:orders:id")
 
 def test_of_two_processes_with_the_same_batch_one_commits(tmp_path: Path) -> None:
     table = made(tmp_path / "table")
-    suspended = Table(str(tmp_path / "table"), SCHEMA)
+    suspended = Table(Place(str(tmp_path / "table")), SCHEMA)
     assert not suspended.holds(batch(4))
     put(table, batch(4), data_file("a"))
     with pytest.raises(TableError, match="batch 4 could not be committed"):
@@ -165,7 +166,7 @@ def test_of_two_processes_with_the_same_batch_one_commits(tmp_path: Path) -> Non
 
 def test_a_commit_of_another_stream_does_not_stand_in_the_way(tmp_path: Path) -> None:
     table = made(tmp_path / "table")
-    other = Table(str(tmp_path / "table"), SCHEMA)
+    other = Table(Place(str(tmp_path / "table")), SCHEMA)
     assert not other.holds(BatchRecord("payments", "ledgerlake:payments:id", 4, 1))
     put(table, batch(4), data_file("a"))
     other.commit(BatchRecord("payments", "ledgerlake:payments:id", 4, 1), [data_file("b")], {})

@@ -57,7 +57,7 @@ def find_lags(config: Config) -> list[Lag]:
     options = config.source
     cluster = Cluster(options.client)
     try:
-        checkpoint = Checkpoint(config.stream.checkpoint)
+        checkpoint = Checkpoint(config.checkpoint_place)
         taken = checkpoint.log.committed_offset() or checkpoint.start() or {}
         return [
             _lag(cluster, name, taken[name] if name in taken else resolve_start(cluster, name, config.starting))

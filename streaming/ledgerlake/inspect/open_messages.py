@@ -73,12 +73,12 @@ def read_state(spark: SparkSession, config: Config, variable: str) -> DataFrame:
     # Apart from the caller's session, whose queries may have state files of another version.
     spark = spark.newSession()
     set_up_state(spark)
-    spark.conf.set(STATE_FILES, str(Checkpoint(config.stream.checkpoint).log.state_version()))
+    spark.conf.set(STATE_FILES, str(Checkpoint(config.checkpoint_place).log.state_version()))
     # Reading state needs Spark's coordinator of state stores, which only comes with the manager of
     # streams.
     _ = spark.streams.active
     try:
-        return spark.read.format("statestore").option("stateVarName", variable).load(config.stream.checkpoint)
+        return spark.read.format("statestore").option("stateVarName", variable).load(config.checkpoint_place.hadoop_uri)
     except PySparkException:
         raise SetupError(f"the checkpoint {config.stream.checkpoint} holds no state; run the pipeline first") from None
 

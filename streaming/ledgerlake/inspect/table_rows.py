@@ -8,14 +8,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from numpy.typing import NDArray
 
 from ledgerlake.client.topics import split_partition
 from ledgerlake.errors import TableError
-from ledgerlake.stored.files import resolve
-from ledgerlake.table.delta_table import special_features
+from ledgerlake.stored.places import Place
+from ledgerlake.table.delta_table import open_delta, special_features
 from ledgerlake.table.ordered_files import sort_keys
 from ledgerlake.wire.message_id import Position
 
@@ -40,23 +39,23 @@ _ORDER_COLUMNS = [
 class TableRows:
     """A table's files as Arrow tables of the columns that matter here, rows in file order."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: Place) -> None:
         self._path = path
         try:
-            table = DeltaTable(path)
-            self._files = [uri.removeprefix("file://") for uri in table.file_uris()]
+            table = open_delta(path)
+            self._files = pa.table(table.get_add_actions())["path"].to_pylist()
             # Such files do not have the columns by their names.
             self._needs_spark = not {"columnMapping", "partition columns"}.isdisjoint(special_features(table))
         except (DeltaError, OSError) as error:
             raise TableError(
-                f"the table at {path} cannot be opened: {str(error).splitlines()[0][:200]}; run the pipeline first"
+                f"the table at {path} cannot be opened: {path.reason(error)}; run the pipeline first"
             ) from None
         self._tables: list[pa.Table] | None = None
 
     def files_of(self, name: str, end: Position) -> list[pa.Table]:
         """Each file's rows of one topic partition up to ``end``; files without any are left out."""
         if self._tables is None:
-            self._tables = self._read_by_spark() if self._needs_spark else [self._read(uri) for uri in self._files]
+            self._tables = self._read_by_spark() if self._needs_spark else [self._read(name) for name in self._files]
         topic, partition = split_partition(name)
         found = []
         for table in self._tables:
@@ -74,7 +73,7 @@ class TableRows:
     def _read_by_spark(self) -> list[pa.Table]:
         from ledgerlake.runtime.session import start_session
 
-        rows = start_session("ledgerlake verify").read.format("delta").load(self._path)
+        rows = start_session("ledgerlake verify").read.format("delta").load(self._path.hadoop_uri)
         names = [name for name in _ORDER_COLUMNS if name in rows.columns]
         # A large file is read in pieces; within a piece rows are numbered as they stand.
         place = ["_metadata.file_path", "_metadata.file_block_start", "monotonically_increasing_id() as row"]
@@ -83,9 +82,8 @@ class TableRows:
         paths = pc.unique(whole["file_path"]).to_pylist()
         return [whole.filter(pc.equal(whole["file_path"], path)).select(names) for path in paths]
 
-    def _read(self, uri: str) -> pa.Table:
-        filesystem, path = resolve(uri)
-        with pq.ParquetFile(path, filesystem=filesystem) as file:
+    def _read(self, name: str) -> pa.Table:
+        with pq.ParquetFile((self._path / name).root, filesystem=self._path.filesystem()) as file:
             present = set(file.schema_arrow.names)
             return file.read([name for name in _ORDER_COLUMNS if name in present])
 

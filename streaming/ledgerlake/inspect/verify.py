@@ -87,9 +87,9 @@ def verify(config: Config) -> Verdict:
     options = config.source
     cluster = Cluster(options.client)
     try:
-        start, end = _committed_range(config.stream.checkpoint, cluster, options.topics)
-        table = TableRows(config.delta.path)
-        rejected = TableRows(config.delta.rejects_path)
+        start, end = _committed_range(Checkpoint(config.checkpoint_place), cluster, options.topics)
+        table = TableRows(config.messages_place)
+        rejected = TableRows(config.rejects_place)
         verdict = Verdict()
         for name in sorted(end):
             begin = start.get(name, PartitionOffset(BEFORE_ALL))
@@ -167,12 +167,11 @@ def _before(rows: Keys, first: Position | None) -> int:
     return int(((rows[:, 0] < ledger_id) | ((rows[:, 0] == ledger_id) & (rows[:, 1] < entry_id))).sum())
 
 
-def _committed_range(checkpoint: str, cluster: Cluster, topics: TopicSelection) -> tuple[Offset, Offset]:
+def _committed_range(checkpoint: Checkpoint, cluster: Cluster, topics: TopicSelection) -> tuple[Offset, Offset]:
     """The query's first offset and that of its last committed batch; the whole topics if there is
     no checkpoint.
     """
-    known = Checkpoint(checkpoint)
-    end = known.log.committed_offset()
+    end = checkpoint.log.committed_offset()
     if end is not None:
-        return known.start() or {}, end
+        return checkpoint.start() or {}, end
     return {}, {name: resolve_end(cluster, name, "latest") for name in cluster.all_partitions(topics)}

@@ -89,9 +89,9 @@ def waiting_messages(spark: SparkSession, config: Config) -> list[WaitingMessage
 
 def _metadata(spark: SparkSession, config: Config) -> Callable[[TopicPartition, int], list[SegmentMetadata]]:
     """Return a function that gets a bucket's metadata by its topic partition and id."""
-    folder = config.delay.options.folder
+    folder = config.delay_options.folder
     if folder is not None:
-        query_id = str(Checkpoint(config.stream.checkpoint).log.query_id())
+        query_id = str(Checkpoint(config.checkpoint_place).log.query_id())
 
         def from_folder(source: TopicPartition, bucket_id: int) -> list[SegmentMetadata]:
             storage = open_folder(folder, source, query_id, [bucket_id])

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ledgerlake.decode.messages import TopicPartition
+    from ledgerlake.stored.places import Place
 
 
-def open_folder(folder: str, source: TopicPartition, query_id: str, used: Iterable[int]) -> FolderStorage:
+def open_folder(folder: Place, source: TopicPartition, query_id: str, used: Iterable[int]) -> FolderStorage:
     """Return the storage of one query's topic partition, below a folder for all.
 
     Args:
@@ -26,16 +27,16 @@ def open_folder(folder: str, source: TopicPartition, query_id: str, used: Iterab
     return FolderStorage(bucket_folder(folder, source, query_id), used, shared_bucket_folder(folder, source))
 
 
-def bucket_folder(folder: str, source: TopicPartition, query_id: str) -> str:
-    return shared_bucket_folder(f"{folder.rstrip('/')}/{query_id}", source)
+def bucket_folder(folder: Place, source: TopicPartition, query_id: str) -> Place:
+    return shared_bucket_folder(folder / query_id, source)
 
 
-def shared_bucket_folder(folder: str, source: TopicPartition) -> str:
+def shared_bucket_folder(folder: Place, source: TopicPartition) -> Place:
     """Return the folder in which earlier releases, which did not tell queries apart, kept a topic
     partition's buckets.
     """
     name = join_partition(source.topic, source.partition)
-    return f"{folder.rstrip('/')}/{name.rpartition('/')[2]}-{zlib.crc32(name.encode()):08x}"
+    return folder / f"{name.rpartition('/')[2]}-{zlib.crc32(name.encode()):08x}"
 
 
 def query_id_of_task() -> str:

@@ -24,12 +24,13 @@ from ledgerlake.delay.snapshot import VERSION
 from ledgerlake.delay.storage import METADATA, missing
 from ledgerlake.errors import OffsetError, refuse_newer
 from ledgerlake.pb import delay_pb2 as pb
-from ledgerlake.stored.files import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pyspark.sql.streaming.stateful_processor import MapState
+
+    from ledgerlake.stored.places import Place
 
 # How long a bucket that is no longer used stays readable.
 _KEPT_S = 24 * 3600
@@ -136,19 +137,19 @@ class FolderStorage(_PackedStorage):
             there, and only buckets that this query's record named are removed.
     """
 
-    def __init__(self, folder: str, used: Iterable[int], shared: str | None = None) -> None:
-        self._filesystem, self._root = resolve(folder)
-        self._roots = [self._root] if shared is None else [self._root, resolve(shared)[1]]
+    def __init__(self, folder: Place, used: Iterable[int], shared: Place | None = None) -> None:
+        self._folder, self._filesystem, self._root = folder, folder.filesystem(), folder.root
+        self._roots = [self._root] if shared is None else [self._root, shared.root]
         self._used = {str(bucket_id) for bucket_id in used}
 
     def start(self) -> None:
-        self._filesystem.create_dir(self._root, recursive=True)
+        self._folder.make()
         if _is_time_to_sweep(self._root):
             self._sweep()
 
     def create_bucket(self) -> int:
         bucket_id = super().create_bucket()
-        self._filesystem.create_dir(f"{self._root}/{bucket_id}")
+        (self._folder / str(bucket_id)).make()
         return bucket_id
 
     def _put(self, bucket_id: int, number: int, value: bytes) -> None:
@@ -173,7 +174,7 @@ class FolderStorage(_PackedStorage):
         """Mark a bucket as dropped if the record does not name it, remove the mark if a restored
         record names it, and remove a bucket that was marked long ago.
         """
-        files = self._filesystem.get_file_info(fs.FileSelector(self._root))
+        files = self._filesystem.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
         marks = {file.base_name.removesuffix(_DROPPED): file for file in files if file.base_name.endswith(_DROPPED)}
         for file in files:
             name = file.base_name

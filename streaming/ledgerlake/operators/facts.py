@@ -20,6 +20,7 @@ from ledgerlake.wire.message_id import Position
 if TYPE_CHECKING:
     from ledgerlake.options.delay_options import DelayOptions
     from ledgerlake.options.source_options import SourceOptions
+    from ledgerlake.stored.places import Place
 
 
 FACT_SCHEMA = "fact string"
@@ -31,15 +32,15 @@ BATCH_PROPERTY = "ledgerlake.batch"
 @dataclass(frozen=True)
 class TaskSettings:
     """The settings of a task that writes; the same for all micro-batches. The folders are where
-    files go; ``outbox_path``: see ``publish.outbox``.
+    files go; ``outbox``: see ``publish.outbox``.
     """
 
-    messages_folder: str
-    rejects_folder: str
+    messages_folder: Place
+    rejects_folder: Place
     limits: Limits
     delay: DelayOptions
     options: SourceOptions
-    outbox_path: str | None = None
+    outbox: Place | None = None
 
 
 @dataclass(frozen=True)

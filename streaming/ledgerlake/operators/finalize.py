@@ -52,8 +52,8 @@ class _FinalizedPartition:
     def __init__(self, topic_partition: TopicPartition, settings: TaskSettings, batch: BatchSettings) -> None:
         self._writer = PartitionWriter(topic_partition, settings, batch)
         self._outbox: GatheringWriter | None = None
-        if settings.outbox_path is not None:
-            folder = data_folder(settings.outbox_path, schema.MESSAGES, file_prefix(topic_partition, batch))
+        if settings.outbox is not None:
+            folder = data_folder(settings.outbox, schema.MESSAGES, file_prefix(topic_partition, batch))
             self._outbox = GatheringWriter(folder)
 
     def take(self, output: Outcome | Cancels) -> None:

@@ -7,7 +7,7 @@ from the broker nor on their way to the table.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, InputPartition
@@ -22,6 +22,7 @@ from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import SourceOptions, parse_options
 from ledgerlake.source.pieces import read_pieces
 from ledgerlake.source.stream_reader import LedgerlakeStreamReader
+from ledgerlake.stored.places import from_text, to_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,9 +38,10 @@ def ingest(spark: SparkSession, source_options: dict[str, str], settings: TaskSe
     """Return a stream whose tasks write their ranges, with rows of ``STAGE_ROWS``."""
     spark.dataSource.register(_WritingDataSource)
     task_settings = {
-        "folders": [settings.messages_folder, settings.rejects_folder],
+        "folders": [to_text(folder) for folder in (settings.messages_folder, settings.rejects_folder)],
         "limits": asdict(settings.limits),
-        "delay": asdict(settings.delay),
+        # Delayed messages are kept by the stateful stage, and not by these tasks.
+        "delay": asdict(replace(settings.delay, folder=None)),
     }
     options = source_options | {_TASK_OPTION: json.dumps(task_settings)}
     return spark.readStream.format(_WritingDataSource.name()).options(**options).load()
@@ -57,7 +59,7 @@ class _WritingDataSource(DataSource):  # type: ignore[misc]
         source_options = dict(self.options)
         fields = json.loads(source_options.pop(_TASK_OPTION))
         options = parse_options(source_options)
-        messages_folder, rejects_folder = fields["folders"]
+        messages_folder, rejects_folder = map(from_text, fields["folders"])
         delay = DelayOptions(**{**fields["delay"], "settings": DelaySettings(**fields["delay"]["settings"])})
         settings = TaskSettings(messages_folder, rejects_folder, Limits(**fields["limits"]), delay, options)
         return _WritingStreamReader(options, settings)

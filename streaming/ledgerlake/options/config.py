@@ -25,6 +25,8 @@ from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.kinds import COUNT, DURATION, FLAG, PATH, TEXT, URL, choice
 from ledgerlake.options.source_options import SourceOptions
 from ledgerlake.options.spark_options import SparkConfig
+from ledgerlake.options.storage_options import StorageConfig
+from ledgerlake.stored.places import ENVIRONMENT, Place, StorageSettings, parse_place
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -33,7 +35,7 @@ else:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
-SECTIONS = ("source", "auth", "tls", "stream", "delta", "chunks", "delay", "deliver", "metrics", "spark")
+SECTIONS = ("source", "auth", "tls", "stream", "delta", "chunks", "delay", "deliver", "metrics", "spark", "storage")
 
 # Arrow and Parquet count the bytes of a value with 31 bits.
 _MOST_MESSAGE_BYTES = 2**31 - 1024
@@ -200,8 +202,7 @@ class DelayConfig:
             self.max_indexes_per_segment,
             self.max_buckets,
         )
-        folder = None if self.storage == "state" else self.storage
-        return DelayOptions(self.enabled, folder, self.payloads == "reread", settings=settings)
+        return DelayOptions(self.enabled, reread=self.payloads == "reread", settings=settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,21 +244,42 @@ class Config:
     deliver: DeliverConfig | None
     metrics: MetricsConfig | None
     spark: SparkConfig = field(default_factory=SparkConfig)
+    storage: StorageSettings = ENVIRONMENT
 
     @property
     def delay_options(self) -> DelayOptions:
         """Return the options of delayed messages, and whether due messages are published."""
-        return replace(self.delay.options, republish=self.deliver.starting if self.deliver else None)
+        folder = None if self.delay.storage == "state" else self._place(self.delay.storage, "[delay] storage")
+        republish = self.deliver.starting if self.deliver else None
+        return replace(self.delay.options, folder=folder, republish=republish)
 
     @property
-    def outbox_path(self) -> str | None:
-        """The folder where due messages wait to be sent to their topic."""
-        return f"{self.stream.checkpoint}/ledgerlake/outbox" if self.deliver else None
+    def messages_place(self) -> Place:
+        """Return the place of the table of messages."""
+        return self._place(self.delta.path, "[delta] path")
+
+    @property
+    def rejects_place(self) -> Place:
+        """Return the place of the table of rejects."""
+        return self._place(self.delta.rejects_path, "[delta] rejects_path")
+
+    @property
+    def checkpoint_place(self) -> Place:
+        """Return the place of the checkpoint."""
+        return self._place(self.stream.checkpoint, "[stream] checkpoint")
+
+    @property
+    def outbox_place(self) -> Place | None:
+        """Return where due messages wait to be sent to their topic."""
+        return self.checkpoint_place / "ledgerlake" / "outbox" if self.deliver else None
 
     @property
     def subscription(self) -> str:
         """The name of the durable cursor, after the stream."""
         return f"ledgerlake-{self.stream.name}"
+
+    def _place(self, text: str, where: str) -> Place:
+        return parse_place(text, where, self.storage)
 
     def source_options(self) -> dict[str, str]:
         """The read as Spark's options."""
@@ -314,8 +336,7 @@ def parse_config(data: dict[str, Any]) -> Config:
     delta = from_toml(DeltaConfig, "delta", data)
     delta = replace(delta, rejects_path=delta.rejects_path or delta.path.rstrip("/") + "_rejects")
     delay = from_toml(DelayConfig, "delay", data)
-    _check_apart(stream, delta, delay)
-    return Config(
+    config = Config(
         source=source,
         starting=starting,
         stream=stream,
@@ -325,7 +346,10 @@ def parse_config(data: dict[str, Any]) -> Config:
         deliver=_deliver(data, source, delay) if "deliver" in data else None,
         metrics=_metrics(data) if "metrics" in data else None,
         spark=from_toml(SparkConfig, "spark", data),
+        storage=from_toml(StorageConfig, "storage", data).settings,
     )
+    _check_apart(config)
+    return config
 
 
 def _source(data: dict[str, Any]) -> tuple[SourceOptions, Bound]:
@@ -377,7 +401,7 @@ def _metrics(data: dict[str, Any]) -> MetricsConfig:
     return metrics
 
 
-def _check_apart(stream: StreamConfig, delta: DeltaConfig, delay: DelayConfig) -> None:
+def _check_apart(config: Config) -> None:
     """Check that no folder lies in another: what removes or replaces one would take the other with
     it.
 
@@ -386,15 +410,19 @@ def _check_apart(stream: StreamConfig, delta: DeltaConfig, delay: DelayConfig) -
     may be kept in it.
 
     Raises:
-        UsageError: one does.
+        UsageError: one does, or is no place.
     """
     places = {
-        "[delta] path": _place(delta.path),
-        "[delta] rejects_path": _place(delta.rejects_path),
-        "[stream] checkpoint": _place(stream.checkpoint),
+        "[delta] path": _parts(config.messages_place),
+        "[delta] rejects_path": _parts(config.rejects_place),
+        "[stream] checkpoint": _parts(config.checkpoint_place),
     }
-    if delay.storage != "state":
-        places["[delay] storage"] = _place(delay.storage)
+    if config.delay_options.folder is not None:
+        places["[delay] storage"] = _parts(config.delay_options.folder)
+    if not config.checkpoint_place.is_local:
+        raise UsageError(
+            f"[stream] checkpoint cannot be '{config.stream.checkpoint}'; it has to be on a disk or a volume"
+        )
     for outer, outer_place in places.items():
         for inner, place in places.items():
             if outer == inner or place[: len(outer_place)] != outer_place:
@@ -408,9 +436,8 @@ def _check_apart(stream: StreamConfig, delta: DeltaConfig, delay: DelayConfig) -
                 raise UsageError(f"{inner} lies in the folder of {outer}; choose one beside it")
 
 
-def _place(path: str) -> tuple[str, ...]:
-    """The parts of a path or URI, from the root on."""
-    scheme, _, rest = path.rpartition("://")
-    if scheme in ("", "file"):
-        return ("file", *Path(os.path.abspath(rest)).parts[1:])
-    return (scheme, *(part for part in rest.split("/") if part))
+def _parts(place: Place) -> tuple[str, ...]:
+    """Return the parts of a path or URI, from the root on."""
+    if not place.is_local:
+        return tuple(part for part in place.uri.split("/") if part)
+    return Path(os.path.abspath(place.root)).parts

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ledgerlake.delay.tracker import DelaySettings
+from ledgerlake.stored.places import Place
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class DelayOptions:
     """
 
     enabled: bool = True
-    folder: str | None = None
+    folder: Place | None = None
     reread: bool = False
     republish: str | None = None
     settings: DelaySettings = field(default_factory=DelaySettings)

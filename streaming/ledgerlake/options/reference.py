@@ -21,6 +21,7 @@ from ledgerlake.options.declared import declared
 from ledgerlake.options.sink_options import SinkOptions
 from ledgerlake.options.source_options import SourceOptions
 from ledgerlake.options.spark_options import SparkConfig
+from ledgerlake.options.storage_options import StorageConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +38,7 @@ _SECTION_CLASSES = (
     DeliverConfig,
     MetricsConfig,
     SparkConfig,
+    StorageConfig,
 )
 
 _INTRODUCTION = """# Options

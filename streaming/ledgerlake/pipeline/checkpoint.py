@@ -27,8 +27,9 @@ from ledgerlake.pipeline.row_settings import VERSION as SETTINGS_VERSION
 from ledgerlake.pipeline.row_settings import RowSettings, read_settings
 from ledgerlake.pipeline.spark_log import SparkLog, damaged, load_file, not_readable, not_writable
 from ledgerlake.stored.fields import stored
-from ledgerlake.stored.files import load_stored, resolve, save_json
+from ledgerlake.stored.files import load_stored, save_json
 from ledgerlake.stored.offsets import Offset, from_json, to_json
+from ledgerlake.stored.places import Place
 
 _STREAM_VERSION = 1
 _OUTBOX_VERSION = 1
@@ -38,7 +39,7 @@ _OUTBOX_VERSION = 1
 class Checkpoint:
     """The checkpoint in ``folder``, which need not be there yet."""
 
-    folder: str
+    folder: Place
 
     @property
     def log(self) -> SparkLog:
@@ -71,10 +72,10 @@ class Checkpoint:
         Raises:
             SetupError: the folder cannot be written.
         """
-        filesystem, root = resolve(f"{self.folder}/ledgerlake")
-        probe = f"{root}/probe-{uuid.uuid4().hex}"
+        folder = self.folder / "ledgerlake"
+        filesystem, probe = folder.filesystem(), f"{folder.root}/probe-{uuid.uuid4().hex}"
         try:
-            filesystem.create_dir(root, recursive=True)
+            folder.make()
             with filesystem.open_output_stream(probe):
                 pass
             filesystem.delete_file(probe)
@@ -198,12 +199,12 @@ class Checkpoint:
         recorded, the next start does it.
         """
         if self.is_forgotten:
-            filesystem, name = resolve(self._own("forgotten"))
+            file = self._own("forgotten")
             with contextlib.suppress(OSError):
-                filesystem.delete_file(name)
+                file.filesystem().delete_file(file.root)
 
-    def _own(self, name: str) -> str:
-        return f"{self.folder}/ledgerlake/{name}.json"
+    def _own(self, name: str) -> Place:
+        return self.folder / "ledgerlake" / f"{name}.json"
 
 
 def _outbox_name(data: dict[str, Any], _version: int) -> str:

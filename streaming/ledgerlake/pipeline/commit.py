@@ -141,7 +141,9 @@ class DeltaSink:
             "messages": is_recorded or messages_held,
             "rejects": rejects_held or (bool(rejects) and not messages_held),
         }
-        result.tables = {name: Held(table.path, batch.batch_id) for name, table in self.tables.items() if wrote[name]}
+        result.tables = {
+            name: Held(str(table.path), batch.batch_id) for name, table in self.tables.items() if wrote[name]
+        }
         if self._outbox is not None:
             self._outbox.commit(batch.batch_id)
         self.messages.remove_files([name for fact in facts for name in fact.replaced])

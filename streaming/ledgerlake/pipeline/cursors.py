@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.pipeline.checkpoint import Checkpoint
+    from ledgerlake.stored.places import Place
 
 _log = logging.getLogger(__name__)
 
@@ -324,8 +325,8 @@ class CursorKeeper:
         save_json(self._path, {"version": _VERSION, "batches": batches, "tables": tables} | last_run)
 
     @property
-    def _path(self) -> str:
-        return f"{self._checkpoint.folder}/ledgerlake/ends.json"
+    def _path(self) -> Place:
+        return self._checkpoint.folder / "ledgerlake" / "ends.json"
 
 
 def _read(data: dict[str, Any], _version: int) -> _Kept:

@@ -23,7 +23,7 @@ def forget(config: Config) -> list[str]:
         CheckpointError: the checkpoint is still there; nothing was removed.
         BrokerError, TransportError, TopicNotFoundError: not all cursors are removed.
     """
-    checkpoint = Checkpoint(config.stream.checkpoint)
+    checkpoint = Checkpoint(config.checkpoint_place)
     checkpoint.check_gone()
     options = config.source
     cluster = Cluster(options.client)

@@ -43,12 +43,12 @@ def make_parts(config: Config) -> Parts:
         TableError: a table cannot be written with ``[delta] writer``.
     """
     cluster = Cluster(config.source.client)
-    checkpoint = Checkpoint(config.stream.checkpoint)
+    checkpoint = Checkpoint(config.checkpoint_place)
     cursors = CursorKeeper(cluster, config.subscription, checkpoint)
-    outbox = Outbox(config.outbox_path) if config.outbox_path else None
-    staging, delta = f"{config.stream.checkpoint}/ledgerlake/staging", config.delta
-    messages = open_table(delta.path, schema.MESSAGES, delta.writer, f"{staging}/messages")
-    rejects = open_table(delta.rejects_path, schema.REJECTS, delta.writer, f"{staging}/rejects")
+    outbox = Outbox(config.outbox_place) if config.outbox_place else None
+    staging, writer = checkpoint.folder / "ledgerlake" / "staging", config.delta.writer
+    messages = open_table(config.messages_place, schema.MESSAGES, writer, staging / "messages")
+    rejects = open_table(config.rejects_place, schema.REJECTS, writer, staging / "rejects")
     sink = DeltaSink(messages, rejects, outbox)
     return Parts(
         cluster,
@@ -64,6 +64,6 @@ def make_parts(config: Config) -> Parts:
             config.chunks.limits,
             config.delay_options,
             config.source,
-            config.outbox_path,
+            config.outbox_place,
         ),
     )

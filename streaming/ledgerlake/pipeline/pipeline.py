@@ -27,6 +27,7 @@ from ledgerlake.pipeline.parts import make_parts
 from ledgerlake.pipeline.plan import plan
 from ledgerlake.pipeline.query_settings import settings_of
 from ledgerlake.publish.republisher import Republisher
+from ledgerlake.stored.places import to_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -101,9 +102,8 @@ class Pipeline:
         tables = (parts.sink.messages, parts.sink.rejects)
         missing = [table for table in tables if not table.check(self._spark)]
         start = parts.start.hold(names, [table for table in tables if table not in missing])
-        # Making a table takes a cold JVM seconds, and so does the stream.
         with ThreadPoolExecutor(1) as beside:
-            made = beside.submit(_create, missing, self._spark)
+            made = beside.submit(_create, missing)
             stream = self._stream(start)
             made.result()
         if parts.outbox is not None:
@@ -121,16 +121,16 @@ class Pipeline:
             self._republisher.start()
 
     def _start_query(self, stream: DataFrame, once: bool, topic_partitions: int) -> None:
-        settings = self.config.stream
+        settings, checkpoint = self.config.stream, self._parts.checkpoint.folder
         writer = (
             stream.writeStream.queryName(settings.name)
-            .option("checkpointLocation", settings.checkpoint)
+            .option("checkpointLocation", checkpoint.hadoop_uri)
             .foreachBatch(self._batches.write)
         )
         trigger = {"availableNow": True} if once else {"processingTime": f"{settings.trigger_ms} milliseconds"}
         # Topics that match a pattern come and go.
         most_keys = max(1, topic_partitions) if self.config.source.topics.pattern is None else None
-        with settings_of(self._spark, settings.checkpoint, most_keys):
+        with settings_of(self._spark, checkpoint, most_keys):
             self.query = writer.trigger(**trigger).start()
 
     def _stream(self, start: Offset) -> DataFrame:
@@ -138,7 +138,7 @@ class Pipeline:
         set_up_state(self._spark)
         own = {
             "startingOffsets": as_option(start),
-            "wakes": self._parts.wake_ups.folder,
+            "wakes": to_text(self._parts.wake_ups.folder),
             "pinnedBy": self.config.subscription,
         }
         return plan(self._spark, self.config.source_options() | own, self._parts.task_settings)
@@ -247,6 +247,6 @@ class Pipeline:
             self._on_batch(result)
 
 
-def _create(tables: list[Table], spark: SparkSession) -> None:
+def _create(tables: list[Table]) -> None:
     for table in tables:
-        table.create(spark)
+        table.create()

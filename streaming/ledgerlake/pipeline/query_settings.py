@@ -11,15 +11,14 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from pyarrow.fs import LocalFileSystem
-
 from ledgerlake.pipeline.checkpoint import Checkpoint
-from ledgerlake.stored.files import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
+
+    from ledgerlake.stored.places import Place
 
 STATE_FILES = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 _FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
@@ -28,7 +27,7 @@ _STATE_PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 @contextlib.contextmanager
-def settings_of(spark: SparkSession, checkpoint: str, most_keys: int | None) -> Iterator[None]:
+def settings_of(spark: SparkSession, checkpoint: Place, most_keys: int | None) -> Iterator[None]:
     """Start a query inside this context: it gets the settings that its checkpoint and its keys
     need.
 
@@ -36,7 +35,7 @@ def settings_of(spark: SparkSession, checkpoint: str, most_keys: int | None) -> 
         most_keys: how many keys its state can have; None if that is not known.
     """
     settings = {STATE_FILES: str(Checkpoint(checkpoint).log.state_version())}
-    if isinstance(resolve(checkpoint)[0], LocalFileSystem) and spark.conf.get(_FILE_MANAGER, None) is None:
+    if checkpoint.is_local and spark.conf.get(_FILE_MANAGER, None) is None:
         settings[_FILE_MANAGER] = _RENAMES_ITSELF
     if most_keys is not None:
         settings[_STATE_PARTITIONS] = str(min(int(spark.conf.get(_STATE_PARTITIONS) or 1), most_keys))

@@ -18,8 +18,9 @@ from typing import Any
 from pyarrow import fs
 
 from ledgerlake.errors import CheckpointError, SetupError
-from ledgerlake.stored.files import load_json, resolve
+from ledgerlake.stored.files import load_json
 from ledgerlake.stored.offsets import Offset, from_json, to_json
+from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord
 
 # In version 2 each run of a micro-batch writes state files of its own, and the commit names those
@@ -32,7 +33,7 @@ STATE_VERSION = 2
 class SparkLog:
     """Spark's files in the checkpoint ``folder``, which need not be there yet."""
 
-    folder: str
+    folder: Place
 
     def query_id(self) -> str | None:
         """Return Spark's id of the query, or None before its first start."""
@@ -130,17 +131,17 @@ class SparkLog:
             ) from None
 
     def _lines(self, name: str) -> list[str]:
-        filesystem, root = resolve(self.folder)
-        with filesystem.open_input_stream(f"{root}/{name}") as stream:
+        file = self.folder / name
+        with file.filesystem().open_input_stream(file.root) as stream:
             return bytes(stream.read()).decode().splitlines()
 
     def _numbers(self, log: str) -> list[int]:
-        filesystem, root = resolve(self.folder)
-        found = filesystem.get_file_info(fs.FileSelector(f"{root}/{log}", allow_not_found=True))
+        folder = self.folder / log
+        found = folder.filesystem().get_file_info(fs.FileSelector(folder.root, allow_not_found=True))
         return [int(file.base_name) for file in found if file.base_name.isdigit()]
 
 
-def load_file(folder: str, name: str) -> Any:
+def load_file(folder: Place, name: str) -> Any:
     """Return what a JSON file of a checkpoint holds; None if it is missing.
 
     Raises:
@@ -148,24 +149,24 @@ def load_file(folder: str, name: str) -> Any:
         SetupError: it cannot be read.
     """
     try:
-        return load_json(f"{folder}/{name}")
+        return load_json(folder / name)
     except ValueError:
         raise damaged(folder, name) from None
     except OSError as error:
         raise not_readable(folder, error) from None
 
 
-def damaged(folder: str, name: str) -> CheckpointError:
+def damaged(folder: Place, name: str) -> CheckpointError:
     """The error for a file of a checkpoint that says nothing that could be."""
     return CheckpointError(f"the file {name} of the checkpoint {folder} is damaged; restore it from a copy")
 
 
-def not_readable(folder: str, error: OSError) -> SetupError:
+def not_readable(folder: Place, error: OSError) -> SetupError:
     """The error for a checkpoint that cannot be read."""
     return SetupError(f"the checkpoint folder {folder} cannot be read ({error.strerror or error}); choose another path")
 
 
-def not_writable(folder: str, error: OSError) -> SetupError:
+def not_writable(folder: Place, error: OSError) -> SetupError:
     """The error for a checkpoint that cannot be written."""
     return SetupError(
         f"the checkpoint folder {folder} cannot be written ({error.strerror or error}); choose another path"

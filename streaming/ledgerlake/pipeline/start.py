@@ -212,7 +212,7 @@ class Start:
             if held is None:
                 continue
             recorded = table.recorded(self._query_name(query_id)) if table in tables else None
-            if (recorded is None and table.path != held.path) or (recorded and recorded.batch_id >= held.batch_id):
+            if (recorded is None and str(table.path) != held.path) or (recorded and recorded.batch_id >= held.batch_id):
                 continue
             there = "does not know it" if recorded is None else f"has batch {recorded.batch_id}"
             raise CheckpointError(

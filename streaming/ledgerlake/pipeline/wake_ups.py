@@ -12,6 +12,7 @@ from ledgerlake.source.wake_ups import load_wakes, newest_wakes_batch, save_wake
 if TYPE_CHECKING:
     from ledgerlake.pipeline.checkpoint import Checkpoint
     from ledgerlake.pipeline.cursors import LastRun
+    from ledgerlake.stored.places import Place
 
 
 class WakeUps:
@@ -69,6 +70,6 @@ def known_wakes(checkpoint: Checkpoint, last_run: LastRun | None) -> dict[str, i
     return load_wakes(folder)
 
 
-def wakes_folder(checkpoint: Checkpoint) -> str:
+def wakes_folder(checkpoint: Checkpoint) -> Place:
     """The folder in which the planner reads the times."""
-    return f"{checkpoint.folder}/ledgerlake/wakes"
+    return checkpoint.folder / "ledgerlake" / "wakes"

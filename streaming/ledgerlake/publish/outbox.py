@@ -48,10 +48,11 @@ from pyarrow import fs
 
 from ledgerlake.errors import CheckpointError, SetupError
 from ledgerlake.stored.fields import stored
-from ledgerlake.stored.files import load_stored, resolve, save_json
+from ledgerlake.stored.files import load_stored, save_json
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
+    from ledgerlake.stored.places import Place
     from ledgerlake.table.batch_record import BatchRecord
     from ledgerlake.table.ordered_files import DataFile
 
@@ -102,7 +103,7 @@ class Outbox:
     same place before.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: Place) -> None:
         self.folder = folder
         self.name = ""
         self._batches: dict[int, OutboxBatch] = {}
@@ -131,8 +132,8 @@ class Outbox:
             ) from None
 
     def _open(self, name: str | None) -> None:
-        self._filesystem, self._root = resolve(self.folder)
-        found = load_stored(f"{self.folder}/outbox.json", "outbox", _outbox, VERSION)
+        self._filesystem, self._root = self.folder.filesystem(), self.folder.root
+        found = load_stored(self.folder / "outbox.json", "outbox", _outbox, VERSION)
         if name is not None and (found is None or found.name != name):
             raise CheckpointError(
                 f"the outbox {self.folder} is {'gone' if found is None else 'another one'}, and messages may wait in the one "
@@ -140,11 +141,11 @@ class Outbox:
                 "to go on without them: the table has them",
                 lost="unknown",
             )
-        self._filesystem.create_dir(self._root, recursive=True)
+        self.folder.make()
         self.name = found.name if found is not None else secrets.token_hex(4)
         if isinstance(found, _Version1):
             self._take_version_1(found)
-        save_json(f"{self.folder}/outbox.json", {"version": VERSION, "name": self.name})
+        save_json(self.folder / "outbox.json", {"version": VERSION, "name": self.name})
         self._load()
         self._remove_unknown()
 
@@ -214,7 +215,7 @@ class Outbox:
         with self._lock:
             if (found := self._begun(batch.batch_id)) is not None:
                 return found, True
-            path = f"{self.folder}/{_number(batch.batch_id)}.{now.partitions}.begun"
+            path = self.folder / f"{_number(batch.batch_id)}.{now.partitions}.begun"
             save_json(path, {"version": BEGUN_VERSION, **asdict(now)})
             kept = self._begun(batch.batch_id) or now
             return kept, kept != now
@@ -286,7 +287,7 @@ class Outbox:
         if not found:
             return None
         newest = max(found, key=lambda match: int(match[2]))
-        return load_stored(f"{self.folder}/{newest[0]}", "outbox record of a sending", _sending, BEGUN_VERSION)
+        return load_stored(self.folder / newest[0], "outbox record of a sending", _sending, BEGUN_VERSION)
 
     def _is_whole(self, batch: OutboxBatch) -> bool:
         return {file.name for file in batch.files} <= self._names()
@@ -347,10 +348,12 @@ class Outbox:
             save_json(self._path(batch_id), {"version": VERSION, **asdict(made)})
 
     def _names(self) -> set[str]:
-        return {file.base_name for file in self._filesystem.get_file_info(fs.FileSelector(self._root))}
+        return {
+            file.base_name for file in self._filesystem.get_file_info(fs.FileSelector(self._root, allow_not_found=True))
+        }
 
-    def _path(self, batch_id: int) -> str:
-        return f"{self.folder}/{_number(batch_id)}.json"
+    def _path(self, batch_id: int) -> Place:
+        return self.folder / f"{_number(batch_id)}.json"
 
     def _remove(self, names: list[str]) -> None:
         for name in names:

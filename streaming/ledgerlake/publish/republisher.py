@@ -49,7 +49,6 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.outbox import Sending
 from ledgerlake.publish.target_client import TargetClient
 from ledgerlake.publish.target_reader import TargetReader
-from ledgerlake.stored.files import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from ledgerlake.errors import LedgerlakeError
     from ledgerlake.publish.outbox import Outbox, OutboxBatch, OutboxFile
     from ledgerlake.publish.target_client import Receipt, TargetProducer
+    from ledgerlake.stored.places import Place
     from ledgerlake.wire.message_id import Position
 
 _log = logging.getLogger(__name__)
@@ -384,15 +384,14 @@ class _Sender:
                 _log.warning("%s stores nothing; %d messages have been sent and wait for it", self._topic, pending)
 
 
-def _rows(folder: str, name: str) -> Iterator[dict[str, Any]]:
+def _rows(folder: Place, name: str) -> Iterator[dict[str, Any]]:
     """Rows of a file; times are microseconds.
 
     Raises:
         CheckpointError: it is damaged.
     """
-    filesystem, root = resolve(folder)
     try:
-        with pq.ParquetFile(f"{root}/{name}", filesystem=filesystem) as file:
+        with pq.ParquetFile(f"{folder.root}/{name}", filesystem=folder.filesystem()) as file:
             for batch in file.iter_batches(_ROWS_TOGETHER):
                 columns = [one.cast(pa.int64()) if pa.types.is_timestamp(one.type) else one for one in batch.columns]
                 yield from pa.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist()

@@ -33,6 +33,7 @@ from ledgerlake.source.source_cursors import SourceCursors
 from ledgerlake.source.topic_list import TopicList
 from ledgerlake.source.wake_ups import load_wakes
 from ledgerlake.stored.offsets import Offset, PartitionOffset
+from ledgerlake.stored.places import from_text
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
@@ -259,7 +260,7 @@ class Planner:
             return {}
         if self._options.wakes == "always":
             return {name: (offset.clock_ms or 0) + _TICK_MS for name, offset in start.items()}
-        return load_wakes(self._options.wakes) or {}
+        return load_wakes(from_text(self._options.wakes)) or {}
 
     def _woken(self, start: Offset, wakeups_ms: dict[str, int]) -> tuple[int, list[str]]:
         """Return the time, and the topic partitions whose wake-up time has come.

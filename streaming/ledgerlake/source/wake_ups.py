@@ -17,54 +17,57 @@ Earlier builds kept one file for all, beside the folder.
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from pyarrow import fs
 
 from ledgerlake.errors import OffsetError
 from ledgerlake.stored.fields import stored
-from ledgerlake.stored.files import load_stored, resolve, save_json
+from ledgerlake.stored.files import load_stored, save_json
+
+if TYPE_CHECKING:
+    from ledgerlake.stored.places import Place
 
 VERSION = 1
 
 
-def load_wakes(folder: str) -> dict[str, int] | None:
+def load_wakes(folder: Place) -> dict[str, int] | None:
     """Return the wake-up times; None if there is no file, or the newest is not valid.
 
     Raises:
         OSError: a file is there and cannot be read.
     """
     names = _names(folder)
-    path = f"{folder}/{names[-1]}" if names else f"{folder}.json"
+    file = folder / names[-1] if names else replace(folder, uri=f"{folder.uri}.json")
     try:
-        return load_stored(path, "wakes", _wakes, VERSION)
+        return load_stored(file, "wakes", _wakes, VERSION)
     except OffsetError:
         return None
 
 
-def newest_wakes_batch(folder: str) -> int | None:
+def newest_wakes_batch(folder: Place) -> int | None:
     """Return the micro-batch whose file counts; None if there is no file of a micro-batch."""
     names = _names(folder)
     return int(names[-1].removesuffix(".json")) if names else None
 
 
-def save_wakes(folder: str, batch_id: int, wakes_ms: dict[str, int]) -> None:
+def save_wakes(folder: Place, batch_id: int, wakes_ms: dict[str, int]) -> None:
     """Write the wake-up times after a micro-batch.
 
     Raises:
         OSError: it cannot be written.
     """
-    save_json(f"{folder}/{batch_id:010d}.json", {"version": VERSION, "wakes": wakes_ms})
-    filesystem, root = resolve(folder)
+    save_json(folder / f"{batch_id:010d}.json", {"version": VERSION, "wakes": wakes_ms})
+    filesystem = folder.filesystem()
     # The planner may be about to read the previous file.
     for name in _names(folder)[:-2]:
         with contextlib.suppress(FileNotFoundError):
-            filesystem.delete_file(f"{root}/{name}")
+            filesystem.delete_file(f"{folder.root}/{name}")
 
 
-def _names(folder: str) -> list[str]:
-    filesystem, root = resolve(folder)
-    files = filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
+def _names(folder: Place) -> list[str]:
+    files = folder.filesystem().get_file_info(fs.FileSelector(folder.root, allow_not_found=True))
     return sorted(file.base_name for file in files if file.base_name.removesuffix(".json").isdecimal())
 
 

@@ -28,7 +28,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ledgerlake.source.loss import DATA_LOSS
-from ledgerlake.stored.files import resolve
 from ledgerlake.table.ordered_files import DataFile, GatheringWriter, ParquetFolder
 
 if TYPE_CHECKING:
@@ -110,10 +109,10 @@ def _beyond(table: Table, name: str, known: Counter[RowKey], is_wanted: Callable
     """The rows of a file that are wanted by their reason and not known, in files of their own; what
     is known is taken off.
     """
-    filesystem, root = resolve(table.folder)
+    folder = table.folder
     prefix = "-".join(name.split("-")[:3])
-    writer = GatheringWriter(ParquetFolder(filesystem, root, table.schema, prefix))
-    with pq.ParquetFile(f"{root}/{name}", filesystem=filesystem) as file:
+    writer = GatheringWriter(ParquetFolder(folder.filesystem(), folder.root, table.schema, prefix))
+    with pq.ParquetFile(f"{folder.root}/{name}", filesystem=folder.filesystem()) as file:
         for number in range(file.num_row_groups):
             rows = file.read_row_group(number).cast(table.schema)
             wanted = [is_wanted(key[_REASON]) and _is_new(key, known) for key in row_keys(rows)]

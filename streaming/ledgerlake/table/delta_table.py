@@ -35,7 +35,6 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
 from ledgerlake.errors import CheckpointError, OwnershipError, SetupError, TableError
-from ledgerlake.stored.files import resolve
 from ledgerlake.table.additions import KEY_COLUMNS, row_keys
 from ledgerlake.table.batch_record import Recorded, number_of
 from ledgerlake.table.ordered_files import DataFile, ParquetFolder
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from ledgerlake.stored.places import Place
     from ledgerlake.table.additions import RowKey
     from ledgerlake.table.batch_record import BatchRecord
 
@@ -73,7 +73,7 @@ class Table:
     ``folder``.
     """
 
-    def __init__(self, path: str, schema: pa.Schema) -> None:
+    def __init__(self, path: Place, schema: pa.Schema) -> None:
         self.path = self.folder = path
         self.schema = schema
         self._opened: DeltaTable | None = None
@@ -94,11 +94,18 @@ class Table:
         self._compare(existing)
         return True
 
-    def create(self, spark: SparkSession) -> None:
-        """Make the table, unless somebody else just did."""
-        # Unlike CREATE TABLE this also works if a kill left a log folder without a commit.
-        nothing = spark.createDataFrame(self.schema.empty_table())
-        nothing.write.format("delta").mode("ignore").save(self.path)
+    def create(self) -> None:
+        """Make the table, unless another process has just done so.
+
+        Raises:
+            TableError: it cannot be made.
+        """
+        options = self.path.delta_options()
+        try:
+            DeltaTable.create(self.path.uri, self.schema, mode="ignore", storage_options=options)
+        except (DeltaError, OSError) as error:
+            if existing_table(self.path) is None:
+                raise TableError(f"the table at {self.path} cannot be made: {self.path.reason(error)}") from None
 
     def begin(self, followed: int | None) -> None:
         """Nobody else writes for this query from here on.
@@ -240,11 +247,12 @@ class Table:
         Raises:
             CheckpointError: its files cannot be read.
         """
-        filesystem, root = resolve(self.path)
         found: Counter[RowKey] = Counter()
         try:
             for name in sorted(_file_names(self.path, version) - _file_names(self.path, version - 1)):
-                rows = pq.read_table(f"{root}/{name}", columns=list(KEY_COLUMNS), filesystem=filesystem)
+                rows = pq.read_table(
+                    (self.path / name).root, columns=list(KEY_COLUMNS), filesystem=self.path.filesystem()
+                )
                 found.update(row_keys(rows))
         except (DeltaError, OSError, pa.ArrowException) as error:
             raise self.not_comparable(batch, _first_line(error)) from None
@@ -281,10 +289,10 @@ class Table:
 
     def remove_files(self, names: list[str]) -> None:
         """Remove files that were never committed; one that stays is an orphan for ``vacuum``."""
-        filesystem, root = resolve(self.folder)
+        filesystem = self.folder.filesystem()
         for name in names:
             with contextlib.suppress(OSError):
-                filesystem.delete_file(f"{root}/{name}")
+                filesystem.delete_file((self.folder / name).root)
 
     def _current(self) -> DeltaTable:
         """The table as it is now. Kept open, since loading reads the whole list of files and an
@@ -292,11 +300,11 @@ class Table:
         """
         try:
             if self._opened is None:
-                self._opened = DeltaTable(self.path)
+                self._opened = open_delta(self.path)
             else:
                 self._opened.update_incremental()
         except (DeltaError, OSError) as error:
-            raise TableError(f"the table at {self.path} cannot be opened: {_first_line(error)}") from None
+            raise TableError(f"the table at {self.path} cannot be opened: {self.path.reason(error)}") from None
         return self._opened
 
     def _check_memory(self, existing: DeltaTable) -> None:
@@ -307,9 +315,8 @@ class Table:
             )
 
     def _make_folder(self) -> None:
-        filesystem, root = resolve(self.path)
         try:
-            filesystem.create_dir(root, recursive=True)
+            self.path.make()
         except OSError as error:
             raise SetupError(
                 f"the table folder {self.path} cannot be made ({error.strerror or error}); choose another path"
@@ -330,24 +337,32 @@ class Table:
             )
 
 
-def existing_table(path: str) -> DeltaTable | None:
+def existing_table(path: Place) -> DeltaTable | None:
     """The table that is there, or None.
 
     Raises:
         TableError: it cannot be opened.
     """
     try:
-        return DeltaTable(path)
+        return open_delta(path)
     except TableNotFoundError:
         return None
     except (DeltaError, OSError) as error:
-        raise TableError(f"the table at {path} cannot be opened: {_first_line(error)}") from None
+        raise TableError(f"the table at {path} cannot be opened: {path.reason(error)}") from None
 
 
-def data_folder(path: str, schema: pa.Schema, prefix: str) -> ParquetFolder:
+def open_delta(path: Place, version: int | None = None) -> DeltaTable:
+    """Open a table as it is now, or as it was.
+
+    Raises:
+        DeltaError, OSError: it is not there, or cannot be read.
+    """
+    return DeltaTable(path.uri, version=version, storage_options=path.delta_options())
+
+
+def data_folder(path: Place, schema: pa.Schema, prefix: str) -> ParquetFolder:
     """Return the folder in which a task puts a table's files."""
-    filesystem, root = resolve(path)
-    return ParquetFolder(filesystem, root, schema, prefix)
+    return ParquetFolder(path.filesystem(), path.root, schema, prefix)
 
 
 def known_of(commit: dict[str, Any]) -> dict[str, Any] | None:
@@ -362,9 +377,9 @@ def known_of(commit: dict[str, Any]) -> dict[str, Any] | None:
     return None
 
 
-def _file_names(path: str, version: int) -> set[str]:
+def _file_names(path: Place, version: int) -> set[str]:
     """The files of a version of a table, by their names below it."""
-    actions = pa.table(DeltaTable(path, version=version).get_add_actions())
+    actions = pa.table(open_delta(path, version).get_add_actions())
     return set(actions["path"].to_pylist())
 
 

@@ -26,7 +26,6 @@ from pyspark.sql import functions as f
 from ledgerlake.client.topics import join_partition
 from ledgerlake.errors import SetupError, TableError
 from ledgerlake.runtime.java_errors import root_cause
-from ledgerlake.stored.files import resolve
 from ledgerlake.table.additions import KEY_COLUMNS, row_key
 from ledgerlake.table.batch_record import Recorded, number_of
 from ledgerlake.table.delta_table import Table, column_differences, existing_table, special_features
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from ledgerlake.stored.places import Place
     from ledgerlake.table.additions import RowKey
     from ledgerlake.table.batch_record import BatchRecord
     from ledgerlake.table.ordered_files import DataFile
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 class SparkTable(Table):
     """The table at ``path``; its tasks' files go to ``staging``."""
 
-    def __init__(self, path: str, schema: pa.Schema, staging: str) -> None:
+    def __init__(self, path: Place, schema: pa.Schema, staging: Place) -> None:
         super().__init__(path, schema)
         self.folder = staging
 
@@ -71,10 +71,9 @@ class SparkTable(Table):
         Raises:
             SetupError: the staging folder cannot be made.
         """
-        filesystem, root = resolve(self.folder)
         try:
-            filesystem.create_dir(root, recursive=True)
-            filesystem.delete_dir_contents(root)
+            self.folder.make()
+            self.folder.filesystem().delete_dir_contents(self.folder.root, missing_dir_ok=True)
         except OSError as error:
             raise SetupError(
                 f"the folder {self.folder} cannot be made ({error.strerror or error}); choose another checkpoint"
@@ -82,7 +81,7 @@ class SparkTable(Table):
         super().begin(followed)
 
     def effective_times_us(self, topic_partitions: list[str]) -> dict[str, int]:
-        rows = self._spark.read.format("delta").load(self.path)
+        rows = self._spark.read.format("delta").load(self.path.hadoop_uri)
         found = rows.groupBy("topic", "partition").agg(f.max(f.unix_micros(_effective_time())).alias("time_us"))
         times_us = {join_partition(row.topic, row.partition): int(row.time_us) for row in found.collect()}
         return {name: times_us[name] for name in topic_partitions if name in times_us}
@@ -123,7 +122,7 @@ class SparkTable(Table):
             raise self.not_comparable(batch, root_cause(error)) from None
 
     def _at(self, version: int) -> DataFrame:
-        return self._spark.read.format("delta").option("versionAsOf", version).load(self.path)
+        return self._spark.read.format("delta").option("versionAsOf", version).load(self.path.hadoop_uri)
 
     def commit(
         self, batch: BatchRecord, files: list[DataFile], times_us: dict[str, int], outbox: dict[str, int] | None = None
@@ -131,14 +130,14 @@ class SparkTable(Table):
         known = json.loads(batch.to_json()) | ({"outbox": outbox} if outbox else {})
         try:
             rows = (
-                self._spark.read.parquet(*(f"{self.folder}/{file.name}" for file in files))
+                self._spark.read.parquet(*((self.folder / file.name).hadoop_uri for file in files))
                 if files
                 else self._spark.createDataFrame(self.schema.empty_table())
             )
             sorted_rows = rows.repartition("topic", "partition").sortWithinPartitions(*self._sort_keys())
             writer = sorted_rows.write.format("delta").mode("append").option("optimizeWrite", "false")
             writer = writer.option("txnAppId", batch.query).option("txnVersion", batch.batch_id)
-            writer.option("userMetadata", json.dumps(known)).save(self.path)
+            writer.option("userMetadata", json.dumps(known)).save(self.path.hadoop_uri)
         except (PySparkException, Py4JJavaError) as error:
             raise TableError(
                 f"batch {batch.batch_id} could not be committed to {self.path}: {root_cause(error)}"
@@ -163,7 +162,7 @@ def _effective_time() -> Column:
     return f.when(f.col("delivered_at").isNull(), came).otherwise(f.greatest(came, f.col("deliver_at")))
 
 
-def open_table(path: str, schema: pa.Schema, writer: str, staging: str) -> Table:
+def open_table(path: Place, schema: pa.Schema, writer: str, staging: Place) -> Table:
     """The table by the writer that it needs: ``arrow`` appends files, ``spark`` is delta-spark's,
     ``auto`` decides.
 

@@ -19,14 +19,14 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from ledgerlake.errors import TableError, UsageError
-from ledgerlake.stored.files import resolve
+from ledgerlake.table.delta_table import open_delta
 
 if TYPE_CHECKING:
     from ledgerlake.options.config import Config
+    from ledgerlake.stored.places import Place
 
 # As Delta's own default; a reader of an older version still needs files that are out of use now.
 DEFAULT_RETENTION_HOURS = 168
@@ -55,20 +55,20 @@ def vacuum(config: Config, retention_hours: int = DEFAULT_RETENTION_HOURS, *, dr
     """
     if retention_hours < 1:
         raise UsageError("the retention is less than an hour, and files of a micro-batch in work could be older")
-    return [_vacuum(path, retention_hours, dry_run) for path in (config.delta.path, config.delta.rejects_path)]
+    return [_vacuum(path, retention_hours, dry_run) for path in (config.messages_place, config.rejects_place)]
 
 
-def _vacuum(path: str, retention_hours: int, dry_run: bool) -> Vacuumed:
+def _vacuum(path: Place, retention_hours: int, dry_run: bool) -> Vacuumed:
     try:
-        unused = DeltaTable(path).vacuum(
+        unused = open_delta(path).vacuum(
             retention_hours=retention_hours, dry_run=True, enforce_retention_duration=False, full=True
         )
         names = sorted(name for name in unused if _DATA_FILE.fullmatch(name))
         if not dry_run:
-            filesystem, root = resolve(path)
+            filesystem = path.filesystem()
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
-                    filesystem.delete_file(f"{root.rstrip('/')}/{name}")
+                    filesystem.delete_file((path / name).root)
     except (DeltaError, OSError) as error:
         raise TableError(f"the table at {path} cannot be vacuumed: {str(error).splitlines()[0][:200]}") from None
-    return Vacuumed(path, names)
+    return Vacuumed(str(path), names)

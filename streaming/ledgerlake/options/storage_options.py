@@ -1,0 +1,59 @@
+"""``[storage]``: how to reach the object store of the tables, the checkpoint and the rest.
+
+Without the section the usual variables, profile or instance role of the environment count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ledgerlake.options.declared import option
+from ledgerlake.options.kinds import TEXT
+from ledgerlake.stored.places import StorageSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageConfig:
+    """``[storage]``: a store that is not AWS's own, and keys that the environment does not have. A
+    key is given as ``file:PATH``, as ``env:NAME``, or as it is.
+    """
+
+    endpoint_url: str = option(
+        TEXT,
+        "",
+        "The address of a store that is not AWS's own, such as `http://minio:9000`.",
+        toml="storage.endpoint_url",
+        shown_default="`$AWS_ENDPOINT_URL`",
+    )
+    region: str = option(TEXT, "", "The region.", toml="storage.region", shown_default="`$AWS_REGION`")
+    access_key_id: str = option(
+        TEXT,
+        "",
+        "The id of the key.",
+        toml="storage.access_key_id",
+        is_secret=True,
+        shown_default="the environment's credentials",
+    )
+    secret_access_key: str = option(
+        TEXT,
+        "",
+        "The secret of the key. A file is read again whenever the store is opened.",
+        toml="storage.secret_access_key",
+        is_secret=True,
+        shown_default="the environment's credentials",
+    )
+    session_token: str = option(
+        TEXT,
+        "",
+        "The session token of temporary credentials.",
+        toml="storage.session_token",
+        is_secret=True,
+        shown_default="the environment's credentials",
+    )
+
+    @property
+    def settings(self) -> StorageSettings:
+        """Return the same for places."""
+        return StorageSettings(
+            self.endpoint_url, self.region, self.access_key_id, self.secret_access_key, self.session_token
+        )

@@ -1,0 +1,129 @@
+"""Tables in an object store, judged by what pulsar-client confirmed and ``deltalake`` reads."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from deltalake import DeltaTable
+
+from ledgerlake.errors import TableError
+from ledgerlake.inspect.verify import verify
+from ledgerlake.options.config import parse_config
+from ledgerlake.table.vacuum import vacuum
+from tests.live.object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, start_object_store
+from tests.live.pipelines import config_file, ledgerlake, publish_delayed, publish_numbers, run_once, sentence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from tests.live.runtime import Runtime
+
+pytestmark = [pytest.mark.live, pytest.mark.spark]
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[ObjectStore]:
+    with start_object_store() as running:
+        yield running
+
+
+def settings(store: ObjectStore) -> dict[str, Any]:
+    """``[storage]`` with the keys of the store."""
+    return {
+        "endpoint_url": store.endpoint_url,
+        "region": "us-east-1",
+        "access_key_id": ACCESS_KEY,
+        "secret_access_key": SECRET_KEY,
+    }
+
+
+def in_store(runtime: Runtime, folder: Path, store: ObjectStore, topic: str, scheme: str = "s3") -> dict[str, Any]:
+    """A pipeline with a local checkpoint and its tables and delayed messages in the store."""
+    root = f"{scheme}://{store.bucket()}/lake"
+    data = runtime.config(folder, topic)
+    data["delta"] = {"path": f"{root}/messages"}
+    data["delay"] = {"storage": f"{root}/delayed"}
+    return data
+
+
+def values(store: ObjectStore, path: str) -> list[bytes]:
+    """The values of a table by an independent reader, in the order of their positions."""
+    table = DeltaTable(path.replace("s3a:", "s3:"), storage_options=store.delta_options).to_pyarrow_table()
+    order = [(name, "ascending") for name in ("partition", "ledger_id", "entry_id", "batch_index")]
+    found: list[bytes] = table.sort_by(order)["value"].to_pylist()
+    return found
+
+
+@pytest.mark.parametrize("scheme", ["s3", "s3a"])
+def test_tables_in_a_store_hold_each_message_once_over_restarts(
+    runtime: Runtime, spark: SparkSession, store: ObjectStore, tmp_path: Path, scheme: str
+) -> None:
+    topic = runtime.topic(2)
+    data = in_store(runtime, tmp_path, store, topic, scheme) | {"storage": settings(store)}
+    publish_numbers(runtime, topic, range(200), batch=20)
+    run_once(spark, data)
+    due_ms = int(time.time() * 1000) + 1500
+    publish_delayed(runtime, topic, [(b"late", due_ms)])
+    publish_numbers(runtime, topic, range(200, 300))
+    run_once(spark, data)
+    time.sleep(max(0.0, due_ms / 1000 - time.time()) + 0.1)
+    config = run_once(spark, data)
+    expected = sorted([b"late", *(b"%d" % number for number in range(300))])
+    assert sorted(values(store, data["delta"]["path"])) == expected
+    assert verify(config).clean
+    assert vacuum(config, dry_run=True)[0].files == []
+
+
+def test_keys_of_the_environment_are_enough(runtime: Runtime, store: ObjectStore, tmp_path: Path) -> None:
+    topic = runtime.topic()
+    publish_numbers(runtime, topic, range(10))
+    data = in_store(runtime, tmp_path, store, topic)
+    config = config_file(tmp_path, data)
+    result = ledgerlake("run", config, "--once", **store.environment)
+    assert result.returncode == 0, result.stderr
+    assert values(store, data["delta"]["path"]) == [b"%d" % number for number in range(10)]
+    assert ledgerlake("verify", config, **store.environment).returncode == 0
+
+
+def test_a_wrong_key_is_one_sentence_without_the_key(runtime: Runtime, store: ObjectStore, tmp_path: Path) -> None:
+    data = in_store(runtime, tmp_path, store, runtime.topic())
+    data["storage"] = settings(store) | {"secret_access_key": "not-the-secret"}
+    result = ledgerlake("run", config_file(tmp_path, data), "--once")
+    assert "refuses the credentials for the bucket" in sentence(result, 3)
+    assert "not-the-secret" not in result.stderr + result.stdout
+
+
+def test_a_bucket_that_is_missing_is_one_sentence(
+    runtime: Runtime, spark: SparkSession, store: ObjectStore, tmp_path: Path
+) -> None:
+    data = in_store(runtime, tmp_path, store, runtime.topic()) | {"storage": settings(store)}
+    data["delta"]["path"] = "s3://no-such-bucket/messages"
+    with pytest.raises(TableError, match="the bucket no-such-bucket does not exist"):
+        run_once(spark, data)
+
+
+def test_the_keys_are_in_no_file_of_the_checkpoint_and_in_no_plan(
+    runtime: Runtime, spark: SparkSession, store: ObjectStore, tmp_path: Path
+) -> None:
+    from ledgerlake.api import run
+
+    topic = runtime.topic()
+    publish_numbers(runtime, topic, range(10))
+    data = in_store(runtime, tmp_path, store, topic) | {"storage": settings(store)}
+    pipeline = run(spark, parse_config(data), once=True)
+    try:
+        pipeline.wait()
+        assert pipeline.query is not None
+        plan = pipeline.query._jsq.explainInternal(True)
+    finally:
+        pipeline.close()
+    assert SECRET_KEY not in plan
+    assert SECRET_KEY not in str(pipeline.query.lastProgress)
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert files
+    assert not [file for file in files if SECRET_KEY.encode() in file.read_bytes()]
