@@ -12,10 +12,12 @@ import pytest
 from deltalake import DeltaTable
 
 from ledgerlake.decode.schema import MESSAGES
+from ledgerlake.errors import SetupError
 from ledgerlake.inspect.open_messages import open_messages
 from ledgerlake.inspect.waiting_messages import waiting_messages
 from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.moved_state import adopt_state
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.source.wake_ups import load_wakes
 from ledgerlake.stored.places import Place
@@ -74,7 +76,12 @@ def test_the_outbox_goes_on_from_its_count(config: Config) -> None:
 
 
 @pytest.mark.spark
-def test_what_waits_in_the_state_is_there(config: Config, spark: SparkSession) -> None:
+def test_what_waits_in_the_state_is_there_after_a_move(config: Config, spark: SparkSession) -> None:
+    with pytest.raises(
+        SetupError, match=r"was moved from file:.*/golden/checkpoint, and the pipeline has not run since"
+    ):
+        open_messages(spark, config)
+    adopt_state(config.checkpoint_place)
     (large,) = open_messages(spark, config)
     assert (large.present, large.missing, large.total_bytes) == (2, 1, 3000)
     (delayed,) = waiting_messages(spark, config)

@@ -12,6 +12,7 @@ from ledgerlake.client.topics import join_partition
 from ledgerlake.errors import SetupError
 from ledgerlake.operators.stateful import incomplete_from_json, set_up_state
 from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.moved_state import former_place
 from ledgerlake.pipeline.query_settings import STATE_FILES
 
 if TYPE_CHECKING:
@@ -66,10 +67,17 @@ def read_state(spark: SparkSession, config: Config, variable: str) -> DataFrame:
     """Return one state variable of a pipeline, as its last committed batch left it.
 
     Raises:
-        SetupError: there is no checkpoint of a pipeline that has run.
+        SetupError: there is no checkpoint of a pipeline that has run, or it has not run since the
+            checkpoint was moved.
     """
     from pyspark.errors import PySparkException
 
+    former = former_place(config.checkpoint_place)
+    if former is not None:
+        raise SetupError(
+            f"the checkpoint {config.stream.checkpoint} was moved from {former}, and the pipeline has not run since; "
+            "its next start makes its state readable: ledgerlake run CONFIG --once"
+        )
     # Apart from the caller's session, whose queries may have state files of another version.
     spark = spark.newSession()
     set_up_state(spark)

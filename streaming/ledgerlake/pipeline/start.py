@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.errors import CheckpointError, SetupError
+from ledgerlake.pipeline.moved_state import adopt_state
 from ledgerlake.pipeline.row_settings import PAYLOADS, STORAGE, changed, row_settings
 from ledgerlake.pipeline.wake_ups import known_wakes
 from ledgerlake.source.bounds import end_position, first_available, resolve_start
@@ -88,6 +89,7 @@ class Start:
         self.compare_settings(tables)
         if start is not None:
             self._compare_with_cursors(start)
+            adopt_state(self._checkpoint.folder)
             self._checkpoint.save_stream(self._config.stream.name)
             self._checkpoint.save_settings(row_settings(self._config))
             return start
