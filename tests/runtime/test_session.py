@@ -13,6 +13,7 @@ import pyspark
 import pytest
 
 from ledgerlake.pipeline.query_settings import settings_of
+from ledgerlake.runtime.class_archive import archive_path
 from ledgerlake.runtime.session import home_without_zip, session_settings
 from ledgerlake.stored.places import Place
 
@@ -113,3 +114,29 @@ def test_jars_extensions_and_java_options_of_the_users_stand_behind_those_that_a
     assert settings["spark.jars"] == "delta.jar,own.jar"
     assert settings["spark.sql.extensions"] == "io.delta.sql.DeltaSparkSessionExtension,org.Own"
     assert settings["spark.driver.extraJavaOptions"] == "-Dours=1 -Down=1"
+
+
+def test_an_archive_of_classes_is_not_taken_for_jars_that_were_installed_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    (tmp_path / "jars").mkdir()
+    java, jar, delta = tmp_path / "java", tmp_path / "jars" / "spark.jar", tmp_path / "delta.jar"
+    for file in (java, jar, delta):
+        file.write_bytes(b"")
+    names = [archive_path(str(java), [str(delta)])]
+    assert archive_path(str(java), [str(delta)]) == names[0]
+    for file in (java, jar, delta):
+        os.utime(file, ns=(1, 1))
+        names.append(archive_path(str(java), [str(delta)]))
+    assert len(set(names)) == 4
+
+
+@pytest.mark.spark
+def test_what_the_jvm_warns_of_is_not_in_the_output_of_a_command() -> None:
+    # Large pages are set up on few machines, and on all others the JVM warns.
+    asked = (
+        "from ledgerlake.runtime import session\n"
+        "session.start_session('test', settings={'spark.driver.extraJavaOptions': '-XX:+UseLargePages'}).stop()"
+    )
+    assert subprocess.run([sys.executable, "-c", asked], check=True, stdout=subprocess.PIPE).stdout == b""

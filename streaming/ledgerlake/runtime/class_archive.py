@@ -2,8 +2,9 @@
 maps them, parsed and verified, where it would read them from jars.
 
 Nothing writes it unasked: it takes 200 MB, and the JVM some twenty seconds at its end. A JVM goes
-on without an archive of another Java or of other jars; those are in the name, so that each has its
-own. One that a killed run left unfinished has another name.
+on without an archive of another Java or of other jars, but it checks the jars' sizes and times and
+warns; all those are in the name, so that each has its own. One that a killed run left unfinished
+has another name.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ def archive_path(java: str, jars: list[str]) -> Path:
     """Return where the archive for this Java, this PySpark and these jars is, or would be."""
     import pyspark
 
-    launcher = Path(java).resolve()
-    home = os.environ.get("SPARK_HOME", pyspark.__file__)
-    parts = [str(launcher), str(launcher.stat().st_mtime_ns), home, pyspark.__version__, *jars]
+    home = Path(os.environ.get("SPARK_HOME", Path(pyspark.__file__).parent))
+    files = [Path(java).resolve(), *sorted(home.glob("jars/*.jar")), *map(Path, jars)]
+    parts = [f"{file} {status.st_size} {status.st_mtime_ns}" for file in files for status in [file.stat()]]
     name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     return cache_folder() / "classes" / f"{name}.jsa"
 

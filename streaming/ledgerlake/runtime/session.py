@@ -34,8 +34,11 @@ _LOGGING = (Path(__file__).parent / "log4j2.properties").as_uri()
 
 # Throughput matters here and pauses do not; and Spark asks of each value whether it is null before
 # it reads it, so that Arrow's asking once more costs a row of the source a twentieth of its CPU for
-# nothing.
-_JAVA_OPTIONS = f"-XX:+UseParallelGC -Darrow.enable_null_check_for_get=false -Dlog4j2.configurationFile={_LOGGING}"
+# nothing. What the JVM itself warns of goes where logs go: the output is a command's answer.
+_JAVA_OPTIONS = (
+    "-XX:+UseParallelGC -Xlog:disable -Xlog:all=warning:stderr"
+    f" -Darrow.enable_null_check_for_get=false -Dlog4j2.configurationFile={_LOGGING}"
+)
 
 _SETTINGS = {
     "spark.ui.enabled": "false",
