@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import random
 import shutil
 import signal
@@ -142,7 +143,7 @@ def chunked(rng: random.Random) -> tuple[dict[str, Any], Callable[[], list[tuple
 
 class Unloader(threading.Thread):
     """Unloads every topic each second or two, so that its ledger rolls and the old one may be
-    trimmed.
+    trimmed. On a slow machine it is at work a quarter of the time, so that topics can be read.
     """
 
     def __init__(self, runtime: Runtime, topics: list[str], rng: random.Random, undisturbed: threading.Lock) -> None:
@@ -154,13 +155,16 @@ class Unloader(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
-        while not self._ended.wait(self._rng.uniform(1, 2)):
+        took_s = 0.0
+        while not self._ended.wait(self._rng.uniform(1, 2) + 3 * took_s):
+            began_s = time.monotonic()
             for topic in self._topics:
                 # The broker may be down, or busy with the unload before.
                 with contextlib.suppress(OSError, urllib.error.URLError, ValueError):
                     with self._undisturbed:
                         self._runtime.admin("PUT", topic, "/unload")
                     self.look(topic)
+            took_s = time.monotonic() - began_s
 
     def look(self, topic: str) -> None:
         """See whether the ledger that was the first one is gone."""
@@ -262,6 +266,7 @@ class Campaign:
                 [sys.executable, "-m", "ledgerlake.cli", "run", self.config],
                 stdout=errors,
                 stderr=errors,
+                env=os.environ | {"PYTHONFAULTHANDLER": "1"},
                 start_new_session=True,
             )
 
@@ -273,14 +278,18 @@ class Campaign:
         moment behind one.
         """
         aim = self.commits() + count
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 600
         while self.commits() < aim:
             assert running.poll() is None, self.last_log()
-            assert time.monotonic() < deadline, f"no commit came: {self.last_log()}"
+            if time.monotonic() > deadline:
+                # Python's handler of faults prints the stacks of all threads.
+                running.send_signal(signal.SIGABRT)
+                running.wait()
+                raise AssertionError(f"no commit came: {self.last_log(20_000)}")
             time.sleep(0.002)
 
-    def last_log(self) -> str:
-        return sorted(self.folder.glob("run-*.log"))[-1].read_text()[-3000:]
+    def last_log(self, characters: int = 3000) -> str:
+        return sorted(self.folder.glob("run-*.log"))[-1].read_text()[-characters:]
 
     def kill(self, kind: str, *, behind_commit: bool) -> None:
         """Let the pipeline run for a while and end it, or a part of it, by force; a broker or a
