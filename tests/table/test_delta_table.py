@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import deltalake
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
 
@@ -19,7 +22,7 @@ from ledgerlake.table.delta_table import Table
 from ledgerlake.table.ordered_files import DataFile
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
 SCHEMA = pa.schema([("number", pa.int64())])
 COMMITS = 230
@@ -31,8 +34,7 @@ def test_expired_entries_of_the_log_are_removed_though_not_looked_for_at_each_co
     table = Table(Place(path), SCHEMA)
     most = 0
     for number in range(COMMITS):
-        file = DataFile(f"part-{number}.parquet", 100, 1, json.dumps({"numRecords": 1}))
-        put(table, BatchRecord("stream", "query", number, number), file)
+        put(table, BatchRecord("stream", "query", number, number), data_file(table, f"part-{number}.parquet"))
         most = max(most, len(os.listdir(f"{path}/_delta_log")))
 
     assert most < 150
@@ -47,8 +49,10 @@ def made(path: Path, **configuration: str) -> Table:
     return Table(Place(str(path)), SCHEMA)
 
 
-def data_file(name: str) -> DataFile:
-    return DataFile(name, 100, 1, json.dumps({"numRecords": 1}))
+def data_file(table: Table, name: str) -> DataFile:
+    path = Path((table.folder / name).root)
+    pq.write_table(pa.table({"number": [1]}), path)
+    return DataFile(name, path.stat().st_size, 1, json.dumps({"numRecords": 1}))
 
 
 def put(table: Table, record: BatchRecord, file: DataFile) -> None:
@@ -67,7 +71,7 @@ def test_a_batch_that_the_table_holds_is_known_by_its_number_and_its_offsets(tmp
     table.begin_stream("orders")
     assert table.last_batch_of("orders") == -1
     assert not table.holds(batch(4))
-    table.commit(batch(4), [data_file("a")], {"t": 12}, {"box": 3})
+    table.commit(batch(4), [data_file(table, "a")], {"t": 12}, {"box": 3})
     assert table.holds(batch(4))
     assert not table.holds(batch(5))
     assert table.recorded("ledgerlake:orders:id") == Recorded(4, 7)
@@ -79,18 +83,18 @@ def test_a_batch_that_the_table_holds_is_known_by_its_number_and_its_offsets(tmp
 @pytest.mark.parametrize("other", [batch(4, digest=8), batch(3)])
 def test_another_batch_of_the_same_number_or_an_earlier_one_is_refused(tmp_path: Path, other: BatchRecord) -> None:
     table = made(tmp_path / "table")
-    put(table, batch(4), data_file("a"))
+    put(table, batch(4), data_file(table, "a"))
     with pytest.raises(CheckpointError, match=r"holds, which has batch 4: another process .* or restore the newest"):
         table.holds(other)
 
 
 def test_a_digest_counts_for_the_batch_that_it_was_written_for(tmp_path: Path) -> None:
     table = made(tmp_path / "table")
-    put(table, batch(4), data_file("a"))
+    put(table, batch(4), data_file(table, "a"))
     record_by_spark(tmp_path / "table", 6)
     assert table.recorded("ledgerlake:orders:id") == Recorded(6, None)
     assert table.holds(batch(6, digest=9))
-    put(table, batch(7), data_file("b"))
+    put(table, batch(7), data_file(table, "b"))
     with pytest.raises(CheckpointError):
         table.holds(batch(7, digest=9))
 
@@ -106,12 +110,12 @@ def test_who_has_committed_last_for_a_stream_is_known(tmp_path: Path) -> None:
     table = made(tmp_path / "table")
     first, second = batch(4), replace(batch(1), query="ledgerlake:orders:other")
     assert table.last_writer("orders") is None
-    put(table, first, data_file("a"))
+    put(table, first, data_file(table, "a"))
     assert table.holds(first)
-    table.commit(first.more(1), [data_file("b")], {})
+    table.commit(first.more(1), [data_file(table, "b")], {})
     assert table.last_writer("orders") == number_of(first.query)
     table.begin(number_of(first.query))
-    put(table, second, data_file("c"))
+    put(table, second, data_file(table, "c"))
     assert table.holds(second)
     assert table.last_writer("orders") == number_of(second.query)
     assert table.last_writer("invoices") is None
@@ -121,9 +125,9 @@ def test_a_process_beside_which_another_query_has_committed_is_refused(tmp_path:
     path = tmp_path / "table"
     table, beside = made(path), Table(Place(str(path)), SCHEMA)
     table.begin(None)
-    put(table, batch(4), data_file("a"))
+    put(table, batch(4), data_file(table, "a"))
     beside.begin(number_of(batch(4).query))
-    put(beside, replace(batch(1), query="ledgerlake:orders:other"), data_file("b"))
+    put(beside, replace(batch(1), query="ledgerlake:orders:other"), data_file(beside, "b"))
     with pytest.raises(OwnershipError, match="another checkpoint of the stream orders has written to the table"):
         table.holds(batch(5))
     assert beside.holds(replace(batch(1), query="ledgerlake:orders:other"))
@@ -132,7 +136,7 @@ def test_a_process_beside_which_another_query_has_committed_is_refused(tmp_path:
 def test_a_commit_of_delta_spark_counts_though_it_leaves_an_older_number(tmp_path: Path) -> None:
     path = tmp_path / "table"
     table, later = made(path), replace(batch(1), query="ledgerlake:orders:other")
-    put(table, batch(4), data_file("a"))
+    put(table, batch(4), data_file(table, "a"))
     DeltaTable(str(path)).create_write_transaction(
         [],
         "append",
@@ -157,10 +161,10 @@ def test_of_two_processes_with_the_same_batch_one_commits(tmp_path: Path) -> Non
     table = made(tmp_path / "table")
     suspended = Table(Place(str(tmp_path / "table")), SCHEMA)
     assert not suspended.holds(batch(4))
-    put(table, batch(4), data_file("a"))
+    put(table, batch(4), data_file(table, "a"))
     with pytest.raises(TableError, match="batch 4 could not be committed"):
-        suspended.commit(batch(4), [data_file("b")], {})
-    put(table, batch(5), data_file("c"))
+        suspended.commit(batch(4), [data_file(suspended, "b")], {})
+    put(table, batch(5), data_file(table, "c"))
     assert len(DeltaTable(str(tmp_path / "table")).file_uris()) == 2
 
 
@@ -168,14 +172,14 @@ def test_a_commit_of_another_stream_does_not_stand_in_the_way(tmp_path: Path) ->
     table = made(tmp_path / "table")
     other = Table(Place(str(tmp_path / "table")), SCHEMA)
     assert not other.holds(BatchRecord("payments", "ledgerlake:payments:id", 4, 1))
-    put(table, batch(4), data_file("a"))
-    other.commit(BatchRecord("payments", "ledgerlake:payments:id", 4, 1), [data_file("b")], {})
+    put(table, batch(4), data_file(table, "a"))
+    other.commit(BatchRecord("payments", "ledgerlake:payments:id", 4, 1), [data_file(other, "b")], {})
     assert len(DeltaTable(str(tmp_path / "table")).file_uris()) == 2
 
 
 def test_the_history_shows_each_batch_with_its_ranges(tmp_path: Path) -> None:
     table = made(tmp_path / "table")
-    put(table, batch(4), data_file("a"))
+    put(table, batch(4), data_file(table, "a"))
     known = json.loads(DeltaTable(str(tmp_path / "table")).history(1)[0]["ledgerlake"])
     assert known["ranges"] == {"t": {"start": None, "end": {"ledger": 3}}}
     assert (known["version"], known["stream"], known["batch"]) == (1, "orders", 4)
@@ -201,3 +205,53 @@ def test_a_table_that_forgets_its_batches_is_refused(tmp_path: Path) -> None:
 )
 def test_a_clock_alone_reads_nothing(start: object, end: object, reads: bool) -> None:
     assert BatchRecord("s", "q", 1, 1, {"t": {"start": start, "end": end}}).reads == reads
+
+
+def test_a_file_that_a_vacuum_removed_while_the_process_was_suspended_is_not_committed(tmp_path: Path) -> None:
+    table = made(tmp_path / "table")
+    files = [data_file(table, "a"), data_file(table, "b")]
+    assert not table.holds(batch(4))
+    (tmp_path / "table" / "b").unlink()
+    with pytest.raises(TableError, match=r"batch 4 was not committed .*: b, which its tasks wrote, is gone"):
+        table.commit(batch(4), files, {})
+    assert DeltaTable(str(tmp_path / "table")).version() == 0
+
+
+def narrow(table: DeltaTable) -> None:
+    table.alter.add_constraint({"positive": "number > 0"})
+
+
+def retype(table: DeltaTable) -> None:
+    empty = pa.table({"number": pa.array([], pa.string())})
+    deltalake.write_deltalake(table, empty, mode="overwrite", schema_mode="overwrite")
+
+
+@pytest.mark.parametrize(("change", "why"), [(narrow, "which this writer cannot honour"), (retype, "another schema")])
+def test_a_table_that_somebody_changed_so_that_the_files_do_not_fit_is_not_written(
+    tmp_path: Path, change: Callable[[DeltaTable], None], why: str
+) -> None:
+    table = made(tmp_path / "table")
+    put(table, batch(4), data_file(table, "a"))
+    change(DeltaTable(str(tmp_path / "table")))
+    with pytest.raises(TableError, match=why):
+        put(table, batch(5), data_file(table, "b"))
+    assert table.recorded(batch(5).query) == Recorded(4, 7)
+
+
+@pytest.mark.parametrize("change", [narrow, retype])
+def test_nor_if_it_was_changed_after_the_last_look(tmp_path: Path, change: Callable[[DeltaTable], None]) -> None:
+    table = made(tmp_path / "table")
+    put(table, batch(4), data_file(table, "a"))
+    assert not table.holds(batch(5))
+    change(DeltaTable(str(tmp_path / "table")))
+    with pytest.raises(TableError, match="batch 5 could not be committed"):
+        table.commit(batch(5), [data_file(table, "b")], {})
+    assert table.recorded(batch(5).query) == Recorded(4, 7)
+
+
+def test_a_log_that_is_gone_is_said_in_one_sentence(tmp_path: Path) -> None:
+    table = made(tmp_path / "table")
+    put(table, batch(4), data_file(table, "a"))
+    shutil.rmtree(tmp_path / "table")
+    with pytest.raises(TableError, match=f"the log of the table at {tmp_path}/table cannot be read"):
+        table.last_writer("orders")

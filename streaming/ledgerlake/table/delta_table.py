@@ -33,6 +33,7 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
+from pyarrow import fs
 
 from ledgerlake.errors import CheckpointError, OwnershipError, SetupError, TableError
 from ledgerlake.table.additions import KEY_COLUMNS, row_keys
@@ -121,25 +122,24 @@ class Table:
         that have none.
         """
         table = self._current()
-        found = {name: table.transaction_version(_TIME_PREFIX + name) for name in topic_partitions}
+        found = {name: self._number(table, _TIME_PREFIX + name) for name in topic_partitions}
         return {name: int(time_us) for name, time_us in found.items() if time_us is not None}
 
     def recorded(self, query: str) -> Recorded | None:
         """Return the last micro-batch of a query that the table holds, by the table as it is now."""
         table = self._current()
-        batch_id = table.transaction_version(query)
+        batch_id = self._number(table, query)
         if batch_id is None:
             return None
-        digest_of = table.transaction_version(_numbered(query))
+        digest_of = self._number(table, _numbered(query))
         is_its_own = digest_of is None or digest_of == batch_id
-        return Recorded(batch_id, table.transaction_version(_range_of(query)) if is_its_own else None)
+        return Recorded(batch_id, self._number(table, _range_of(query)) if is_its_own else None)
 
     def last_batch_of(self, stream: str) -> int | None:
         """Return the last micro-batch of a stream of that name; -1 if it only began, None if the
         table does not know it.
         """
-        batch_id: int | None = self._current().transaction_version(_STREAM_PREFIX + stream)
-        return batch_id
+        return self._number(self._current(), _STREAM_PREFIX + stream)
 
     def last_writer(self, stream: str) -> int | None:
         """Return the number of the query that committed last for a stream; None if the table does
@@ -152,14 +152,30 @@ class Table:
         return self._recorded_writer(stream)
 
     def _recorded_writer(self, stream: str) -> int | None:
-        number: int | None = self._current().transaction_version(_QUERY_PREFIX + stream)
-        return number
+        return self._number(self._current(), _QUERY_PREFIX + stream)
 
     def _known_batches(self) -> Iterator[dict[str, Any]]:
         """Yield what recent commits say of their micro-batches, the newest first."""
-        for known in map(known_of, self._current().history(HISTORY_COMMITS)):
+        for known in map(known_of, self._history()):
             if known is not None and {"query", "batch", "range_digest", "stream"} <= known.keys():
                 yield known
+
+    def _number(self, table: DeltaTable, name: str) -> int | None:
+        """Return the number that the table's transactions have under a name."""
+        try:
+            number: int | None = table.transaction_version(name)
+        except (DeltaError, OSError) as error:
+            raise TableError(f"the log of the table at {self.path} cannot be read: {_first_line(error)}") from None
+        return number
+
+    def _history(self) -> list[dict[str, Any]]:
+        """Return the recent commits, the newest first."""
+        table = self._current()
+        try:
+            commits: list[dict[str, Any]] = table.history(HISTORY_COMMITS)
+        except (DeltaError, OSError) as error:
+            raise TableError(f"the log of the table at {self.path} cannot be read: {_first_line(error)}") from None
+        return commits
 
     def begin_stream(self, stream: str) -> None:
         """Record that a stream of that name begins, so that a checkpoint that is lost before its
@@ -176,8 +192,7 @@ class Table:
         """Return how many messages an outbox had held up to the last commit; None if no commit says
         so.
         """
-        messages: int | None = self._current().transaction_version(_OUTBOX_PREFIX + outbox)
-        return messages
+        return self._number(self._current(), _OUTBOX_PREFIX + outbox)
 
     def holds(self, batch: BatchRecord) -> bool:
         """Return whether the table has a micro-batch already.
@@ -218,8 +233,11 @@ class Table:
             outbox: how many messages an outbox, by its name, has held with this micro-batch.
 
         Raises:
-            TableError: the commit did not land, or it is not known whether it did.
+            TableError: the commit did not land, or it is not known whether it did; another writer has
+                changed the schema so that the files do not fit, or has removed a file.
         """
+        self._compare(self._opened or self._current())
+        self._check_present(batch, files)
         numbers = {
             batch.query: batch.batch_id,
             _range_of(batch.query): batch.range_digest,
@@ -232,12 +250,30 @@ class Table:
         attempt = f"batch {batch.batch_id} could not be committed to {self.path}"
         self._append(files, numbers, {"ledgerlake": batch.to_json()}, attempt)
 
+    def _check_present(self, batch: BatchRecord, files: list[DataFile]) -> None:
+        """Check that nobody has removed a file of a process that was suspended for long.
+
+        Raises:
+            TableError: a file is gone; the table was not changed.
+        """
+        folder = self.folder
+        paths = [(folder / file.name).root for file in files]
+        try:
+            found = folder.filesystem().get_file_info(paths)
+        except OSError as error:
+            raise TableError(f"the files of {self.path} cannot be listed: {folder.reason(error)}") from None
+        gone = [one.base_name for one in found if one.type == fs.FileType.NotFound]
+        if gone:
+            raise TableError(
+                f"batch {batch.batch_id} was not committed to {self.path}: {gone[0]}, which its tasks wrote, is gone, perhaps by "
+                "a vacuum; start the pipeline again, and it writes the batch anew"
+            )
+
     def versions_of(self, batch: BatchRecord) -> list[int]:
         """Return the versions of the table that brought rows of a micro-batch, as far as its
         history tells.
         """
-        table = self._current()
-        commits = ((commit["version"], known_of(commit)) for commit in table.history(HISTORY_COMMITS))
+        commits = ((commit["version"], known_of(commit)) for commit in self._history())
         return [version for version, known in commits if known is not None and batch.is_in(known)]
 
     def keys_of(self, batch: BatchRecord, version: int) -> Counter[RowKey]:

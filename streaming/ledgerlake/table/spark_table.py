@@ -87,7 +87,7 @@ class SparkTable(Table):
         return {name: times_us[name] for name in topic_partitions if name in times_us}
 
     def recorded(self, query: str) -> Recorded | None:
-        batch_id = self._current().transaction_version(query)
+        batch_id = self._number(self._current(), query)
         if batch_id is None:
             return None
         for known in self._known_batches():
