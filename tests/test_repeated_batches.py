@@ -26,8 +26,14 @@ def edges() -> Iterator[Edges]:
         yield entered
 
 
-class WithOrphans(History):
-    """A history with one more kind of message."""
+class MoreKinds(History):
+    """A history with two more kinds of messages."""
+
+    def _send_late(self, topic: Topic) -> None:
+        """A message that is due in 2.5 s."""
+        payload, deliver_ms = self._payload(), self.brokers.clock_ms + 2500
+        position = self._store(topic, self._metadata(deliver_at_time=deliver_ms, partition_key="a"), payload)
+        self._confirm(topic, payload, position, deliver_ms=deliver_ms, key="a")
 
     def _send_orphan(self, topic: Topic) -> None:
         """A chunk of whose message nobody has seen the beginning: a reject in every run."""
@@ -35,8 +41,8 @@ class WithOrphans(History):
         self._store(topic, metadata, b"half")
 
 
-def killed_at_rejects(at_s: float, back_s: float) -> Step:
-    return Step(at_s, "kill", {"back_s": back_s, "noticed_s": 0.0}, "committed rejects")
+def killed_at(table: str, at_s: float, back_s: float) -> Step:
+    return Step(at_s, "kill", {"back_s": back_s, "noticed_s": 0.0}, f"committed {table}")
 
 
 def reasons(history: History) -> list[str]:
@@ -46,28 +52,42 @@ def reasons(history: History) -> list[str]:
     return [reason for one in contents for reason in pq.read_table(one, use_threads=False)["reason"].to_pylist()]
 
 
-@pytest.mark.parametrize("later", [(), (killed_at_rejects(7.0, 2.0),)])
-def test_a_loss_that_only_the_repeat_meets_is_in_rejects_once(edges: Edges, later: tuple[Step, ...]) -> None:
-    script = by_hand(
-        put(1.0),
-        killed_at_rejects(2.9, 4.0),
-        put(3.0),
-        put(3.0, "orphan"),
-        put(3.0),
-        Step(4.5, "roll", {"partition": 0}),
-        put(4.6),
-        put(4.6),
-        Step(5.0, "skip"),
-        *later,
-        put(12.0),
-    )
-    history = WithOrphans(script, edges)
+def played(edges: Edges, *steps: Step) -> History:
+    """Play a history in which somebody skips messages by hand: the cursor passes them, and they are
+    lost, as rejects shall say.
+    """
+    history = MoreKinds(by_hand(*steps), edges)
     history.settings = config([TOPIC], None, starting="earliest", source={"fail_on_data_loss": False})
     complain = history.oracle.complain
-    # Somebody skips messages by hand: the cursor passes them, and they are lost, as rejects shall
-    # say.
     allowed = ("nothing unpinned", "nothing missing")
     history.oracle.complain = lambda words: None if words.startswith(allowed) else complain(words)  # type: ignore[method-assign]
-    assert history.play().violations == []
+    history.play()
+    return history
+
+
+ROLLED_AND_SKIPPED = (Step(4.5, "roll", {"partition": 0}), put(4.6), put(4.6), Step(5.0, "skip"))
+
+
+@pytest.mark.parametrize("later", [(), (killed_at("rejects", 7.0, 2.0),)])
+def test_a_loss_that_only_the_repeat_meets_is_in_rejects_once(edges: Edges, later: tuple[Step, ...]) -> None:
+    begin = (put(1.0), killed_at("rejects", 2.9, 4.0), put(3.0), put(3.0, "orphan"), put(3.0))
+    history = played(edges, *begin, *ROLLED_AND_SKIPPED, *later, put(12.0))
+    assert history.oracle.violations == []
     assert sorted(reasons(history)) == ["chunk_orphan", "data_loss"]
     assert len(history.apps) > 1 + len(later)
+
+
+def test_a_query_whose_first_reject_came_with_a_repeat_starts_again(edges: Edges) -> None:
+    killed_twice = (put(1.0), killed_at("messages", 2.9, 4.0), put(3.0), put(3.0))
+    history = played(edges, *killed_twice, *ROLLED_AND_SKIPPED, killed_at("messages", 11.9, 2.0), put(12.0))
+    assert history.oracle.violations == []
+    assert reasons(history) == ["data_loss"]
+    assert len(history.apps) == 3
+
+
+def test_a_repeat_has_reached_the_time_of_an_end_that_is_gone(edges: Edges) -> None:
+    is_due = (put(1.0), put(1.0, "late"), Step(3.0, "roll", {"partition": 0}), put(3.8))
+    history = played(edges, *is_due, killed_at("messages", 3.7, 3.0), *ROLLED_AND_SKIPPED, put(9.0, count=2))
+    assert history.oracle.violations == []
+    assert reasons(history) == ["data_loss"]
+    assert len(history.apps) == 2

@@ -8,7 +8,6 @@ plays many more.
 from __future__ import annotations
 
 import io
-import json
 import os
 import random
 from dataclasses import replace
@@ -20,7 +19,6 @@ import pytest
 
 from ledgerlake.errors import DataLossError
 from ledgerlake.pipeline.commit import BatchResult, DeltaSink
-from ledgerlake.wire.chunks import promise
 from tests.simulation.by_hand import by_hand, put
 from tests.simulation.driver import CHECKPOINT, MESSAGES, REJECTS, Edges, config
 from tests.simulation.history import TOPIC, History, Script, Step, Verdict, write_script
@@ -210,41 +208,6 @@ def test_a_message_of_a_topic_made_anew_is_a_reject_if_its_id_waits_already(edge
     history.play()
     rejected = [one for one in said if one.endswith("is rejected: delayed_known")]
     assert [any(f"message {number} at" in one for one in rejected) for number in (21, 22)] == [True, True]
-
-
-class Forged(History):
-    """A producer lists the chunks of another one's message as its own."""
-
-    deliver_in_ms = 0
-
-    def _send_large(self, topic: Any) -> None:
-        payload, deliver_ms = self._payload().ljust(16, b"."), 0
-        own = {"uuid": "p-1", "num_chunks_from_msg": 2, "total_chunk_msg_size": 16}
-        own["publish_time"] = self.brokers.clock_ms
-        if self.deliver_in_ms:
-            own["deliver_at_time"] = deliver_ms = self.brokers.clock_ms + self.deliver_in_ms
-        chunks = [self._metadata(chunk_id=number, **own) for number in range(2)]
-        halves = payload[:8], payload[8:]
-        self.positions = [self._store(topic, *one) for one in zip(chunks, halves, strict=True)]
-        self._confirm(topic, payload, *self.positions, deliver_ms=deliver_ms)
-
-    def _send_forged(self, topic: Any) -> None:
-        own = {"producer_name": "x", "uuid": "x-1", "properties": [promise()], "publish_time": self.brokers.clock_ms}
-        first = self._metadata(chunk_id=0, num_chunks_from_msg=2, total_chunk_msg_size=4, **own)
-        self._store(topic, first, b"ab")
-        listed = json.dumps({"chunks": [str(one) for one in self.positions]}).encode()
-        self._store(topic, self._metadata(num_chunks_from_msg=1, **own), listed)
-
-
-@pytest.mark.parametrize("deliver_in_ms", [0, 40_000])
-def test_chunks_that_another_producer_lists_as_its_own_are_not_delivered_again(
-    edges: Edges, deliver_in_ms: int
-) -> None:
-    history = Forged(by_hand(put(2.0, "large"), put(5.0, "forged"), put(7.0)), edges)
-    history.deliver_in_ms = deliver_in_ms
-    # The forged list is a reject, which names the positions that it lists.
-    violations = [one for one in history.play().violations if "is rejected: chunk_mismatch" not in one]
-    assert violations == []
 
 
 class Elsewhere(History):

@@ -8,10 +8,13 @@ little later, and after the first message that fails a producer stores none.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from ledgerlake.client.cluster import ClientSettings
@@ -20,6 +23,7 @@ from ledgerlake.publish import republisher
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.publish.republisher import Republisher
 from ledgerlake.publish.target_client import Receipt
+from ledgerlake.stored.places import Place
 from ledgerlake.wire.entry import parse_entry
 from ledgerlake.wire.message_id import Position
 from tests.peer import TOPIC, Peer
@@ -244,3 +248,16 @@ def test_an_outbox_that_is_damaged_ends_the_query_with_its_sentence(
     assert len(ended) == 1
     assert len(outbox.ready()) == 1
     assert broker.stored == []
+
+
+def test_a_file_of_the_outbox_is_sent_with_one_row_group_in_memory(tmp_path: Path) -> None:
+    groups, group_bytes = 16, 1024 * 1024
+    values = pa.table({"value": [os.urandom(group_bytes) for _ in range(groups)]})
+    pq.write_table(values, tmp_path / "part.parquet", row_group_size=1)
+    del values
+    before, most = pa.total_allocated_bytes(), 0
+    count = 0
+    for _ in republisher._rows(Place(str(tmp_path)), "part.parquet"):
+        count, most = count + 1, max(most, pa.total_allocated_bytes() - before)
+    assert count == groups
+    assert most < 6 * group_bytes

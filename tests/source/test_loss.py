@@ -173,6 +173,34 @@ def test_a_range_within_a_single_ledger_that_is_gone_is_lost_too() -> None:
             list(read_messages(options_for(peer), span))
 
 
+def test_a_range_from_the_beginning_of_a_topic_of_which_nothing_is_left_is_lost_too() -> None:
+    with Peer() as peer:
+        peer.add(batch([b"later"], index=0), ledger_id=9)
+        span = EntryRange(TOPIC, BEFORE_ALL, Position(8, 3))
+        with pytest.raises(DataLossError, match="messages after the topic's beginning and before 8:4 are lost"):
+            list(read_messages(options_for(peer), span))
+        skipping = options_for(peer, failOnDataLoss="false")
+        rows = [row for part in read_messages(skipping, span) for row in part.to_pylist()]
+        assert [(row["message_id"], row["reject_reason"]) for row in rows] == [("0:0", DATA_LOSS)]
+
+
+def test_a_range_from_the_beginning_of_a_topic_that_was_deleted_is_lost_too() -> None:
+    with Peer(is_deleted=True) as peer:
+        span = EntryRange(TOPIC, BEFORE_ALL, Position(8, 3))
+        with pytest.raises(
+            DataLossError, match=r"the topic's beginning and before 8:4 are lost: the topic was deleted"
+        ):
+            list(read_messages(options_for(peer), span))
+
+
+def test_a_range_from_the_beginning_of_a_topic_is_whole_wherever_it_begins() -> None:
+    with Peer() as peer:
+        peer.add(batch([b"a"], index=20), ledger_id=9)
+        span = EntryRange(TOPIC, BEFORE_ALL, Position(9, 0))
+        rows = [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]
+        assert [row["value"] for row in rows] == [b"a"]
+
+
 def test_a_range_that_ends_with_a_hole_in_a_ledger_that_is_there_is_whole() -> None:
     with Peer(first_ledger_id=8) as peer:
         peer.add(batch([b"a"], index=2), ledger_id=8, first=1)

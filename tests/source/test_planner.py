@@ -16,7 +16,7 @@ from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source import planner, topic_list
 from ledgerlake.source.bounds import latest_offset
-from ledgerlake.source.positions import count_messages
+from ledgerlake.source.positions import BacklogCounts, count_messages
 from ledgerlake.source.stream_reader import LedgerlakeStreamReader
 from ledgerlake.source.wake_ups import save_wakes
 from ledgerlake.stored.offsets import PartitionOffset, from_json, to_json
@@ -293,9 +293,12 @@ def test_a_start_that_the_topic_has_not_reached_yet_is_no_other_topic(peer: Peer
     assert reader.latestOffset(start, ReadAllAvailable()) == start
 
 
-def test_what_a_deleted_topic_is_known_to_have_had_is_planned_and_found_lost(peer: Peer) -> None:
+@pytest.mark.parametrize("limits", [{}, {"maxRowsPerTrigger": "1"}])
+def test_what_a_deleted_topic_is_known_to_have_had_is_planned_and_found_lost(
+    peer: Peer, limits: dict[str, str]
+) -> None:
     peer.add(single(b"a"))
-    reader = pattern_reader(peer)
+    reader = pattern_reader(peer, **limits)
     start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     peer.add(single(b"b"), first=1)
     time.sleep(0.3)
@@ -352,6 +355,15 @@ def test_messages_without_an_index_are_counted_by_reading_them(peer: Peer) -> No
         start = PartitionOffset(BEFORE_ALL)
         assert count_messages(cluster, TOPIC, start, end, 10) == 3
         assert count_messages(cluster, TOPIC, start, end, 2) == 2
+    finally:
+        cluster.close()
+
+
+def test_what_a_deleted_topic_had_is_not_waited_for(peer: Peer) -> None:
+    peer.is_deleted = True
+    cluster = Cluster(ClientSettings(peer.url))
+    try:
+        assert BacklogCounts(cluster, 5).total({}, {TOPIC: PartitionOffset(Position(7, 1))}) == 5
     finally:
         cluster.close()
 

@@ -41,7 +41,8 @@ class Assembled:
     Iterating ``entries`` takes them out of where they are kept. ``key`` is whose chunks they must be,
     None if a release that did not store it spilled it.
     ``deliver_ms`` is when it is to be delivered, if it has to wait; ``delivered_ms`` when it was,
-    if it had to, and ``outputs`` then as in ``DueEntries``.
+    if it had to, and ``outputs`` then as in ``DueEntries``. ``refused``: it is no message, for this
+    reason; a marker may have listed chunks of others.
     """
 
     positions: tuple[Position, ...]
@@ -50,6 +51,7 @@ class Assembled:
     delivered_ms: int | None = None
     outputs: Mapping[str, Position] = field(default_factory=dict)
     key: ChunkedMessageKey | None = None
+    refused: str | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class Assembly:
     def arrive(self, chunk: Chunk) -> Iterator[Outcome]:
         effects = self.pending.arrive(chunk)
         yield from self._apply(effects, chunk.deliver_ms)
-        if Retain(chunk.position) not in effects and not any(isinstance(one, Deliver) for one in effects):
+        if Retain(chunk.position) not in effects and not any(_takes_parts(effect) for effect in effects):
             self._parts.drop(chunk.position)
 
     def mark(self, marker: Marker) -> Iterator[Outcome]:
@@ -129,8 +131,14 @@ class Assembly:
                 entries = None if effect.reread else map(self._parts.take, effect.positions)
                 waits_ms = deliver_ms if self._hold_delayed else None
                 yield Assembled(effect.positions, entries, waits_ms, key=effect.key)
-                if waits_ms is None or effect.reread:
+                # A message that is read again has no entries in ``parts``, and a marker may have
+                # listed chunks of others.
+                if waits_ms is None and not effect.reread:
                     for position in effect.positions:
                         self._parts.drop(position)
             elif isinstance(effect, Reject):
                 yield Rejected(effect.reason, [(one, self._parts.take(one)) for one in effect.positions])
+
+
+def _takes_parts(effect: Effect) -> bool:
+    return isinstance(effect, Deliver) and not effect.reread

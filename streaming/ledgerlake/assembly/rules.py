@@ -22,7 +22,8 @@ What a chunk does to the incomplete message of its producer and uuid:
 
 A marker message (PIP-37, option 2) lists the positions of all chunks of one message. Chunks that
 are published so promise it in their metadata. If nothing is here of a marker's message, it was
-delivered before; else it is delivered by the marker's list.
+delivered before; else it is delivered by the marker's list. A marker that lists a chunk of another
+incomplete message is refused, and its own message with it.
 
 A uuid is ``<producer>-<sequence id>`` and comes again when a producer restarts with a lower
 sequence. The publish time tells the two messages apart: the Java, C++ and Go clients stamp a
@@ -44,7 +45,7 @@ Rules kept here:
 
 Reasons that end in ``rejects``: ``chunk_invalid``, ``too_large``, ``chunk_resent``,
 ``chunk_mismatch``, ``chunk_duplicate``, ``chunk_gap``, ``chunk_orphan``, ``chunk_size``,
-``chunk_evicted``, ``chunk_expired``.
+``chunk_evicted``, ``chunk_expired``, ``malformed_marker``.
 """
 
 from __future__ import annotations
@@ -59,6 +60,10 @@ from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+
+# The reason of a marker that cannot be right, and of the chunks whose message it was to complete.
+MALFORMED_MARKER = "malformed_marker"
 
 
 @dataclass(frozen=True)
@@ -220,6 +225,8 @@ class IncompleteMessages:
         self._held: OrderedDict[ChunkedMessageKey, IncompleteMessage] = OrderedDict()
         self._spilled: OrderedDict[ChunkedMessageKey, IncompleteMessage] = OrderedDict()
         self._held_bytes = 0
+        # Whose chunks stand where, so that a marker cannot list those of another message.
+        self._owners: dict[Position, ChunkedMessageKey] = {}
         for one in sets:
             self._put(one)
 
@@ -247,12 +254,18 @@ class IncompleteMessages:
         incomplete = self.find(key)
         if incomplete is None:
             return []
+        if self.has_chunk_of_another(key, positions):
+            return [self._give_up(key, MALFORMED_MARKER)]
         self._take(key)
         effects: list[Effect] = [] if incomplete.spilled else [Spill(incomplete.positions)]
         left = tuple(position for position in incomplete.positions if position not in positions)
         if left:
             effects.append(Reject("chunk_duplicate", key, left, held=False))
         return [*effects, Deliver(key, positions, reread=True)]
+
+    def has_chunk_of_another(self, key: ChunkedMessageKey | None, positions: Iterable[Position]) -> bool:
+        """Return whether a chunk of another incomplete message stands at one of the positions."""
+        return any(self._owners.get(position, key) != key for position in positions)
 
     def supersede(self, key: ChunkedMessageKey) -> list[Effect]:
         """A message of this key began again somewhere else: what is open of it is given up."""
@@ -341,11 +354,15 @@ class IncompleteMessages:
         where = self._spilled if changed.spilled else self._held
         before = where.get(changed.key)
         self._held_bytes += changed.held_bytes - (before.held_bytes if before else 0)
+        # Positions are only ever appended.
+        self._owners.update(dict.fromkeys(changed.positions[len(before.positions) if before else 0 :], changed.key))
         where[changed.key] = changed
 
     def _take(self, key: ChunkedMessageKey) -> IncompleteMessage:
         taken = self._held.pop(key, None) or self._spilled.pop(key)
         self._held_bytes -= taken.held_bytes
+        for position in taken.positions:
+            self._owners.pop(position, None)
         return taken
 
 

@@ -98,6 +98,7 @@ class DelayedMessages:
         self._new_cancels: list[Cancel] = []
         self._due_partial: list[tuple[Position, BatchRange]] = []
         self._repeated: list[tuple[Position, Entry | None]] = []
+        self._refused: list[Assembled] = []
 
     def add(self, frames: bytes) -> None:
         """Add the entries of a ``delayed`` piece (see ``decode.split``)."""
@@ -113,16 +114,25 @@ class DelayedMessages:
             self._repeated += [(position, entries[position]) for position in positions]
 
     def add_large(self, message: Waits) -> None:
-        """Add a complete large message; its chunks are in ``parts``, or must be read again."""
+        """Add a complete large message; its chunks are in ``parts``, or must be read again. Of the
+        latter nothing is taken out of ``parts``: a marker may have listed chunks of others.
+        """
         last = message.positions[-1]
         if self._open().add(index_rows([(message.deliver_ms, last.ledger_id, last.entry_id)])).num_rows:
-            self._repeated += [(position, self._parts.take(position)) for position in message.positions]
+            if message.held:
+                self._repeated += [(position, self._parts.take(position)) for position in message.positions]
+            else:
+                self.refuse_large(message, DELAYED_KNOWN)
             return
-        if self._options.reread:
+        if self._options.reread and message.held:
             for position in message.positions:
                 self._parts.drop(position)
         is_held = message.held and not self._options.reread
         self._store_unpacked(last, UnpackedMessage(message.positions, is_held, key=message.key))
+
+    def refuse_large(self, message: Waits, reason: str) -> None:
+        """Reject a complete large message whose chunks must be read again."""
+        self._refused.append(Assembled(message.positions, None, key=message.key, refused=reason))
 
     def add_partial(self, position: Position, frame: bytes, part: BatchRange) -> None:
         """Add an entry of which only some messages belong to the range; its frame is in ``parts``
@@ -151,6 +161,7 @@ class DelayedMessages:
         """Yield the messages that are due by ``due_ms``, in order. If something is due and cancels
         are in force, they come before the messages.
         """
+        yield from self._refused
         if self._tracker is None and self._stored_record is None:
             return
         tracker = self._open()

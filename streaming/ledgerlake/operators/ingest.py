@@ -60,7 +60,7 @@ class _IngestedRange:
         self._holds_delayed = settings.delay.enabled
         self._local = LocalAssembly(settings.limits, hold_delayed=settings.delay.enabled)
         self._end = span.through
-        self._now_ms = span.clock_ms
+        self._now_ms = latest((span.clock_ms, span.end_ms))
         self._stored_bytes = 0
         self._saw_chunks = False
 

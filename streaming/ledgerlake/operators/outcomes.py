@@ -22,11 +22,13 @@ from ledgerlake.operators.cancelled import CANCELLED, cancelled_entries, cancell
 from ledgerlake.operators.stage_output import pop_each
 from ledgerlake.source.range_reader import BUNDLE_BYTES
 from ledgerlake.source.reread import read_again
+from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from ledgerlake.assembly.rules import ChunkedMessageKey
     from ledgerlake.options.source_options import SourceOptions
 
 
@@ -68,12 +70,18 @@ class OutcomeDecoder:
             yield [RejectedEntry(position, entry, outcome.reason) for position, entry in outcome.entries]
 
     def _large(self, message: Assembled) -> pa.RecordBatch | list[RejectedEntry]:
+        if message.refused is not None:
+            return self._rejects(message, message.refused)
         entries = self._read_again(message.positions) if message.entries is None else message.entries
         if message.delivered_ms is not None and len(self.cancels):
             chunks = list(entries)
             if is_chunk_cancelled(chunks[-1], message.positions[-1], self.cancels):
                 placed_chunks = zip(message.positions, chunks, strict=True)
-                return [RejectedEntry(position, entry, CANCELLED) for position, entry in placed_chunks]
+                return [
+                    RejectedEntry(position, entry, CANCELLED)
+                    for position, entry in placed_chunks
+                    if _is_chunk_of(entry, message.key)
+                ]
             entries = pop_each(chunks)
         try:
             row = decode_large(
@@ -86,8 +94,19 @@ class OutcomeDecoder:
             )
             self._check_delivery(row, message.delivered_ms)
         except CorruptEntryError as error:
-            return [RejectedEntry(position, None, error.reason, error.message) for position in message.positions]
+            return self._rejects(message, error.reason, error.message)
         return row if message.delivered_ms is None else _with_delivery(row, message.delivered_ms)
+
+    def _rejects(self, message: Assembled, reason: str, detail: str = "") -> list[RejectedEntry]:
+        """Return the chunks of a large message as rejects. If they are read again, a marker may have
+        listed entries of others, and those are not rejected.
+        """
+        positions: Iterable[Position] = message.positions
+        if message.entries is None:
+            entries = self._read_again(message.positions)
+            placed_chunks = zip(message.positions, entries, strict=True)
+            positions = [position for position, entry in placed_chunks if _is_chunk_of(entry, message.key)]
+        return [RejectedEntry(position, None, reason, detail) for position in positions]
 
     def _check_delivery(self, row: pa.RecordBatch, delivered_ms: int | None) -> None:
         """Check that a large message is not delivered before the time in its chunks. The stateful
@@ -157,6 +176,19 @@ class OutcomeDecoder:
             join_partition(self._topic_partition.topic, self._topic_partition.partition),
             positions,
         )
+
+
+def _is_chunk_of(entry: Entry | None, key: ChunkedMessageKey | None) -> bool:
+    """Return whether an entry may be a chunk of a message. It may, if the entry is gone or the
+    message's key is not known.
+    """
+    if entry is None or key is None:
+        return True
+    try:
+        metadata = peek_metadata(memoryview(entry))
+    except CorruptEntryError:
+        return False
+    return (metadata.producer_name, metadata.uuid) == (key.producer_name, key.uuid)
 
 
 def _with_delivery(messages: pa.RecordBatch, delivered_ms: int) -> pa.RecordBatch:

@@ -54,7 +54,12 @@ def _message(header: dict[str, Any], rows: Iterator[dict[str, Any]]) -> Assemble
     detail = json.loads(header["note"])
     key = None if detail["key"] is None else ChunkedMessageKey(*detail["key"])
     message = Assembled(
-        _positions(detail), None, delivered_ms=detail["delivered_ms"], outputs=_outputs(detail), key=key
+        _positions(detail),
+        None,
+        delivered_ms=detail["delivered_ms"],
+        outputs=_outputs(detail),
+        key=key,
+        refused=detail["refused"],
     )
     if detail["read_again"]:
         return message

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from ledgerlake.assembly.assembler import Assembled, Assembly, DueEntries, DuePositions, Outcome
-from ledgerlake.assembly.rules import ChunkedMessageKey, IncompleteMessage
+from ledgerlake.assembly.rules import MALFORMED_MARKER, ChunkedMessageKey, IncompleteMessage
 from ledgerlake.decode.messages import BatchRange, TopicPartition
 from ledgerlake.delay.cancels import Cancel, Cancels, cancels_to_json
 from ledgerlake.operators.delayed import DelayedMessages, DelayedState
@@ -232,7 +232,7 @@ def _apply_reports(assembly: Assembly, delayed: DelayedMessages, reports: list[T
     for report in reports:
         for event in report.events:
             if isinstance(event, Waits):
-                delayed.add_large(event)
+                _add_large(assembly, delayed, event)
             elif isinstance(event, Cancel):
                 delayed.cancel(event)
             else:
@@ -240,6 +240,16 @@ def _apply_reports(assembly: Assembly, delayed: DelayedMessages, reports: list[T
     now_ms = latest(report.now_ms for report in reports)
     if now_ms is not None:
         yield from assembly.expire(now_ms)
+
+
+def _add_large(assembly: Assembly, delayed: DelayedMessages, message: Waits) -> None:
+    """Add a message that a task has completed; one by a marker that lists a chunk of another
+    incomplete message is refused.
+    """
+    if not message.held and assembly.pending.has_chunk_of_another(message.key, message.positions):
+        delayed.refuse_large(message, MALFORMED_MARKER)
+    else:
+        delayed.add_large(message)
 
 
 def _hold_delayed_large(outcomes: Iterator[Outcome], delayed: DelayedMessages) -> Iterator[Outcome]:
@@ -293,7 +303,9 @@ def _outcome_rows(topic_partition: TopicPartition, outcome: Outcome | Cancels) -
     elif isinstance(outcome, Assembled):
         key = None if outcome.key is None else astuple(outcome.key)
         read_again = outcome.entries is None
-        note = _due_note(outcome, positions=places(outcome.positions), read_again=read_again, key=key)
+        note = _due_note(
+            outcome, positions=places(outcome.positions), read_again=read_again, key=key, refused=outcome.refused
+        )
         yield _row(topic_partition, RowKind.MESSAGE, outcome.positions[-1], note, None)
         for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
             yield _row(topic_partition, RowKind.PART, position, None, entry)

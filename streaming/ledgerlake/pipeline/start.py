@@ -177,7 +177,8 @@ class Start:
         for name, table in self._tables.items():
             recorded = table.recorded(query) if table in tables else None
             if recorded is None:
-                if table in tables and follows is not None:
+                # The table may know the query by an addition alone (see ``table.additions``).
+                if table in tables and follows is not None and self.followed[name] != number_of(query):
                     self._check_writer(name, table, follows.get(name))
                 continue
             self._check_writer(name, table, number_of(query))

@@ -385,14 +385,16 @@ class _Sender:
 
 
 def _rows(folder: Place, name: str) -> Iterator[dict[str, Any]]:
-    """Rows of a file; times are microseconds.
+    """Yield the rows of a file, of which one row group is in memory; times are microseconds.
 
     Raises:
         CheckpointError: it is damaged.
     """
     try:
-        with pq.ParquetFile(f"{folder.root}/{name}", filesystem=folder.filesystem()) as file:
-            for batch in file.iter_batches(_ROWS_TOGETHER):
+        # With ``pre_buffer`` pyarrow reads row groups ahead, as many as the file has.
+        with pq.ParquetFile(f"{folder.root}/{name}", filesystem=folder.filesystem(), pre_buffer=False) as file:
+            groups = (file.read_row_group(number) for number in range(file.num_row_groups))
+            for batch in (batch for group in groups for batch in group.to_batches(_ROWS_TOGETHER)):
                 columns = [one.cast(pa.int64()) if pa.types.is_timestamp(one.type) else one for one in batch.columns]
                 yield from pa.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist()
     except pa.ArrowInvalid as error:

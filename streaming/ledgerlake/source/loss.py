@@ -76,13 +76,14 @@ class Loss:
 
     @property
     def first(self) -> Position:
-        """Return the first position that is missing."""
-        return self.after.next
+        """Return the first position that is missing; 0:0 if it is the topic's first."""
+        return Position(0, 0) if self.after == BEFORE_ALL else self.after.next
 
     def sentence(self) -> str:
         count = "an unknown number of messages" if self.messages is None else f"at most {self.messages:,} messages"
         how = "the topic was deleted and created again" if self.is_new_topic else self.cause
-        return f"{count} after {self.after} and before {self.before} are lost: {how}"
+        begin = "the topic's beginning" if self.after == BEFORE_ALL else self.after
+        return f"{count} after {begin} and before {self.before} are lost: {how}"
 
 
 def find_loss(

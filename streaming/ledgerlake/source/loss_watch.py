@@ -32,7 +32,7 @@ class LossWatch:
         self._span = span
         # Entries that compaction removed are not lost, and entries that it left may stand between
         # ledgers that are gone.
-        self._is_enabled = not options.client.read_compacted and span.after.ledger_id >= 0
+        self._is_enabled = not options.client.read_compacted
         self._ledger_id = span.after.ledger_id
         self._last: Received | None = None
 
@@ -43,7 +43,7 @@ class LossWatch:
             DataLossError: there is a loss, and the options forbid it.
         """
         loss = None
-        if self._is_enabled and received.ledger_id != self._ledger_id:
+        if self._is_enabled and 0 <= self._ledger_id != received.ledger_id:
             loss = self._look(received.position, _first_index(received.first_entry))
         self._ledger_id, self._last = received.ledger_id, received
         return loss
@@ -57,16 +57,23 @@ class LossWatch:
         """
         if self.topic_is_gone:
             last = self._last_read()
-            return self._report(Loss(last.position, self._span.end, None, False, "the topic was deleted"))
+            return self._report(Loss(last.position, self._span.end.next, None, False, "the topic was deleted"))
         if not self._is_enabled or self._last_read().position >= self._span.end:
             return None
         # Ask where the topic begins before asking for its first entry: if our own cursor moves in
         # between, ledgers that were read are removed.
         begin = first_available(self._cluster, self._span.topic_partition)
+        if self._last_read().position == BEFORE_ALL:
+            return self._look_at_beginning(begin)
         if begin.ledger_id <= self._last_read().position.ledger_id:
             return None
         first = entry_from(self._cluster, self._span.topic_partition, BEFORE_ALL, AFTER_ALL)
         return self._look(*(first.position, first.first_index) if first is not None else (self._span.end, None))
+
+    def _look_at_beginning(self, begin: Position) -> RejectedEntry | None:
+        """Return the loss of a range from the topic's beginning of which nothing was received."""
+        end = self._span.end
+        return self._report(Loss(BEFORE_ALL, end.next, None, False)) if begin.ledger_id > end.ledger_id else None
 
     def _look(self, following: Position, first_index: int | None) -> RejectedEntry | None:
         span = self._span

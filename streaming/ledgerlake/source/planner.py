@@ -229,8 +229,7 @@ class Planner:
         result = dict(start)
         for name in moved:
             if limited and (max_rows is not None or max_bytes is not None):
-                begin = start.get(name, unread).position
-                result[name] = self._limit_planners[name].advance(begin, ends[name], max_rows, max_bytes)
+                result[name] = self._limited(name, start.get(name, unread), ends[name], max_rows, max_bytes)
             else:
                 result[name] = ends[name]
         for name in woken:
@@ -244,6 +243,17 @@ class Planner:
                 if result[name].index is None and result[name].time_ms is not None:
                     result[name] = replace(result[name], clock_ms=clock_ms)
         return result
+
+    def _limited(
+        self, name: str, begin: PartitionOffset, end: PartitionOffset, max_rows: int | None, max_bytes: int | None
+    ) -> PartitionOffset:
+        """Return where the micro-batch ends on a topic partition by its limits. If the topic was
+        deleted, that is its end: the tasks report what is lost.
+        """
+        try:
+            return self._limit_planners[name].advance(begin.position, end, max_rows, max_bytes)
+        except TopicNotFoundError:
+            return end
 
     def _should_defer(self, start: Offset, ends: Offset, woken: list[str]) -> bool:
         """Return whether to wait for more messages before a micro-batch. A batch with due messages

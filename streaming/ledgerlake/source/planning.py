@@ -26,7 +26,8 @@ class EntryRange:
     read before, if it is known. ``pinned_from``: behind this position a durable cursor has kept all
     unread entries, which tells loss from a hole if there is no index (see ``loss``); None: there is
     no cursor. ``clock_ms`` is the time of the batch, if its offset carries one; a range without
-    entries is there for that alone.
+    entries is there for that alone. ``end_ms`` is the broker's time of the entry at ``end``, if it
+    gives one: a batch that is run again has reached that time even if the entry is gone.
     """
 
     topic_partition: str
@@ -37,6 +38,7 @@ class EntryRange:
     end_batch_index: int | None = None
     after_index: int | None = None
     pinned_from: Position | None = None
+    end_ms: int | None = None
 
     @property
     def crosses(self) -> bool:
@@ -74,6 +76,8 @@ def entry_range(topic_partition: str, before: PartitionOffset, after: PartitionO
         after.clock_ms,
         after.batch_index,
         before.index,
+        # Without an index the time may be a producer's.
+        end_ms=None if after.index is None else after.time_ms,
     )
 
 

@@ -229,7 +229,11 @@ class BacklogCounts:
     def _count(self, name: str, begin: PartitionOffset, end: PartitionOffset) -> int:
         counted = self._counted.get(name)
         if counted is None or counted[:2] != (begin.position, end.position):
-            count = count_messages(self._cluster, name, begin, end, self._max_count)
+            try:
+                count = count_messages(self._cluster, name, begin, end, self._max_count)
+            except TopicNotFoundError:
+                # There is no reason to wait: the tasks report what is lost.
+                count = self._max_count
             counted = self._counted[name] = (begin.position, end.position, count)
         return counted[2]
 
