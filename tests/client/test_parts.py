@@ -7,7 +7,7 @@ import pytest
 from ledgerlake.client.backoff import Backoff
 from ledgerlake.client.topics import TopicSelection, full_name, full_pattern, partition_name, split_partition
 from ledgerlake.client.transport import Address, parse_service_url
-from ledgerlake.errors import UsageError
+from ledgerlake.errors import TransportError, UsageError
 
 
 @pytest.mark.parametrize("name", ["orders", "public/default/orders", "persistent://public/default/orders", " orders "])
@@ -64,16 +64,29 @@ def test_a_password_in_a_service_url_is_refused_and_not_repeated(url: str) -> No
     assert "hush" not in str(raised.value)
 
 
+ERROR = TransportError("no broker listens at pulsar://h:6650")
+
+
 def test_pauses_double_up_to_the_most_and_end() -> None:
     backoff = Backoff(first_s=1, most_s=5, give_up_after_s=20)
-    assert [backoff.failed(now_s) for now_s in (0, 1, 3, 7, 12, 17, 22)] == [1, 2, 4, 5, 5, 5, None]
+    assert [backoff.failed(now_s, ERROR) for now_s in (0, 1, 3, 7, 12, 17, 22)] == [1, 2, 4, 5, 5, 5, None]
 
 
 def test_success_starts_over() -> None:
     backoff = Backoff(first_s=1, most_s=5, give_up_after_s=20)
-    assert [backoff.failed(0), backoff.failed(19)] == [1, 2]
+    assert [backoff.failed(0, ERROR), backoff.failed(19, ERROR)] == [1, 2]
     backoff.succeeded()
-    assert backoff.failed(100) == 1
+    assert backoff.failed(100, ERROR) == 1
+
+
+def test_what_fails_for_long_is_said_each_quarter_of_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    backoff = Backoff()
+    for now_s in range(40):
+        backoff.failed(now_s, ERROR)
+    assert caplog.messages == [f"{ERROR}; trying again since {seconds} s" for seconds in (15, 30)]
+    backoff.succeeded()
+    backoff.failed(40, ERROR)
+    assert len(caplog.messages) == 2
 
 
 @pytest.mark.parametrize(

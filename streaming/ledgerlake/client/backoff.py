@@ -1,9 +1,10 @@
 """Retries with exponential backoff: how long to wait before the next try, and when to give up. The
-policy takes the clock as an argument.
+policy takes the clock as an argument. What fails for long is said in the log.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -14,6 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Result = TypeVar("Result")
+
+_log = logging.getLogger(__name__)
+
+# How long something may fail before the log says why, and how often it says so.
+_SAY_EACH_S = 15.0
 
 
 @dataclass
@@ -28,14 +34,18 @@ class Backoff:
     give_up_after_s: float = 120.0
     _next_s: float = 0.0
     _failing_since_s: float | None = None
+    _said_s: float = 0.0
 
-    def failed(self, now_s: float) -> float | None:
-        """The pause before the next try, or None when it is time to give up."""
+    def failed(self, now_s: float, error: Exception) -> float | None:
+        """Return the pause before the next try, or None if it is time to give up."""
         if self._failing_since_s is None:
-            self._failing_since_s = now_s
+            self._failing_since_s = self._said_s = now_s
             self._next_s = self.first_s
         if now_s - self._failing_since_s >= self.give_up_after_s:
             return None
+        if now_s - self._said_s >= _SAY_EACH_S:
+            _log.warning("%s; trying again since %.0f s", error, now_s - self._failing_since_s)
+            self._said_s = now_s
         pause_s = self._next_s
         self._next_s = min(self._next_s * 2, self.most_s)
         return pause_s
@@ -56,7 +66,7 @@ def with_retries(call: Callable[[], Result], give_up_after_s: float) -> Result:
         try:
             return call()
         except LedgerlakeError as error:
-            pause_s = backoff.failed(time.monotonic()) if is_retryable(error) else None
+            pause_s = backoff.failed(time.monotonic(), error) if is_retryable(error) else None
             if pause_s is None:
                 raise
             time.sleep(pause_s)

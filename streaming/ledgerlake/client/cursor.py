@@ -187,7 +187,7 @@ class DurableCursor:
                 self.close()
                 policy = busy if isinstance(error, ConsumerBusyError) else backoff
                 worth_it = isinstance(error, ConsumerBusyError) or is_retryable(error)
-                pause_s = policy.failed(time.monotonic()) if worth_it else None
+                pause_s = policy.failed(time.monotonic(), error) if worth_it else None
                 if pause_s is None:
                     raise
                 time.sleep(pause_s)

@@ -268,7 +268,7 @@ class NumberedProducer:
     def _open_again(self, failure: LedgerlakeError) -> None:
         """Open the producer again after a failure that may pass; else raise it."""
         while True:
-            pause_s = self._backoff.failed(time.monotonic()) if is_retryable(failure) else None
+            pause_s = self._backoff.failed(time.monotonic(), failure) if is_retryable(failure) else None
             if pause_s is None:
                 raise failure
             time.sleep(pause_s)

@@ -233,7 +233,7 @@ class EntryReader:
         self.close()
         if not is_retryable(error):
             raise error
-        pause_s = self._backoff.failed(time.monotonic())
+        pause_s = self._backoff.failed(time.monotonic(), error)
         if pause_s is None:
             raise error
         time.sleep(pause_s)

@@ -76,6 +76,10 @@ _LOOK_S = 1.0
 _LOOKS_MOST = 30
 
 
+class _NotHeldError(TransportError):
+    """Another process may own the stream, so nothing is sent now."""
+
+
 class Republisher:
     """Sends what the outbox holds, as it comes; what cannot be sent now is tried again, and the
     table does not wait.
@@ -157,7 +161,9 @@ class Republisher:
                 if self._stopping.is_set():
                     return
                 self._trouble = f" ({type(error).__name__}: {str(error)[:200]})"
-                _log.warning("%s cannot be written%s; trying again", self._topic, self._trouble)
+                # Who holds the subscription opens it again, and says what hinders it.
+                if not isinstance(error, _NotHeldError):
+                    _log.warning("%s cannot be written%s; trying again", self._topic, self._trouble)
                 self._stopping.wait(pause_s)
                 pause_s = min(pause_s * 2, _RETRY_MOST_S)
                 continue
@@ -182,7 +188,7 @@ class Republisher:
         is_routed = False
         for file in batch.files:
             if self._stopping.is_set() or not self._may_send():
-                raise TransportError("the subscription of this stream is not held")
+                raise _NotHeldError("the subscription of this stream is not held")
             if not self._outbox.is_present(batch, file):
                 return False
             if not is_routed:

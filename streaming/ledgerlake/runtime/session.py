@@ -36,7 +36,7 @@ _LOGGING = (Path(__file__).parent / "log4j2.properties").as_uri()
 # it reads it, so that Arrow's asking once more costs a row of the source a twentieth of its CPU for
 # nothing. What the JVM itself warns of goes where logs go: the output is a command's answer.
 _JAVA_OPTIONS = (
-    "-XX:+UseParallelGC -Xlog:disable -Xlog:all=warning:stderr"
+    "-XX:+UseParallelGC -Xlog:all=off:stdout -Xlog:all=warning:stderr"
     f" -Darrow.enable_null_check_for_get=false -Dlog4j2.configurationFile={_LOGGING}"
 )
 
