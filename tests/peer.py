@@ -74,7 +74,8 @@ class Peer:
         topic loaded anew: every number that an entry says in its metadata is taken for stored.
         largest_stored_bytes: a larger entry that is no
         chunk is refused, and those behind it are stored, as by a topic's policy. tells_of_topics: clients may watch the
-        namespace, and are told by ``tell_of_topics``.
+        namespace, and are told by ``tell_of_topics``. unloads_at: commands of consumers that the
+        broker answers by ending the consumer, each once, as while it unloads the topic.
     """
 
     entries: list[tuple[Position, bytes]] = field(default_factory=list)
@@ -110,6 +111,7 @@ class Peer:
     largest_stored_bytes: int | None = None
     topics: list[str] | None = None
     tells_of_topics: bool = False
+    unloads_at: list[type] = field(default_factory=list)
 
     def __enter__(self) -> Peer:
         self._listener = socket.create_server((self.host, 0))
@@ -196,6 +198,11 @@ class Peer:
 
     def _answer(self, connection: _Connection, consumers: dict[int, _Consumer], event: Any) -> None:
         self.requests.append(type(event).__name__)
+        if type(event) in self.unloads_at:
+            self.unloads_at.remove(type(event))
+            del consumers[event.consumer_id]
+            connection.send(_encode("CLOSE_CONSUMER", consumer_id=event.consumer_id, request_id=0))
+            return
         if isinstance(event, pb.CommandAuthResponse):
             self.credentials.append((event.response.auth_method_name, event.response.auth_data))
             return

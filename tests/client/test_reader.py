@@ -35,6 +35,10 @@ def cluster_of(peer: Peer, give_up_after_s: float = 5.0, request_timeout_s: floa
     return Cluster(settings)
 
 
+# A test that waited for an answer that is lost would not end.
+NEVER_S = 3600.0
+
+
 def read_all(reader: EntryReader, end: Position) -> list[int]:
     found = []
     while (entry := next_until(reader, end)) is not None:
@@ -199,6 +203,30 @@ def test_a_cursor_is_moved_by_cumulative_acknowledgement() -> None:
         peer.disconnect()
         cursor.advance(Position(7, 4))
         assert peer.acknowledged == Position(7, 4)
+
+
+def test_an_acknowledgement_that_an_unload_swallows_is_repeated_at_once() -> None:
+    with Peer(unloads_at=[pb.CommandAck]) as peer:
+        peer.add(*[single(b"x")] * 3)
+        cursor = DurableCursor(cluster_of(peer, request_timeout_s=NEVER_S), TOPIC, "s")
+        cursor.ensure(from_earliest=True)
+        cursor.advance(Position(7, 2))
+        assert peer.acknowledged == Position(7, 2)
+
+
+@pytest.mark.parametrize("asks_ahead", [False, True])
+def test_a_question_for_the_last_message_that_an_unload_swallows_is_repeated_at_once(asks_ahead: bool) -> None:
+    with Peer(unloads_at=[pb.CommandGetLastMessageId]) as peer:
+        peer.add(*[single(b"x")] * 3)
+        reader = EntryReader(cluster_of(peer, request_timeout_s=NEVER_S), TOPIC, BEFORE_ALL)
+        assert reader.next(1.0) is not None
+        if asks_ahead:
+            reader.ask_last_message()
+            while (session := reader.session) is not None:
+                assert session.usable
+        last = reader.last_message()
+        assert last is not None
+        assert last.answer.last_message_id.entry_id == 2
 
 
 def test_a_cursor_on_another_topic_of_the_same_name_moves_from_its_beginning() -> None:

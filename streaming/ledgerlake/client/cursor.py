@@ -131,6 +131,7 @@ class DurableCursor:
             LastMessageIdReceived,
             f"tell where the subscription {self.name} of {self.topic_partition} stands",
             partial(commands.get_last_message_id, consumer.consumer_id),
+            consumer,
         )
 
     def _acknowledge(self, opened: tuple[Session, Consumer], position: Position) -> None:
@@ -142,6 +143,7 @@ class DurableCursor:
             pb.CommandAckResponse,
             f"move the subscription {self.name} of {self.topic_partition}",
             lambda request_id: commands.acknowledge_cumulative(consumer.consumer_id, request_id, to_wire(position)),
+            consumer,
         )
         if answer.HasField("error"):
             raise refused(f"move the subscription {self.name}", answer.error, answer.message)

@@ -84,7 +84,7 @@ class EntryReader:
         self._scan = scan
         self._permits = Permits(window)
         self._open: tuple[Session, Consumer] | None = None
-        self._asked: tuple[Session, int] | None = None
+        self._asked: tuple[Consumer, int] | None = None
         self._backoff = Backoff(give_up_after_s=cluster.settings.give_up_after_s)
         self._name = f"ledgerlake-reader-{uuid.uuid4().hex[:12]}"
 
@@ -127,7 +127,7 @@ class EntryReader:
             return
         session, consumer = self._opened()
         with contextlib.suppress(LedgerlakeError):
-            self._asked = session, session.start(partial(commands.get_last_message_id, consumer.consumer_id))
+            self._asked = consumer, session.start(partial(commands.get_last_message_id, consumer.consumer_id))
 
     def last_message(self) -> LastMessageIdReceived | None:
         """Return the broker's word on the last message; None if it cannot read the last entry of
@@ -204,11 +204,12 @@ class EntryReader:
     def _ask_last_message(self) -> LastMessageIdReceived:
         session, consumer = self._opened()
         asked, self._asked = self._asked, None
-        if asked is not None and asked[0] is session:
+        if asked is not None and asked[0] is consumer:
             request_id = asked[1]
         else:
             request_id = session.start(partial(commands.get_last_message_id, consumer.consumer_id))
-        return session.answer(LastMessageIdReceived, f"tell the last message of {self.topic_partition}", request_id)
+        attempt = f"tell the last message of {self.topic_partition}"
+        return session.answer(LastMessageIdReceived, attempt, request_id, consumer)
 
     def _opened(self) -> tuple[Session, Consumer]:
         if self._open is None or self._open[1].closed:

@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ledgerlake.client.auth import NO_AUTHENTICATION, Authentication, hint
-from ledgerlake.client.channels import Channels, Watcher
+from ledgerlake.client.channels import Channels, Consumer, Watcher
 from ledgerlake.client.transport import DEFAULT_TLS, TlsSettings, Transport
 from ledgerlake.errors import (
     BrokerError,
@@ -104,16 +104,22 @@ class Session:
                     return False
             return self._failure is None
 
-    def request(self, answer_type: type[Answer], attempt: str, build: Callable[[int], bytes]) -> Answer:
-        """Send one command and wait for its answer. ``attempt`` completes "the broker could not
-        ..." in errors.
+    def request(
+        self, answer_type: type[Answer], attempt: str, build: Callable[[int], bytes], consumer: Consumer | None = None
+    ) -> Answer:
+        """Send one command and wait for its answer.
+
+        Args:
+            attempt: completes "the broker could not ..." in errors.
+            consumer: of which the command is. If the broker ends it, no answer may come any more.
 
         Raises:
             BrokerError: the broker refused.
+            TransportError: the broker ended the consumer.
             TransportError, DeadlineError, ProtocolError: the connection failed, and this session
                 with it.
         """
-        return self.answer(answer_type, attempt, self.start(build))
+        return self.answer(answer_type, attempt, self.start(build), consumer)
 
     def start(self, build: Callable[[int], bytes]) -> int:
         """Send one command without waiting; its number, for ``answer``. So many can be asked at
@@ -128,7 +134,9 @@ class Session:
             self.send(build(request_id))
             return request_id
 
-    def answer(self, answer_type: type[Answer], attempt: str, request_id: int) -> Answer:
+    def answer(
+        self, answer_type: type[Answer], attempt: str, request_id: int, consumer: Consumer | None = None
+    ) -> Answer:
         """Wait for the answer to what ``start`` has sent.
 
         Raises:
@@ -138,6 +146,8 @@ class Session:
             try:
                 deadline = time.monotonic() + self.request_timeout_s
                 while request_id not in self._answers:
+                    if consumer is not None and consumer.closed:
+                        raise TransportError(f"the broker unloaded the topic and did not {attempt}")
                     self._wait(deadline, attempt)
                 answer = self._answers.pop(request_id)
             finally:
