@@ -125,7 +125,7 @@ class Oracle:
     _stretch: dict[str, int] = field(default_factory=dict)
 
     def _take_messages(self, data: bytes) -> None:
-        table = pq.read_table(io.BytesIO(data), columns=[*_COLUMNS, *_TIMES, "late", "value"], use_threads=False)
+        table = pq.ParquetFile(io.BytesIO(data)).read([*_COLUMNS, *_TIMES, "late", "value"], use_threads=False)
         for name in _TIMES:
             place = table.schema.get_field_index(name)
             table = table.set_column(place, name, table.column(place).cast("int64"))
@@ -173,9 +173,8 @@ class Oracle:
         return None
 
     def _take_rejects(self, data: bytes) -> None:
-        table = pq.read_table(
-            io.BytesIO(data), columns=["topic", "partition", "ledger_id", "entry_id", "reason"], use_threads=False
-        )
+        columns = ["topic", "partition", "ledger_id", "entry_id", "reason"]
+        table = pq.ParquetFile(io.BytesIO(data)).read(columns, use_threads=False)
         for row in table.to_pylist():
             topic = row["topic"] if row["partition"] < 0 else f"{row['topic']}-partition-{row['partition']}"
             position = Position(row["ledger_id"], row["entry_id"])
