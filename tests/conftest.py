@@ -6,6 +6,7 @@ A broker or session that cannot start fails the tests that need it; nothing is s
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tests.live.runtime import Runtime
+
+# The broker that tests use, if one is running.
+SERVICE_URL, ADMIN_URL = "LEDGERLAKE_TEST_SERVICE_URL", "LEDGERLAKE_TEST_ADMIN_URL"
 
 settings.register_profile("ledgerlake", deadline=None)
 settings.load_profile("ledgerlake")
@@ -49,6 +53,19 @@ def close_clusters_of_tests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for cluster in made:
         cluster.close()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """If tests run in several processes, start the broker that all of them share."""
+    in_processes = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
+    if not in_processes or "not live" in config.option.markexpr or SERVICE_URL in os.environ:
+        return
+    from tests.live.runtime import start_runtime
+
+    shared = contextlib.ExitStack()
+    running = shared.enter_context(start_runtime())
+    os.environ |= {SERVICE_URL: running.service_url, ADMIN_URL: running.admin_url}
+    config.add_cleanup(shared.close)
 
 
 @pytest.fixture(scope="session")

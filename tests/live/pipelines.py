@@ -140,3 +140,16 @@ def backlog(runtime: Runtime, topic: str) -> int:
     """Entries that the pipeline's cursor still pins."""
     stats = runtime.admin("GET", topic, "/stats?getPreciseBacklog=true")["subscriptions"]
     return int(next(one["msgBacklog"] for name, one in stats.items() if name.startswith("ledgerlake-test")))
+
+
+def values(folder: Path) -> list[int]:
+    """The numbers that the table's messages hold."""
+    table = DeltaTable(str(folder / "messages")).to_pyarrow_table(columns=["value"])
+    return [int(value) for value in table["value"].to_pylist()]
+
+
+def unload_until_trimmed(runtime: Runtime, topic: str) -> None:
+    """Roll the ledger, and wait until the broker has removed the one before."""
+    before = runtime.first_ledger(topic)
+    runtime.admin("PUT", topic, "/unload")
+    wait_until(lambda: runtime.first_ledger(topic) > before)

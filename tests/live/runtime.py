@@ -4,15 +4,17 @@ LEDGERLAKE_TEST_SERVICE_URL and _ADMIN_URL.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import subprocess
 import time
+import urllib.error
 import urllib.request
 import zlib
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
@@ -36,19 +38,50 @@ class Runtime:
     broker: Broker | None = None
     clients: list[Any] = field(default_factory=list)
     security: Security | None = None
+    namespace: str = "public/default"
 
     def topic(self, partitions: int = 0) -> str:
-        """A topic of its own, pinned so that the broker's cleaning leaves it alone."""
-        name = f"persistent://public/default/test-{os.getpid()}-{next(_numbers)}"
+        """A topic of its own."""
+        name = f"persistent://{self.namespace}/test-{os.getpid()}-{next(_numbers)}"
         if partitions:
             self.admin("PUT", name, "/partitions", partitions)
         else:
             self.admin("PUT", name)
         return name
 
+    def trimming(self) -> Runtime:
+        """The same broker with topics of Pulsar's own defaults: no ledger is kept that every cursor
+        has passed, and idle topics are deleted.
+        """
+        idle = {
+            "inactiveTopicDeleteMode": "delete_when_no_subscriptions",
+            "maxInactiveDurationSeconds": 60,
+            "deleteWhileInactive": True,
+        }
+        nothing = {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
+        return self.in_namespace("trimming", retention=nothing, inactiveTopicPolicies=idle)
+
+    def deduplicating(self, name: str = "deduplicating") -> Runtime:
+        """The same broker with topics on which a message that is sent twice is stored once."""
+        return self.in_namespace(name, deduplication=True)
+
+    def in_namespace(self, name: str, **policies: Any) -> Runtime:
+        """The same broker with topics in a namespace of these policies, which no other process of
+        the tests uses.
+        """
+        namespace = f"public/{name}-{os.getpid()}"
+        with contextlib.suppress(urllib.error.HTTPError):
+            self._call("PUT", f"namespaces/{namespace}", {})
+        for policy, value in policies.items():
+            self._call("POST", f"namespaces/{namespace}/{policy}", value)
+        return replace(self, namespace=namespace)
+
     def admin(self, method: str, topic: str, action: str = "", body: Any = None) -> Any:
         """One call of the broker's REST address for a topic."""
-        url = f"{self.admin_url}/admin/v2/{topic.replace('://', '/')}{action}"
+        return self._call(method, f"{topic.replace('://', '/')}{action}", body)
+
+    def _call(self, method: str, path: str, body: Any = None) -> Any:
+        url = f"{self.admin_url}/admin/v2/{path}"
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
         if self.security is not None:
@@ -69,6 +102,10 @@ class Runtime:
 
         wait_until(lambda: all(one["durable"] for one in there().values()))
         return {name: one["msgBacklog"] for name, one in there().items()}
+
+    def first_ledger(self, topic: str) -> int:
+        """The oldest ledger that the broker has of a topic."""
+        return int(self.admin("GET", topic, "/internalStats")["ledgers"][0]["ledgerId"])
 
     def entry_headers(self, topic: str, ledger_id: int, entry_id: int) -> dict[str, str]:
         """What the broker's REST address says about one stored entry."""
@@ -104,18 +141,18 @@ class Runtime:
         }
 
 
+# Pulsar's own defaults, but that what may be trimmed is looked for every few seconds instead of
+# every two minutes.
+DEFAULTS = {"retentionCheckIntervalInSeconds": "3"}
+
 # Compaction of consumed ledgers and cleaning of idle topics would only add chance to tests that
 # compare with the topic.
 SETTINGS = {
     "defaultRetentionTimeInMinutes": "-1",
     "defaultRetentionSizeInMB": "-1",
     "brokerDeleteInactiveTopicsEnabled": "false",
+    **DEFAULTS,
 }
-
-
-# Pulsar's own defaults, but that what may be trimmed is looked for every few seconds instead of
-# every two minutes.
-DEFAULTS = {"retentionCheckIntervalInSeconds": "3"}
 
 
 @contextmanager

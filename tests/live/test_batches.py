@@ -35,8 +35,8 @@ _RETAINED = "spark.sql.streaming.minBatchesToRetain"
 @pytest.fixture
 def retained(spark: SparkSession) -> Iterator[int]:
     """Batches that Spark keeps in a checkpoint, fewer than its hundred."""
-    spark.conf.set(_RETAINED, "10")
-    yield 10
+    spark.conf.set(_RETAINED, "4")
+    yield 4
     spark.conf.unset(_RETAINED)
 
 
@@ -76,7 +76,7 @@ def held(checkpoint: Path) -> tuple[int, int]:
 def test_a_checkpoint_does_not_grow_with_the_number_of_micro_batches(
     runtime: Runtime, spark: SparkSession, tmp_path: Path, retained: int, campaign_is_long: bool
 ) -> None:
-    batches = 3000 if campaign_is_long else 60
+    batches = 3000 if campaign_is_long else 30
     topic = runtime.topic(partitions=2)
     data = runtime.config(tmp_path, topic)
     data["stream"]["trigger"] = "0 seconds"

@@ -120,7 +120,7 @@ def test_run_verify_peek_and_forget_as_a_script_uses_them(runtime: Runtime, tmp_
     assert json.loads(forgotten.stdout)["subscription"] == "ledgerlake-scripted"
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_run_ends_cleanly_when_it_is_asked_to(runtime: Runtime, tmp_path: Path, signal_number: int) -> None:
     topic = runtime.topic()
     publish_numbers(runtime, topic, range(100))
@@ -150,6 +150,7 @@ def test_the_demo_ends_with_a_clean_verdict() -> None:
     assert [verdict[name] for name in ("missing", "duplicate", "out_of_order", "early", "waiting")] == [0] * 5
 
 
+@pytest.mark.long
 def test_a_run_that_archives_classes_leaves_what_the_next_one_loads_them_from(runtime: Runtime, tmp_path: Path) -> None:
     topic = runtime.topic()
     publish_numbers(runtime, topic, range(10))

@@ -16,7 +16,6 @@ from ledgerlake.client.producer import EntryProducer
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_entry
 from tests.live.pipelines import config_file, ledgerlake, now_ms
-from tests.live.runtime import start_runtime
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,31 +46,30 @@ def rows(folder: Path) -> int:
     return int(DeltaTable(str(folder / "messages")).to_pyarrow_table(columns=["ledger_id"]).num_rows)
 
 
-def test_a_restart_reads_nothing_again_and_delivers_soon(tmp_path: Path, campaign_is_long: bool) -> None:
+def test_a_restart_reads_nothing_again_and_delivers_soon(
+    runtime: Runtime, tmp_path: Path, campaign_is_long: bool
+) -> None:
     count = 1_000_000 if campaign_is_long else 50_000
-    with start_runtime(broker_metadata=True) as runtime:
-        topic = runtime.topic()
-        config = config_file(tmp_path, runtime.config(tmp_path, topic))
-        due_ms = now_ms() + (240_000 if campaign_is_long else 30_000)
-        publish_waiting(runtime, topic, count, due_ms)
-        assert ledgerlake("run", config, "--once").returncode == 0
-        delivered = rows(tmp_path)
-        shown = json.loads(ledgerlake("state", config, "--json").stdout)["delayed"]
-        assert sum(one["waiting"] for one in shown) == count - delivered > 0
-        before = sent_by_broker(runtime, topic)
-        began_ms = now_ms()
-        with open(tmp_path / "run.log", "wb") as errors:
-            running = subprocess.Popen([sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=errors)
-        try:
-            while rows(tmp_path) == delivered:
-                assert now_ms() < began_ms + 300_000
-                time.sleep(0.1)
-            took_ms = now_ms() - began_ms
-        finally:
-            running.send_signal(signal.SIGINT)
-            running.wait(timeout=300)
-        again = sent_by_broker(runtime, topic) - before
-        print(
-            f"{count:,} waiting: first due message in the table after {took_ms:,} ms; the broker sent {again} entries"
-        )
-        assert again == 0
+    topic = runtime.topic()
+    config = config_file(tmp_path, runtime.config(tmp_path, topic))
+    due_ms = now_ms() + (240_000 if campaign_is_long else 30_000)
+    publish_waiting(runtime, topic, count, due_ms)
+    assert ledgerlake("run", config, "--once").returncode == 0
+    delivered = rows(tmp_path)
+    shown = json.loads(ledgerlake("state", config, "--json").stdout)["delayed"]
+    assert sum(one["waiting"] for one in shown) == count - delivered > 0
+    before = sent_by_broker(runtime, topic)
+    began_ms = now_ms()
+    with open(tmp_path / "run.log", "wb") as errors:
+        running = subprocess.Popen([sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=errors)
+    try:
+        while rows(tmp_path) == delivered:
+            assert now_ms() < began_ms + 300_000
+            time.sleep(0.1)
+        took_ms = now_ms() - began_ms
+    finally:
+        running.send_signal(signal.SIGINT)
+        running.wait(timeout=300)
+    again = sent_by_broker(runtime, topic) - before
+    print(f"{count:,} waiting: first due message in the table after {took_ms:,} ms; the broker sent {again} entries")
+    assert again == 0

@@ -71,6 +71,7 @@ def test_an_entry_that_the_broker_cannot_read_behind_its_metadata_sets_no_time_a
     assert all(one.by_broker and one.time_ms < FORGED.broker_timestamp for one in found.values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("exposing", ["false", "true"])
 def test_a_producers_broker_metadata_is_believed_only_if_the_broker_shows_such_and_adds_none(exposing: str) -> None:
     settings = {"exposingBrokerEntryMetadataToClientEnabled": exposing}

@@ -3,8 +3,7 @@ on; then the verdict.
 
 ``test_default_broker`` does the same, and more, with the writer that appends files.
 
-The short version runs by default; ``make test-campaign`` kills twelve times. A failure prints
-its seed.
+A failure prints its seed.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from tests.live.runtime import Runtime, commits, start_runtime, wait_for_commits
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.live, pytest.mark.slow]
+pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.long]
 
 
 class Publisher(threading.Thread):
@@ -73,9 +72,9 @@ class Publisher(threading.Thread):
 
 
 def test_a_table_of_delta_sparks_writer_is_exact_after_kills_of_the_driver_and_restarts_of_the_broker(
-    tmp_path: Path, campaign_is_long: bool
+    tmp_path: Path,
 ) -> None:
-    kills, restarts = (12, 3) if campaign_is_long else (1, 1)
+    kills, restarts = 12, 3
     seed = int(os.environ.get("LEDGERLAKE_SEED", "0")) or random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)

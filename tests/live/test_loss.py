@@ -29,11 +29,9 @@ pytestmark = [pytest.mark.live, pytest.mark.spark]
 
 
 @pytest.fixture(scope="module")
-def trimming() -> Iterator[Runtime]:
-    """A broker that keeps nothing that nobody pins."""
-    nothing = {"defaultRetentionTimeInMinutes": "0", "defaultRetentionSizeInMB": "0"}
-    with start_runtime(broker_metadata=True, settings=nothing) as running:
-        yield running
+def trimming(runtime: Runtime) -> Runtime:
+    """Topics of which the broker keeps nothing that nobody pins."""
+    return runtime.trimming()
 
 
 def send(runtime: Runtime, topic: str, values: range) -> None:
@@ -110,54 +108,6 @@ def test_ledgers_that_went_after_they_were_read_are_no_loss(
     run_once(spark, data)
     assert values(tmp_path) == list(range(35))
     assert rejects_rows(tmp_path) == []
-
-
-@pytest.fixture(scope="module")
-def trimming_bare() -> Iterator[Runtime]:
-    """The same without broker metadata, as brokers are by default."""
-    nothing = {"defaultRetentionTimeInMinutes": "0", "defaultRetentionSizeInMB": "0"}
-    with start_runtime(broker_metadata=False, settings=nothing) as running:
-        yield running
-
-
-def test_ledgers_that_went_behind_the_cursor_are_no_loss_without_an_index(
-    trimming_bare: Runtime, spark: SparkSession, tmp_path: Path
-) -> None:
-    topic = trimming_bare.topic()
-    data = trimming_bare.config(tmp_path, topic)
-    for first in (0, 10, 20):
-        send(trimming_bare, topic, range(first, first + 10))
-        run_once(spark, data)
-        before = first_ledger(trimming_bare, topic)
-        begin_another_ledger(trimming_bare, topic)
-        wait_until(lambda before=before: first_ledger(trimming_bare, topic) > before)  # type: ignore[misc]
-    send(trimming_bare, topic, range(30, 35))
-    run_once(spark, data)
-    assert values(tmp_path) == list(range(35))
-    assert rejects_rows(tmp_path) == []
-
-
-def test_a_cursor_that_somebody_moved_over_unread_ledgers_is_loss_without_an_index(
-    trimming_bare: Runtime, spark: SparkSession, tmp_path: Path
-) -> None:
-    topic = trimming_bare.topic()
-    data = trimming_bare.config(tmp_path, topic)
-    send(trimming_bare, topic, range(10))
-    run_once(spark, data)
-    before = first_ledger(trimming_bare, topic)
-    begin_another_ledger(trimming_bare, topic)
-    send(trimming_bare, topic, range(10, 20))
-    begin_another_ledger(trimming_bare, topic)
-    send(trimming_bare, topic, range(20, 25))
-    (name,) = trimming_bare.subscriptions(topic)
-    trimming_bare.admin("POST", topic, f"/subscription/{name}/skip_all")
-    wait_until(lambda: first_ledger(trimming_bare, topic) > before + 1)
-    with pytest.raises(DataLossError, match=r"an unknown number of messages after \d+:9 and before .* are lost"):
-        run_once(spark, data)
-    data["source"]["fail_on_data_loss"] = False
-    run_once(spark, data)
-    assert values(tmp_path) == [*range(10), *range(20, 25)]
-    assert [row["reason"] for row in rejects_rows(tmp_path)] == ["data_loss"]
 
 
 def test_a_topic_that_was_deleted_and_created_again_is_named_so(
@@ -242,6 +192,7 @@ def transact(runtime: Runtime, topic: str, *, abort: bool) -> None:
     subprocess.run(command, check=True, capture_output=True, timeout=120)
 
 
+@pytest.mark.long
 def test_aborted_transactions_and_markers_are_no_loss(
     transactional: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -19,45 +19,27 @@ from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.batches import BatchWriter
 from ledgerlake.pipeline.forget import forget
 from ledgerlake.pipeline.pipeline import Pipeline
-from tests.live.pipelines import publish_numbers, rows_by_spark, run_once
-from tests.live.runtime import Runtime, start_runtime, wait_until
+from tests.live.pipelines import publish_numbers, rows_by_spark, run_once, unload_until_trimmed, values
+from tests.live.runtime import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
+
+    from tests.live.runtime import Runtime
 
 pytestmark = [pytest.mark.live, pytest.mark.spark]
 
 
 @pytest.fixture(scope="module")
-def trimming() -> Iterator[Runtime]:
-    """A broker with Pulsar's own defaults, which removes what every cursor has passed."""
-    with start_runtime(keeps_everything=False, broker_metadata=True) as runtime:
-        yield runtime
-
-
-def unload_until_trimmed(runtime: Runtime, topic: str) -> None:
-    """Roll the ledger, and wait until the broker has removed the one before."""
-
-    def first_ledger() -> int:
-        return int(runtime.admin("GET", topic, "/internalStats")["ledgers"][0]["ledgerId"])
-
-    before = first_ledger()
-    runtime.admin("PUT", topic, "/unload")
-    wait_until(lambda: first_ledger() > before)
+def trimming(runtime: Runtime) -> Runtime:
+    """Topics of Pulsar's own defaults: what every cursor has passed is removed."""
+    return runtime.trimming()
 
 
 def _has(folder: Path, count: int) -> bool:
     return len(values(folder)) >= count
-
-
-def values(folder: Path) -> list[int]:
-    return [
-        int(value)
-        for value in DeltaTable(str(folder / "messages")).to_pyarrow_table(columns=["value"])["value"].to_pylist()
-    ]
 
 
 def last_number(folder: Path) -> int:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import time
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.live
 
-LEDGERS, MESSAGES, SEARCHES = 4, 100_000, 200
+LEDGERS, MESSAGES, SEARCHES = (4, 100_000, 200) if os.environ.get("LEDGERLAKE_CAMPAIGN") == "long" else (4, 20_000, 60)
 
 
 @dataclass(frozen=True)
@@ -276,6 +277,7 @@ def test_a_place_is_shown_with_its_neighbours(runtime: Runtime, topic: str, clus
     assert json.loads(said.stdout)["at"]["broker_index"] == first.stamp.index
 
 
+@pytest.mark.long
 def test_where_a_broker_began_to_add_metadata_in_mid_life_the_search_is_right(tmp_path: Path) -> None:
     """The producers' clocks before are an hour ahead; what the broker stored itself is found
     exactly all the same.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.live, pytest.mark.spark]
 
 COLUMNS = ["topic", "partition", "message_id", "broker_timestamp", "broker_index", "key", "is_null", "value"]
-BATCHES = 60
+BATCHES = 30
 MESSAGES = 100
 
 

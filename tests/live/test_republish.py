@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pulsar
@@ -53,19 +52,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.live, pytest.mark.spark]
 
 
-def make_namespace(runtime: Runtime, name: str) -> None:
-    """A namespace whose broker drops what a producer sends twice."""
-    _namespace(runtime, "PUT", name, b"{}")
-    _namespace(runtime, "POST", f"{name}/deduplication", b"true")
-
-
-def _namespace(runtime: Runtime, method: str, path: str, body: bytes) -> None:
-    url = f"{runtime.admin_url}/admin/v2/namespaces/public/{path}"
-    headers = {"Content-Type": "application/json"}
-    with urllib.request.urlopen(urllib.request.Request(url, body, headers, method=method), timeout=30) as response:
-        response.read()
-
-
 def read_all(runtime: Runtime, topic: str) -> list[Any]:
 
     found = []
@@ -94,8 +80,7 @@ def test_each_output_gets_each_message_once_also_when_one_failed_for_a_while(
     runtime: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:
     source = runtime.topic(partitions=2)
-    namespace = f"later-{os.getpid()}"
-    target = f"persistent://public/{namespace}/due"
+    target = f"persistent://public/later-{os.getpid()}/due"
     data = small_buckets(runtime, tmp_path, source)
     data["deliver"] = {"topic": target}
     pipeline = run(spark, parse_config(data))
@@ -105,7 +90,7 @@ def test_each_output_gets_each_message_once_also_when_one_failed_for_a_while(
         assert len(list((tmp_path / "checkpoint" / "ledgerlake" / "outbox").glob("*.parquet"))) > 0, (
             "nowhere to send it"
         )
-        make_namespace(runtime, namespace)
+        runtime.deduplicating("later")
         publish_delayed(runtime, source, [(b"second %d" % one, now_ms() + 3000) for one in range(200)])
         wait_for_rows(tmp_path, 400)
         wait_until(lambda: len(read_all(runtime, target)) >= 400)
@@ -184,9 +169,7 @@ def test_an_output_that_joins_at_the_end_gets_what_is_published_from_then_on(
 def test_a_message_that_the_target_does_not_take_has_a_stand_in_there_and_holds_up_no_other(
     runtime: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:
-    source, namespace = runtime.topic(), f"large-{os.getpid()}"
-    target = f"persistent://public/{namespace}/due"
-    make_namespace(runtime, namespace)
+    source, target = runtime.topic(), runtime.deduplicating().topic()
     data = small_buckets(runtime, tmp_path, source)
     data["deliver"] = {"topic": target}
     due_ms = now_ms() + 100
@@ -226,10 +209,7 @@ def publish_too_large(runtime: Runtime, topic: str, due_ms: int) -> None:
 def test_a_large_message_is_whole_on_a_topic_that_is_unloaded_amid_its_chunks(
     runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: int
 ) -> None:
-    namespace = f"unloaded-{os.getpid()}-{large}"
-    target = f"persistent://public/{namespace}/due"
-    make_namespace(runtime, namespace)
-    runtime.client().create_producer(target).close()
+    target = runtime.deduplicating().topic()
     value, sent = random.Random(1).randbytes(14 * 2**20), itertools.count(1)
     send = NumberedProducer._send
 
@@ -254,16 +234,14 @@ def test_a_large_message_is_whole_on_a_topic_that_is_unloaded_amid_its_chunks(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("deduplicates", [True, False])
 def test_a_target_that_is_suspended_amid_many_messages_gets_all_of_them_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deduplicates: bool
 ) -> None:
     count = 20_000
     with start_runtime() as runtime:
-        target = runtime.topic()
-        if deduplicates:
-            make_namespace(runtime, "suspended")
-            target = "persistent://public/suspended/due"
+        target = (runtime.deduplicating() if deduplicates else runtime).topic()
         assert runtime.broker is not None
         process = runtime.broker.start().pid
         outbox = filled(tmp_path, count)
@@ -306,8 +284,7 @@ def test_each_message_is_on_the_topic_once_after_kills(tmp_path: Path) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
     with start_runtime(broker_metadata=True) as runtime:
-        source, target = runtime.topic(partitions=2), "persistent://public/once/due"
-        make_namespace(runtime, "once")
+        source, target = runtime.topic(partitions=2), runtime.deduplicating().topic()
         data = small_buckets(runtime, tmp_path, source)
         data["deliver"] = {"topic": target}
         config = config_file(tmp_path, data)
@@ -339,6 +316,7 @@ def test_each_message_is_on_the_topic_once_after_kills(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_micro_batch_that_was_sent_before_the_broker_forgot_its_producer_is_there_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""Restarts and unloads of the broker, brokers without entry metadata, and messages by publish time."""
+"""Restarts and unloads of the broker, and idle connections."""
 
 from __future__ import annotations
 
@@ -10,22 +10,14 @@ import pytest
 
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.client.reader import EntryReader
-from ledgerlake.errors import LedgerlakeError
-from ledgerlake.inspect.verify import verify
-from ledgerlake.options.config import parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.last_entry import last_position
 from ledgerlake.source.positions import next_until
 from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.message_id import BEFORE_ALL
-from tests.live.pipelines import config_file, ledgerlake, rows_by_spark, run_once
 from tests.live.runtime import start_runtime
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
-
     from tests.live.runtime import Runtime
 
 pytestmark = pytest.mark.live
@@ -59,6 +51,7 @@ def test_a_reader_resumes_exactly_after_an_unload(runtime: Runtime) -> None:
     assert found == list(range(500))
 
 
+@pytest.mark.long
 def test_a_reader_resumes_exactly_after_a_broker_restart() -> None:
     with start_runtime(broker_metadata=True) as own:
         topic = own.topic()
@@ -88,37 +81,3 @@ def test_a_cursor_is_kept_alive_on_an_idle_connection(runtime: Runtime) -> None:
     holder.ensure(from_earliest=True)
     with pytest.raises(ConsumerBusyError):
         DurableCursor(runtime.cluster(give_up_after_s=3), topic, "held").ensure(from_earliest=True)
-
-
-@pytest.mark.spark
-def test_a_broker_without_entry_metadata_gives_null_columns_one_warning_and_publish_order(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    with start_runtime(broker_metadata=False) as bare:
-        topic = bare.topic()
-        producer = EntryProducer(bare.cluster(), topic, "skewed")
-        for number, minutes in enumerate([0, 9, -7, 3, -2, 0]):
-            own = pb.MessageMetadata(
-                producer_name="skewed", sequence_id=number, publish_time=1_700_000_000_000 + 60_000 * minutes
-            )
-            producer.send(encode_entry(own, b"%d" % minutes))
-        producer.close()
-        data = bare.config(tmp_path, topic)
-        ran = ledgerlake("run", config_file(tmp_path, data), "--once")
-        assert (ran.returncode, ran.stderr.count("the broker adds no entry metadata")) == (0, 1)
-        config = parse_config(data)
-        rows = spark.read.format("delta").load(config.delta.path).collect()
-        assert [int(row.value) for row in rows] == [-7, -2, 0, 0, 3, 9]
-        assert {(row.broker_timestamp, row.broker_index) for row in rows} == {(None, None)}
-        assert verify(config).clean
-        publish(bare, topic, range(100, 101))
-        producer = EntryProducer(bare.cluster(), topic, "latecomer")
-        own = pb.MessageMetadata(producer_name="latecomer", sequence_id=1, publish_time=1_600_000_000_000)
-        producer.send(encode_entry(own, b"1"))
-        producer.close()
-        run_once(spark, data)
-        assert {int(row["value"]): row["late"] for row in rows_by_spark(spark, config.delta.path)}[1] is True
-        verdict = verify(config)
-        assert (verdict.clean, verdict.late) == (True, 1)
-        with pytest.raises(LedgerlakeError, match="brokerEntryMetadataInterceptors"):
-            run_once(spark, bare.config(tmp_path / "strict", topic, name="strict", require_broker_metadata=True))

@@ -72,7 +72,17 @@ def spark_columns(spark: SparkSession) -> Any:
     return from_arrow_schema(schema.MESSAGES).fields
 
 
-@pytest.mark.parametrize("feature", [*CHANGES, "partition columns", "generated columns"])
+@pytest.mark.parametrize(
+    "feature",
+    [
+        "columnMapping",
+        "generated columns",
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("changeDataFeed", "checkConstraints", "partition columns")
+        ),
+    ],
+)
 def test_a_table_with_a_feature_is_written_all_the_same(
     runtime: Runtime, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, feature: str
 ) -> None:
@@ -172,7 +182,12 @@ def staged(table: Table, entries: range) -> list[DataFile]:
 
 
 @pytest.mark.parametrize(
-    ("feature", "first"), [("columnMapping", "spark"), ("columnMapping", "arrow"), ("partition columns", "spark")]
+    ("feature", "first"),
+    [
+        ("columnMapping", "spark"),
+        pytest.param("columnMapping", "arrow", marks=pytest.mark.long),
+        pytest.param("partition columns", "spark", marks=pytest.mark.long),
+    ],
 )
 def test_what_a_repeat_rejects_beyond_the_first_run_is_added_once(
     spark: SparkSession, tmp_path: Path, feature: str, first: str

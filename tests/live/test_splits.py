@@ -16,33 +16,24 @@ from ledgerlake.inspect.verify import verify
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_batch, encode_entry
 from tests.live.pipelines import run_once
-from tests.live.runtime import Runtime, start_runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
+
+    from tests.live.runtime import Runtime
 
 pytestmark = [pytest.mark.live, pytest.mark.spark, pytest.mark.slow]
 
 _BATCH = 1000
 
 
-@pytest.fixture(scope="module")
-def many_ledgers() -> Iterator[Runtime]:
-    """A broker that begins another ledger often, so that ranges span several."""
-    settings = {"managedLedgerMaxEntriesPerLedger": "700", "managedLedgerMinLedgerRolloverTimeMinutes": "0"}
-    with start_runtime(settings=settings) as running:
-        yield running
-
-
-def publish(runtime: Runtime, topic: str, count: int) -> None:
+def publish(runtime: Runtime, topic: str, numbers: range) -> None:
     """Batches of a thousand numbers of a hundred bytes."""
     producer = EntryProducer(runtime.cluster(), topic, "writer")
-    for first in range(0, count, _BATCH):
-        numbers = range(first, first + _BATCH)
-        plain = encode_batch([(pb.SingleMessageMetadata(), b"%0100d" % number) for number in numbers])
+    for first in numbers[::_BATCH]:
+        plain = encode_batch([(pb.SingleMessageMetadata(), b"%0100d" % (first + place)) for place in range(_BATCH)])
         metadata = pb.MessageMetadata(
             producer_name="writer",
             sequence_id=first,
@@ -64,15 +55,17 @@ def table_numbers(path: str) -> tuple[pa.Table, int]:
 
 
 def test_one_two_and_four_tasks_write_the_same_table(
-    many_ledgers: Runtime, spark: SparkSession, tmp_path: Path, campaign_is_long: bool
+    runtime: Runtime, spark: SparkSession, tmp_path: Path, campaign_is_long: bool
 ) -> None:
-    count = 5_000_000 if campaign_is_long else 500_000
-    topic = many_ledgers.topic()
-    publish(many_ledgers, topic, count)
+    count = 5_000_000 if campaign_is_long else 200_000
+    topic = runtime.topic()
+    for ledger in range(4):
+        publish(runtime, topic, range(count)[ledger * count // 4 : (ledger + 1) * count // 4])
+        runtime.admin("PUT", topic, "/unload")
     tables = []
     for tasks in (1, 2, 4):
         folder = tmp_path / str(tasks)
-        config = run_once(spark, many_ledgers.config(folder, topic, name=f"split{tasks}", min_partitions=tasks))
+        config = run_once(spark, runtime.config(folder, topic, name=f"split{tasks}", min_partitions=tasks))
         table, files = table_numbers(config.delta.path)
         print(f"{tasks} tasks: {table.num_rows} rows in {files} files")
         assert files >= tasks

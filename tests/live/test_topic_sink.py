@@ -25,13 +25,13 @@ from pyspark.errors import PySparkException
 from ledgerlake.client.producer import NumberedEntry, NumberedProducer
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_entry
-from tests.live.pipelines import config_file, ledgerlake, run_once
-from tests.live.runtime import Runtime, start_runtime, wait_for_commits
+from tests.live.pipelines import run_once
+from tests.live.runtime import wait_for_commits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pyspark.sql import DataFrame, SparkSession
+
+    from tests.live.runtime import Runtime
 
 pytestmark = [pytest.mark.live, pytest.mark.spark]
 
@@ -41,9 +41,8 @@ AT = datetime(2026, 5, 1, 9, 0, 0, 123000, tzinfo=timezone.utc)
 
 
 @pytest.fixture(scope="module")
-def deduplicating() -> Iterator[Runtime]:
-    with start_runtime(settings={"brokerDeduplicationEnabled": "true"}) as running:
-        yield running
+def deduplicating(runtime: Runtime) -> Runtime:
+    return runtime.deduplicating()
 
 
 def rows(spark: SparkSession, count: int) -> list[tuple[Any, ...]]:
@@ -249,9 +248,9 @@ def received_all(runtime: Runtime, topic_partition: str) -> list[pulsar.Message]
 
 @pytest.mark.slow
 def test_rows_go_through_a_topic_and_back_into_a_table_over_kills(
-    deduplicating: Runtime, tmp_path: Path, campaign_is_long: bool
+    deduplicating: Runtime, spark: SparkSession, tmp_path: Path, campaign_is_long: bool
 ) -> None:
-    kills, files, rows_each = (10, 100, 10_000) if campaign_is_long else (2, 20, 10_000)
+    kills, files, rows_each = (10, 100, 10_000) if campaign_is_long else (1, 12, 10_000)
     seed = int(os.environ.get("LEDGERLAKE_SEED", "0")) or random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -276,9 +275,7 @@ def test_rows_go_through_a_topic_and_back_into_a_table_over_kills(
             running.send_signal(signal.SIGKILL)
             running.wait()
         killed += 1
-    config = config_file(tmp_path, deduplicating.config(tmp_path, topic, name="back"))
-    last = ledgerlake("run", config, "--once", "--json")
-    assert last.returncode == 0, last.stderr
+    run_once(spark, deduplicating.config(tmp_path, topic, name="back"))
     table = DeltaTable(str(tmp_path / "messages")).to_pyarrow_table(
         columns=["value", "key", "properties", "event_time"]
     )

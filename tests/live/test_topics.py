@@ -18,7 +18,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from ledgerlake.client.topics import TopicSelection, full_pattern
 from ledgerlake.errors import DataLossError, TopicNotFoundError
-from tests.live.pipelines import config_file, ledgerlake, rejects_rows, run_once
+from tests.live.pipelines import config_file, rejects_rows, run_once
 from tests.live.runtime import wait_until
 
 if TYPE_CHECKING:
@@ -57,9 +57,12 @@ def wait_for(folder: Path, expected: set[tuple[str, int]], running: subprocess.P
 
 
 @pytest.mark.slow
-def test_two_hundred_topics_come_and_go_while_a_pipeline_runs(runtime: Runtime, tmp_path: Path) -> None:
+def test_many_topics_come_and_go_while_a_pipeline_runs(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path, campaign_is_long: bool
+) -> None:
+    tenth = 20 if campaign_is_long else 6
     base = f"persistent://public/default/many-{os.getpid()}"
-    names = [f"{base}-{number}" for number in range(200)]
+    names = [f"{base}-{number}" for number in range(10 * tenth)]
     expected: set[tuple[str, int]] = set()
 
     def create(some: list[str]) -> None:
@@ -68,7 +71,7 @@ def test_two_hundred_topics_come_and_go_while_a_pipeline_runs(runtime: Runtime, 
             send(runtime, name, range(3))
             expected.update((name, value) for value in range(3))
 
-    create(names[:80])
+    create(names[: 4 * tenth])
     data = runtime.config(tmp_path)
     del data["source"]["topics"]
     data["source"]["topics_pattern"] = f"many-{os.getpid()}-.*"
@@ -80,12 +83,12 @@ def test_two_hundred_topics_come_and_go_while_a_pipeline_runs(runtime: Runtime, 
         )
     try:
         wait_for(tmp_path, set(expected), running, errors)
-        create(names[80:140])
+        create(names[4 * tenth : 7 * tenth])
         wait_for(tmp_path, set(expected), running, errors)
-        for name in names[:60]:
+        for name in names[: 3 * tenth]:
             runtime.admin("DELETE", name, "?force=true")
-        create(names[140:])
-        for name in names[60:140]:
+        create(names[7 * tenth :])
+        for name in names[3 * tenth : 7 * tenth]:
             send(runtime, name, range(3, 5))
             expected.update((name, value) for value in range(3, 5))
         wait_for(tmp_path, set(expected), running, errors)
@@ -96,10 +99,9 @@ def test_two_hundred_topics_come_and_go_while_a_pipeline_runs(runtime: Runtime, 
     assert rejects_rows(tmp_path) == []
     assert running.returncode == 0, errors.read_text()
     cursor = f"ledgerlake-{data['stream']['name']}"
-    held = [name for name in names[60:] if cursor in runtime.admin("GET", name, "/subscriptions")]
-    assert len(held) == 140
-    again = ledgerlake("run", config_file(tmp_path, data), "--once")
-    assert again.returncode == 0, again.stderr
+    held = [name for name in names[3 * tenth :] if cursor in runtime.admin("GET", name, "/subscriptions")]
+    assert len(held) == 7 * tenth
+    run_once(spark, data)
     assert found(tmp_path) == Counter(expected)
 
 
