@@ -4,13 +4,15 @@ messages that are due come out.
 State beside that of large messages:
 
     index      the record of all buckets, JSON with a version (``delay.bucket``)
-    snapshots  (bucket, number) -> a bucket's metadata or one of its segments, with the entries that wait in it
+    snapshots  (bucket, number) -> a bucket's metadata, its directory of blocks, or a block of segments with the entries
+               that wait in them (``bucket_storage``)
     large      (ledger, entry) -> a message whose bytes are in ``parts`` and not in a segment, JSON with a version
                (``unpacked``). The key of a large message is its last chunk
     cancels    what is not to be delivered after all, JSON with a version (``delay.cancels``)
 
 An entry is stored once, in a segment with its neighbours in time; merging buckets moves it. With
-``reread`` only its position is stored, and the entry is read from the topic when it is due.
+``reread`` only its position is stored, and the entry is read from the topic when it is due. An
+entry of which a range begins or ends inside keeps its bytes in ``parts`` all the same.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A Delta table with features that plain appended files would violate, so delta-spark's own writer
 writes it.
 
-Tasks put their files into a staging folder beside the checkpoint instead of the table's. The driver
+Tasks put their files into a staging folder in the checkpoint instead of the table's. The driver
 has Spark read those of a micro-batch, sorted anew, and append them with the batch's number, by
 which Delta skips a batch that it has. So delta-spark enforces constraints, generated columns, the
 change data feed and column mapping, at the cost of one extra pass over every row.
