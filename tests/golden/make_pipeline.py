@@ -20,7 +20,7 @@ from ledgerlake.client.producer import EntryProducer
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.chunks import encode_chunks
 from ledgerlake.wire.entry import encode_entry
-from tests.live.pipelines import config_file, ledgerlake
+from tests.live.pipelines import config_file, ledgerlake_process
 from tests.live.runtime import Runtime, start_runtime
 
 TOPIC = "persistent://public/default/golden"
@@ -65,7 +65,7 @@ def make(folder: Path) -> None:
         config = config_file(folder, data)
         publish(runtime)
         for _ in range(2):
-            ended = ledgerlake("run", config, "--once")
+            ended = ledgerlake_process("run", config, "--once")
             assert ended.returncode == 0, ended.stderr
             time.sleep(2)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from ledgerlake.runtime.class_archive import archive_path
 from ledgerlake.runtime.java import find_java
 from ledgerlake.runtime.session import delta_jars
-from tests.live.pipelines import config_file, ledgerlake, publish_numbers
+from tests.live.pipelines import config_file, ledgerlake_process, publish_numbers
 from tests.live.runtime import start_runtime
 
 
@@ -22,7 +22,7 @@ def main() -> int:
         topic = runtime.topic()
         publish_numbers(runtime, topic, range(10))
         config = config_file(Path(folder), runtime.config(Path(folder), topic))
-        ran = ledgerlake("run", config, "--once", "--archive-classes")
+        ran = ledgerlake_process("run", config, "--once", "--archive-classes")
     print(ran.stderr, end="", file=sys.stderr)
     return ran.returncode
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from deltalake import DeltaTable
 
 from ledgerlake.api import run
+from ledgerlake.cli import main
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
@@ -89,6 +93,18 @@ def run_and_verify(spark: SparkSession, data: dict[str, Any]) -> Any:
 
 
 def ledgerlake(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in this process; what a process of its own would give."""
+    output, errors = io.StringIO(), io.StringIO()
+    with redirect_stdout(output), redirect_stderr(errors), patch.dict(os.environ, environment):
+        try:
+            code = main(list(arguments))
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+    return subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
+
+
+def ledgerlake_process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, with a Spark session of its own."""
     return subprocess.run(
         [sys.executable, "-m", "ledgerlake.cli", *arguments],
         capture_output=True,

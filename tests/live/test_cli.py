@@ -15,7 +15,7 @@ import pytest
 
 from ledgerlake.runtime.java import cache_folder
 from ledgerlake.runtime.session import delta_jars
-from tests.live.pipelines import config_file, ledgerlake, publish_numbers, sentence
+from tests.live.pipelines import config_file, ledgerlake, ledgerlake_process, publish_numbers, sentence
 from tests.live.runtime import wait_until
 
 if TYPE_CHECKING:
@@ -62,13 +62,15 @@ def test_a_path_that_cannot_be_written(runtime: Runtime, tmp_path: Path) -> None
     topic = runtime.topic()
     (tmp_path / "file").write_text("")
     data = runtime.config(tmp_path / "file", topic)
-    said = sentence(ledgerlake("run", config_file(tmp_path / "config", data), "--once"), 2)
+    said = sentence(ledgerlake_process("run", config_file(tmp_path / "config", data), "--once"), 2)
     assert "choose another path" in said
 
 
 def test_no_java(runtime: Runtime, tmp_path: Path) -> None:
     data = runtime.config(tmp_path, runtime.topic())
-    said = sentence(ledgerlake("run", config_file(tmp_path, data), "--once", PATH="/nonexistent", JAVA_HOME=""), 2)
+    said = sentence(
+        ledgerlake_process("run", config_file(tmp_path, data), "--once", PATH="/nonexistent", JAVA_HOME=""), 2
+    )
     assert "Java is missing" in said
     assert "apt-get install" in said
 
@@ -100,7 +102,7 @@ def test_run_verify_peek_and_forget_as_a_script_uses_them(runtime: Runtime, tmp_
     topic = runtime.topic(partitions=2)
     publish_numbers(runtime, topic, range(1000), batch=50)
     config = config_file(tmp_path, runtime.config(tmp_path, topic, name="scripted"))
-    ran = ledgerlake("run", config, "--once", "--json")
+    ran = ledgerlake_process("run", config, "--once", "--json")
     assert (ran.returncode, json.loads(ran.stdout)["messages"]) == (0, 1000)
     verified = ledgerlake("verify", config, "--json")
     assert verified.returncode == 0
@@ -140,7 +142,7 @@ def test_run_ends_cleanly_when_it_is_asked_to(runtime: Runtime, tmp_path: Path, 
 
 
 def test_the_demo_ends_with_a_clean_verdict() -> None:
-    result = ledgerlake("demo", "--messages", "4000", "--json")
+    result = ledgerlake_process("demo", "--messages", "4000", "--json")
     assert result.returncode == 0, result.stderr
     # Spark's own daemon of planners may print one when the session ends; none may come from us.
     assert "/ledgerlake/" not in result.stderr.partition("Traceback")[2]
@@ -159,14 +161,14 @@ def test_a_run_that_archives_classes_leaves_what_the_next_one_loads_them_from(ru
     cache.mkdir()
     assert delta_jars()
     (cache / "jars").symlink_to(cache_folder() / "jars")
-    first = ledgerlake("run", config, "--once", "--archive-classes", LEDGERLAKE_CACHE=str(cache))
+    first = ledgerlake_process("run", config, "--once", "--archive-classes", LEDGERLAKE_CACHE=str(cache))
     assert first.returncode == 0, first.stderr
     (archive,) = (cache / "classes").iterdir()
     assert f"classes are archived in {archive}" in first.stderr
     log = tmp_path / "classes.log"
     publish_numbers(runtime, topic, range(10))
     environment = {"LEDGERLAKE_CACHE": str(cache), "JAVA_TOOL_OPTIONS": f"-Xlog:class+load:file={log}-%p"}
-    second = ledgerlake("run", config, "--once", **environment)
+    second = ledgerlake_process("run", config, "--once", **environment)
     assert second.returncode == 0, second.stderr
     assert "10 messages and 0 rejects" in second.stderr
     loaded = max((one.read_text() for one in tmp_path.glob("classes.log-*")), key=len).splitlines()

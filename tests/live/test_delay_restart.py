@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_entry
-from tests.live.pipelines import config_file, ledgerlake, now_ms
+from tests.live.pipelines import config_file, ledgerlake_process, now_ms
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,9 +54,9 @@ def test_a_restart_reads_nothing_again_and_delivers_soon(
     config = config_file(tmp_path, runtime.config(tmp_path, topic))
     due_ms = now_ms() + (240_000 if campaign_is_long else 30_000)
     publish_waiting(runtime, topic, count, due_ms)
-    assert ledgerlake("run", config, "--once").returncode == 0
+    assert ledgerlake_process("run", config, "--once").returncode == 0
     delivered = rows(tmp_path)
-    shown = json.loads(ledgerlake("state", config, "--json").stdout)["delayed"]
+    shown = json.loads(ledgerlake_process("state", config, "--json").stdout)["delayed"]
     assert sum(one["waiting"] for one in shown) == count - delivered > 0
     before = sent_by_broker(runtime, topic)
     began_ms = now_ms()

@@ -23,7 +23,7 @@ import psutil
 import pulsar
 import pytest
 
-from tests.live.pipelines import config_file, ledgerlake
+from tests.live.pipelines import config_file, ledgerlake, ledgerlake_process
 from tests.live.runtime import Runtime, commits, start_runtime, wait_for_commits
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def test_a_table_of_delta_sparks_writer_is_exact_after_kills_of_the_driver_and_r
                 one.start()
                 ending.callback(one.stop)
             _run_and_kill(runtime, tmp_path, config, kills, restarts, rng)
-        last = ledgerlake("run", config, "--once", "--json")
+        last = ledgerlake_process("run", config, "--once", "--json")
         assert last.returncode == 0, last.stderr
         verified = ledgerlake("verify", config, "--json")
         verdict = json.loads(verified.stdout)

@@ -18,7 +18,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.chunks import chunk_entries
-from tests.live.pipelines import config_file, ledgerlake, publish_entries, small, table_rows
+from tests.live.pipelines import config_file, ledgerlake, ledgerlake_process, publish_entries, small, table_rows
 from tests.live.runtime import commits, start_runtime, wait_for_commits
 
 if TYPE_CHECKING:
@@ -73,10 +73,10 @@ def test_messages_that_were_half_published_at_a_kill_are_whole_afterwards(
             if broker_restarts:
                 runtime.broker.kill()
                 runtime.broker.start()
-        listed = ledgerlake("state", config, "--json")
+        listed = ledgerlake_process("state", config, "--json")
         assert 0 < len(json.loads(listed.stdout)["large"]) <= 20
         publish_entries(runtime, topic, interleaved(rng, waiting, 0))
-        last = ledgerlake("run", config, "--once")
+        last = ledgerlake_process("run", config, "--once")
         assert last.returncode == 0, last.stderr
         verified = ledgerlake("verify", config, "--json")
         assert verified.returncode == 0, verified.stdout

@@ -13,7 +13,15 @@ from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
 from ledgerlake.table.vacuum import vacuum
 from tests.live.object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, start_object_store
-from tests.live.pipelines import config_file, ledgerlake, publish_delayed, publish_numbers, run_once, sentence
+from tests.live.pipelines import (
+    config_file,
+    ledgerlake,
+    ledgerlake_process,
+    publish_delayed,
+    publish_numbers,
+    run_once,
+    sentence,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,7 +92,7 @@ def test_keys_of_the_environment_are_enough(runtime: Runtime, store: ObjectStore
     publish_numbers(runtime, topic, range(10))
     data = in_store(runtime, tmp_path, store, topic)
     config = config_file(tmp_path, data)
-    result = ledgerlake("run", config, "--once", **store.environment)
+    result = ledgerlake_process("run", config, "--once", **store.environment)
     assert result.returncode == 0, result.stderr
     assert values(store, data["delta"]["path"]) == [b"%d" % number for number in range(10)]
     assert ledgerlake("verify", config, **store.environment).returncode == 0
@@ -93,7 +101,7 @@ def test_keys_of_the_environment_are_enough(runtime: Runtime, store: ObjectStore
 def test_a_wrong_key_is_one_sentence_without_the_key(runtime: Runtime, store: ObjectStore, tmp_path: Path) -> None:
     data = in_store(runtime, tmp_path, store, runtime.topic())
     data["storage"] = settings(store) | {"secret_access_key": "not-the-secret"}
-    result = ledgerlake("run", config_file(tmp_path, data), "--once")
+    result = ledgerlake_process("run", config_file(tmp_path, data), "--once")
     assert "refuses the credentials for the bucket" in sentence(result, 3)
     assert "not-the-secret" not in result.stderr + result.stdout
 

@@ -33,6 +33,7 @@ from ledgerlake.wire.message_id import BEFORE_ALL
 from tests.live.pipelines import (
     config_file,
     ledgerlake,
+    ledgerlake_process,
     now_ms,
     publish_delayed,
     run_and_verify,
@@ -306,7 +307,7 @@ def test_each_message_is_on_the_topic_once_after_kills(tmp_path: Path) -> None:
                 one.send_signal(signal.SIGKILL)
                 one.wait()
         time.sleep(max(0, due_ms + 31_000 - now_ms()) / 1000)
-        last = ledgerlake("run", config, "--once")
+        last = ledgerlake_process("run", config, "--once")
         assert last.returncode == 0, last.stderr
         verified = ledgerlake("verify", config, "--json")
         assert verified.returncode == 0, verified.stdout

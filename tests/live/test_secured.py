@@ -16,7 +16,7 @@ import pytest
 from ledgerlake.api import messages
 from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
-from tests.live.pipelines import config_file, ledgerlake, run_once, table_rows
+from tests.live.pipelines import config_file, ledgerlake, ledgerlake_process, run_once, table_rows
 from tests.live.runtime import Runtime, start_runtime, wait_until
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def publish(runtime: Runtime, topic: str, values: range) -> None:
 
 def said_by(runtime: Runtime, folder: Path, *topics: str, **auth: str) -> str:
     """What a run that must fail says: one sentence, without the secret."""
-    result = ledgerlake("run", config_file(folder, config(runtime, folder, *topics, **auth)), "--once")
+    result = ledgerlake_process("run", config_file(folder, config(runtime, folder, *topics, **auth)), "--once")
     assert result.returncode == 3, result.stderr
     sentence = result.stderr.strip()
     assert sentence.count("\n") == 0
@@ -97,7 +97,7 @@ def test_a_broker_that_nobody_vouches_for_is_not_talked_to(secured: Runtime, tmp
     assert secured.security is not None
     data = config(secured, tmp_path, secured.topic(), method="token", token=secured.security.admin_token)
     del data["tls"]["ca_file"]
-    result = ledgerlake("run", config_file(tmp_path, data), "--once")
+    result = ledgerlake_process("run", config_file(tmp_path, data), "--once")
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert "the certificate of pulsar+ssl://127.0.0.1" in result.stderr
     assert "tlsTrustCertsFilePath" in result.stderr
@@ -154,7 +154,7 @@ def test_secrets_are_in_no_plan_progress_offset_or_log(secured: Runtime, spark: 
     topic = secured.topic()
     publish(secured, topic, range(3))
     data = config(secured, tmp_path, topic, method="token", token=secret)
-    ran = ledgerlake("run", config_file(tmp_path / "..", data), "--once", "--debug")
+    ran = ledgerlake_process("run", config_file(tmp_path / "..", data), "--once", "--debug")
     assert ran.returncode == 0
     assert secret not in ran.stdout + ran.stderr
     stream = messages(spark, parse_config(data))

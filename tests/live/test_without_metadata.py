@@ -16,7 +16,7 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_entry
 from tests.live.pipelines import (
     config_file,
-    ledgerlake,
+    ledgerlake_process,
     publish_numbers,
     rejects_rows,
     rows_by_spark,
@@ -92,7 +92,7 @@ def test_a_broker_without_entry_metadata_gives_null_columns_one_warning_and_publ
         producer.send(encode_entry(own, b"%d" % minutes))
     producer.close()
     data = bare.config(tmp_path, topic)
-    ran = ledgerlake("run", config_file(tmp_path, data), "--once")
+    ran = ledgerlake_process("run", config_file(tmp_path, data), "--once")
     assert (ran.returncode, ran.stderr.count("the broker adds no entry metadata")) == (0, 1)
     config = parse_config(data)
     rows = spark.read.format("delta").load(config.delta.path).collect()
