@@ -370,13 +370,13 @@ def _pipeline_without_stage(spark: SparkSession, service_url: str, topic: str, c
 
 
 def _no_stage(flow: DataFrame, *_: object) -> DataFrame:
-    """In place of the stateful stage: reports become standings, nothing is open."""
-    return flow.mapInArrow(_standings, STAGE_ROWS_DDL)
+    """In place of the stateful stage: reports become state summaries, nothing is open."""
+    return flow.mapInArrow(_summaries, STAGE_ROWS_DDL)
 
 
-def _standings(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _summaries(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in rows:
-        notes = [summary_to_json(StateSummary([report_from_json(note).fact])) for note in batch["note"].to_pylist()]
+        notes = [summary_to_json(StateSummary([report_from_json(note).result])) for note in batch["note"].to_pylist()]
         yield batch.set_column(batch.schema.get_field_index("note"), "note", pa.array(notes, pa.string()))
 
 

@@ -29,7 +29,7 @@ from tests.simulation.world import Event, Killed, Lock, Trap, World
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ledgerlake.operators.facts import PartitionFact
+    from ledgerlake.operators.results import PartitionResult
     from ledgerlake.table.batch_record import BatchRecord
 
 _HISTORIES = int(os.environ.get("LEDGERLAKE_HISTORIES", "2000"))
@@ -71,9 +71,9 @@ def test_a_batch_that_fails_while_the_pipeline_is_stopped_is_said(edges: Edges) 
     commit = DeltaSink.commit
     history = History(by_hand(put(1.0), put(3.2), Step(5.0, "stop", {"back_s": 100.0})), edges)
 
-    def slow(sink: DeltaSink, batch: BatchRecord, facts: list[PartitionFact]) -> BatchResult:
+    def slow(sink: DeltaSink, batch: BatchRecord, partitions: list[PartitionResult]) -> BatchResult:
         if batch.batch_id != 2:
-            return commit(sink, batch, facts)
+            return commit(sink, batch, partitions)
         history.world.sleep(2.5)
         raise DataLossError("5 messages are lost")
 

@@ -10,8 +10,8 @@ import pytest
 from ledgerlake.assembly.rules import (
     Chunk,
     ChunkedMessageKey,
+    ChunkEvent,
     Deliver,
-    Event,
     IncompleteMessages,
     Limits,
     Reject,
@@ -343,4 +343,4 @@ def test_every_event_of_the_table_is_reached() -> None:
                     chunk = Chunk(A, Position(1, entry), chunk_id, count, total, 10, 0, 7)
                     reached.add(classify(chunk, feed.pending.find(A), limits))
         feed(A, held_ids, 4)
-    assert reached == set(Event)
+    assert reached == set(ChunkEvent)

@@ -15,8 +15,8 @@ from ledgerlake.decode.split import PieceKind
 from ledgerlake.delay import cancel_messages
 from ledgerlake.delay.cancel_messages import TaskCancels, find_cancels
 from ledgerlake.delay.cancels import Cancel
-from ledgerlake.operators.facts import BatchSettings, TaskSettings
 from ledgerlake.operators.ingest import ingest_range
+from ledgerlake.operators.results import BatchSettings, TaskSettings
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -108,8 +108,8 @@ def test_a_task_passes_a_bounded_number_on_and_the_others_are_rejects(
     rows = [row for batch in ingest_range(pieces, span, settings, BatchSettings(0, {})) for row in batch.to_pylist()]
     report = json.loads(rows[-1]["note"])
     assert len([one for one in report["events"] if one[0] == "Cancel"]) == 10
-    assert sum(one["rows"] for one in report["fact"]["messages"]) == 20
-    assert sum(one["rows"] for one in report["fact"]["rejects"]) == 3
+    assert sum(file["rows"] for file in report["result"]["messages"]) == 20
+    assert sum(file["rows"] for file in report["result"]["rejects"]) == 3
 
 
 def test_an_accepted_cancel_is_what_the_message_says() -> None:

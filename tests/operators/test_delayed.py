@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ledgerlake.operators.rows import Event
+    from ledgerlake.operators.rows import TaskEvent
 
 STORED_MS = 1_700_000_000_000
 SMALL = DelaySettings(min_indexes_per_bucket=3, ledger_step_per_bucket=1, max_indexes_per_segment=2, max_buckets=2)
@@ -85,7 +85,7 @@ class Play:
         self,
         *frames: bytes,
         at_s: int | None = None,
-        events: list[Event] | None = None,
+        events: list[TaskEvent] | None = None,
         parts: Any = (),
         rows: Any = (),
     ) -> list[bytes]:

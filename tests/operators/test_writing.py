@@ -13,8 +13,8 @@ from ledgerlake.assembly.rules import Limits
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.messages import BatchRange
 from ledgerlake.decode.split import split_bundle
-from ledgerlake.operators.facts import BatchSettings, TaskSettings
 from ledgerlake.operators.ingest import ingest_range
+from ledgerlake.operators.results import BatchSettings, TaskSettings
 from ledgerlake.operators.rows import RowKind, TaskReport, report_from_json
 from ledgerlake.operators.stage_input import forward_bundles
 from ledgerlake.options.delay_options import DelayOptions

@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from ledgerlake.decode import schema
 from ledgerlake.errors import CheckpointError
-from ledgerlake.operators.facts import PartitionFact, TaskFact
+from ledgerlake.operators.results import PartitionResult, TaskResult
 from ledgerlake.operators.rows import StateSummary
 from ledgerlake.pipeline.commit import BatchResult, DeltaSink
 from ledgerlake.stored.places import Place
@@ -58,8 +58,8 @@ def run(
         for number in range(messages)
     ]
     files = written(here["messages"], rows)
-    fact = TaskFact(TOPIC, -1, Position(3, 9), None, files, written(here["rejects"], rejects))
-    return DeltaSink(here["messages"], here["rejects"]).commit(batch, [PartitionFact(fact, StateSummary([]))])
+    result = TaskResult(TOPIC, -1, Position(3, 9), None, files, written(here["rejects"], rejects))
+    return DeltaSink(here["messages"], here["rejects"]).commit(batch, [PartitionResult(result, StateSummary([]))])
 
 
 def killed_behind_rejects(tables: dict[str, Table], rejects: list[dict[str, Any]], batch: BatchRecord = BATCH) -> None:

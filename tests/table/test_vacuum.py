@@ -13,8 +13,8 @@ from pyarrow.fs import LocalFileSystem
 
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.errors import TableError, UsageError
-from ledgerlake.operators.facts import BatchSettings
 from ledgerlake.operators.partition_writer import file_prefix
+from ledgerlake.operators.results import BatchSettings
 from ledgerlake.options.config import Config, parse_config
 from ledgerlake.table.ordered_files import FileWriter, ParquetFolder
 from ledgerlake.table.vacuum import vacuum

@@ -170,7 +170,7 @@ class Reject:
 Effect = Retain | Spill | Deliver | Reject
 
 
-class Event(Enum):
+class ChunkEvent(Enum):
     """An arriving chunk as the rules see it; see the module's table."""
 
     INVALID = "chunk_invalid"
@@ -186,35 +186,35 @@ class Event(Enum):
     AWAITED = "awaited"
 
 
-def classify(chunk: Chunk, held: IncompleteMessage | None, limits: Limits) -> Event:
+def classify(chunk: Chunk, held: IncompleteMessage | None, limits: Limits) -> ChunkEvent:
     """Read the table: the first line that fits."""
     if (
         not 0 <= chunk.chunk_id < chunk.chunk_count
         or chunk.chunk_count < 2
         or min(chunk.total_bytes, chunk.size_bytes) < 0
     ):
-        return Event.INVALID
+        return ChunkEvent.INVALID
     if chunk.total_bytes > limits.max_message_bytes or chunk.chunk_count > limits.max_chunks:
-        return Event.TOO_LARGE
+        return ChunkEvent.TOO_LARGE
     if held is None and chunk.chunk_id == 0:
-        return Event.FIRST
+        return ChunkEvent.FIRST
     if held is None:
-        return Event.AWAITED if chunk.marked else Event.ORPHAN
+        return ChunkEvent.AWAITED if chunk.marked else ChunkEvent.ORPHAN
     if chunk.position in held.positions:
-        return Event.REPEATED
+        return ChunkEvent.REPEATED
     if chunk.chunk_id == 0:
-        return Event.RESENT
+        return ChunkEvent.RESENT
     if held.awaiting:
-        return Event.AWAITED if len(held.positions) < limits.max_chunks else Event.ORPHAN
+        return ChunkEvent.AWAITED if len(held.positions) < limits.max_chunks else ChunkEvent.ORPHAN
     if (chunk.chunk_count, chunk.total_bytes) != (held.chunk_count, held.total_bytes):
-        return Event.MISMATCH
+        return ChunkEvent.MISMATCH
     if held.publish_ms is not None and chunk.publish_ms != held.publish_ms:
-        return Event.MISMATCH
+        return ChunkEvent.MISMATCH
     if chunk.chunk_id < len(held.positions):
-        return Event.DUPLICATE
+        return ChunkEvent.DUPLICATE
     if chunk.chunk_id == len(held.positions):
-        return Event.NEXT
-    return Event.AWAITED if chunk.marked else Event.GAP
+        return ChunkEvent.NEXT
+    return ChunkEvent.AWAITED if chunk.marked else ChunkEvent.GAP
 
 
 class IncompleteMessages:
@@ -269,7 +269,7 @@ class IncompleteMessages:
 
     def supersede(self, key: ChunkedMessageKey) -> list[Effect]:
         """A message of this key began again somewhere else: what is open of it is given up."""
-        return [self._give_up(key, Event.RESENT.value)] if self.find(key) else []
+        return [self._give_up(key, ChunkEvent.RESENT.value)] if self.find(key) else []
 
     def adopt(self, opened: IncompleteMessage) -> list[Effect]:
         """Go on with a message that began elsewhere, younger than all that are here; its bytes
@@ -292,25 +292,25 @@ class IncompleteMessages:
                 effects.append(self._give_up(one.key, "chunk_expired"))
         return effects
 
-    def _reject_chunk(self, chunk: Chunk, event: Event) -> list[Effect]:
+    def _reject_chunk(self, chunk: Chunk, event: ChunkEvent) -> list[Effect]:
         return [_reject_alone(chunk, event.value)]
 
-    def _ignore(self, _chunk: Chunk, _event: Event) -> list[Effect]:
+    def _ignore(self, _chunk: Chunk, _event: ChunkEvent) -> list[Effect]:
         return []
 
-    def _start_over(self, chunk: Chunk, event: Event) -> list[Effect]:
+    def _start_over(self, chunk: Chunk, event: ChunkEvent) -> list[Effect]:
         return [self._give_up(chunk.key, event.value), *self._open(chunk, event)]
 
-    def _close_gap(self, chunk: Chunk, event: Event) -> list[Effect]:
+    def _close_gap(self, chunk: Chunk, event: ChunkEvent) -> list[Effect]:
         return [self._give_up(chunk.key, event.value), _reject_alone(chunk, event.value)]
 
-    def _open(self, chunk: Chunk, _event: Event) -> list[Effect]:
+    def _open(self, chunk: Chunk, _event: ChunkEvent) -> list[Effect]:
         if chunk.size_bytes > chunk.total_bytes:
             return [_reject_alone(chunk, "chunk_size")]
         self._put(replace(_nothing_of(chunk), positions=(chunk.position,), arrived_bytes=chunk.size_bytes))
         return [Retain(chunk.position), *self._make_room()]
 
-    def _append(self, chunk: Chunk, _event: Event) -> list[Effect]:
+    def _append(self, chunk: Chunk, _event: ChunkEvent) -> list[Effect]:
         held = self._held.get(chunk.key) or self._spilled[chunk.key]
         arrived_bytes = held.arrived_bytes + chunk.size_bytes
         complete = chunk.chunk_id == held.chunk_count - 1
@@ -322,7 +322,7 @@ class IncompleteMessages:
         self._put(replace(held, positions=(*held.positions, chunk.position), arrived_bytes=arrived_bytes))
         return [] if held.spilled else [Retain(chunk.position), *self._make_room()]
 
-    def _await(self, chunk: Chunk, _event: Event) -> list[Effect]:
+    def _await(self, chunk: Chunk, _event: ChunkEvent) -> list[Effect]:
         before = self.find(chunk.key)
         effects: list[Effect] = []
         if before is None:
@@ -375,16 +375,16 @@ def _reject_alone(chunk: Chunk, reason: str) -> Reject:
     return Reject(reason, chunk.key, (chunk.position,), held=False)
 
 
-_STEPS: dict[Event, Callable[[IncompleteMessages, Chunk, Event], list[Effect]]] = {
-    Event.INVALID: IncompleteMessages._reject_chunk,
-    Event.TOO_LARGE: IncompleteMessages._reject_chunk,
-    Event.FIRST: IncompleteMessages._open,
-    Event.RESENT: IncompleteMessages._start_over,
-    Event.REPEATED: IncompleteMessages._ignore,
-    Event.MISMATCH: IncompleteMessages._reject_chunk,
-    Event.DUPLICATE: IncompleteMessages._reject_chunk,
-    Event.NEXT: IncompleteMessages._append,
-    Event.GAP: IncompleteMessages._close_gap,
-    Event.ORPHAN: IncompleteMessages._reject_chunk,
-    Event.AWAITED: IncompleteMessages._await,
+_STEPS: dict[ChunkEvent, Callable[[IncompleteMessages, Chunk, ChunkEvent], list[Effect]]] = {
+    ChunkEvent.INVALID: IncompleteMessages._reject_chunk,
+    ChunkEvent.TOO_LARGE: IncompleteMessages._reject_chunk,
+    ChunkEvent.FIRST: IncompleteMessages._open,
+    ChunkEvent.RESENT: IncompleteMessages._start_over,
+    ChunkEvent.REPEATED: IncompleteMessages._ignore,
+    ChunkEvent.MISMATCH: IncompleteMessages._reject_chunk,
+    ChunkEvent.DUPLICATE: IncompleteMessages._reject_chunk,
+    ChunkEvent.NEXT: IncompleteMessages._append,
+    ChunkEvent.GAP: IncompleteMessages._close_gap,
+    ChunkEvent.ORPHAN: IncompleteMessages._reject_chunk,
+    ChunkEvent.AWAITED: IncompleteMessages._await,
 }

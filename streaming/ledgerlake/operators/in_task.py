@@ -12,9 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ledgerlake.assembly.assembler import Assembled, Assembly, Entry, Outcome, Rejected
-from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, classify
-from ledgerlake.assembly.rules import Event as ChunkEvent
-from ledgerlake.operators.rows import Begun, Event, Waits
+from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, ChunkEvent, classify
+from ledgerlake.operators.rows import Begun, TaskEvent, Waits
 from ledgerlake.wire.limits import MAX_TASK_EVENT_BYTES
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class LocalAssembly:
     """
 
     def __init__(self, limits: Limits, *, hold_delayed: bool = False) -> None:
-        self.events: list[Event] = []
+        self.events: list[TaskEvent] = []
         self._budget = EventBudget()
         self._limits = limits
         self._parts = MemoryParts()

@@ -37,7 +37,7 @@ from ledgerlake.source.range_reader import BUNDLE_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ledgerlake.operators.facts import BatchSettings, TaskSettings
+    from ledgerlake.operators.results import BatchSettings, TaskSettings
     from ledgerlake.source.pieces import Piece
     from ledgerlake.source.planning import EntryRange
 
@@ -87,8 +87,8 @@ class _IngestedRange:
     def finish(self) -> Iterator[pa.RecordBatch]:
         for position, entry in self._local.drain_pending():
             yield stage_row(self._writer.topic_partition, RowKind.CHUNK, position, entry=entry)
-        fact = replace(self._writer.finish(self._end), stored_bytes=self._stored_bytes)
-        report = TaskReport(self._end, self._now_ms, asdict(fact), self._local.events)
+        result = replace(self._writer.finish(self._end), stored_bytes=self._stored_bytes)
+        report = TaskReport(self._end, self._now_ms, asdict(result), self._local.events)
         yield stage_row(self._writer.topic_partition, RowKind.REPORT, note=report_to_json(report))
         if self._saw_chunks:
             give_back()

@@ -12,8 +12,8 @@ from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.delay.cancel_messages import CANCEL_REFUSED, TaskCancels
-from ledgerlake.operators.facts import BatchSettings, TaskFact, TaskSettings
 from ledgerlake.operators.outcomes import OutcomeDecoder
+from ledgerlake.operators.results import BatchSettings, TaskResult, TaskSettings
 from ledgerlake.source.views import check_broker_metadata
 from ledgerlake.table.delta_table import data_folder
 from ledgerlake.table.ordered_files import GatheringWriter, OrderedWriter
@@ -83,10 +83,10 @@ class PartitionWriter:
         if len(self._rejects_to_reread) >= _MAX_UNREAD:
             self._read_unread()
 
-    def finish(self, end: Position) -> TaskFact:
+    def finish(self, end: Position) -> TaskResult:
         self._read_unread()
         messages = self.messages.finish()
-        return TaskFact(
+        return TaskResult(
             self.topic_partition.topic,
             self.topic_partition.partition,
             end,

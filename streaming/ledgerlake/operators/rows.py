@@ -96,32 +96,32 @@ class Waits:
     key: ChunkedMessageKey | None = None
 
 
-Event = Chunk | Begun | IncompleteMessage | Marker | Waits | Cancel
+TaskEvent = Chunk | Begun | IncompleteMessage | Marker | Waits | Cancel
 
 
 @dataclass(frozen=True)
 class TaskReport:
-    """The report of a task on its range of one topic partition, up to ``end``. ``fact`` is the
-    writer's own and only handed on.
+    """The report of a task on its range of one topic partition, up to ``end``. ``result`` is
+    the task's result (``operators.results``) as JSON, which the stage only hands on.
 
     ``now_ms`` is the latest time that the range knows of, by the broker or by the planner's clock.
     """
 
     end: Position
     now_ms: int | None
-    fact: dict[str, Any]
-    events: list[Event] = field(default_factory=list)
+    result: dict[str, Any]
+    events: list[TaskEvent] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class StateSummary:
-    """A topic partition after the stage: the facts of its tasks, and its incomplete and delayed
-    messages in numbers.
+    """A topic partition after the stage: the results of its tasks, and its incomplete and
+    delayed messages in numbers.
 
     ``oldest_waiting`` is the position of the first delayed message whose bytes only the topic has.
     """
 
-    facts: list[dict[str, Any]]
+    results: list[dict[str, Any]]
     oldest_open: Position | None = None
     expires_ms: int | None = None
     open_sets: int = 0
@@ -133,7 +133,7 @@ class StateSummary:
 
 def report_to_json(report: TaskReport) -> str:
     events = [[type(event).__name__, asdict(event)] for event in report.events]
-    return json.dumps({"end": asdict(report.end), "now_ms": report.now_ms, "fact": report.fact, "events": events})
+    return json.dumps({"end": asdict(report.end), "now_ms": report.now_ms, "result": report.result, "events": events})
 
 
 def report_from_json(text: str) -> TaskReport:
@@ -146,9 +146,9 @@ def report_from_json(text: str) -> TaskReport:
 
 
 def _report(data: dict[str, Any], _version: int) -> TaskReport:
-    events: list[Event] = [stored(_EVENTS[kind], fields) for kind, fields in data["events"]]
-    fact = stored(dict[str, Any], data["fact"])
-    return TaskReport(stored(Position, data["end"]), stored(int | None, data["now_ms"]), fact, events)
+    events: list[TaskEvent] = [stored(_EVENTS[kind], fields) for kind, fields in data["events"]]
+    result = stored(dict[str, Any], data["result"])
+    return TaskReport(stored(Position, data["end"]), stored(int | None, data["now_ms"]), result, events)
 
 
 def summary_to_json(summary: StateSummary) -> str:
@@ -178,7 +178,7 @@ def incomplete_from_dict(data: dict[str, Any]) -> IncompleteMessage:
     return opened
 
 
-_EVENTS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
+_EVENTS: dict[str, type[TaskEvent]] = {kind.__name__: kind for kind in get_args(TaskEvent)}
 
 
 def latest(times_ms: Iterable[int | None]) -> int | None:

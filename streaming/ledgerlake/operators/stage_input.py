@@ -17,7 +17,7 @@ from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import PieceKind
 from ledgerlake.delay.cancel_messages import CANCEL_REFUSED, TaskCancels
 from ledgerlake.operators.in_task import EventBudget
-from ledgerlake.operators.rows import Event, RowKind, TaskReport, delayed_rows, latest, report_to_json, stage_row
+from ledgerlake.operators.rows import RowKind, TaskEvent, TaskReport, delayed_rows, latest, report_to_json, stage_row
 from ledgerlake.source.pieces import Piece, read_single
 from ledgerlake.source.views import piece_as_view
 from ledgerlake.wire.message_id import Position
@@ -60,7 +60,7 @@ class _DecodedRange:
         self._now_ms = row["clock_ms"]
         self._options = options
         self._holds_delayed = holds_delayed
-        self._events: list[Event] = []
+        self._events: list[TaskEvent] = []
         self._cancels = TaskCancels()
         self._budget = EventBudget()
 

@@ -277,7 +277,7 @@ def _apply(assembly: Assembly, event: Chunk | Begun | IncompleteMessage | Marker
 def _summary(assembly: Assembly, delayed: DelayedSummary, reports: list[TaskReport], limits: Limits) -> StateSummary:
     incomplete = assembly.pending.sets
     return StateSummary(
-        facts=[report.fact for report in reports],
+        results=[report.result for report in reports],
         oldest_open=min((message.positions[0] for message in incomplete), default=None),
         expires_ms=min((_expires_ms(message, limits) for message in incomplete), default=None),
         open_sets=len(incomplete),

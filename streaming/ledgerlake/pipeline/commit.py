@@ -24,7 +24,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from ledgerlake.operators.facts import BATCH_PROPERTY, BatchSettings, PartitionFact, fact_from_json
+from ledgerlake.operators.results import BATCH_PROPERTY, BatchSettings, PartitionResult, result_from_json
 from ledgerlake.table.additions import add_losses, add_missing
 from ledgerlake.table.batch_record import Held
 from ledgerlake.table.delta_table import Table
@@ -105,14 +105,14 @@ class DeltaSink:
         note = asdict(BatchSettings(batch.batch_id, self._reached_us))
         # The tasks' code was fixed when the query began; this they can read anew in every batch.
         written.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, json.dumps(note))
-        facts = [fact_from_json(row.fact) for row in written.collect()]
+        partitions = [result_from_json(row.result) for row in written.collect()]
         check_owner()
-        return self.commit(batch, facts)
+        return self.commit(batch, partitions)
 
-    def commit(self, batch: BatchRecord, facts: list[PartitionFact]) -> BatchResult:
+    def commit(self, batch: BatchRecord, partitions: list[PartitionResult]) -> BatchResult:
         """Commit what the tasks of a micro-batch wrote; see ``write``."""
-        rejects = [file for fact in facts for file in fact.written.rejects]
-        messages = [file for fact in facts for file in fact.written.messages]
+        rejects = [file for partition in partitions for file in partition.written.rejects]
+        messages = [file for partition in partitions for file in partition.written.messages]
         result = BatchResult(batch.batch_id, sum(file.rows for file in messages), sum(file.rows for file in rejects))
         # What waits in state is in no row; but a cursor passes it, so an older copy of the
         # checkpoint must not be taken for the newest.
@@ -122,20 +122,20 @@ class DeltaSink:
         rejects_held = bool(rejects) and self.rejects.holds(batch)
         outbox_messages = None
         if self._outbox is not None:
-            self._outbox.add(batch, {fact.topic_partition: fact.outbox for fact in facts})
+            self._outbox.add(batch, {partition.topic_partition: partition.outbox for partition in partitions})
             outbox_messages = {self._outbox.name: self._outbox.messages}
         if rejects and messages_held:
             add_losses(self.rejects, batch, rejects, rejects_held)
         elif rejects:
             self._commit_rejects(batch, rejects, rejects_held)
         if is_recorded and not messages_held:
-            later_us = self._later_times(facts)
+            later_us = self._later_times(partitions)
             self.messages.commit(batch, messages, later_us, outbox_messages)
             self._reached_us = self._reached_us | later_us
         if messages_held:
             # Another process may have committed it, so how far the times have come is known by the
             # table alone.
-            self.load_reached_times([fact.topic_partition for fact in facts])
+            self.load_reached_times([partition.topic_partition for partition in partitions])
         result.repeated = messages_held or (rejects_held and not is_recorded)
         wrote = {
             "messages": is_recorded or messages_held,
@@ -146,15 +146,15 @@ class DeltaSink:
         }
         if self._outbox is not None:
             self._outbox.commit(batch.batch_id)
-        self.messages.remove_files([name for fact in facts for name in fact.replaced])
-        for fact in facts:
-            result.ends[fact.topic_partition] = fact.done
-            result.wakes_ms[fact.topic_partition] = fact.wakes_ms
-            result.open_sets += fact.summary.open_sets
-            result.held_bytes += fact.summary.held_bytes
-            result.waiting[fact.topic_partition] = fact.summary.waiting
-            result.next_due_ms[fact.topic_partition] = fact.summary.next_due_ms
-            result.stored_bytes += fact.written.stored_bytes
+        self.messages.remove_files([name for partition in partitions for name in partition.replaced])
+        for partition in partitions:
+            result.ends[partition.topic_partition] = partition.done
+            result.wakes_ms[partition.topic_partition] = partition.wakes_ms
+            result.open_sets += partition.summary.open_sets
+            result.held_bytes += partition.summary.held_bytes
+            result.waiting[partition.topic_partition] = partition.summary.waiting
+            result.next_due_ms[partition.topic_partition] = partition.summary.next_due_ms
+            result.stored_bytes += partition.written.stored_bytes
         return result
 
     def _commit_rejects(self, batch: BatchRecord, files: list[DataFile], is_held: bool) -> None:
@@ -163,8 +163,8 @@ class DeltaSink:
         else:
             self.rejects.commit(batch, files, {})
 
-    def _later_times(self, facts: list[PartitionFact]) -> dict[str, int]:
+    def _later_times(self, partitions: list[PartitionResult]) -> dict[str, int]:
         """Return how far the batch brings each topic partition's time; it never goes back."""
-        found = {fact.topic_partition: fact.written.max_effective_us for fact in facts}
-        reached = {name: time_us for name, time_us in found.items() if time_us is not None}
+        times_us = {partition.topic_partition: partition.written.max_effective_us for partition in partitions}
+        reached = {name: time_us for name, time_us in times_us.items() if time_us is not None}
         return {name: max(time_us, self._reached_us.get(name, time_us)) for name, time_us in reached.items()}

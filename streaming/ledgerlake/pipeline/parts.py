@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.decode import schema
-from ledgerlake.operators.facts import TaskSettings
+from ledgerlake.operators.results import TaskSettings
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.commit import DeltaSink
 from ledgerlake.pipeline.cursors import CursorKeeper
