@@ -218,7 +218,7 @@ class _BenchReader(DataSourceStreamReader):
             # A twentieth of the horizon at a time.
             due_ms += (number - batches + 1) * HORIZON_MS // 20
         report = TaskReport(Position(partition.number, 0), due_ms, {}, [])
-        yield stage_row(SOURCE, RowKind.REPORT, note=report_to_json(report))
+        yield stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report))
 
 
 def _count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -376,8 +376,10 @@ def _no_stage(flow: DataFrame, *_: object) -> DataFrame:
 
 def _summaries(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in rows:
-        notes = [summary_to_json(StateSummary([report_from_json(note).result])) for note in batch["note"].to_pylist()]
-        yield batch.set_column(batch.schema.get_field_index("note"), "note", pa.array(notes, pa.string()))
+        headers = [
+            summary_to_json(StateSummary([report_from_json(header).result])) for header in batch["header"].to_pylist()
+        ]
+        yield batch.set_column(batch.schema.get_field_index("header"), "header", pa.array(headers, pa.string()))
 
 
 def _trigger_seconds(query: Any, count: int, rows_are_messages: bool) -> float:

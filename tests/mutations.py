@@ -47,8 +47,8 @@ MUTATIONS = (
     Mutation(
         "incomplete large messages are limited in number",
         "streaming/ledgerlake/assembly/rules.py",
-        "len(self._held) > limits.max_pending or",
-        "len(self._held) > limits.max_pending + 1 or",
+        "len(self._kept) > limits.max_pending or",
+        "len(self._kept) > limits.max_pending + 1 or",
         ("tests/assembly", "tests/model/test_chunks_model.py"),
     ),
     Mutation(

@@ -106,7 +106,7 @@ def test_a_task_passes_a_bounded_number_on_and_the_others_are_rejects(
     span = EntryRange(name, Position(7, -1), Position(7, 4))
     pieces = [Piece(PieceKind.ENTRIES, memoryview(bundle(entries)))]
     rows = [row for batch in ingest_range(pieces, span, settings, BatchSettings(0, {})) for row in batch.to_pylist()]
-    report = json.loads(rows[-1]["note"])
+    report = json.loads(rows[-1]["header"])
     assert len([one for one in report["events"] if one[0] == "Cancel"]) == 10
     assert sum(file["rows"] for file in report["result"]["messages"]) == 20
     assert sum(file["rows"] for file in report["result"]["rejects"]) == 3

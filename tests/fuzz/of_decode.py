@@ -238,7 +238,7 @@ def _judge_chunks(data: bytes) -> int:
         event = _read_alone(kind, raw, position)
         if event is None:
             continue
-        outcomes = assembly.arrive(event, bytes(raw)) if isinstance(event, Chunk) else assembly.mark(event)
+        outcomes = assembly.arrive(event, bytes(raw)) if isinstance(event, Chunk) else assembly.apply_marker(event)
         for outcome in outcomes or ():
             count += 1
             if isinstance(outcome, Assembled) and outcome.entries is not None:

@@ -18,17 +18,17 @@ from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators.bucket_storage import StateStorage
 from ledgerlake.operators.rows import (
-    Begun,
+    DelayedLargeMessage,
+    MessageStarted,
     StateSummary,
     TaskReport,
-    Waits,
     report_from_json,
     report_to_json,
     summary_from_json,
     summary_to_json,
 )
+from ledgerlake.operators.separately_stored import separately_stored_from_json, separately_stored_to_json
 from ledgerlake.operators.stateful import incomplete_from_json, incomplete_to_json
-from ledgerlake.operators.unpacked import unpacked_from_json, unpacked_to_json
 from ledgerlake.pipeline import checkpoint, cursors, row_settings
 from ledgerlake.publish import outbox
 from ledgerlake.source import wake_ups
@@ -90,8 +90,8 @@ _OPEN = IncompleteMessage(_KEY, 3, 900, 1_700_000_000_000, 1_700_000_000_000, _P
 _REPORT = TaskReport(
     Position(7, 9), 1_700_000_000_000, {"f": 1},
     [
-        Chunk(_KEY, Position(7, 1), 0, 3, 900, 300, 1_700_000_000_000, 1_700_000_000_000), Begun(_KEY), _OPEN,
-        Marker("p", "p-1", _PLACES, 1_700_000_000_000), Waits(_PLACES, 1_800_000_000_000, True),
+        Chunk(_KEY, Position(7, 1), 0, 3, 900, 300, 1_700_000_000_000, 1_700_000_000_000), MessageStarted(_KEY), _OPEN,
+        Marker("p", "p-1", _PLACES, 1_700_000_000_000), DelayedLargeMessage(_PLACES, 1_800_000_000_000, True),
         Cancel("key", "k", Position(7, 5), 1_700_000_000_000),
     ],
 )  # fmt: skip
@@ -134,8 +134,8 @@ def _judge_cancels(data: bytes) -> int:
 
 
 def _judge_large(data: bytes) -> int:
-    found = unpacked_from_json(_text(data))
-    assert unpacked_from_json(unpacked_to_json(found)) == found
+    found = separately_stored_from_json(_text(data))
+    assert separately_stored_from_json(separately_stored_to_json(found)) == found
     return 1
 
 

@@ -22,10 +22,10 @@ from ledgerlake.operators import bucket_folders, bucket_storage, delayed
 from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.operators.rows import (
     STAGE_ROWS,
+    DelayedLargeMessage,
     RowKind,
     StateSummary,
     TaskReport,
-    Waits,
     delayed_rows,
     report_to_json,
     stage_row,
@@ -94,7 +94,7 @@ class Play:
         report = TaskReport(Position(9, 9), due_ms, {}, events or [])
         rows = [*rows, *(stage_row(SOURCE, RowKind.CHUNK, position, entry=entry) for position, entry in parts)]
         rows += [stage_row(SOURCE, RowKind.DELAYED, entry=b"".join(frames))] if frames else []
-        rows.append(stage_row(SOURCE, RowKind.REPORT, note=report_to_json(report)))
+        rows.append(stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report)))
         found = self.stage.run(rows)
         self.kinds = [row.kind for row in found]
         before = len(self.values)
@@ -103,7 +103,7 @@ class Play:
 
     def _settle(self, rows: list[pa.RecordBatch]) -> None:
         decoder = OutcomeDecoder(
-            SOURCE, parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"}), 10**6, holds_delayed=True
+            SOURCE, parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"}), 10**6, delays_messages=True
         )
         for _, found in read_stage_rows(rows):
             if isinstance(found, StateSummary):
@@ -124,18 +124,18 @@ class Play:
 
 def pa_row(row: Any) -> pa.RecordBatch:
     source = type(SOURCE)(row.topic, row.partition)
-    return stage_row(source, RowKind(row.kind), Position(row.ledger_id, row.entry_id), row.note, row.entry)
+    return stage_row(source, RowKind(row.kind), Position(row.ledger_id, row.entry_id), row.header, row.entry)
 
 
 def test_messages_wait_and_come_out_in_order_when_they_are_due() -> None:
     play = Play()
     assert play(frame(0, 30), frame(1, 10), frame(2, 20), at_s=0) == []
-    assert (play.summary.waiting, play.summary.next_due_ms) == (3, STORED_MS + 10_000)
+    assert (play.summary.delayed_count, play.summary.next_due_ms) == (3, STORED_MS + 10_000)
     assert play(frame(0, 5, ledger_id=2), at_s=9) == [b"2:0"]
     assert play(at_s=20) == [b"1:1", b"1:2"]
     assert play(at_s=29) == []
     assert play(at_s=30) == [b"1:0"]
-    assert (play.summary.waiting, play.summary.next_due_ms) == (0, None)
+    assert (play.summary.delayed_count, play.summary.next_due_ms) == (0, None)
     play(at_s=31)
     assert play.state("snapshots") == {}
 
@@ -166,14 +166,14 @@ def test_many_messages_leave_in_few_rows() -> None:
     play = Play(settings=DelaySettings(max_indexes_per_segment=2))
     play(*(frame(one, 30 + one % 3) for one in range(500)), at_s=0)
     assert len(play(at_s=40)) == 500
-    assert play.kinds == ["due", "report"]
+    assert play.kinds == ["due", "summary"]
 
 
 def test_a_large_message_waits_with_its_chunks_and_leaves_nothing() -> None:
     entries = chunk_entries(b"large message", 3)
     at = tuple(Position(1, one) for one in range(3))
     play = Play()
-    waits = Waits(at, STORED_MS + 10_000, held=True)
+    waits = DelayedLargeMessage(at, STORED_MS + 10_000, bytes_kept=True)
     play(events=[waits], parts=list(zip(at, entries, strict=True)), at_s=0)
     assert len(play.state("parts")) == 3
     assert play(at_s=9) == []
@@ -186,9 +186,15 @@ def test_what_has_the_id_of_a_message_that_waits_is_a_reject() -> None:
     play = Play()
     at = tuple(Position(1, one) for one in (3, 5, 7))
     parts = list(zip(at, chunk_entries(b"large message", 3), strict=True))
-    play(frame(0, 30), events=[Waits(at, STORED_MS + 10_000, held=True)], parts=parts, at_s=0)
+    play(frame(0, 30), events=[DelayedLargeMessage(at, STORED_MS + 10_000, bytes_kept=True)], parts=parts, at_s=0)
     again = list(zip(at, chunk_entries(b"other message", 3), strict=True))
-    play(frame(0, 60), frame(1, 60), events=[Waits(at, STORED_MS + 20_000, held=True)], parts=again, at_s=1)
+    play(
+        frame(0, 60),
+        frame(1, 60),
+        events=[DelayedLargeMessage(at, STORED_MS + 20_000, bytes_kept=True)],
+        parts=again,
+        at_s=1,
+    )
     assert [(one.position, one.reason, one.entry is None) for one in play.rejects] == [
         (position, "delayed_known", False) for position in (Position(1, 0), *at)
     ]
@@ -200,22 +206,22 @@ def test_what_has_the_id_of_a_message_that_waits_is_a_reject() -> None:
 def test_with_reread_only_positions_wait() -> None:
     play = Play(reread=True)
     play(frame(0, 30), frame(1, 30), at_s=0)
-    assert play.summary.oldest_waiting == Position(1, 0)
+    assert play.summary.oldest_to_reread == Position(1, 0)
     assert not any(b"1:0" in value[0] for value in play.state("snapshots").values())
-    rows = play.stage.run([stage_row(SOURCE, RowKind.REPORT, note=report_to_json(TaskReport(Position(9, 9), STORED_MS + 30_000, {}, [])))])  # fmt: skip
-    assert [(row.kind, json.loads(row.note).get("positions")) for row in rows[:1]] == [("again", [[1, 0], [1, 1]])]
+    rows = play.stage.run([stage_row(SOURCE, RowKind.REPORT, header=report_to_json(TaskReport(Position(9, 9), STORED_MS + 30_000, {}, [])))])  # fmt: skip
+    assert [(row.kind, json.loads(row.header).get("positions")) for row in rows[:1]] == [("reread", [[1, 0], [1, 1]])]
 
 
 @pytest.mark.parametrize("reread", [False, True])
 def test_the_cursor_does_not_pass_chunks_that_only_the_topic_has(reread: bool) -> None:
     play = Play(reread=reread)
     at = tuple(Position(1, one) for one in (3, 5, 7))
-    play(frame(4, 30), events=[Waits(at, STORED_MS + 10_000, held=False)], at_s=0)
-    assert play.summary.oldest_waiting == Position(1, 3)
+    play(frame(4, 30), events=[DelayedLargeMessage(at, STORED_MS + 10_000, bytes_kept=False)], at_s=0)
+    assert play.summary.oldest_to_reread == Position(1, 3)
     held = Play(reread=reread)
     parts = list(zip(at, chunk_entries(b"large message", 3), strict=True))
-    held(events=[Waits(at, STORED_MS + 10_000, held=True)], parts=parts, at_s=0)
-    assert held.summary.oldest_waiting == (Position(1, 3) if reread else None)
+    held(events=[DelayedLargeMessage(at, STORED_MS + 10_000, bytes_kept=True)], parts=parts, at_s=0)
+    assert held.summary.oldest_to_reread == (Position(1, 3) if reread else None)
 
 
 def cancel(by: Any, target: str, entry_id: int, at_s: int = 0) -> Cancel:
@@ -268,7 +274,7 @@ def test_a_cancel_by_key_hits_small_and_large_messages_alike(fields: dict[str, A
     play = Play()
     at = tuple(Position(1, one) for one in range(3))
     large = chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 30_000, **fields)
-    waits = Waits(at, STORED_MS + 30_000, held=True)
+    waits = DelayedLargeMessage(at, STORED_MS + 30_000, bytes_kept=True)
     play(frame(4, 30, **fields), frame(5, 30, "other"), events=[waits], parts=list(zip(at, large, strict=True)), at_s=0)
     play(events=[cancel("key", named, 7)], at_s=1)
     assert play(at_s=30) == [b"1:5"]
@@ -320,7 +326,7 @@ def test_parts_of_a_delayed_batch_that_come_before_it_is_due_are_delivered_toget
     batch = frame(0, 30, "a", batch=5)
     play(frame(1, 30), rows=parts_of(batch, (0, 1)), at_s=0)
     play(rows=parts_of(batch + frame(2, 30), (1, 3)), at_s=1)
-    assert play.summary.waiting == 3
+    assert play.summary.delayed_count == 3
     play(events=[cancel("id", "1:0:2", 7)], at_s=2)
     assert play(at_s=30) == [b"1:0:1", b"1:0:3", b"1:1", b"1:2"]
 
@@ -338,7 +344,7 @@ def test_what_waits_of_large_messages_by_an_older_release_is_still_read() -> Non
     play = Play()
     at = tuple(Position(1, one) for one in range(3))
     parts = list(zip(at, chunk_entries(b"large message", 3), strict=True))
-    play(events=[Waits(at, STORED_MS + 10_000, held=True)], parts=parts, at_s=0)
+    play(events=[DelayedLargeMessage(at, STORED_MS + 10_000, bytes_kept=True)], parts=parts, at_s=0)
     play.state("large")[1, 2] = ('{"version": 1, "positions": [[1, 0], [1, 1], [1, 2]], "held": true}',)
     assert play(at_s=10) == [b"large message"]
 

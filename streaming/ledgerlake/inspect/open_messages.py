@@ -100,7 +100,7 @@ def _describe(row: Row, now_ms: int) -> OpenMessage:
         first_chunk_id=str(one.positions[0]),
         present=len(one.positions),
         missing=one.chunk_count - len(one.positions),
-        held_bytes=one.held_bytes,
+        held_bytes=one.kept_bytes,
         total_bytes=one.total_bytes,
         age_ms=0 if one.opened_ms is None else now_ms - one.opened_ms,
         awaits_marker=one.awaiting,

@@ -65,7 +65,7 @@ def read_topic(options: SourceOptions, span: EntryRange, reached_ms: int | None)
     keys: list[Keys] = [np.empty((0, 4), dtype=np.int64)]
     bad: list[Keys] = [np.empty((0, 2), dtype=np.int64)]
     waiting: list[Keys] = [np.empty((0, 4), dtype=np.int64)]
-    chunks = LocalAssembly(_NO_LIMITS, hold_delayed=reached_ms is not None)
+    chunks = LocalAssembly(_NO_LIMITS, delays_messages=reached_ms is not None)
     large: list[tuple[Position, ...]] = []
     large_waiting: list[tuple[Position, ...]] = []
     first: Position | None = None
@@ -107,7 +107,7 @@ def _take_alone(
     and when they are due.
     """
     event = read_alone(kind, entry, position)
-    outcomes = chunks.arrive(event, b"") if isinstance(event, Chunk) else chunks.mark(event)
+    outcomes = chunks.arrive(event, b"") if isinstance(event, Chunk) else chunks.apply_marker(event)
     found: list[tuple[tuple[Position, ...], int]] = []
     for outcome in outcomes or ():
         if isinstance(outcome, Assembled):

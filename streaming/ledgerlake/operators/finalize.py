@@ -1,4 +1,4 @@
-"""The last stage of a micro-batch: the outcomes of the stateful stage become files.
+"""The last stage of a micro-batch: it writes the outcomes of the stateful stage to files.
 
 Files that overlap are merged, and each topic partition gets one result, which sums up all stages.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledgerlake.assembly.assembler import Outcome, Rejected
+from ledgerlake.assembly.assembler import Outcome, Rejected, RejectedPositions
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.delay.cancels import Cancels
@@ -58,10 +58,10 @@ class _FinalizedPartition:
         if isinstance(output, Cancels):
             self._writer.decoder.cancels = output
             return
-        mark = None if isinstance(output, Rejected) else output.outputs.get(TOPIC)
+        mark_delete = None if isinstance(output, Rejected | RejectedPositions) else output.outputs.get(TOPIC)
         for messages in self._writer.write_outcome(output):
-            if self._outbox is not None and mark is not None:
-                self._outbox.write(pa.Table.from_batches([_behind(messages, mark)]))
+            if self._outbox is not None and mark_delete is not None:
+                self._outbox.write(pa.Table.from_batches([_after(messages, mark_delete)]))
 
     def finish(self, summary: StateSummary) -> PartitionResult:
         ingested = [task_result_from_dict(fields) for fields in summary.results]
@@ -80,8 +80,8 @@ class _FinalizedPartition:
         return PartitionResult(written, replace(summary, results=[]), replaced, outbox)
 
 
-def _behind(messages: pa.RecordBatch, mark: Position) -> pa.RecordBatch:
-    """Return the messages behind an output's mark-delete position."""
+def _after(messages: pa.RecordBatch, mark_delete: Position) -> pa.RecordBatch:
+    """Return the messages after an output's mark-delete position."""
     ledger, entry = messages["ledger_id"], messages["entry_id"]
-    in_same_ledger = pc.and_(pc.equal(ledger, mark.ledger_id), pc.greater(entry, mark.entry_id))
-    return messages.filter(pc.or_(pc.greater(ledger, mark.ledger_id), in_same_ledger))
+    in_same_ledger = pc.and_(pc.equal(ledger, mark_delete.ledger_id), pc.greater(entry, mark_delete.entry_id))
+    return messages.filter(pc.or_(pc.greater(ledger, mark_delete.ledger_id), in_same_ledger))

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from ledgerlake.delay.cancels import Cancel
 
 
-_MAX_UNREAD = 10_000
+_MAX_TO_REREAD = 10_000
 
 
 class PartitionWriter:
-    """See the module."""
+    """The files of one topic partition in one task."""
 
     def __init__(self, topic_partition: TopicPartition, settings: TaskSettings, batch: BatchSettings) -> None:
         self.topic_partition = topic_partition
@@ -41,7 +41,7 @@ class PartitionWriter:
             self.messages_folder, batch.reached_us.get(join_partition(topic_partition.topic, topic_partition.partition))
         )
         self.decoder = OutcomeDecoder(
-            topic_partition, settings.options, settings.limits.max_message_bytes, holds_delayed=settings.delay.enabled
+            topic_partition, settings.options, settings.limits.max_message_bytes, delays_messages=settings.delay.enabled
         )
         self._cancels = TaskCancels()
         self._rejects_to_reread: list[RejectedEntry] = []
@@ -75,16 +75,16 @@ class PartitionWriter:
                 yield decoded
 
     def write_rejects(self, rejected: list[RejectedEntry]) -> None:
-        """Write entries into ``rejects``. Those that must be read again are collected, so that
-        neighbours are read together.
+        """Write entries into ``rejects``. Entries that must be read again are collected, so that neighbours
+        are read together.
         """
         self._rejects_to_reread += [reject for reject in rejected if reject.entry is None]
         self._write_tables([reject for reject in rejected if reject.entry is not None])
-        if len(self._rejects_to_reread) >= _MAX_UNREAD:
-            self._read_unread()
+        if len(self._rejects_to_reread) >= _MAX_TO_REREAD:
+            self._reread_rejects()
 
     def finish(self, end: Position) -> TaskResult:
-        self._read_unread()
+        self._reread_rejects()
         messages = self.messages.finish()
         return TaskResult(
             self.topic_partition.topic,
@@ -95,9 +95,9 @@ class PartitionWriter:
             self._rejects.finish(),
         )
 
-    def _read_unread(self) -> None:
-        unread, self._rejects_to_reread = self._rejects_to_reread, []
-        self._write_tables(unread)
+    def _reread_rejects(self) -> None:
+        to_reread, self._rejects_to_reread = self._rejects_to_reread, []
+        self._write_tables(to_reread)
 
     def _write_tables(self, rejected: list[RejectedEntry]) -> None:
         for table in self.decoder.reject_tables(rejected):
@@ -109,7 +109,7 @@ class PartitionWriter:
 
 
 def file_prefix(topic_partition: TopicPartition, batch: BatchSettings) -> str:
-    """Return the beginning of the names of a task's files, by which ``table.vacuum`` and
-    ``publish.outbox`` know the micro-batch.
+    """Return the prefix of the names of a task's files. ``table.vacuum`` and ``publish.outbox`` read the
+    micro-batch from it.
     """
     return f"part-{batch.batch_id:08d}-{max(topic_partition.partition, 0):05d}"

@@ -31,8 +31,8 @@ BATCH_PROPERTY = "ledgerlake.batch"
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """The settings of a task that writes; the same for all micro-batches. The folders are where
-    files go; ``outbox``: see ``publish.outbox``.
+    """The settings of a task that writes; the same for all micro-batches. ``outbox``: see
+    ``publish.outbox``.
     """
 
     messages_folder: Place
@@ -45,8 +45,8 @@ class TaskSettings:
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """The settings that differ from micro-batch to micro-batch: its number, and how far each topic
-    partition's time has come in the table.
+    """The settings that differ from micro-batch to micro-batch. ``reached_us`` is the greatest time in the
+    table by topic partition.
     """
 
     batch_id: int
@@ -94,16 +94,16 @@ class PartitionResult:
         return join_partition(self.written.topic, self.written.partition)
 
     @property
-    def done(self) -> Position:
-        """Return the last position that is safe to acknowledge: everything up to it was read, and
-        is in the table or in state.
+    def safe_to_acknowledge(self) -> Position:
+        """Return the last position that is safe to acknowledge: everything up to it was read, and is in
+        the table or in state.
         """
-        needed = (self.summary.oldest_open, self.summary.oldest_waiting)
+        needed = (self.summary.oldest_incomplete, self.summary.oldest_to_reread)
         return min([self.written.end, *(position.before for position in needed if position is not None)])
 
     @property
-    def wakes_ms(self) -> int | None:
-        """Return when the topic partition needs a micro-batch although nothing new has come."""
+    def wakeup_time_ms(self) -> int | None:
+        """Return when the topic partition needs a micro-batch even without new entries."""
         times_ms = (self.summary.expires_ms, self.summary.next_due_ms)
         return min((time_ms for time_ms in times_ms if time_ms is not None), default=None)
 

@@ -89,7 +89,7 @@ class BatchWriter:
             raise OwnershipError(
                 f"another process has run batch {batch_id} of the stream {self._stream} meanwhile; let only one process run it"
             )
-        parts.wake_ups.note(batch_id, result.wakes_ms)
+        parts.wake_ups.note(batch_id, result.wakeup_times_ms)
         parts.cursors.add(LastRun(batch_id, parts.wake_ups.batch_id), result.ends, result.tables)
         self._last = batch_id
         self._on_batch(result)

@@ -44,11 +44,13 @@ if TYPE_CHECKING:
 class BatchResult:
     """The result of a micro-batch; ``repeated`` if the table had it already.
 
-    ``ends`` is the last position of each topic partition that is safe to acknowledge.
-    ``wakes_ms`` is when it wants a batch although nothing new has come; ``open_sets`` and
-    ``held_bytes`` count incomplete large messages, ``waiting`` delayed messages, the next of
-    which is due at ``next_due_ms``; all of the topic partitions that had a part in the batch.
-    ``tables`` says by name which tables hold it.
+    By topic partition, for those in the batch: ``ends`` is the last position that is safe to
+    acknowledge; ``wakeup_times_ms`` is when a batch is needed without new entries;
+    ``delayed_counts`` counts the delayed messages, and ``next_due_ms`` is when the next of them is
+    due.
+
+    ``incomplete_count`` and ``kept_bytes`` are the incomplete large messages and the bytes kept of
+    them. ``tables`` has the tables that contain the batch, by name.
     """
 
     batch_id: int
@@ -56,10 +58,10 @@ class BatchResult:
     rejects: int = 0
     repeated: bool = False
     ends: dict[str, Position] = field(default_factory=dict)
-    wakes_ms: dict[str, int | None] = field(default_factory=dict)
-    open_sets: int = 0
-    held_bytes: int = 0
-    waiting: dict[str, int] = field(default_factory=dict)
+    wakeup_times_ms: dict[str, int | None] = field(default_factory=dict)
+    incomplete_count: int = 0
+    kept_bytes: int = 0
+    delayed_counts: dict[str, int] = field(default_factory=dict)
     next_due_ms: dict[str, int | None] = field(default_factory=dict)
     stored_bytes: int = 0
     tables: dict[str, Held] = field(default_factory=dict)
@@ -148,11 +150,11 @@ class DeltaSink:
             self._outbox.commit(batch.batch_id)
         self.messages.remove_files([name for partition in partitions for name in partition.replaced])
         for partition in partitions:
-            result.ends[partition.topic_partition] = partition.done
-            result.wakes_ms[partition.topic_partition] = partition.wakes_ms
-            result.open_sets += partition.summary.open_sets
-            result.held_bytes += partition.summary.held_bytes
-            result.waiting[partition.topic_partition] = partition.summary.waiting
+            result.ends[partition.topic_partition] = partition.safe_to_acknowledge
+            result.wakeup_times_ms[partition.topic_partition] = partition.wakeup_time_ms
+            result.incomplete_count += partition.summary.incomplete_count
+            result.kept_bytes += partition.summary.kept_bytes
+            result.delayed_counts[partition.topic_partition] = partition.summary.delayed_count
             result.next_due_ms[partition.topic_partition] = partition.summary.next_due_ms
             result.stored_bytes += partition.written.stored_bytes
         return result

@@ -54,7 +54,7 @@ class _Query:
     messages_per_second: float | None = None
     open_sets: int = 0
     held_bytes: int = 0
-    waiting: dict[str, int] = field(default_factory=dict)
+    delayed_counts: dict[str, int] = field(default_factory=dict)
     next_due_ms: dict[str, int | None] = field(default_factory=dict)
     batch_ended_s: float | None = None
 
@@ -88,8 +88,8 @@ class Metrics:
             if known.batch_ended_s is not None:
                 known.messages_per_second = result.messages / max(now_s - known.batch_ended_s, 0.001)
             known.batch_ended_s = now_s
-            known.open_sets, known.held_bytes = result.open_sets, result.held_bytes
-            known.waiting |= result.waiting
+            known.open_sets, known.held_bytes = result.incomplete_count, result.kept_bytes
+            known.delayed_counts |= result.delayed_counts
             known.next_due_ms |= result.next_due_ms
 
     def forget(self, query: str) -> None:
@@ -115,7 +115,7 @@ class Metrics:
                 found["lag_messages"].append((query, name, lag.messages))
                 found["lag_seconds"].append((query, name, None if lag.time_ms is None else lag.time_ms / 1000))
                 found["lag_bytes"].append((query, name, size_bytes))
-            found["waiting_messages"] += [(query, name, count) for name, count in known.waiting.items()]
+            found["waiting_messages"] += [(query, name, count) for name, count in known.delayed_counts.items()]
             for name, due_ms in known.next_due_ms.items():
                 found["next_due_timestamp_seconds"].append((query, name, None if due_ms is None else due_ms / 1000))
         for metric, text in _PARTITION_GAUGES.items():

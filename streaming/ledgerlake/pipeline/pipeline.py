@@ -81,14 +81,14 @@ class Pipeline:
         self._stopping = threading.Event()
         self._batches = BatchWriter(config.stream.name, self._parts, self._stopping, self._after_batch)
         self._failure: LedgerlakeError | None = None
-        self._waiting: dict[str, int] = {}
+        self._delayed_counts: dict[str, int] = {}
         self.metrics: ServedMetrics | None = None
         self.query: StreamingQuery | None = None
 
     @property
     def waiting(self) -> int:
         """Delayed messages that wait on the topic partitions that had a batch since the start."""
-        return sum(self._waiting.values())
+        return sum(self._delayed_counts.values())
 
     def start(self, once: bool) -> None:
         """Take the right to run the stream, make what is missing, and start the query; see ``run``."""
@@ -238,7 +238,7 @@ class Pipeline:
             raise error from None
 
     def _after_batch(self, result: BatchResult) -> None:
-        self._waiting |= result.waiting
+        self._delayed_counts |= result.delayed_counts
         if self._republisher is not None:
             self._republisher.notify()
         if self.metrics is not None:

@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class Totals:
-    """Counted since the start, as batches commit; ``waiting`` delayed messages by topic partition."""
+    """The numbers since the start, from committed batches; ``delayed_counts`` is by topic partition."""
 
     messages: int = 0
     rejects: int = 0
     batches: int = 0
-    waiting: dict[str, int] = field(default_factory=dict)
+    delayed_counts: dict[str, int] = field(default_factory=dict)
 
     def add(self, result: BatchResult) -> None:
-        self.waiting |= result.waiting
+        self.delayed_counts |= result.delayed_counts
         if not result.repeated:
             self.messages += result.messages
             self.rejects += result.rejects
@@ -87,8 +87,8 @@ def progress_line(totals: Totals, rate: float, taken: Offset, latest: Offset) ->
     reached = time.strftime("%H:%M:%S", time.gmtime(max(times) / 1000)) if times else "-"
     lags = " ".join(_lag(name, taken, latest) for name in sorted(latest))
     line = f"{totals.messages:,} messages  {rate:,.0f}/s  broker time {reached}  lag {lags or '-'}  rejects {totals.rejects:,}"
-    waiting = sum(totals.waiting.values())
-    return f"{line}  waiting {waiting:,}" if waiting else line
+    delayed_count = sum(totals.delayed_counts.values())
+    return f"{line}  waiting {delayed_count:,}" if delayed_count else line
 
 
 @dataclass(frozen=True)
