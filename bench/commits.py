@@ -37,7 +37,7 @@ def main(most: int) -> None:
                 began_s, cpu_s = time.perf_counter(), time.process_time()
             files = [DataFile(f"part-{number:08d}-{task}.parquet", 100_000, 1000, _stats(number)) for task in range(2)]
             record = BatchRecord("bench", "bench", number, number)
-            table.holds(record)
+            table.contains(record)
             table.commit(record, files, {_TOPIC: number})
             if number + 1 == 100 or (number + 1) % 1000 == 0:
                 took_s, spent_s = time.perf_counter() - began_s, time.process_time() - cpu_s

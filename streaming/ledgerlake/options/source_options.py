@@ -31,6 +31,7 @@ from ledgerlake.options.connector_options import is_ours
 from ledgerlake.options.declared import from_spark, option
 from ledgerlake.options.kinds import COUNT, DURATION, FLAG, FUNCTION, LIST, MILLISECONDS, PATH, TEXT, choice
 from ledgerlake.options.read_settings import ReadSettings
+from ledgerlake.stored.places import Place, from_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -257,10 +258,10 @@ class SourceOptions(ClientOptions):
         "An entry that expands to more bytes is a reject.",
         spark="maxUncompressedBytes",
     )
-    wakes: str | None = option(
+    wakeups: str | None = option(
         TEXT,
         None,
-        "A folder with wake-up times (see `source.wake_ups`), or `always` for a micro-batch every second.",
+        "A folder with wake-up times (see `source.wakeup_files`), or `always` for a micro-batch every second.",
         spark="wakes",
         is_internal=True,
     )
@@ -308,6 +309,21 @@ class SourceOptions(ClientOptions):
             raise UsageError("the option 'topic' names one topic; use 'topics' for several")
         names = (self.topic.strip(),) if self.topic else self.topic_names
         return TopicSelection(tuple(dict.fromkeys(map(full_name, names))))
+
+    @property
+    def needs_wakeups(self) -> bool:
+        """Return whether batches are also planned without new entries."""
+        return self.wakeups is not None
+
+    @property
+    def wakes_always(self) -> bool:
+        """Return whether such a batch is planned every second."""
+        return self.wakeups == "always"
+
+    @property
+    def wakeup_folder(self) -> Place | None:
+        """Return the folder of the files that say when such a batch is needed."""
+        return None if self.wakeups is None or self.wakes_always else from_text(self.wakeups)
 
     @property
     def is_typed(self) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from ledgerlake.pipeline.commit import BatchResult
-    from ledgerlake.pipeline.parts import Parts
+    from ledgerlake.pipeline.components import Components
 
 # How long an end waits for Spark's commit log.
 _COMMIT_S = 30.0
@@ -39,10 +39,10 @@ class BatchWriter:
     """
 
     def __init__(
-        self, stream: str, parts: Parts, stopping: threading.Event, on_batch: Callable[[BatchResult], None]
+        self, stream: str, components: Components, stopping: threading.Event, on_batch: Callable[[BatchResult], None]
     ) -> None:
         self._stream = stream
-        self._parts = parts
+        self._components = components
         self._stopping = stopping
         self._on_batch = on_batch
         self._at_work = threading.Lock()
@@ -73,24 +73,24 @@ class BatchWriter:
             pass
         deadline_s = time.monotonic() + _COMMIT_S
         while self._last is not None and is_active() and time.monotonic() < deadline_s:
-            if self._parts.checkpoint.log.has_committed(self._last):
+            if self._components.checkpoint.log.has_committed(self._last):
                 return
             time.sleep(_COMMIT_POLL_S)
 
     def _write(self, written: DataFrame, batch_id: int) -> None:
-        parts = self._parts
-        batch = parts.checkpoint.log.record(self._stream, query_name(self._stream, _query_id(written)), batch_id)
-        tell_tasks(written.sparkSession.sparkContext, moved_cursors(parts.cursors, batch))
-        result = parts.sink.write(written, batch, parts.cursors.check_held)
+        components = self._components
+        batch = components.checkpoint.log.record(self._stream, query_name(self._stream, _query_id(written)), batch_id)
+        tell_tasks(written.sparkSession.sparkContext, moved_cursors(components.cursors, batch))
+        result = components.sink.write(written, batch, components.cursors.check_owner)
         # Who was suspended meanwhile must not write over what its successor has noted beside the
         # checkpoint.
-        parts.cursors.check_held()
-        if parts.checkpoint.log.has_committed(batch_id):
+        components.cursors.check_owner()
+        if components.checkpoint.log.has_committed(batch_id):
             raise OwnershipError(
                 f"another process has run batch {batch_id} of the stream {self._stream} meanwhile; let only one process run it"
             )
-        parts.wake_ups.note(batch_id, result.wakeup_times_ms)
-        parts.cursors.add(LastRun(batch_id, parts.wake_ups.batch_id), result.ends, result.tables)
+        components.wakeups.update(batch_id, result.wakeup_times_ms)
+        components.cursors.add(LastRun(batch_id, components.wakeups.batch_id), result.ends, result.tables)
         self._last = batch_id
         self._on_batch(result)
 

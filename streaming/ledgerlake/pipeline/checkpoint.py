@@ -1,9 +1,9 @@
 """A pipeline's checkpoint: what Ledgerlake keeps in it beside what Spark keeps (see ``spark_log``).
 
     <checkpoint>/ledgerlake/start.json      where the pipeline began: an offset (see ``stored.offsets``)
-    <checkpoint>/ledgerlake/stream.json     whose checkpoint it is, with a version; ``follows`` says by table which query had committed last
-                                            before it began (see ``table.delta_table``), null if none had; earlier releases
-                                            wrote no ``follows``
+    <checkpoint>/ledgerlake/stream.json     the stream of the checkpoint, with a version; ``follows`` names by table the query that was the last
+                                            to commit before the checkpoint began (see ``table.delta_table``), null if there was
+                                            none; earlier releases wrote no ``follows``
     <checkpoint>/ledgerlake/settings.json   the settings that decide which rows a micro-batch gives (see ``row_settings``)
     <checkpoint>/ledgerlake/outbox.json     the name of its outbox, with a version (see ``publish.outbox``)
     <checkpoint>/ledgerlake/forgotten.json  the user has chosen to begin anew (``ledgerlake forget``); it goes when that
@@ -96,26 +96,26 @@ class Checkpoint:
                 f"{stream}; set [stream] name back to {found['stream']}, or choose another checkpoint folder"
             )
 
-    def save_stream(self, stream: str, follows: dict[str, int | None] | None = None) -> None:
-        """Record whose checkpoint it is, and at its beginning whom it follows in the tables."""
-        if follows is not None:
-            save_json(self._own("stream"), {"version": _STREAM_VERSION, "stream": stream, "follows": follows})
+    def save_stream(self, stream: str, previous_writers: dict[str, int | None] | None = None) -> None:
+        """Record the stream of the checkpoint and, when it begins, the previous writers of the tables."""
+        if previous_writers is not None:
+            save_json(self._own("stream"), {"version": _STREAM_VERSION, "stream": stream, "follows": previous_writers})
         elif self._stream() is None:
             save_json(self._own("stream"), {"version": _STREAM_VERSION, "stream": stream})
 
-    def follows(self) -> dict[str, int | None] | None:
-        """Return by table the number of the query that had committed last when this checkpoint
+    def previous_writers(self) -> dict[str, int | None] | None:
+        """Return by table the number of the query that was the last to commit before this checkpoint
         began; None if an earlier release began it.
 
         Raises:
             OffsetError: a newer release wrote it, or it is damaged.
         """
-        found = self._stream()
+        record = self._stream() or {}
         try:
-            follows: dict[str, int | None] | None = stored(dict[str, int | None] | None, (found or {}).get("follows"))
+            writers: dict[str, int | None] | None = stored(dict[str, int | None] | None, record.get("follows"))
         except ValueError:
             raise damaged(self.folder, "ledgerlake/stream.json") from None
-        return follows
+        return writers
 
     def _stream(self) -> dict[str, Any] | None:
         found = load_file(self.folder, "ledgerlake/stream.json")

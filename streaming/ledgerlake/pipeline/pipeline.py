@@ -22,8 +22,8 @@ from ledgerlake.options.config import Config
 from ledgerlake.pipeline.batches import BatchWriter
 from ledgerlake.pipeline.checkpoint import as_option
 from ledgerlake.pipeline.commit import BatchResult
+from ledgerlake.pipeline.components import make_components
 from ledgerlake.pipeline.failures import cause_of, own_error
-from ledgerlake.pipeline.parts import make_parts
 from ledgerlake.pipeline.plan import plan
 from ledgerlake.pipeline.query_settings import settings_of
 from ledgerlake.publish.republisher import Republisher
@@ -76,10 +76,10 @@ class Pipeline:
         self.config = config
         self._spark = spark
         self._on_batch = on_batch
-        self._parts = make_parts(config)
+        self._components = make_components(config)
         self._republisher: Republisher | None = None
         self._stopping = threading.Event()
-        self._batches = BatchWriter(config.stream.name, self._parts, self._stopping, self._after_batch)
+        self._batches = BatchWriter(config.stream.name, self._components, self._stopping, self._after_batch)
         self._failure: LedgerlakeError | None = None
         self._delayed_counts: dict[str, int] = {}
         self.metrics: ServedMetrics | None = None
@@ -96,32 +96,32 @@ class Pipeline:
             _log.warning(
                 "there is no folder for compiled code, so every worker compiles for itself at its start; set NUMBA_CACHE_DIR"
             )
-        parts, stream_name = self._parts, self.config.stream.name
-        parts.checkpoint.check_stream(stream_name)
-        names = parts.cluster.all_partitions(self.config.source.topics)
-        tables = (parts.sink.messages, parts.sink.rejects)
+        components, stream_name = self._components, self.config.stream.name
+        components.checkpoint.check_stream(stream_name)
+        names = components.cluster.all_partitions(self.config.source.topics)
+        tables = (components.sink.messages, components.sink.rejects)
         missing = [table for table in tables if not table.check(self._spark)]
-        start = parts.start.hold(names, [table for table in tables if table not in missing])
+        start = components.start.acquire(names, [table for table in tables if table not in missing])
         with ThreadPoolExecutor(1) as beside:
             made = beside.submit(_create, missing)
             stream = self._stream(start)
             made.result()
-        if parts.outbox is not None:
-            self._begin_delivery(parts.outbox)
-        if parts.sink.messages.last_batch_of(stream_name) is None:
-            parts.sink.messages.begin_stream(stream_name)
-        parts.sink.load_reached_times(names)
-        parts.sink.begin(parts.start.followed)
-        parts.cursors.begin(self._end_with)
+        if components.outbox is not None:
+            self._begin_delivery(components.outbox)
+        if components.sink.messages.last_batch_of(stream_name) is None:
+            components.sink.messages.begin_stream(stream_name)
+        components.sink.load_reached_times(names)
+        components.sink.begin(components.start.previous_writers)
+        components.cursors.begin(self._end_with)
         if self.config.metrics is not None:
             self._serve_metrics(self.config.metrics.port)
         self._start_query(stream, once, len(names))
-        parts.checkpoint.end_forgetting()
+        components.checkpoint.end_forgetting()
         if self._republisher is not None:
             self._republisher.start()
 
     def _start_query(self, stream: DataFrame, once: bool, topic_partitions: int) -> None:
-        settings, checkpoint = self.config.stream, self._parts.checkpoint.folder
+        settings, checkpoint = self.config.stream, self._components.checkpoint.folder
         writer = (
             stream.writeStream.queryName(settings.name)
             .option("checkpointLocation", checkpoint.hadoop_uri)
@@ -134,14 +134,14 @@ class Pipeline:
             self.query = writer.trigger(**trigger).start()
 
     def _stream(self, start: Offset) -> DataFrame:
-        self._parts.wake_ups.load(self._parts.cursors.last_run())
+        self._components.wakeups.load(self._components.cursors.last_run())
         set_up_state(self._spark)
         own = {
             "startingOffsets": as_option(start),
-            "wakes": to_text(self._parts.wake_ups.folder),
+            "wakes": to_text(self._components.wakeups.folder),
             "pinnedBy": self.config.subscription,
         }
-        return plan(self._spark, self.config.source_options() | own, self._parts.task_settings)
+        return plan(self._spark, self.config.source_options() | own, self._components.task_settings)
 
     def _begin_delivery(self, outbox: Outbox) -> None:
         """Open the outbox, and make ready what sends it.
@@ -150,13 +150,13 @@ class Pipeline:
             CheckpointError: it is gone, older than the table, or newer than the checkpoint.
         """
         assert self.config.deliver is not None
-        self._parts.start.open_outbox(outbox)
+        self._components.start.open_outbox(outbox)
         self._republisher = Republisher(
             outbox,
             self.config.source.client,
             self.config.deliver.topic,
             self.config.stream.name,
-            lambda: self._parts.cursors.is_held,
+            lambda: self._components.cursors.is_owner,
             self._end_with,
         )
 
@@ -189,7 +189,7 @@ class Pipeline:
             raise self._failure
         if ended is False:
             return False
-        self._parts.cursors.finish(_FINISH_S)
+        self._components.cursors.finish(_FINISH_S)
         if self._republisher is not None and not self._stopping.is_set():
             self._republisher.drain(self.config.source.retry_timeout_ms / 1000)
         return True
@@ -207,7 +207,7 @@ class Pipeline:
         if self.query is not None:
             failure = self._batches.failure or self.query.exception()
             self.query.stop()
-        self._parts.cursors.finish(_FINISH_S)
+        self._components.cursors.finish(_FINISH_S)
         if failure is not None:
             self._raise_own(failure)
 
@@ -215,8 +215,8 @@ class Pipeline:
         """Let go of the broker; the cursors stay on it, and what was not sent stays in the outbox."""
         if self._republisher is not None:
             self._republisher.stop()
-        self._parts.cursors.close()
-        self._parts.cluster.close()
+        self._components.cursors.close()
+        self._components.cluster.close()
         if self.metrics is not None:
             self.metrics.close()
             self.metrics = None

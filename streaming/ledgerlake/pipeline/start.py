@@ -1,8 +1,8 @@
-"""The start of a pipeline: the right to run the stream is taken, and what belongs together is
-compared.
+"""The start of a pipeline: it acquires the cursors, and so the right to run the stream, and compares
+checkpoint, tables, cursors and outbox.
 
-    before the cursors are held     nothing is changed; what can be refused is refused
-    while they are held             checkpoint, tables, cursors and outbox are compared, since nobody else may change them now
+    before the cursors are acquired   checks that need no cursor; nothing is changed
+    after they are acquired           checkpoint, tables, cursors and outbox are compared: no other process may change them now
 
 A checkpoint that is older than its table, a table that is older than its checkpoint, and an outbox
 of another checkpoint are refused with a sentence that says what to do.
@@ -18,7 +18,7 @@ from ledgerlake.client.cluster import Cluster
 from ledgerlake.errors import CheckpointError, SetupError
 from ledgerlake.pipeline.moved_state import adopt_state
 from ledgerlake.pipeline.row_settings import PAYLOADS, STORAGE, changed, row_settings
-from ledgerlake.pipeline.wake_ups import known_wakes
+from ledgerlake.pipeline.wakeups import known_wakeup_times
 from ledgerlake.source.bounds import end_position, first_available, resolve_start
 from ledgerlake.source.loss import moved_to
 from ledgerlake.source.positions import describe
@@ -61,15 +61,16 @@ class Start:
         self._checkpoint = checkpoint
         self._cursors = cursors
         self._tables = tables
-        # By table, the query that had committed last when the stream was ours.
-        self.followed: dict[str, int | None] = {}
+        # By table, the number of the query that was the last to commit before this process owned the
+        # stream.
+        self.previous_writers: dict[str, int | None] = {}
 
-    def hold(self, names: list[str], tables: list[Table]) -> Offset:
-        """Take the right to run the stream; return the pipeline's very first position, resolved
+    def acquire(self, names: list[str], tables: list[Table]) -> Offset:
+        """Acquire the right to run the stream; return the pipeline's first position, which is resolved
         once for all runs.
 
         Args:
-            tables: those that are there already.
+            tables: the tables that exist.
 
         Raises:
             CheckpointError: checkpoint and tables do not belong together.
@@ -81,8 +82,8 @@ class Start:
         if start is None:
             self._check_first_start(names, bound, tables)
             ends = {name: end_position(self._cluster, name) for name in names} if bound == "latest" else {}
-        self._cursors.hold(names, from_earliest=bound != "latest" or start is not None)
-        # Another process may have begun, or gone on, until it let go of the cursors.
+        self._cursors.acquire(names, from_earliest=bound != "latest" or start is not None)
+        # Another process may have run until it closed the cursors.
         start = self._checkpoint.start()
         self.compare_with_tables(tables)
         self.check_tables_are_newest(tables)
@@ -94,7 +95,7 @@ class Start:
             self._checkpoint.save_settings(row_settings(self._config))
             return start
         start = self._first_start(bound, ends)
-        self._checkpoint.save_stream(self._config.stream.name, self.followed)
+        self._checkpoint.save_stream(self._config.stream.name, self.previous_writers)
         self._checkpoint.save_settings(row_settings(self._config))
         self._checkpoint.save_start(start)
         self._cursors.advance({name: offset.position for name, offset in start.items()})
@@ -160,9 +161,9 @@ class Start:
         Raises:
             CheckpointError: it is, or one has, or it is of another run than what the tables hold.
         """
-        # Known before the cursors are asked where they stand: a process that is suspended from here
-        # on commits nothing if another one has committed meanwhile.
-        self.followed = self._last_writers(tables)
+        # Read before the positions of the cursors: if this process is suspended from here on and
+        # another one commits, this one commits nothing.
+        self.previous_writers = self._last_writers(tables)
         query_id = self._checkpoint.log.query_id()
         planned = self._checkpoint.log.last_planned()
         if query_id is None:
@@ -173,13 +174,13 @@ class Start:
             self._check_not_begun(tables)
             return
         query = self._query_name(query_id)
-        follows = self._checkpoint.follows()
+        previous_writers = self._checkpoint.previous_writers()
         for name, table in self._tables.items():
             recorded = table.recorded(query) if table in tables else None
             if recorded is None:
                 # The table may know the query by an addition alone (see ``table.additions``).
-                if table in tables and follows is not None and self.followed[name] != number_of(query):
-                    self._check_writer(name, table, follows.get(name))
+                if table in tables and previous_writers is not None and self.previous_writers[name] != number_of(query):
+                    self._check_writer(name, table, previous_writers.get(name))
                 continue
             self._check_writer(name, table, number_of(query))
             if planned is None or recorded.batch_id > planned:
@@ -193,7 +194,7 @@ class Start:
                     raise self._older_checkpoint(table, f"has another batch {recorded.batch_id}", "has one of its own")
 
     def _check_writer(self, name: str, table: Table, expected: int | None) -> None:
-        if self.followed[name] not in (None, expected):
+        if self.previous_writers[name] not in (None, expected):
             raise self._older_checkpoint(table, "has rows by a later checkpoint", "does not know of them")
 
     def check_tables_are_newest(self, tables: list[Table]) -> None:
@@ -211,15 +212,15 @@ class Start:
             return
         known = self._cursors.tables()
         for name, table in self._tables.items():
-            held = known.get(name)
-            if held is None:
+            seen = known.get(name)
+            if seen is None:
                 continue
             recorded = table.recorded(self._query_name(query_id)) if table in tables else None
-            if (recorded is None and str(table.path) != held.path) or (recorded and recorded.batch_id >= held.batch_id):
+            if (recorded is None and str(table.path) != seen.path) or (recorded and recorded.batch_id >= seen.batch_id):
                 continue
             there = "does not know it" if recorded is None else f"has batch {recorded.batch_id}"
             raise CheckpointError(
-                f"the table at {held.path} had batch {held.batch_id} of the stream {self._config.stream.name} by the checkpoint "
+                f"the table at {seen.path} had batch {seen.batch_id} of the stream {self._config.stream.name} by the checkpoint "
                 f"{self._config.stream.checkpoint}, and the one at {table.path} {there}: it is an older copy; restore the newest "
                 "one, or choose a new folder for what comes from here on, or remove the checkpoint and begin anew after: "
                 "ledgerlake forget CONFIG"
@@ -266,7 +267,7 @@ class Start:
         """
         if self._checkpoint.log.last_committed() is None:
             return False
-        return known_wakes(self._checkpoint, self._cursors.last_run()) != {}
+        return known_wakeup_times(self._checkpoint, self._cursors.last_run()) != {}
 
     def _compare_with_cursors(self, start: Offset) -> None:
         """Check that the broker has kept what the micro-batch reads that is to be run again.
@@ -300,15 +301,15 @@ class Start:
         Raises:
             CheckpointError: the tables have some.
         """
-        follows = self._checkpoint.follows()
-        if self._checkpoint.start() is None or (follows is None and self._checkpoint.is_forgotten):
+        previous_writers = self._checkpoint.previous_writers()
+        if self._checkpoint.start() is None or (previous_writers is None and self._checkpoint.is_forgotten):
             return
         for name, table in self._tables.items():
             if table not in tables:
                 continue
             last = table.last_batch_of(self._config.stream.name)
-            if follows is not None:
-                self._check_writer(name, table, follows.get(name))
+            if previous_writers is not None:
+                self._check_writer(name, table, previous_writers.get(name))
             elif last is not None and last >= 0:
                 raise self._older_checkpoint(table, f"has batch {last}", "reaches no batch")
 
@@ -337,10 +338,10 @@ class Start:
                 "have: it belongs to another one; restore both from one copy"
             )
         in_table = table.outbox_messages(outbox.name)
-        held = -1 if committed is None else outbox.messages_up_to(committed)
-        if in_table is not None and held < in_table:
+        outbox_messages = -1 if committed is None else outbox.messages_up_to(committed)
+        if in_table is not None and outbox_messages < in_table:
             raise CheckpointError(
-                f"the outbox {outbox.folder} has held {held} messages, and the table at {table.path} says {in_table}: "
+                f"the outbox {outbox.folder} has held {outbox_messages} messages, and the table at {table.path} says {in_table}: "
                 "it is an older copy; restore the newest one"
             )
         self._checkpoint.save_outbox(outbox.name)

@@ -78,7 +78,7 @@ class Table:
         self.path = self.folder = path
         self.schema = schema
         self._opened: DeltaTable | None = None
-        self._followed: int | None = None
+        self._previous_writer: int | None = None
 
     def check(self, spark: SparkSession) -> bool:
         """Return whether the table is there, with the contract's columns; if it is not, its folder
@@ -108,14 +108,14 @@ class Table:
             if existing_table(self.path) is None:
                 raise TableError(f"the table at {self.path} cannot be made: {self.path.reason(error)}") from None
 
-    def begin(self, followed: int | None) -> None:
-        """Nobody else writes for this query from here on.
+    def begin(self, previous_writer: int | None) -> None:
+        """Begin to write; from here on, no other process may write for this query.
 
         Args:
-            followed: the number of the query that had committed last for the stream when the right
-                to run it was taken.
+            previous_writer: the number of the query that was the last to commit for the stream before
+                this process owned it.
         """
-        self._followed = followed
+        self._previous_writer = previous_writer
 
     def effective_times_us(self, topic_partitions: list[str]) -> dict[str, int]:
         """Return how far each topic partition's effective time has come in the table; without those
@@ -194,7 +194,7 @@ class Table:
         """
         return self._number(self._current(), _OUTBOX_PREFIX + outbox)
 
-    def holds(self, batch: BatchRecord) -> bool:
+    def contains(self, batch: BatchRecord) -> bool:
         """Return whether the table has a micro-batch already.
 
         Raises:
@@ -214,7 +214,7 @@ class Table:
         )
 
     def _check_writer(self, batch: BatchRecord) -> None:
-        known = {None, self._followed, number_of(batch.query)}
+        known = {None, self._previous_writer, number_of(batch.query)}
         # The history is long, so it is read only if the number alone would be a reason to refuse.
         if self._recorded_writer(batch.stream) in known or self.last_writer(batch.stream) in known:
             return
@@ -226,7 +226,7 @@ class Table:
     def commit(
         self, batch: BatchRecord, files: list[DataFile], times_us: dict[str, int], outbox: dict[str, int] | None = None
     ) -> None:
-        """Add the files of a micro-batch as one commit; ``holds`` was asked before, and said no.
+        """Add the files of a micro-batch as one commit; ``contains`` was asked before, and said no.
 
         Args:
             times_us: how far the micro-batch brings the time of topic partitions.

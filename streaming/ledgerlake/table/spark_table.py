@@ -64,7 +64,7 @@ class SparkTable(Table):
                 f"the table at {self.path} has another schema ({'; '.join(missing + others)}); use another path"
             )
 
-    def begin(self, followed: int | None) -> None:
+    def begin(self, previous_writer: int | None) -> None:
         """Remove what an earlier run left in the staging folder: a micro-batch that is run again
         writes its files anew.
 
@@ -78,7 +78,7 @@ class SparkTable(Table):
             raise SetupError(
                 f"the folder {self.folder} cannot be made ({error.strerror or error}); choose another checkpoint"
             ) from None
-        super().begin(followed)
+        super().begin(previous_writer)
 
     def effective_times_us(self, topic_partitions: list[str]) -> dict[str, int]:
         rows = self._spark.read.format("delta").load(self.path.hadoop_uri)
