@@ -89,8 +89,8 @@ MUTATIONS = (
     Mutation(
         "due messages have the same numbers when their batch is run again",
         "streaming/ledgerlake/publish/republisher.py",
-        "for sequence, row in enumerate(rows, one.first_sequence):",
-        "for sequence, row in enumerate(rows, one.first_sequence + 1):",
+        "for sequence, row in enumerate(rows, file.first_sequence):",
+        "for sequence, row in enumerate(rows, file.first_sequence + 1):",
         ("tests/publish",),
     ),
     Mutation(

@@ -266,4 +266,4 @@ def test_a_topic_that_may_not_be_read_holds_up_nothing_and_is_named(
     assert set(broker.values) == set(VALUES)
     said = [one.message for one in caplog.records if "and the topic does not tell" in one.message]
     assert len(said) == 1
-    assert said[0].endswith("; some may stand there twice")
+    assert said[0].endswith("; some may be there twice")
