@@ -1,8 +1,8 @@
-"""The function that Spark calls for each micro-batch: write and commit it, then let the cursors
-follow.
+"""The function that Spark calls for each micro-batch: it writes and commits the batch, and hands its
+ends to the cursors.
 
-Spark may call it again for a micro-batch that the table has; the sink finds that out. A micro-batch
-that comes after the pipeline was told to stop is not begun: Spark plans it again at the next start.
+Spark may call it again for a micro-batch that the table has; the sink checks for that. After a stop, no
+further micro-batch is begun: Spark plans it again at the next start.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ledgerlake.pipeline.commit import BatchResult
     from ledgerlake.pipeline.components import Components
 
-# How long an end waits for Spark's commit log.
+# How long to wait at the end for Spark's commit log.
 _COMMIT_S = 30.0
 _COMMIT_POLL_S = 0.01
 
@@ -66,8 +66,8 @@ class BatchWriter:
                 raise
 
     def wait(self, is_active: Callable[[], bool]) -> None:
-        """Wait until the micro-batch in work is written, and Spark has recorded it; ended before,
-        it would be run again.
+        """Wait until the current micro-batch is written, and Spark has recorded it. If the query ended
+        before that, Spark would run it again.
         """
         with self._at_work:
             pass
@@ -82,12 +82,11 @@ class BatchWriter:
         batch = components.checkpoint.log.record(self._stream, query_name(self._stream, _query_id(written)), batch_id)
         tell_tasks(written.sparkSession.sparkContext, moved_cursors(components.cursors, batch))
         result = components.sink.write(written, batch, components.cursors.check_owner)
-        # Who was suspended meanwhile must not write over what its successor has noted beside the
-        # checkpoint.
+        # A process that was suspended must not overwrite its successor's files in the checkpoint.
         components.cursors.check_owner()
         if components.checkpoint.log.has_committed(batch_id):
             raise OwnershipError(
-                f"another process has run batch {batch_id} of the stream {self._stream} meanwhile; let only one process run it"
+                f"another process has run batch {batch_id} of the stream {self._stream}; let only one process run it"
             )
         components.wakeups.update(batch_id, result.wakeup_times_ms)
         components.cursors.add(LastRun(batch_id, components.wakeups.batch_id), result.ends, result.tables)

@@ -1,5 +1,5 @@
-"""The components of a pipeline, made of its configuration. Nothing is opened, and nothing outside this
-process is changed.
+"""Creates the components of a pipeline from its configuration. Nothing is opened, and nothing outside
+this process is changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Components:
-    """The components of a pipeline; the outbox only if due messages are published."""
+    """The components of a pipeline; there is an outbox only if due messages are published."""
 
     cluster: Cluster
     checkpoint: Checkpoint
@@ -37,7 +37,7 @@ class Components:
 
 
 def make_components(config: Config) -> Components:
-    """The components of the pipeline that a configuration describes.
+    """Return the components of the pipeline that a configuration describes.
 
     Raises:
         TableError: a table cannot be written with ``[delta] writer``.

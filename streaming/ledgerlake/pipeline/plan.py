@@ -1,4 +1,4 @@
-"""What a micro-batch runs: ingest, stateful, finalize. The driver commits what comes out (see
+"""The plan of a micro-batch: ingest, stateful, finalize. The driver commits its result (see
 ``commit``).
 """
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def plan(spark: SparkSession, source_options: dict[str, str], settings: TaskSettings) -> DataFrame:
-    """A stream with one row for each topic partition of a micro-batch: what its tasks wrote, as
-    ``result_from_json`` reads it.
+    """Return a stream with one row for each topic partition of a micro-batch: its ``PartitionResult``, for
+    ``result_from_json``.
     """
     ingested = ingest(spark, source_options, settings)
     settled = stateful(ingested, settings.limits, settings.delay)

@@ -1,5 +1,5 @@
-"""What a person sees while the pipeline runs: rate, lag per topic partition, the broker's time
-reached, rejects.
+"""The progress screen of a running pipeline: rate, lag per topic partition, the broker's time reached,
+rejects.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ class ProgressScreen:
 
 
 def progress_line(totals: Totals, rate: float, taken: Offset, latest: Offset) -> str:
-    """Return a micro-batch as one line; lag is in messages by the broker's index, ``?`` if there is
-    none.
+    """Return the progress as one line; lag is in messages by the broker's index, ``?`` if there is no
+    index.
     """
-    times = [one.time_ms for one in taken.values() if one.time_ms is not None]
+    times = [offset.time_ms for offset in taken.values() if offset.time_ms is not None]
     reached = time.strftime("%H:%M:%S", time.gmtime(max(times) / 1000)) if times else "-"
     lags = " ".join(_lag(name, taken, latest) for name in sorted(latest))
     line = f"{totals.messages:,} messages  {rate:,.0f}/s  broker time {reached}  lag {lags or '-'}  rejects {totals.rejects:,}"
@@ -100,14 +100,14 @@ class Behind:
 
 
 def lags_of(progress: Any) -> dict[str, Behind]:
-    """Return how far a query is behind its topics, by topic partition, from its progress; empty if
-    it reads none of ours.
+    """Return how far a query is behind its topics, by topic partition, from its progress; empty if it does
+    not read with Ledgerlake.
     """
-    found: dict[str, Behind] = {}
+    lags: dict[str, Behind] = {}
     for source in progress.sources:
         taken, latest = _offset(source, "endOffset"), _offset(source, "latestOffset")
-        found |= {name: _behind(taken.get(name), ahead) for name, ahead in latest.items()}
-    return found
+        lags |= {name: _behind(taken.get(name), offset) for name, offset in latest.items()}
+    return lags
 
 
 def _behind(taken: PartitionOffset | None, latest: PartitionOffset) -> Behind:
