@@ -20,7 +20,7 @@ from ledgerlake.stored.places import Place
 from ledgerlake.table.additions import add_missing
 from ledgerlake.table.batch_record import BatchRecord, Recorded
 from ledgerlake.table.delta_table import Table, data_folder
-from ledgerlake.table.ordered_files import DataFile, GatheringWriter
+from ledgerlake.table.ordered_files import BufferedWriter, DataFile
 from ledgerlake.table.spark_table import SparkTable, open_table
 from tests.live.pipelines import rejects_rows, run_once
 
@@ -164,7 +164,7 @@ REJECTS_BATCH = BatchRecord("s", "ledgerlake:s:q", 4, 7)
 
 def staged(table: Table, entries: range) -> list[DataFile]:
     """Rejects as a task writes them."""
-    writer = GatheringWriter(data_folder(table.folder, table.schema, "part-00000004-00000"))
+    writer = BufferedWriter(data_folder(table.folder, table.schema, "part-00000004-00000"))
     place = {"topic": "t", "partition": -1, "ledger_id": 3, "reason": "chunk_orphan"}
     rows = [place | {"entry_id": number, "message_id": f"3:{number}", "detail": ""} for number in entries]
     writer.write(pa.Table.from_pylist(rows, schema=table.schema))

@@ -18,7 +18,7 @@ from ledgerlake.pipeline.commit import BatchResult, DeltaSink
 from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord, SeenBatch
 from ledgerlake.table.delta_table import Table, data_folder
-from ledgerlake.table.ordered_files import DataFile, GatheringWriter
+from ledgerlake.table.ordered_files import BufferedWriter, DataFile
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def tables(tmp_path: Path) -> dict[str, Table]:
 
 
 def written(table: Table, rows: list[dict[str, Any]]) -> list[DataFile]:
-    writer = GatheringWriter(data_folder(table.folder, table.schema, "part-00000004-00000"))
+    writer = BufferedWriter(data_folder(table.folder, table.schema, "part-00000004-00000"))
     writer.write(pa.Table.from_pylist(rows, schema=table.schema))
     return writer.finish()
 

@@ -14,8 +14,8 @@ from pyarrow import fs
 from ledgerlake.decode import schema
 from ledgerlake.table import ordered_files
 from ledgerlake.table.ordered_files import (
+    BufferedWriter,
     DataFile,
-    GatheringWriter,
     OrderedWriter,
     ParquetFolder,
     merge_overlapping,
@@ -224,18 +224,18 @@ def test_a_value_as_large_as_a_row_group_has_a_file_of_its_own(
 
 
 def test_tables_without_rows_are_no_file(tmp_path: Path) -> None:
-    writer = GatheringWriter(ParquetFolder(fs.LocalFileSystem(), str(tmp_path), schema.MESSAGES, "part"))
+    writer = BufferedWriter(ParquetFolder(fs.LocalFileSystem(), str(tmp_path), schema.MESSAGES, "part"))
     writer.write(schema.MESSAGES.empty_table())
     assert writer.finish() == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_many_small_tables_become_one_while_they_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ordered_files, "_WAITING_TABLES", 10)
-    writer = GatheringWriter(ParquetFolder(fs.LocalFileSystem(), str(tmp_path), schema.MESSAGES, "part"))
+    monkeypatch.setattr(ordered_files, "_MAX_BUFFERED_TABLES", 10)
+    writer = BufferedWriter(ParquetFolder(fs.LocalFileSystem(), str(tmp_path), schema.MESSAGES, "part"))
     for number in range(105):
         writer.write(pa.Table.from_batches([rows([number], first_entry=number)]))
-        assert len(writer._waiting) < 10
+        assert len(writer._buffer) < 10
     (file,) = writer.finish()
     assert entries_of(tmp_path, [file]) == list(range(105))
     assert pq.ParquetFile(tmp_path / file.name).num_row_groups == 1

@@ -22,7 +22,7 @@ from ledgerlake.operators.results import BatchSettings, PartitionResult, TaskSet
 from ledgerlake.operators.rows import StateSummary, latest
 from ledgerlake.operators.stage_output import read_stage_rows
 from ledgerlake.table.delta_table import data_folder
-from ledgerlake.table.ordered_files import GatheringWriter, merge_overlapping
+from ledgerlake.table.ordered_files import BufferedWriter, merge_overlapping
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -49,10 +49,10 @@ class _FinalizedPartition:
 
     def __init__(self, topic_partition: TopicPartition, settings: TaskSettings, batch: BatchSettings) -> None:
         self._writer = PartitionWriter(topic_partition, settings, batch)
-        self._outbox: GatheringWriter | None = None
+        self._outbox: BufferedWriter | None = None
         if settings.outbox is not None:
             folder = data_folder(settings.outbox, schema.MESSAGES, file_prefix(topic_partition, batch))
-            self._outbox = GatheringWriter(folder)
+            self._outbox = BufferedWriter(folder)
 
     def take(self, output: Outcome | Cancels) -> None:
         if isinstance(output, Cancels):

@@ -16,7 +16,7 @@ from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.operators.results import BatchSettings, TaskResult, TaskSettings
 from ledgerlake.source.views import check_broker_metadata
 from ledgerlake.table.delta_table import data_folder
-from ledgerlake.table.ordered_files import GatheringWriter, OrderedWriter
+from ledgerlake.table.ordered_files import BufferedWriter, OrderedWriter
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class PartitionWriter:
         )
         self._cancels = TaskCancels()
         self._rejects_to_reread: list[RejectedEntry] = []
-        self._rejects = GatheringWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))
+        self._rejects = BufferedWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))
 
     def write_entries(self, frames: memoryview, first_entry: BatchRange) -> list[Cancel]:
         """Write plain entries; return the cancels among them that the task accepts."""

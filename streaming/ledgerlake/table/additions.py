@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ledgerlake.source.loss import DATA_LOSS
-from ledgerlake.table.ordered_files import DataFile, GatheringWriter, ParquetFolder
+from ledgerlake.table.ordered_files import BufferedWriter, DataFile, ParquetFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -110,7 +110,7 @@ def _write_new(table: Table, name: str, known: Counter[RowKey], is_wanted: Calla
     """
     folder = table.folder
     prefix = "-".join(name.split("-")[:3])
-    writer = GatheringWriter(ParquetFolder(folder.filesystem(), folder.root, table.schema, prefix))
+    writer = BufferedWriter(ParquetFolder(folder.filesystem(), folder.root, table.schema, prefix))
     with pq.ParquetFile(f"{folder.root}/{name}", filesystem=folder.filesystem()) as file:
         for number in range(file.num_row_groups):
             rows = file.read_row_group(number).cast(table.schema)
