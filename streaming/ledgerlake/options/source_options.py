@@ -409,12 +409,12 @@ def _bounds(
         (f"{edge}Time", time, lambda text, where: AtTime(parse_time_ms(text, where))),
         (f"{edge}Index", index, lambda text, where: AtIndex(parse_index(text, where))),
     ]
-    given = [(name, text, parser) for name, text, parser in parsers if text is not None]
-    if not given:
+    bounds = [(name, text, parser) for name, text, parser in parsers if text is not None]
+    if not bounds:
         return None, ()
-    if len(given) > 1:
-        raise UsageError(f"the options '{given[0][0]}' and '{given[1][0]}' exclude each other")
-    name, text, parser = given[0]
+    if len(bounds) > 1:
+        raise UsageError(f"the options '{bounds[0][0]}' and '{bounds[1][0]}' exclude each other")
+    name, text, parser = bounds[0]
     return one_or_by_topic(text.strip(), f"the option '{name}'", parser, of_new)
 
 
