@@ -46,7 +46,7 @@ def main(most: int) -> None:
 
 def _print(path: str, commits: int, took_ms: float, cpu_ms: float) -> None:
     entries = list(os.scandir(f"{path}/_delta_log"))
-    size_mb = sum(one.stat().st_size for one in entries) / 1e6
+    size_mb = sum(entry.stat().st_size for entry in entries) / 1e6
     print(f"{commits:>10,}{took_ms:>10.1f}{cpu_ms:>10.1f}{size_mb:>10.1f}{len(entries):>10,}", flush=True)
 
 

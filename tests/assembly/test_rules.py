@@ -229,7 +229,7 @@ def test_chunks_that_promise_a_marker_wait_for_it_where_others_would_be_orphans(
     feed = Feed()
     assert feed(A, 2, 4, has_marker=True) == []
     assert feed(A, 3, 4, has_marker=True) == []
-    assert [one.awaiting for one in feed.pending.messages] == [True]
+    assert [message.awaiting for message in feed.pending.messages] == [True]
     assert feed.pending.apply_marker(A, at(7, 8, 0, 1)) == [Deliver(A, at(7, 8, 0, 1), reread=True)]
     assert feed.pending.messages == ()
 

@@ -58,14 +58,14 @@ def test_cancels_stand_among_other_messages_with_and_without_properties() -> Non
         {"properties": [pb.KeyValue(key="a", value="1"), pb.KeyValue(key="ledgerlake.cancel", value="key=x")]}
     ]
     found = messages(single(b"1"), single(b"2", **own[0]), single(b"3", properties=[pb.KeyValue(key="b", value="")]))
-    assert [(one.position.entry_id, one.target) for one in find_cancels(found)] == [(1, "x")]
-    assert [one.position.entry_id for one in find_cancels(found.slice(1, 2))] == [1]
+    assert [(cancel.position.entry_id, cancel.target) for cancel in find_cancels(found)] == [(1, "x")]
+    assert [cancel.position.entry_id for cancel in find_cancels(found.slice(1, 2))] == [1]
     assert list(find_cancels(found.slice(2))) == []
 
 
 def test_a_cancel_without_a_known_time_is_of_1970() -> None:
     entry = metadata(publish_time=MAX_TIME_MS + 1, properties=[pb.KeyValue(key="ledgerlake.cancel", value="key=x")])
-    assert [one.time_ms for one in find_cancels(messages(encode_entry(entry, b"")))] == [0]
+    assert [cancel.time_ms for cancel in find_cancels(messages(encode_entry(entry, b"")))] == [0]
 
 
 def test_the_same_cancel_many_times_in_an_entry_is_one() -> None:
@@ -96,7 +96,7 @@ def test_a_task_passes_a_bounded_number_on_and_the_others_are_rejects(
     entries = [cancels_of([f"{number}-{slot}" for slot in range(4)], pb.ZSTD) for number in range(5)]
     monkeypatch.setattr(
         "ledgerlake.operators.outcomes.read_again",
-        lambda _client, _topic, positions: iter([entries[one.entry_id] for one in positions]),
+        lambda _client, _topic, positions: iter([entries[position.entry_id] for position in positions]),
     )
     options = parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"})
     for folder in "mr":

@@ -241,8 +241,8 @@ def _judge_tracker(data: bytes) -> int:
     parts = mutate.unpacked(data)
     record = record_from_json(_text(parts[0])) if parts else Record()
     storage = MemoryStorage()
-    for one in parts[1:]:
-        bucket_id, number, value = mutate.unpacked(one)
+    for part in parts[1:]:
+        bucket_id, number, value = mutate.unpacked(part)
         storage.buckets.setdefault(int(bucket_id), {})[int(number)] = value
     tracker = DelayedTracker(storage, _SETTINGS, record)
     tracker.add_output("table", BEFORE_ALL)
@@ -301,7 +301,7 @@ TARGETS = [
     Target("open-set", "open sets in state", _json_of(incomplete_to_json(_OPEN)), _judge_set, _REFUSED),
     Target("report", "rows to the stateful stage: reports", _json_of(report_to_json(_REPORT)), _judge_report, _REFUSED),
     Target("summary", "rows from the stateful stage: state summaries", _json_of(summary_to_json(_SUMMARY)), _judge_summary, _REFUSED),
-    Target("cancels", "cancels in state", _json_of(cancels_to_json(one for one in _REPORT.events if isinstance(one, Cancel))), _judge_cancels, _REFUSED),
+    Target("cancels", "cancels in state", _json_of(cancels_to_json(event for event in _REPORT.events if isinstance(event, Cancel))), _judge_cancels, _REFUSED),
     Target("delayed-large", "delayed large messages in state", _json_of(*_LARGE), _judge_large, _REFUSED),
     Target("cursor-ends", "pipeline.cursors: what is to be acknowledged", _json_of(_ENDS), _reads(cursors._read, 1), _REFUSED),
     Target("row-settings", "pipeline.row_settings", _json_of('{"version": 1, "settings": {"[delay] enabled": true, "[chunks] max_pending": 5, "[delay] storage": "state"}}'), _reads(row_settings.read_settings, 1), _REFUSED),

@@ -58,7 +58,7 @@ def made(spark: SparkSession, path: str, feature: str) -> None:
         Table(Place(f"{path}-plain"), schema.MESSAGES).create()
         spark.read.format("delta").load(f"{path}-plain").write.format("delta").partitionBy("topic").save(path)
     elif feature == "generated columns":
-        columns = ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in spark_columns(spark))
+        columns = ", ".join(f"`{column.name}` {column.dataType.simpleString()}" for column in spark_columns(spark))
         day = "day date generated always as (cast(publish_time as date))"
         spark.sql(f"create table delta.`{path}` ({columns}, {day}) using delta")
     else:
@@ -106,8 +106,8 @@ def test_a_batch_that_spark_repeats_is_in_the_table_once(
         unrecorded.setattr(DurableCursor, "advance", lambda _cursor, _position: None)
         config = run_once(spark, data)
     for folder in (tmp_path / "checkpoint" / "commits",):
-        for one in folder.iterdir():
-            one.unlink()
+        for path in folder.iterdir():
+            path.unlink()
     run_once(spark, data)
     assert values(spark, config.delta.path) == list(range(20))
 

@@ -66,13 +66,13 @@ def play(seed: int) -> Store:
     for chunk in chunks:
         for effect in pending.arrive(chunk):
             store.apply(effect)
-        assert len([one for one in pending.messages if not one.spilled]) <= limits.max_pending
+        assert len([message for message in pending.messages if not message.spilled]) <= limits.max_pending
         assert pending.kept_bytes <= limits.max_pending_bytes
-        assert len(store.kept) == sum(len(one.positions) for one in pending.messages if not one.spilled)
+        assert len(store.kept) == sum(len(message.positions) for message in pending.messages if not message.spilled)
         if rng.random() < 0.3:
             pending = IncompleteMessages(limits, pending.messages)
     assert store.delivered == reference(chunks)
-    still_open = [position for one in pending.messages for position in one.positions]
+    still_open = [position for message in pending.messages for position in message.positions]
     accounted = [position for _, positions in store.delivered for position in positions] + store.rejected + still_open
     assert sorted(accounted) == [chunk.position for chunk in chunks]
     for effect in (*pending.expire(10**9), *pending.expire(2 * 10**9)):

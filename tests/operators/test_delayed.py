@@ -164,14 +164,14 @@ def test_what_waited_is_let_go_also_when_delays_are_no_longer_held() -> None:
 
 def test_many_messages_leave_in_few_rows() -> None:
     play = Play(settings=DelaySettings(max_indexes_per_segment=2))
-    play(*(frame(one, 30 + one % 3) for one in range(500)), at_s=0)
+    play(*(frame(number, 30 + number % 3) for number in range(500)), at_s=0)
     assert len(play(at_s=40)) == 500
     assert play.kinds == ["due", "summary"]
 
 
 def test_a_large_message_waits_with_its_chunks_and_leaves_nothing() -> None:
     entries = chunk_entries(b"large message", 3)
-    at = tuple(Position(1, one) for one in range(3))
+    at = tuple(Position(1, number) for number in range(3))
     play = Play()
     waits = DelayedLargeMessage(at, STORED_MS + 10_000, bytes_kept=True)
     play(events=[waits], parts=list(zip(at, entries, strict=True)), at_s=0)
@@ -195,7 +195,7 @@ def test_what_has_the_id_of_a_message_that_waits_is_a_reject() -> None:
         parts=again,
         at_s=1,
     )
-    assert [(one.position, one.reason, one.entry is None) for one in play.rejects] == [
+    assert [(reject.position, reject.reason, reject.entry is None) for reject in play.rejects] == [
         (position, "delayed_known", False) for position in (Position(1, 0), *at)
     ]
     assert play(at_s=10) == [b"large message"]
@@ -236,7 +236,7 @@ def test_cancelled_messages_are_rejects_with_their_bytes_when_they_would_have_be
     assert play.rejects == []
     assert play(at_s=40) == [b"1:1"]
     expected = entries_of(b"".join(frames))
-    assert [(one.position.entry_id, one.reason, one.entry) for one in play.rejects] == [
+    assert [(reject.position.entry_id, reject.reason, reject.entry) for reject in play.rejects] == [
         (one, "cancelled", expected[Position(1, one)]) for one in (0, 2, 3)
     ]
 
@@ -245,7 +245,7 @@ def test_a_cancel_hits_what_stands_before_it_and_is_due_after_it() -> None:
     play = Play()
     play(frame(0, 3, "a"), frame(1, 9, "a"), frame(8, 9, "a"), events=[cancel("key", "a", 5, at_s=4)], at_s=2)
     assert play(at_s=9) == [b"1:0", b"1:8"]
-    assert [one.position.entry_id for one in play.rejects] == [1]
+    assert [reject.position.entry_id for reject in play.rejects] == [1]
 
 
 def test_a_cancel_of_one_message_of_a_batch_leaves_the_others() -> None:
@@ -255,7 +255,7 @@ def test_a_cancel_of_one_message_of_a_batch_leaves_the_others() -> None:
     play(events=[cancel("id", "1:0:1", 7), cancel("id", "1:1", 8), cancel("id", "1:2:0", 9)], at_s=1)
     assert play(at_s=30) == [b"1:0:0", b"1:0:2", b"1:2"]
     whole = entries_of(b"".join(frames))
-    assert [(one.position.entry_id, one.detail, one.entry) for one in play.rejects] == [
+    assert [(reject.position.entry_id, reject.detail, reject.entry) for reject in play.rejects] == [
         (0, "messages 1 of the batch", whole[Position(1, 0)]),
         (1, "messages 0, 1 of the batch", whole[Position(1, 1)]),
     ]
@@ -272,13 +272,13 @@ def test_a_cancel_of_one_message_of_a_batch_leaves_the_others() -> None:
 )
 def test_a_cancel_by_key_hits_small_and_large_messages_alike(fields: dict[str, Any], named: str) -> None:
     play = Play()
-    at = tuple(Position(1, one) for one in range(3))
+    at = tuple(Position(1, number) for number in range(3))
     large = chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 30_000, **fields)
     waits = DelayedLargeMessage(at, STORED_MS + 30_000, bytes_kept=True)
     play(frame(4, 30, **fields), frame(5, 30, "other"), events=[waits], parts=list(zip(at, large, strict=True)), at_s=0)
     play(events=[cancel("key", named, 7)], at_s=1)
     assert play(at_s=30) == [b"1:5"]
-    assert {one.position.entry_id for one in play.rejects} == {0, 1, 2, 4}
+    assert {reject.position.entry_id for reject in play.rejects} == {0, 1, 2, 4}
 
 
 @pytest.mark.parametrize("ahead_s", [0, 35, 100])
@@ -342,7 +342,7 @@ def test_the_rest_of_an_entry_that_an_older_release_holds_whole_is_not_delivered
 
 def test_what_waits_of_large_messages_by_an_older_release_is_still_read() -> None:
     play = Play()
-    at = tuple(Position(1, one) for one in range(3))
+    at = tuple(Position(1, number) for number in range(3))
     parts = list(zip(at, chunk_entries(b"large message", 3), strict=True))
     play(events=[DelayedLargeMessage(at, STORED_MS + 10_000, bytes_kept=True)], parts=parts, at_s=0)
     play.state("large")[1, 2] = ('{"version": 1, "positions": [[1, 0], [1, 1], [1, 2]], "held": true}',)
@@ -380,7 +380,7 @@ def test_too_many_cancels_are_refused_and_said(monkeypatch: pytest.MonkeyPatch) 
     play = Play()
     play(frame(0, 30, "c"), at_s=0)
     play(events=[cancel("key", key, 5 + number) for number, key in enumerate("abc")], at_s=1)
-    assert [(one.position.entry_id, one.reason) for one in play.rejects] == [(7, "cancel_refused")]
+    assert [(reject.position.entry_id, reject.reason) for reject in play.rejects] == [(7, "cancel_refused")]
     assert play(at_s=30) == [b"1:0"]
 
 
@@ -390,7 +390,7 @@ def test_cancels_that_name_too_much_are_refused_and_said(monkeypatch: pytest.Mon
     play(frame(0, 30, "c"), at_s=0)
     play(events=[cancel("key", "aaa", 5)], at_s=1)
     play(events=[cancel("key", "bbb", 6), cancel("key", "ccc", 7)], at_s=2)
-    assert [(one.position.entry_id, one.reason) for one in play.rejects] == [(7, "cancel_refused")]
+    assert [(reject.position.entry_id, reject.reason) for reject in play.rejects] == [(7, "cancel_refused")]
 
 
 def test_an_entry_of_which_several_cancels_are_refused_is_one_reject(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,7 +398,7 @@ def test_an_entry_of_which_several_cancels_are_refused_is_one_reject(monkeypatch
     play = Play()
     play(frame(0, 30, "c"), at_s=0)
     play(events=[cancel("key", key, 5) for key in "abcd"], at_s=1)
-    assert [(one.position.entry_id, one.reason) for one in play.rejects] == [(5, "cancel_refused")]
+    assert [(reject.position.entry_id, reject.reason) for reject in play.rejects] == [(5, "cancel_refused")]
 
 
 @pytest.mark.parametrize(
@@ -461,8 +461,8 @@ def test_two_streams_with_one_folder_leave_each_others_messages_alone(
         for name, play in plays.items():
             query(name)
             play(frame(entry_id, 30 + entry_id), at_s=0)
-            for one in tmp_path.glob("**/*"):
-                os.utime(one, (one.stat().st_mtime - 90_000,) * 2)
+            for path in tmp_path.glob("**/*"):
+                os.utime(path, (path.stat().st_mtime - 90_000,) * 2)
     for name, play in plays.items():
         query(name)
         assert play(at_s=40) == [b"1:0", b"1:1", b"1:2"]
@@ -497,4 +497,4 @@ def test_buckets_that_an_older_release_wrote_are_found(tmp_path: Path, query: Ca
 
 
 def test_flow_has_no_columns_that_pandas_would_round() -> None:
-    assert {str(one.type) for one in STAGE_ROWS} == {"string", "int32", "int64", "binary"}
+    assert {str(column.type) for column in STAGE_ROWS} == {"string", "int32", "int64", "binary"}

@@ -352,7 +352,7 @@ class Query:
 
     def _last(self, log: str) -> int | None:
         start = f"{self._checkpoint}/{log}/"
-        return max((int(one[len(start) :]) for one in self._disk.files if one.startswith(start)), default=None)
+        return max((int(file[len(start) :]) for file in self._disk.files if file.startswith(start)), default=None)
 
     def _offset(self, batch_id: int) -> str:
         data = self._disk.files.get(f"{self._checkpoint}/offsets/{batch_id}")
@@ -518,7 +518,9 @@ class _Batch:
 
 
 def _spans(spans: list[Any]) -> str:
-    return ", ".join(f"{one.span.topic_partition.rpartition('/')[2]} {one.span.after}..{one.span.end}" for one in spans)
+    return ", ".join(
+        f"{span.span.topic_partition.rpartition('/')[2]} {span.span.after}..{span.span.end}" for span in spans
+    )
 
 
 def _as_text(error: BaseException) -> str:

@@ -32,7 +32,7 @@ def writer_in(folder: Path, reached_us: int | None = None) -> OrderedWriter:
 
 
 def read(folder: Path, files: list[DataFile]) -> pa.Table:
-    return pa.concat_tables([pq.read_table(folder / one.name, partitioning=None) for one in files])
+    return pa.concat_tables([pq.read_table(folder / file.name, partitioning=None) for file in files])
 
 
 def entries_of(folder: Path, files: list[DataFile]) -> list[int]:
@@ -65,7 +65,7 @@ def test_groups_out_of_order_are_merged_and_the_runs_removed(tmp_path: Path, mon
     files = writer.finish()
     expected = sorted(range(300), key=lambda number: (times[number], number))
     assert entries_of(tmp_path, files) == expected
-    assert {one.name for one in files} == {path.name for path in tmp_path.iterdir()}
+    assert {file.name for file in files} == {path.name for path in tmp_path.iterdir()}
 
 
 def test_messages_without_broker_time_are_ordered_by_publish_time(tmp_path: Path) -> None:
@@ -137,8 +137,8 @@ def test_files_are_cut_at_their_size_and_stay_in_order(tmp_path: Path, monkeypat
     for start in range(0, 9, 3):
         writer.write(rows([start, start, start], first_entry=start))
     files = writer.finish()
-    assert [one.rows for one in files] == [3, 3, 3]
-    assert [one.name.split("-")[1] for one in files] == ["000", "001", "002"]
+    assert [file.rows for file in files] == [3, 3, 3]
+    assert [file.name.split("-")[1] for file in files] == ["000", "001", "002"]
     assert entries_of(tmp_path, files) == list(range(9))
 
 
@@ -219,7 +219,7 @@ def test_a_value_as_large_as_a_row_group_has_a_file_of_its_own(
     writer.write(rows([3], first_entry=2))
     files = writer.finish()
     assert entries_of(tmp_path, files) == [0, 1, 2]
-    assert [one.rows for one in files] == [1, 1, 1]
+    assert [file.rows for file in files] == [1, 1, 1]
     assert ("zstd" in files[1].name) == packed
 
 
