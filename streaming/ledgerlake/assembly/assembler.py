@@ -34,11 +34,11 @@ class KeptEntries(Protocol):
 
 @dataclass(frozen=True)
 class Assembled:
-    """A complete message: its chunks in order. ``entries`` is None if they must be read from the topic
-    again.
+    """A complete message: its chunks in order. ``entries`` is None if they must be read from the
+    topic again.
 
-    Iterating ``entries`` removes them from the kept entries. ``key`` is the key that the chunks must
-    have; None if the message was spilled by a release that did not store it.
+    Iterating ``entries`` removes them from the kept entries. ``key`` is the key that the chunks
+    must have; None if the message was spilled by a release that did not store it.
 
     ``deliver_ms`` is the requested time, set if the message must still be delayed. ``delivered_ms``
     is the release time, set once it is due; ``outputs`` is then as in ``DueEntries``.
@@ -77,8 +77,9 @@ class RejectedPositions:
 class DueEntries:
     """Delayed entries, in the order in which they are due: complete MESSAGE frames.
 
-    ``outputs`` are the outputs beside the table, with their mark-delete positions: an output does not
-    get messages up to its position. ``first_entry`` says which messages of the first entry are due.
+    ``outputs`` are the outputs beside the table, with their mark-delete positions: an output does
+    not get messages up to its position. ``first_entry`` says which messages of the first entry are
+    due.
     """
 
     frames: Entry
@@ -153,8 +154,8 @@ class Assembly:
                 entries = None if effect.reread else map(self._kept_entries.take, effect.positions)
                 delayed_until_ms = deliver_ms if self._delays_messages else None
                 yield Assembled(effect.positions, entries, delayed_until_ms, key=effect.key)
-                # A message that is read again has no kept entries, and a marker may have listed chunks
-                # of other messages.
+                # A message that is read again has no kept entries, and a marker may have listed
+                # chunks of other messages.
                 if delayed_until_ms is None and not effect.reread:
                     for position in effect.positions:
                         self._kept_entries.drop(position)

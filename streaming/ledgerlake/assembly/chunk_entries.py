@@ -15,8 +15,8 @@ def read_alone(kind: PieceKind, raw: bytes | memoryview, position: Position) -> 
     """Return the chunk or marker in an entry that travels alone (see ``decode.split``).
 
     Raises:
-        CorruptEntryError: as ``read_chunk`` and ``parse_marker``; or a marker lists chunks that come
-            after it.
+        CorruptEntryError: as ``read_chunk`` and ``parse_marker``; or a marker lists chunks that
+            come after it.
     """
     if kind != PieceKind.MARKER:
         return read_chunk(raw, position)

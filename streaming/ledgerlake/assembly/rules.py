@@ -90,9 +90,10 @@ class Chunk:
     """An arriving chunk. ``size_bytes`` is the number of bytes that it adds to the message, after
     decryption.
 
-    ``time_ms`` is the broker's time, None if the broker gives none. ``publish_ms`` is the producer's
-    time, which tells messages with the same uuid apart and is never used as the clock. ``has_marker``
-    says whether the chunk promises a marker. ``deliver_ms`` is the requested delivery time, if any.
+    ``time_ms`` is the broker's time, None if the broker gives none. ``publish_ms`` is the
+    producer's time, which tells messages with the same uuid apart and is never used as the clock.
+    ``has_marker`` says whether the chunk promises a marker. ``deliver_ms`` is the requested
+    delivery time, if any.
     """
 
     key: ChunkedMessageKey
@@ -109,12 +110,12 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class IncompleteMessage:
-    """The chunks of a message that have arrived: the positions of chunks 0 to n-1. If the message is
-    ``spilled``, their bytes are not kept.
+    """The chunks of a message that have arrived: the positions of chunks 0 to n-1. If the message
+    is ``spilled``, their bytes are not kept.
 
-    ``opened_ms`` is None until a clock has seen the message. ``publish_ms`` is None if the message was
-    stored by a release that did not store it. ``awaiting``: some chunks were missed, ``positions`` are
-    the others, and only a marker can complete the message.
+    ``opened_ms`` is None until a clock has seen the message. ``publish_ms`` is None if the message
+    was stored by a release that did not store it. ``awaiting``: some chunks were missed,
+    ``positions`` are the others, and only a marker can complete the message.
     """
 
     key: ChunkedMessageKey
@@ -148,8 +149,8 @@ class Spill:
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """The message is complete: its chunks in order. If ``reread``, the earlier chunks' bytes are not
-    kept.
+    """The message is complete: its chunks in order. If ``reread``, the earlier chunks' bytes are
+    not kept.
     """
 
     key: ChunkedMessageKey
@@ -159,8 +160,8 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """These chunks cannot become a message. If ``bytes_kept``, their bytes are still kept, and are no
-    longer needed.
+    """These chunks cannot become a message. If ``bytes_kept``, their bytes are still kept, and are
+    no longer needed.
     """
 
     reason: str
@@ -238,8 +239,8 @@ class IncompleteMessages:
 
     @property
     def messages(self) -> tuple[IncompleteMessage, ...]:
-        """Return the spilled messages, then the others, each oldest first; a message that begins again
-        becomes the youngest.
+        """Return the spilled messages, then the others, each oldest first; a message that begins
+        again becomes the youngest.
         """
         return (*self._spilled.values(), *self._kept.values())
 
@@ -256,8 +257,8 @@ class IncompleteMessages:
         return _STEPS[event](self, chunk, event)
 
     def apply_marker(self, key: ChunkedMessageKey, positions: tuple[Position, ...]) -> list[Effect]:
-        """Apply a marker, which lists the message's chunks in order. Without an incomplete message of
-        that key, nothing is to be done.
+        """Apply a marker, which lists the message's chunks in order. Without an incomplete message
+        of that key, nothing is to be done.
         """
         incomplete = self.find(key)
         if incomplete is None:
@@ -280,8 +281,8 @@ class IncompleteMessages:
         return [self._give_up(key, ChunkEvent.RESENT.value)] if self.find(key) else []
 
     def adopt(self, message: IncompleteMessage) -> list[Effect]:
-        """Add an incomplete message that began elsewhere, as the youngest. Unless it is spilled, its
-        bytes must be kept.
+        """Add an incomplete message that began elsewhere, as the youngest. Unless it is spilled,
+        its bytes must be kept.
         """
         effects = self.supersede(message.key)
         self._put(message)
@@ -340,8 +341,8 @@ class IncompleteMessages:
         return [*effects, *self._make_room()]
 
     def _make_room(self) -> list[Effect]:
-        """Spill the oldest messages until the limits are kept; give up the oldest spilled messages beyond
-        theirs.
+        """Spill the oldest messages until the limits are kept; give up the oldest spilled messages
+        beyond theirs.
         """
         limits = self._limits
         effects: list[Effect] = []

@@ -9,9 +9,10 @@ The methods have the protocol's names; the data is sent in CONNECT and AUTH_RESP
     tls      nothing; the certificate of the connection is the identity
 
 Plugins and parameters are spelled as for Pulsar's Java client. A token or password may be given as
-``token:...``, as ``file:PATH`` (read again each time) or ``env:NAME``. No ``repr`` and no error shows a
-secret. Spark redacts an option in its plans if it contains words such as "token" or "secret". So an inline secret needs the prefix ``token:`` or
-``secret:``, or must be in JSON that says ``password`` or ``client_secret``.
+``token:...``, as ``file:PATH`` (read again each time) or ``env:NAME``. No ``repr`` and no error
+shows a secret. Spark redacts an option in its plans if it contains words such as "token" or
+"secret". So an inline secret needs the prefix ``token:`` or ``secret:``, or must be in JSON that
+says ``password`` or ``client_secret``.
 """
 
 from __future__ import annotations
@@ -88,8 +89,8 @@ _PLUGINS = {
 
 
 def parse_authentication(plugin: str | None, parameters: str | None, where: str) -> Authentication:
-    """Return the authentication of a plugin's name (its Java class, or token, oauth2, basic, tls) and its
-    parameters.
+    """Return the authentication of a plugin's name (its Java class, or token, oauth2, basic, tls)
+    and its parameters.
 
     Raises:
         UsageError: there is no such plugin, or it cannot have these parameters.
@@ -135,8 +136,8 @@ def _expires_s(token: str) -> float | None:
 
 
 def tls_files(parameters: str) -> tuple[str | None, str | None]:
-    """Return certificate and key of ``tlsCertFile:PATH,tlsKeyFile:PATH``; None if the parameters are of
-    another plugin.
+    """Return certificate and key of ``tlsCertFile:PATH,tlsKeyFile:PATH``; None if the parameters
+    are of another plugin.
     """
     paths = dict(part.split(":", 1) for part in parameters.split(",") if ":" in part)
     return paths.get("tlsCertFile"), paths.get("tlsKeyFile")
@@ -174,7 +175,9 @@ def _json(text: str, where: str) -> dict[str, Any]:
 
 @dataclass
 class _AccessToken:
-    """The token of a client at its issuer, and when the issuer may be asked again, by the monotonic clock."""
+    """The token of a client at its issuer, and when the issuer may be asked again, by the monotonic
+    clock.
+    """
 
     token: str = ""
     until_s: float = 0.0
@@ -274,8 +277,8 @@ def _fetch(url: str, form: bytes | None, issuer: str) -> dict[str, Any]:
 
 
 def _pause_s(retry_after: str) -> float:
-    """Return how long to wait before the issuer is asked again, by its header: seconds or a date; at most a
-    minute.
+    """Return how long to wait before the issuer is asked again, by its header: seconds or a date;
+    at most a minute.
     """
     try:
         if retry_after.strip().isdecimal():

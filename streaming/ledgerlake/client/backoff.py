@@ -1,5 +1,5 @@
-"""Retries with exponential backoff: how long to wait before the next attempt, and when to give up. The
-policy takes the clock as an argument. Failures that last are logged.
+"""Retries with exponential backoff: how long to wait before the next attempt, and when to give up.
+The policy takes the clock as an argument. Failures that last are logged.
 """
 
 from __future__ import annotations

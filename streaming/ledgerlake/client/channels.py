@@ -18,8 +18,8 @@ from ledgerlake.wire.connection import EntriesReceived, EntryReceived, Event, Re
 
 @dataclass
 class Consumer:
-    """The unread entries of one consumer id. ``closed`` is set when the broker has closed it (unload, seek,
-    takeover).
+    """The unread entries of one consumer id. ``closed`` is set when the broker has closed it
+    (unload, seek, takeover).
     """
 
     consumer_id: int
@@ -60,8 +60,8 @@ class Channels:
         return sum(len(entry.frames) for consumer in self.consumers.values() for entry in consumer.entries)
 
     def take(self, event: Event) -> bool:
-        """Hand an event to its channel; return False if it is not for a channel. Events of a closed channel
-        are dropped.
+        """Hand an event to its channel; return False if it is not for a channel. Events of a closed
+        channel are dropped.
         """
         if isinstance(event, (EntryReceived, EntriesReceived)):
             if consumer := self.consumers.get(event.consumer_id):

@@ -42,11 +42,12 @@ _TOPIC_POLL_S = 1.0
 
 @dataclass(frozen=True)
 class ClientSettings:
-    """The address and the settings of a cluster's client; pickled with a reader for Spark's workers.
+    """The address and the settings of a cluster's client; pickled with a reader for Spark's
+    workers.
 
-    ``service_url`` may name several brokers. ``poll_timeout_s``: how long to wait for entries that the
-    broker has. ``waits_for_topics``: wait for topics that do not exist yet. ``read_compacted``: of the
-    compacted part of a topic, read only the latest message of each key.
+    ``service_url`` may name several brokers. ``poll_timeout_s``: how long to wait for entries that
+    the broker has. ``waits_for_topics``: wait for topics that do not exist yet. ``read_compacted``:
+    of the compacted part of a topic, read only the latest message of each key.
     """
 
     service_url: str
@@ -73,7 +74,8 @@ class Cluster:
         """Return the full names of a topic's partitions; the topic itself if it has none.
 
         Args:
-            creates: the broker may create the topic, if its settings and the role's rights allow it.
+            creates: the broker may create the topic, if its settings and the role's rights allow
+                it.
 
         Raises:
             TopicNotFoundError: the broker knows no such topic.
@@ -82,7 +84,8 @@ class Cluster:
         return self._partitions([full_name(topic)], creates)
 
     def all_partitions(self, selection: TopicSelection, may_wait: bool = True) -> list[str]:
-        """Return the current partitions of a selection's topics, after retries if the broker does not answer.
+        """Return the current partitions of a selection's topics, after retries if the broker does
+        not answer.
 
         Args:
             may_wait: wait for topics that do not exist, if the settings say so.
@@ -102,11 +105,11 @@ class Cluster:
             time.sleep(_TOPIC_POLL_S)
 
     def watch(self, selection: TopicSelection) -> Watcher | None:
-        """Return a watcher that notices created and deleted topics of a pattern; None if the broker does not
-        support it.
+        """Return a watcher that notices created and deleted topics of a pattern; None if the broker
+        does not support it.
 
-        All topics of the namespace are watched, because a broker accepts short patterns only, and has its
-        own syntax for them.
+        All topics of the namespace are watched, because a broker accepts short patterns only, and
+        has its own syntax for them.
         """
         if selection.pattern is None or not selection.is_persistent:
             return None
@@ -179,8 +182,8 @@ class Cluster:
             authoritative, hops = outcome.authoritative, outcome.hops
 
     def sessions_for(self, topic_partitions: Sequence[str]) -> dict[str, Session]:
-        """Return the sessions of many topic partitions; all lookups are sent at once. Without those whose
-        lookup was redirected or failed.
+        """Return the sessions of many topic partitions; all lookups are sent at once. Without those
+        whose lookup was redirected or failed.
         """
         sessions: dict[str, Session] = {}
         with contextlib.suppress(LedgerlakeError):
@@ -210,8 +213,8 @@ class Cluster:
         return session
 
     def _connect(self, url: str, proxy_to_broker_url: str | None) -> Session:
-        """Return a session with the first address that answers; the one that answered last time is tried
-        first.
+        """Return a session with the first address that answers; the one that answered last time is
+        tried first.
         """
         if url != self.settings.service_url:
             return self._connect_to(url, proxy_to_broker_url)

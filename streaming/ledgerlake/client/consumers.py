@@ -1,7 +1,7 @@
 """Consumers of a session: functions that open them, take their entries, and close them.
 
-Opening and closing are also available in two steps, request and wait, so that many consumers cost one
-round trip to the broker.
+Opening and closing are also available in two steps, request and wait, so that many consumers cost
+one round trip to the broker.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def grant(session: Session, consumer: Consumer, message_permits: int) -> None:
 
 
 def next_received(session: Session, consumer: Consumer, deadline: float) -> Received | None:
-    """Return the next entries of a consumer; None at the deadline (``time.monotonic``) or if the broker
-    closed it.
+    """Return the next entries of a consumer; None at the deadline (``time.monotonic``) or if the
+    broker closed it.
     """
     session.wait_until(lambda: bool(consumer.entries) or consumer.closed, deadline)
     return consumer.entries.popleft() if consumer.entries else None
@@ -81,8 +81,8 @@ def next_entry(session: Session, consumer: Consumer, deadline: float) -> EntryRe
 def close_consumer(session: Session, consumer: Consumer) -> None:
     """Close a consumer; entries that arrive later are dropped.
 
-    If the broker fails to do it, it has lost the consumer already: the session is closed, and nothing is
-    raised.
+    If the broker fails to do it, it has lost the consumer already: the session is closed, and
+    nothing is raised.
     """
     closed(session, start_close(session, [consumer]))
 

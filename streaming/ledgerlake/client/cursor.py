@@ -1,7 +1,8 @@
 """A durable cursor: the broker retains the entries after it, and shows how far the pipeline is.
 
-It is an exclusive durable subscription per topic partition. It is created before the first read, moved
-by cumulative acknowledgement when no entry before it is needed again, and removed by ``forget``.
+It is an exclusive durable subscription per topic partition. It is created before the first read,
+moved by cumulative acknowledgement when no entry before it is needed again, and removed by
+``forget``.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ if TYPE_CHECKING:
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.client.session import Session
 
-# The broker notices by its keep-alive that a consumer has disappeared: within two intervals of 30 seconds.
+# The broker notices by its keep-alive that a consumer has disappeared: within two intervals of 30
+# seconds.
 _BUSY_FOR_S = 75.0
 
 Result = TypeVar("Result")
 
 
 class DurableCursor:
-    """The subscription ``name`` on one topic partition. While it is open, a second pipeline of that name
-    cannot open it.
+    """The subscription ``name`` on one topic partition. While it is open, a second pipeline of that
+    name cannot open it.
     """
 
     def __init__(self, cluster: Cluster, topic_partition: str, name: str) -> None:
@@ -75,7 +77,8 @@ class DurableCursor:
     def advance(self, position: Position) -> None:
         """Acknowledge everything up to and including ``position``, if that is further than before.
 
-        A position after the end of the topic is ignored: it belongs to an earlier topic of that name.
+        A position after the end of the topic is ignored: it belongs to an earlier topic of that
+        name.
         """
         if position.ledger_id < 0 or position.entry_id < 0 or position <= self._reached:
             return
@@ -128,8 +131,8 @@ class DurableCursor:
         )
 
     def _acknowledge(self, opened: tuple[Session, Consumer], position: Position) -> None:
-        """Acknowledge, on the connection on which the topic was checked; on a new connection, it may be another
-        topic of that name.
+        """Acknowledge, on the connection on which the topic was checked; on a new connection, it
+        may be another topic of that name.
         """
         session, consumer = opened
         answer = session.request(
@@ -158,8 +161,8 @@ class DurableCursor:
         return self._open
 
     def _acknowledge_again(self, opened: tuple[Session, Consumer]) -> None:
-        """Repeat the last acknowledgement, which a broker that crashed may not have stored; but not on another
-        topic of that name.
+        """Repeat the last acknowledgement, which a broker that crashed may not have stored; but not
+        on another topic of that name.
         """
         with contextlib.suppress(BrokerError):
             last = from_wire(self._ask(opened).answer.last_message_id).position
@@ -169,8 +172,8 @@ class DurableCursor:
                 self._reached = BEFORE_ALL
 
     def _retrying(self, call: Callable[[], Result], busy_for_s: float | None = None) -> Result:
-        """Call until it succeeds or a retry is pointless; if another consumer has the subscription, for
-        ``busy_for_s``.
+        """Call until it succeeds or a retry is pointless; if another consumer has the subscription,
+        for ``busy_for_s``.
         """
         busy_s = min(_BUSY_FOR_S if busy_for_s is None else busy_for_s, self._cluster.settings.give_up_after_s)
         backoff = Backoff(give_up_after_s=self._cluster.settings.give_up_after_s)

@@ -24,7 +24,8 @@ class _End:
 def prefetched(source: Generator[Item, None, None], most: int) -> Iterator[Item]:
     """Yield the items of ``source``, of which up to ``most`` are read ahead.
 
-    The source runs in a thread of its own, which ends with this iterator. Its errors are raised here.
+    The source runs in a thread of its own, which ends with this iterator. Its errors are raised
+    here.
     """
     items: queue.Queue[Item | _End] = queue.Queue(most)
     stopped = threading.Event()

@@ -1,8 +1,8 @@
-"""Publishes encoded entries: for large messages with markers, for the demo's producers with their own
-clocks, and for tests.
+"""Publishes encoded entries: for large messages with markers, for the demo's producers with their
+own clocks, and for tests.
 
-The broker stores an entry as it was encoded (``wire.entry.encode_entry``); nothing is added or checked
-here.
+The broker stores an entry as it was encoded (``wire.entry.encode_entry``); nothing is added or
+checked here.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class EntryProducer:
         """Send an entry; wait while too many receipts are missing.
 
         Raises:
-            BrokerError: an earlier entry was refused.
-            TransportError, DeadlineError: the connection failed; entries without a receipt may or may
+            BrokerError: an earlier entry was refused. TransportError, DeadlineError: the connection
+            failed; entries without a receipt may or may
                 not be stored.
         """
         send_entry(self._session, self._queue, self._sequence, message_count, entry)
@@ -113,14 +113,15 @@ class NumberedEntry:
 class NumberedProducer:
     """Sends entries with the caller's sequence ids, across disconnects.
 
-    Only a receipt proves that an entry is stored. After a disconnect, entries without a receipt are sent
-    again, as are those that an earlier producer of that name may have sent: a broker with deduplication
-    drops those that it has. The broker's last id of a name may be one that it has only begun to store, so
-    no entry is left out because of it. Without deduplication, entries without a receipt may be stored
-    twice.
+    Only a receipt proves that an entry is stored. After a disconnect, entries without a receipt are
+    sent again, as are those that an earlier producer of that name may have sent: a broker with
+    deduplication drops those that it has. The broker's last id of a name may be one that it has
+    only begun to store, so no entry is left out because of it. Without deduplication, entries
+    without a receipt may be stored twice.
 
-    A broker that refuses an entry may store later ones, and an id below a stored one is dropped for ever.
-    So an entry that is larger than all before it is sent alone: the next one is sent after its receipt.
+    A broker that refuses an entry may store later ones, and an id below a stored one is dropped for
+    ever. So an entry that is larger than all before it is sent alone: the next one is sent after
+    its receipt.
 
     Raises:
         TopicNotFoundError, BrokerError, TransportError: as for a reader.
@@ -136,8 +137,8 @@ class NumberedProducer:
         """Open the producer.
 
         Args:
-            on_stored: called with each stored sequence id, in order, and its position; ``BEFORE_ALL``
-                if the broker does not return a position.
+            on_stored: called with each stored sequence id, in order, and its position;
+                ``BEFORE_ALL`` if the broker does not return a position.
         """
         self.topic_partition = topic_partition
         self.name = name
@@ -160,9 +161,9 @@ class NumberedProducer:
         """Send an entry; wait while too many receipts are missing.
 
         Raises:
-            BrokerError: an entry was refused.
-            TransportError, DeadlineError: the connection kept failing for ``give_up_after_s``.
-            ValueError: the last id that the broker knew when the producer was opened is in the middle
+            BrokerError: an entry was refused. TransportError, DeadlineError: the connection kept
+            failing for ``give_up_after_s``. ValueError: the last id that the broker knew when the
+            producer was opened is in the middle
                 of the entry, so that the broker would drop the entire entry.
         """
         if entry.sequence_id <= self.first_known_id < entry.highest_sequence_id:
@@ -180,8 +181,8 @@ class NumberedProducer:
             self._retrying(self._take_receipt)
 
     def send_chunks(self, sequence_id: int, chunks: Callable[[], Iterable[bytes]]) -> None:
-        """Send the chunks of a large message, unless the broker has its last one, and wait until all are
-        stored; after a disconnect, begin again with the first.
+        """Send the chunks of a large message, unless the broker has its last one, and wait until
+        all are stored; after a disconnect, begin again with the first.
 
         Args:
             chunks: returns the entries of an attempt, with a new uuid.
@@ -256,7 +257,9 @@ class NumberedProducer:
         self._on_stored(entry.highest_sequence_id, position)
 
     def _retrying(self, call: Callable[[], None]) -> None:
-        """Call once; if the connection failed, open the producer again, which sends all pending entries."""
+        """Call once; if the connection failed, open the producer again, which sends all pending
+        entries.
+        """
         try:
             call()
             self._backoff.succeeded()

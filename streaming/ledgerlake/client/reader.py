@@ -2,8 +2,8 @@
 
 Rules kept here:
   - Entries come in order, each once: entries that the broker sends again are dropped.
-  - After a failure that is worth a retry, the reader looks the topic up again and continues after the last
-    entry.
+  - After a failure that is worth a retry, the reader looks the topic up again and continues after
+    the last entry.
   - Permits count messages. If they run out because of a wrong count, a new window is granted.
 """
 
@@ -50,7 +50,8 @@ DEFAULT_WINDOW = 20_000
 _TOGETHER_MOST = 64
 _AT_ONCE_S = 0.5
 
-# The broker's error text if it cannot read the metadata of the last entry; there is no code for that.
+# The broker's error text if it cannot read the metadata of the last entry; there is no code for
+# that.
 _UNREADABLE_LAST = "Failed to get batch size for entry"
 
 Result = TypeVar("Result")
@@ -127,7 +128,8 @@ class EntryReader:
             )
 
     def last_message(self) -> LastMessageIdReceived | None:
-        """Return the broker's answer about the last message; None if the broker cannot read the last entry.
+        """Return the broker's answer about the last message; None if the broker cannot read the
+        last entry.
 
         Raises:
             As ``next``.
@@ -135,7 +137,8 @@ class EntryReader:
         return self._retrying(self._last_message_once)
 
     def mark_delete_position(self) -> Position | None:
-        """Return the mark-delete position; of a reader from ``BEFORE_ALL``, the first ledger with entry -1.
+        """Return the mark-delete position; of a reader from ``BEFORE_ALL``, the first ledger with
+        entry -1.
 
         None if the broker cannot read the last entry, because the answer includes the last message.
 
@@ -236,7 +239,9 @@ class EntryReader:
 
 
 def open_together(cluster: Cluster, readers: Sequence[EntryReader]) -> None:
-    """Open many readers with few round trips; readers that cannot be opened so open at their first use."""
+    """Open many readers with few round trips; readers that cannot be opened so open at their first
+    use.
+    """
     sessions = cluster.sessions_for([reader.topic_partition for reader in readers])
     requests = []
     for reader in readers:
@@ -251,10 +256,11 @@ def open_together(cluster: Cluster, readers: Sequence[EntryReader]) -> None:
 
 
 def read_one_each(session: Session, positions: Mapping[str, Position]) -> dict[str, EntryReceived]:
-    """Return the entries at positions, one of each topic partition of one broker, with few round trips.
+    """Return the entries at positions, one of each topic partition of one broker, with few round
+    trips.
 
-    Entries that do not come soon are left out, as are all after the connection has failed. This is an
-    optimisation: the caller reads the missing ones with ``EntryReader``.
+    Entries that do not come soon are left out, as are all after the connection has failed. This is
+    an optimisation: the caller reads the missing ones with ``EntryReader``.
     """
     entries: dict[str, EntryReceived] = {}
     names = list(positions)
@@ -270,8 +276,8 @@ def read_one_each(session: Session, positions: Mapping[str, Position]) -> dict[s
 def _read_together(
     session: Session, positions: Mapping[str, Position], entries: dict[str, EntryReceived]
 ) -> Collection[Consumer]:
-    """Subscribe to all topic partitions, then add one entry of each to ``entries``; return the consumers,
-    which the caller closes.
+    """Subscribe to all topic partitions, then add one entry of each to ``entries``; return the
+    consumers, which the caller closes.
     """
     subscription = f"ledgerlake-reader-{uuid.uuid4().hex[:12]}"
     requests = {}

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 def open_producer(
     session: Session, topic_partition: str, name: str | None
 ) -> tuple[Receipts, pb.CommandProducerSuccess]:
-    """Return a producer's receipts, and the broker's answer with its name and its last stored sequence id.
+    """Return a producer's receipts, and the broker's answer with its name and its last stored
+    sequence id.
 
     Raises:
         As ``Session.request``.

@@ -1,13 +1,14 @@
-"""A connection to a broker: handshake, requests with answers, and channels (see ``client.channels``).
+"""A connection to a broker: handshake, requests with answers, and channels (see
+``client.channels``).
 
 Rules kept here:
   - Every wait has a deadline. A session that failed once stays failed; the caller opens a new one.
-  - Little is prefetched: bytes are read from the socket while a caller waits for an answer or an entry,
-    and at other times only while less than a mebibyte of entries is unread. So TCP slows the broker down,
-    and memory is bounded.
-  - A broker sends PING on an idle connection and closes it after seconds without an answer. So a thread
-    answers on sessions that are not in use, and sends a PING of its own at intervals, because any frame
-    keeps a connection alive.
+  - Little is prefetched: bytes are read from the socket while a caller waits for an answer or an
+    entry, and at other times only while less than a mebibyte of entries is unread. So TCP slows the
+    broker down, and memory is bounded.
+  - A broker sends PING on an idle connection and closes it after seconds without an answer. So a
+    thread answers on sessions that are not in use, and sends a PING of its own at intervals,
+    because any frame keeps a connection alive.
 """
 
 from __future__ import annotations
@@ -119,8 +120,8 @@ class Session:
         return self.answer(answer_type, attempt, self.start(build), consumer)
 
     def start(self, build: Callable[[int], bytes]) -> int:
-        """Send a command without waiting; return its request id, for ``answer``. So many requests can be
-        pending at once.
+        """Send a command without waiting; return its request id, for ``answer``. So many requests
+        can be pending at once.
 
         Raises:
             TransportError, DeadlineError: the connection failed.
@@ -221,8 +222,8 @@ class Session:
             self._fail(TransportError(f"the session with {self.url} was closed"))
 
     def look_after(self, now_s: float) -> bool:
-        """Answer pending frames and send PINGs while no other thread uses the session; return False once it
-        has failed.
+        """Answer pending frames and send PINGs while no other thread uses the session; return False
+        once it has failed.
         """
         if not self._lock.acquire(blocking=False):
             return True
@@ -342,8 +343,8 @@ _keeper_lock = threading.Lock()
 
 
 def _keep_alive(session: Session) -> None:
-    """Register a session with this process's keep-alive thread, which is started when first needed (also
-    after a fork).
+    """Register a session with this process's keep-alive thread, which is started when first needed
+    (also after a fork).
     """
     global _keeper_pid  # noqa: PLW0603
     with _keeper_lock:

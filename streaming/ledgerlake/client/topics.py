@@ -109,8 +109,8 @@ def join_partition(topic: str, partition: int) -> str:
 
 
 def split_partition(name: str) -> tuple[str, int]:
-    """Return the topic and partition number of a topic partition; the number is -1 for a topic without
-    partitions.
+    """Return the topic and partition number of a topic partition; the number is -1 for a topic
+    without partitions.
     """
     matched = _PARTITION.fullmatch(name)
     return (matched.group(1), int(matched.group(2))) if matched else (name, -1)

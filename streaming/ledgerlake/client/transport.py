@@ -37,8 +37,8 @@ class Address:
 
 @dataclass(frozen=True)
 class TlsSettings:
-    """The trusted certificates and the client's own, as paths of PEM files; without ``ca_file``, the
-    system's trusted certificates.
+    """The trusted certificates and the client's own, as paths of PEM files; without ``ca_file``,
+    the system's trusted certificates.
 
     ``proxy_url``: an SNI proxy to connect to instead; it passes TLS on to the broker named in the
     handshake.
@@ -56,7 +56,8 @@ DEFAULT_TLS = TlsSettings()
 
 
 def parse_service_url(url: str) -> list[Address]:
-    """Return the addresses of ``pulsar://host[:6650][,host...]``, or of ``pulsar+ssl://`` with port 6651.
+    """Return the addresses of ``pulsar://host[:6650][,host...]``, or of ``pulsar+ssl://`` with port
+    6651.
 
     Raises:
         UsageError: the url has another form.
@@ -119,7 +120,9 @@ class Transport:
             ) from None
 
     def receive(self, timeout_s: float, into: memoryview | None = None) -> memoryview | None:
-        """Return received bytes, valid until the next call, or in ``into``; None if none came in time."""
+        """Return received bytes, valid until the next call, or in ``into``; None if none came in
+        time.
+        """
         buffer = self._buffer if into is None else into
         try:
             self._socket.settimeout(max(timeout_s, 0.000001))

@@ -1,5 +1,5 @@
-"""The description of each bucket, so that the tracker need not open it, and the record of all buckets,
-which is stored in state (versioned JSON).
+"""The description of each bucket, so that the tracker need not open it, and the record of all
+buckets, which is stored in state (versioned JSON).
 
 A bucket's messages are in order over its segments, and are delivered in that order. So one place, a
 segment and an offset into it, says which messages have left.

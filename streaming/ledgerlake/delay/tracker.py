@@ -160,8 +160,8 @@ class DelayedTracker:
         yield from shared_queue([self._take_fresh(cutoff_ms), *sources])
 
     def add_output(self, output: str, mark_delete: Position) -> None:
-        """Add an output that gets the messages after a position; an output that was added before keeps
-        its own position.
+        """Add an output that gets the messages after a position; an output that was added before
+        keeps its own position.
         """
         self.outputs.setdefault(output, mark_delete)
 
@@ -277,8 +277,8 @@ class DelayedTracker:
             yield self._read(bucket, number)
 
     def _store_fresh(self) -> None:
-        """Store the messages that arrived in this micro-batch as a mutable bucket; the last mutable buckets
-        that are no larger are merged into it.
+        """Store the messages that arrived in this micro-batch as a mutable bucket; the last mutable
+        buckets that are no larger are merged into it.
         """
         count = self._fresh_count
         if not count:

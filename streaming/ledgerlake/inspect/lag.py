@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 class Lag:
     """The messages of one topic partition that the table does not have yet.
 
-    ``messages`` is exact if the broker numbers messages, and counts every chunk of a large message, as
-    the broker does; None if the broker does not number them. ``time_ms`` is how long the first of them
-    has been in the topic; 0 if there are none. ``is_another_topic``: nothing of this topic was read, but
-    of an earlier topic of its name (see ``source.loss``).
+    ``messages`` is exact if the broker numbers messages, and counts every chunk of a large message,
+    as the broker does; None if the broker does not number them. ``time_ms`` is how long the first
+    of them has been in the topic; 0 if there are none. ``is_another_topic``: nothing of this topic
+    was read, but of an earlier topic of its name (see ``source.loss``).
     """
 
     topic_partition: str

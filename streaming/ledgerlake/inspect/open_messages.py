@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenMessage:
-    """An incomplete large message. ``age_ms`` counts from its first chunk, by the clock of the micro-batches.
+    """An incomplete large message. ``age_ms`` counts from its first chunk, by the clock of the
+    micro-batches.
 
     If it was spilled, its chunks will be read again, and ``held_bytes`` is 0.
     """

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def peek(settings: ClientSettings, topic: str, start: str, count: int) -> Iterator[dict[str, Any]]:
-    """Yield up to ``count`` entries of each topic partition as rows of ``schema.ENTRIES``, with the number of
-    bytes in place of the bytes.
+    """Yield up to ``count`` entries of each topic partition as rows of ``schema.ENTRIES``, with the
+    number of bytes in place of the bytes.
 
     Raises:
         UsageError, BrokerError, TransportError, ProtocolError.
@@ -46,8 +46,8 @@ def _peek_partition(cluster: Cluster, name: str, bound: Any, count: int) -> Iter
 def described_entries(
     cluster: Cluster, name: str, after: Position, end: Position, count: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield up to ``count`` entries of a topic partition after ``after`` and up to ``end``, as ``peek``
-    does.
+    """Yield up to ``count`` entries of a topic partition after ``after`` and up to ``end``, as
+    ``peek`` does.
     """
     reader = EntryReader(cluster, name, after, window=count)
     source = TopicPartition(*split_partition(name))

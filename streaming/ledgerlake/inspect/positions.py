@@ -26,8 +26,8 @@ _SHOWN = 2
 class Place:
     """A position in one topic partition: the first message that a read from there gets.
 
-    ``serialised`` is the id as hex, in the form of every Pulsar client. Both are None after the last
-    message. The entries are rows as ``peek`` shows them; None if there is none.
+    ``serialised`` is the id as hex, in the form of every Pulsar client. Both are None after the
+    last message. The entries are rows as ``peek`` shows them; None if there is none.
     """
 
     topic_partition: str

@@ -51,7 +51,9 @@ class TableRows:
         self._tables: list[pa.Table] | None = None
 
     def files_of(self, name: str, end: Position) -> list[pa.Table]:
-        """Return each file's rows of one topic partition up to ``end``; without files that have none."""
+        """Return each file's rows of one topic partition up to ``end``; without files that have
+        none.
+        """
         if self._tables is None:
             self._tables = self._read_by_spark() if self._needs_spark else [self._read(name) for name in self._files]
         topic, partition = split_partition(name)
@@ -87,8 +89,8 @@ class TableRows:
 
 
 def out_of_order(files: list[pa.Table]) -> int:
-    """Return the number of rows that come after a later row: inside each file, and between files in the
-    order of their first rows.
+    """Return the number of rows that come after a later row: inside each file, and between files in
+    the order of their first rows.
     """
     count = 0
     keys_of_files = []

@@ -37,8 +37,8 @@ _NO_LIMITS = Limits(max_pending=2**31, max_pending_bytes=2**62, max_message_byte
 class TopicContent:
     """The messages in a range of a topic partition.
 
-    ``messages`` are keys, ``bad_entries`` entries that cannot be messages. ``large`` are the chunks of
-    each complete large message, and single chunks that belong to none. ``delayed`` and
+    ``messages`` are keys, ``bad_entries`` entries that cannot be messages. ``large`` are the chunks
+    of each complete large message, and single chunks that belong to none. ``delayed`` and
     ``large_delayed`` are the same for messages that are not due. ``first`` is the first entry.
     """
 
@@ -102,8 +102,8 @@ def read_topic(options: SourceOptions, span: EntryRange, reached_ms: int | None)
 def _take_alone(
     chunks: LocalAssembly, kind: PieceKind, entry: memoryview, position: Position
 ) -> list[tuple[tuple[Position, ...], int]]:
-    """Add a chunk or marker; return the chunks that it completes or rejects, and when they are due. The
-    chunks of a complete message come together, rejected ones one by one.
+    """Add a chunk or marker; return the chunks that it completes or rejects, and when they are due.
+    The chunks of a complete message come together, rejected ones one by one.
     """
     event = read_alone(kind, entry, position)
     outcomes = chunks.arrive(event, b"") if isinstance(event, Chunk) else chunks.apply_marker(event)

@@ -1,5 +1,5 @@
-"""Types the values of messages that were read already: from ``messages()``, or from the table, which
-keeps the bytes.
+"""Types the values of messages that were read already: from ``messages()``, or from the table,
+which keeps the bytes.
 
 The table has the published bytes, so a new or corrected schema applies to all of its rows.
 """
@@ -33,8 +33,8 @@ def typed(rows: DataFrame, config: Config, *, keep_bytes: bool = False) -> DataF
     Args:
         rows: with columns of the table ``messages``: at least ``topic``, ``key``, ``key_bytes``,
             ``schema_version`` and ``value``.
-        keep_bytes: put the bytes of every message into ``value_bytes``, and not only of those without
-            a typed value.
+        keep_bytes: put the bytes of every message into ``value_bytes``, and not only of those
+            without a typed value.
 
     Raises:
         UsageError: the topics have different schemas.
@@ -62,8 +62,8 @@ def _type_batches(
 
 
 def _as_bytes(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return rows whose binary columns have 32-bit offsets, which the decoder needs; Spark may pass larger
-    ones.
+    """Return rows whose binary columns have 32-bit offsets, which the decoder needs; Spark may pass
+    larger ones.
     """
     for name in ("value", "key_bytes", "schema_version", "key"):
         column_type = schema.MESSAGES.field(name).type

@@ -1,9 +1,10 @@
 """Compares the table with its topics, by position and broker index.
 
-The topic's messages after the query's first offset, up to the last micro-batch that it committed, are
-compared with the table's rows of that range. An entry in ``rejects`` accounts for its messages. Chunks
-are accounted for by their large message, which has the position of its last chunk. Whether that message
-is complete is found by the rules of ``assembly.rules`` over all chunks of the range, without limits.
+The topic's messages after the query's first offset, up to the last micro-batch that it committed,
+are compared with the table's rows of that range. An entry in ``rejects`` accounts for its messages.
+Chunks are accounted for by their large message, which has the position of its last chunk. Whether
+that message is complete is found by the rules of ``assembly.rules`` over all chunks of the range,
+without limits.
 
     missing        in the topic, neither in the table nor in rejects
     duplicate      rows beyond the first of one position
@@ -100,8 +101,8 @@ def verify(config: Config) -> Verdict:
 
 
 def _reached_ms(end: PartitionOffset) -> int:
-    """Return the time up to which delayed messages are due: the broker's time of the last entry, or the
-    planner's clock.
+    """Return the time up to which delayed messages are due: the broker's time of the last entry, or
+    the planner's clock.
     """
     broker_ms = end.time_ms if end.index is not None else None
     return max(broker_ms or 0, end.clock_ms or 0)
@@ -148,8 +149,8 @@ def _absent(keys: Keys, rows: NDArray[np.void], rejected: Keys) -> int:
 
 
 def _missing_large(large: list[tuple[Position, ...]], rows: set[Any], rejected: set[Any]) -> int:
-    """Return the number of large messages and single chunks that are missing: the last chunk is not in the
-    table, and not all chunks are in rejects.
+    """Return the number of large messages and single chunks that are missing: the last chunk is not
+    in the table, and not all chunks are in rejects.
     """
     missing = 0
     for positions in large:
@@ -168,8 +169,8 @@ def _before(rows: Keys, first: Position | None) -> int:
 
 
 def _committed_range(checkpoint: Checkpoint, cluster: Cluster, topics: TopicSelection) -> tuple[Offset, Offset]:
-    """Return the query's first offset and that of its last committed batch; the range of all entries if
-    there is no checkpoint.
+    """Return the query's first offset and that of its last committed batch; the range of all
+    entries if there is no checkpoint.
     """
     end = checkpoint.log.committed_offset()
     if end is not None:

@@ -38,8 +38,8 @@ _BAR = 30
 
 @dataclass(frozen=True)
 class WaitingMessages:
-    """A topic partition's delayed messages. ``horizon`` counts them by when they are due, to the precision
-    of a segment.
+    """A topic partition's delayed messages. ``horizon`` counts them by when they are due, to the
+    precision of a segment.
     """
 
     topic_partition: str

@@ -1,13 +1,13 @@
-"""Stores the delayed messages of one topic partition in one micro-batch, and releases those that are
-due.
+"""Stores the delayed messages of one topic partition in one micro-batch, and releases those that
+are due.
 
 State beside that of large messages:
 
     index      the record of all buckets, JSON with a version (``delay.bucket``)
     snapshots  (bucket, number) -> a bucket's metadata or one of its blocks of segments, with the delayed entries
     large      (historical name) (ledger, entry) -> a message whose bytes are in ``parts`` and not in a segment: a large
-               message, with the position of its last chunk as the key, or an entry that a range cut in two. JSON with a
-               version (``separately_stored``)
+               message, with the position of its last chunk as the key, or an entry that a range cut
+               in two. JSON with a version (``separately_stored``)
     cancels    the cancels that are still needed, JSON with a version (``delay.cancels``)
 
 An entry is stored once, in a segment with its neighbours in time; merging buckets moves it. With
@@ -64,8 +64,8 @@ TOPIC = "topic"
 _ROW_BYTES = 1024 * 1024
 _ROW_POSITIONS = 1000
 
-# The reason of an entry whose position was added before: the topic was deleted and created again, and
-# delayed messages of the former topic have the same ids.
+# The reason of an entry whose position was added before: the topic was deleted and created again,
+# and delayed messages of the former topic have the same ids.
 DELAYED_KNOWN = "delayed_known"
 
 
@@ -91,8 +91,8 @@ class DelayedState:
 
 
 class DelayedMessages:
-    """The delayed messages of one topic partition; see the module. The index is opened when it is first
-    needed.
+    """The delayed messages of one topic partition; see the module. The index is opened when it is
+    first needed.
     """
 
     def __init__(
@@ -123,8 +123,9 @@ class DelayedMessages:
             self._repeated += [(position, entries[position]) for position in positions]
 
     def add_large(self, message: DelayedLargeMessage) -> None:
-        """Add a complete large message; its chunks are kept, or must be read again. In the second case
-        the kept entries are left alone, because a marker may have listed chunks of other messages.
+        """Add a complete large message; its chunks are kept, or must be read again. In the second
+        case the kept entries are left alone, because a marker may have listed chunks of other
+        messages.
         """
         last = message.positions[-1]
         if self._open().add(index_rows([(message.deliver_ms, last.ledger_id, last.entry_id)])).num_rows:
@@ -144,8 +145,8 @@ class DelayedMessages:
         self._rejected.append(RejectedPositions(reason, message.positions, message.key))
 
     def add_partial(self, position: Position, frame: bytes, batch_range: BatchRange) -> None:
-        """Add an entry of which only some messages belong to the range; its frame is kept, also with
-        ``reread``.
+        """Add an entry of which only some messages belong to the range; its frame is kept, also
+        with ``reread``.
 
         A later range may bring more messages of the same entry. If the earlier ones are still
         delayed, the new ones join them. If those were delivered, the new ones are due at once.
@@ -208,7 +209,9 @@ class DelayedMessages:
         return DelayedSummary(self._tracker.count, self._tracker.next_due_ms, self._oldest_to_reread(self._tracker))
 
     def _oldest_to_reread(self, tracker: DelayedTracker) -> Position | None:
-        """Return the first entry that must be read again; of a large message, that is its first chunk."""
+        """Return the first entry that must be read again; of a large message, that is its first
+        chunk.
+        """
         positions = [tracker.oldest] if self._options.reread else []
         if self._state.large.exists():
             separate = [separately_stored_from_json(value[0]) for _, value in self._state.large.iterator()]

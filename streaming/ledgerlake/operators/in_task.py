@@ -38,7 +38,9 @@ class EventBudget:
         self._used_bytes = 0
 
     def take_event(self, event: Chunk | Marker) -> bool:
-        """Reserve the bytes of a chunk's or a marker's event; return False if there are too few left."""
+        """Reserve the bytes of a chunk's or a marker's event; return False if there are too few
+        left.
+        """
         if isinstance(event, Chunk):
             return self.take(event.key, 1)
         return self.take(ChunkedMessageKey(event.producer_name, event.uuid), len(event.positions))
@@ -76,8 +78,8 @@ class MemoryEntries:
 
 
 class LocalAssembly:
-    """The chunks of one topic partition in a task's range. ``events`` are the events for the stateful
-    stage, in order.
+    """The chunks of one topic partition in a task's range. ``events`` are the events for the
+    stateful stage, in order.
     """
 
     def __init__(self, limits: Limits, *, delays_messages: bool = False) -> None:
@@ -103,8 +105,8 @@ class LocalAssembly:
         return self._assembly.arrive(chunk)
 
     def apply_marker(self, marker: Marker) -> Iterator[Outcome]:
-        """Apply a marker; return the outcomes. If its message began before the range, the marker becomes
-        an event for the stateful stage.
+        """Apply a marker; return the outcomes. If its message began before the range, the marker
+        becomes an event for the stateful stage.
         """
         key = ChunkedMessageKey(marker.producer_name, marker.uuid)
         if self._assembly.pending.find(key) is not None:

@@ -105,7 +105,9 @@ class _IngestedRange:
             self._writer.messages.roll_file()
 
     def _settle(self, outcomes: Iterable[Outcome]) -> Iterator[pa.RecordBatch]:
-        """Write the outcomes; pass messages that are to be delivered later on to the stateful stage."""
+        """Write the outcomes; pass messages that are to be delivered later on to the stateful
+        stage.
+        """
         for outcome in outcomes:
             if not isinstance(outcome, Assembled) or outcome.deliver_ms is None:
                 _use_up(self._writer.write_outcome(outcome))

@@ -1,5 +1,5 @@
-"""Decodes outcomes into messages or rejects. Entries whose bytes are not in the outcome are read from
-the topic.
+"""Decodes outcomes into messages or rejects. Entries whose bytes are not in the outcome are read
+from the topic.
 """
 
 from __future__ import annotations
@@ -97,16 +97,16 @@ class OutcomeDecoder:
         return row if message.delivered_ms is None else _with_delivery(row, message.delivered_ms)
 
     def _chunk_positions(self, message: Assembled | RejectedPositions) -> list[Position]:
-        """Return the positions of a message's chunks on the topic; without entries of other messages,
-        which its marker may have listed.
+        """Return the positions of a message's chunks on the topic; without entries of other
+        messages, which its marker may have listed.
         """
         entries = self._read_again(message.positions)
         placed_entries = zip(message.positions, entries, strict=True)
         return [position for position, entry in placed_entries if _is_chunk_of(entry, message.key)]
 
     def _check_delivery(self, row: pa.RecordBatch, delivered_ms: int | None) -> None:
-        """Check that a large message is not delivered before the time in its chunks. The stateful stage
-        used the time in the marker, which may be another one.
+        """Check that a large message is not delivered before the time in its chunks. The stateful
+        stage used the time in the marker, which may be another one.
         """
         deliver_us = row["deliver_at"].cast(pa.int64())[0].as_py()
         if not self._delays_messages or deliver_us is None or deliver_us <= 0:
@@ -154,8 +154,8 @@ class OutcomeDecoder:
         return decode_entries(raw, ledger_ids, entry_ids, self._topic_partition, **self._options.decoding)
 
     def reject_tables(self, rejected: list[RejectedEntry]) -> Iterator[pa.Table]:
-        """Yield rows of ``schema.REJECTS`` one by one, in the order of positions. Entries without bytes
-        are read from the topic.
+        """Yield rows of ``schema.REJECTS`` one by one, in the order of positions. Entries without
+        bytes are read from the topic.
 
         Raises:
             As ``decode``.

@@ -75,8 +75,8 @@ class PartitionWriter:
                 yield decoded
 
     def write_rejects(self, rejected: list[RejectedEntry]) -> None:
-        """Write entries into ``rejects``. Entries that must be read again are collected, so that neighbours
-        are read together.
+        """Write entries into ``rejects``. Entries that must be read again are collected, so that
+        neighbours are read together.
         """
         self._rejects_to_reread += [reject for reject in rejected if reject.entry is None]
         self._write_tables([reject for reject in rejected if reject.entry is not None])
@@ -109,7 +109,7 @@ class PartitionWriter:
 
 
 def file_prefix(topic_partition: TopicPartition, batch: BatchSettings) -> str:
-    """Return the prefix of the names of a task's files. ``table.vacuum`` and ``publish.outbox`` read the
-    micro-batch from it.
+    """Return the prefix of the names of a task's files. ``table.vacuum`` and ``publish.outbox``
+    read the micro-batch from it.
     """
     return f"part-{batch.batch_id:08d}-{max(topic_partition.partition, 0):05d}"

@@ -45,8 +45,8 @@ class TaskSettings:
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """The settings that differ from micro-batch to micro-batch. ``reached_us`` is the greatest time in the
-    table by topic partition.
+    """The settings that differ from micro-batch to micro-batch. ``reached_us`` is the greatest time
+    in the table by topic partition.
     """
 
     batch_id: int
@@ -80,8 +80,8 @@ class TaskResult:
 class PartitionResult:
     """The result of a batch for one topic partition.
 
-    ``written`` is the result of all its tasks together; ``replaced`` are files that were merged into others; ``outbox`` are the files for the topic of
-    due messages.
+    ``written`` is the result of all its tasks together; ``replaced`` are files that were merged
+    into others; ``outbox`` are the files for the topic of due messages.
     """
 
     written: TaskResult
@@ -95,8 +95,8 @@ class PartitionResult:
 
     @property
     def safe_to_acknowledge(self) -> Position:
-        """Return the last position that is safe to acknowledge: everything up to it was read, and is in
-        the table or in state.
+        """Return the last position that is safe to acknowledge: everything up to it was read, and
+        is in the table or in state.
         """
         needed = (self.summary.oldest_incomplete, self.summary.oldest_to_reread)
         return min([self.written.end, *(position.before for position in needed if position is not None)])

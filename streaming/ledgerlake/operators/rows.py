@@ -104,8 +104,8 @@ class MessageStarted:
 class DelayedLargeMessage:
     """The event of a complete large message that is to be delivered later.
 
-    ``positions`` are its chunks in order, ``key`` the key that they must have. If ``bytes_kept``, the
-    stage has their bytes; if not, they are read from the topic.
+    ``positions`` are its chunks in order, ``key`` the key that they must have. If ``bytes_kept``,
+    the stage has their bytes; if not, they are read from the topic.
     """
 
     positions: tuple[Position, ...]

@@ -28,8 +28,8 @@ class SeparatelyStored:
 
     ``bytes_kept`` says whether ``parts`` has the bytes; if not, they are read from the topic.
     ``batch_range`` says which messages of the entry have arrived; it is None for a large message. A
-    record with ``is_delivered`` stays after those were delivered, because a later range may bring the
-    entry's other messages. ``key``: see ``Assembled``.
+    record with ``is_delivered`` stays after those were delivered, because a later range may bring
+    the entry's other messages. ``key``: see ``Assembled``.
     """
 
     positions: tuple[Position, ...]

@@ -1,8 +1,8 @@
 """Turns rows of ``schema.BUNDLES`` into rows for the stateful stage (see ``operators.rows``), for a
 stream to sinks that are not Ledgerlake's.
 
-Messages are decoded before the stage and pass it unchanged; delayed entries and chunks go into it as
-they are.
+Messages are decoded before the stage and pass it unchanged; delayed entries and chunks go into it
+as they are.
 """
 
 from __future__ import annotations

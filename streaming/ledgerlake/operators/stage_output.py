@@ -1,5 +1,5 @@
-"""Reads the rows that leave the stateful stage (see ``operators.rows``) into outcomes, state summaries
-and cancels.
+"""Reads the rows that leave the stateful stage (see ``operators.rows``) into outcomes, state
+summaries and cancels.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 def read_stage_rows(
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[tuple[TopicPartition, Outcome | pa.RecordBatch | StateSummary | Cancels]]:
-    """Yield the content of rows of ``STAGE_ROWS``, in their order, each with its topic partition. Use up
-    the entries of an outcome before you ask for the next one.
+    """Yield the content of rows of ``STAGE_ROWS``, in their order, each with its topic partition.
+    Use up the entries of an outcome before you ask for the next one.
     """
     rows = (row for batch in batches for number in range(batch.num_rows) for row in batch.slice(number, 1).to_pylist())
     for row in rows:
@@ -74,8 +74,8 @@ def _message(row: dict[str, Any], rows: Iterator[dict[str, Any]]) -> Assembled:
     )
     if header["read_again"]:
         return message
-    # Read all chunks now: the caller may stop iterating the message, and must still get the rows that
-    # follow.
+    # Read all chunks now: the caller may stop iterating the message, and must still get the rows
+    # that follow.
     return replace(message, entries=pop_each([next(rows)["entry"] for _ in message.positions]))
 
 
@@ -92,8 +92,8 @@ def _outputs(header: dict[str, Any]) -> dict[str, Position]:
 
 
 def pop_each(entries: list[Entry | None]) -> Iterator[Entry | None]:
-    """Yield the entries in order, and empty the list, so that the memory of an entry is free after its
-    use.
+    """Yield the entries in order, and empty the list, so that the memory of an entry is free after
+    its use.
     """
     entries.reverse()
     while entries:

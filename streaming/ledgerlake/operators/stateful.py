@@ -161,8 +161,8 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
 
 
 class _StateEntries:
-    """Entries by position, in memory up to ``_FRESH_BYTES`` of this micro-batch, and else in the state
-    variable ``parts``.
+    """Entries by position, in memory up to ``_FRESH_BYTES`` of this micro-batch, and else in the
+    state variable ``parts``.
     """
 
     def __init__(self, state: MapState) -> None:
@@ -243,8 +243,8 @@ def _apply_reports(assembly: Assembly, delayed: DelayedMessages, reports: list[T
 
 
 def _add_large(assembly: Assembly, delayed: DelayedMessages, message: DelayedLargeMessage) -> None:
-    """Add a message that a task has completed. If a marker completed it and lists a chunk of another
-    incomplete message, reject it.
+    """Add a message that a task has completed. If a marker completed it and lists a chunk of
+    another incomplete message, reject it.
     """
     if not message.bytes_kept and assembly.pending.has_chunk_of_another(message.key, message.positions):
         delayed.reject_large(message, MALFORMED_MARKER)
@@ -255,7 +255,8 @@ def _add_large(assembly: Assembly, delayed: DelayedMessages, message: DelayedLar
 def _delay_large_messages(outcomes: Iterator[Outcome], delayed: DelayedMessages) -> Iterator[Outcome]:
     """Add complete messages that are to be delivered later to the index; yield all other outcomes.
 
-    The ``entries`` of a delayed message are not iterated, so its chunks stay among the kept entries.
+    The ``entries`` of a delayed message are not iterated, so its chunks stay among the kept
+    entries.
     """
     for outcome in outcomes:
         if isinstance(outcome, Assembled) and outcome.deliver_ms is not None:

@@ -143,7 +143,9 @@ def toml_values(kind: type, section: str, data: dict[str, Any]) -> dict[str, Any
 
 
 def to_spark(values: Any) -> dict[str, str]:
-    """Return Spark's options that parse to these values, without those that have their default value."""
+    """Return Spark's options that parse to these values, without those that have their default
+    value.
+    """
     texts = {}
     for field, option in declared(type(values)):
         value = getattr(values, field.name)

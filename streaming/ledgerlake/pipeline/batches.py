@@ -1,8 +1,8 @@
-"""The function that Spark calls for each micro-batch: it writes and commits the batch, and hands its
-ends to the cursors.
+"""The function that Spark calls for each micro-batch: it writes and commits the batch, and hands
+its ends to the cursors.
 
-Spark may call it again for a micro-batch that the table has; the sink checks for that. After a stop, no
-further micro-batch is begun: Spark plans it again at the next start.
+Spark may call it again for a micro-batch that the table has; the sink checks for that. After a
+stop, no further micro-batch is begun: Spark plans it again at the next start.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class BatchWriter:
                 raise
 
     def wait(self, is_active: Callable[[], bool]) -> None:
-        """Wait until the current micro-batch is written, and Spark has recorded it. If the query ended
-        before that, Spark would run it again.
+        """Wait until the current micro-batch is written, and Spark has recorded it. If the query
+        ended before that, Spark would run it again.
         """
         with self._at_work:
             pass

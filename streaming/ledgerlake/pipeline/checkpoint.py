@@ -9,9 +9,9 @@
     <checkpoint>/ledgerlake/forgotten.json  the user has chosen to start from the beginning (``ledgerlake forget``); removed when
                                             that has happened
 
-If Spark restarts before the first micro-batch was committed, it asks the source for its first offset
-again, and ``latest`` would then be another position. So the first start is resolved once, recorded, and
-handed to the source as positions.
+If Spark restarts before the first micro-batch was committed, it asks the source for its first
+offset again, and ``latest`` would then be another position. So the first start is resolved once,
+recorded, and handed to the source as positions.
 """
 
 from __future__ import annotations
@@ -97,15 +97,17 @@ class Checkpoint:
             )
 
     def save_stream(self, stream: str, previous_writers: dict[str, int | None] | None = None) -> None:
-        """Record the stream of the checkpoint and, when it begins, the previous writers of the tables."""
+        """Record the stream of the checkpoint and, when it begins, the previous writers of the
+        tables.
+        """
         if previous_writers is not None:
             save_json(self._own("stream"), {"version": _STREAM_VERSION, "stream": stream, "follows": previous_writers})
         elif self._stream() is None:
             save_json(self._own("stream"), {"version": _STREAM_VERSION, "stream": stream})
 
     def previous_writers(self) -> dict[str, int | None] | None:
-        """Return by table the number of the query that was the last to commit before this checkpoint
-        began; None if an earlier release began it.
+        """Return by table the number of the query that was the last to commit before this
+        checkpoint began; None if an earlier release began it.
 
         Raises:
             OffsetError: a newer release wrote it, or it is damaged.
@@ -174,7 +176,9 @@ class Checkpoint:
 
     @property
     def is_forgotten(self) -> bool:
-        """Return whether the user has chosen to start from the beginning, and no query has begun since."""
+        """Return whether the user has chosen to start from the beginning, and no query has begun
+        since.
+        """
         return load_file(self.folder, "ledgerlake/forgotten.json") is not None
 
     def check_gone(self) -> None:
@@ -190,12 +194,14 @@ class Checkpoint:
             )
 
     def forget(self) -> None:
-        """Record that the user has chosen to start from the beginning; valid until a new query has begun."""
+        """Record that the user has chosen to start from the beginning; valid until a new query has
+        begun.
+        """
         save_json(self._own("forgotten"), {"version": 1})
 
     def end_forgetting(self) -> None:
-        """Record that a new query has begun, with an id that the tables do not know. If that fails, the next
-        start does it.
+        """Record that a new query has begun, with an id that the tables do not know. If that fails,
+        the next start does it.
         """
         if self.is_forgotten:
             file = self._own("forgotten")

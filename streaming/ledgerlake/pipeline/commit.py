@@ -4,8 +4,8 @@ Order of a micro-batch, each step safe to repeat after a kill at any point:
 
     1. tasks write Parquet files that no table knows (see ``operators.ingest`` and
        ``operators.finalize``); what a killed task leaves is an orphan for ``ledgerlake vacuum``
-    2. ask both tables whether they contain the batch; a batch of another checkpoint is refused before
-       anything changes
+    2. ask both tables whether they contain the batch; a batch of another checkpoint is refused
+       before anything changes
     3. record the messages for a topic in the outbox (see ``publish.outbox``), if there is one
     4. commit ``rejects``     with the batch's number and offsets. If ``rejects`` has that batch, only what the first run did not reject
                               is added; if ``messages`` has it, only a loss (see ``table.additions``)
@@ -118,8 +118,8 @@ class DeltaSink:
         rejects = [file for partition in partitions for file in partition.written.rejects]
         messages = [file for partition in partitions for file in partition.written.messages]
         result = BatchResult(batch.batch_id, sum(file.rows for file in messages), sum(file.rows for file in rejects))
-        # Entries that stay in state give no row, but the cursor passes them. So the batch is recorded
-        # without rows, and an older copy of the checkpoint is not taken for the newest.
+        # Entries that stay in state give no row, but the cursor passes them. So the batch is
+        # recorded without rows, and an older copy of the checkpoint is not taken for the newest.
         is_recorded = bool(messages) or (batch.reads and not rejects)
         # Rejects are committed first. If messages has a batch, rejects has those of its first run.
         in_messages = (is_recorded or bool(rejects)) and self.messages.contains(batch)
@@ -167,7 +167,9 @@ class DeltaSink:
             self.rejects.commit(batch, files, {})
 
     def _later_times(self, partitions: list[PartitionResult]) -> dict[str, int]:
-        """Return the greatest time of each topic partition in the batch; never less than that in the table."""
+        """Return the greatest time of each topic partition in the batch; never less than that in
+        the table.
+        """
         times_us = {partition.topic_partition: partition.written.max_effective_us for partition in partitions}
         reached = {name: time_us for name, time_us in times_us.items() if time_us is not None}
         return {name: max(time_us, self._reached_us.get(name, time_us)) for name, time_us in reached.items()}

@@ -1,5 +1,5 @@
-"""Creates the components of a pipeline from its configuration. Nothing is opened, and nothing outside
-this process is changed.
+"""Creates the components of a pipeline from its configuration. Nothing is opened, and nothing
+outside this process is changed.
 """
 
 from __future__ import annotations

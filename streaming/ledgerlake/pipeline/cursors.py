@@ -10,17 +10,17 @@ Rules kept here:
   - A failure of a cursor is retried and never ends the query, except that another process holds the
     subscription.
 
-The ends of micro-batches that are not acknowledged yet are in ``<checkpoint>/ledgerlake/ends.json``, so
-that a restart acknowledges them. The file also has the last micro-batch seen in each table, so that a
-restart notices a table that is older:
+The ends of micro-batches that are not acknowledged yet are in
+``<checkpoint>/ledgerlake/ends.json``, so that a restart acknowledges them. The file also has the
+last micro-batch seen in each table, so that a restart notices a table that is older:
 
     {"version": 1, "batches": {"17": {"persistent://public/default/orders": [12, 345]}},
      "tables": {"messages": {"path": "lake/orders", "batch_id": 17}},
      "last_run": {"batch_id": 17, "wakes_batch": 15}}
 
-``last_run`` is the last micro-batch that was run, and the micro-batch whose file of wake-up times was in
-use then (see ``pipeline.wakeups``). ``tables`` and ``last_run`` may be missing, because earlier
-releases neither wrote nor read them.
+``last_run`` is the last micro-batch that was run, and the micro-batch whose file of wake-up times
+was in use then (see ``pipeline.wakeups``). ``tables`` and ``last_run`` may be missing, because
+earlier releases neither wrote nor read them.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class _StoredEnds:
 
 
 class CursorKeeper:
-    """The cursors of one pipeline. ``acquire`` and ``positions`` are for the start; after ``begin`` a
-    thread works.
+    """The cursors of one pipeline. ``acquire`` and ``positions`` are for the start; after ``begin``
+    a thread works.
     """
 
     def __init__(self, cluster: Cluster, subscription: str, checkpoint: Checkpoint) -> None:
@@ -97,8 +97,8 @@ class CursorKeeper:
         self._thread: threading.Thread | None = None
 
     def acquire(self, topic_partitions: Iterable[str], from_earliest: bool) -> None:
-        """Acquire the subscriptions, in order, so that one of two processes gets all of them; create those
-        that are missing.
+        """Acquire the subscriptions, in order, so that one of two processes gets all of them;
+        create those that are missing.
 
         Raises:
             ConsumerBusyError: another process holds one; no subscription was created before the
@@ -114,7 +114,8 @@ class CursorKeeper:
         """Return the mark-delete position of each cursor.
 
         Args:
-            topic_partitions: the topic partitions whose cursors to return, if they exist; None for all.
+            topic_partitions: the topic partitions whose cursors to return, if they exist; None for
+                all.
         """
         names = self._cursors if topic_partitions is None else self._cursors.keys() & set(topic_partitions)
         return {name: self._cursors[name].position() for name in names}
@@ -142,7 +143,8 @@ class CursorKeeper:
             self._cursors[name].advance(position)
 
     def tables(self) -> dict[str, SeenBatch]:
-        """Return the last batch that an earlier run saw in each table, as far as the checkpoint says.
+        """Return the last batch that an earlier run saw in each table, as far as the checkpoint
+        says.
 
         Raises:
             OffsetError: a newer release wrote it, or it is damaged.
@@ -174,7 +176,9 @@ class CursorKeeper:
 
     @property
     def is_owner(self) -> bool:
-        """Return whether this process owns the stream, as far as it knows without a request to the broker."""
+        """Return whether this process owns the stream, as far as it knows without a request to the
+        broker.
+        """
         return self._lost is None and all(cursor.is_open for cursor in list(self._cursors.values()))
 
     def check_owner(self) -> None:
@@ -191,7 +195,9 @@ class CursorKeeper:
             raise self._lost
 
     def add(self, last_run: LastRun, ends: Ends, tables: dict[str, SeenBatch] | None = None) -> None:
-        """Record the ends of a micro-batch whose files are in the table, and the tables that have it."""
+        """Record the ends of a micro-batch whose files are in the table, and the tables that have
+        it.
+        """
         with self._lock:
             self._pending[last_run.batch_id] = dict(ends)
             self._last_run = last_run
@@ -201,8 +207,8 @@ class CursorKeeper:
         self._news.set()
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until the cursors have passed every committed micro-batch. They do not pass a micro-batch
-        that will run again.
+        """Wait until the cursors have passed every committed micro-batch. They do not pass a
+        micro-batch that will run again.
         """
         if self._thread is None or self._lost is not None:
             return
@@ -226,8 +232,8 @@ class CursorKeeper:
                 cursor.close()
 
     def step(self) -> bool:
-        """Reopen closed subscriptions, and acknowledge committed micro-batches. Return whether some are
-        still pending.
+        """Reopen closed subscriptions, and acknowledge committed micro-batches. Return whether some
+        are still pending.
 
         Raises:
             OwnershipError: another process has taken over.
@@ -262,7 +268,8 @@ class CursorKeeper:
             try:
                 cursor.ensure(from_earliest=True)
             except TopicNotFoundError:
-                # The planner decides about deleted topics; a topic that is created again has a new cursor.
+                # The planner decides about deleted topics; a topic that is created again has a new
+                # cursor.
                 del self._cursors[name]
             except ConsumerBusyError:
                 self._lost = OwnershipError(

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def forget(config: Config) -> list[str]:
-    """Remove the pipeline's durable cursors from the broker, so that it can start from the beginning
-    without a checkpoint.
+    """Remove the pipeline's durable cursors from the broker, so that it can start from the
+    beginning without a checkpoint.
 
     Returns:
         The topic partitions that had a cursor.

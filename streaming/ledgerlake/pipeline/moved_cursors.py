@@ -1,5 +1,5 @@
-"""Finds cursors that were moved past entries of a micro-batch from outside: by message TTL, or by hand
-(ADR 14).
+"""Finds cursors that were moved past entries of a micro-batch from outside: by message TTL, or by
+hand (ADR 14).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 
 
 def moved_cursors(cursors: CursorKeeper, batch: BatchRecord) -> dict[str, Position]:
-    """Return the positions of cursors that were moved from outside past entries of a micro-batch. Only
-    cursors that are needed to find a loss are asked.
+    """Return the positions of cursors that were moved from outside past entries of a micro-batch.
+    Only cursors that are needed to find a loss are asked.
 
     Raises:
         OwnershipError: another process has taken over.

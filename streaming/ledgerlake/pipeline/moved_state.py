@@ -4,9 +4,9 @@
                                                               store names the files of its schema by absolute URIs
     <checkpoint>/state/<operator>/_stateSchema/<store>/<file> such a file
 
-Spark reads the schema from those files, which are in the place where the checkpoint was when they were
-written. All other names in a checkpoint are relative. So these names are rewritten for the current place
-of the checkpoint before Spark starts.
+Spark reads the schema from those files, which are in the place where the checkpoint was when they
+were written. All other names in a checkpoint are relative. So these names are rewritten for the
+current place of the checkpoint before Spark starts.
 
 Source: OperatorStateMetadataV2 of Spark 4.2.
 """

@@ -87,11 +87,15 @@ class Pipeline:
 
     @property
     def waiting(self) -> int:
-        """Return the number of delayed messages on the topic partitions that had a batch since the start."""
+        """Return the number of delayed messages on the topic partitions that had a batch since the
+        start.
+        """
         return sum(self._delayed_counts.values())
 
     def start(self, once: bool) -> None:
-        """Acquire the right to run the stream, create missing tables, and start the query; see ``run``."""
+        """Acquire the right to run the stream, create missing tables, and start the query; see
+        ``run``.
+        """
         if not kernels.is_kept:
             _log.warning(
                 "there is no folder for compiled code, so every worker compiles for itself at its start; set NUMBA_CACHE_DIR"
@@ -211,7 +215,9 @@ class Pipeline:
             self._raise_own(failure)
 
     def close(self) -> None:
-        """Disconnect from the broker; the cursors stay on it, and unsent messages stay in the outbox."""
+        """Disconnect from the broker; the cursors stay on it, and unsent messages stay in the
+        outbox.
+        """
         if self._republisher is not None:
             self._republisher.stop()
         self._components.cursors.close()
@@ -229,8 +235,8 @@ class Pipeline:
 
     @staticmethod
     def _raise_own(failure: BaseException) -> None:
-        """Raise Ledgerlake's error in a failure, if there is one. Other errors of a query that is being
-        stopped come from the stop.
+        """Raise Ledgerlake's error in a failure, if there is one. Other errors of a query that is
+        being stopped come from the stop.
         """
         error = own_error(failure)
         if error is not None:

@@ -1,5 +1,5 @@
-"""The progress screen of a running pipeline: rate, lag per topic partition, the broker's time reached,
-rejects.
+"""The progress screen of a running pipeline: rate, lag per topic partition, the broker's time
+reached, rejects.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class Totals:
-    """The numbers since the start, from committed batches; ``delayed_counts`` is by topic partition."""
+    """The numbers since the start, from committed batches; ``delayed_counts`` is by topic
+    partition.
+    """
 
     messages: int = 0
     rejects: int = 0
@@ -80,8 +82,8 @@ class ProgressScreen:
 
 
 def progress_line(totals: Totals, rate: float, taken: Offset, latest: Offset) -> str:
-    """Return the progress as one line; lag is in messages by the broker's index, ``?`` if there is no
-    index.
+    """Return the progress as one line; lag is in messages by the broker's index, ``?`` if there is
+    no index.
     """
     times = [offset.time_ms for offset in taken.values() if offset.time_ms is not None]
     reached = time.strftime("%H:%M:%S", time.gmtime(max(times) / 1000)) if times else "-"
@@ -100,8 +102,8 @@ class Behind:
 
 
 def lags_of(progress: Any) -> dict[str, Behind]:
-    """Return how far a query is behind its topics, by topic partition, from its progress; empty if it does
-    not read with Ledgerlake.
+    """Return how far a query is behind its topics, by topic partition, from its progress; empty if
+    it does not read with Ledgerlake.
     """
     lags: dict[str, Behind] = {}
     for source in progress.sources:

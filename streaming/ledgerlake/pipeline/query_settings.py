@@ -28,8 +28,8 @@ _STATE_PARTITIONS = "spark.sql.shuffle.partitions"
 
 @contextlib.contextmanager
 def settings_of(spark: SparkSession, checkpoint: Place, most_keys: int | None) -> Iterator[None]:
-    """Set the settings that a query needs for its checkpoint and its keys; start the query inside this
-    context.
+    """Set the settings that a query needs for its checkpoint and its keys; start the query inside
+    this context.
 
     Args:
         most_keys: how many keys its state can have; None if that is not known.

@@ -1,8 +1,8 @@
 """The settings that decide which rows a micro-batch gives, and where delayed messages are kept.
 
-A micro-batch that is run again must give the same rows, so these settings must not change until it is
-committed. The checkpoint has them in ``ledgerlake/settings.json``, by their names in the configuration
-file:
+A micro-batch that is run again must give the same rows, so these settings must not change until it
+is committed. The checkpoint has them in ``ledgerlake/settings.json``, by their names in the
+configuration file:
 
     {"version": 1, "settings": {"[delay] enabled": true, "[delay] storage": "state"}}
 

@@ -49,8 +49,8 @@ class SparkLog:
         return max(self._numbers("offsets"), default=None)
 
     def keeps(self, batch_id: int) -> bool:
-        """Return whether Spark's log still has the start of a micro-batch, so that ``record`` can describe
-        it.
+        """Return whether Spark's log still has the start of a micro-batch, so that ``record`` can
+        describe it.
         """
         return max(batch_id - 1, 0) >= min(self._numbers("offsets"), default=0)
 

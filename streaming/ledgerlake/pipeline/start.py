@@ -1,5 +1,5 @@
-"""The start of a pipeline: it acquires the cursors, and so the right to run the stream, and compares
-checkpoint, tables, cursors and outbox.
+"""The start of a pipeline: it acquires the cursors, and so the right to run the stream, and
+compares checkpoint, tables, cursors and outbox.
 
     before the cursors are acquired   checks that need no cursor; nothing is changed
     after they are acquired           checkpoint, tables, cursors and outbox are compared: no other process may change them now
@@ -43,7 +43,9 @@ _NOTHING = PartitionOffset(BEFORE_ALL)
 
 
 class Start:
-    """A start of a pipeline. ``tables`` are all of its tables by name, also those that do not exist yet."""
+    """A start of a pipeline. ``tables`` are all of its tables by name, also those that do not exist
+    yet.
+    """
 
     def __init__(
         self,
@@ -59,13 +61,13 @@ class Start:
         self._checkpoint = checkpoint
         self._cursors = cursors
         self._tables = tables
-        # By table, the number of the query that was the last to commit before this process owned the
-        # stream.
+        # By table, the number of the query that was the last to commit before this process owned
+        # the stream.
         self.previous_writers: dict[str, int | None] = {}
 
     def acquire(self, names: list[str], tables: list[Table]) -> Offset:
-        """Acquire the right to run the stream; return the pipeline's first position, which is resolved
-        once for all runs.
+        """Acquire the right to run the stream; return the pipeline's first position, which is
+        resolved once for all runs.
 
         Args:
             tables: the tables that exist.
@@ -121,12 +123,12 @@ class Start:
         """Return the start of a pipeline without a checkpoint.
 
         Args:
-            ends: the ends of the topic partitions before the cursors were created, for a start at the
-                latest message.
+            ends: the ends of the topic partitions before the cursors were created, for a start at
+                the latest message.
 
         Raises:
-            SetupError: the cursors are older than this start, and have unread or read messages. So the
-                checkpoint is lost, and the user must choose how to go on.
+            SetupError: the cursors are older than this start, and have unread or read messages. So
+                the checkpoint is lost, and the user must choose how to go on.
         """
         positions = self._cursors.positions()
         if bound == "latest":
@@ -152,12 +154,12 @@ class Start:
         )
 
     def compare_with_tables(self, tables: list[Table]) -> None:
-        """Check that the checkpoint is not older than the tables, and that no later checkpoint has written to
-        them.
+        """Check that the checkpoint is not older than the tables, and that no later checkpoint has
+        written to them.
 
         Raises:
-            CheckpointError: it is older, a later checkpoint has written to a table, or the tables have
-                batches of another run.
+            CheckpointError: it is older, a later checkpoint has written to a table, or the tables
+                have batches of another run.
         """
         # Read before the positions of the cursors: if this process is suspended from here on and
         # another one commits, this one commits nothing.
@@ -196,11 +198,11 @@ class Start:
             raise self._older_checkpoint(table, "has rows by a later checkpoint", "does not know of them")
 
     def check_tables_are_newest(self, tables: list[Table]) -> None:
-        """Check that no table is missing or older than the checkpoint: the topic may no longer have the rows
-        that it lacks.
+        """Check that no table is missing or older than the checkpoint: the topic may no longer have
+        the rows that it lacks.
 
-        A folder that the checkpoint never saw, and that has no batch of the stream, is a new table, which
-        the user chose.
+        A folder that the checkpoint never saw, and that has no batch of the stream, is a new table,
+        which the user chose.
 
         Raises:
             CheckpointError: a table is older or missing.
@@ -225,8 +227,8 @@ class Start:
             )
 
     def compare_settings(self, tables: list[Table]) -> None:
-        """Check that no setting was changed that must stay, because a micro-batch is run again or messages
-        are kept in state.
+        """Check that no setting was changed that must stay, because a micro-batch is run again or
+        messages are kept in state.
 
         Raises:
             CheckpointError: such a setting was changed.
@@ -262,7 +264,9 @@ class Start:
         return None
 
     def _has_messages_in_state(self) -> bool:
-        """Return whether state may have messages: a topic partition with such messages has a wake-up time."""
+        """Return whether state may have messages: a topic partition with such messages has a
+        wake-up time.
+        """
         if self._checkpoint.log.last_committed() is None:
             return False
         return known_wakeup_times(self._checkpoint, self._cursors.last_run()) != {}
@@ -270,8 +274,8 @@ class Start:
     def _compare_with_cursors(self, start: Offset) -> None:
         """Check that the broker has retained the entries of the micro-batch that is run again.
 
-        A cursor passes a micro-batch only after its commit. So if the cursor is past it, the checkpoint
-        is older than the last run.
+        A cursor passes a micro-batch only after its commit. So if the cursor is past it, the
+        checkpoint is older than the last run.
 
         Raises:
             CheckpointError: a cursor is past the micro-batch.
@@ -352,8 +356,8 @@ def _in_toml(value: Setting) -> str:
 
 
 def query_name(stream: str, query_id: str) -> str:
-    """Return the name of a query in the tables. It contains the checkpoint's id, so that a new checkpoint
-    has a new name.
+    """Return the name of a query in the tables. It contains the checkpoint's id, so that a new
+    checkpoint has a new name.
     """
     return f"ledgerlake:{stream}:{query_id}"
 

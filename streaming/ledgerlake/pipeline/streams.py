@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def messages(spark: SparkSession, config: Config) -> DataFrame:
-    """Return a streaming DataFrame of complete, decoded messages with the table's columns, for any sink or
-    transformation.
+    """Return a streaming DataFrame of complete, decoded messages with the table's columns, for any
+    sink or transformation.
 
     Incomplete large messages and delayed messages are kept in the state of the query that uses the
-    DataFrame. So that they are released in time, an idle topic has a micro-batch every second. Entries
-    that cannot become messages are not in it, but in ``rejects``.
+    DataFrame. So that they are released in time, an idle topic has a micro-batch every second.
+    Entries that cannot become messages are not in it, but in ``rejects``.
     """
     return _messages_and_rejects(spark, config).where("reject_reason is null").select(*schema.MESSAGES.names)
 

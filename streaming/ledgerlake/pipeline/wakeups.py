@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 class Wakeups:
-    """The wake-up times of one pipeline's topic partitions, and the folder in which the planner reads
-    them.
+    """The wake-up times of one pipeline's topic partitions, and the folder in which the planner
+    reads them.
 
     ``batch_id`` is the micro-batch whose file the planner reads; None before the first.
     """
@@ -52,15 +52,16 @@ class Wakeups:
             self._save(batch_id, wakeup_times_ms)
 
     def _save(self, batch_id: int, wakeup_times_ms: dict[str, int]) -> None:
-        # The planner reads the file with the highest number, and an earlier run may have left a higher one.
+        # The planner reads the file with the highest number, and an earlier run may have left a
+        # higher one.
         self.batch_id = batch_id if self.batch_id is None else max(batch_id, self.batch_id)
         save_wakeup_times(self.folder, self.batch_id, wakeup_times_ms)
         self._wakeup_times_ms = wakeup_times_ms
 
 
 def known_wakeup_times(checkpoint: Checkpoint, last_run: LastRun | None) -> dict[str, int] | None:
-    """Return the wake-up times of topic partitions; None if they may be older than the state, as in a
-    checkpoint that was copied file by file while the pipeline ran.
+    """Return the wake-up times of topic partitions; None if they may be older than the state, as in
+    a checkpoint that was copied file by file while the pipeline ran.
 
     Args:
         last_run: the last micro-batch that was run, and the file of times that was in use after it.

@@ -1,13 +1,13 @@
 """Spark's daemon of Python workers, started by Spark as ``python -m
 ledgerlake.pipeline.worker_daemon``; its log output is reduced (see ``runtime.workers``).
 
-A worker is a fork of the daemon. So the daemon imports the modules that every worker needs and compiles
-the kernels, which would take each of a batch's workers a second or more. Spark's own daemon imports
-nothing, because threads do not survive a fork. Here that is safe: Arrow and NumPy create their threads
-at first use, and again after a fork.
+A worker is a fork of the daemon. So the daemon imports the modules that every worker needs and
+compiles the kernels, which would take each of a batch's workers a second or more. Spark's own
+daemon imports nothing, because threads do not survive a fork. Here that is safe: Arrow and NumPy
+create their threads at first use, and again after a fork.
 
-A worker collects garbage after each task. The imported modules are frozen, so that the collector does
-not walk them, which took a tenth of a second per task.
+A worker collects garbage after each task. The imported modules are frozen, so that the collector
+does not walk them, which took a tenth of a second per task.
 """
 
 from __future__ import annotations

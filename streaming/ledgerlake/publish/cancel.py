@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def cancel(config: Config, by: Literal["id", "key"], target: str) -> list[str]:
-    """Cancel delayed messages. The cancel is sent to each topic partition, because an id does not name its
-    topic partition.
+    """Cancel delayed messages. The cancel is sent to each topic partition, because an id does not
+    name its topic partition.
 
     Raises:
         UsageError: the target is not a message id.

@@ -87,8 +87,8 @@ class _StreamWrite(DataSourceStreamArrowWriter):  # type: ignore[misc]
 
 
 class _BatchWrite(DataSourceArrowWriter):  # type: ignore[misc]
-    """A write that is not part of a streaming query. Spark may retry its tasks, but each write has names
-    of its own.
+    """A write that is not part of a streaming query. Spark may retry its tasks, but each write has
+    names of its own.
     """
 
     def __init__(self, settings: TopicSettings, write_id: str) -> None:

@@ -1,11 +1,11 @@
-"""Publishes large messages followed by a marker (PIP-37, option 2), so that a reader that missed a chunk
-can find them all.
+"""Publishes large messages followed by a marker (PIP-37, option 2), so that a reader that missed a
+chunk can find them all.
 
 Every Pulsar client reads such a topic: the chunks as it reads any, the marker as a small message
 with the property ``ledgerlake.chunks``, which it may ignore.
 
-The size of a chunk is that of the producer's settings, but at most what the broker's largest message
-(``max_message_size`` of CONNECTED) leaves beside the metadata.
+The size of a chunk is that of the producer's settings, but at most what the broker's largest
+message (``max_message_size`` of CONNECTED) leaves beside the metadata.
 """
 
 from __future__ import annotations

@@ -7,13 +7,13 @@ after their batch was committed.
     <checkpoint>/ledgerlake/outbox/<batch>.sent        all messages of that micro-batch, and of those before it, are on the topic
     <checkpoint>/ledgerlake/outbox/*.parquet           due messages of one topic partition and micro-batch; removed when sent
 
-So the topic has a position of its own: if it is down, the table does not wait, and the topic gets the
-messages later.
+So the topic has a position of its own: if it is down, the table does not wait, and the topic gets
+the messages later.
 
 Rules kept here:
   - Nothing is changed before ``begin``, which only the owner of the stream may call.
-  - A message's number depends only on the messages that were due before it, so a micro-batch that is
-    run again gives it the same number. The broker drops a number that it has seen from the same
+  - A message's number depends only on the messages that were due before it, so a micro-batch that
+    is run again gives it the same number. The broker drops a number that it has seen from the same
     producer, so sending again is harmless.
   - The first record of a micro-batch stands. A later run of the same micro-batch keeps it and
     removes its own files, so that a process that was suspended cannot replace the records of its
@@ -22,9 +22,9 @@ Rules kept here:
     counts as sent only if that was recorded: if a file is missing otherwise, that is an error.
   - Before the first message of a micro-batch is sent, the target's number of partitions and their
     ends are recorded. If the micro-batch is sent again, its messages are routed by that number, and
-    searched for after those ends. A topic only grows, and a successor asks later, so of several records
-    the one with the most partitions is the successor's. A record that a suspended process writes late
-    changes nothing.
+    searched for after those ends. A topic only grows, and a successor asks later, so of several
+    records the one with the most partitions is the successor's. A record that a suspended process
+    writes late changes nothing.
   - The newest ``.sent`` is kept, and covers all micro-batches up to its own. If a suspended process
     writes the record of a micro-batch that its successor has sent, the record is removed.
   - If the checkpoint knows an outbox and it is missing, no new one is begun: there may be unsent
@@ -89,7 +89,8 @@ class Sending:
     """The target when the sending of a micro-batch began: messages are routed among its first
     ``partitions``.
 
-    ``ends`` are the last entries of those partitions at that time, by name, as far as they were known.
+    ``ends`` are the last entries of those partitions at that time, by name, as far as they were
+    known.
     """
 
     partitions: int
@@ -97,8 +98,8 @@ class Sending:
 
 
 class Outbox:
-    """The outbox of a pipeline. ``name`` tells it apart from all others, also from an earlier one in the
-    same folder.
+    """The outbox of a pipeline. ``name`` tells it apart from all others, also from an earlier one
+    in the same folder.
     """
 
     def __init__(self, folder: Place) -> None:
@@ -149,7 +150,9 @@ class Outbox:
 
     @property
     def last_sent(self) -> int:
-        """Return the last micro-batch whose messages are known to be on the topic; -1 before the first."""
+        """Return the last micro-batch whose messages are known to be on the topic; -1 before the
+        first.
+        """
         return self._sent
 
     @property
@@ -189,7 +192,9 @@ class Outbox:
         self._committed = max(self._committed, batch_id)
 
     def ready(self) -> list[OutboxBatch]:
-        """Return the micro-batches to send now, in order, without those that another process has sent."""
+        """Return the micro-batches to send now, in order, without those that another process has
+        sent.
+        """
         with self._lock:
             if any(self._sent < number <= self._committed for number in self._batches):
                 self._sent = max(self._sent, _newest_sent(self._names()))
@@ -202,8 +207,8 @@ class Outbox:
             now: how to send it if its sending has not begun; asked of the broker before this call.
 
         Returns:
-            The record of when its sending first began, and whether that was before this call, so that
-                some messages may have been sent.
+            The record of when its sending first began, and whether that was before this call, so
+                that some messages may have been sent.
 
         Raises:
             OffsetError: a newer release recorded it, or the record is damaged.
@@ -217,8 +222,8 @@ class Outbox:
             return begun, begun != now
 
     def sent(self, batch: OutboxBatch) -> None:
-        """Record that all messages up to a micro-batch are on the topic, then remove files that are no
-        longer needed.
+        """Record that all messages up to a micro-batch are on the topic, then remove files that are
+        no longer needed.
         """
         with self._lock:
             with self._filesystem.open_output_stream(f"{self._root}/{_number(batch.batch_id)}.sent"):
@@ -244,8 +249,8 @@ class Outbox:
         )
 
     def _tidy(self) -> None:
-        """Remove the files of sent micro-batches but for the newest ``.sent`` and the newest record, from
-        which the next micro-batch is numbered.
+        """Remove the files of sent micro-batches but for the newest ``.sent`` and the newest
+        record, from which the next micro-batch is numbered.
         """
         newest_sent = max((number for number in self._batches if number <= self._sent), default=-1)
         needed = {number for number in self._batches if number > self._sent} | {newest_sent}
@@ -313,8 +318,8 @@ class Outbox:
     def _remove_unknown(self) -> None:
         """Remove files that no record names, of micro-batches that the table has.
 
-        Files of a later micro-batch may be those of a process that was suspended and still commits it:
-        it owns the stream again if its successor loses its connection first.
+        Files of a later micro-batch may be those of a process that was suspended and still commits
+        it: it owns the stream again if its successor loses its connection first.
         """
         recorded = {file.name for batch in self._batches.values() for file in batch.files}
         self._remove([name for name in self._names() - recorded if _batch_of_file(name) <= self._committed])
@@ -365,8 +370,8 @@ def _number(batch_id: int) -> str:
 
 
 def _batch_of_file(name: str) -> int:
-    """Return the micro-batch of a file of due messages (see ``operators.partition_writer.file_prefix``);
-    for other files, a number above all micro-batches.
+    """Return the micro-batch of a file of due messages (see
+    ``operators.partition_writer.file_prefix``); for other files, a number above all micro-batches.
     """
     match = re.match(r"part-([0-9]{8,})-.*\.parquet$", name)
     return int(match[1]) if match else sys.maxsize

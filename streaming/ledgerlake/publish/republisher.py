@@ -1,9 +1,9 @@
 """Sending due messages to a topic, in a thread beside the query.
 
 Exactly once needs broker deduplication on the target topic's namespace: each topic partition has a
-producer with a name that never changes, and numbers its messages (see ``outbox``). If the broker does
-not know a producer whose micro-batch was begun before, the numbers are read from the topic itself (see
-``target_reader``). Without deduplication a crash may send some messages twice.
+producer with a name that never changes, and numbers its messages (see ``outbox``). If the broker
+does not know a producer whose micro-batch was begun before, the numbers are read from the topic
+itself (see ``target_reader``). Without deduplication a crash may send some messages twice.
 
 A message keeps its value, key, ordering key, properties and event time. These properties are added:
 
@@ -19,14 +19,14 @@ A message keeps its value, key, ordering key, properties and event time. These p
                                  four of these properties; the table has the full message
 
 Order: by topic partition. A message goes to the partition that its key says (by Java's string hash,
-as Pulsar's clients do by default); messages without a key of one topic partition go to one partition.
-All messages of a micro-batch are routed by the number of partitions that the target had when the
-sending of that micro-batch began, also if it has more when they are sent again.
+as Pulsar's clients do by default); messages without a key of one topic partition go to one
+partition. All messages of a micro-batch are routed by the number of partitions that the target had
+when the sending of that micro-batch began, also if it has more when they are sent again.
 
 Only a receipt proves that a message is on the target. Messages without a receipt are sent again in
-order, and a broker with deduplication drops those that it has. It drops any number below one that it
-has stored. So a message that may be refused is sent alone (see ``client.producer``), and after the
-first failure the same producer sends nothing more.
+order, and a broker with deduplication drops those that it has. It drops any number below one that
+it has stored. So a message that may be refused is sent alone (see ``client.producer``), and after
+the first failure the same producer sends nothing more.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ _ROWS_TOGETHER = 1000
 _PENDING_MOST = 500
 _PENDING_BYTES_MOST = 32 * 1024 * 1024
 
-# How often a sender that waits for receipts checks whether it must stop, and after how many checks it
-# logs that no receipt comes.
+# How often a sender that waits for receipts checks whether it must stop, and after how many checks
+# it logs that no receipt comes.
 _CHECK_S = 1.0
 _CHECKS_MOST = 30
 
@@ -80,8 +80,8 @@ class _NotOwnerError(TransportError):
 
 
 class Republisher:
-    """Sends the messages of the outbox as they are committed. If sending fails, it is tried again; the
-    table does not wait.
+    """Sends the messages of the outbox as they are committed. If sending fails, it is tried again;
+    the table does not wait.
     """
 
     def __init__(
@@ -199,8 +199,8 @@ class Republisher:
 
 @dataclass
 class _TargetProducer:
-    """The producer of the messages of one topic partition for one partition of the target. Those up to
-    number ``stored`` are on the target.
+    """The producer of the messages of one topic partition for one partition of the target. Those up
+    to number ``stored`` are on the target.
     """
 
     key: tuple[str, str]
@@ -213,9 +213,9 @@ class _Known:
     """The content of receipts, kept from one sender to the next.
 
     ``stored`` is the last number of each producer, since a broker without deduplication does not
-    know it. ``refused`` are messages that the broker does not take, by a policy of the topic. ``ends``
-    are the last known entries of the target's partitions: messages that are sent later come after them.
-    An end is None if it may not be read.
+    know it. ``refused`` are messages that the broker does not take, by a policy of the topic.
+    ``ends`` are the last known entries of the target's partitions: messages that are sent later
+    come after them. An end is None if it may not be read.
     """
 
     stored: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -277,8 +277,8 @@ class _Sender:
     def route(self, batch: OutboxBatch, sending: Sending, may_be_sent: bool) -> None:
         """Route the micro-batch that is sent next as when its sending began.
 
-        If the target has fewer partitions now, because it was deleted and created again, the messages
-        are routed among those.
+        If the target has fewer partitions now, because it was deleted and created again, the
+        messages are routed among those.
 
         Args:
             may_be_sent: the sending began before, and some messages may be on the target.
@@ -323,7 +323,9 @@ class _Sender:
         return self._producers[key]
 
     def _last_on_target(self, topic_partition: str, target: str) -> int:
-        """Return the last number of a producer on the target, for a producer that the broker does not know."""
+        """Return the last number of a producer on the target, for a producer that the broker does
+        not know.
+        """
         if self._began is None:
             return -1
         if target not in self._last_numbers:
@@ -334,7 +336,9 @@ class _Sender:
         return f"{self._name}-{topic_partition}"
 
     def _hand_over(self, producer: _TargetProducer, sequence: int, message: _Message) -> bool:
-        """Give a message to its producer; return False if the producer refuses it at once as too large."""
+        """Give a message to its producer; return False if the producer refuses it at once as too
+        large.
+        """
         size_bytes = len(message.content)
         self._wait_for_receipts(_PENDING_MOST, _PENDING_BYTES_MOST - size_bytes)
         with self._lock:
@@ -365,16 +369,16 @@ class _Sender:
         self._news.set()
 
     def _know_end(self, target: str, receipt: Receipt) -> None:
-        """Remember the position of a stored message. The receipt of a message that the broker had already
-        has none.
+        """Remember the position of a stored message. The receipt of a message that the broker had
+        already has none.
         """
         position = receipt.position
         if position.is_storable:
             self._known.ends[target] = max(self._known.ends.get(target) or position, position)
 
     def _wait_for_receipts(self, messages: int, size_bytes: int) -> None:
-        """Wait until fewer than ``messages`` messages and at most ``size_bytes`` bytes are pending; with a
-        size below zero, until nothing is.
+        """Wait until fewer than ``messages`` messages and at most ``size_bytes`` bytes are pending;
+        with a size below zero, until nothing is.
         """
         checks = 0
         while True:

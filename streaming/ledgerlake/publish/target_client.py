@@ -1,12 +1,12 @@
 """Producers for a topic of due messages: they accept messages at once, store them in order in a
 thread, and report each stored message.
 
-Only a receipt proves that the broker has stored a message. So messages that a producer of that name may
-have sent before are sent again, and a broker with deduplication drops them.
+Only a receipt proves that the broker has stored a message. So messages that a producer of that name
+may have sent before are sent again, and a broker with deduplication drops them.
 
-A large message is sent in chunks. If the connection breaks in the middle, the message is sent again from
-its first chunk under another uuid: pulsar-client for C++ and Python skips a message if the topic has a
-chunk twice under one uuid.
+A large message is sent in chunks. If the connection breaks in the middle, the message is sent again
+from its first chunk under another uuid: pulsar-client for C++ and Python skips a message if the
+topic has a chunk twice under one uuid.
 
 After the first message of a producer that fails, its other messages fail too, unsent.
 """
@@ -33,15 +33,16 @@ from ledgerlake.wire.message_id import BEFORE_ALL, Position
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# How long this client tries to reconnect. The sender, which asks again for the last number, tries longer.
+# How long this client tries to reconnect. The sender, which asks again for the last number, tries
+# longer.
 _GIVE_UP_S = 5.0
 _REQUEST_S = 10.0
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """The result of sending a message: ``Ok`` or the name of an error, and the position of the message if
-    the broker gave one.
+    """The result of sending a message: ``Ok`` or the name of an error, and the position of the
+    message if the broker gave one.
     """
 
     name: str
@@ -126,8 +127,9 @@ class TargetProducer:
         return self._producer.last_sequence_id
 
     def send(self, metadata: pb.MessageMetadata, content: bytes, on_receipt: Callable[[Receipt], None]) -> None:
-        """Accept a message, whose number is in its metadata. ``on_receipt`` is called once: at once, with
-        ``MessageTooBig``, if the metadata alone is too large for the broker; else by the thread.
+        """Accept a message, whose number is in its metadata. ``on_receipt`` is called once: at
+        once, with ``MessageTooBig``, if the metadata alone is too large for the broker; else by the
+        thread.
         """
         metadata.producer_name = self._producer.name
         metadata.publish_time = int(time.time() * 1000)

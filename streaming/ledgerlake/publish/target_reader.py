@@ -2,17 +2,17 @@
 
 A broker forgets the numbers of a producer that was not connected for long
 (``brokerDeduplicationProducerInactivityTimeoutMinutes``, by default six hours), and without
-deduplication it knows none. The entries still have the name of their producer and their number. So the
-messages of a micro-batch whose sending began are searched for after the entry that was the topic's last
-one before that.
+deduplication it knows none. The entries still have the name of their producer and their number. So
+the messages of a micro-batch whose sending began are searched for after the entry that was the
+topic's last one before that.
 
 Rules kept here:
   - The search is bounded: by the topic's current end, and by a number of entries.
   - Any writer to the topic can use the pipeline's producer name. A number that the micro-batch does
     not have is ignored.
   - A large message counts if its last chunk is on the topic.
-  - A role that may write to a topic need not be allowed to read it. Then a warning is logged, and the
-    end is not known.
+  - A role that may write to a topic need not be allowed to read it. Then a warning is logged, and
+    the end is not known.
 """
 
 from __future__ import annotations

@@ -14,18 +14,18 @@
 ``__key``, ``__topic``, ``__eventTime`` and ``__messageProperties``, as in the JVM connectors, mean
 the same. No topic is created.
 
-A message goes to the partition of its topic that its key selects (by Java's string hash, as Pulsar's
-clients do by default); without a key, to each partition in turn, a batch at a time.
+A message goes to the partition of its topic that its key selects (by Java's string hash, as
+Pulsar's clients do by default); without a key, to each partition in turn, a batch at a time.
 
 Exactly once, on topics whose broker deduplicates: each task of a query has a producer name that
 never changes, and a message's sequence id is made of the micro-batch's number and the message's
-number in the task. A task that is run again sends its messages with the same ids, and the broker stores
-none of them twice. So a micro-batch that is run again must give its tasks the same rows in the same
-order, as Ledgerlake's and Spark's own sources do. Change the number of tasks only between two runs that
-ended well. Without deduplication a failure may store messages twice.
+number in the task. A task that is run again sends its messages with the same ids, and the broker
+stores none of them twice. So a micro-batch that is run again must give its tasks the same rows in
+the same order, as Ledgerlake's and Spark's own sources do. Change the number of tasks only between
+two runs that ended well. Without deduplication a failure may store messages twice.
 
-The end of a batch depends on its messages and bytes, never on the clock, so that batches are the same
-in a second run. A delayed message is never batched, as with Pulsar's producers.
+The end of a batch depends on its messages and bytes, never on the clock, so that batches are the
+same in a second run. A delayed message is never batched, as with Pulsar's producers.
 
 A message that does not fit into one entry is sent in chunks. An entry carries 4 MiB of payload at
 most, and no more than the broker's largest message (``max_message_size`` of CONNECTED) leaves
@@ -127,8 +127,8 @@ class TopicWriter:
     """Sends the messages of one task to topics.
 
     Args:
-        name: the name of its producers; no other task has it, and it is the same when the task is run
-            again.
+        name: the name of its producers; no other task has it, and it is the same when the task is
+            run again.
         batch_id: the micro-batch's number.
     """
 
@@ -145,8 +145,8 @@ class TopicWriter:
         """Send rows, a bounded number ahead of their receipts.
 
         Raises:
-            UsageError: neither a row nor an option names a topic; or a message or a batch is too large
-                for the broker.
+            UsageError: neither a row nor an option names a topic; or a message or a batch is too
+                large for the broker.
             TopicNotFoundError, BrokerError, TransportError: a message could not be stored.
         """
         for row in _rows(rows):

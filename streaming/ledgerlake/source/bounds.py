@@ -1,5 +1,5 @@
-"""Resolves the start and the end of a read to positions: ids (PIP-107), and times and indexes of the
-broker (PIP-70).
+"""Resolves the start and the end of a read to positions: ids (PIP-107), and times and indexes of
+the broker (PIP-70).
 
     starts                                 ends
     earliest  before the first entry       latest    the current last entry
@@ -114,8 +114,8 @@ class EndBound:
 
 
 def find_entry(cluster: Cluster, topic_partition: str, bound: AtTime | AtIndex) -> tuple[StampedEntry | None, Position]:
-    """Return the entry of a time or an index, None if the topic has not reached it; and the end of the
-    topic.
+    """Return the entry of a time or an index, None if the topic has not reached it; and the end of
+    the topic.
 
     Raises:
         SetupError: by index, and the entries have none.
@@ -156,8 +156,8 @@ def entry_from(cluster: Cluster, topic_partition: str, position: Position, last:
 
 
 def first_available(cluster: Cluster, topic_partition: str) -> Position:
-    """Return the position before all entries that the topic still has, deliverable or not: the first
-    ledger, before its first entry.
+    """Return the position before all entries that the topic still has, deliverable or not: the
+    first ledger, before its first entry.
     """
     reader = EntryReader(cluster, topic_partition, BEFORE_ALL, window=1)
     try:
@@ -180,7 +180,9 @@ def end_position(cluster: Cluster, topic_partition: str) -> Position:
 
 
 def latest_offset(cluster: Cluster, topic_partition: str) -> PartitionOffset:
-    """Return the current end of a topic partition, with the broker's time and index of its last entry."""
+    """Return the current end of a topic partition, with the broker's time and index of its last
+    entry.
+    """
     latest = LatestOffset(cluster, topic_partition)
     try:
         offset = latest.get()

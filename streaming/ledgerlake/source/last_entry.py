@@ -1,13 +1,14 @@
-"""Finds the end of a topic partition for a reader: the last message that the reader will get (PIP-429).
+"""Finds the end of a topic partition for a reader: the last message that the reader will get
+(PIP-429).
 
-For an ordinary read, the broker returns it. For a compacted read, it is found from the entry that comes
-with the broker's answer. A broker of Pulsar 4.0 cannot answer if compaction left an encrypted or an
-unusually compressed batch at the end; then the last message is searched for here, from the end of the
-topic backwards.
+For an ordinary read, the broker returns it. For a compacted read, it is found from the entry that
+comes with the broker's answer. A broker of Pulsar 4.0 cannot answer if compaction left an encrypted
+or an unusually compressed batch at the end; then the last message is searched for here, from the
+end of the topic backwards.
 
-A broker stores any bytes that a producer sends as metadata. If it cannot read the last entry of a topic,
-it can neither return the last message nor deliver that entry until another one follows. Then the end is
-the last entry that a reader gets by reading on.
+A broker stores any bytes that a producer sends as metadata. If it cannot read the last entry of a
+topic, it can neither return the last message nor deliver that entry until another one follows. Then
+the end is the last entry that a reader gets by reading on.
 """
 
 from __future__ import annotations
@@ -136,8 +137,8 @@ def _read_on(reader: EntryReader, known_end: Position) -> MessageId | None:
 
 
 def _search(reader: EntryReader) -> MessageId | None:
-    """Return the last message that a compacted reader gets, by a search backwards from the end of the
-    uncompacted topic; None if it gets none.
+    """Return the last message that a compacted reader gets, by a search backwards from the end of
+    the uncompacted topic; None if it gets none.
     """
     uncompacted = EntryReader(reader.cluster, reader.topic_partition, AFTER_ALL, read_compacted=False)
     try:
@@ -157,8 +158,8 @@ def _search(reader: EntryReader) -> MessageId | None:
 
 
 def _backwards(end: Position) -> Iterator[Position]:
-    """Yield positions after which to read: just before the end, then twice as far each time, then the
-    beginning of the ledger, then that of the topic.
+    """Yield positions after which to read: just before the end, then twice as far each time, then
+    the beginning of the ledger, then that of the topic.
     """
     distance = 1
     while distance <= end.entry_id:
@@ -169,8 +170,8 @@ def _backwards(end: Position) -> Iterator[Position]:
 
 
 def _last_entry_from(reader: EntryReader, after: Position, end: Position) -> EntryReceived | None:
-    """Return the last entry after a position, up to ``end``, that a compacted reader gets; None if none
-    comes.
+    """Return the last entry after a position, up to ``end``, that a compacted reader gets; None if
+    none comes.
     """
     following = EntryReader(reader.cluster, reader.topic_partition, after)
     last_entry = None

@@ -1,31 +1,33 @@
 """Tells loss from holes. An entry is lost if it was in the topic, was never read, and is gone.
 
 Entry ids have legal gaps: ledgers change, transaction markers and aborted transactions are never
-delivered, compaction removes entries, the chunks of messages are interleaved. A broker removes only whole ledgers from the front, by retention, truncation, or when a topic is
-deleted. So nothing is lost as long as the ledger of the last entry read is still there. Once that
-is gone, the broker's index (PIP-70), which counts every message, says whether messages are missing.
+delivered, compaction removes entries, the chunks of messages are interleaved. A broker removes only
+whole ledgers from the front, by retention, truncation, or when a topic is deleted. So nothing is
+lost as long as the ledger of the last entry read is still there. Once that is gone, the broker's
+index (PIP-70), which counts every message, says whether messages are missing.
 
-If there is no index to compare, the pipeline's durable cursor decides. A broker retains every ledger with
-an entry that a cursor has not passed, so a ledger that is gone was read completely. There are two
-exceptions: the cursor was moved from outside (message TTL, an operator), so that it is after the last
-entry read; or a ledger of the range itself is gone, although a cursor passes a range only when it is
-committed. Without a cursor there may have been messages in between, and that counts as loss.
+If there is no index to compare, the pipeline's durable cursor decides. A broker retains every
+ledger with an entry that a cursor has not passed, so a ledger that is gone was read completely.
+There are two exceptions: the cursor was moved from outside (message TTL, an operator), so that it
+is after the last entry read; or a ledger of the range itself is gone, although a cursor passes a
+range only when it is committed. Without a cursor there may have been messages in between, and that
+counts as loss.
 
-A broker returns the position of a cursor only to the consumer of the subscription. So if a range without
-an index goes from one ledger into another, that consumer asks: the planner of the bare source when it
-plans the range, the driver of a pipeline before the tasks begin. The driver passes the answer to the
-tasks in a local property of their job (``tell_tasks``).
+A broker returns the position of a cursor only to the consumer of the subscription. So if a range
+without an index goes from one ledger into another, that consumer asks: the planner of the bare
+source when it plans the range, the driver of a pipeline before the tasks begin. The driver passes
+the answer to the tasks in a local property of their job (``tell_tasks``).
 
-Two cases are not detected: a cursor was moved just to the end of a ledger, or it was removed and created
-again. If a ledger that was read completely is removed, the broker itself moves the cursor before the
-first entry of the next one.
+Two cases are not detected: a cursor was moved just to the end of a ledger, or it was removed and
+created again. If a ledger that was read completely is removed, the broker itself moves the cursor
+before the first entry of the next one.
 
 If a topic ends before the last entry that was read, another topic has taken its name
 (``is_another_topic``): the cluster was created anew, or the address leads to another cluster.
 
-Some entries have an index and are never delivered, such as a transaction marker at the end of a ledger
-that was then removed. They cannot be distinguished from messages here, so the count of lost messages says
-"at most".
+Some entries have an index and are never delivered, such as a transaction marker at the end of a
+ledger that was then removed. They cannot be distinguished from messages here, so the count of lost
+messages says "at most".
 """
 
 from __future__ import annotations
@@ -61,9 +63,9 @@ class LastRead:
 class Loss:
     """A range of a topic partition that is gone: after ``after``, and before ``before``.
 
-    ``messages`` is their greatest possible number; None if that is unknown. ``is_new_topic``: the indexes
-    begin again, because the topic was deleted and created again. ``cause`` ends the sentence about the
-    loss.
+    ``messages`` is their greatest possible number; None if that is unknown. ``is_new_topic``: the
+    indexes begin again, because the topic was deleted and created again. ``cause`` ends the
+    sentence about the loss.
     """
 
     after: Position
@@ -119,8 +121,8 @@ def find_loss(
 
 
 def moved_to(mark_delete: Position, last_read: Position) -> Position:
-    """Return the position to which a cursor was moved from outside, past unread entries; ``BEFORE_ALL`` if
-    it was not.
+    """Return the position to which a cursor was moved from outside, past unread entries;
+    ``BEFORE_ALL`` if it was not.
 
     Args:
         mark_delete: the cursor's mark-delete position.
@@ -133,22 +135,24 @@ def is_another_topic(read_to: PartitionOffset, end: Position) -> bool:
     """Return whether a topic that ends at ``end`` cannot be the one that was read up to ``read_to``,
     but has taken its name.
 
-    Ledger ids only rise in a cluster, and a broker never answers that a topic ends before an entry that
-    it has delivered: if no entry is left, it answers entry -1. A position from a user, or at which no
-    entry was read, may be after the end; the offset of an entry that was read has a time.
+    Ledger ids only rise in a cluster, and a broker never answers that a topic ends before an entry
+    that it has delivered: if no entry is left, it answers entry -1. A position from a user, or at
+    which no entry was read, may be after the end; the offset of an entry that was read has a time.
     """
     return read_to.time_ms is not None and end.entry_id >= 0 and end.ledger_id < read_to.position.ledger_id
 
 
 def tell_tasks(context: SparkContext, moved: dict[str, Position]) -> None:
-    """Pass the cursors that were moved from outside, with their positions, to the tasks of the next jobs."""
+    """Pass the cursors that were moved from outside, with their positions, to the tasks of the next
+    jobs.
+    """
     positions = {name: [position.ledger_id, position.entry_id] for name, position in moved.items()}
     context.setLocalProperty(_PROPERTY, json.dumps(positions))
 
 
 def moved_cursor(topic_partition: str) -> Position:
-    """Return the position of a moved cursor that ``tell_tasks`` passed to this task; ``BEFORE_ALL`` if the
-    cursor was not moved.
+    """Return the position of a moved cursor that ``tell_tasks`` passed to this task; ``BEFORE_ALL``
+    if the cursor was not moved.
     """
     from pyspark import TaskContext
 

@@ -29,8 +29,8 @@ class LossWatch:
         self._cluster = shared_cluster(options.client)
         self._fails = options.fail_on_data_loss
         self._span = span
-        # Entries that compaction removed are not lost, and the ledgers before and after a compacted entry
-        # may be gone.
+        # Entries that compaction removed are not lost, and the ledgers before and after a compacted
+        # entry may be gone.
         self._is_enabled = not options.client.read_compacted
         self._ledger_id = span.after.ledger_id
         self._last: Received | None = None
@@ -59,8 +59,8 @@ class LossWatch:
             return self._report(Loss(last.position, self._span.end.next, None, False, "the topic was deleted"))
         if not self._is_enabled or self._last_read().position >= self._span.end:
             return None
-        # Ask for the topic's beginning before its first entry: if the pipeline's cursor moves in between,
-        # ledgers that were read are removed.
+        # Ask for the topic's beginning before its first entry: if the pipeline's cursor moves in
+        # between, ledgers that were read are removed.
         begin = first_available(self._cluster, self._span.topic_partition)
         if self._last_read().position == BEFORE_ALL:
             return self._look_at_beginning(begin)

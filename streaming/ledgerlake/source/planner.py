@@ -5,8 +5,8 @@ Rules kept here:
   - With ``Trigger.AvailableNow`` the end is fixed once, and the limits still hold. A stream with an
     end never reads past it.
   - If a topic partition's wake-up time has passed, a batch is planned also without new entries
-    (``wakeup_files``). The clock of a batch is the broker's time of its entries; if the broker gives
-    none, or there are no entries, it is the planner's clock, in the offset.
+    (``wakeup_files``). The clock of a batch is the broker's time of its entries; if the broker
+    gives none, or there are no entries, it is the planner's clock, in the offset.
   - A batch of fewer messages than the minimum may be deferred (``admission``), unless messages are
     due.
   - A position that did not move keeps its JSON unchanged, because Spark takes a changed offset for
@@ -86,8 +86,8 @@ class Planner:
         return resolve_start(self._cluster, name, bound)
 
     def _refresh_topics(self) -> None:
-        """Ask for the list of topic partitions, if it is time to. A new topic partition is read from its
-        beginning.
+        """Ask for the list of topic partitions, if it is time to. A new topic partition is read
+        from its beginning.
         """
         if not self._topics.is_due():
             return
@@ -164,8 +164,8 @@ class Planner:
         return result
 
     def _replaced(self, start: Offset) -> dict[str, Position]:
-        """Return the ends of the topic partitions whose name another topic has taken; the broker is asked
-        more than once.
+        """Return the ends of the topic partitions whose name another topic has taken; the broker is
+        asked more than once.
         """
         # A compacted topic may end before the position that was read.
         ends = {} if self._options.client.read_compacted else dict.fromkeys(start, BEFORE_ALL)
@@ -184,7 +184,9 @@ class Planner:
         return ends
 
     def latest_offsets(self) -> Offset:
-        """Return the current ends of the topic partitions, or the end of the stream if it is earlier."""
+        """Return the current ends of the topic partitions, or the end of the stream if it is
+        earlier.
+        """
         self._refresh_topics()
         refresh_all(self._latest.values())
         offsets = {name: latest.get() for name, latest in self._latest.items()}
@@ -197,8 +199,8 @@ class Planner:
         self._fixed_end = self.latest_offsets()
 
     def plan_end(self, start: Offset, limited: bool) -> Offset:
-        """Return the end of the micro-batch that begins at ``start``; ``start`` itself if no batch is
-        needed.
+        """Return the end of the micro-batch that begins at ``start``; ``start`` itself if no batch
+        is needed.
 
         Raises:
             DataLossError: another topic has taken the name of one that was read.
@@ -210,8 +212,8 @@ class Planner:
                 self._latest[name].get()
             elif name in self._latest:
                 self._latest[name].remember(offset)
-        # Spark asks for the next batch only after a batch was committed, and calls ``commit`` only with
-        # the next one.
+        # Spark asks for the next batch only after a batch was committed, and calls ``commit`` only
+        # with the next one.
         self._cursors.advance(start)
         wakeup_times_ms = self._wakeup_times_ms(start)
         clock_ms, to_wake = self._to_wake(start, wakeup_times_ms)
@@ -229,8 +231,9 @@ class Planner:
                 result[name] = self._limited(name, start.get(name, unread), ends[name], max_rows, max_bytes)
             else:
                 result[name] = ends[name]
-        # The offset carries the planner's clock if a wake-up is due and no entry came, the broker gives
-        # no index, or a fixed end is reached. Without an index, every batch of a pipeline carries it.
+        # The offset carries the planner's clock if a wake-up is due and no entry came, the broker
+        # gives no index, or a fixed end is reached. Without an index, every batch of a pipeline
+        # carries it.
         for name in to_wake:
             is_at_fixed_end = self._fixed_end is not None and result[name] == ends.get(name)
             if name not in moved or result[name].index is None or is_at_fixed_end:
@@ -244,8 +247,8 @@ class Planner:
     def _limited(
         self, name: str, begin: PartitionOffset, end: PartitionOffset, max_rows: int | None, max_bytes: int | None
     ) -> PartitionOffset:
-        """Return the end of the micro-batch on a topic partition by its limits. If the topic was deleted,
-        that is its end: the tasks report the loss.
+        """Return the end of the micro-batch on a topic partition by its limits. If the topic was
+        deleted, that is its end: the tasks report the loss.
         """
         try:
             return self._limit_planners[name].advance(begin.position, end, max_rows, max_bytes)
@@ -253,8 +256,8 @@ class Planner:
             return end
 
     def _should_defer(self, start: Offset, ends: Offset, to_wake: list[str]) -> bool:
-        """Return whether to wait for more messages before a micro-batch. A batch with due messages is not
-        deferred, nor is a run whose end is fixed.
+        """Return whether to wait for more messages before a micro-batch. A batch with due messages
+        is not deferred, nor is a run whose end is fixed.
         """
         is_due = to_wake and not self._options.wakes_always
         if self._admission is None or self._fixed_end is not None or is_due:
@@ -284,7 +287,9 @@ class Planner:
         return clock_ms, to_wake
 
     def with_pins(self, spans: list[EntryRange]) -> list[EntryRange]:
-        """Return the ranges, each with the position from which a durable cursor has retained its entries."""
+        """Return the ranges, each with the position from which a durable cursor has retained its
+        entries.
+        """
         return self._cursors.with_pins(spans)
 
     def committed(self, end: Offset) -> None:

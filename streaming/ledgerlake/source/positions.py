@@ -1,5 +1,5 @@
-"""Finds the current end of a topic partition, and the end of a limited batch; reads entries up to an
-end.
+"""Finds the current end of a topic partition, and the end of a limited batch; reads entries up to
+an end.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ _IDLE_MOST_S = 2.0
 def next_until(reader: EntryReader, end: Position) -> EntryReceived | None:
     """Return the next entry up to and including ``end``; None if there is no more.
 
-    The entry at ``end`` itself may never come: it can be a marker, a hole, or trimmed. So if nothing
-    arrives, the broker is asked for its last entry. If that was read already, the range is complete.
+    The entry at ``end`` itself may never come: it can be a marker, a hole, or trimmed. So if
+    nothing arrives, the broker is asked for its last entry. If that was read already, the range is
+    complete.
 
     Raises:
         DeadlineError: the broker has more entries and does not send them.
@@ -135,8 +136,8 @@ class LatestOffset:
         self._asked_s = float("-inf")
 
     def ask_anew(self) -> None:
-        """Look the topic up again, and ask the broker that serves it now. A broker that has lost the topic may
-        not know its end.
+        """Look the topic up again, and ask the broker that serves it now. A broker that has lost
+        the topic may not know its end.
         """
         self._reader.close()
         self.expire()
@@ -147,8 +148,8 @@ class LatestOffset:
 
 
 def refresh_all(offsets: Collection[LatestOffset]) -> None:
-    """Ask for the ends of many topic partitions with few round trips; ``get`` then returns the cached
-    answers.
+    """Ask for the ends of many topic partitions with few round trips; ``get`` then returns the
+    cached answers.
 
     If a broker does not answer for one of them, its ``get`` asks again.
     """
@@ -194,8 +195,8 @@ def describe(cluster: Cluster, topic_partition: str, position: Position) -> Part
 def count_messages(
     cluster: Cluster, topic_partition: str, start: PartitionOffset, end: PartitionOffset, max_count: int
 ) -> int:
-    """Return the number of messages between two offsets, by the broker's index. If there is no index, the
-    messages are read and counted, up to ``max_count``.
+    """Return the number of messages between two offsets, by the broker's index. If there is no
+    index, the messages are read and counted, up to ``max_count``.
     """
     if end.index is not None and start.index is not None:
         return max(end.index - start.index, 0)
@@ -238,8 +239,8 @@ class BacklogCounts:
 
 
 class LimitPlanner:
-    """Finds the end of a limited batch by reading its entries; without an admin address or estimated
-    sizes.
+    """Finds the end of a limited batch by reading its entries; without an admin address or
+    estimated sizes.
 
     It continues at the end of the last batch, so a limited stream costs the broker one extra pass.
     """

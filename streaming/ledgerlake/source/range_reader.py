@@ -1,8 +1,9 @@
 """Reads a range of entries, and joins them to bundles. Losses and entries that cannot be read come
 between the bundles.
 
-There are three special cases: only some messages of the first or last entry belong to the range, entries
-may be lost (``loss_watch``), and a function of the user may read entries in its own format (PIP-96).
+There are three special cases: only some messages of the first or last entry belong to the range,
+entries may be lost (``loss_watch``), and a function of the user may read entries in its own format
+(PIP-96).
 """
 
 from __future__ import annotations

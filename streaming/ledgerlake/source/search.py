@@ -2,9 +2,9 @@
 of the topic's length.
 
 The broker answers one question: which entry is the first at or after a position? Positions have
-gaps everywhere: ledger ids are those of the entire cluster, a ledger may end at any entry and may have a
-single one, entries may be markers or compacted away. So the search is over positions, and an answer far
-after the asked position shows that there are no entries between.
+gaps everywhere: ledger ids are those of the entire cluster, a ledger may end at any entry and may
+have a single one, entries may be markers or compacted away. So the search is over positions, and an
+answer far after the asked position shows that there are no entries between.
 
 The search assumes that times and indexes rise. A broker's do, unless its clock is set back. If an
 entry has no broker timestamp, its publish time counts, and the result is only as exact as the
@@ -24,8 +24,8 @@ from ledgerlake.wire.message_id import BEFORE_ALL, Position
 if TYPE_CHECKING:
     from ledgerlake.wire.entry import Stamp
 
-# How far to search into a ledger whose end is not known yet. By default, brokers begin another one after
-# 50,000 entries.
+# How far to search into a ledger whose end is not known yet. By default, brokers begin another one
+# after 50,000 entries.
 _FIRST_STEP = 8192
 
 

@@ -1,5 +1,5 @@
-"""The list of topics and partitions that a stream reads: the broker is asked at intervals, or when it
-notifies of created or deleted topics (PIP-145).
+"""The list of topics and partitions that a stream reads: the broker is asked at intervals, or when
+it notifies of created or deleted topics (PIP-145).
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ def find_value_schema(options: SourceOptions) -> ValueSchema:
 
 
 def schemas_of(client: ClientSettings, topic: str) -> SchemaOfVersion:
-    """Return a function from a schema version of a topic to the schema; the broker is asked for each version
-    once per process.
+    """Return a function from a schema version of a topic to the schema; the broker is asked for
+    each version once per process.
     """
 
     def of_version(version: bytes) -> ValueSchema | None:

@@ -1,5 +1,5 @@
-"""The files of wake-up times: when topic partitions need a micro-batch without new entries. The pipeline
-writes them, the planner reads them.
+"""The files of wake-up times: when topic partitions need a micro-batch without new entries. The
+pipeline writes them, the planner reads them.
 
 The two live in different processes. After a micro-batch that changed a time, the pipeline writes, in
 a folder of the checkpoint,

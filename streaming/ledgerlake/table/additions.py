@@ -1,22 +1,22 @@
-"""Commits rows of a micro-batch that its first commit lacks, because a repeat may reject other entries
-than the run that committed.
+"""Commits rows of a micro-batch that its first commit lacks, because a repeat may reject other
+entries than the run that committed.
 
-``rejects`` is committed before ``messages``. After a kill between the two, the micro-batch runs again,
-and the topic may have changed: a ledger was trimmed, which gives a row of ``data_loss``; or a key is
-missing, so that a message becomes a reject. Such rows are in no file of the first run. So the rows of
-the repeat are compared with those in the table, and the missing ones are committed under an
-application transaction of their own:
+``rejects`` is committed before ``messages``. After a kill between the two, the micro-batch runs
+again, and the topic may have changed: a ledger was trimmed, which gives a row of ``data_loss``; or
+a key is missing, so that a message becomes a reject. Such rows are in no file of the first run. So
+the rows of the repeat are compared with those in the table, and the missing ones are committed
+under an application transaction of their own:
 
     <query>                  the micro-batch as the first run committed it
     <query>:more:<number>    what a repeat has added to it; ``number`` counts from 1, since a repeat may be killed too
 
-If ``messages`` has the micro-batch too, the first run's messages stand, and rejects of them by a repeat
-are wrong. But the first run's state is gone with it, so a loss that the repeat finds is added
-(``add_losses``).
+If ``messages`` has the micro-batch too, the first run's messages stand, and rejects of them by a
+repeat are wrong. But the first run's state is gone with it, so a loss that the repeat finds is
+added (``add_losses``).
 
-The key of a row is its position and its reason, and for a loss also its detail, which says how far it
-reaches. Rows are compared with those that the commit added, so that rows that a user has deleted since
-do not come again.
+The key of a row is its position and its reason, and for a loss also its detail, which says how far
+it reaches. Rows are compared with those that the commit added, so that rows that a user has deleted
+since do not come again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ RowKey = tuple[Any, ...]
 
 
 def add_missing(table: Table, batch: BatchRecord, files: list[DataFile]) -> None:
-    """Commit those rows of a repeat that the commits of its micro-batch lack; remove the repeat's files.
+    """Commit those rows of a repeat that the commits of its micro-batch lack; remove the repeat's
+    files.
 
     Args:
         table: a table of rejects that contains the micro-batch.
@@ -105,8 +106,8 @@ def row_key(*values: Any) -> RowKey:
 
 
 def _write_new(table: Table, name: str, known: Counter[RowKey], is_wanted: Callable[[str], bool]) -> list[DataFile]:
-    """Write the rows of a file that are not known, and whose reason is wanted, to new files; return those.
-    Each known row is taken off ``known``.
+    """Write the rows of a file that are not known, and whose reason is wanted, to new files; return
+    those. Each known row is taken off ``known``.
     """
     folder = table.folder
     prefix = "-".join(name.split("-")[:3])

@@ -42,8 +42,8 @@ class BatchRecord:
         return any(_ids(span["start"]) != _ids(span["end"]) for span in self.ranges.values())
 
     def more(self, number: int) -> BatchRecord:
-        """Return the record of an addition to this micro-batch (see ``table.additions``); the first has the
-        number 1.
+        """Return the record of an addition to this micro-batch (see ``table.additions``); the first
+        has the number 1.
         """
         return replace(self, query=f"{self.query}{_MORE}{number}")
 
@@ -78,7 +78,9 @@ def number_of(query: str) -> int:
 
 
 def _base_name(query: str) -> str:
-    """Return the name of the query that an addition belongs to; other names are returned as they are."""
+    """Return the name of the query that an addition belongs to; other names are returned as they
+    are.
+    """
     return query.partition(_MORE)[0]
 
 
@@ -88,7 +90,9 @@ def _ids(offset: dict[str, Any] | None) -> Any:
 
 @dataclass(frozen=True)
 class Recorded:
-    """The last micro-batch of a query in a table; ``range_digest`` is None if the table does not know it."""
+    """The last micro-batch of a query in a table; ``range_digest`` is None if the table does not
+    know it.
+    """
 
     batch_id: int
     range_digest: int | None
@@ -100,8 +104,8 @@ class Recorded:
 
 @dataclass(frozen=True)
 class SeenBatch:
-    """The last micro-batch that a checkpoint saw in the table at ``path``. A table with an earlier one is
-    an older copy.
+    """The last micro-batch that a checkpoint saw in the table at ``path``. A table with an earlier
+    one is an older copy.
     """
 
     path: str

@@ -1,7 +1,7 @@
 """A Delta table of the pipeline: created with the contract's columns, checked before every run.
 
-A table's app transactions (Delta's own idempotence record, in its log and checkpoints) have the numbers
-that the pipeline needs. ``<query>`` names the stream and its checkpoint:
+A table's app transactions (Delta's own idempotence record, in its log and checkpoints) have the
+numbers that the pipeline needs. ``<query>`` names the stream and its checkpoint:
 
     <query>                              the last micro-batch of that query which is in the table
     <query>:range                        the digest of a micro-batch's offsets (see ``batch_record``)
@@ -81,11 +81,12 @@ class Table:
         self._previous_writer: int | None = None
 
     def check(self, spark: SparkSession) -> bool:
-        """Return whether the table exists, with the contract's columns; if not, its folder is created.
+        """Return whether the table exists, with the contract's columns; if not, its folder is
+        created.
 
         Raises:
-            TableError: another schema (the difference is named) or a feature that this writer cannot
-                write.
+            TableError: another schema (the difference is named) or a feature that this writer
+                cannot write.
             SetupError: the path cannot be written.
         """
         existing = existing_table(self.path)
@@ -112,14 +113,14 @@ class Table:
         """Begin to write; from here on, no other process may write for this query.
 
         Args:
-            previous_writer: the number of the query that was the last to commit for the stream before
-                this process owned it.
+            previous_writer: the number of the query that was the last to commit for the stream
+                before this process owned it.
         """
         self._previous_writer = previous_writer
 
     def effective_times_us(self, topic_partitions: list[str]) -> dict[str, int]:
-        """Return the greatest effective time of each topic partition in the table; without those that have
-        none.
+        """Return the greatest effective time of each topic partition in the table; without those
+        that have none.
         """
         table = self._current()
         times_us = {name: self._number(table, _TIME_PREFIX + name) for name in topic_partitions}
@@ -178,8 +179,8 @@ class Table:
         return commits
 
     def begin_stream(self, stream: str) -> None:
-        """Record that a stream begins, so that the loss of its checkpoint is noticed even before its first
-        row.
+        """Record that a stream begins, so that the loss of its checkpoint is noticed even before
+        its first row.
 
         Raises:
             TableError: the commit did not land.
@@ -189,7 +190,9 @@ class Table:
         )
 
     def outbox_messages(self, outbox: str) -> int | None:
-        """Return how many messages an outbox had up to the last commit; None if no commit records it."""
+        """Return how many messages an outbox had up to the last commit; None if no commit records
+        it.
+        """
         return self._number(self._current(), _OUTBOX_PREFIX + outbox)
 
     def contains(self, batch: BatchRecord) -> bool:
@@ -273,7 +276,8 @@ class Table:
         return [version for version, committed in commits if committed is not None and batch.is_in(committed)]
 
     def keys_of(self, batch: BatchRecord, version: int) -> Counter[RowKey]:
-        """Return the keys of the rows that a version added of a micro-batch; only for a table of rejects.
+        """Return the keys of the rows that a version added of a micro-batch; only for a table of
+        rejects.
 
         Raises:
             CheckpointError: its files cannot be read.
@@ -304,8 +308,8 @@ class Table:
         now_ms = int(time.time() * 1000)
         actions = [AddAction(file.name, file.size_bytes, {}, now_ms, True, file.stats) for file in files]
         transactions = [Transaction(name, number, now_ms) for name, number in numbers.items()]
-        # To remove expired entries, the whole log is read, so this is not done at each commit; None leaves
-        # it to the table.
+        # To remove expired entries, the whole log is read, so this is not done at each commit; None
+        # leaves it to the table.
         expires = None if table.version() % _COMMITS_PER_CLEANUP == 0 else False
         try:
             table.create_write_transaction(
@@ -319,15 +323,17 @@ class Table:
             raise TableError(f"{attempt}: {_first_line(error)}") from None
 
     def remove_files(self, names: list[str]) -> None:
-        """Remove files that were never committed; ``vacuum`` removes those that could not be removed."""
+        """Remove files that were never committed; ``vacuum`` removes those that could not be
+        removed.
+        """
         filesystem = self.folder.filesystem()
         for name in names:
             with contextlib.suppress(OSError):
                 filesystem.delete_file((self.folder / name).root)
 
     def _current(self) -> DeltaTable:
-        """Return the current version of the table. It is kept open, because loading reads the whole list of
-        files, and an update only new commits.
+        """Return the current version of the table. It is kept open, because loading reads the whole
+        list of files, and an update only new commits.
         """
         try:
             if self._opened is None:
@@ -441,8 +447,8 @@ def _type_name(kind: str | dict[str, Any]) -> str:
 
 
 def column_differences(schema: pa.Schema, table: DeltaTable) -> tuple[list[str], list[str], list[str]]:
-    """Return the missing columns of a table, its extra columns, and those of another type; each as a
-    phrase.
+    """Return the missing columns of a table, its extra columns, and those of another type; each as
+    a phrase.
     """
     expected, actual = _column_types(schema), _column_types(table.schema())
     missing = [f"it lacks {name}" for name in expected if name not in actual]

@@ -1,15 +1,16 @@
 """Writes Parquet files whose rows are in order, from batches that mostly are.
 
-Key: (effective time, ledger, entry, batch index). The effective time is the broker's timestamp, or the
-publish time if there is none; for a delayed message, it is the delivery time if that is later. If a row
-has no time, because its producer's time was out of range, its effective time is 0: it comes before the
-others, and is late if the table has rows. Broker times normally rise, so rows are written as they come.
-But publish times of several producers do not rise, and a broker's clock can step back.
+Key: (effective time, ledger, entry, batch index). The effective time is the broker's timestamp, or
+the publish time if there is none; for a delayed message, it is the delivery time if that is later.
+If a row has no time, because its producer's time was out of range, its effective time is 0: it
+comes before the others, and is late if the table has rows. Broker times normally rise, so rows are
+written as they come. But publish times of several producers do not rise, and a broker's clock can
+step back.
 
-Memory is bounded: rows are collected up to one row group and sorted there. While each group begins at or
-after the end of the one before, all groups go into one file, a run. A group that begins earlier opens a
-new run. At the end, the runs are merged with one row group of each in memory. Overlapping files of
-several writers are merged the same way.
+Memory is bounded: rows are collected up to one row group and sorted there. While each group begins
+at or after the end of the one before, all groups go into one file, a run. A group that begins
+earlier opens a new run. At the end, the runs are merged with one row group of each in memory.
+Overlapping files of several writers are merged the same way.
 
 A value as large as a row group or larger has a file of its own, compressed only if a sample of it
 shrinks.
@@ -77,7 +78,8 @@ _STATISTICS_COLUMNS = [
 
 @dataclass(frozen=True)
 class DataFile:
-    """A finished file that is not yet in a table: its name below the table, and its record for Delta's log.
+    """A finished file that is not yet in a table: its name below the table, and its record for
+    Delta's log.
 
     ``first`` and ``last`` are the keys of its first and last row, if its rows have an order.
     """
@@ -194,8 +196,8 @@ class BufferedWriter:
 
 
 class OrderedWriter:
-    """Takes batches of one topic partition's messages in any order, and writes files whose rows are in
-    order.
+    """Takes batches of one topic partition's messages in any order, and writes files whose rows are
+    in order.
 
     Args:
         reached_us: the greatest effective time in the table; earlier rows are marked ``late``.
@@ -222,7 +224,8 @@ class OrderedWriter:
         alone = _is_row_group(batch)
         if alone:
             self.roll_file()
-            # The chunks of the value are free by now, and writing it takes as much memory as they did.
+            # The chunks of the value are free by now, and writing it takes as much memory as they
+            # did.
             give_back()
         self._buffer.append(batch)
         self._buffered_bytes += batch.nbytes
@@ -270,8 +273,8 @@ def _is_row_group(rows: pa.Table | pa.RecordBatch) -> bool:
 
 
 def _shrinks(row: pa.Table) -> bool:
-    """Return whether a sample of the value compresses by at least 5 %. If not, compression wastes time, and
-    memory for a copy.
+    """Return whether a sample of the value compresses by at least 5 %. If not, compression wastes
+    time, and memory for a copy.
     """
     column = row.column(row.schema.get_field_index("value" if "value" in row.schema.names else "entry"))
     value = column.chunk(0)[0].as_buffer()
@@ -362,8 +365,8 @@ def _mark_late(table: pa.Table, late: NDArray[np.bool_]) -> pa.Table:
 
 
 def _stats(footer: Any) -> str:
-    """Return Delta's statistics of a file, from its Parquet footer; without the bounds of a column with a
-    time that Python cannot represent.
+    """Return Delta's statistics of a file, from its Parquet footer; without the bounds of a column
+    with a time that Python cannot represent.
     """
     unbounded: set[str] = set()
     lowest: dict[str, Any] = {}

@@ -1,14 +1,15 @@
 """A Delta table with features that plain appended files would violate, so it is written by
 delta-spark.
 
-Tasks write their files into a staging folder in the checkpoint instead of the table's folder. In the
-driver, Spark reads the files of a micro-batch, sorts their rows, and appends them with the batch's
-number, by which Delta skips a batch that it has. So delta-spark enforces constraints, generated columns,
-the change data feed and column mapping, at the cost of one extra pass over every row.
+Tasks write their files into a staging folder in the checkpoint instead of the table's folder. In
+the driver, Spark reads the files of a micro-batch, sorts their rows, and appends them with the
+batch's number, by which Delta skips a batch that it has. So delta-spark enforces constraints,
+generated columns, the change data feed and column mapping, at the cost of one extra pass over every
+row.
 
-delta-spark's commits carry only one number for each query. So the other numbers (see ``delta_table``)
-are stored in the metadata of the commits and read from the table's history. The greatest time of each
-topic partition is computed from the rows when a query starts.
+delta-spark's commits carry only one number for each query. So the other numbers (see
+``delta_table``) are stored in the metadata of the commits and read from the table's history. The
+greatest time of each topic partition is computed from the rows when a query starts.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class SparkTable(Table):
             )
 
     def begin(self, previous_writer: int | None) -> None:
-        """Remove the files of earlier runs from the staging folder: a micro-batch that is run again writes
-        new files.
+        """Remove the files of earlier runs from the staging folder: a micro-batch that is run again
+        writes new files.
 
         Raises:
             SetupError: the staging folder cannot be created.
@@ -101,7 +102,9 @@ class SparkTable(Table):
         return next((number_of(query) for query in queries), None)
 
     def begin_stream(self, stream: str) -> None:
-        """Record nothing: a commit of delta-spark needs the number of a micro-batch, and there is none yet."""
+        """Record nothing: a commit of delta-spark needs the number of a micro-batch, and there is
+        none yet.
+        """
 
     def outbox_messages(self, outbox: str) -> int | None:
         counts = (batch["outbox"].get(outbox) for batch in self._recent_batches() if "outbox" in batch)
@@ -157,8 +160,8 @@ def _effective_time() -> Column:
 
 
 def open_table(path: Place, schema: pa.Schema, writer: str, staging: Place) -> Table:
-    """Return a table with its writer: ``arrow`` appends files, ``spark`` is delta-spark's, ``auto`` chooses
-    the one that the table needs.
+    """Return a table with its writer: ``arrow`` appends files, ``spark`` is delta-spark's, ``auto``
+    chooses the one that the table needs.
 
     Raises:
         TableError: the table exists and cannot be opened.

@@ -1,14 +1,15 @@
 """Removes files of killed tasks from the tables' folders, and files that OPTIMIZE or DELETE made
 unused.
 
-``deltalake`` lists the files that the table does not use and that are older than the retention, so that
-no file of a running micro-batch is among them. Of these, only data files directly in the table's folder
-are removed, by their names:
+``deltalake`` lists the files that the table does not use and that are older than the retention, so
+that no file of a running micro-batch is among them. Of these, only data files directly in the
+table's folder are removed, by their names:
 
     part-<micro-batch>-<partition>-<number>-<uuid>.<codec>.parquet    of our tasks (see ``operators.partition_writer`` and ``table.ordered_files``)
     part-<number>-<uuid>[-.]c<number>.<codec>.parquet                 of Delta's own writers
 
-All other files in the folder or below it are left alone: another table, a checkpoint, files of a user.
+All other files in the folder or below it are left alone: another table, a checkpoint, files of a
+user.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class Vacuumed:
 
 
 def vacuum(config: Config, retention_hours: int = DEFAULT_RETENTION_HOURS, *, dry_run: bool = False) -> list[Vacuumed]:
-    """Remove files that neither table uses and that are older than the retention; with ``dry_run`` only
-    list them.
+    """Remove files that neither table uses and that are older than the retention; with ``dry_run``
+    only list them.
 
     Raises:
         UsageError: the retention is less than an hour, the time of a running micro-batch.

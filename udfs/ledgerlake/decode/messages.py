@@ -508,8 +508,8 @@ def _absent(fields: Matrix, start_field: int, size_field: int) -> Matrix:
 
 
 def _per_entry(part: _Slice, start_column: int, size_column: int, kind: pa.DataType, entry: Matrix) -> pa.Array:
-    """Return a field of each message's entry. An odd entry may have half-read positions, but no message
-    belongs to it.
+    """Return a field of each message's entry. An odd entry may have half-read positions, but no
+    message belongs to it.
     """
     sizes = np.where(part.status == k.OK, part.entries[:, size_column], k.NONE)
     values = _spans(part.buffer, part.entries[:, start_column], sizes, kind)

@@ -106,11 +106,11 @@ def _with_own_columns(
     source: pb.MessageMetadata | pb.SingleMessageMetadata,
     numbered: pb.MessageMetadata | pb.SingleMessageMetadata | None = None,
 ) -> Row:
-    """Return a row with the columns of the message's own metadata: that of the entry for a single message,
-    that in the batch for a batched one.
+    """Return a row with the columns of the message's own metadata: that of the entry for a single
+    message, that in the batch for a batched one.
 
-    ``numbered`` has the sequence id, if it is not in ``source``. A number that does not fit into its
-    column becomes a property.
+    ``numbered`` has the sequence id, if it is not in ``source``. A number that does not fit into
+    its column becomes a property.
     """
     key, key_bytes = key_of(source)
     event_us, kept_event = _microseconds(source, "event_time")

@@ -54,8 +54,8 @@ def rejected_row(rejected: RejectedEntry, source: TopicPartition) -> pa.RecordBa
 
 
 def reject_frame(rejected: RejectedEntry) -> memoryview:
-    """Return a frame that carries a reject through a bundle: ``[u32 size] [reason \\0 detail]`` before the
-    entry's bytes.
+    """Return a frame that carries a reject through a bundle: ``[u32 size] [reason \\0 detail]``
+    before the entry's bytes.
     """
     header = f"{rejected.reason}\0{rejected.detail}".encode()
     content = _U32.pack(len(header)) + header + bytes(rejected.entry or b"")

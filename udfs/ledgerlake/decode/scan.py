@@ -16,8 +16,8 @@ _MOST_ENTRIES = 4096
 
 
 def scan(unread: memoryview, limit_bytes: int) -> EntriesReceived | None:
-    """Return the run at the beginning of unread bytes; None if the first frame is incomplete or not a plain
-    MESSAGE.
+    """Return the run at the beginning of unread bytes; None if the first frame is incomplete or not
+    a plain MESSAGE.
     """
     most = min(len(unread) // _LEAST_FRAME_BYTES, _MOST_ENTRIES)
     if most == 0:

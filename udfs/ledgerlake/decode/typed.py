@@ -51,8 +51,8 @@ def typed_columns(columns: pa.Schema, reader: ValueSchema) -> pa.Schema:
 def type_values(
     messages: pa.RecordBatch, reader: ValueSchema, of_version: SchemaOfVersion, *, keep_bytes: bool
 ) -> pa.RecordBatch:
-    """Return messages of one topic with ``typed_columns``. A message without a schema version is read by
-    the reader's schema.
+    """Return messages of one topic with ``typed_columns``. A message without a schema version is
+    read by the reader's schema.
 
     Args:
         messages: any columns with ``value``, ``key``, ``key_bytes`` and ``schema_version``; rows
