@@ -37,7 +37,7 @@ def main(most: int) -> None:
                 began_s, cpu_s = time.perf_counter(), time.process_time()
             files = [DataFile(f"part-{number:08d}-{task}.parquet", 100_000, 1000, _stats(number)) for task in range(2)]
             record = BatchRecord("bench", "bench", number, number)
-            table.holds(record)
+            table.contains(record)
             table.commit(record, files, {_TOPIC: number})
             if number + 1 == 100 or (number + 1) % 1000 == 0:
                 took_s, spent_s = time.perf_counter() - began_s, time.process_time() - cpu_s
@@ -46,7 +46,7 @@ def main(most: int) -> None:
 
 def _print(path: str, commits: int, took_ms: float, cpu_ms: float) -> None:
     entries = list(os.scandir(f"{path}/_delta_log"))
-    size_mb = sum(one.stat().st_size for one in entries) / 1e6
+    size_mb = sum(entry.stat().st_size for entry in entries) / 1e6
     print(f"{commits:>10,}{took_ms:>10.1f}{cpu_ms:>10.1f}{size_mb:>10.1f}{len(entries):>10,}", flush=True)
 
 

@@ -218,7 +218,7 @@ class _BenchReader(DataSourceStreamReader):
             # A twentieth of the horizon at a time.
             due_ms += (number - batches + 1) * HORIZON_MS // 20
         report = TaskReport(Position(partition.number, 0), due_ms, {}, [])
-        yield stage_row(SOURCE, RowKind.REPORT, note=report_to_json(report))
+        yield stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report))
 
 
 def _count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -289,7 +289,7 @@ def _open_index(folder: str) -> int:
     """What the resident set grows by."""
     record = record_from_json(Path(folder, "record.json").read_text())
     before = _resident_bytes()
-    storage = FolderStorage(Place(f"{folder}/buckets"), [one.bucket_id for one in record.buckets])
+    storage = FolderStorage(Place(f"{folder}/buckets"), [bucket.bucket_id for bucket in record.buckets])
     tracker = DelayedTracker(storage, DelaySettings(), record)
     for bucket in tracker.buckets:
         # What was added before is looked up by the bucket's bitmaps.
@@ -308,7 +308,7 @@ def _resident_bytes() -> int:
 
 
 def _folder_mb(folder: Path) -> float:
-    return sum(one.stat().st_size for one in folder.rglob("*") if one.is_file()) / 1e6
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ def main() -> None:
         for workload in workloads:
             one, four = (publish(address, workload, partitions) for partitions in (1, PARTITIONS))
             results += _measure(address.service_url, one, four, workload, options.passes)
-    LATEST.write_text(json.dumps([asdict(one) for one in results], indent=2) + "\n")
+    LATEST.write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n")
 
 
 def publish(address: BrokerAddress, workload: Workload, partitions: int) -> str:
@@ -226,8 +226,8 @@ def _paths(service_url: str, one: str, four: str, count: int) -> Iterator[tuple[
 
 
 def _row(name: str, workload: Workload, passes: list[Pass], peak_mb: float, before: list[Measured]) -> Measured:
-    rate = workload.messages / statistics.median(one.seconds for one in passes)
-    cpu_s = statistics.median(one.cpu_s for one in passes)
+    rate = workload.messages / statistics.median(one_pass.seconds for one_pass in passes)
+    cpu_s = statistics.median(one_pass.cpu_s for one_pass in passes)
     ratio = rate / before[0].messages_per_s if before else 1.0
     row = Measured(
         f"{name} ({workload.name})",
@@ -370,14 +370,16 @@ def _pipeline_without_stage(spark: SparkSession, service_url: str, topic: str, c
 
 
 def _no_stage(flow: DataFrame, *_: object) -> DataFrame:
-    """In place of the stateful stage: reports become standings, nothing is open."""
-    return flow.mapInArrow(_standings, STAGE_ROWS_DDL)
+    """In place of the stateful stage: reports become state summaries, nothing is open."""
+    return flow.mapInArrow(_summaries, STAGE_ROWS_DDL)
 
 
-def _standings(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _summaries(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in rows:
-        notes = [summary_to_json(StateSummary([report_from_json(note).fact])) for note in batch["note"].to_pylist()]
-        yield batch.set_column(batch.schema.get_field_index("note"), "note", pa.array(notes, pa.string()))
+        headers = [
+            summary_to_json(StateSummary([report_from_json(header).result])) for header in batch["header"].to_pylist()
+        ]
+        yield batch.set_column(batch.schema.get_field_index("header"), "header", pa.array(headers, pa.string()))
 
 
 def _trigger_seconds(query: Any, count: int, rows_are_messages: bool) -> float:
@@ -394,15 +396,15 @@ def spark_cpu_s() -> float:
     """
     me = psutil.Process()
     brokers = {one for child in me.children() if _is_broker(child) for one in (child, *child.children(recursive=True))}
-    return cpu_s(me, *(one for one in me.children(recursive=True) if one not in brokers))
+    return cpu_s(me, *(child for child in me.children(recursive=True) if child not in brokers))
 
 
 def cpu_s(*processes: psutil.Process) -> float:
     """What they have spent, and those below them that have ended."""
     total_s = 0.0
-    for one in processes:
+    for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
-            total_s += sum(one.cpu_times()[:4])
+            total_s += sum(process.cpu_times()[:4])
     return total_s
 
 
@@ -435,7 +437,7 @@ class WorkerMemory:
 
     def _watch(self) -> None:
         me = psutil.Process()
-        others = {one.pid for one in multiprocessing.active_children()}
+        others = {child.pid for child in multiprocessing.active_children()}
         while not self._end.wait(0.1):
             for child in me.children(recursive=True):
                 try:

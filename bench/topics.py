@@ -47,7 +47,9 @@ def main(topics: int) -> None:
             took_s, offset = timed(planner, offset)
             moved.append(took_s)
         peer = ask_as_pulsar_client(runtime, names[:PEER_TOPICS]) * topics / min(PEER_TOPICS, topics)
-        connections = [one for one in psutil.Process().net_connections("tcp") if one.status == "ESTABLISHED"]
+        connections = [
+            connection for connection in psutil.Process().net_connections("tcp") if connection.status == "ESTABLISHED"
+        ]
         print(f"plan with nothing new: {idle * 1000:.0f} ms, with news in every topic: {median(moved) * 1000:.0f} ms")
         print(f"pulsar-client's readers, asked for their last message in turn: {peer * 1000:.0f} ms")
         print(f"ratio with nothing new: {peer / idle:.1f}; connections of this process: {len(connections)}")

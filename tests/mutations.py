@@ -20,7 +20,7 @@ _COPIED = ("proto", "udfs", "streaming", "tests", "pyproject.toml", "docs")
 
 @dataclass(frozen=True)
 class Mutation:
-    """A promise, the line that keeps it, what takes its place, and the tests that have to notice."""
+    """A promise, the line that keeps it, its replacement, and the tests that have to fail."""
 
     promise: str
     path: str
@@ -47,8 +47,8 @@ MUTATIONS = (
     Mutation(
         "incomplete large messages are limited in number",
         "streaming/ledgerlake/assembly/rules.py",
-        "len(self._held) > limits.max_pending or",
-        "len(self._held) > limits.max_pending + 1 or",
+        "len(self._kept) > limits.max_pending or",
+        "len(self._kept) > limits.max_pending + 1 or",
         ("tests/assembly", "tests/model/test_chunks_model.py"),
     ),
     Mutation(
@@ -68,15 +68,15 @@ MUTATIONS = (
     Mutation(
         "a damaged entry is a reject",
         "udfs/ledgerlake/decode/messages.py",
-        "    status[rows[entries[rows, k.E_CRC] != np.array(found, dtype=np.int64)]] = k.ODD",
-        "    del found",
+        "    status[rows[entries[rows, k.E_CRC] != np.array(checksums, dtype=np.int64)]] = k.ODD",
+        "    del checksums",
         ("tests/decode/test_messages.py",),
     ),
     Mutation(
         "what is lost is said",
         "streaming/ledgerlake/source/loss.py",
-        "between = first_index - last_read.index - 1",
-        "between = first_index - last_read.index - 2",
+        "missing = first_index - last_read.index - 1",
+        "missing = first_index - last_read.index - 2",
         ("tests/source/test_loss.py",),
     ),
     Mutation(
@@ -89,25 +89,25 @@ MUTATIONS = (
     Mutation(
         "due messages have the same numbers when their batch is run again",
         "streaming/ledgerlake/publish/republisher.py",
-        "for sequence, row in enumerate(rows, one.first_sequence):",
-        "for sequence, row in enumerate(rows, one.first_sequence + 1):",
+        "for sequence, row in enumerate(rows, file.first_sequence):",
+        "for sequence, row in enumerate(rows, file.first_sequence + 1):",
         ("tests/publish",),
     ),
     Mutation(
         "a secret is in no repr",
         "streaming/ledgerlake/options/declared.py",
-        "return field(default=default, repr=not is_secret,",
-        "return field(default=default, repr=True,",
+        "return dataclass_field(default=default, repr=not is_secret,",
+        "return dataclass_field(default=default, repr=True,",
         ("tests/client/test_auth.py", "tests/options"),
     ),
 )
 
 
-def is_found(mutation: Mutation, folder: Path) -> bool:
-    """Whether the tests turn red; the line is as it was afterwards.
+def is_detected(mutation: Mutation, folder: Path) -> bool:
+    """Return whether the tests fail with the broken line; the line is restored afterwards.
 
     Raises:
-        ValueError: the line is not there, or not once.
+        ValueError: the line is missing, or there several times.
     """
     path = folder / mutation.path
     source = path.read_text()
@@ -133,20 +133,20 @@ def is_found(mutation: Mutation, folder: Path) -> bool:
 
 
 def main() -> int:
-    """Try all; the number of those that passed."""
+    """Try all mutations; return how many were not detected."""
     missed = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for each in _COPIED:
-            source = _ROOT / each
+        for path in _COPIED:
+            source = _ROOT / path
             if source.is_dir():
-                shutil.copytree(source, folder / each, ignore=shutil.ignore_patterns("__pycache__"))
+                shutil.copytree(source, folder / path, ignore=shutil.ignore_patterns("__pycache__"))
             else:
-                shutil.copy(source, folder / each)
+                shutil.copy(source, folder / path)
         for mutation in MUTATIONS:
-            found = is_found(mutation, folder)
-            missed += not found
-            print(f"{'found ' if found else 'MISSED'}  {mutation.promise} ({mutation.path})", flush=True)
+            detected = is_detected(mutation, folder)
+            missed += not detected
+            print(f"{'found ' if detected else 'MISSED'}  {mutation.promise} ({mutation.path})", flush=True)
     return missed
 
 

@@ -31,7 +31,7 @@ def test_an_error_survives_pickling_with_its_attributes(kind: type[errors.Ledger
 
 def test_the_tree_in_the_docstring_names_every_class() -> None:
     assert errors.__doc__ is not None
-    assert [one.__name__ for one in CLASSES if one.__name__ not in errors.__doc__] == []
+    assert [class_.__name__ for class_ in CLASSES if class_.__name__ not in errors.__doc__] == []
 
 
 def test_retrying_is_decided_by_the_error_alone() -> None:

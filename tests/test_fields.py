@@ -169,13 +169,15 @@ def _decode_and_write(entries: list[bytes], folder: Path) -> list[dict[str, Any]
     parts = list(decode_bundle(bundle(entries), SOURCE))
     messages = [part.messages for part in parts]
     rejects = [row for part in parts for row in part.rejects.to_pylist()]
-    assert len({row["entry_id"] for one in messages for row in one.to_pylist()} | {row["entry_id"] for row in rejects})
+    assert len(
+        {row["entry_id"] for message in messages for row in message.to_pylist()} | {row["entry_id"] for row in rejects}
+    )
     writer = OrderedWriter(ParquetFolder(LocalFileSystem(), str(folder), schema.MESSAGES, "part"), reached_us=1)
     rows = []
-    for one in messages:
-        writer.write(one.select(schema.MESSAGES.names))
-        assert len(as_compat(one).to_pylist()) == one.num_rows
-        list(find_cancels(one))
+    for message in messages:
+        writer.write(message.select(schema.MESSAGES.names))
+        assert len(as_compat(message).to_pylist()) == message.num_rows
+        list(find_cancels(message))
     for file in writer.finish():
         json.loads(file.stats)
         table = pq.read_table(folder / file.name).cast(schema.MESSAGES)

@@ -67,7 +67,7 @@ class Forged(History):
         fields = self._own_fields()
         if self.marker_deliver_in_ms:
             fields["deliver_at_time"] = self.brokers.clock_ms + self.marker_deliver_in_ms
-        listed = json.dumps({"chunks": [str(one) for one in places]}).encode()
+        listed = json.dumps({"chunks": [str(place) for place in places]}).encode()
         self._store(topic, self._metadata(num_chunks_from_msg=1, **fields), listed)
 
     def _own_fields(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class Forged(History):
         """Return what ``rejects`` holds: positions and reasons."""
         names = [name for commit in self.lake.tables[REJECTS].commits for name in commit.files]
         contents = (io.BytesIO(self.disk.files[f"{REJECTS}/{name}"]) for name in names)
-        rows = [row for one in contents for row in pq.read_table(one, use_threads=False).to_pylist()]
+        rows = [row for content in contents for row in pq.read_table(content, use_threads=False).to_pylist()]
         return [(row["message_id"], row["reason"]) for row in rows]
 
 

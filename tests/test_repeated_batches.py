@@ -49,7 +49,9 @@ def reasons(history: History) -> list[str]:
     """What ``rejects`` holds."""
     names = [name for commit in history.lake.tables[REJECTS].commits for name in commit.files]
     contents = [io.BytesIO(history.disk.files[f"{REJECTS}/{name}"]) for name in names]
-    return [reason for one in contents for reason in pq.read_table(one, use_threads=False)["reason"].to_pylist()]
+    return [
+        reason for content in contents for reason in pq.read_table(content, use_threads=False)["reason"].to_pylist()
+    ]
 
 
 def played(edges: Edges, *steps: Step) -> History:

@@ -29,7 +29,7 @@ from tests.simulation.world import Event, Killed, Lock, Trap, World
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ledgerlake.operators.facts import PartitionFact
+    from ledgerlake.operators.results import PartitionResult
     from ledgerlake.table.batch_record import BatchRecord
 
 _HISTORIES = int(os.environ.get("LEDGERLAKE_HISTORIES", "2000"))
@@ -56,10 +56,10 @@ def play(script: Script, edges: Edges) -> Verdict:
 
 def test_no_history_loses_doubles_reorders_or_stops() -> None:
     verdicts = list(play_many(range(1, _HISTORIES + 1), os.cpu_count() or 1))
-    failed = {one.script.seed: one.violations[0] for one in verdicts if one.violations}
+    failed = {verdict.script.seed: verdict.violations[0] for verdict in verdicts if verdict.violations}
     assert failed == {}
-    assert sum(one.trimmed for one in verdicts) > len(verdicts)
-    assert sum(one.messages for one in verdicts) > 10 * len(verdicts)
+    assert sum(verdict.trimmed for verdict in verdicts) > len(verdicts)
+    assert sum(verdict.messages for verdict in verdicts) > 10 * len(verdicts)
 
 
 @pytest.mark.parametrize("seed", [36586, 110885, 114963, 128830, 129265, 146987])
@@ -71,9 +71,9 @@ def test_a_batch_that_fails_while_the_pipeline_is_stopped_is_said(edges: Edges) 
     commit = DeltaSink.commit
     history = History(by_hand(put(1.0), put(3.2), Step(5.0, "stop", {"back_s": 100.0})), edges)
 
-    def slow(sink: DeltaSink, batch: BatchRecord, facts: list[PartitionFact]) -> BatchResult:
+    def slow(sink: DeltaSink, batch: BatchRecord, partitions: list[PartitionResult]) -> BatchResult:
         if batch.batch_id != 2:
-            return commit(sink, batch, facts)
+            return commit(sink, batch, partitions)
         history.world.sleep(2.5)
         raise DataLossError("5 messages are lost")
 
@@ -235,7 +235,7 @@ def test_a_process_that_is_suspended_while_it_starts_commits_nothing_beside_anot
         starting="cursor",
     )
     history = Elsewhere(script, edges)
-    assert [one for one in history.play().violations if one.startswith("once")] == []
+    assert [violation for violation in history.play().violations if violation.startswith("once")] == []
     assert "Error: " in history.apps[1].ended
 
 
@@ -269,7 +269,7 @@ def test_only_a_batch_that_reads_is_recorded_without_rows(edges: Edges) -> None:
     verdict = history.play()
     assert verdict.violations == []
     # The table is made, the stream begins, the message waits; then it comes.
-    assert [len(one.files) for one in history.lake.tables[MESSAGES].commits] == [0, 0, 0, 1]
+    assert [len(commit.files) for commit in history.lake.tables[MESSAGES].commits] == [0, 0, 0, 1]
     assert verdict.batches >= 2
 
 
@@ -382,7 +382,7 @@ def test_a_killed_process_does_nothing_more_and_its_threads_end() -> None:
     world.spawn(process, "thread", work)
     world.pause(1.0)
     assert done == ["one"]
-    assert [one.name for one in world.threads] == ["test"]
+    assert [thread.name for thread in world.threads] == ["test"]
 
 
 def _sleep(world: World, done: list[str], seconds: float, word: str | None) -> None:

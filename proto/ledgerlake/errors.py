@@ -169,11 +169,11 @@ class ProcessLostError(LedgerlakeError):
 
 
 def refuse_newer(written: str, version: int, known: int, number: str = "version") -> None:
-    """Refuse what a newer release wrote.
+    """Check that a version is not of a newer release.
 
     Args:
-        written: what it is, as the sentence's subject.
-        number: what of it has that version.
+        written: the name of the object, for the error.
+        number: the name of the version, for the error.
 
     Raises:
         OffsetError: the version is above the last that is known.

@@ -295,5 +295,5 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
-    produce(ProducerPlan(**given["plan"]), given["service_url"], given["topic"], given["count"])
+    arguments = json.loads(sys.argv[1])
+    produce(ProducerPlan(**arguments["plan"]), arguments["service_url"], arguments["topic"], arguments["count"])

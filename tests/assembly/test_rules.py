@@ -10,8 +10,8 @@ import pytest
 from ledgerlake.assembly.rules import (
     Chunk,
     ChunkedMessageKey,
+    ChunkEvent,
     Deliver,
-    Event,
     IncompleteMessages,
     Limits,
     Reject,
@@ -62,7 +62,7 @@ def test_chunks_in_order_are_held_and_the_last_one_delivers() -> None:
     assert feed(A, 0, 3) == [hold(0)]
     assert feed(A, 1, 3) == [hold(1)]
     assert feed(A, 2, 3) == [Deliver(A, at(0, 1, 2), reread=False)]
-    assert (feed.pending.sets, feed.pending.held_bytes) == ((), 0)
+    assert (feed.pending.messages, feed.pending.kept_bytes) == ((), 0)
 
 
 def test_messages_of_several_producers_interleave() -> None:
@@ -76,7 +76,7 @@ def test_messages_of_several_producers_interleave() -> None:
 def test_a_first_chunk_that_comes_again_elsewhere_starts_the_set_over() -> None:
     feed = Feed()
     feed(A, 0, 2)
-    assert feed(A, 0, 2) == [Reject("chunk_resent", A, at(0), held=True), hold(1)]
+    assert feed(A, 0, 2) == [Reject("chunk_resent", A, at(0), bytes_kept=True), hold(1)]
     assert feed(A, 1, 2) == [Deliver(A, at(1, 2), reread=False)]
 
 
@@ -84,7 +84,7 @@ def test_a_uuid_that_a_restarted_producer_uses_again_may_have_another_size() -> 
     feed = Feed()
     feed(A, 0, 5)
     feed(A, 1, 5)
-    assert feed(A, 0, 2) == [Reject("chunk_resent", A, at(0, 1), held=True), hold(2)]
+    assert feed(A, 0, 2) == [Reject("chunk_resent", A, at(0, 1), bytes_kept=True), hold(2)]
     assert feed(A, 1, 2) == [Deliver(A, at(2, 3), reread=False)]
 
 
@@ -101,7 +101,7 @@ def test_a_chunk_sent_again_is_rejected_and_the_set_goes_on() -> None:
     feed = Feed()
     feed(A, 0, 4)
     feed(A, 1, 4)
-    assert feed(A, 1, 4) == [Reject("chunk_duplicate", A, at(2), held=False)]
+    assert feed(A, 1, 4) == [Reject("chunk_duplicate", A, at(2), bytes_kept=False)]
     assert feed(A, 2, 4) == [hold(3)]
     assert feed(A, 3, 4) == [Deliver(A, at(0, 1, 3, 4), reread=False)]
 
@@ -109,19 +109,22 @@ def test_a_chunk_sent_again_is_rejected_and_the_set_goes_on() -> None:
 def test_a_gap_gives_up_the_set_and_the_chunk_behind_it() -> None:
     feed = Feed()
     feed(A, 0, 4)
-    assert feed(A, 2, 4) == [Reject("chunk_gap", A, at(0), held=True), Reject("chunk_gap", A, at(1), held=False)]
-    assert feed(A, 3, 4) == [Reject("chunk_orphan", A, at(2), held=False)]
+    assert feed(A, 2, 4) == [
+        Reject("chunk_gap", A, at(0), bytes_kept=True),
+        Reject("chunk_gap", A, at(1), bytes_kept=False),
+    ]
+    assert feed(A, 3, 4) == [Reject("chunk_orphan", A, at(2), bytes_kept=False)]
 
 
 def test_a_chunk_without_a_beginning_is_an_orphan() -> None:
-    assert Feed()(A, 1, 2) == [Reject("chunk_orphan", A, at(0), held=False)]
+    assert Feed()(A, 1, 2) == [Reject("chunk_orphan", A, at(0), bytes_kept=False)]
 
 
 def test_a_chunk_of_another_shape_is_rejected_alone() -> None:
     feed = Feed()
     feed(A, 0, 3)
-    assert feed(A, 1, 4, total_bytes=30) == [Reject("chunk_mismatch", A, at(1), held=False)]
-    assert feed(A, 1, 3, total_bytes=31) == [Reject("chunk_mismatch", A, at(2), held=False)]
+    assert feed(A, 1, 4, total_bytes=30) == [Reject("chunk_mismatch", A, at(1), bytes_kept=False)]
+    assert feed(A, 1, 3, total_bytes=31) == [Reject("chunk_mismatch", A, at(2), bytes_kept=False)]
     assert feed(A, 1, 3) == [hold(3)]
 
 
@@ -129,7 +132,7 @@ def test_chunks_of_a_restarted_producer_do_not_complete_the_set_of_the_first_run
     feed = Feed()
     feed(A, 0, 3)
     feed(A, 1, 3)
-    assert feed(A, 2, 3, publish_ms=8) == [Reject("chunk_mismatch", A, at(2), held=False)]
+    assert feed(A, 2, 3, publish_ms=8) == [Reject("chunk_mismatch", A, at(2), bytes_kept=False)]
     assert feed(A, 2, 3) == [Deliver(A, at(0, 1, 3), reread=False)]
 
 
@@ -137,14 +140,14 @@ def test_chunks_sent_again_after_a_reconnect_have_the_same_publish_time_and_comp
     feed = Feed()
     feed(A, 0, 3)
     feed(A, 1, 3)
-    assert feed(A, 1, 3) == [Reject("chunk_duplicate", A, at(2), held=False)]
+    assert feed(A, 1, 3) == [Reject("chunk_duplicate", A, at(2), bytes_kept=False)]
     assert feed(A, 2, 3) == [Deliver(A, at(0, 1, 3), reread=False)]
 
 
 def test_a_set_of_an_older_release_without_a_publish_time_takes_the_rest_of_its_message() -> None:
     feed = Feed()
     feed(A, 0, 3)
-    (stored,) = feed.pending.sets
+    (stored,) = feed.pending.messages
     feed.pending = IncompleteMessages(Limits(), [replace(stored, publish_ms=None)])
     assert feed(A, 1, 3) == [hold(1)]
     assert feed(A, 2, 3) == [Deliver(A, at(0, 1, 2), reread=False)]
@@ -165,33 +168,33 @@ def test_numbers_that_no_message_can_have_are_invalid_and_open_nothing(changes: 
     feed = Feed()
     fields: dict[str, Any] = {"chunk_id": 0, "chunk_count": 3} | changes
     effects = feed(A, fields.pop("chunk_id"), fields.pop("chunk_count"), **{"total_bytes": 30} | fields)
-    assert effects == [Reject("chunk_invalid", A, at(0), held=False)]
-    assert feed.pending.sets == ()
+    assert effects == [Reject("chunk_invalid", A, at(0), bytes_kept=False)]
+    assert feed.pending.messages == ()
 
 
 @pytest.mark.parametrize("changes", [{"total_bytes": 2**31}, {"count": 2**31 - 1, "total_bytes": 5}])
 def test_a_claim_over_the_limits_is_refused_at_its_first_chunk(changes: dict[str, int]) -> None:
     feed = Feed()
     fields = {"count": 3} | changes
-    assert feed(A, 0, fields.pop("count"), **fields) == [Reject("too_large", A, at(0), held=False)]
+    assert feed(A, 0, fields.pop("count"), **fields) == [Reject("too_large", A, at(0), bytes_kept=False)]
 
 
 def test_more_bytes_than_the_total_are_noticed_when_they_come() -> None:
     feed = Feed()
     feed(A, 0, 3)
     assert feed(A, 1, 3, size_bytes=21) == [
-        Reject("chunk_size", A, at(0), held=True),
-        Reject("chunk_size", A, at(1), held=False),
+        Reject("chunk_size", A, at(0), bytes_kept=True),
+        Reject("chunk_size", A, at(1), bytes_kept=False),
     ]
-    assert feed(B, 0, 3, size_bytes=31) == [Reject("chunk_size", B, at(2), held=False)]
+    assert feed(B, 0, 3, size_bytes=31) == [Reject("chunk_size", B, at(2), bytes_kept=False)]
 
 
 def test_fewer_bytes_than_the_total_are_noticed_at_the_end() -> None:
     feed = Feed()
     feed(A, 0, 2)
     assert feed(A, 1, 2, size_bytes=9) == [
-        Reject("chunk_size", A, at(0), held=True),
-        Reject("chunk_size", A, at(1), held=False),
+        Reject("chunk_size", A, at(0), bytes_kept=True),
+        Reject("chunk_size", A, at(1), bytes_kept=False),
     ]
 
 
@@ -211,8 +214,8 @@ def test_bytes_are_limited_as_well_as_sets() -> None:
     feed(A, 0, 3)
     feed(B, 0, 3)
     assert feed(B, 1, 3) == [hold(2), Spill(at(0))]
-    assert feed.pending.held_bytes == 20
-    assert feed(B, 2, 4, total_bytes=30) == [Reject("chunk_mismatch", B, at(3), held=False)]
+    assert feed.pending.kept_bytes == 20
+    assert feed(B, 2, 4, total_bytes=30) == [Reject("chunk_mismatch", B, at(3), bytes_kept=False)]
 
 
 def test_a_set_larger_than_the_whole_limit_is_put_aside_itself() -> None:
@@ -224,56 +227,56 @@ def test_a_set_larger_than_the_whole_limit_is_put_aside_itself() -> None:
 
 def test_chunks_that_promise_a_marker_wait_for_it_where_others_would_be_orphans() -> None:
     feed = Feed()
-    assert feed(A, 2, 4, marked=True) == []
-    assert feed(A, 3, 4, marked=True) == []
-    assert [one.awaiting for one in feed.pending.sets] == [True]
-    assert feed.pending.mark(A, at(7, 8, 0, 1)) == [Deliver(A, at(7, 8, 0, 1), reread=True)]
-    assert feed.pending.sets == ()
+    assert feed(A, 2, 4, has_marker=True) == []
+    assert feed(A, 3, 4, has_marker=True) == []
+    assert [message.awaiting for message in feed.pending.messages] == [True]
+    assert feed.pending.apply_marker(A, at(7, 8, 0, 1)) == [Deliver(A, at(7, 8, 0, 1), reread=True)]
+    assert feed.pending.messages == ()
 
 
 def test_a_gap_under_a_promised_marker_keeps_positions_and_lets_go_of_bytes() -> None:
     feed = Feed()
-    feed(A, 0, 4, marked=True)
-    assert feed(A, 2, 4, marked=True) == [Spill(at(0))]
-    assert feed.pending.held_bytes == 0
-    assert feed.pending.mark(A, at(0, 9, 1, 8)) == [Deliver(A, at(0, 9, 1, 8), reread=True)]
+    feed(A, 0, 4, has_marker=True)
+    assert feed(A, 2, 4, has_marker=True) == [Spill(at(0))]
+    assert feed.pending.kept_bytes == 0
+    assert feed.pending.apply_marker(A, at(0, 9, 1, 8)) == [Deliver(A, at(0, 9, 1, 8), reread=True)]
 
 
 def test_chunks_that_a_marker_does_not_list_are_rejected_when_it_comes() -> None:
     feed = Feed()
-    feed(A, 1, 3, marked=True)
-    feed(A, 1, 3, marked=True)
-    assert feed.pending.mark(A, at(7, 0, 8)) == [
-        Reject("chunk_duplicate", A, at(1), held=False),
+    feed(A, 1, 3, has_marker=True)
+    feed(A, 1, 3, has_marker=True)
+    assert feed.pending.apply_marker(A, at(7, 0, 8)) == [
+        Reject("chunk_duplicate", A, at(1), bytes_kept=False),
         Deliver(A, at(7, 0, 8), reread=True),
     ]
 
 
 def test_a_marker_of_a_message_that_was_delivered_changes_nothing() -> None:
     feed = Feed()
-    feed(A, 0, 2, marked=True)
-    feed(A, 1, 2, marked=True)
-    assert feed.pending.mark(A, at(0, 1)) == []
+    feed(A, 0, 2, has_marker=True)
+    feed(A, 1, 2, has_marker=True)
+    assert feed.pending.apply_marker(A, at(0, 1)) == []
 
 
 def test_a_first_chunk_begins_anew_also_where_a_marker_was_awaited() -> None:
     feed = Feed()
-    feed(A, 1, 2, marked=True)
-    assert feed(A, 0, 2, marked=True) == [Reject("chunk_resent", A, at(0), held=False), hold(1)]
+    feed(A, 1, 2, has_marker=True)
+    assert feed(A, 0, 2, has_marker=True) == [Reject("chunk_resent", A, at(0), bytes_kept=False), hold(1)]
 
 
 def test_positions_that_wait_for_a_marker_are_limited() -> None:
     feed = Feed(max_chunks=4)
     for _ in range(4):
-        assert feed(A, 2, 4, marked=True) == []
-    assert feed(A, 3, 4, marked=True) == [Reject("chunk_orphan", A, at(4), held=False)]
+        assert feed(A, 2, 4, has_marker=True) == []
+    assert feed(A, 3, 4, has_marker=True) == [Reject("chunk_orphan", A, at(4), bytes_kept=False)]
 
 
 def test_a_set_that_was_opened_elsewhere_goes_on_here() -> None:
     feed, elsewhere = Feed(max_pending=1), Feed()
     feed(B, 0, 3)
     elsewhere(A, 0, 3, at=5)
-    (opened,) = elsewhere.pending.sets
+    (opened,) = elsewhere.pending.messages
     assert feed.pending.adopt(opened) == [Spill(at(0))]
     assert feed(A, 1, 3, at=6) == [hold(6)]
     assert feed(A, 2, 3, at=7) == [Deliver(A, at(5, 6, 7), reread=False)]
@@ -283,14 +286,14 @@ def test_a_message_that_began_again_elsewhere_gives_up_the_old_set() -> None:
     feed = Feed()
     feed(A, 0, 3)
     assert feed.pending.supersede(B) == []
-    assert feed.pending.supersede(A) == [Reject("chunk_resent", A, at(0), held=True)]
+    assert feed.pending.supersede(A) == [Reject("chunk_resent", A, at(0), bytes_kept=True)]
 
 
 def test_what_is_aside_is_limited_too() -> None:
     feed = Feed(max_pending=1, max_spilled=1)
     feed(A, 0, 2)
     feed(B, 0, 2)
-    assert feed(C, 0, 2) == [hold(2), Spill(at(1)), Reject("chunk_evicted", A, at(0), held=False)]
+    assert feed(C, 0, 2) == [hold(2), Spill(at(1)), Reject("chunk_evicted", A, at(0), bytes_kept=False)]
 
 
 def test_sets_expire_by_the_time_of_their_first_chunk() -> None:
@@ -298,9 +301,9 @@ def test_sets_expire_by_the_time_of_their_first_chunk() -> None:
     feed(A, 0, 2, time_ms=1000)
     feed(B, 0, 2, time_ms=1050)
     assert feed.pending.expire(1100) == []
-    assert feed.pending.expire(1101) == [Reject("chunk_expired", A, at(0), held=False)]
-    assert feed.pending.expire(2000) == [Reject("chunk_expired", B, at(1), held=True)]
-    assert (feed.pending.sets, feed.pending.held_bytes) == ((), 0)
+    assert feed.pending.expire(1101) == [Reject("chunk_expired", A, at(0), bytes_kept=False)]
+    assert feed.pending.expire(2000) == [Reject("chunk_expired", B, at(1), bytes_kept=True)]
+    assert (feed.pending.messages, feed.pending.kept_bytes) == ((), 0)
 
 
 def test_a_set_without_a_broker_time_is_as_old_as_the_clock_that_first_sees_it() -> None:
@@ -308,7 +311,7 @@ def test_a_set_without_a_broker_time_is_as_old_as_the_clock_that_first_sees_it()
     feed(A, 0, 2, time_ms=None, publish_ms=10**15)
     assert feed.pending.expire(1000) == []
     assert feed.pending.expire(1100) == []
-    assert feed.pending.expire(1101) == [Reject("chunk_expired", A, at(0), held=True)]
+    assert feed.pending.expire(1101) == [Reject("chunk_expired", A, at(0), bytes_kept=True)]
 
 
 def test_a_hundred_thousand_open_sets_cost_no_more_each_than_a_few() -> None:
@@ -317,17 +320,17 @@ def test_a_hundred_thousand_open_sets_cost_no_more_each_than_a_few() -> None:
     for number in range(100_000):
         effects = feed(ChunkedMessageKey("p", str(number)), 0, 2)
         rejected += sum(isinstance(effect, Reject) for effect in effects)
-    assert len(feed.pending.sets) == 50_100
+    assert len(feed.pending.messages) == 50_100
     assert rejected == 100_000 - 50_100
-    assert feed.pending.held_bytes == 1000
+    assert feed.pending.kept_bytes == 1000
 
 
 def test_open_sets_survive_a_restart() -> None:
     feed = Feed(max_pending=1)
     feed(A, 0, 2)
     feed(B, 0, 2)
-    feed.pending = IncompleteMessages(Limits(max_pending=1), feed.pending.sets)
-    assert feed.pending.held_bytes == 10
+    feed.pending = IncompleteMessages(Limits(max_pending=1), feed.pending.messages)
+    assert feed.pending.kept_bytes == 10
     assert feed(A, 1, 2) == [Deliver(A, at(0, 2), reread=True)]
     assert feed(B, 1, 2) == [Deliver(B, at(1, 3), reread=False)]
 
@@ -335,7 +338,7 @@ def test_open_sets_survive_a_restart() -> None:
 def test_every_event_of_the_table_is_reached() -> None:
     feed = Feed()
     limits = Limits(max_message_bytes=100)
-    reached = {classify(Chunk(A, Position(1, 0), 1, 4, 40, 10, 0, 7, marked=True), None, limits)}
+    reached = {classify(Chunk(A, Position(1, 0), 1, 4, 40, 10, 0, 7, has_marker=True), None, limits)}
     for held_ids in (0, 1, 2):
         for chunk_id in (-1, 0, 1, 2, 3):
             for count, total in ((4, 40), (4, 41), (4, 1000)):
@@ -343,4 +346,4 @@ def test_every_event_of_the_table_is_reached() -> None:
                     chunk = Chunk(A, Position(1, entry), chunk_id, count, total, 10, 0, 7)
                     reached.add(classify(chunk, feed.pending.find(A), limits))
         feed(A, held_ids, 4)
-    assert reached == set(Event)
+    assert reached == set(ChunkEvent)

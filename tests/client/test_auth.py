@@ -144,7 +144,7 @@ def issuer() -> Iterator[str]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     Issuer.forms.clear()
     Issuer.failures.clear()
-    auth._known_token.cache_clear()
+    auth._cached_token.cache_clear()
     yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
     server.server_close()
@@ -170,7 +170,7 @@ def test_oauth2_fetches_a_token_and_keeps_it_until_it_is_about_to_expire(
         }
     ]
     monkeypatch.setattr(auth, "_SPARE_S", 4000)
-    auth._known_token.cache_clear()
+    auth._cached_token.cache_clear()
     assert (held.data(), held.data()) == (b"access-2", b"access-3")
 
 

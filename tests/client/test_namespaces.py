@@ -90,6 +90,6 @@ def test_a_namespace_whose_list_is_over_the_limit_is_named_with_what_to_do(monke
             cluster.all_partitions(selection("returns-.*"))
     assert re.fullmatch(
         r"the list of the topics of warehouse-eu/inventory-events is too long: the peer announced a frame of \d+ bytes, "
-        "over the limit of 200000; name topics in place of a pattern, or divide the namespace",
+        "over the limit of 200000; name topics in place of a pattern, or split the namespace",
         raised.value.message,
     )

@@ -103,7 +103,7 @@ def test_a_pattern_matches_the_whole_local_name_of_a_topic(
     selection = TopicSelection(pattern=full_pattern(pattern))
     assert (selection.namespace, selection.is_persistent) == ("public/default", True)
     assert all(selection.matches(f"persistent://public/default/{one}") for one in matching)
-    assert not any(selection.matches(f"persistent://public/default/{one}") for one in others)
+    assert not any(selection.matches(f"persistent://public/default/{other}") for other in others)
 
 
 def test_a_pattern_names_its_namespace() -> None:

@@ -48,10 +48,10 @@ def test_whoever_has_one_of_the_keys_reads_every_message(crypto: CryptoSettings)
 def test_without_a_key_they_are_rejects_as_they_were_stored(tmp_path: Path) -> None:
     messages, rejects = decoded(ENTRIES)
     assert [row["value"] for row in messages] == [b"plain", b"plain"]
-    assert [(row["reason"], row["entry"]) for row in rejects] == [("encrypted", one) for one in ENTRIES[1:4]]
+    assert [(row["reason"], row["entry"]) for row in rejects] == [("encrypted", entry) for entry in ENTRIES[1:4]]
     stranger = CryptoSettings(key_folder(tmp_path / "others", "another"))
     _, rejects = decoded(ENTRIES, crypto=stranger)
-    assert [(row["reason"], row["entry"]) for row in rejects] == [("undecryptable", one) for one in ENTRIES[1:4]]
+    assert [(row["reason"], row["entry"]) for row in rejects] == [("undecryptable", entry) for entry in ENTRIES[1:4]]
     assert rejects[1]["detail"] == "the entry is encrypted for theirs, ours, and no key here opens it"
 
 
@@ -105,7 +105,7 @@ def test_bytes_that_were_changed_open_nothing(crypto: CryptoSettings) -> None:
 
 
 def test_each_chunk_of_a_large_message_is_opened(crypto: CryptoSettings) -> None:
-    chunks = [encrypted(one, "ours") for one in chunk_entries(b"x" * 1000, 3)]
+    chunks = [encrypted(entry, "ours") for entry in chunk_entries(b"x" * 1000, 3)]
     positions = tuple(Position(7, number) for number in range(3))
     row = decode_large(chunks, positions, SOURCE, 10_000, crypto).to_pylist()[0]
     assert row["value"] == b"x" * 1000

@@ -54,7 +54,7 @@ def pieces(*entries: bytes) -> list[tuple[str, list[int], int | None]]:
     ],
 )
 def test_an_entry_is_delayed_where_it_says_a_time_and_its_bytes_are_whole(given: bytes, kind: str) -> None:
-    assert [one[0] for one in pieces(given)] == [kind]
+    assert [piece[0] for piece in pieces(given)] == [kind]
 
 
 def test_a_bundle_without_delayed_entries_stays_one_piece_without_a_copy() -> None:
@@ -73,8 +73,8 @@ def test_a_bundle_without_delayed_entries_stays_one_piece_without_a_copy() -> No
     ],
 )
 def test_every_piece_says_the_brokers_time_of_its_last_entry(given: dict[str, Any]) -> None:
-    assert [one[2] for one in pieces(entry(**given))] == [STORED_MS]
-    assert [one[2] for one in pieces(entry(broker_ms=None, **given))] == [None]
+    assert [piece[2] for piece in pieces(entry(**given))] == [STORED_MS]
+    assert [piece[2] for piece in pieces(entry(broker_ms=None, **given))] == [None]
 
 
 def test_mixed_entries_are_two_pieces_and_that_of_the_first_entry_comes_first() -> None:
@@ -82,7 +82,7 @@ def test_mixed_entries_are_two_pieces_and_that_of_the_first_entry_comes_first() 
         (PieceKind.ENTRIES, [0, 2, 3], STORED_MS),
         (PieceKind.DELAYED, [1, 4], STORED_MS),
     ]
-    assert [one[0] for one in pieces(LATER, PLAIN, LATER)] == [PieceKind.DELAYED, PieceKind.ENTRIES]
+    assert [piece[0] for piece in pieces(LATER, PLAIN, LATER)] == [PieceKind.DELAYED, PieceKind.ENTRIES]
 
 
 def test_entries_that_travel_alone_keep_their_place() -> None:
@@ -104,7 +104,7 @@ def test_nothing_is_lost_whatever_the_mixture() -> None:
     choices = [PLAIN, LATER, chunk_entries(b"large message", 2)[0], b"garbage"]
     for _ in range(300):
         entries = [rng.choice(choices) for _ in range(rng.randint(0, 12))]
-        found = [one for _, ids, _ in pieces(*entries) for one in ids]
+        found = [message_id for _, ids, _ in pieces(*entries) for message_id in ids]
         assert sorted(found) == list(range(len(entries)))
 
 
@@ -114,7 +114,9 @@ def test_what_is_known_of_delayed_entries() -> None:
     frames = bundle([LATER, odd, past, published])
     found = read_delayed(frames)
     assert found.due_ms.tolist() == [STORED_MS + 1, STORED_MS + 7, STORED_MS, 5]
-    assert list(zip(found.ledger_ids.tolist(), found.entry_ids.tolist(), strict=True)) == [(7, one) for one in range(4)]
+    assert list(zip(found.ledger_ids.tolist(), found.entry_ids.tolist(), strict=True)) == [
+        (7, number) for number in range(4)
+    ]
     assert found.frame_ends.tolist()[-1] == len(frames)
     assert entries_of(frames) == {Position(7, row): one for row, one in enumerate([LATER, odd, past, published])}
 

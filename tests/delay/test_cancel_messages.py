@@ -15,8 +15,8 @@ from ledgerlake.decode.split import PieceKind
 from ledgerlake.delay import cancel_messages
 from ledgerlake.delay.cancel_messages import TaskCancels, find_cancels
 from ledgerlake.delay.cancels import Cancel
-from ledgerlake.operators.facts import BatchSettings, TaskSettings
 from ledgerlake.operators.ingest import ingest_range
+from ledgerlake.operators.results import BatchSettings, TaskSettings
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -58,14 +58,14 @@ def test_cancels_stand_among_other_messages_with_and_without_properties() -> Non
         {"properties": [pb.KeyValue(key="a", value="1"), pb.KeyValue(key="ledgerlake.cancel", value="key=x")]}
     ]
     found = messages(single(b"1"), single(b"2", **own[0]), single(b"3", properties=[pb.KeyValue(key="b", value="")]))
-    assert [(one.position.entry_id, one.target) for one in find_cancels(found)] == [(1, "x")]
-    assert [one.position.entry_id for one in find_cancels(found.slice(1, 2))] == [1]
+    assert [(cancel.position.entry_id, cancel.target) for cancel in find_cancels(found)] == [(1, "x")]
+    assert [cancel.position.entry_id for cancel in find_cancels(found.slice(1, 2))] == [1]
     assert list(find_cancels(found.slice(2))) == []
 
 
 def test_a_cancel_without_a_known_time_is_of_1970() -> None:
     entry = metadata(publish_time=MAX_TIME_MS + 1, properties=[pb.KeyValue(key="ledgerlake.cancel", value="key=x")])
-    assert [one.time_ms for one in find_cancels(messages(encode_entry(entry, b"")))] == [0]
+    assert [cancel.time_ms for cancel in find_cancels(messages(encode_entry(entry, b"")))] == [0]
 
 
 def test_the_same_cancel_many_times_in_an_entry_is_one() -> None:
@@ -96,7 +96,7 @@ def test_a_task_passes_a_bounded_number_on_and_the_others_are_rejects(
     entries = [cancels_of([f"{number}-{slot}" for slot in range(4)], pb.ZSTD) for number in range(5)]
     monkeypatch.setattr(
         "ledgerlake.operators.outcomes.read_again",
-        lambda _client, _topic, positions: iter([entries[one.entry_id] for one in positions]),
+        lambda _client, _topic, positions: iter([entries[position.entry_id] for position in positions]),
     )
     options = parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"})
     for folder in "mr":
@@ -106,10 +106,10 @@ def test_a_task_passes_a_bounded_number_on_and_the_others_are_rejects(
     span = EntryRange(name, Position(7, -1), Position(7, 4))
     pieces = [Piece(PieceKind.ENTRIES, memoryview(bundle(entries)))]
     rows = [row for batch in ingest_range(pieces, span, settings, BatchSettings(0, {})) for row in batch.to_pylist()]
-    report = json.loads(rows[-1]["note"])
+    report = json.loads(rows[-1]["header"])
     assert len([one for one in report["events"] if one[0] == "Cancel"]) == 10
-    assert sum(one["rows"] for one in report["fact"]["messages"]) == 20
-    assert sum(one["rows"] for one in report["fact"]["rejects"]) == 3
+    assert sum(file["rows"] for file in report["result"]["messages"]) == 20
+    assert sum(file["rows"] for file in report["result"]["rejects"]) == 3
 
 
 def test_an_accepted_cancel_is_what_the_message_says() -> None:

@@ -41,7 +41,7 @@ def keys_at(*times_ms: int) -> list[Key]:
 def test_segments_end_by_time_and_by_count(times_ms: list[int], step_ms: int, most: int, sizes: list[int]) -> None:
     keys = keys_at(*times_ms)
     for pieces in ([keys], [keys[:3], keys[3:4], keys[4:]]):
-        found = list(cut_segments((index_rows(one) for one in pieces), step_ms, most))
+        found = list(cut_segments((index_rows(piece) for piece in pieces), step_ms, most))
         assert [one.num_rows for one in found] == sizes
         assert [key for segment in found for key in keys_of(segment)] == keys
 
@@ -71,9 +71,9 @@ def test_bytes_read_back_are_what_was_written(kept: str) -> None:
     keys = sorted({(rng.randrange(10**6), rng.randrange(5), rng.randrange(2**32)) for _ in range(3000)})
     frames = [rng.randbytes(rng.randrange(1, 300)) if kept == "all" or (kept == "some" and rng.random() < 0.5) else None for _ in keys]  # fmt: skip
     segments = list(cut_segments([index_rows(keys, frames)], 50_000, 100))
-    metadata = [describe_segment(one) for one in segments]
+    metadata = [describe_segment(segment) for segment in segments]
     assert metadata_from_bytes(metadata_to_bytes(metadata)) == metadata
-    assert [segment_from_bytes(segment_to_bytes(one)) for one in segments] == segments
+    assert [segment_from_bytes(segment_to_bytes(segment)) for segment in segments] == segments
 
 
 @pytest.mark.parametrize(

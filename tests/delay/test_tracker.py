@@ -34,14 +34,14 @@ def take(tracker: DelayedTracker, cutoff_ms: int) -> list[Key]:
     found: list[Key] = []
     for batch in tracker.take_due(cutoff_ms):
         keys = [key_at(batch, row) for row in range(batch.num_rows)]
-        assert batch["frame"].to_pylist() == [frame_of(one) for one in keys]
+        assert batch["frame"].to_pylist() == [frame_of(key) for key in keys]
         found += keys
     return found
 
 
 def sealed(tracker: DelayedTracker) -> list[int]:
     """Segments of each immutable bucket."""
-    return [one.segments for one in tracker.buckets if one.sealed]
+    return [bucket.segments for bucket in tracker.buckets if bucket.sealed]
 
 
 def test_test() -> None:
@@ -81,7 +81,7 @@ def test_add_message_with_strict_delay() -> None:
 
 def test_max_indexes_per_segment() -> None:
     tracker = DelayedTracker(MemoryStorage(), SMALL)
-    add(tracker, *((one * 10, one, one) for one in range(1, 102)))
+    add(tracker, *((number * 10, number, number) for number in range(1, 102)))
     assert sealed(tracker) == [4, 4, 4, 4, 4]
     assert tracker.count == 101
 
@@ -119,7 +119,7 @@ def test_no_more_buckets_than_the_maximum_and_all_is_taken_once(most: int) -> No
         assert len(sealed(tracker)) <= most
         if number == 60:
             taken += take(tracker, 20)
-            assert taken == sorted(one for one in keys[:61] if one[0] <= 20)
+            assert taken == sorted(key for key in keys[:61] if key[0] <= 20)
     tracker = DelayedTracker(storage, settings, tracker.save())
     assert len(storage.buckets) == len(tracker.buckets)
     rest = take(tracker, 50)
@@ -129,8 +129,8 @@ def test_no_more_buckets_than_the_maximum_and_all_is_taken_once(most: int) -> No
 def test_the_two_neighbours_with_the_fewest_messages_are_merged() -> None:
     tracker = DelayedTracker(MemoryStorage(), DelaySettings(1, 1, max_buckets=3))
     for ledger_id, count in enumerate([5, 3, 2, 4, 1]):
-        tracker.add(index_rows([(9, ledger_id, one) for one in range(count)]))
-    assert [one.waiting for one in tracker.buckets if one.sealed] == [5, 5, 4]
+        tracker.add(index_rows([(9, ledger_id, number) for number in range(count)]))
+    assert [bucket.waiting for bucket in tracker.buckets if bucket.sealed] == [5, 5, 4]
 
 
 def test_small_parts_of_the_mutable_bucket_become_larger_ones() -> None:
@@ -141,7 +141,7 @@ def test_small_parts_of_the_mutable_bucket_become_larger_ones() -> None:
         add(tracker, (5000 - entry_id, 1, entry_id))
         record = tracker.save()
         assert len(record.buckets) <= 10
-    assert take(DelayedTracker(storage, DelaySettings(), record), 5000) == [(5000 - one, 1, one) for one in range(999, -1, -1)]  # fmt: skip
+    assert take(DelayedTracker(storage, DelaySettings(), record), 5000) == [(5000 - number, 1, number) for number in range(999, -1, -1)]  # fmt: skip
 
 
 def test_only_one_segment_of_each_bucket_is_in_memory() -> None:
@@ -154,7 +154,7 @@ def test_only_one_segment_of_each_bucket_is_in_memory() -> None:
 
     storage = Watched()
     tracker = DelayedTracker(storage, DelaySettings(100, 1, 10, 10))
-    tracker.add(index_rows([(one, one // 100, one % 100) for one in range(1000)]))
+    tracker.add(index_rows([(number, number // 100, number % 100) for number in range(1000)]))
     record = tracker.save()
     tracker = DelayedTracker(storage, DelaySettings(), record)
     reads.clear()
@@ -165,15 +165,15 @@ def test_only_one_segment_of_each_bucket_is_in_memory() -> None:
 def test_what_was_due_while_nobody_looked_is_taken_after_a_restart() -> None:
     storage = MemoryStorage()
     tracker = DelayedTracker(storage, SMALL)
-    add(tracker, *((one, one, 0) for one in range(100)))
+    add(tracker, *((number, number, 0) for number in range(100)))
     again = DelayedTracker(storage, SMALL, record_from_json(record_to_json(tracker.save())))
-    assert take(again, 1_000_000) == [(one, one, 0) for one in range(100)]
+    assert take(again, 1_000_000) == [(number, number, 0) for number in range(100)]
 
 
 def test_a_message_added_again_is_not_taken_twice() -> None:
     storage = MemoryStorage()
     tracker = DelayedTracker(storage, SMALL)
-    keys = [(one, one // 10, one % 10) for one in range(100)]
+    keys = [(number, number // 10, number % 10) for number in range(100)]
     add(tracker, *keys)
     tracker = DelayedTracker(storage, SMALL, tracker.save())
     tracker.add(index_rows(keys))
@@ -185,11 +185,11 @@ def test_a_message_added_again_is_not_taken_twice() -> None:
 def test_only_what_was_added_before_is_left_out_of_a_batch() -> None:
     storage = MemoryStorage()
     tracker = DelayedTracker(storage, SMALL)
-    even = [(one, one // 10, one % 10) for one in range(0, 100, 2)]
+    even = [(number, number // 10, number % 10) for number in range(0, 100, 2)]
     add(tracker, *even)
     tracker = DelayedTracker(storage, SMALL, tracker.save())
     assert len(take(tracker, 49)) == 25
-    every = [(one, one // 10, one % 10) for one in range(120)]
+    every = [(number, number // 10, number % 10) for number in range(120)]
     tracker.add(index_rows(every, [frame_of(one) for one in every]))
     assert take(tracker, 120) == [one for one in every if one not in even[:25]]
 
@@ -206,13 +206,13 @@ def test_an_output_that_joins_keeps_its_own_position() -> None:
 def test_what_every_output_has_passed_is_trimmed() -> None:
     storage = MemoryStorage()
     tracker = DelayedTracker(storage, DelaySettings(10, 1))
-    add(tracker, *((99, one // 10, one % 10) for one in range(40)))
+    add(tracker, *((99, number // 10, number % 10) for number in range(40)))
     tracker.add_output("topic", Position(1, 9))
     tracker.add_output("other", Position(2, 3))
     record = tracker.save()
     assert tracker.count == 20
     again = DelayedTracker(storage, SMALL, record)
-    assert [key[1:] for key in take(again, 99)] == [(one // 10, one % 10) for one in range(20, 40)]
+    assert [key[1:] for key in take(again, 99)] == [(number // 10, number % 10) for number in range(20, 40)]
 
 
 def test_oldest_is_never_behind_a_message_that_waits() -> None:

@@ -62,7 +62,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Fuzz all parsers and kernels.")
     parser.add_argument("--count", type=int, default=100_000, help="inputs of all targets together")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--target", action="append", choices=sorted(one.name for one in TARGETS))
+    parser.add_argument("--target", action="append", choices=sorted(target.name for target in TARGETS))
     parser.add_argument("--index", type=int, help="judge this one input and say what is wrong with it")
     parser.add_argument("--failures", default="build/fuzz/failures", help="folder of failing inputs")
     parser.add_argument("--report", help="a file that gets a line of JSON for each target")

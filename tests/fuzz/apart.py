@@ -36,8 +36,8 @@ def run_apart(target: Target, seed: int, count: int) -> Result:
 def _each_once(result: Result) -> Result:
     """The first input of each failure."""
     first: dict[str, Failure] = {}
-    for one in result.failures:
-        first.setdefault(one.what, one)
+    for failure in result.failures:
+        first.setdefault(failure.what, failure)
     return dataclasses.replace(result, failures=list(first.values()))
 
 

@@ -182,7 +182,7 @@ def judge(
 def _describe(error: Exception) -> tuple[str, str]:
     """Two failures are the same where the same exception comes from the same line of ours."""
     frames = traceback.extract_tb(error.__traceback__)
-    ours = [one for one in frames if "/ledgerlake/" in one.filename] or frames
+    ours = [frame for frame in frames if "/ledgerlake/" in frame.filename] or frames
     place = f"{ours[-1].filename.rpartition('/ledgerlake/')[2]}:{ours[-1].lineno}"
     return f"{type(error).__name__} at {place}", "".join(traceback.format_exception(error))[-3000:]
 

@@ -71,15 +71,15 @@ def _judge_bundle(crypto: CryptoSettings, data: bytes) -> int:
     places = _places(data)
     options: dict[str, Any] = {"max_bytes": MOST_BYTES, "crypto": crypto}
     parts = list(decode_bundle(data, SOURCE, chunks_as_rejects=False, **options))
-    messages = pa.Table.from_batches([one.messages for one in parts], schema.VIEW)
-    rejects = pa.Table.from_batches([one.rejects for one in parts], schema.REJECTS)
+    messages = pa.Table.from_batches([part.messages for part in parts], schema.VIEW)
+    rejects = pa.Table.from_batches([part.rejects for part in parts], schema.REJECTS)
     expected, expected_rejects = _by_reference(data, places, crypto)
     assert _as_numbers(messages).equals(_as_numbers(expected)), _difference(messages, expected)
     found = list(zip(rejects["entry_id"].to_pylist(), rejects["reason"].to_pylist(), rejects["entry"].to_pylist()))
     assert found == expected_rejects
-    for one in parts:
-        one.messages.validate(full=True)
-        one.rejects.validate(full=True)
+    for part in parts:
+        part.messages.validate(full=True)
+        part.rejects.validate(full=True)
     entries = [data[start:end] for start, end, _, _ in places]
     ledger_ids, entry_ids = (np.array([place[at] for place in places], dtype=np.int64) for at in (2, 3))
     stored = list(decode_entries(pa.array(entries, pa.binary()), ledger_ids, entry_ids, SOURCE, **options))
@@ -110,7 +110,7 @@ def _as_numbers(rows: pa.Table) -> pa.Table:
     """Times as numbers, since Python's own end with the year 9999; in one piece, in the order of
     ids.
     """
-    columns = [one.cast(pa.int64()) if pa.types.is_timestamp(one.type) else one for one in rows.columns]
+    columns = [column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column for column in rows.columns]
     plain = pa.table(columns, names=rows.column_names).combine_chunks()
     return plain.take(pa.array(np.lexsort([plain[name].to_numpy() for name in reversed(_IDS)])))
 
@@ -215,7 +215,7 @@ def _judge_rejects(data: bytes) -> int:
 
 
 def _some_chunks(rng: Rng) -> bytes:
-    entries = [*seeds.large_entries(), *(one for one in seeds.encrypted_entries())]
+    entries = [*seeds.large_entries(), *(entry for entry in seeds.encrypted_entries())]
     first = rng.randrange(3)
     order = entries[first : first + rng.randrange(2, 10)]
     if rng.random() < 0.3:
@@ -238,11 +238,11 @@ def _judge_chunks(data: bytes) -> int:
         event = _read_alone(kind, raw, position)
         if event is None:
             continue
-        outcomes = assembly.arrive(event, bytes(raw)) if isinstance(event, Chunk) else assembly.mark(event)
+        outcomes = assembly.arrive(event, bytes(raw)) if isinstance(event, Chunk) else assembly.apply_marker(event)
         for outcome in outcomes or ():
             count += 1
             if isinstance(outcome, Assembled) and outcome.entries is not None:
-                entries = [one for one in outcome.entries if one is not None]
+                entries = [entry for entry in outcome.entries if entry is not None]
                 _large(entries, outcome.positions)
     return count + sum(1 for _ in assembly.drain_pending())
 

@@ -18,20 +18,20 @@ from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators.bucket_storage import StateStorage
 from ledgerlake.operators.rows import (
-    Begun,
+    DelayedLargeMessage,
+    MessageStarted,
     StateSummary,
     TaskReport,
-    Waits,
     report_from_json,
     report_to_json,
     summary_from_json,
     summary_to_json,
 )
+from ledgerlake.operators.separately_stored import separately_stored_from_json, separately_stored_to_json
 from ledgerlake.operators.stateful import incomplete_from_json, incomplete_to_json
-from ledgerlake.operators.unpacked import unpacked_from_json, unpacked_to_json
 from ledgerlake.pipeline import checkpoint, cursors, row_settings
 from ledgerlake.publish import outbox
-from ledgerlake.source import wake_ups
+from ledgerlake.source import wakeup_files
 from ledgerlake.stored.fields import parse_stored
 from ledgerlake.stored.offsets import PartitionOffset, from_json, to_json
 from ledgerlake.wire.chunks import Marker
@@ -90,8 +90,8 @@ _OPEN = IncompleteMessage(_KEY, 3, 900, 1_700_000_000_000, 1_700_000_000_000, _P
 _REPORT = TaskReport(
     Position(7, 9), 1_700_000_000_000, {"f": 1},
     [
-        Chunk(_KEY, Position(7, 1), 0, 3, 900, 300, 1_700_000_000_000, 1_700_000_000_000), Begun(_KEY), _OPEN,
-        Marker("p", "p-1", _PLACES, 1_700_000_000_000), Waits(_PLACES, 1_800_000_000_000, True),
+        Chunk(_KEY, Position(7, 1), 0, 3, 900, 300, 1_700_000_000_000, 1_700_000_000_000), MessageStarted(_KEY), _OPEN,
+        Marker("p", "p-1", _PLACES, 1_700_000_000_000), DelayedLargeMessage(_PLACES, 1_800_000_000_000, True),
         Cancel("key", "k", Position(7, 5), 1_700_000_000_000),
     ],
 )  # fmt: skip
@@ -134,8 +134,8 @@ def _judge_cancels(data: bytes) -> int:
 
 
 def _judge_large(data: bytes) -> int:
-    found = unpacked_from_json(_text(data))
-    assert unpacked_from_json(unpacked_to_json(found)) == found
+    found = separately_stored_from_json(_text(data))
+    assert separately_stored_from_json(separately_stored_to_json(found)) == found
     return 1
 
 
@@ -241,8 +241,8 @@ def _judge_tracker(data: bytes) -> int:
     parts = mutate.unpacked(data)
     record = record_from_json(_text(parts[0])) if parts else Record()
     storage = MemoryStorage()
-    for one in parts[1:]:
-        bucket_id, number, value = mutate.unpacked(one)
+    for part in parts[1:]:
+        bucket_id, number, value = mutate.unpacked(part)
         storage.buckets.setdefault(int(bucket_id), {})[int(number)] = value
     tracker = DelayedTracker(storage, _SETTINGS, record)
     tracker.add_output("table", BEFORE_ALL)
@@ -301,7 +301,7 @@ TARGETS = [
     Target("open-set", "open sets in state", _json_of(incomplete_to_json(_OPEN)), _judge_set, _REFUSED),
     Target("report", "rows to the stateful stage: reports", _json_of(report_to_json(_REPORT)), _judge_report, _REFUSED),
     Target("summary", "rows from the stateful stage: state summaries", _json_of(summary_to_json(_SUMMARY)), _judge_summary, _REFUSED),
-    Target("cancels", "cancels in state", _json_of(cancels_to_json(one for one in _REPORT.events if isinstance(one, Cancel))), _judge_cancels, _REFUSED),
+    Target("cancels", "cancels in state", _json_of(cancels_to_json(event for event in _REPORT.events if isinstance(event, Cancel))), _judge_cancels, _REFUSED),
     Target("delayed-large", "delayed large messages in state", _json_of(*_LARGE), _judge_large, _REFUSED),
     Target("cursor-ends", "pipeline.cursors: what is to be acknowledged", _json_of(_ENDS), _reads(cursors._read, 1), _REFUSED),
     Target("row-settings", "pipeline.row_settings", _json_of('{"version": 1, "settings": {"[delay] enabled": true, "[chunks] max_pending": 5, "[delay] storage": "state"}}'), _reads(row_settings.read_settings, 1), _REFUSED),
@@ -309,7 +309,7 @@ TARGETS = [
     Target("outbox-name", "pipeline.checkpoint: the outbox's name", _json_of('{"version": 1, "name": "abcd"}'), _reads(checkpoint._outbox_name, 1), _REFUSED),
     Target("outbox-record", "publish.outbox: a micro-batch", _json_of(_OUTBOX_RECORD), _reads(outbox._record, 2), _REFUSED),
     Target("outbox-sending", "publish.outbox: how a sending began", _json_of('{"version": 1, "partitions": 3, "ends": {"due": {"ledger_id": 7, "entry_id": -1}}}'), _reads(outbox._sending, 1), _REFUSED),
-    Target("wakes", "source.wakes", _json_of('{"version": 1, "wakes": {"t": 1777626000123}}'), _reads(wake_ups._wakes, 1), _REFUSED),
+    Target("wakes", "source.wakes", _json_of('{"version": 1, "wakes": {"t": 1777626000123}}'), _reads(wakeup_files._wakeup_times, 1), _REFUSED),
     Target("record", "the record of the delayed index", _texts_of(lambda: [_index()[0]]), _judge_record, _REFUSED),
     Target("snapshot-metadata", "state.delay.snapshot: metadata", _any_of(lambda: _values(True)), _judge_metadata, _REFUSED, work_factor=10),
     Target("snapshot-segment", "state.delay.snapshot: segments", _any_of(lambda: _values(False)), _judge_segment, _REFUSED),

@@ -68,7 +68,7 @@ _ANSWERS = [
 def commands_of_a_broker() -> list[bytes]:
     entries = seeds.all_entries()
     position = ids.to_wire(ids.Position(7, 3))
-    found = [commands.encode(text_format.Parse(one, pb.BaseCommand())) for one in _ANSWERS]
+    found = [commands.encode(text_format.Parse(answer, pb.BaseCommand())) for answer in _ANSWERS]
     last = pb.CommandGetLastMessageIdResponse(last_message_id=position, request_id=1)
     command = pb.BaseCommand(type=pb.BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE, get_last_message_id_response=last)
     found.append(commands.encode(command, entries[0]))
@@ -208,7 +208,7 @@ def _use(event: Message) -> None:
         elif isinstance(event, pb.CommandGetSchemaResponse):
             hash(value_schema.from_wire(event.schema))
         elif isinstance(event, pb.CommandGetTopicsOfNamespaceResponse):
-            assert all(isinstance(split_partition(one)[1], int) for one in event.topics)
+            assert all(isinstance(split_partition(topic)[1], int) for topic in event.topics)
         elif isinstance(event, pb.CommandError):
             str(lookup.refused("do it", event.error, event.message))
     except (BrokerError, ProtocolError, UsageError):

@@ -60,7 +60,9 @@ def _of_java(**more: Any) -> pb.MessageMetadata:
 @cache
 def plain_entries() -> tuple[bytes, ...]:
     slots = _slots()
-    many = encode_batch([(pb.SingleMessageMetadata(payload_size=0, sequence_id=one), b"%d" % one) for one in range(40)])
+    many = encode_batch(
+        [(pb.SingleMessageMetadata(payload_size=0, sequence_id=number), b"%d" % number) for number in range(40)]
+    )
     found = [single(b"value"), single(b""), single(b"v", partition_key="k", event_time=5, ordering_key=b"o")]
     for codec in _CODECS:
         found.append(batch([b"a", b"", b"c" * 90], codec, index=10))
@@ -98,7 +100,7 @@ def large_entries() -> tuple[bytes, ...]:
     packed = compress(pb.LZ4, bytes(range(256)) * 3 + b"x" * 132)
     promised = metadata(producer_name="q", properties=[promise()], deliver_at_time=1_800_000_000_000)
     chunks = [*encode_chunks(own, packed, 200), *encode_chunks(promised, b"plain chunk " * 20, 100)]
-    marker = encode_marker(promised, 9, [Position(7, one) for one in range(4, 7)])
+    marker = encode_marker(promised, 9, [Position(7, number) for number in range(4, 7)])
     return tuple(_stored(entry, number) for number, entry in enumerate([*chunks, marker]))
 
 
@@ -116,7 +118,7 @@ def delayed_entries() -> tuple[bytes, ...]:
 @cache
 def encrypted_entries() -> tuple[bytes, ...]:
     """Entries for the keys in ``KEYS``, stored since encryption is never twice the same."""
-    return tuple(bytes.fromhex(one.read_text()) for one in sorted(KEYS.glob("*.hex")))
+    return tuple(bytes.fromhex(path.read_text()) for path in sorted(KEYS.glob("*.hex")))
 
 
 @cache

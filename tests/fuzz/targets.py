@@ -13,4 +13,4 @@ TARGETS: tuple[Target, ...] = (*of_wire.TARGETS, *of_decode.TARGETS, *of_state.T
 
 
 def target_of(name: str) -> Target:
-    return next(one for one in TARGETS if one.name == name)
+    return next(target for target in TARGETS if target.name == name)

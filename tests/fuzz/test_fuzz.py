@@ -14,7 +14,7 @@ from tests.fuzz.targets import TARGETS, target_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-CORPUS = sorted(one for one in GOLDEN.glob("*/*.hex") if one.parent.name != "keys")
+CORPUS = sorted(path for path in GOLDEN.glob("*/*.hex") if path.parent.name != "keys")
 COUNT = 60
 
 
@@ -23,7 +23,7 @@ def test_inputs_are_read_or_refused_in_bounded_memory(target: Target) -> None:
     count = -(-COUNT // target.cost)
     result = run(target, 1, 0, count, traced_every=10)
     assert result.count == count
-    assert [(one.what, one.command, one.detail) for one in result.failures] == []
+    assert [(failure.what, failure.command, failure.detail) for failure in result.failures] == []
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda one: f"{one.parent.name}-{one.stem}")

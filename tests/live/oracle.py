@@ -82,7 +82,7 @@ class Verdict:
             f"{getattr(self, name):,} {name}"
             for name in ("confirmed", "rows", "missing", "duplicate", "early", "out_of_order", "misplaced")
         )
-        return f"{counts}, rejects {dict(self.rejects)}" + "".join(f"\n  {one}" for one in self.examples)
+        return f"{counts}, rejects {dict(self.rejects)}" + "".join(f"\n  {example}" for example in self.examples)
 
 
 @dataclass(frozen=True)

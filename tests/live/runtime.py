@@ -192,7 +192,7 @@ def commits(checkpoint: Path) -> int:
     oldest.
     """
     done = checkpoint / "commits"
-    numbers = [int(one.name) for one in done.iterdir() if one.name.isdigit()] if done.exists() else []
+    numbers = [int(path.name) for path in done.iterdir() if path.name.isdigit()] if done.exists() else []
     return max(numbers, default=-1) + 1
 
 

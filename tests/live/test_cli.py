@@ -171,6 +171,6 @@ def test_a_run_that_archives_classes_leaves_what_the_next_one_loads_them_from(ru
     second = ledgerlake_process("run", config, "--once", **environment)
     assert second.returncode == 0, second.stderr
     assert "10 messages and 0 rejects" in second.stderr
-    loaded = max((one.read_text() for one in tmp_path.glob("classes.log-*")), key=len).splitlines()
+    loaded = max((path.read_text() for path in tmp_path.glob("classes.log-*")), key=len).splitlines()
     assert sum("(top)" in line for line in loaded) > len(loaded) / 2
     assert list((cache / "classes").iterdir()) == [archive]

@@ -102,7 +102,9 @@ def test_schema_versions_and_ids_agree_with_the_client(runtime: Runtime, spark: 
     ids = [producer.send(f"text {number}") for number in range(3)]
     config = run_once(spark, runtime.config(tmp_path, topic))
     rows = rows_by_spark(spark, config.delta.path)
-    assert [(row["ledger_id"], row["entry_id"]) for row in rows] == [(one.ledger_id(), one.entry_id()) for one in ids]
+    assert [(row["ledger_id"], row["entry_id"]) for row in rows] == [
+        (message_id.ledger_id(), message_id.entry_id()) for message_id in ids
+    ]
     assert [row["schema_version"] for row in rows] == [b"\0" * 8] * 3
 
 

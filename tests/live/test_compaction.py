@@ -66,7 +66,9 @@ class Topic:
             self._producer.send_async(value, lambda _result, message_id: ids.append(message_id), **keyed)
         self._producer.flush()
         wait_until(lambda: len(ids) == len(messages))
-        return [MessageId(one.ledger_id(), one.entry_id(), one.batch_index()) for one in ids]
+        return [
+            MessageId(message_id.ledger_id(), message_id.entry_id(), message_id.batch_index()) for message_id in ids
+        ]
 
     def tombstone(self, key: str) -> MessageId:
         """A message without a value, as Java's ``value(null)`` sends it."""

@@ -128,7 +128,7 @@ def test_an_idle_topic_releases_on_time_whatever_keeps_the_messages(
     publish_delayed(runtime, topic, [(b"now", None)])
     assert run_and_verify(spark, data).messages == 1
     due_ms = now_ms() + 15_000
-    publish_delayed(runtime, topic, [(b"%d" % one, due_ms + one % 50) for one in range(100)])
+    publish_delayed(runtime, topic, [(b"%d" % number, due_ms + number % 50) for number in range(100)])
     with running(spark, data) as pipeline:
         wait_until(lambda: waits(pipeline) == 100)
         unread = 100 if storage == "reread" else 0
@@ -136,7 +136,7 @@ def test_an_idle_topic_releases_on_time_whatever_keeps_the_messages(
         wait_for_rows(tmp_path, 101)
         wait_until(lambda: backlog(runtime, topic) == 0)
     rows = table_rows(tmp_path)[1:]
-    assert [row["value"] for row in rows] == [b"%d" % one for one in range(100)]
+    assert [row["value"] for row in rows] == [b"%d" % number for number in range(100)]
     for one, row in enumerate(rows):
         assert milliseconds(row["deliver_at"]) == due_ms + one % 50
         assert milliseconds(row["delivered_at"]) >= milliseconds(row["deliver_at"])
@@ -154,7 +154,7 @@ def test_what_waits_survives_restarts_and_is_shown(runtime: Runtime, spark: Spar
     data = small_buckets(runtime, tmp_path, topic)
     due_ms = now_ms() + 60_000
     for part in range(4):
-        publish_delayed(runtime, topic, [(b"%d-%d" % (part, one), due_ms + one) for one in range(60)])
+        publish_delayed(runtime, topic, [(b"%d-%d" % (part, number), due_ms + number) for number in range(60)])
         verdict = run_and_verify(spark, data)
         assert verdict.clean, verdict.sentence()
         assert (verdict.messages, verdict.waiting) == (0, 60 * (part + 1))
@@ -167,7 +167,7 @@ def test_what_waits_survives_restarts_and_is_shown(runtime: Runtime, spark: Spar
     verdict = run_and_verify(spark, data)
     assert verdict.clean, verdict.sentence()
     assert (verdict.messages, verdict.waiting, verdict.late) == (240, 0, 0)
-    assert sum(one.waiting for one in waiting_messages(spark, parse_config(data))) == 0
+    assert sum(partition.waiting for partition in waiting_messages(spark, parse_config(data))) == 0
 
 
 def state_files(folder: Path) -> dict[Path, bytes]:
@@ -184,7 +184,7 @@ def test_a_second_run_of_a_micro_batch_leaves_the_state_files_of_the_first_as_th
     # The cursor is past the micro-batch, which would be refused.
     data["source"]["fail_on_data_loss"] = False
     due_ms = now_ms() + 60_000
-    publish_delayed(runtime, topic, [(b"%d" % one, due_ms) for one in range(60)])
+    publish_delayed(runtime, topic, [(b"%d" % number, due_ms) for number in range(60)])
     run_and_verify(spark, data)
     before = state_files(tmp_path)
     commits = tmp_path / "checkpoint" / "commits"
@@ -205,13 +205,13 @@ def test_a_checkpoint_whose_state_files_are_of_version_1_goes_on(
     topic = runtime.topic()
     data = small_buckets(runtime, tmp_path, topic)
     due_ms = now_ms() + 20_000
-    publish_delayed(runtime, topic, [(b"a%d" % one, due_ms) for one in range(60)])
+    publish_delayed(runtime, topic, [(b"a%d" % number, due_ms) for number in range(60)])
     with monkeypatch.context() as older:
         older.setattr("ledgerlake.pipeline.spark_log.STATE_VERSION", 1)
         assert run_and_verify(spark, data).waiting == 60
     assert (tmp_path / "checkpoint" / "commits" / "0").read_text().startswith("v1")
-    assert sum(one.waiting for one in waiting_messages(spark, parse_config(data))) == 60
-    publish_delayed(runtime, topic, [(b"b%d" % one, due_ms) for one in range(60)])
+    assert sum(partition.waiting for partition in waiting_messages(spark, parse_config(data))) == 60
+    publish_delayed(runtime, topic, [(b"b%d" % number, due_ms) for number in range(60)])
     time.sleep(max(0, due_ms + 100 - now_ms()) / 1000)
     verdict = run_and_verify(spark, data)
     assert verdict.clean, verdict.sentence()
@@ -222,7 +222,7 @@ def test_a_large_message_waits_too(runtime: Runtime, spark: SparkSession, tmp_pa
     topic = runtime.topic()
     data = small_buckets(runtime, tmp_path, topic)
     due_ms = now_ms() + 20_000
-    values = [bytes([one]) * (6 * 1024 * 1024 + one) for one in range(3)]
+    values = [bytes([number]) * (6 * 1024 * 1024 + number) for number in range(3)]
     publish_delayed(runtime, topic, [(values[0], due_ms), (values[1], None), (values[2], due_ms + 1)], chunking_enabled=True, batching_enabled=False)  # fmt: skip
     cluster = runtime.cluster()
     LargeMessageProducer(cluster, topic, chunk_bytes=1000).send(b"marked" * 1000, deliver_at_ms=due_ms + 2)

@@ -54,7 +54,7 @@ def publish(runtime: Runtime, topic: str, folder: Path, key: str, codec: str, sh
 
 
 def digests(values: list[bytes]) -> list[bytes]:
-    return sorted(hashlib.sha256(one).digest() for one in values)
+    return sorted(hashlib.sha256(value).digest() for value in values)
 
 
 def test_messages_for_our_keys_are_read_and_those_for_others_are_rejects(

@@ -90,17 +90,17 @@ def test_a_table_of_delta_sparks_writer_is_exact_after_kills_of_the_driver_and_r
             Publisher(runtime, topic, 1, pulsar.CompressionType.NONE),
         ]
         with contextlib.ExitStack() as ending:
-            for one in publishers:
-                one.start()
-                ending.callback(one.stop)
+            for publisher in publishers:
+                publisher.start()
+                ending.callback(publisher.stop)
             _run_and_kill(runtime, tmp_path, config, kills, restarts, rng)
         last = ledgerlake_process("run", config, "--once", "--json")
         assert last.returncode == 0, last.stderr
         verified = ledgerlake("verify", config, "--json")
         verdict = json.loads(verified.stdout)
-        print(verdict, f"{sum(one.confirmed for one in publishers)} confirmed")
+        print(verdict, f"{sum(publisher.confirmed for publisher in publishers)} confirmed")
         assert verified.returncode == 0
-        assert verdict["messages"] >= sum(one.confirmed for one in publishers) > 0
+        assert verdict["messages"] >= sum(publisher.confirmed for publisher in publishers) > 0
         assert verdict["not_checked"] == 0
 
 
@@ -143,6 +143,6 @@ def _kill_a_worker(driver: int, rng: random.Random) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         below = psutil.Process(driver).children(recursive=True)
         daemons = [one for one in below if _DAEMONS & set(one.cmdline())]
-        workers = [one for one in daemons if one.parent() in daemons]
+        workers = [daemon for daemon in daemons if daemon.parent() in daemons]
         if workers:
             rng.choice(workers).kill()

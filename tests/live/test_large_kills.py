@@ -81,5 +81,5 @@ def test_messages_that_were_half_published_at_a_kill_are_whole_afterwards(
         verified = ledgerlake("verify", config, "--json")
         assert verified.returncode == 0, verified.stdout
         found = [hashlib.sha256(row["value"]).digest() for row in table_rows(tmp_path) if row["chunk_count"]]
-        assert sorted(found) == sorted(hashlib.sha256(one).digest() for one in payloads)
+        assert sorted(found) == sorted(hashlib.sha256(payload).digest() for payload in payloads)
         assert DeltaTable(str(tmp_path / "rejects")).to_pyarrow_table().num_rows == 0

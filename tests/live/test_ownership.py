@@ -153,9 +153,9 @@ def test_a_batch_of_another_line_of_the_checkpoint_is_refused(
     publish_numbers(runtime, topic, range(20, 30))
     assembled = Pipeline(spark, config)
     try:
-        assembled._parts.start.compare_with_tables = lambda _tables: None  # type: ignore[method-assign,assignment]
+        assembled._components.start.compare_with_tables = lambda _tables: None  # type: ignore[method-assign,assignment]
         assembled.start(True)
-        with pytest.raises(CheckpointError, match="is not the one that the table"):
+        with pytest.raises(CheckpointError, match="is not the one in the table"):
             assembled.wait()
     finally:
         assembled.close()

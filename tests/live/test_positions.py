@@ -65,8 +65,8 @@ def publish(runtime: Runtime, topic: str, rng: random.Random, messages: int = ME
             count = min(rng.choice([0, 0, 1, 5, 20, 40]), messages - number)
             rng.choice(producers).send(entry(rng.randrange(2**41), number, count), max(count, 1))
             number += max(count, 1)
-        for one in producers:
-            one.close()
+        for producer in producers:
+            producer.close()
         runtime.admin("PUT", topic, "/unload")
         time.sleep(0.5)
     cluster.close()
@@ -227,10 +227,10 @@ def test_a_pipeline_runs_between_two_numbers_and_its_lag_is_the_truth(
 ) -> None:
     data = runtime.config(tmp_path, topic, starting="index 70000", ending="index 79999")
     config = parse_config(data)
-    assert [one.messages for one in find_lags(config)] == [MESSAGES - 70_000]
+    assert [lag.messages for lag in find_lags(config)] == [MESSAGES - 70_000]
     run_once(spark, data)
     assert [int(row["value"]) for row in table_rows(tmp_path)] == list(range(70_000, 80_000))
-    assert [one.messages for one in find_lags(config)] == [MESSAGES - 80_000]
+    assert [lag.messages for lag in find_lags(config)] == [MESSAGES - 80_000]
     data["source"]["ending"] = "index 80004"
     run_once(spark, data)
     assert [int(row["value"]) for row in table_rows(tmp_path)] == list(range(70_000, 80_005))
@@ -328,7 +328,7 @@ def test_every_id_of_pulsar_client_is_ours_and_the_other_way_round(runtime: Runt
         serialised = theirs.serialize()
         ours = from_bytes(serialised)
         forms = [serialised.hex(), str(list(serialised)), str([one - 256 if one > 127 else one for one in serialised])]
-        assert {str(parse_message_id(one)) for one in forms} == {str(ours)}
+        assert {str(parse_message_id(form)) for form in forms} == {str(ours)}
         back = pulsar.MessageId.deserialize(to_bytes(ours, theirs.partition()))
         assert (back.ledger_id(), back.entry_id(), back.batch_index(), back.partition()) == (
             theirs.ledger_id(),

@@ -86,20 +86,22 @@ def test_each_output_gets_each_message_once_also_when_one_failed_for_a_while(
     data["deliver"] = {"topic": target}
     pipeline = run(spark, parse_config(data))
     try:
-        publish_delayed(runtime, source, [(b"first %d" % one, now_ms() + 3000) for one in range(200)])
+        publish_delayed(runtime, source, [(b"first %d" % number, now_ms() + 3000) for number in range(200)])
         wait_for_rows(tmp_path, 200)
         assert len(list((tmp_path / "checkpoint" / "ledgerlake" / "outbox").glob("*.parquet"))) > 0, (
             "nowhere to send it"
         )
         runtime.deduplicating("later")
-        publish_delayed(runtime, source, [(b"second %d" % one, now_ms() + 3000) for one in range(200)])
+        publish_delayed(runtime, source, [(b"second %d" % number, now_ms() + 3000) for number in range(200)])
         wait_for_rows(tmp_path, 400)
         wait_until(lambda: len(read_all(runtime, target)) >= 400)
     finally:
         pipeline.stop()
         pipeline.close()
     values = [one.data() for one in read_all(runtime, target)]
-    assert sorted(values) == sorted(b"%s %d" % (part, one) for part in (b"first", b"second") for one in range(200))
+    assert sorted(values) == sorted(
+        b"%s %d" % (part, number) for part in (b"first", b"second") for number in range(200)
+    )
     verdict = verify(parse_config(data))
     assert verdict.clean, verdict.sentence()
     assert (verdict.messages, verdict.waiting) == (400, 0)
@@ -313,7 +315,7 @@ def test_each_message_is_on_the_topic_once_after_kills(tmp_path: Path) -> None:
         assert verified.returncode == 0, verified.stdout
         values = [message.data() for message in read_all(runtime, target)]
         print(f"{len(values)} messages on the topic, {len(set(values))} of them different, after {kills} kills")
-        assert sorted(values) == sorted(b"%d" % one for one in range(kills * 1500))
+        assert sorted(values) == sorted(b"%d" % number for number in range(kills * 1500))
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ def test_a_topic_read_in_runs_is_the_topic_read_entry_by_entry(runtime: Runtime)
         together += received.each()
     cluster.close()
     assert [(one.position, bytes(one.entry)) for one in together] == [
-        (one.position, bytes(one.entry)) for one in singles
+        (single.position, bytes(single.entry)) for single in singles
     ]
     assert len(singles) > 600
     assert longest > 10

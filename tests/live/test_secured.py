@@ -163,6 +163,6 @@ def test_secrets_are_in_no_plan_progress_offset_or_log(secured: Runtime, spark: 
     shown = [str(stream._jdf.queryExecution()), str(query.lastProgress), repr(parse_config(data))]
     shown += [str(query._jsq.explainInternal(True)), repr(parse_config(data).source)]
     assert [one for one in shown if secret in one] == []
-    files = [one for one in tmp_path.rglob("*") if one.is_file()]
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) > 5
-    assert [one for one in files if secret.encode() in one.read_bytes()] == []
+    assert [file for file in files if secret.encode() in file.read_bytes()] == []

@@ -20,7 +20,7 @@ from ledgerlake.stored.places import Place
 from ledgerlake.table.additions import add_missing
 from ledgerlake.table.batch_record import BatchRecord, Recorded
 from ledgerlake.table.delta_table import Table, data_folder
-from ledgerlake.table.ordered_files import DataFile, GatheringWriter
+from ledgerlake.table.ordered_files import BufferedWriter, DataFile
 from ledgerlake.table.spark_table import SparkTable, open_table
 from tests.live.pipelines import rejects_rows, run_once
 
@@ -58,7 +58,7 @@ def made(spark: SparkSession, path: str, feature: str) -> None:
         Table(Place(f"{path}-plain"), schema.MESSAGES).create()
         spark.read.format("delta").load(f"{path}-plain").write.format("delta").partitionBy("topic").save(path)
     elif feature == "generated columns":
-        columns = ", ".join(f"`{one.name}` {one.dataType.simpleString()}" for one in spark_columns(spark))
+        columns = ", ".join(f"`{column.name}` {column.dataType.simpleString()}" for column in spark_columns(spark))
         day = "day date generated always as (cast(publish_time as date))"
         spark.sql(f"create table delta.`{path}` ({columns}, {day}) using delta")
     else:
@@ -116,8 +116,8 @@ def test_a_batch_that_spark_repeats_is_in_the_table_once(
         unrecorded.setattr(DurableCursor, "advance", lambda _cursor, _position: None)
         config = run_once(spark, data)
     for folder in (tmp_path / "checkpoint" / "commits",):
-        for one in folder.iterdir():
-            one.unlink()
+        for path in folder.iterdir():
+            path.unlink()
     run_once(spark, data)
     assert values(spark, config.delta.path) == list(range(20))
 
@@ -129,10 +129,10 @@ def test_a_batch_without_rows_is_recorded(spark: SparkSession, tmp_path: Path) -
     table.create()
     spark.sql(f"alter table delta.`{path}` {CHANGES['columnMapping']}")
     record = BatchRecord("s", "ledgerlake:s:q", 4, 7)
-    assert not table.holds(record)
+    assert not table.contains(record)
     table.commit(record, [], {})
     assert table.recorded("ledgerlake:s:q") == Recorded(4, 7)
-    assert table.holds(record)
+    assert table.contains(record)
     assert table.last_batch_of("s") == 4
     assert spark.read.format("delta").load(path).count() == 0
 
@@ -174,7 +174,7 @@ REJECTS_BATCH = BatchRecord("s", "ledgerlake:s:q", 4, 7)
 
 def staged(table: Table, entries: range) -> list[DataFile]:
     """Rejects as a task writes them."""
-    writer = GatheringWriter(data_folder(table.folder, table.schema, "part-00000004-00000"))
+    writer = BufferedWriter(data_folder(table.folder, table.schema, "part-00000004-00000"))
     place = {"topic": "t", "partition": -1, "ledger_id": 3, "reason": "chunk_orphan"}
     rows = [place | {"entry_id": number, "message_id": f"3:{number}", "detail": ""} for number in entries]
     writer.write(pa.Table.from_pylist(rows, schema=table.schema))
@@ -209,12 +209,12 @@ def test_what_a_repeat_rejects_beyond_the_first_run_is_added_once(
         spark.sql(f"alter table delta.`{path}` {CHANGES[feature]}")
     if first == "spark":
         table.commit(REJECTS_BATCH, staged(table, range(2)), {})
-    assert table.holds(REJECTS_BATCH)
+    assert table.contains(REJECTS_BATCH)
     for entries in (range(3), range(3), range(5), range(1, 4)):
         add_missing(table, REJECTS_BATCH, staged(table, entries))
     rows = spark.read.format("delta").load(path).orderBy("entry_id").collect()
     assert [row.entry_id for row in rows] == list(range(5))
-    assert table.holds(REJECTS_BATCH)
+    assert table.contains(REJECTS_BATCH)
     assert table.recorded(REJECTS_BATCH.query) in (Recorded(4, 7), Recorded(4, None))
     assert not [*(tmp_path / "staging").iterdir()]
 

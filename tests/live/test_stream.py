@@ -117,7 +117,7 @@ def test_latest_takes_only_what_comes_after_the_start(runtime: Runtime, spark: S
 def test_a_batch_read_is_bounded_on_both_sides(runtime: Runtime, spark: SparkSession) -> None:
     topic = runtime.topic()
     ids = publish_numbers(runtime, topic, range(10))
-    text = [f"{one.ledger_id()}:{one.entry_id()}" for one in ids]
+    text = [f"{message_id.ledger_id()}:{message_id.entry_id()}" for message_id in ids]
     reader = spark.read.format("ledgerlake").option("service.url", runtime.service_url).option("topic", topic)
     frame = reader.option("startingOffsets", text[3]).option("endingOffsets", text[6]).load()
     assert sorted(int(row.value) for row in frame.collect()) == [3, 4, 5, 6]
@@ -182,7 +182,7 @@ def test_the_pipelines_state_has_no_more_partitions_than_the_topic(
     topic = runtime.topic(partitions)
     publish_numbers(runtime, topic, range(20))
     config = run_once(spark, runtime.config(tmp_path, topic))
-    state = {one.name for one in (tmp_path / "checkpoint" / "state" / "0").iterdir() if one.name.isdigit()}
+    state = {path.name for path in (tmp_path / "checkpoint" / "state" / "0").iterdir() if path.name.isdigit()}
     assert state == {str(number) for number in range(state_partitions)}
     publish_numbers(runtime, topic, range(20))
     run_once(spark, runtime.config(tmp_path, topic))
@@ -266,7 +266,7 @@ def test_the_cursor_shows_the_backlog_and_goes_when_it_is_forgotten(
     config = run_once(spark, data)
     publish_numbers(runtime, topic, range(10, 14))
     assert runtime.subscriptions(topic) == {"ledgerlake-backlog": 4}
-    assert [one.messages for one in find_lags(config)] == [4]
+    assert [lag.messages for lag in find_lags(config)] == [4]
     run_once(spark, data)
     assert runtime.subscriptions(topic) == {"ledgerlake-backlog": 0}
     with pytest.raises(CheckpointError, match="remove the checkpoint first"):

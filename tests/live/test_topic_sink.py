@@ -210,7 +210,7 @@ def test_a_micro_batch_that_is_run_again_stores_nothing_twice(
         assert writer.trigger(availableNow=True).start().awaitTermination(120)
 
     run()
-    last = max(int(one.name) for one in (checkpoint / "commits").iterdir() if one.name.isdigit())
+    last = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdigit())
     (checkpoint / "commits" / str(last)).unlink()
     (checkpoint / "commits" / f".{last}.crc").unlink(missing_ok=True)
     run()

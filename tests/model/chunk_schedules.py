@@ -20,7 +20,7 @@ def schedule(rng: random.Random) -> list[Chunk]:
     streams = [_producer(rng, f"p{number}") for number in range(rng.randint(1, 4))]
     chunks: list[Chunk] = []
     while any(streams):
-        key, chunk_id, count, total, size, publish_ms = rng.choice([one for one in streams if one]).pop(0)
+        key, chunk_id, count, total, size, publish_ms = rng.choice([stream for stream in streams if stream]).pop(0)
         time_ms = rng.choice([len(chunks), None])
         chunks.append(Chunk(key, Position(1, len(chunks)), chunk_id, count, total, size, time_ms, publish_ms))
     return chunks

@@ -31,31 +31,31 @@ _AT_ONCE = 250
 class Store:
     """What an operator would keep: the bytes held by position, here the positions alone."""
 
-    held: set[Position] = field(default_factory=set)
+    kept: set[Position] = field(default_factory=set)
     delivered: list[tuple[ChunkedMessageKey, tuple[Position, ...]]] = field(default_factory=list)
     rejected: list[Position] = field(default_factory=list)
     reread: int = 0
 
     def apply(self, effect: object) -> None:
         if isinstance(effect, Retain):
-            self.held.add(effect.position)
+            self.kept.add(effect.position)
         elif isinstance(effect, Spill):
             self._free(effect.positions)
         elif isinstance(effect, Deliver):
             if effect.reread:
                 self.reread += 1
-                assert self.held.isdisjoint(effect.positions)
+                assert self.kept.isdisjoint(effect.positions)
             else:
                 self._free(effect.positions[:-1])
             self.delivered.append((effect.key, effect.positions))
         elif isinstance(effect, Reject):
-            if effect.held:
+            if effect.bytes_kept:
                 self._free(effect.positions)
             self.rejected += effect.positions
 
     def _free(self, positions: tuple[Position, ...]) -> None:
         for position in positions:
-            self.held.remove(position)
+            self.kept.remove(position)
 
 
 def play(seed: int) -> Store:
@@ -66,18 +66,18 @@ def play(seed: int) -> Store:
     for chunk in chunks:
         for effect in pending.arrive(chunk):
             store.apply(effect)
-        assert len([one for one in pending.sets if not one.spilled]) <= limits.max_pending
-        assert pending.held_bytes <= limits.max_pending_bytes
-        assert len(store.held) == sum(len(one.positions) for one in pending.sets if not one.spilled)
+        assert len([message for message in pending.messages if not message.spilled]) <= limits.max_pending
+        assert pending.kept_bytes <= limits.max_pending_bytes
+        assert len(store.kept) == sum(len(message.positions) for message in pending.messages if not message.spilled)
         if rng.random() < 0.3:
-            pending = IncompleteMessages(limits, pending.sets)
+            pending = IncompleteMessages(limits, pending.messages)
     assert store.delivered == reference(chunks)
-    still_open = [position for one in pending.sets for position in one.positions]
+    still_open = [position for message in pending.messages for position in message.positions]
     accounted = [position for _, positions in store.delivered for position in positions] + store.rejected + still_open
     assert sorted(accounted) == [chunk.position for chunk in chunks]
     for effect in (*pending.expire(10**9), *pending.expire(2 * 10**9)):
         store.apply(effect)
-    assert (store.held, pending.sets, pending.held_bytes) == (set(), (), 0)
+    assert (store.kept, pending.messages, pending.kept_bytes) == (set(), (), 0)
     return store
 
 

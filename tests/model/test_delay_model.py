@@ -121,7 +121,7 @@ class Life:
         again = sorted(self.ended.waits & self.now.waits, key=lambda one: one[1:])
         again = [one for one in again if self.rng.random() < 0.05]
         self.tracker.add(index_rows(again, [frame_of(one) for one in again]))
-        self.tracker.add(index_rows(keys, [frame_of(one) for one in keys]))
+        self.tracker.add(index_rows(keys, [frame_of(key) for key in keys]))
         self.now.waits |= set(keys)
         assert self.tracker.count == len(self.now.waits)
 
@@ -137,19 +137,19 @@ class Life:
         found = []
         for batch in self.tracker.take_due(self.clock_ms):
             keys = [key_at(batch, row) for row in range(batch.num_rows)]
-            assert batch["frame"].to_pylist() == [frame_of(one) for one in keys]
+            assert batch["frame"].to_pylist() == [frame_of(key) for key in keys]
             found += keys
-        due = sorted(one for one in self.now.waits if one[0] <= self.clock_ms)
+        due = sorted(wait for wait in self.now.waits if wait[0] <= self.clock_ms)
         assert found == due
         self.now.waits -= set(due)
 
     def look(self) -> None:
         waits = self.now.waits
-        assert self.tracker.next_due_ms == min((one[0] for one in waits), default=None)
-        assert self.tracker.last_due_ms == max((one[0] for one in waits), default=None)
-        oldest = min((Position(*one[1:]) for one in waits), default=None)
+        assert self.tracker.next_due_ms == min((wait[0] for wait in waits), default=None)
+        assert self.tracker.last_due_ms == max((wait[0] for wait in waits), default=None)
+        oldest = min((Position(*wait[1:]) for wait in waits), default=None)
         assert (self.tracker.oldest or Position(2**62, 0)) <= (oldest or Position(2**62, 0))
-        assert sum(one.sealed for one in self.tracker.buckets) <= self.settings.max_buckets
+        assert sum(bucket.sealed for bucket in self.tracker.buckets) <= self.settings.max_buckets
 
     def end(self) -> None:
         """The micro-batch ends: what it did counts."""
@@ -173,7 +173,7 @@ class Life:
 
     def check_storage(self) -> None:
         """What the record uses is there, and nothing else but what killed micro-batches left."""
-        used = {one.bucket_id for one in self.tracker.buckets}
+        used = {bucket.bucket_id for bucket in self.tracker.buckets}
         assert used <= self.storage.buckets.keys()
         assert self.killed or used == self.storage.buckets.keys()
 

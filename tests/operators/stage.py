@@ -126,18 +126,18 @@ class Settled:
         while waiting:
             row = waiting.pop(0)
             if row.kind == RowKind.MESSAGE:
-                note = json.loads(row.note)
+                note = json.loads(row.header)
                 positions = tuple(Position(*one) for one in note["positions"])
                 count = 0 if note["read_again"] else len(positions)
                 parts, waiting = waiting[:count], waiting[count:]
-                assert all(part.kind == RowKind.PART for part in parts)
+                assert all(part.kind == RowKind.MESSAGE_CHUNK for part in parts)
                 self._deliver(positions, None if note["read_again"] else [part.entry for part in parts])
             elif row.kind == RowKind.REJECT:
-                self.rejected.append((row.note, Position(row.ledger_id, row.entry_id)))
+                self.rejected.append((row.header, Position(row.ledger_id, row.entry_id)))
             else:
-                assert row.kind == RowKind.REPORT
+                assert row.kind == RowKind.SUMMARY
                 assert not waiting
-                self.summary = summary_from_json(row.note)
+                self.summary = summary_from_json(row.header)
 
     def _deliver(self, positions: tuple[Position, ...], entries: Sequence[Entry | None] | None) -> None:
         self.delivered.append(positions)
@@ -170,7 +170,7 @@ def task(
             else:
                 settled.outcomes(outcomes)
         else:
-            settled.outcomes(local.mark(event))
+            settled.outcomes(local.apply_marker(event))
     rows += [stage_row(SOURCE, RowKind.CHUNK, position, entry=entry) for position, entry in local.drain_pending()]
     report = TaskReport(end, now_ms, {"end": str(end)}, local.events)
-    return [*rows, stage_row(SOURCE, RowKind.REPORT, note=report_to_json(report))]
+    return [*rows, stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report))]

@@ -102,13 +102,13 @@ def start_again(folder: Path, used: list[int], **more: Any) -> FolderStorage:
 
 
 def a_day_passes(folder: Path) -> None:
-    for one in folder.iterdir():
-        before_s = one.stat().st_mtime - 25 * 3600
-        os.utime(one, (before_s, before_s))
+    for path in folder.iterdir():
+        before_s = path.stat().st_mtime - 25 * 3600
+        os.utime(path, (before_s, before_s))
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(one.name for one in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir())
 
 
 def test_a_bucket_deleted_from_a_folder_stays_readable_for_a_day(tmp_path: Path) -> None:

@@ -22,10 +22,10 @@ from ledgerlake.operators import bucket_folders, bucket_storage, delayed
 from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.operators.rows import (
     STAGE_ROWS,
+    DelayedLargeMessage,
     RowKind,
     StateSummary,
     TaskReport,
-    Waits,
     delayed_rows,
     report_to_json,
     stage_row,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from ledgerlake.operators.rows import Event
+    from ledgerlake.operators.rows import TaskEvent
 
 STORED_MS = 1_700_000_000_000
 SMALL = DelaySettings(min_indexes_per_bucket=3, ledger_step_per_bucket=1, max_indexes_per_segment=2, max_buckets=2)
@@ -85,7 +85,7 @@ class Play:
         self,
         *frames: bytes,
         at_s: int | None = None,
-        events: list[Event] | None = None,
+        events: list[TaskEvent] | None = None,
         parts: Any = (),
         rows: Any = (),
     ) -> list[bytes]:
@@ -94,7 +94,7 @@ class Play:
         report = TaskReport(Position(9, 9), due_ms, {}, events or [])
         rows = [*rows, *(stage_row(SOURCE, RowKind.CHUNK, position, entry=entry) for position, entry in parts)]
         rows += [stage_row(SOURCE, RowKind.DELAYED, entry=b"".join(frames))] if frames else []
-        rows.append(stage_row(SOURCE, RowKind.REPORT, note=report_to_json(report)))
+        rows.append(stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report)))
         found = self.stage.run(rows)
         self.kinds = [row.kind for row in found]
         before = len(self.values)
@@ -103,7 +103,7 @@ class Play:
 
     def _settle(self, rows: list[pa.RecordBatch]) -> None:
         decoder = OutcomeDecoder(
-            SOURCE, parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"}), 10**6, holds_delayed=True
+            SOURCE, parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"}), 10**6, delays_messages=True
         )
         for _, found in read_stage_rows(rows):
             if isinstance(found, StateSummary):
@@ -124,18 +124,18 @@ class Play:
 
 def pa_row(row: Any) -> pa.RecordBatch:
     source = type(SOURCE)(row.topic, row.partition)
-    return stage_row(source, RowKind(row.kind), Position(row.ledger_id, row.entry_id), row.note, row.entry)
+    return stage_row(source, RowKind(row.kind), Position(row.ledger_id, row.entry_id), row.header, row.entry)
 
 
 def test_messages_wait_and_come_out_in_order_when_they_are_due() -> None:
     play = Play()
     assert play(frame(0, 30), frame(1, 10), frame(2, 20), at_s=0) == []
-    assert (play.summary.waiting, play.summary.next_due_ms) == (3, STORED_MS + 10_000)
+    assert (play.summary.delayed_count, play.summary.next_due_ms) == (3, STORED_MS + 10_000)
     assert play(frame(0, 5, ledger_id=2), at_s=9) == [b"2:0"]
     assert play(at_s=20) == [b"1:1", b"1:2"]
     assert play(at_s=29) == []
     assert play(at_s=30) == [b"1:0"]
-    assert (play.summary.waiting, play.summary.next_due_ms) == (0, None)
+    assert (play.summary.delayed_count, play.summary.next_due_ms) == (0, None)
     play(at_s=31)
     assert play.state("snapshots") == {}
 
@@ -164,16 +164,16 @@ def test_what_waited_is_let_go_also_when_delays_are_no_longer_held() -> None:
 
 def test_many_messages_leave_in_few_rows() -> None:
     play = Play(settings=DelaySettings(max_indexes_per_segment=2))
-    play(*(frame(one, 30 + one % 3) for one in range(500)), at_s=0)
+    play(*(frame(number, 30 + number % 3) for number in range(500)), at_s=0)
     assert len(play(at_s=40)) == 500
-    assert play.kinds == ["due", "report"]
+    assert play.kinds == ["due", "summary"]
 
 
 def test_a_large_message_waits_with_its_chunks_and_leaves_nothing() -> None:
     entries = chunk_entries(b"large message", 3)
-    at = tuple(Position(1, one) for one in range(3))
+    at = tuple(Position(1, number) for number in range(3))
     play = Play()
-    waits = Waits(at, STORED_MS + 10_000, held=True)
+    waits = DelayedLargeMessage(at, STORED_MS + 10_000, bytes_kept=True)
     play(events=[waits], parts=list(zip(at, entries, strict=True)), at_s=0)
     assert len(play.state("parts")) == 3
     assert play(at_s=9) == []
@@ -186,10 +186,16 @@ def test_what_has_the_id_of_a_message_that_waits_is_a_reject() -> None:
     play = Play()
     at = tuple(Position(1, one) for one in (3, 5, 7))
     parts = list(zip(at, chunk_entries(b"large message", 3), strict=True))
-    play(frame(0, 30), events=[Waits(at, STORED_MS + 10_000, held=True)], parts=parts, at_s=0)
+    play(frame(0, 30), events=[DelayedLargeMessage(at, STORED_MS + 10_000, bytes_kept=True)], parts=parts, at_s=0)
     again = list(zip(at, chunk_entries(b"other message", 3), strict=True))
-    play(frame(0, 60), frame(1, 60), events=[Waits(at, STORED_MS + 20_000, held=True)], parts=again, at_s=1)
-    assert [(one.position, one.reason, one.entry is None) for one in play.rejects] == [
+    play(
+        frame(0, 60),
+        frame(1, 60),
+        events=[DelayedLargeMessage(at, STORED_MS + 20_000, bytes_kept=True)],
+        parts=again,
+        at_s=1,
+    )
+    assert [(reject.position, reject.reason, reject.entry is None) for reject in play.rejects] == [
         (position, "delayed_known", False) for position in (Position(1, 0), *at)
     ]
     assert play(at_s=10) == [b"large message"]
@@ -200,22 +206,22 @@ def test_what_has_the_id_of_a_message_that_waits_is_a_reject() -> None:
 def test_with_reread_only_positions_wait() -> None:
     play = Play(reread=True)
     play(frame(0, 30), frame(1, 30), at_s=0)
-    assert play.summary.oldest_waiting == Position(1, 0)
+    assert play.summary.oldest_to_reread == Position(1, 0)
     assert not any(b"1:0" in value[0] for value in play.state("snapshots").values())
-    rows = play.stage.run([stage_row(SOURCE, RowKind.REPORT, note=report_to_json(TaskReport(Position(9, 9), STORED_MS + 30_000, {}, [])))])  # fmt: skip
-    assert [(row.kind, json.loads(row.note).get("positions")) for row in rows[:1]] == [("again", [[1, 0], [1, 1]])]
+    rows = play.stage.run([stage_row(SOURCE, RowKind.REPORT, header=report_to_json(TaskReport(Position(9, 9), STORED_MS + 30_000, {}, [])))])  # fmt: skip
+    assert [(row.kind, json.loads(row.header).get("positions")) for row in rows[:1]] == [("reread", [[1, 0], [1, 1]])]
 
 
 @pytest.mark.parametrize("reread", [False, True])
 def test_the_cursor_does_not_pass_chunks_that_only_the_topic_has(reread: bool) -> None:
     play = Play(reread=reread)
     at = tuple(Position(1, one) for one in (3, 5, 7))
-    play(frame(4, 30), events=[Waits(at, STORED_MS + 10_000, held=False)], at_s=0)
-    assert play.summary.oldest_waiting == Position(1, 3)
+    play(frame(4, 30), events=[DelayedLargeMessage(at, STORED_MS + 10_000, bytes_kept=False)], at_s=0)
+    assert play.summary.oldest_to_reread == Position(1, 3)
     held = Play(reread=reread)
     parts = list(zip(at, chunk_entries(b"large message", 3), strict=True))
-    held(events=[Waits(at, STORED_MS + 10_000, held=True)], parts=parts, at_s=0)
-    assert held.summary.oldest_waiting == (Position(1, 3) if reread else None)
+    held(events=[DelayedLargeMessage(at, STORED_MS + 10_000, bytes_kept=True)], parts=parts, at_s=0)
+    assert held.summary.oldest_to_reread == (Position(1, 3) if reread else None)
 
 
 def cancel(by: Any, target: str, entry_id: int, at_s: int = 0) -> Cancel:
@@ -230,7 +236,7 @@ def test_cancelled_messages_are_rejects_with_their_bytes_when_they_would_have_be
     assert play.rejects == []
     assert play(at_s=40) == [b"1:1"]
     expected = entries_of(b"".join(frames))
-    assert [(one.position.entry_id, one.reason, one.entry) for one in play.rejects] == [
+    assert [(reject.position.entry_id, reject.reason, reject.entry) for reject in play.rejects] == [
         (one, "cancelled", expected[Position(1, one)]) for one in (0, 2, 3)
     ]
 
@@ -239,7 +245,7 @@ def test_a_cancel_hits_what_stands_before_it_and_is_due_after_it() -> None:
     play = Play()
     play(frame(0, 3, "a"), frame(1, 9, "a"), frame(8, 9, "a"), events=[cancel("key", "a", 5, at_s=4)], at_s=2)
     assert play(at_s=9) == [b"1:0", b"1:8"]
-    assert [one.position.entry_id for one in play.rejects] == [1]
+    assert [reject.position.entry_id for reject in play.rejects] == [1]
 
 
 def test_a_cancel_of_one_message_of_a_batch_leaves_the_others() -> None:
@@ -249,7 +255,7 @@ def test_a_cancel_of_one_message_of_a_batch_leaves_the_others() -> None:
     play(events=[cancel("id", "1:0:1", 7), cancel("id", "1:1", 8), cancel("id", "1:2:0", 9)], at_s=1)
     assert play(at_s=30) == [b"1:0:0", b"1:0:2", b"1:2"]
     whole = entries_of(b"".join(frames))
-    assert [(one.position.entry_id, one.detail, one.entry) for one in play.rejects] == [
+    assert [(reject.position.entry_id, reject.detail, reject.entry) for reject in play.rejects] == [
         (0, "messages 1 of the batch", whole[Position(1, 0)]),
         (1, "messages 0, 1 of the batch", whole[Position(1, 1)]),
     ]
@@ -266,13 +272,13 @@ def test_a_cancel_of_one_message_of_a_batch_leaves_the_others() -> None:
 )
 def test_a_cancel_by_key_hits_small_and_large_messages_alike(fields: dict[str, Any], named: str) -> None:
     play = Play()
-    at = tuple(Position(1, one) for one in range(3))
+    at = tuple(Position(1, number) for number in range(3))
     large = chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 30_000, **fields)
-    waits = Waits(at, STORED_MS + 30_000, held=True)
+    waits = DelayedLargeMessage(at, STORED_MS + 30_000, bytes_kept=True)
     play(frame(4, 30, **fields), frame(5, 30, "other"), events=[waits], parts=list(zip(at, large, strict=True)), at_s=0)
     play(events=[cancel("key", named, 7)], at_s=1)
     assert play(at_s=30) == [b"1:5"]
-    assert {one.position.entry_id for one in play.rejects} == {0, 1, 2, 4}
+    assert {reject.position.entry_id for reject in play.rejects} == {0, 1, 2, 4}
 
 
 @pytest.mark.parametrize("ahead_s", [0, 35, 100])
@@ -320,7 +326,7 @@ def test_parts_of_a_delayed_batch_that_come_before_it_is_due_are_delivered_toget
     batch = frame(0, 30, "a", batch=5)
     play(frame(1, 30), rows=parts_of(batch, (0, 1)), at_s=0)
     play(rows=parts_of(batch + frame(2, 30), (1, 3)), at_s=1)
-    assert play.summary.waiting == 3
+    assert play.summary.delayed_count == 3
     play(events=[cancel("id", "1:0:2", 7)], at_s=2)
     assert play(at_s=30) == [b"1:0:1", b"1:0:3", b"1:1", b"1:2"]
 
@@ -336,9 +342,9 @@ def test_the_rest_of_an_entry_that_an_older_release_holds_whole_is_not_delivered
 
 def test_what_waits_of_large_messages_by_an_older_release_is_still_read() -> None:
     play = Play()
-    at = tuple(Position(1, one) for one in range(3))
+    at = tuple(Position(1, number) for number in range(3))
     parts = list(zip(at, chunk_entries(b"large message", 3), strict=True))
-    play(events=[Waits(at, STORED_MS + 10_000, held=True)], parts=parts, at_s=0)
+    play(events=[DelayedLargeMessage(at, STORED_MS + 10_000, bytes_kept=True)], parts=parts, at_s=0)
     play.state("large")[1, 2] = ('{"version": 1, "positions": [[1, 0], [1, 1], [1, 2]], "held": true}',)
     assert play(at_s=10) == [b"large message"]
 
@@ -374,7 +380,7 @@ def test_too_many_cancels_are_refused_and_said(monkeypatch: pytest.MonkeyPatch) 
     play = Play()
     play(frame(0, 30, "c"), at_s=0)
     play(events=[cancel("key", key, 5 + number) for number, key in enumerate("abc")], at_s=1)
-    assert [(one.position.entry_id, one.reason) for one in play.rejects] == [(7, "cancel_refused")]
+    assert [(reject.position.entry_id, reject.reason) for reject in play.rejects] == [(7, "cancel_refused")]
     assert play(at_s=30) == [b"1:0"]
 
 
@@ -384,7 +390,7 @@ def test_cancels_that_name_too_much_are_refused_and_said(monkeypatch: pytest.Mon
     play(frame(0, 30, "c"), at_s=0)
     play(events=[cancel("key", "aaa", 5)], at_s=1)
     play(events=[cancel("key", "bbb", 6), cancel("key", "ccc", 7)], at_s=2)
-    assert [(one.position.entry_id, one.reason) for one in play.rejects] == [(7, "cancel_refused")]
+    assert [(reject.position.entry_id, reject.reason) for reject in play.rejects] == [(7, "cancel_refused")]
 
 
 def test_an_entry_of_which_several_cancels_are_refused_is_one_reject(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,7 +398,7 @@ def test_an_entry_of_which_several_cancels_are_refused_is_one_reject(monkeypatch
     play = Play()
     play(frame(0, 30, "c"), at_s=0)
     play(events=[cancel("key", key, 5) for key in "abcd"], at_s=1)
-    assert [(one.position.entry_id, one.reason) for one in play.rejects] == [(5, "cancel_refused")]
+    assert [(reject.position.entry_id, reject.reason) for reject in play.rejects] == [(5, "cancel_refused")]
 
 
 @pytest.mark.parametrize(
@@ -455,8 +461,8 @@ def test_two_streams_with_one_folder_leave_each_others_messages_alone(
         for name, play in plays.items():
             query(name)
             play(frame(entry_id, 30 + entry_id), at_s=0)
-            for one in tmp_path.glob("**/*"):
-                os.utime(one, (one.stat().st_mtime - 90_000,) * 2)
+            for path in tmp_path.glob("**/*"):
+                os.utime(path, (path.stat().st_mtime - 90_000,) * 2)
     for name, play in plays.items():
         query(name)
         assert play(at_s=40) == [b"1:0", b"1:1", b"1:2"]
@@ -491,4 +497,4 @@ def test_buckets_that_an_older_release_wrote_are_found(tmp_path: Path, query: Ca
 
 
 def test_flow_has_no_columns_that_pandas_would_round() -> None:
-    assert {str(one.type) for one in STAGE_ROWS} == {"string", "int32", "int64", "binary"}
+    assert {str(column.type) for column in STAGE_ROWS} == {"string", "int32", "int64", "binary"}

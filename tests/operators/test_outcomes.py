@@ -20,7 +20,7 @@ AT = tuple(Position(7, number) for number in (1, 2, 4))
 
 def decoder(peer: Peer) -> OutcomeDecoder:
     options = parse_options({"service.url": peer.url, "topic": TOPIC, "retryTimeoutMs": "2000"})
-    return OutcomeDecoder(TopicPartition(*split_partition(TOPIC)), options, 10**6, holds_delayed=True)
+    return OutcomeDecoder(TopicPartition(*split_partition(TOPIC)), options, 10**6, delays_messages=True)
 
 
 def fill(peer: Peer) -> None:

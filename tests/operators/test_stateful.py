@@ -28,8 +28,8 @@ A, B = ChunkedMessageKey("a", "a-1"), ChunkedMessageKey("b", "b-1")
 LIMITS = Limits(expire_after_ms=1000)
 
 
-def chunk(key: ChunkedMessageKey, entry: int, chunk_id: int, count: int = 3, marked: bool = False) -> Chunk:
-    return Chunk(key, Position(1, entry), chunk_id, count, 10 * count, 10, 5000 + entry, 7, marked)
+def chunk(key: ChunkedMessageKey, entry: int, chunk_id: int, count: int = 3, has_marker: bool = False) -> Chunk:
+    return Chunk(key, Position(1, entry), chunk_id, count, 10 * count, 10, 5000 + entry, 7, has_marker)
 
 
 def at(*entries: int) -> tuple[Position, ...]:
@@ -85,7 +85,7 @@ def test_what_a_task_reports_of_chunks_is_bounded(monkeypatch: pytest.MonkeyPatc
     settled = Settled()
     rows = task(events, LIMITS, settled)
     (report,) = (row for row in rows if row["kind"][0].as_py() == RowKind.REPORT.value)
-    assert len(report["note"][0].as_py()) < 10_000
+    assert len(report["header"][0].as_py()) < 10_000
     sent = sum(row["kind"][0].as_py() == RowKind.CHUNK.value for row in rows)
     assert 0 < sent < 10
     assert [reason for reason, _ in settled.rejected] == ["chunk_evicted"] * (50 - sent)
@@ -168,16 +168,16 @@ def test_the_standing_says_where_the_oldest_open_message_begins() -> None:
     play([chunk(A, 0, 0), chunk(B, 1, 0)])
     summary = play.settled.summary
     assert summary is not None
-    assert (summary.oldest_open, summary.open_sets) == (Position(1, 0), 2)
+    assert (summary.oldest_incomplete, summary.incomplete_count) == (Position(1, 0), 2)
     play([chunk(A, 2, 1), chunk(A, 3, 2)])
     assert play.settled.summary is not None
-    assert play.settled.summary.oldest_open == Position(1, 1)
+    assert play.settled.summary.oldest_incomplete == Position(1, 1)
 
 
 def test_a_marker_delivers_what_a_query_that_began_in_the_middle_could_not() -> None:
     play = Play()
-    play([chunk(A, 1, 1, marked=True)])
-    play([chunk(A, 2, 2, marked=True), Marker("a", "a-1", at(0, 1, 2), 5003)])
+    play([chunk(A, 1, 1, has_marker=True)])
+    play([chunk(A, 2, 2, has_marker=True), Marker("a", "a-1", at(0, 1, 2), 5003)])
     assert play.settled.delivered == [at(0, 1, 2)]
     assert play.settled.read_again == 1
     assert play.settled.rejected == []
@@ -185,7 +185,7 @@ def test_a_marker_delivers_what_a_query_that_began_in_the_middle_could_not() -> 
 
 def test_a_marker_behind_a_whole_message_changes_nothing() -> None:
     play = Play()
-    whole = [chunk(A, number, number, marked=True) for number in range(3)]
+    whole = [chunk(A, number, number, has_marker=True) for number in range(3)]
     play([*whole[:2]])
     play([whole[2], Marker("a", "a-1", at(0, 1, 2), 5003)])
     assert play.settled.delivered == [at(0, 1, 2)]

@@ -13,8 +13,8 @@ from ledgerlake.assembly.rules import Limits
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.messages import BatchRange
 from ledgerlake.decode.split import split_bundle
-from ledgerlake.operators.facts import BatchSettings, TaskSettings
 from ledgerlake.operators.ingest import ingest_range
+from ledgerlake.operators.results import BatchSettings, TaskSettings
 from ledgerlake.operators.rows import RowKind, TaskReport, report_from_json
 from ledgerlake.operators.stage_input import forward_bundles
 from ledgerlake.options.delay_options import DelayOptions
@@ -69,7 +69,7 @@ def forwarded(_folder: Path, entries: list[bytes], clock_ms: int | None = None, 
 
 def report_of(rows: list[pa.RecordBatch]) -> TaskReport:
     (report,) = (row for batch in rows for row in batch.to_pylist() if row["kind"] == RowKind.REPORT)
-    return report_from_json(report["note"])
+    return report_from_json(report["header"])
 
 
 @pytest.mark.parametrize("task", [written, forwarded])
@@ -99,7 +99,7 @@ def test_an_entry_of_which_a_part_belongs_to_the_range_travels_alone(
     found = pieces([batched, batched])
     monkeypatch.setitem(globals(), "pieces", lambda _: [replace(found[0], first_entry=BatchRange(0, 1))])
     rows = [row for rows in task(tmp_path, [batched, batched]) for row in rows.to_pylist()]
-    assert [(row["kind"], row["entry_id"], row["note"]) for row in rows[:2]] == [
+    assert [(row["kind"], row["entry_id"], row["header"]) for row in rows[:2]] == [
         ("delayed", 0, "[0, 1]"),
         ("delayed", -1, None),
     ]

@@ -19,7 +19,7 @@ from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.moved_state import adopt_state
 from ledgerlake.publish.outbox import Outbox
-from ledgerlake.source.wake_ups import load_wakes
+from ledgerlake.source.wakeup_files import load_wakeup_times
 from ledgerlake.stored.places import Place
 from ledgerlake.table.delta_table import Table
 
@@ -54,7 +54,7 @@ def test_the_files_of_a_checkpoint_say_what_they_said(config: Config) -> None:
     assert end is not None
     assert (start[TOPIC].position.entry_id, end[TOPIC].position.entry_id) == (-1, 11)
     assert (checkpoint.log.last_planned(), checkpoint.log.last_committed(), checkpoint.log.state_version()) == (1, 1, 2)
-    assert set(load_wakes(Place(f"{checkpoint.folder}/ledgerlake/wakes")) or ()) == {TOPIC}
+    assert set(load_wakeup_times(Place(f"{checkpoint.folder}/ledgerlake/wakes")) or ()) == {TOPIC}
 
 
 def test_the_table_knows_its_batch(config: Config) -> None:

@@ -59,9 +59,11 @@ def test_a_query_of_the_bare_source_shows_its_lag_until_it_ends() -> None:
 
 def test_a_pipeline_shows_what_its_batches_brought() -> None:
     metrics = Metrics()
-    first = BatchResult(0, 100, 2, stored_bytes=5000, waiting={NAME: 3}, next_due_ms={NAME: 2500}, open_sets=1)
+    first = BatchResult(
+        0, 100, 2, stored_bytes=5000, delayed_counts={NAME: 3}, next_due_ms={NAME: 2500}, incomplete_count=1
+    )
     metrics.add_batch("orders", first, 10.0)
-    metrics.add_batch("orders", BatchResult(1, 50, repeated=True, held_bytes=7, next_due_ms={NAME: None}), 10.5)
+    metrics.add_batch("orders", BatchResult(1, 50, repeated=True, kept_bytes=7, next_due_ms={NAME: None}), 10.5)
     metrics.add_progress("orders", {NAME: Behind(20, 1500)}, 3.0)
     found = dict(line.rsplit(" ", 1) for line in text(metrics))
     labels = f'{{query="orders",topic_partition="{NAME}"}}'

@@ -34,7 +34,7 @@ def test_names_of_another_place_become_those_of_this_one(tmp_path: Path) -> None
     adopt_state(Place(str(tmp_path)))
     assert names(file) == [f"file:{tmp_path}/{SCHEMA}"] * 2
     assert former_place(Place(str(tmp_path))) is None
-    assert [one.name for one in file.parent.iterdir()] == ["0"]
+    assert [path.name for path in file.parent.iterdir()] == ["0"]
 
 
 def test_a_checkpoint_that_stayed_is_not_written(tmp_path: Path) -> None:

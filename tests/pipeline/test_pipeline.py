@@ -32,7 +32,7 @@ from ledgerlake.pipeline.progress import ProgressScreen, Totals, progress_line
 from ledgerlake.pipeline.start import check_reachable
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.stored.places import Place
-from ledgerlake.table.batch_record import BatchRecord, Held
+from ledgerlake.table.batch_record import BatchRecord, SeenBatch
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 from tests.table.rows import rows
 
@@ -127,10 +127,10 @@ def test_what_the_tables_held_is_kept_with_the_ends(tmp_path: Path) -> None:
     checkpoint = Checkpoint(Place(str(tmp_path)))
     keeper = CursorKeeper(None, "s", checkpoint)  # type: ignore[arg-type]
     assert keeper.tables() == {}
-    keeper.add(LastRun(3, None), {}, {"messages": Held("lake/m", 3), "rejects": Held("lake/r", 3)})
-    keeper.add(LastRun(4, None), {"t": Position(1, 2)}, {"messages": Held("lake/m", 4)})
+    keeper.add(LastRun(3, None), {}, {"messages": SeenBatch("lake/m", 3), "rejects": SeenBatch("lake/r", 3)})
+    keeper.add(LastRun(4, None), {"t": Position(1, 2)}, {"messages": SeenBatch("lake/m", 4)})
     keeper.add(LastRun(5, None), {})
-    kept = {"messages": Held("lake/m", 4), "rejects": Held("lake/r", 3)}
+    kept = {"messages": SeenBatch("lake/m", 4), "rejects": SeenBatch("lake/r", 3)}
     assert CursorKeeper(None, "s", checkpoint).tables() == kept  # type: ignore[arg-type]
 
 
@@ -237,11 +237,11 @@ def test_a_batch_is_compared_as_long_as_sparks_log_reaches_back_to_it(
     tmp_path: Path, planned: range, batch_id: int, kept: bool
 ) -> None:
     pipeline, table = with_a_table(tmp_path, planned, BatchRecord("s", "ledgerlake:s:q", batch_id, 111))
-    assert pipeline._parts.checkpoint.log.keeps(batch_id) == kept
+    assert pipeline._components.checkpoint.log.keeps(batch_id) == kept
     if not kept:
-        return pipeline._parts.start.compare_with_tables([table])
+        return pipeline._components.start.compare_with_tables([table])
     with pytest.raises(CheckpointError, match="has another batch"):
-        pipeline._parts.start.compare_with_tables([table])
+        pipeline._components.start.compare_with_tables([table])
     return None
 
 
@@ -249,7 +249,7 @@ def test_a_hole_in_sparks_log_is_an_incomplete_copy(tmp_path: Path) -> None:
     planned = [*range(3), *range(90, 101)]
     pipeline, table = with_a_table(tmp_path, planned, BatchRecord("s", "ledgerlake:s:q", 60, 111))
     with pytest.raises(CheckpointError, match="lacks the offsets of batch 59; restore it from a complete copy"):
-        pipeline._parts.start.compare_with_tables([table])
+        pipeline._components.start.compare_with_tables([table])
 
 
 @pytest.mark.parametrize(
@@ -267,12 +267,12 @@ def test_a_table_holds_what_the_checkpoint_saw_in_it_or_is_a_new_one(
     tmp_path: Path, path: str, held: int, is_there: bool, said: str | None
 ) -> None:
     pipeline, table = with_a_table(tmp_path, range(6), BatchRecord("s", "ledgerlake:s:q", 4, 111))
-    pipeline._parts.cursors.add(LastRun(held, None), {}, {"messages": Held(str(tmp_path / path), held)})
+    pipeline._components.cursors.add(LastRun(held, None), {}, {"messages": SeenBatch(str(tmp_path / path), held)})
     tables = [table] if is_there else []
     if said is None:
-        return pipeline._parts.start.check_tables_are_newest(tables)
+        return pipeline._components.start.check_tables_are_newest(tables)
     with pytest.raises(CheckpointError, match=said):
-        pipeline._parts.start.check_tables_are_newest(tables)
+        pipeline._components.start.check_tables_are_newest(tables)
     return None
 
 
@@ -290,6 +290,6 @@ def with_a_table(folder: Path, planned: Iterable[int], record: BatchRecord) -> t
         (folder / "checkpoint" / "offsets" / str(number)).write_text("v1\n{}\n" + json.dumps(offset))
     write_deltalake(str(folder / "messages"), schema.MESSAGES.empty_table())
     pipeline = Pipeline(None, parse_config(data))
-    table = pipeline._parts.sink.messages
+    table = pipeline._components.sink.messages
     table.commit(record, [], {})
     return pipeline, table

@@ -15,7 +15,7 @@ from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.cursors import CursorKeeper, LastRun
 from ledgerlake.pipeline.row_settings import row_settings
 from ledgerlake.pipeline.start import Start
-from ledgerlake.source.wake_ups import save_wakes
+from ledgerlake.source.wakeup_files import save_wakeup_times
 from ledgerlake.stored.places import Place
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ def checkpoint_of(folder: Path, before: Config, planned: int, committed: int) ->
     return checkpoint
 
 
-def note_wakes(checkpoint: Checkpoint, batch_id: int, wakes_ms: dict[str, int]) -> None:
+def save_wakeups(checkpoint: Checkpoint, batch_id: int, wakeup_times_ms: dict[str, int]) -> None:
     """Leave what a micro-batch leaves beside the checkpoint."""
-    save_wakes(Place(f"{checkpoint.folder}/ledgerlake/wakes"), batch_id, wakes_ms)
+    save_wakeup_times(Place(f"{checkpoint.folder}/ledgerlake/wakes"), batch_id, wakeup_times_ms)
     CursorKeeper(None, "s", checkpoint).add(LastRun(batch_id, batch_id), {})  # type: ignore[arg-type]
 
 
@@ -100,18 +100,18 @@ def test_where_messages_wait_stays_until_none_waits(
 ) -> None:
     folder = tmp_path / "checkpoint"
     checkpoint = checkpoint_of(folder, config(folder, **before), planned=4, committed=4)
-    note_wakes(checkpoint, 4, {"t": 1000})
+    save_wakeups(checkpoint, 4, {"t": 1000})
     with pytest.raises(CheckpointError, match="messages wait that need it; set it back until nothing waits") as refused:
         compare(checkpoint, config(folder, **now), table_batch=4)
     assert refused.value.message.startswith(named)
-    note_wakes(checkpoint, 5, {})
+    save_wakeups(checkpoint, 5, {})
     compare(checkpoint, config(folder, **now), table_batch=4)
 
 
 def test_messages_may_be_kept_from_here_on_if_nothing_is_known_to_wait_by_position(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     checkpoint = checkpoint_of(folder, config(folder), planned=4, committed=4)
-    note_wakes(checkpoint, 4, {"t": 1000})
+    save_wakeups(checkpoint, 4, {"t": 1000})
     compare(checkpoint, config(folder, payloads="reread"), table_batch=4)
 
 

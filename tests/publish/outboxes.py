@@ -39,7 +39,7 @@ def filled(
     """An outbox with one file of messages whose values are their numbers, but for the ``large`` ones."""
     outbox = Outbox(Place(str(folder)))
     outbox.begin(None, None)
-    columns: dict[str, pa.Array] = {one.name: pa.nulls(rows, one.type) for one in schema.MESSAGES}
+    columns: dict[str, pa.Array] = {field.name: pa.nulls(rows, field.type) for field in schema.MESSAGES}
     columns["value"] = pa.array([(large or {}).get(number, b"%d" % number) for number in range(rows)], pa.binary())
     columns["message_id"] = pa.array([f"1:{number}" for number in range(rows)])
     columns["deliver_at"] = pa.array([1_000_000] * rows, schema.MESSAGES.field("deliver_at").type)

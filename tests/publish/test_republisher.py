@@ -77,7 +77,7 @@ class Producer:
         if content in self._broker.too_large:
             on_receipt(Receipt("MessageTooBig"))
             return
-        properties = {one.key: one.value for one in metadata.properties}
+        properties = {entry.key: entry.value for entry in metadata.properties}
         with self._lock:
             if self._closed.is_set():
                 on_receipt(Receipt("AlreadyClosed"))
@@ -129,8 +129,8 @@ class Client:
         return self._producers[-1]
 
     def close(self) -> None:
-        for one in self._producers:
-            one.close()
+        for producer in self._producers:
+            producer.close()
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_after_a_producer_that_failed_the_next_goes_on_behind_what_is_confirmed(
 
 @pytest.mark.parametrize("deduplicates", [True, False])
 @pytest.mark.parametrize("large", [0, 7])
-def test_a_message_that_is_too_large_has_a_stand_in_at_its_place_and_is_named(
+def test_a_message_that_is_too_large_is_replaced_by_an_empty_one_and_is_named(
     tmp_path: Path, broker: Broker, deduplicates: bool, large: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker.deduplicates, broker.too_large = deduplicates, frozenset([b"%d" % large])
@@ -193,13 +193,13 @@ def test_a_message_that_is_too_large_has_a_stand_in_at_its_place_and_is_named(
         "ledgerlake.deliver_at": "1000",
         "ledgerlake.too_large": "true",
     }
-    assert [one.message for one in caplog.records] == [
-        f"the message 1:{large} of t is larger than due takes; it stands there without value, key and properties, with the "
-        "property ledgerlake.too_large, and is whole in the table"
+    assert [record.message for record in caplog.records] == [
+        f"the message 1:{large} of t is larger than due takes; it is replaced there by an empty message with the "
+        "property ledgerlake.too_large, and the table has the full message"
     ]
 
 
-def test_a_message_that_a_policy_of_the_topic_refuses_has_a_stand_in_and_those_behind_it_come(tmp_path: Path) -> None:
+def test_a_message_that_a_policy_of_the_topic_refuses_is_replaced_and_those_after_it_come(tmp_path: Path) -> None:
     ended: list[LedgerlakeError] = []
     outbox = filled(tmp_path, 50, large={20: b"L" * 5000})
     with Peer(largest_stored_bytes=2000) as peer:
@@ -212,7 +212,7 @@ def test_a_message_that_a_policy_of_the_topic_refuses_has_a_stand_in_and_those_b
     assert [bytes(kept[number].payload) for number in range(50)] == [
         b"" if number == 20 else b"%d" % number for number in range(50)
     ]
-    assert "ledgerlake.too_large" in {one.key for one in kept[20].metadata.properties}
+    assert "ledgerlake.too_large" in {entry.key for entry in kept[20].metadata.properties}
 
 
 def test_a_sender_that_waits_for_a_broker_can_be_stopped(tmp_path: Path, broker: Broker, monkeypatch: Any) -> None:

@@ -128,7 +128,7 @@ def readable(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Peer]:
 def add(outbox: Outbox, batch_id: int, values: list[bytes]) -> None:
     """A micro-batch of messages with keys of their own is committed."""
     count = len(values)
-    columns: dict[str, pa.Array] = {one.name: pa.nulls(count, one.type) for one in schema.MESSAGES}
+    columns: dict[str, pa.Array] = {field.name: pa.nulls(count, field.type) for field in schema.MESSAGES}
     columns["value"] = pa.array(values, pa.binary())
     columns["key"] = pa.array([f"key {number}" for number in range(count)])
     columns["message_id"] = pa.array([f"1:{number}" for number in range(count)])
@@ -264,6 +264,6 @@ def test_a_topic_that_may_not_be_read_holds_up_nothing_and_is_named(
     with caplog.at_level(logging.WARNING):
         send(opened(tmp_path), url=readable.url)
     assert set(broker.values) == set(VALUES)
-    said = [one.message for one in caplog.records if "and the topic does not tell" in one.message]
+    said = [record.message for record in caplog.records if "and the topic does not tell" in record.message]
     assert len(said) == 1
-    assert said[0].endswith("; some may stand there twice")
+    assert said[0].endswith("; some may be there twice")

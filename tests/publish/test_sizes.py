@@ -28,11 +28,11 @@ VALUE = random.Random(1).randbytes(3 * MEBIBYTE)
 def chunks_of(peer: Peer) -> list[pb.MessageMetadata]:
     """The metadata of entries that are chunks of one message, once they are seen to be ``VALUE``."""
     entries = [parse_entry(one) for one in peer.received]
-    chunks = [one for one in entries if one.metadata.num_chunks_from_msg > 1]
-    assert b"".join(bytes(one.payload) for one in chunks) == VALUE
-    assert [one.metadata.chunk_id for one in chunks] == list(range(len(chunks)))
-    assert {one.metadata.num_chunks_from_msg for one in chunks} == {len(chunks)}
-    return [one.metadata for one in chunks]
+    chunks = [entry for entry in entries if entry.metadata.num_chunks_from_msg > 1]
+    assert b"".join(bytes(chunk.payload) for chunk in chunks) == VALUE
+    assert [chunk.metadata.chunk_id for chunk in chunks] == list(range(len(chunks)))
+    assert {chunk.metadata.num_chunks_from_msg for chunk in chunks} == {len(chunks)}
+    return [chunk.metadata for chunk in chunks]
 
 
 def write(peer: Peer, batch_id: int = 0, **columns: list[object]) -> None:

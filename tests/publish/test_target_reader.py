@@ -77,9 +77,9 @@ def test_a_search_is_bounded_and_says_what_may_happen(
         assert caplog.records == []
         peer.add(sent(5), first=2)
         assert last_numbers(peer) == {OURS: 4}
-    assert [one.message for one in caplog.records] == [
+    assert [record.message for record in caplog.records] == [
         f"due messages were sent to {TOPIC} in part before, the broker has forgotten up to where, and the topic does not tell "
-        "(only 2 entries of it are looked at); some may stand there twice"
+        "(only 2 entries of it are read); some may be there twice"
     ]
 
 
@@ -87,9 +87,9 @@ def test_a_topic_that_may_not_be_read_has_no_known_end_and_is_named(caplog: pyte
     with Peer(refuse_subscribe=[pb.AuthorizationError] * 2) as peer, caplog.at_level(logging.WARNING):
         assert reader_of(peer).ends([TOPIC]) == {TOPIC: None}
         assert last_numbers(peer) == {}
-    assert [one.message.rpartition(", ")[2].rpartition("; ")[2] for one in caplog.records] == [
-        "some due messages will stand there twice: allow this role to consume that topic",
-        "some may stand there twice",
+    assert [record.message.rpartition(", ")[2].rpartition("; ")[2] for record in caplog.records] == [
+        "some due messages will be there twice: allow this role to consume that topic",
+        "some may be there twice",
     ]
 
 

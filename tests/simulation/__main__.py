@@ -42,8 +42,8 @@ def main() -> int:
     took_s = time.monotonic() - began_s
     print(
         f"{len(verdicts):,} histories in {took_s:.1f} s ({60 * len(verdicts) / took_s:,.0f} a minute): "
-        f"{sum(one.batches for one in verdicts):,} batches, {sum(one.messages for one in verdicts):,} messages, "
-        f"{sum(one.trimmed for one in verdicts):,} ledgers trimmed, {sum(bool(one.refused) for one in verdicts)} refused starts, "
+        f"{sum(verdict.batches for verdict in verdicts):,} batches, {sum(verdict.messages for verdict in verdicts):,} messages, "
+        f"{sum(verdict.trimmed for verdict in verdicts):,} ledgers trimmed, {sum(bool(verdict.refused) for verdict in verdicts)} refused starts, "
         f"{len(failed)} failed" + (f": seeds {failed[:50]}" if failed else "")
     )
     return 1 if failed else 0

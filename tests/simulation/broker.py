@@ -248,7 +248,7 @@ class Cluster:
             self.cut(link)
         for topic in self.topics.values():
             if topic.owner is broker:
-                up = [one for one in self.brokers if one.down_until_s <= self.world.now_s]
+                up = [broker for broker in self.brokers if broker.down_until_s <= self.world.now_s]
                 topic.owner = self.world.rng.choice(up or [broker])
                 for cursor in topic.cursors.values() if loses_marks else ():
                     if topic.first < cursor.stored < cursor.mark_delete:
@@ -258,7 +258,7 @@ class Cluster:
     # Connections
 
     def connect(self, url: str, process: Process) -> Link:
-        found = [one for one in self.brokers if one.url == url]
+        found = [broker for broker in self.brokers if broker.url == url]
         if not found or found[0].down_until_s > self.world.now_s:
             self.world.sleep(0.01)
             raise TransportError(
@@ -278,7 +278,7 @@ class Cluster:
 
     def cut_all_of(self, process: Process) -> None:
         for broker in self.brokers:
-            for link in [one for one in broker.links if one.process.root is process]:
+            for link in [link for link in broker.links if link.process.root is process]:
                 self.cut(link)
 
     def received(self, link: Link, data: bytes) -> None:
@@ -334,7 +334,7 @@ class Cluster:
         self._encode(link, "PARTITIONED_METADATA_RESPONSE", request_id=event.request_id, **fields)
 
     def _on_gettopicsofnamespace(self, link: Link, event: pb.CommandGetTopicsOfNamespace) -> None:
-        names = [one for one in self.topics if one.startswith(f"persistent://{event.namespace}/")]
+        names = [topic for topic in self.topics if topic.startswith(f"persistent://{event.namespace}/")]
         self._encode(link, "GET_TOPICS_OF_NAMESPACE_RESPONSE", request_id=event.request_id, topics=names)
 
     def _on_lookuptopic(self, link: Link, event: pb.CommandLookupTopic) -> None:

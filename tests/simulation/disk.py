@@ -96,7 +96,7 @@ class _Handler(fs.FileSystemHandler):
         data = self._disk.files.get(path)
         if data is not None:
             return fs.FileInfo(path, fs.FileType.File, size=len(data))
-        is_folder = path in self._disk.folders or any(one.startswith(path + "/") for one in self._disk.files)
+        is_folder = path in self._disk.folders or any(file.startswith(path + "/") for file in self._disk.files)
         return fs.FileInfo(path, fs.FileType.Directory if is_folder else fs.FileType.NotFound)
 
     def get_file_info_selector(self, selector: fs.FileSelector) -> list[fs.FileInfo]:
@@ -119,7 +119,9 @@ class _Handler(fs.FileSystemHandler):
         self._disk.world.access(f"remove {path}/")
         for one in self._disk.below(path.rstrip("/")):
             del self._disk.files[one]
-        self._disk.folders -= {one for one in self._disk.folders if (one + "/").startswith(path.rstrip("/") + "/")}
+        self._disk.folders -= {
+            folder for folder in self._disk.folders if (folder + "/").startswith(path.rstrip("/") + "/")
+        }
 
     def delete_dir_contents(self, path: str, missing_dir_ok: bool = False) -> None:
         for one in self._disk.below(path.rstrip("/")):

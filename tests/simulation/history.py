@@ -293,7 +293,7 @@ class History:
         for step in self.script.steps:
             self.world.at(step.at_s, lambda step=step: self._begin(step))  # type: ignore[misc]
         self.world.at(0.0, self._supervise)
-        end_s = max([self.script.duration_s, *(one.at_s for one in self.script.steps)]) + 0.5
+        end_s = max([self.script.duration_s, *(step.at_s for step in self.script.steps)]) + 0.5
         self.world.pause(end_s, self._is_over)
         if self._is_over():
             return
@@ -320,9 +320,9 @@ class History:
             self._check_end(app)
 
     def _stop_all(self) -> None:
-        for one in self.apps:
-            one.ask_to_stop()
-        self.world.pause(self.world.now_s + 120.0, lambda: not any(one.is_running for one in self.apps))
+        for app in self.apps:
+            app.ask_to_stop()
+        self.world.pause(self.world.now_s + 120.0, lambda: not any(app.is_running for app in self.apps))
 
     def _check_end(self, app: Application) -> None:
         if app.is_running:
@@ -484,7 +484,7 @@ class History:
         context = self.world.current.context
         if "worker" in context.name:
             for broker in self.brokers.brokers:
-                for link in [one for one in broker.links if one.process is context]:
+                for link in [link for link in broker.links if link.process is context]:
                     self.brokers.cut(link)
             raise TaskLostError("Python worker exited unexpectedly (crashed)")
 
@@ -655,12 +655,12 @@ class History:
 
     def _send_batch(self, topic: Topic) -> None:
         payloads = [self._payload() for _ in range(self.world.rng.randint(1, 4))]
-        plain = encode_batch([(pb.SingleMessageMetadata(payload_size=0), one) for one in payloads])
+        plain = encode_batch([(pb.SingleMessageMetadata(payload_size=0), payload) for payload in payloads])
         codec = self.world.rng.choice([pb.NONE, pb.LZ4, pb.ZSTD])
         metadata = self._metadata(compression=codec, uncompressed_size=len(plain), num_messages_in_batch=len(payloads))
         position = self._store(topic, metadata, compress(codec, plain), len(payloads))
-        for one in payloads:
-            self._confirm(topic, one, position)
+        for payload in payloads:
+            self._confirm(topic, payload, position)
 
     def _send_delayed(self, topic: Topic) -> None:
         payload, key = self._payload(), self.world.rng.choice(["a", "b", "c"])
@@ -720,7 +720,7 @@ class History:
     def _committed_to(self, name: str) -> Position | None:
         """How far the batches reach that Spark has recorded; before them, where the pipeline began."""
         start = f"{CHECKPOINT}/commits/"
-        numbers = [int(one[len(start) :]) for one in self.disk.files if one.startswith(start)]
+        numbers = [int(file[len(start) :]) for file in self.disk.files if file.startswith(start)]
         if numbers:
             data = self.disk.files[f"{CHECKPOINT}/offsets/{max(numbers)}"].decode().splitlines()[-1]
         elif f"{CHECKPOINT}/ledgerlake/start.json" in self.disk.files:
@@ -740,7 +740,7 @@ def shrink(script: Script, play: Callable[[Script], Verdict], most: int = 200) -
     while place < len(steps) and tries < most:
         fewer = replace(script, steps=tuple(steps[:place] + steps[place + 1 :]))
         tries += 1
-        if any(one.startswith(kind) for one in play(fewer).violations[:1]):
+        if any(violation.startswith(kind) for violation in play(fewer).violations[:1]):
             steps = list(fewer.steps)
         else:
             place += 1

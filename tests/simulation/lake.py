@@ -95,7 +95,9 @@ class MemoryTable:
         return commits[: self._version + 1][::-1][:limit]
 
     def get_add_actions(self) -> pa.Table:
-        return pa.table({"path": [name for one in self._stored.commits[: self._version + 1] for name in one.files]})
+        return pa.table(
+            {"path": [name for commit in self._stored.commits[: self._version + 1] for name in commit.files]}
+        )
 
     def transaction_version(self, app_id: str) -> int | None:
         for commit in reversed(self._stored.commits[: self._version + 1]):
@@ -112,10 +114,12 @@ class MemoryTable:
         verdict = world.access(f"commit {kind}")
         if verdict == "fail":
             raise CommitFailedError("the store said no")
-        if any(not transactions.keys().isdisjoint(one.transactions) for one in stored.commits[self._version + 1 :]):
+        if any(
+            not transactions.keys().isdisjoint(commit.transactions) for commit in stored.commits[self._version + 1 :]
+        ):
             raise CommitFailedError("a concurrent transaction has the same app id")
         commit = Commit(
-            tuple(one.path for one in actions), transactions, world.now_s, commit_properties.custom_metadata or {}
+            tuple(action.path for action in actions), transactions, world.now_s, commit_properties.custom_metadata or {}
         )
         stored.commits.append(commit)
         self._version = len(stored.commits) - 1

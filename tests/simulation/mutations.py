@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cursor import DurableCursor
-from ledgerlake.pipeline import wake_ups as pipeline_wake_ups
+from ledgerlake.pipeline import wakeups
 from ledgerlake.pipeline.cursors import CursorKeeper
 from ledgerlake.pipeline.pipeline import Pipeline
 from ledgerlake.pipeline.spark_log import SparkLog
 from ledgerlake.pipeline.start import Start
 from ledgerlake.publish.outbox import Outbox
-from ledgerlake.source import wake_ups
+from ledgerlake.source import wakeup_files
 from ledgerlake.source.bounds import resolve_start
 from ledgerlake.source.planner import Planner
 from ledgerlake.stored.places import Place
@@ -38,11 +38,11 @@ def _batches_by_number(edges: Edges) -> None:
     start.
     """
 
-    def holds(self: Table, batch: Any) -> bool:
+    def contains(self: Table, batch: Any) -> bool:
         recorded = self.recorded(batch.query)
         return recorded is not None and recorded.batch_id >= batch.batch_id
 
-    edges.replace(Table, "holds", holds)
+    edges.replace(Table, "contains", contains)
     edges.replace(Start, "compare_with_tables", lambda _self, _tables: None)
 
 
@@ -69,8 +69,8 @@ def _outbox_before_ownership(edges: Edges) -> None:
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        if self._parts.outbox is not None:
-            self._parts.outbox.begin(2**62, None)
+        if self._components.outbox is not None:
+            self._components.outbox.begin(2**62, None)
 
     edges.replace(Pipeline, "__init__", init)
     edges.replace(Outbox, "is_present", lambda _self, _batch, _file: True)
@@ -107,12 +107,12 @@ def _forgotten_acknowledgements(edges: Edges) -> None:
 
 
 def _wakes_in_one_file(edges: Edges) -> None:
-    """When a batch is wanted stands in one file, which the last writer replaces."""
+    """The wake-up times are in one file, which the last writer replaces."""
 
-    def save(folder: str, _batch_id: int, wakes_ms: dict[str, int]) -> None:
-        wake_ups.save_wakes(Place(folder), 0, wakes_ms)
+    def save(folder: str, _batch_id: int, wakeup_times_ms: dict[str, int]) -> None:
+        wakeup_files.save_wakeup_times(Place(folder), 0, wakeup_times_ms)
 
-    edges.replace(pipeline_wake_ups, "save_wakes", save)
+    edges.replace(wakeups, "save_wakeup_times", save)
 
 
 def _batches_run_again_without_their_entries(edges: Edges) -> None:

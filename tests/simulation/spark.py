@@ -352,7 +352,7 @@ class Query:
 
     def _last(self, log: str) -> int | None:
         start = f"{self._checkpoint}/{log}/"
-        return max((int(one[len(start) :]) for one in self._disk.files if one.startswith(start)), default=None)
+        return max((int(file[len(start) :]) for file in self._disk.files if file.startswith(start)), default=None)
 
     def _offset(self, batch_id: int) -> str:
         data = self._disk.files.get(f"{self._checkpoint}/offsets/{batch_id}")
@@ -384,16 +384,16 @@ class Query:
             groups.setdefault((row["topic"][0].as_py(), row["partition"][0].as_py()), []).append(row)
         before = self._state(self.batch_id)
         after = dict(before)
-        facts: list[Any] = []
+        results: list[Any] = []
         for key in sorted(groups):
             group = self._world.rng.sample(groups[key], len(groups[key]))
-            found, after[key] = self._task("state", partial(self._keyed, key, group, before))
-            facts += found
+            partition_results, after[key] = self._task("state", partial(self._keyed, key, group, before))
+            results += partition_results
         self._state_id = f"{self._world.names.getrandbits(64):016x}" if self._has_state_ids else ""
         path = self._state_path(self.batch_id + 1, self._state_id)
         self._disk.write(path, _Changes(_changes(before, after)))
         self._loaded = (self.batch_id + 1, after)
-        return facts
+        return results
 
     def _state_path(self, version: int, state_id: str) -> str:
         return f"{self._checkpoint}/state/{version}{'_' if state_id else ''}{state_id}"
@@ -427,10 +427,9 @@ class Query:
         found = [row for frame in processor.handleInputRows(key, frames, None) for row in frame.rows]
         arrays = [pa.array(values, one.type) for values, one in zip(zip(*found, strict=True), STAGE_ROWS, strict=True)]
         table = pa.RecordBatch.from_arrays(arrays, schema=STAGE_ROWS)
-        facts = [
-            SimpleNamespace(fact=text) for part in self._frame.last(iter([table])) for text in part["fact"].to_pylist()
-        ]
-        return facts, {name: (type(state), dict(state.values)) for name, state in stage.states.items()}
+        finalized = self._frame.last(iter([table]))
+        results = [SimpleNamespace(result=text) for batch in finalized for text in batch["result"].to_pylist()]
+        return results, {name: (type(state), dict(state.values)) for name, state in stage.states.items()}
 
     def _task(self, name: str, work: Callable[[], Any]) -> Any:
         """One task: tried again where its worker dies; sometimes run twice."""
@@ -519,7 +518,9 @@ class _Batch:
 
 
 def _spans(spans: list[Any]) -> str:
-    return ", ".join(f"{one.span.topic_partition.rpartition('/')[2]} {one.span.after}..{one.span.end}" for one in spans)
+    return ", ".join(
+        f"{span.span.topic_partition.rpartition('/')[2]} {span.span.after}..{span.span.end}" for span in spans
+    )
 
 
 def _as_text(error: BaseException) -> str:

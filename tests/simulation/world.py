@@ -182,10 +182,10 @@ class World:
         while True:
             while self._events and self._events[0][0] <= self.now_s:
                 heapq.heappop(self._events)[2]()
-            able = [one for one in self.threads if self._is_able(one)]
+            able = [thread for thread in self.threads if self._is_able(thread)]
             if able:
                 return able[0] if len(able) == 1 else self.rng.choice(able)
-            times_s = [one.until_s for one in self.threads if not one.done and not one.process.is_suspended]
+            times_s = [thread.until_s for thread in self.threads if not thread.done and not thread.process.is_suspended]
             if self._events:
                 times_s.append(self._events[0][0])
             next_s = min(times_s)
@@ -245,7 +245,7 @@ class World:
             return
         self.now_s = until_s
         me = self.current
-        if self.rng.random() < 0.3 and any(one is not me and self._is_able(one) for one in self.threads):
+        if self.rng.random() < 0.3 and any(thread is not me and self._is_able(thread) for thread in self.threads):
             self.pause(until_s)
 
     def say(self, words: str) -> None:
@@ -255,9 +255,9 @@ class World:
         """Let all threads but the test's own come to their end."""
         self._events.clear()
         self.traps.clear()
-        for one in self.threads:
-            if one is not self.current:
-                one.process.killed = True
+        for thread in self.threads:
+            if thread is not self.current:
+                thread.process.killed = True
         while len(self.threads) > 1:
             self.pause(self.now_s + 1.0)
 

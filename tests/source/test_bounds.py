@@ -171,7 +171,7 @@ def test_every_range_of_numbers_is_read_to_the_message(peer: Peer) -> None:
             start, end = resolve_start(cluster, TOPIC, AtIndex(first)), resolve_end(cluster, TOPIC, AtIndex(last))
             rows = [row for part in read_messages(options, entry_range(TOPIC, start, end)) for row in part.to_pylist()]
             assert [row["broker_index"] for row in rows] == list(range(first, last + 1))
-            assert [row["value"] for row in rows] == [str(one).encode() for one in range(first, last + 1)]
+            assert [row["value"] for row in rows] == [str(number).encode() for number in range(first, last + 1)]
 
 
 def test_the_number_of_the_last_message_taken_is_known_where_a_number_was_asked_for(peer: Peer) -> None:

@@ -154,7 +154,7 @@ def test_or_it_is_a_reject_and_the_read_goes_on() -> None:
             (7, 1, DATA_LOSS),
             (9, 0, None),
         ]
-        assert [one["kind"][0].as_py() for one in read_bundles(options, span)] == ["reject", "entries"]
+        assert [bundle["kind"][0].as_py() for bundle in read_bundles(options, span)] == ["reject", "entries"]
 
 
 def test_a_range_of_which_nothing_is_left_is_lost_too() -> None:

@@ -73,7 +73,7 @@ def test_an_entry_that_the_function_cannot_read_is_a_reject_with_its_words() -> 
         ]
         entries = [row for part in read_entries(options_for(peer), span) for row in part.to_pylist()]
         assert [row["reject_reason"] for row in entries] == [None, "payload_processor", None]
-        assert [one["kind"][0].as_py() for one in read_bundles(options_for(peer), span)] == [
+        assert [bundle["kind"][0].as_py() for bundle in read_bundles(options_for(peer), span)] == [
             "entries",
             "reject",
             "entries",

@@ -18,7 +18,7 @@ from ledgerlake.source import planner, topic_list
 from ledgerlake.source.bounds import latest_offset
 from ledgerlake.source.positions import BacklogCounts, count_messages
 from ledgerlake.source.stream_reader import LedgerlakeStreamReader
-from ledgerlake.source.wake_ups import save_wakes
+from ledgerlake.source.wakeup_files import save_wakeup_times
 from ledgerlake.stored.offsets import PartitionOffset, from_json, to_json
 from ledgerlake.stored.places import Place
 from ledgerlake.wire.entry import encode_entry
@@ -71,7 +71,7 @@ def test_an_idle_topic_gets_a_batch_when_its_time_has_come_and_only_one(
     path = str(tmp_path / "wakes")
     planning = Planning(peer, path, monkeypatch)
     planning.plan()
-    save_wakes(Place(path), 1, {TOPIC: NOW_MS + 5000})
+    save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS + 5000})
     assert planning.plan() is None
     planning.clock_ms += 5001
     assert planning.plan() == NOW_MS + 5001
@@ -86,7 +86,7 @@ def test_while_entries_come_the_broker_tells_the_time(
     path = str(tmp_path / "wakes")
     planning = Planning(peer, path, monkeypatch)
     planning.plan()
-    save_wakes(Place(path), 1, {TOPIC: NOW_MS - 1})
+    save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS - 1})
     peer.add(single(b"b"), first=1)
     before = planning.offset
     assert planning.plan() is None
@@ -100,7 +100,7 @@ def test_where_the_broker_tells_no_time_the_clock_does_also_while_entries_come(
     path = str(tmp_path / "wakes")
     planning = Planning(peer, path, monkeypatch)
     assert planning.plan() == NOW_MS
-    save_wakes(Place(path), 1, {TOPIC: NOW_MS + 1})
+    save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS + 1})
     peer.add(BARE, first=1)
     planning.clock_ms += 2
     assert planning.plan() == NOW_MS + 2
@@ -186,7 +186,7 @@ def test_a_deleted_topic_of_which_something_waits_is_still_woken(
     end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     reader.stop()
     peer.is_deleted = True
-    save_wakes(Place(path), 1, {TOPIC: NOW_MS + 5000})
+    save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS + 5000})
     again = pattern_reader(peer, wakes=path)
     start = again.latestOffset(end, ReadAllAvailable())
     assert from_json(start) == {TOPIC: PartitionOffset(BEFORE_ALL)}
@@ -207,7 +207,7 @@ def test_a_topic_that_was_deleted_while_something_waits_is_new_when_it_comes_bac
     reader = pattern_reader(peer, wakes=path, pinnedBy="s")
     _readers.append(reader)
     read = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
-    save_wakes(Place(path), 1, {TOPIC: 2**60})
+    save_wakeup_times(Place(path), 1, {TOPIC: 2**60})
     peer.is_deleted = True
     peer.disconnect()
     time.sleep(0.3)
@@ -378,7 +378,7 @@ def test_what_is_due_does_not_wait_for_more(peer: Peer, tmp_path: Path, monkeypa
     before = planning.offset
     planning.plan()
     assert planning.offset == before
-    save_wakes(Place(path), 1, {TOPIC: NOW_MS + 5000})
+    save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS + 5000})
     planning.clock_ms += 5001
     planning.plan()
     assert from_json(planning.offset)[TOPIC].position > from_json(before)[TOPIC].position

@@ -39,8 +39,8 @@ def test_small_entries_share_a_bundle_and_large_ones_stand_alone() -> None:
         peer.add(*[single(b"x" * 300_000) for _ in range(7)], single(b"x" * 2_000_000), single(b"small"))
         bundles = list(read_bundles(options_for(peer), everything(peer)))
         assert len(bundles) == 4 - 1
-        assert all(one.schema.equals(schema.BUNDLES) and one.num_rows == 1 for one in bundles)
-        assert {one["end_entry_id"][0].as_py() for one in bundles} == {8}
+        assert all(bundle.schema.equals(schema.BUNDLES) and bundle.num_rows == 1 for bundle in bundles)
+        assert {bundle["end_entry_id"][0].as_py() for bundle in bundles} == {8}
 
 
 def test_a_range_without_entries_still_says_how_far_it_was_read() -> None:
@@ -73,7 +73,7 @@ def test_chunks_and_markers_travel_alone_and_plain_entries_stay_together() -> No
         marker = encode_marker(metadata(), 2, [Position(1, 1), Position(1, 2)])
         peer.add(single(b"a"), batch([b"b"]), chunks[0], single(b"c"), chunks[1], marker, b"garbage", single(b"d"))
         bundles = list(read_bundles(options_for(peer), everything(peer)))
-        assert [one["kind"][0].as_py() for one in bundles] == [
+        assert [bundle["kind"][0].as_py() for bundle in bundles] == [
             "entries",
             "chunk",
             "entries",
@@ -81,7 +81,7 @@ def test_chunks_and_markers_travel_alone_and_plain_entries_stay_together() -> No
             "marker",
             "entries",
         ]
-        counts = [len(read_entry_table(one["frames"][0].as_buffer())[1]) for one in bundles]
+        counts = [len(read_entry_table(bundle["frames"][0].as_buffer())[1]) for bundle in bundles]
         assert counts == [2, 1, 1, 1, 1, 2]
 
 

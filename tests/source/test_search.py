@@ -26,7 +26,7 @@ def dated(position: Position, time_ms: int) -> StampedEntry:
 
 def prober(entries: list[StampedEntry], end: Position | None = None) -> Probe:
     return lambda position: next(
-        (one for one in entries if position <= one.position and (end is None or one.position <= end)), None
+        (entry for entry in entries if position <= entry.position and (end is None or entry.position <= end)), None
     )
 
 
@@ -38,7 +38,7 @@ def search(entries: list[StampedEntry], time_ms: int, last: Position | None = No
     def probe(position: Position) -> StampedEntry | None:
         nonlocal reads
         reads += 1
-        return next((one for one in entries if position <= one.position <= end), None)
+        return next((entry for entry in entries if position <= entry.position <= end), None)
 
     return first_since(probe, end, time_ms), reads
 
@@ -60,13 +60,13 @@ def test_the_first_entry_at_or_after_the_time_is_found_in_every_topic() -> None:
     rng = random.Random(1)
     for _ in range(3000):
         entries = topic(rng)
-        asked = rng.choice([one.stamp.time_ms for one in entries] or [0]) + rng.choice([-1, 0, 1])
-        expected = next((one for one in entries if one.stamp.time_ms >= asked), None)
+        asked = rng.choice([entry.stamp.time_ms for entry in entries] or [0]) + rng.choice([-1, 0, 1])
+        expected = next((entry for entry in entries if entry.stamp.time_ms >= asked), None)
         assert search(entries, asked)[0] == expected
 
 
 def test_an_end_that_is_a_hole_does_not_matter() -> None:
-    entries = [dated(Position(3, one), 1000 + one) for one in range(10)]
+    entries = [dated(Position(3, number), 1000 + number) for number in range(10)]
     for last in (Position(3, 12), Position(4, 0), Position(9, 7)):
         assert search(entries, 1005, last)[0] == entries[5]
         assert search(entries, 1009, last)[0] == entries[9]
@@ -78,13 +78,13 @@ def test_where_broker_timestamps_begin_in_mid_life_publish_times_decide_only_abo
     for _ in range(3000):
         entries = topic(rng)
         begin = rng.randint(0, len(entries))
-        old = [replace(one, stamp=Stamp(one.stamp.time_ms, None, False)) for one in entries[:begin]]
+        old = [replace(entry, stamp=Stamp(entry.stamp.time_ms, None, False)) for entry in entries[:begin]]
         is_wrong = bool(old) and begin < len(entries) and rng.random() < 0.5
         if is_wrong:
             # The clock of the last producer before was years ahead.
             old[-1] = replace(old[-1], stamp=Stamp(10**13, None, False))
-        asked = rng.choice([one.stamp.time_ms for one in entries] or [0]) + rng.choice([-1, 0, 1])
-        exact = next((one.position for one in entries if one.stamp.time_ms >= asked), None)
+        asked = rng.choice([entry.stamp.time_ms for entry in entries] or [0]) + rng.choice([-1, 0, 1])
+        exact = next((entry.position for entry in entries if entry.stamp.time_ms >= asked), None)
         found = search(old + entries[begin:], asked)[0]
         position = None if found is None else found.position
         if is_wrong and entries[begin].stamp.time_ms >= asked:
@@ -105,7 +105,9 @@ def test_an_index_is_found_in_the_entry_that_holds_it() -> None:
             index += count + rng.choice([0, 0, 0, 2])
             entries.append(replace(one, stamp=Stamp(one.stamp.time_ms, index, True), index_count=count))
         asked = rng.randint(0, max(index, 0) + 1)
-        expected = next((one for one in entries if one.stamp.index is not None and one.stamp.index >= asked), None)
+        expected = next(
+            (entry for entry in entries if entry.stamp.index is not None and entry.stamp.index >= asked), None
+        )
         assert (
             first_with_index(prober(entries), entries[-1].position if entries else Position(-1, -1), asked) == expected
         )

@@ -13,7 +13,7 @@ from ledgerlake.delay.bucket import Bucket, Record, record_from_json, record_to_
 from ledgerlake.delay.cancels import Cancel, cancels_from_json, cancels_to_json
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators.rows import (
-    Begun,
+    MessageStarted,
     StateSummary,
     TaskReport,
     report_from_json,
@@ -21,8 +21,12 @@ from ledgerlake.operators.rows import (
     summary_from_json,
     summary_to_json,
 )
+from ledgerlake.operators.separately_stored import (
+    SeparatelyStored,
+    separately_stored_from_json,
+    separately_stored_to_json,
+)
 from ledgerlake.operators.stateful import incomplete_from_json, incomplete_to_json
-from ledgerlake.operators.unpacked import UnpackedMessage, unpacked_from_json, unpacked_to_json
 from ledgerlake.stored.offsets import PartitionOffset, from_json, to_json
 from ledgerlake.wire.message_id import Position
 
@@ -42,12 +46,15 @@ WRITTEN: dict[str, tuple[Callable[[str], Any], str]] = {
         incomplete_from_json,
         incomplete_to_json(IncompleteMessage(KEY, 3, 900, 5, 4, PLACES, 600)),
     ),
-    "delayed large message": (unpacked_from_json, unpacked_to_json(UnpackedMessage(PLACES, True, key=KEY))),
-    "part of a delayed entry": (
-        unpacked_from_json,
-        unpacked_to_json(UnpackedMessage(PLACES[:1], True, BatchRange(1, 2), is_delivered=True)),
+    "delayed large message": (
+        separately_stored_from_json,
+        separately_stored_to_json(SeparatelyStored(PLACES, True, key=KEY)),
     ),
-    "report": (report_from_json, report_to_json(TaskReport(PLACES[0], 5, {}, [Begun(KEY)]))),
+    "part of a delayed entry": (
+        separately_stored_from_json,
+        separately_stored_to_json(SeparatelyStored(PLACES[:1], True, BatchRange(1, 2), is_delivered=True)),
+    ),
+    "report": (report_from_json, report_to_json(TaskReport(PLACES[0], 5, {}, [MessageStarted(KEY)]))),
     "summary": (summary_from_json, summary_to_json(StateSummary([{}], PLACES[0], 5))),
     "offset": (
         lambda text: from_json(json.loads(text)),

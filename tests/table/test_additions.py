@@ -12,13 +12,13 @@ from deltalake import DeltaTable, write_deltalake
 
 from ledgerlake.decode import schema
 from ledgerlake.errors import CheckpointError
-from ledgerlake.operators.facts import PartitionFact, TaskFact
+from ledgerlake.operators.results import PartitionResult, TaskResult
 from ledgerlake.operators.rows import StateSummary
 from ledgerlake.pipeline.commit import BatchResult, DeltaSink
 from ledgerlake.stored.places import Place
-from ledgerlake.table.batch_record import BatchRecord, Held
+from ledgerlake.table.batch_record import BatchRecord, SeenBatch
 from ledgerlake.table.delta_table import Table, data_folder
-from ledgerlake.table.ordered_files import DataFile, GatheringWriter
+from ledgerlake.table.ordered_files import BufferedWriter, DataFile
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def tables(tmp_path: Path) -> dict[str, Table]:
 
 
 def written(table: Table, rows: list[dict[str, Any]]) -> list[DataFile]:
-    writer = GatheringWriter(data_folder(table.folder, table.schema, "part-00000004-00000"))
+    writer = BufferedWriter(data_folder(table.folder, table.schema, "part-00000004-00000"))
     writer.write(pa.Table.from_pylist(rows, schema=table.schema))
     return writer.finish()
 
@@ -58,14 +58,14 @@ def run(
         for number in range(messages)
     ]
     files = written(here["messages"], rows)
-    fact = TaskFact(TOPIC, -1, Position(3, 9), None, files, written(here["rejects"], rejects))
-    return DeltaSink(here["messages"], here["rejects"]).commit(batch, [PartitionFact(fact, StateSummary([]))])
+    result = TaskResult(TOPIC, -1, Position(3, 9), None, files, written(here["rejects"], rejects))
+    return DeltaSink(here["messages"], here["rejects"]).commit(batch, [PartitionResult(result, StateSummary([]))])
 
 
 def killed_behind_rejects(tables: dict[str, Table], rejects: list[dict[str, Any]], batch: BatchRecord = BATCH) -> None:
     """A run that ends between the two commits."""
     table = Table(tables["rejects"].path, schema.REJECTS)
-    assert not table.holds(batch)
+    assert not table.contains(batch)
     table.commit(batch, written(table, rejects), {})
 
 
@@ -142,7 +142,7 @@ def test_a_batch_that_messages_has_is_done_whatever_the_repeat_rejects(tables: d
     run(tables, [], messages=3)
     result = run(tables, [rejected(1, "undecryptable")], messages=2)
     assert (found(tables), result.repeated) == ([], True)
-    assert result.tables == {"messages": Held(str(tables["messages"].path), 4)}
+    assert result.tables == {"messages": SeenBatch(str(tables["messages"].path), 4)}
     result = run(tables, [rejected(1, "undecryptable")])
     assert (found(tables), result.repeated) == ([], True)
     assert len(found(tables, "messages")) == 3
@@ -155,7 +155,7 @@ def test_an_addition_says_whose_it_is_and_the_batch_stays_the_last_one(tables: d
     known = json.loads(table.history(1)[0]["ledgerlake"])
     assert (known["query"], known["batch"], known["ranges"]) == ("ledgerlake:orders:id:more:1", 4, {TOPIC: SPAN})
     assert table.transaction_version("ledgerlake:orders:id:more:1") == 4
-    assert Table(tables["rejects"].path, schema.REJECTS).holds(BATCH)
+    assert Table(tables["rejects"].path, schema.REJECTS).contains(BATCH)
 
 
 def test_the_files_of_a_repeat_that_are_not_needed_are_removed(tables: dict[str, Table], tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from pyarrow import fs
 from ledgerlake.decode import schema
 from ledgerlake.table import ordered_files
 from ledgerlake.table.ordered_files import (
+    BufferedWriter,
     DataFile,
-    GatheringWriter,
     OrderedWriter,
     ParquetFolder,
     merge_overlapping,
@@ -32,7 +32,7 @@ def writer_in(folder: Path, reached_us: int | None = None) -> OrderedWriter:
 
 
 def read(folder: Path, files: list[DataFile]) -> pa.Table:
-    return pa.concat_tables([pq.read_table(folder / one.name, partitioning=None) for one in files])
+    return pa.concat_tables([pq.read_table(folder / file.name, partitioning=None) for file in files])
 
 
 def entries_of(folder: Path, files: list[DataFile]) -> list[int]:
@@ -65,7 +65,7 @@ def test_groups_out_of_order_are_merged_and_the_runs_removed(tmp_path: Path, mon
     files = writer.finish()
     expected = sorted(range(300), key=lambda number: (times[number], number))
     assert entries_of(tmp_path, files) == expected
-    assert {one.name for one in files} == {path.name for path in tmp_path.iterdir()}
+    assert {file.name for file in files} == {path.name for path in tmp_path.iterdir()}
 
 
 def test_messages_without_broker_time_are_ordered_by_publish_time(tmp_path: Path) -> None:
@@ -137,8 +137,8 @@ def test_files_are_cut_at_their_size_and_stay_in_order(tmp_path: Path, monkeypat
     for start in range(0, 9, 3):
         writer.write(rows([start, start, start], first_entry=start))
     files = writer.finish()
-    assert [one.rows for one in files] == [3, 3, 3]
-    assert [one.name.split("-")[1] for one in files] == ["000", "001", "002"]
+    assert [file.rows for file in files] == [3, 3, 3]
+    assert [file.name.split("-")[1] for file in files] == ["000", "001", "002"]
     assert entries_of(tmp_path, files) == list(range(9))
 
 
@@ -219,23 +219,23 @@ def test_a_value_as_large_as_a_row_group_has_a_file_of_its_own(
     writer.write(rows([3], first_entry=2))
     files = writer.finish()
     assert entries_of(tmp_path, files) == [0, 1, 2]
-    assert [one.rows for one in files] == [1, 1, 1]
+    assert [file.rows for file in files] == [1, 1, 1]
     assert ("zstd" in files[1].name) == packed
 
 
 def test_tables_without_rows_are_no_file(tmp_path: Path) -> None:
-    writer = GatheringWriter(ParquetFolder(fs.LocalFileSystem(), str(tmp_path), schema.MESSAGES, "part"))
+    writer = BufferedWriter(ParquetFolder(fs.LocalFileSystem(), str(tmp_path), schema.MESSAGES, "part"))
     writer.write(schema.MESSAGES.empty_table())
     assert writer.finish() == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_many_small_tables_become_one_while_they_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ordered_files, "_WAITING_TABLES", 10)
-    writer = GatheringWriter(ParquetFolder(fs.LocalFileSystem(), str(tmp_path), schema.MESSAGES, "part"))
+    monkeypatch.setattr(ordered_files, "_MAX_BUFFERED_TABLES", 10)
+    writer = BufferedWriter(ParquetFolder(fs.LocalFileSystem(), str(tmp_path), schema.MESSAGES, "part"))
     for number in range(105):
         writer.write(pa.Table.from_batches([rows([number], first_entry=number)]))
-        assert len(writer._waiting) < 10
+        assert len(writer._buffer) < 10
     (file,) = writer.finish()
     assert entries_of(tmp_path, [file]) == list(range(105))
     assert pq.ParquetFile(tmp_path / file.name).num_row_groups == 1

@@ -13,8 +13,8 @@ from pyarrow.fs import LocalFileSystem
 
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.errors import TableError, UsageError
-from ledgerlake.operators.facts import BatchSettings
 from ledgerlake.operators.partition_writer import file_prefix
+from ledgerlake.operators.results import BatchSettings
 from ledgerlake.options.config import Config, parse_config
 from ledgerlake.table.ordered_files import FileWriter, ParquetFolder
 from ledgerlake.table.vacuum import vacuum
@@ -44,7 +44,7 @@ def config(tmp_path: Path) -> Config:
 
 
 def left(config: Config) -> set[str]:
-    return {one.name for one in Path(config.delta.path).glob("part-*.parquet")}
+    return {path.name for path in Path(config.delta.path).glob("part-*.parquet")}
 
 
 def test_only_old_files_that_the_table_does_not_use_are_removed(config: Config) -> None:
@@ -86,7 +86,7 @@ def test_files_that_tasks_write_and_those_that_an_optimize_leaves_are_known_by_t
     path = config.delta.path
     write_deltalake(path, pa.table({"n": [4]}), mode="append")
     DeltaTable(path).optimize.compact()
-    in_use = {Path(one).name for one in DeltaTable(path).file_uris()}
+    in_use = {Path(uri).name for uri in DeltaTable(path).file_uris()}
     folder = ParquetFolder(
         LocalFileSystem(), path, pa.schema([("n", pa.int64())]), file_prefix(SOURCE, BatchSettings(7, {}))
     )

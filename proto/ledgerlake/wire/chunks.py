@@ -74,7 +74,7 @@ def chunk_limit_bytes(metadata: pb.MessageMetadata, size: int, max_entry_bytes: 
     most = max(min(size, 2**31 - 1), 2)
     # The last chunk says another sequence id than those before it.
     both = (_chunk_metadata(metadata, chunk_id, most, size, attempt_suffix()) for chunk_id in (most - 2, most))
-    metadata_bytes = max(len(encode_entry(one, b"")) for one in both)
+    metadata_bytes = max(len(encode_entry(chunk, b"")) for chunk in both)
     if metadata_bytes + min(size, max_entry_bytes // 2) > max_entry_bytes:
         raise UsageError(
             f"the key and the properties of a message take {metadata_bytes:,} bytes, which each of its chunks repeats, and the "
@@ -133,7 +133,7 @@ def encode_marker(chunks: pb.MessageMetadata, sequence_id: int, positions: list[
     )
     if chunks.HasField("deliver_at_time"):
         metadata.deliver_at_time = chunks.deliver_at_time
-    return encode_entry(metadata, json.dumps({"chunks": [str(one) for one in positions]}).encode())
+    return encode_entry(metadata, json.dumps({"chunks": [str(position) for position in positions]}).encode())
 
 
 def promise() -> pb.KeyValue:
@@ -142,7 +142,7 @@ def promise() -> pb.KeyValue:
 
 
 def has_promise(metadata: pb.MessageMetadata) -> bool:
-    return any(one.key == MARKER_PROPERTY for one in metadata.properties)
+    return any(entry.key == MARKER_PROPERTY for entry in metadata.properties)
 
 
 def chunk_names(metadata: pb.MessageMetadata, reason: str) -> tuple[str, str]:
@@ -153,7 +153,7 @@ def chunk_names(metadata: pb.MessageMetadata, reason: str) -> tuple[str, str]:
             ``reason``).
     """
     names = text_of(metadata, "producer_name"), text_of(metadata, "uuid")
-    if max(len(one.encode()) for one in names) > MAX_CHUNK_NAME_BYTES:
+    if max(len(name.encode()) for name in names) > MAX_CHUNK_NAME_BYTES:
         raise CorruptEntryError(f"its producer name or uuid is longer than {MAX_CHUNK_NAME_BYTES} bytes", reason=reason)
     return names
 
@@ -166,7 +166,7 @@ def parse_marker(raw: bytes | memoryview) -> Marker:
     """
     entry = parse_entry(raw)
     metadata = entry.metadata
-    versions = [one.value for one in metadata.properties if one.key == MARKER_PROPERTY]
+    versions = [entry.value for entry in metadata.properties if entry.key == MARKER_PROPERTY]
     if versions != [MARKER_VERSION]:
         raise CorruptEntryError(f"a marker of version {versions}, known is {MARKER_VERSION}", reason="malformed_marker")
     try:

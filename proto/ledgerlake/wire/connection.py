@@ -378,7 +378,7 @@ def _is_text(message: Message) -> bool:
     """
     for field, value in message.ListFields():
         values = value if field.is_repeated else (value,)
-        if field.type == field.TYPE_STRING and not all(isinstance(one, str) for one in values):
+        if field.type == field.TYPE_STRING and not all(isinstance(text, str) for text in values):
             return False
         if field.type == field.TYPE_MESSAGE and not all(map(_is_text, values)):
             return False

@@ -161,9 +161,9 @@ def _from_base64(text: str) -> bytes:
 def _from_list(text: str) -> bytes:
     """A JSON list of bytes, signed as Java has them or unsigned."""
     numbers = json.loads(text)
-    if not isinstance(numbers, list) or not all(isinstance(one, int) and -128 <= one < 256 for one in numbers):
+    if not isinstance(numbers, list) or not all(isinstance(number, int) and -128 <= number < 256 for number in numbers):
         raise ValueError("no list of bytes")
-    return bytes(one % 256 for one in numbers)
+    return bytes(number % 256 for number in numbers)
 
 
 def _parse_text(text: str) -> MessageId | None:

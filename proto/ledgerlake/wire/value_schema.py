@@ -24,5 +24,5 @@ NO_SCHEMA = ValueSchema()
 
 
 def from_wire(schema: pb.Schema) -> ValueSchema:
-    properties = sorted((one.key, one.value) for one in schema.properties)
+    properties = sorted((entry.key, entry.value) for entry in schema.properties)
     return ValueSchema(schema.type, schema.schema_data, tuple(properties))

@@ -1,8 +1,7 @@
-"""The rules of ``assembly.rules`` with bytes beside them: what arrives goes in, whole messages and
-rejects come out.
+"""Applies the rules of ``assembly.rules`` to entries: chunks go in, complete messages and rejects
+come out.
 
-The same whether the bytes are kept in a task's memory or in Spark's state: ``KeptEntries`` is all that
-differs.
+The entries are kept in a task's memory or in Spark's state, behind the interface ``KeptEntries``.
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ class KeptEntries(Protocol):
     """Entries kept by position."""
 
     def take(self, position: Position) -> Entry | None:
-        """The entry, which is gone from here afterwards; None if it is not kept."""
+        """Remove an entry and return it; None if it is not kept."""
 
     def drop(self, position: Position) -> None:
-        """Let go of an entry, kept or not."""
+        """Remove an entry if it is kept."""
 
 
 @dataclass(frozen=True)
 class Assembled:
-    """A whole message: its chunks in order. ``entries`` is None if they must be read from the topic
-    again.
+    """A complete message: its chunks in order. ``entries`` is None if they must be read from the
+    topic again.
 
-    Iterating ``entries`` takes them out of where they are kept. ``key`` is whose chunks they must be,
-    None if a release that did not store it spilled it.
-    ``deliver_ms`` is when it is to be delivered, if it has to wait; ``delivered_ms`` when it was,
-    if it had to, and ``outputs`` then as in ``DueEntries``. ``refused``: it is no message, for this
-    reason; a marker may have listed chunks of others.
+    Iterating ``entries`` removes them from the kept entries. ``key`` is the key that the chunks
+    must have; None if the message was spilled by a release that did not store it.
+
+    ``deliver_ms`` is the requested time, set if the message must still be delayed. ``delivered_ms``
+    is the release time, set once it is due; ``outputs`` is then as in ``DueEntries``.
     """
 
     positions: tuple[Position, ...]
@@ -51,7 +50,6 @@ class Assembled:
     delivered_ms: int | None = None
     outputs: Mapping[str, Position] = field(default_factory=dict)
     key: ChunkedMessageKey | None = None
-    refused: str | None = None
 
 
 @dataclass(frozen=True)
@@ -63,11 +61,25 @@ class Rejected:
 
 
 @dataclass(frozen=True)
-class DueEntries:
-    """Delayed entries, in the order in which they are due: whole MESSAGE frames.
+class RejectedPositions:
+    """Chunks of a rejected message whose bytes only the topic has.
 
-    ``outputs`` are those beside the table; what stands at an output's position or before is not for
-    it. ``first_entry`` is what of the first entry is due.
+    A marker may have listed entries of other messages. Those are not rejected: only chunks with
+    ``key`` are, or all entries if it is None.
+    """
+
+    reason: str
+    positions: tuple[Position, ...]
+    key: ChunkedMessageKey | None
+
+
+@dataclass(frozen=True)
+class DueEntries:
+    """Delayed entries, in the order in which they are due: complete MESSAGE frames.
+
+    ``outputs`` are the outputs beside the table, with their mark-delete positions: an output does
+    not get messages up to its position. ``first_entry`` says which messages of the first entry are
+    due.
     """
 
     frames: Entry
@@ -85,60 +97,73 @@ class DuePositions:
     outputs: Mapping[str, Position]
 
 
-Outcome = Assembled | Rejected | DueEntries | DuePositions
+Outcome = Assembled | Rejected | RejectedPositions | DueEntries | DuePositions
 
 
 class Assembly:
     """The incomplete messages of one topic partition with their bytes.
 
-    The entry of an arriving chunk must be in ``parts``; outcomes are to be used up before the next
-    call. With ``hold_delayed`` the entries of a message that is to be delivered later stay in
-    ``parts`` unless they are taken.
+    The methods return lazy iterators: a chunk or marker is added when its iterator is iterated, and
+    each iterator must be used up before the next call. The entry of an arriving chunk must be among
+    the kept entries. If ``delays_messages``, the entries of a message that is to be delivered later
+    stay there unless they are taken.
     """
 
     def __init__(
-        self, limits: Limits, parts: KeptEntries, sets: Iterable[IncompleteMessage] = (), *, hold_delayed: bool = False
+        self,
+        limits: Limits,
+        kept_entries: KeptEntries,
+        messages: Iterable[IncompleteMessage] = (),
+        *,
+        delays_messages: bool = False,
     ) -> None:
-        self.pending = IncompleteMessages(limits, sets)
-        self._parts = parts
-        self._hold_delayed = hold_delayed
+        self.pending = IncompleteMessages(limits, messages)
+        self._kept_entries = kept_entries
+        self._delays_messages = delays_messages
 
     def arrive(self, chunk: Chunk) -> Iterator[Outcome]:
+        """Add a chunk; yield what it completes or rejects."""
         effects = self.pending.arrive(chunk)
         yield from self._apply(effects, chunk.deliver_ms)
-        if Retain(chunk.position) not in effects and not any(_takes_parts(effect) for effect in effects):
-            self._parts.drop(chunk.position)
+        if Retain(chunk.position) not in effects and not any(_takes_entries(effect) for effect in effects):
+            self._kept_entries.drop(chunk.position)
 
-    def mark(self, marker: Marker) -> Iterator[Outcome]:
-        effects = self.pending.mark(ChunkedMessageKey(marker.producer_name, marker.uuid), marker.positions)
+    def apply_marker(self, marker: Marker) -> Iterator[Outcome]:
+        """Apply a marker; yield the message that it completes, or rejects."""
+        effects = self.pending.apply_marker(ChunkedMessageKey(marker.producer_name, marker.uuid), marker.positions)
         yield from self._apply(effects, marker.deliver_ms)
 
     def supersede(self, key: ChunkedMessageKey) -> Iterator[Outcome]:
+        """Reject the incomplete message of a key, because a message of that key began elsewhere."""
         yield from self._apply(self.pending.supersede(key))
 
-    def adopt(self, opened: IncompleteMessage) -> Iterator[Outcome]:
-        yield from self._apply(self.pending.adopt(opened))
+    def adopt(self, message: IncompleteMessage) -> Iterator[Outcome]:
+        """Continue an incomplete message that began elsewhere; yield what has to give way to it."""
+        yield from self._apply(self.pending.adopt(message))
 
     def expire(self, now_ms: int) -> Iterator[Outcome]:
+        """Reject the messages that are too old at a time."""
         yield from self._apply(self.pending.expire(now_ms))
 
     def _apply(self, effects: list[Effect], deliver_ms: int | None = None) -> Iterator[Outcome]:
         for effect in effects:
             if isinstance(effect, Spill):
                 for position in effect.positions:
-                    self._parts.drop(position)
+                    self._kept_entries.drop(position)
             elif isinstance(effect, Deliver):
-                entries = None if effect.reread else map(self._parts.take, effect.positions)
-                waits_ms = deliver_ms if self._hold_delayed else None
-                yield Assembled(effect.positions, entries, waits_ms, key=effect.key)
-                # A message that is read again has no entries in ``parts``, and a marker may have
-                # listed chunks of others.
-                if waits_ms is None and not effect.reread:
+                entries = None if effect.reread else map(self._kept_entries.take, effect.positions)
+                delayed_until_ms = deliver_ms if self._delays_messages else None
+                yield Assembled(effect.positions, entries, delayed_until_ms, key=effect.key)
+                # A message that is read again has no kept entries, and a marker may have listed
+                # chunks of other messages.
+                if delayed_until_ms is None and not effect.reread:
                     for position in effect.positions:
-                        self._parts.drop(position)
+                        self._kept_entries.drop(position)
             elif isinstance(effect, Reject):
-                yield Rejected(effect.reason, [(one, self._parts.take(one)) for one in effect.positions])
+                yield Rejected(
+                    effect.reason, [(position, self._kept_entries.take(position)) for position in effect.positions]
+                )
 
 
-def _takes_parts(effect: Effect) -> bool:
+def _takes_entries(effect: Effect) -> bool:
     return isinstance(effect, Deliver) and not effect.reread

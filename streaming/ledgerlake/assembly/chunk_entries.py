@@ -1,4 +1,4 @@
-"""From a stored entry to what the rules of ``assembly.rules`` need to know of it."""
+"""Parses stored entries into the chunks and markers of ``assembly.rules``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ledgerlake.wire.message_id import Position
 
 
 def read_alone(kind: PieceKind, raw: bytes | memoryview, position: Position) -> Chunk | Marker:
-    """An entry that travels alone (see ``decode.split``).
+    """Return the chunk or marker in an entry that travels alone (see ``decode.split``).
 
     Raises:
-        CorruptEntryError: as ``read_chunk`` and ``parse_marker``; or a marker lists what comes
-            behind it.
+        CorruptEntryError: as ``read_chunk`` and ``parse_marker``; or a marker lists chunks that
+            come after it.
     """
     if kind != PieceKind.MARKER:
         return read_chunk(raw, position)
@@ -27,14 +27,14 @@ def read_alone(kind: PieceKind, raw: bytes | memoryview, position: Position) -> 
 
 
 def read_chunk(raw: bytes | memoryview, position: Position) -> Chunk:
-    """Return the chunk that an entry says it is.
+    """Return the chunk in an entry.
 
     Raises:
         CorruptEntryError: bad checksum, malformed, or with a name that is too long.
     """
     entry = parse_entry(raw)
     metadata = entry.metadata
-    # What a set adds up to is counted before encryption.
+    # The total size of a message is counted before encryption.
     tag_bytes = TAG_BYTES if metadata.encryption_keys else 0
     return Chunk(
         key=ChunkedMessageKey(*chunk_names(metadata, "chunk_invalid")),
@@ -45,11 +45,11 @@ def read_chunk(raw: bytes | memoryview, position: Position) -> Chunk:
         size_bytes=len(entry.payload) - tag_bytes,
         time_ms=broker_time_ms(entry),
         publish_ms=_signed(metadata.publish_time),
-        marked=has_promise(metadata),
+        has_marker=has_promise(metadata),
         deliver_ms=delivery_time_ms(entry),
     )
 
 
 def _signed(number: int) -> int:
-    """An unsigned 64-bit number as a signed one, since numbers in a checkpoint are signed."""
+    """Return an unsigned 64-bit number as a signed one, because numbers in a checkpoint are signed."""
     return number - 2**64 if number >= 2**63 else number

@@ -1,5 +1,4 @@
-"""Large messages put together from their chunks (PIP-37): the rules, without bytes, storage or a
-clock.
+"""The rules by which chunks become large messages (PIP-37), without bytes, storage or a clock.
 
 A producer splits a message into ``chunk_count`` chunks, ids from 0, all with one uuid; chunks of
 several producers interleave on a topic partition. An incomplete message is known by producer and
@@ -7,23 +6,23 @@ uuid.
 
 What a chunk does to the incomplete message of its producer and uuid:
 
-    event       chunk                                          what follows
+    event       chunk                                          effect
     invalid     id, count or size that no message can have     the chunk is rejected, the message stays as it is
     too_large   claims more bytes than the limit               likewise
-    first       id 0, nothing of its message is here           an incomplete message begins
-    resent      id 0, another position than the one here       its chunks are rejected, the message begins again
-    repeated    a position that is here already                nothing: the same stored entry twice
+    first       id 0, there is no incomplete message           an incomplete message begins
+    resent      id 0, at another position than before          its chunks are rejected, the message begins again
+    repeated    a position that was added before               none: the same stored entry twice
     mismatch    another count, total size or publish time      the chunk is rejected, the message stays
-    duplicate   an id that is here, at another position        the chunk is rejected, the message stays
-    next        the id after the last one here                 kept; the last one completes the message
-    gap         an id beyond the next                          chunk and message are rejected: what is between cannot come
-    orphan      id above 0, nothing of its message is here     the chunk is rejected
-    awaited     orphan or gap, and a marker is promised        its position is kept: the marker tells the rest
+    duplicate   an id that was added, at another position      the chunk is rejected, the message stays
+    next        the id after the last one                      the chunk is kept; the last one completes the message
+    gap         an id beyond the next                          chunk and message are rejected: the chunks between cannot come
+    orphan      id above 0, there is no incomplete message     the chunk is rejected
+    awaited     orphan or gap, but it promises a marker        its position is kept; the marker lists the others
 
-A marker message (PIP-37, option 2) lists the positions of all chunks of one message. Chunks that
-are published so promise it in their metadata. If nothing is here of a marker's message, it was
-delivered before; else it is delivered by the marker's list. A marker that lists a chunk of another
-incomplete message is refused, and its own message with it.
+A marker message (PIP-37, option 2) lists the positions of all chunks of one message. Chunks of such
+a message promise the marker in their metadata. If there is no incomplete message of a marker's key,
+the message was delivered before; else it is delivered by the marker's list. A marker that lists a
+chunk of another incomplete message is refused, and its own message is rejected.
 
 A uuid is ``<producer>-<sequence id>`` and comes again when a producer restarts with a lower
 sequence. The publish time tells the two messages apart: the Java, C++ and Go clients stamp a
@@ -34,8 +33,8 @@ Rules kept here:
   - Every chunk ends exactly once: delivered with its message, rejected, or kept with an incomplete
     message.
   - At the limit of messages or bytes the oldest incomplete message is spilled, as PIP-37's "marked
-    for redelivery": its bytes leave, its positions stay, and it is delivered all the same, with its
-    chunks read again by position.
+    for redelivery": its bytes are dropped, its positions stay. When it is complete, its chunks are
+    read again by position.
   - Spilled messages are limited in number too; beyond that the oldest is rejected
     (``chunk_evicted``).
   - The age of a message is measured by the clock of the micro-batches: the broker's time if the
@@ -43,7 +42,7 @@ Rules kept here:
     as old as the first ``expire`` that sees it.
   - Sizes are checked against the total as chunks arrive; a claimed size never sizes anything.
 
-Reasons that end in ``rejects``: ``chunk_invalid``, ``too_large``, ``chunk_resent``,
+Reasons of rejects: ``chunk_invalid``, ``too_large``, ``chunk_resent``,
 ``chunk_mismatch``, ``chunk_duplicate``, ``chunk_gap``, ``chunk_orphan``, ``chunk_size``,
 ``chunk_evicted``, ``chunk_expired``, ``malformed_marker``.
 """
@@ -62,7 +61,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-# The reason of a marker that cannot be right, and of the chunks whose message it was to complete.
+# The reason of a marker that cannot be right, and of the chunks of its message.
 MALFORMED_MARKER = "malformed_marker"
 
 
@@ -80,7 +79,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ChunkedMessageKey:
-    """Which message a chunk belongs to."""
+    """The key that all chunks of one message share."""
 
     producer_name: str
     uuid: str
@@ -88,11 +87,13 @@ class ChunkedMessageKey:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """An arriving chunk. ``size_bytes`` is what it adds to the message, after decryption.
+    """An arriving chunk. ``size_bytes`` is the number of bytes that it adds to the message, after
+    decryption.
 
-    ``time_ms`` is the broker's, None if the broker gives none; ``publish_ms`` the producer's, which
-    tells messages with the same uuid apart and is never the clock. ``deliver_ms`` is when the
-    message is to be delivered, if it says.
+    ``time_ms`` is the broker's time, None if the broker gives none. ``publish_ms`` is the
+    producer's time, which tells messages with the same uuid apart and is never used as the clock.
+    ``has_marker`` says whether the chunk promises a marker. ``deliver_ms`` is the requested
+    delivery time, if any.
     """
 
     key: ChunkedMessageKey
@@ -103,18 +104,18 @@ class Chunk:
     size_bytes: int
     time_ms: int | None
     publish_ms: int
-    marked: bool = False
+    has_marker: bool = False
     deliver_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class IncompleteMessage:
-    """The chunks that have come of a message: the positions of chunks 0 to n-1, and whether their
-    bytes are held.
+    """The chunks of a message that have arrived: the positions of chunks 0 to n-1. If the message
+    is ``spilled``, their bytes are not kept.
 
-    ``opened_ms`` is None until a clock has seen the message; ``publish_ms`` is None if a release
-    wrote it that did not store it. ``awaiting``: some chunks were missed, the positions are those of the
-    others, and only a marker can complete the message.
+    ``opened_ms`` is None until a clock has seen the message. ``publish_ms`` is None if the message
+    was stored by a release that did not store it. ``awaiting``: some chunks were missed,
+    ``positions`` are the others, and only a marker can complete the message.
     """
 
     key: ChunkedMessageKey
@@ -128,28 +129,28 @@ class IncompleteMessage:
     awaiting: bool = False
 
     @property
-    def held_bytes(self) -> int:
+    def kept_bytes(self) -> int:
         return 0 if self.spilled else self.arrived_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Retain:
-    """Keep the arriving chunk's bytes."""
+    """The bytes of the arriving chunk must be kept."""
 
     position: Position
 
 
 @dataclass(frozen=True, slots=True)
 class Spill:
-    """Drop the bytes of these chunks; their message goes on with positions alone."""
+    """The bytes of these chunks must be dropped; their message keeps the positions alone."""
 
     positions: tuple[Position, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """The message is complete: its chunks in order. ``reread``: the earlier chunks' bytes are not
-    held.
+    """The message is complete: its chunks in order. If ``reread``, the earlier chunks' bytes are
+    not kept.
     """
 
     key: ChunkedMessageKey
@@ -159,18 +160,20 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """These chunks cannot become a message. ``held``: their bytes are held, and are free now."""
+    """These chunks cannot become a message. If ``bytes_kept``, their bytes are still kept, and are
+    no longer needed.
+    """
 
     reason: str
     key: ChunkedMessageKey
     positions: tuple[Position, ...]
-    held: bool
+    bytes_kept: bool
 
 
 Effect = Retain | Spill | Deliver | Reject
 
 
-class Event(Enum):
+class ChunkEvent(Enum):
     """An arriving chunk as the rules see it; see the module's table."""
 
     INVALID = "chunk_invalid"
@@ -186,71 +189,77 @@ class Event(Enum):
     AWAITED = "awaited"
 
 
-def classify(chunk: Chunk, held: IncompleteMessage | None, limits: Limits) -> Event:
-    """Read the table: the first line that fits."""
+def classify(chunk: Chunk, incomplete: IncompleteMessage | None, limits: Limits) -> ChunkEvent:
+    """Return the event of a chunk: the first line of the module's table that applies.
+
+    Args:
+        incomplete: the incomplete message of the chunk's key, if there is one.
+    """
     if (
         not 0 <= chunk.chunk_id < chunk.chunk_count
         or chunk.chunk_count < 2
         or min(chunk.total_bytes, chunk.size_bytes) < 0
     ):
-        return Event.INVALID
+        return ChunkEvent.INVALID
     if chunk.total_bytes > limits.max_message_bytes or chunk.chunk_count > limits.max_chunks:
-        return Event.TOO_LARGE
-    if held is None and chunk.chunk_id == 0:
-        return Event.FIRST
-    if held is None:
-        return Event.AWAITED if chunk.marked else Event.ORPHAN
-    if chunk.position in held.positions:
-        return Event.REPEATED
+        return ChunkEvent.TOO_LARGE
+    if incomplete is None and chunk.chunk_id == 0:
+        return ChunkEvent.FIRST
+    if incomplete is None:
+        return ChunkEvent.AWAITED if chunk.has_marker else ChunkEvent.ORPHAN
+    if chunk.position in incomplete.positions:
+        return ChunkEvent.REPEATED
     if chunk.chunk_id == 0:
-        return Event.RESENT
-    if held.awaiting:
-        return Event.AWAITED if len(held.positions) < limits.max_chunks else Event.ORPHAN
-    if (chunk.chunk_count, chunk.total_bytes) != (held.chunk_count, held.total_bytes):
-        return Event.MISMATCH
-    if held.publish_ms is not None and chunk.publish_ms != held.publish_ms:
-        return Event.MISMATCH
-    if chunk.chunk_id < len(held.positions):
-        return Event.DUPLICATE
-    if chunk.chunk_id == len(held.positions):
-        return Event.NEXT
-    return Event.AWAITED if chunk.marked else Event.GAP
+        return ChunkEvent.RESENT
+    if incomplete.awaiting:
+        return ChunkEvent.AWAITED if len(incomplete.positions) < limits.max_chunks else ChunkEvent.ORPHAN
+    if (chunk.chunk_count, chunk.total_bytes) != (incomplete.chunk_count, incomplete.total_bytes):
+        return ChunkEvent.MISMATCH
+    if incomplete.publish_ms is not None and chunk.publish_ms != incomplete.publish_ms:
+        return ChunkEvent.MISMATCH
+    if chunk.chunk_id < len(incomplete.positions):
+        return ChunkEvent.DUPLICATE
+    if chunk.chunk_id == len(incomplete.positions):
+        return ChunkEvent.NEXT
+    return ChunkEvent.AWAITED if chunk.has_marker else ChunkEvent.GAP
 
 
 class IncompleteMessages:
-    """Those of one topic partition. ``sets`` is all there is to keep over a restart."""
+    """The incomplete messages of one topic partition. ``messages`` is all that has to be stored."""
 
-    def __init__(self, limits: Limits, sets: Iterable[IncompleteMessage] = ()) -> None:
+    def __init__(self, limits: Limits, messages: Iterable[IncompleteMessage] = ()) -> None:
         self._limits = limits
-        self._held: OrderedDict[ChunkedMessageKey, IncompleteMessage] = OrderedDict()
+        self._kept: OrderedDict[ChunkedMessageKey, IncompleteMessage] = OrderedDict()
         self._spilled: OrderedDict[ChunkedMessageKey, IncompleteMessage] = OrderedDict()
-        self._held_bytes = 0
-        # Whose chunks stand where, so that a marker cannot list those of another message.
+        self._kept_bytes = 0
+        # The message of each chunk, so that a marker cannot list chunks of another message.
         self._owners: dict[Position, ChunkedMessageKey] = {}
-        for one in sets:
-            self._put(one)
+        for message in messages:
+            self._put(message)
 
     @property
-    def sets(self) -> tuple[IncompleteMessage, ...]:
-        """Return the spilled messages, then those that are held, each oldest first; a message that
-        begins again becomes the youngest.
+    def messages(self) -> tuple[IncompleteMessage, ...]:
+        """Return the spilled messages, then the others, each oldest first; a message that begins
+        again becomes the youngest.
         """
-        return (*self._spilled.values(), *self._held.values())
+        return (*self._spilled.values(), *self._kept.values())
 
     @property
-    def held_bytes(self) -> int:
-        return self._held_bytes
+    def kept_bytes(self) -> int:
+        return self._kept_bytes
 
     def find(self, key: ChunkedMessageKey) -> IncompleteMessage | None:
-        return self._held.get(key) or self._spilled.get(key)
+        return self._kept.get(key) or self._spilled.get(key)
 
     def arrive(self, chunk: Chunk) -> list[Effect]:
-        """Take one chunk; what is to be done, in this order."""
+        """Add a chunk; return what is to be done, in this order."""
         event = classify(chunk, self.find(chunk.key), self._limits)
         return _STEPS[event](self, chunk, event)
 
-    def mark(self, key: ChunkedMessageKey, positions: tuple[Position, ...]) -> list[Effect]:
-        """Take a marker: the message's chunks, in order. Nothing if none of its chunks is here."""
+    def apply_marker(self, key: ChunkedMessageKey, positions: tuple[Position, ...]) -> list[Effect]:
+        """Apply a marker, which lists the message's chunks in order. Without an incomplete message
+        of that key, nothing is to be done.
+        """
         incomplete = self.find(key)
         if incomplete is None:
             return []
@@ -260,7 +269,7 @@ class IncompleteMessages:
         effects: list[Effect] = [] if incomplete.spilled else [Spill(incomplete.positions)]
         left = tuple(position for position in incomplete.positions if position not in positions)
         if left:
-            effects.append(Reject("chunk_duplicate", key, left, held=False))
+            effects.append(Reject("chunk_duplicate", key, left, bytes_kept=False))
         return [*effects, Deliver(key, positions, reread=True)]
 
     def has_chunk_of_another(self, key: ChunkedMessageKey | None, positions: Iterable[Position]) -> bool:
@@ -268,65 +277,63 @@ class IncompleteMessages:
         return any(self._owners.get(position, key) != key for position in positions)
 
     def supersede(self, key: ChunkedMessageKey) -> list[Effect]:
-        """A message of this key began again somewhere else: what is open of it is given up."""
-        return [self._give_up(key, Event.RESENT.value)] if self.find(key) else []
+        """Give up the incomplete message of a key, because a message of that key began elsewhere."""
+        return [self._give_up(key, ChunkEvent.RESENT.value)] if self.find(key) else []
 
-    def adopt(self, opened: IncompleteMessage) -> list[Effect]:
-        """Go on with a message that began elsewhere, younger than all that are here; its bytes
-        come along if held.
+    def adopt(self, message: IncompleteMessage) -> list[Effect]:
+        """Add an incomplete message that began elsewhere, as the youngest. Unless it is spilled,
+        its bytes must be kept.
         """
-        effects = self.supersede(opened.key)
-        self._put(opened)
+        effects = self.supersede(message.key)
+        self._put(message)
         return [*effects, *self._make_room()]
 
     def expire(self, now_ms: int) -> list[Effect]:
-        """Give up every message whose first chunk is older than allowed; one without a time began
-        now.
-        """
+        """Give up every message whose first chunk is too old; a message without a time begins now."""
         oldest_ms = now_ms - self._limits.expire_after_ms
         effects: list[Effect] = []
-        for one in self.sets:
-            if one.opened_ms is None:
-                self._put(replace(one, opened_ms=now_ms))
-            elif one.opened_ms < oldest_ms:
-                effects.append(self._give_up(one.key, "chunk_expired"))
+        for message in self.messages:
+            if message.opened_ms is None:
+                self._put(replace(message, opened_ms=now_ms))
+            elif message.opened_ms < oldest_ms:
+                effects.append(self._give_up(message.key, "chunk_expired"))
         return effects
 
-    def _reject_chunk(self, chunk: Chunk, event: Event) -> list[Effect]:
+    def _reject_chunk(self, chunk: Chunk, event: ChunkEvent) -> list[Effect]:
         return [_reject_alone(chunk, event.value)]
 
-    def _ignore(self, _chunk: Chunk, _event: Event) -> list[Effect]:
+    def _ignore(self, _chunk: Chunk, _event: ChunkEvent) -> list[Effect]:
         return []
 
-    def _start_over(self, chunk: Chunk, event: Event) -> list[Effect]:
+    def _start_over(self, chunk: Chunk, event: ChunkEvent) -> list[Effect]:
         return [self._give_up(chunk.key, event.value), *self._open(chunk, event)]
 
-    def _close_gap(self, chunk: Chunk, event: Event) -> list[Effect]:
+    def _close_gap(self, chunk: Chunk, event: ChunkEvent) -> list[Effect]:
         return [self._give_up(chunk.key, event.value), _reject_alone(chunk, event.value)]
 
-    def _open(self, chunk: Chunk, _event: Event) -> list[Effect]:
+    def _open(self, chunk: Chunk, _event: ChunkEvent) -> list[Effect]:
         if chunk.size_bytes > chunk.total_bytes:
             return [_reject_alone(chunk, "chunk_size")]
-        self._put(replace(_nothing_of(chunk), positions=(chunk.position,), arrived_bytes=chunk.size_bytes))
+        self._put(replace(_without_chunks(chunk), positions=(chunk.position,), arrived_bytes=chunk.size_bytes))
         return [Retain(chunk.position), *self._make_room()]
 
-    def _append(self, chunk: Chunk, _event: Event) -> list[Effect]:
-        held = self._held.get(chunk.key) or self._spilled[chunk.key]
-        arrived_bytes = held.arrived_bytes + chunk.size_bytes
-        complete = chunk.chunk_id == held.chunk_count - 1
-        if arrived_bytes > held.total_bytes or (complete and arrived_bytes != held.total_bytes):
+    def _append(self, chunk: Chunk, _event: ChunkEvent) -> list[Effect]:
+        incomplete = self._kept.get(chunk.key) or self._spilled[chunk.key]
+        arrived_bytes = incomplete.arrived_bytes + chunk.size_bytes
+        complete = chunk.chunk_id == incomplete.chunk_count - 1
+        if arrived_bytes > incomplete.total_bytes or (complete and arrived_bytes != incomplete.total_bytes):
             return [self._give_up(chunk.key, "chunk_size"), _reject_alone(chunk, "chunk_size")]
         if complete:
             self._take(chunk.key)
-            return [Deliver(chunk.key, (*held.positions, chunk.position), reread=held.spilled)]
-        self._put(replace(held, positions=(*held.positions, chunk.position), arrived_bytes=arrived_bytes))
-        return [] if held.spilled else [Retain(chunk.position), *self._make_room()]
+            return [Deliver(chunk.key, (*incomplete.positions, chunk.position), reread=incomplete.spilled)]
+        self._put(replace(incomplete, positions=(*incomplete.positions, chunk.position), arrived_bytes=arrived_bytes))
+        return [] if incomplete.spilled else [Retain(chunk.position), *self._make_room()]
 
-    def _await(self, chunk: Chunk, _event: Event) -> list[Effect]:
+    def _await(self, chunk: Chunk, _event: ChunkEvent) -> list[Effect]:
         before = self.find(chunk.key)
         effects: list[Effect] = []
         if before is None:
-            before = _nothing_of(chunk)
+            before = _without_chunks(chunk)
         elif not before.spilled:
             self._take(chunk.key)
             effects.append(Spill(before.positions))
@@ -334,11 +341,13 @@ class IncompleteMessages:
         return [*effects, *self._make_room()]
 
     def _make_room(self) -> list[Effect]:
-        """Spill the oldest messages until the limits hold, and give up what is too much even so."""
+        """Spill the oldest messages until the limits are kept; give up the oldest spilled messages
+        beyond theirs.
+        """
         limits = self._limits
         effects: list[Effect] = []
-        while self._held and (len(self._held) > limits.max_pending or self._held_bytes > limits.max_pending_bytes):
-            oldest = self._take(next(iter(self._held)))
+        while self._kept and (len(self._kept) > limits.max_pending or self._kept_bytes > limits.max_pending_bytes):
+            oldest = self._take(next(iter(self._kept)))
             self._put(replace(oldest, spilled=True))
             effects.append(Spill(oldest.positions))
         while len(self._spilled) > limits.max_spilled:
@@ -346,45 +355,45 @@ class IncompleteMessages:
         return effects
 
     def _give_up(self, key: ChunkedMessageKey, reason: str) -> Reject:
-        given_up = self._take(key)
-        return Reject(reason, key, given_up.positions, held=not given_up.spilled)
+        message = self._take(key)
+        return Reject(reason, key, message.positions, bytes_kept=not message.spilled)
 
-    def _put(self, changed: IncompleteMessage) -> None:
-        """Store a message; one that is there already keeps its place."""
-        where = self._spilled if changed.spilled else self._held
-        before = where.get(changed.key)
-        self._held_bytes += changed.held_bytes - (before.held_bytes if before else 0)
+    def _put(self, message: IncompleteMessage) -> None:
+        """Store a message; if there is one of that key, the new one takes its place in the order."""
+        messages = self._spilled if message.spilled else self._kept
+        before = messages.get(message.key)
+        self._kept_bytes += message.kept_bytes - (before.kept_bytes if before else 0)
         # Positions are only ever appended.
-        self._owners.update(dict.fromkeys(changed.positions[len(before.positions) if before else 0 :], changed.key))
-        where[changed.key] = changed
+        self._owners.update(dict.fromkeys(message.positions[len(before.positions) if before else 0 :], message.key))
+        messages[message.key] = message
 
     def _take(self, key: ChunkedMessageKey) -> IncompleteMessage:
-        taken = self._held.pop(key, None) or self._spilled.pop(key)
-        self._held_bytes -= taken.held_bytes
-        for position in taken.positions:
+        message = self._kept.pop(key, None) or self._spilled.pop(key)
+        self._kept_bytes -= message.kept_bytes
+        for position in message.positions:
             self._owners.pop(position, None)
-        return taken
+        return message
 
 
-def _nothing_of(chunk: Chunk) -> IncompleteMessage:
-    """The message of a chunk, before the chunk itself."""
+def _without_chunks(chunk: Chunk) -> IncompleteMessage:
+    """Return the incomplete message that a chunk begins, before the chunk is added."""
     return IncompleteMessage(chunk.key, chunk.chunk_count, chunk.total_bytes, chunk.time_ms, chunk.publish_ms, (), 0)
 
 
 def _reject_alone(chunk: Chunk, reason: str) -> Reject:
-    return Reject(reason, chunk.key, (chunk.position,), held=False)
+    return Reject(reason, chunk.key, (chunk.position,), bytes_kept=False)
 
 
-_STEPS: dict[Event, Callable[[IncompleteMessages, Chunk, Event], list[Effect]]] = {
-    Event.INVALID: IncompleteMessages._reject_chunk,
-    Event.TOO_LARGE: IncompleteMessages._reject_chunk,
-    Event.FIRST: IncompleteMessages._open,
-    Event.RESENT: IncompleteMessages._start_over,
-    Event.REPEATED: IncompleteMessages._ignore,
-    Event.MISMATCH: IncompleteMessages._reject_chunk,
-    Event.DUPLICATE: IncompleteMessages._reject_chunk,
-    Event.NEXT: IncompleteMessages._append,
-    Event.GAP: IncompleteMessages._close_gap,
-    Event.ORPHAN: IncompleteMessages._reject_chunk,
-    Event.AWAITED: IncompleteMessages._await,
+_STEPS: dict[ChunkEvent, Callable[[IncompleteMessages, Chunk, ChunkEvent], list[Effect]]] = {
+    ChunkEvent.INVALID: IncompleteMessages._reject_chunk,
+    ChunkEvent.TOO_LARGE: IncompleteMessages._reject_chunk,
+    ChunkEvent.FIRST: IncompleteMessages._open,
+    ChunkEvent.RESENT: IncompleteMessages._start_over,
+    ChunkEvent.REPEATED: IncompleteMessages._ignore,
+    ChunkEvent.MISMATCH: IncompleteMessages._reject_chunk,
+    ChunkEvent.DUPLICATE: IncompleteMessages._reject_chunk,
+    ChunkEvent.NEXT: IncompleteMessages._append,
+    ChunkEvent.GAP: IncompleteMessages._close_gap,
+    ChunkEvent.ORPHAN: IncompleteMessages._reject_chunk,
+    ChunkEvent.AWAITED: IncompleteMessages._await,
 }

@@ -41,10 +41,10 @@ def _broker(options: argparse.Namespace) -> int:
         print(json.dumps({"stopped": stopped}) if options.json else ("stopped" if stopped else "no broker was running"))
         return 0
     else:
-        found = broker.status()
-        if found is None:
+        running = broker.status()
+        if running is None:
             raise SetupError("no broker is running; start one with: ledgerlake broker start")
-        address = found
+        address = running
     if options.json:
         print(json.dumps(asdict(address)))
     elif options.action == "env":

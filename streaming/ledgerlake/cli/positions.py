@@ -24,12 +24,12 @@ def add(commands: Commands) -> None:
         "ledgerlake positions orders --at 2026-05-01T08:00:00Z",
     )
     command.add_argument("topic", metavar="TOPIC")
-    asked = command.add_mutually_exclusive_group(required=True)
-    asked.add_argument(
+    group = command.add_mutually_exclusive_group(required=True)
+    group.add_argument(
         "--at", metavar="TIME", help="ISO with a zone, or milliseconds since 1970: by the broker's clock"
     )
-    asked.add_argument("--index", metavar="N", help="the broker's number of a message, from 0")
-    asked.add_argument("--id", help="a message id: as text, or serialised by any client as hex or base64")
+    group.add_argument("--index", metavar="N", help="the broker's number of a message, from 0")
+    group.add_argument("--id", help="a message id: as text, or serialised by any client as hex or base64")
     add_service_url(command)
 
 

@@ -1,4 +1,4 @@
-"""``ledgerlake state`` shows what waits in a pipeline's state."""
+"""``ledgerlake state`` shows the messages in a pipeline's state."""
 
 from __future__ import annotations
 
@@ -34,13 +34,16 @@ def _state(options: argparse.Namespace) -> int:
 
     config = load_config(options.config)
     spark = start_spark(f"ledgerlake state {config.stream.name}", config, options)
-    found, delayed = open_messages(spark, config), waiting_messages(spark, config)
+    incomplete, delayed = open_messages(spark, config), waiting_messages(spark, config)
     if options.json:
-        print(json.dumps({"large": [asdict(one) for one in found], "delayed": [asdict(one) for one in delayed]}))
+        large = [asdict(message) for message in incomplete]
+        print(json.dumps({"large": large, "delayed": [asdict(partition) for partition in delayed]}))
         return 0
-    for line in [*(one.sentence() for one in found), *(one.sentence() for one in delayed)]:
-        print(line)
-    held_bytes = sum(one.held_bytes for one in found)
-    print(f"{len(found):,} large messages are not whole, {held_bytes:,} bytes held")
-    print(f"{sum(one.waiting for one in delayed):,} delayed messages wait")
+    for message in incomplete:
+        print(message.sentence())
+    for partition in delayed:
+        print(partition.sentence())
+    held_bytes = sum(message.held_bytes for message in incomplete)
+    print(f"{len(incomplete):,} large messages are not whole, {held_bytes:,} bytes held")
+    print(f"{sum(partition.waiting for partition in delayed):,} delayed messages wait")
     return 0

@@ -34,11 +34,11 @@ def _vacuum(options: argparse.Namespace) -> int:
     from ledgerlake.options.config import load_config
     from ledgerlake.table.vacuum import vacuum
 
-    for one in vacuum(load_config(options.config), options.retention_hours, dry_run=options.dry_run):
+    for vacuumed in vacuum(load_config(options.config), options.retention_hours, dry_run=options.dry_run):
         if options.json:
-            print(json.dumps(asdict(one)))
+            print(json.dumps(asdict(vacuumed)))
             continue
-        print(f"{one.table}: {len(one.files):,} files {'would be ' if options.dry_run else ''}removed")
-        for name in one.files:
+        print(f"{vacuumed.table}: {len(vacuumed.files):,} files {'would be ' if options.dry_run else ''}removed")
+        for name in vacuumed.files:
             print(f"  {name}")
     return 0

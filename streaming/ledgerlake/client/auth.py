@@ -1,6 +1,6 @@
-"""Who we are to a broker: token, OAuth2 client credentials, basic, or a client certificate.
+"""Authentication at a broker: token, OAuth2 client credentials, basic, or a client certificate.
 
-Methods as the protocol names them; data is what goes into CONNECT and AUTH_RESPONSE:
+The methods have the protocol's names; the data is sent in CONNECT and AUTH_RESPONSE:
 
     none     -
     token    a JSON Web Token
@@ -9,10 +9,10 @@ Methods as the protocol names them; data is what goes into CONNECT and AUTH_RESP
     tls      nothing; the certificate of the connection is the identity
 
 Plugins and parameters are spelled as for Pulsar's Java client. A token or password may be given as
-``token:...``, as ``file:PATH`` (read again each time) or ``env:NAME``. What is secret shows in no
-``repr``, and no error repeats it. Spark redacts an option in its plans if it looks like a secret,
-by words such as "token" or "secret" in it. So an inline secret needs the prefix ``token:`` or
-``secret:``, or must be in JSON that says ``password`` or ``client_secret``.
+``token:...``, as ``file:PATH`` (read again each time) or ``env:NAME``. No ``repr`` and no error
+shows a secret. Spark redacts an option in its plans if it contains words such as "token" or
+"secret". So an inline secret needs the prefix ``token:`` or ``secret:``, or must be in JSON that
+says ``password`` or ``client_secret``.
 """
 
 from __future__ import annotations
@@ -38,14 +38,13 @@ from ledgerlake.stored.secrets import read_text, resolve_secret
 
 _TIMEOUT_S = 10.0
 
-# What Spark does not show, or is no secret.
+# Parameters that Spark redacts, or that are not secret.
 _HIDDEN = re.compile(r"secret|password|token|^file:|^env:|file:", re.IGNORECASE)
 
-# Timeouts and limits of rate, which pass; a status from 500 on is the issuer's own trouble, and may
-# pass too.
+# Timeouts and rate limits, which are temporary; so may be a status from 500 on.
 _BUSY_STATUS = frozenset({408, 429})
 
-# The longest wait that an issuer may ask for; a nonsense value would hold up the stream.
+# The longest wait that an issuer may ask for, so that a wrong value does not stop the stream.
 _PAUSE_MOST_S = 60.0
 
 # An access token is not used in its last seconds.
@@ -54,7 +53,7 @@ _SPARE_S = 30.0
 
 @dataclass(frozen=True)
 class Authentication:
-    """``method`` is the protocol's name; ``parameters`` are the plugin's own, whatever their form."""
+    """A method by the protocol's name, and the parameters in the plugin's own format."""
 
     method: str = "none"
     parameters: str = field(default="", repr=False)
@@ -64,8 +63,8 @@ class Authentication:
         """Return the credentials to send now; they are fetched or read again if they can change.
 
         Raises:
-            SetupError: a file, variable or answer is not there or not usable, or the OAuth2 issuer
-                refused us.
+            SetupError: a file, variable or answer is missing or not usable, or the OAuth2 issuer
+                refused the credentials.
             TransportError: the OAuth2 issuer cannot be reached, or is busy.
         """
         if self.is_oauth2:
@@ -90,31 +89,32 @@ _PLUGINS = {
 
 
 def parse_authentication(plugin: str | None, parameters: str | None, where: str) -> Authentication:
-    """From a plugin's name (its Java class, or token, oauth2, basic, tls) and its parameters.
+    """Return the authentication of a plugin's name (its Java class, or token, oauth2, basic, tls)
+    and its parameters.
 
     Raises:
-        UsageError: no such plugin, or parameters that it cannot have.
+        UsageError: there is no such plugin, or it cannot have these parameters.
     """
     if not plugin:
         return NO_AUTHENTICATION
-    known = _PLUGINS.get(plugin.rpartition(".")[2].lower())
-    if known is None:
+    authentication = _PLUGINS.get(plugin.rpartition(".")[2].lower())
+    if authentication is None:
         raise UsageError(f"{where}: '{plugin}' is not known; it is token, oauth2, basic or tls, or their Java class")
-    given = (parameters or "").strip()
-    text = given.removeprefix("secret:")
-    if known.is_oauth2:
+    stripped = (parameters or "").strip()
+    text = stripped.removeprefix("secret:")
+    if authentication.is_oauth2:
         _oauth2_parameters(text, where)
-    elif known.method == "basic":
+    elif authentication.method == "basic":
         text = _basic(text, where)
-    elif known.method == "token" and not text:
+    elif authentication.method == "token" and not text:
         raise UsageError(f"{where}: the token is missing; write token:..., file:PATH or env:NAME")
-    if known.method != "tls" and not _HIDDEN.search(given):
+    if authentication.method != "tls" and not _HIDDEN.search(stripped):
         raise UsageError(f"{where}: Spark would show this secret in its plans; write secret: before it")
-    return Authentication(known.method, text, known.is_oauth2)
+    return Authentication(authentication.method, text, authentication.is_oauth2)
 
 
 def hint(authentication: Authentication, now_s: float) -> str:
-    """Return the likely fault of credentials that a broker refused, as the end of a sentence."""
+    """Return the likely reason why a broker refused the credentials, as the end of a sentence."""
     if authentication == NO_AUTHENTICATION:
         return "; no authentication is configured"
     if authentication.method != "token":
@@ -127,7 +127,7 @@ def hint(authentication: Authentication, now_s: float) -> str:
 
 
 def _expires_s(token: str) -> float | None:
-    """Return when a JSON Web Token says that it expires."""
+    """Return the expiry time in a JSON Web Token; None if there is none."""
     try:
         claims = token.split(".")[1]
         return float(json.loads(base64.urlsafe_b64decode(claims + "=" * (-len(claims) % 4)))["exp"])
@@ -136,11 +136,11 @@ def _expires_s(token: str) -> float | None:
 
 
 def tls_files(parameters: str) -> tuple[str | None, str | None]:
-    """Certificate and key of ``tlsCertFile:PATH,tlsKeyFile:PATH``; None if the parameters are of
-    another plugin.
+    """Return certificate and key of ``tlsCertFile:PATH,tlsKeyFile:PATH``; None if the parameters
+    are of another plugin.
     """
-    given = dict(one.split(":", 1) for one in parameters.split(",") if ":" in one)
-    return given.get("tlsCertFile"), given.get("tlsKeyFile")
+    paths = dict(part.split(":", 1) for part in parameters.split(",") if ":" in part)
+    return paths.get("tlsCertFile"), paths.get("tlsKeyFile")
 
 
 def _inline(text: str) -> str:
@@ -149,34 +149,34 @@ def _inline(text: str) -> str:
 
 def _basic(text: str, where: str) -> str:
     if text.startswith("{"):
-        given = _json(text, where)
-        text = f"{given.get('userId', '')}:{given.get('password', '')}"
+        fields = _json(text, where)
+        text = f"{fields.get('userId', '')}:{fields.get('password', '')}"
     if not text.startswith(("env:", "file:")) and ":" not in text:
         raise UsageError(f"{where}: write user:password, or file:PATH or env:NAME of that")
     return text
 
 
 def _oauth2_parameters(text: str, where: str = "the OAuth2 parameters") -> dict[str, Any]:
-    given = _json(text, where)
-    if not given.get("issuerUrl") or not (given.get("privateKey") or given.get("client_id")):
+    parameters = _json(text, where)
+    if not parameters.get("issuerUrl") or not (parameters.get("privateKey") or parameters.get("client_id")):
         raise UsageError(f"{where}: OAuth2 needs issuerUrl, and privateKey or client_id with client_secret, as JSON")
-    return given
+    return parameters
 
 
 def _json(text: str, where: str) -> dict[str, Any]:
     try:
-        given = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        given = None
-    if not isinstance(given, dict):
+        value = None
+    if not isinstance(value, dict):
         raise UsageError(f"{where}: the parameters are no JSON object")
-    return given
+    return value
 
 
 @dataclass
 class _AccessToken:
-    """The token of one client at its issuer, and when the issuer may be asked again, on the
-    monotonic clock.
+    """The token of a client at its issuer, and when the issuer may be asked again, by the monotonic
+    clock.
     """
 
     token: str = ""
@@ -186,29 +186,29 @@ class _AccessToken:
 
 
 @cache
-def _known_token(_parameters: str) -> _AccessToken:
+def _cached_token(_parameters: str) -> _AccessToken:
     return _AccessToken()
 
 
 def _access_token(parameters: str) -> str:
-    known = _known_token(parameters)
+    token = _cached_token(parameters)
     now_s = time.monotonic()
-    if now_s < known.until_s:
-        return known.token
-    if now_s < known.ask_from_s:
-        raise TransportError(known.failure)
+    if now_s < token.until_s:
+        return token.token
+    if now_s < token.ask_from_s:
+        raise TransportError(token.failure)
     try:
         answer = _client_credentials(_oauth2_parameters(parameters))
     except _IssuerBusyError as error:
-        known.ask_from_s, known.failure = now_s + error.pause_s, error.message
+        token.ask_from_s, token.failure = now_s + error.pause_s, error.message
         raise TransportError(error.message) from None
-    known.token = str(answer["access_token"])
-    known.until_s = now_s + _lifetime_s(answer.get("expires_in")) - _SPARE_S
-    return known.token
+    token.token = str(answer["access_token"])
+    token.until_s = now_s + _lifetime_s(answer.get("expires_in")) - _SPARE_S
+    return token.token
 
 
 def _lifetime_s(expires_in: object) -> float:
-    """Return how long a token is valid by its issuer's answer; 0 if that says no usable time."""
+    """Return how long a token is valid by its issuer's answer; 0 if the answer has no valid time."""
     try:
         lifetime_s = float(str(expires_in))
     except ValueError:
@@ -216,14 +216,14 @@ def _lifetime_s(expires_in: object) -> float:
     return lifetime_s if lifetime_s > 0 else 0.0
 
 
-def _client_credentials(given: dict[str, Any]) -> dict[str, Any]:
-    issuer = str(given["issuerUrl"]).rstrip("/")
-    credentials = _credentials(str(given["privateKey"])) if given.get("privateKey") else given
+def _client_credentials(parameters: dict[str, Any]) -> dict[str, Any]:
+    issuer = str(parameters["issuerUrl"]).rstrip("/")
+    credentials = _credentials(str(parameters["privateKey"])) if parameters.get("privateKey") else parameters
     form = {
         "grant_type": "client_credentials",
         "client_id": str(credentials.get("client_id", "")),
         "client_secret": resolve_secret(_inline(str(credentials.get("client_secret", "")))),
-        **{name: str(given[name]) for name in ("audience", "scope") if given.get(name)},
+        **{name: str(parameters[name]) for name in ("audience", "scope") if parameters.get(name)},
     }
     endpoint = _fetch(f"{issuer}/.well-known/openid-configuration", None, issuer).get("token_endpoint")
     answer = _fetch(str(endpoint), urllib.parse.urlencode(form).encode(), issuer)
@@ -233,8 +233,8 @@ def _client_credentials(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _credentials(private_key: str) -> dict[str, Any]:
-    """The JSON of a key file, given as ``file:PATH``, ``env:NAME``,
-    ``data:application/json;base64,...``, as a path, or as it is.
+    """Return the JSON of a key file, which is given as ``file:PATH``, ``env:NAME``,
+    ``data:application/json;base64,...``, a path, or the JSON itself.
     """
     if private_key.startswith("data:"):
         text = _base64_text(private_key.partition(",")[2])
@@ -243,7 +243,7 @@ def _credentials(private_key: str) -> dict[str, Any]:
     elif os.path.isfile(private_key):
         text = read_text(f"file:{quote(private_key)}")
     else:
-        # It may be the key itself, wrongly written, so it is not repeated.
+        # The value may be the key itself in a wrong format, so the error does not show it.
         raise SetupError(
             "the OAuth2 privateKey is no path of a file that is there; give file:PATH, env:NAME, or the JSON of the key file"
         )
@@ -277,8 +277,8 @@ def _fetch(url: str, form: bytes | None, issuer: str) -> dict[str, Any]:
 
 
 def _pause_s(retry_after: str) -> float:
-    """Return how long not to ask an issuer again, by its header: seconds or a date, and a minute at
-    most.
+    """Return how long to wait before the issuer is asked again, by its header: seconds or a date;
+    at most a minute.
     """
     try:
         if retry_after.strip().isdecimal():
@@ -291,6 +291,6 @@ def _pause_s(retry_after: str) -> float:
 
 
 class _IssuerBusyError(TransportError):
-    """The issuer is busy or down; ``pause_s`` is how long it asks not to be asked again."""
+    """The issuer is busy or down; ``pause_s`` is the wait that it asks for."""
 
     pause_s: float

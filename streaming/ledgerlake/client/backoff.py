@@ -1,5 +1,5 @@
-"""Retries with exponential backoff: how long to wait before the next try, and when to give up. The
-policy takes the clock as an argument. What fails for long is said in the log.
+"""Retries with exponential backoff: how long to wait before the next attempt, and when to give up.
+The policy takes the clock as an argument. Failures that last are logged.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 
-# How long something may fail before the log says why, and how often it says so.
-_SAY_EACH_S = 15.0
+# How long a call may fail before the error is logged, and how often it is logged again.
+_LOG_EVERY_S = 15.0
 
 
 @dataclass
 class Backoff:
-    """Doubling pauses between failures; any success starts over.
+    """Pauses between failures that double; any success starts over.
 
     ``give_up_after_s`` counts from the first failure since the last success.
     """
@@ -34,18 +34,18 @@ class Backoff:
     give_up_after_s: float = 120.0
     _next_s: float = 0.0
     _failing_since_s: float | None = None
-    _said_s: float = 0.0
+    _logged_s: float = 0.0
 
     def failed(self, now_s: float, error: Exception) -> float | None:
-        """Return the pause before the next try, or None if it is time to give up."""
+        """Return the pause before the next attempt; None if it is time to give up."""
         if self._failing_since_s is None:
-            self._failing_since_s = self._said_s = now_s
+            self._failing_since_s = self._logged_s = now_s
             self._next_s = self.first_s
         if now_s - self._failing_since_s >= self.give_up_after_s:
             return None
-        if now_s - self._said_s >= _SAY_EACH_S:
+        if now_s - self._logged_s >= _LOG_EVERY_S:
             _log.warning("%s; trying again since %.0f s", error, now_s - self._failing_since_s)
-            self._said_s = now_s
+            self._logged_s = now_s
         pause_s = self._next_s
         self._next_s = min(self._next_s * 2, self.most_s)
         return pause_s
@@ -55,7 +55,7 @@ class Backoff:
 
 
 def with_retries(call: Callable[[], Result], give_up_after_s: float) -> Result:
-    """Call until it succeeds, fails with an error that no retry mends, or has failed for
+    """Call until it succeeds, fails with an error that is not worth a retry, or has failed for
     ``give_up_after_s``.
 
     Raises:

@@ -1,8 +1,8 @@
-"""What a connection carries beside requests and their answers.
+"""The channels of a connection, beside requests and their answers.
 
     consumer   the entries that the broker sends for one consumer id
     producer   the receipts for the entries of one producer id
-    watcher    the news that topics have come or gone
+    watcher    the notice that topics were created or deleted
 
 Ids are numbers that the client chooses; each is used once in a connection.
 """
@@ -18,7 +18,7 @@ from ledgerlake.wire.connection import EntriesReceived, EntryReceived, Event, Re
 
 @dataclass
 class Consumer:
-    """The entries that arrived for one consumer id. ``closed`` is set when the broker ended it
+    """The unread entries of one consumer id. ``closed`` is set when the broker has closed it
     (unload, seek, takeover).
     """
 
@@ -38,7 +38,9 @@ class Receipts:
 
 @dataclass
 class Watcher:
-    """The broker's news that topics came or went; no news comes once the connection is ``closed``."""
+    """The broker's notice that topics were created or deleted; there is none once the connection is
+    ``closed``.
+    """
 
     watcher_id: int
     changed: bool = False
@@ -53,13 +55,13 @@ class Channels:
         self.producers: dict[int, Receipts] = {}
         self.watchers: dict[int, Watcher] = {}
 
-    def held_bytes(self) -> int:
-        """Return the size of the entries that nobody has taken yet."""
-        return sum(len(entry.frames) for one in self.consumers.values() for entry in one.entries)
+    def unread_bytes(self) -> int:
+        """Return the size of the unread entries."""
+        return sum(len(entry.frames) for consumer in self.consumers.values() for entry in consumer.entries)
 
     def take(self, event: Event) -> bool:
-        """Hand an event to the channel that it is for; False if it is for none. What comes for an
-        id that is gone is dropped.
+        """Hand an event to its channel; return False if it is not for a channel. Events of a closed
+        channel are dropped.
         """
         if isinstance(event, (EntryReceived, EntriesReceived)):
             if consumer := self.consumers.get(event.consumer_id):
@@ -81,7 +83,7 @@ class Channels:
         return True
 
     def close_all(self) -> None:
-        """The connection is gone, and every channel with it."""
+        """Close every channel, because the connection is closed."""
         for consumer in self.consumers.values():
             consumer.closed = True
         for receipts in self.producers.values():

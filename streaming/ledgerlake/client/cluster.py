@@ -1,6 +1,6 @@
-"""A cluster as one object: which broker serves which topic, and a session with each of them.
+"""A Pulsar cluster: looks up the brokers of topics, and keeps a session with each broker.
 
-Sessions are shared by topic and kept per process, since Spark reuses its Python workers across
+Sessions are shared by topics and kept per process, because Spark reuses its Python workers across
 micro-batches. A lookup is never cached: after an unload or a restart the answer changes.
 """
 
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 
     from ledgerlake.client.channels import Watcher
 
-# Between two looks for topics that do not exist yet.
-_LOOK_FOR_TOPICS_S = 1.0
+# How often to check for topics that do not exist yet.
+_TOPIC_POLL_S = 1.0
 
 
 @dataclass(frozen=True)
 class ClientSettings:
-    """The address and the settings of a cluster's client; travels with a pickled reader to Spark's
+    """The address and the settings of a cluster's client; pickled with a reader for Spark's
     workers.
 
-    ``service_url`` may name several brokers. ``poll_timeout_s``: how long a broker may keep back
-    entries that it says it has. ``waits_for_topics``: topics that do not exist yet are waited for.
-    ``read_compacted``: of what was compacted, only the latest message of each key.
+    ``service_url`` may name several brokers. ``poll_timeout_s``: how long to wait for entries that
+    the broker has. ``waits_for_topics``: wait for topics that do not exist yet. ``read_compacted``:
+    of the compacted part of a topic, read only the latest message of each key.
     """
 
     service_url: str
@@ -71,10 +71,11 @@ class Cluster:
         self._sessions: dict[tuple[str, str | None], Session] = {}
 
     def topic_partitions(self, topic: str, creates: bool = False) -> list[str]:
-        """The full names of a topic's partitions; the topic itself if it has none.
+        """Return the full names of a topic's partitions; the topic itself if it has none.
 
         Args:
-            creates: the broker may create the topic, if its settings and our rights are so.
+            creates: the broker may create the topic, if its settings and the role's rights allow
+                it.
 
         Raises:
             TopicNotFoundError: the broker knows no such topic.
@@ -83,14 +84,14 @@ class Cluster:
         return self._partitions([full_name(topic)], creates)
 
     def all_partitions(self, selection: TopicSelection, may_wait: bool = True) -> list[str]:
-        """The partitions of a selection's topics that there are now; a broker that is away for a
-        while is waited for.
+        """Return the current partitions of a selection's topics, after retries if the broker does
+        not answer.
 
         Args:
-            may_wait: topics that do not exist are waited for, if the settings say so.
+            may_wait: wait for topics that do not exist, if the settings say so.
 
         Raises:
-            UsageError: a pattern is for a namespace with more topics than fit into one answer.
+            UsageError: the namespace of a pattern has more topics than fit into one answer.
             As ``topic_partitions``.
         """
         if selection.pattern is not None:
@@ -101,14 +102,14 @@ class Cluster:
             except TopicNotFoundError:
                 if not (may_wait and self.settings.waits_for_topics):
                     raise
-            time.sleep(_LOOK_FOR_TOPICS_S)
+            time.sleep(_TOPIC_POLL_S)
 
     def watch(self, selection: TopicSelection) -> Watcher | None:
-        """Return a watcher that tells when topics of a pattern may have come or gone; None if the
-        broker cannot tell it.
+        """Return a watcher that notices created and deleted topics of a pattern; None if the broker
+        does not support it.
 
-        All topics of the namespace are watched: a broker takes short patterns only, and reads them
-        in its own way.
+        All topics of the namespace are watched, because a broker accepts short patterns only, and
+        has its own syntax for them.
         """
         if selection.pattern is None or not selection.is_persistent:
             return None
@@ -119,14 +120,16 @@ class Cluster:
             return None
 
     def _partitions(self, names: Sequence[str], creates: bool = False) -> list[str]:
-        """The partitions of several topics, all asked for at once."""
+        """Return the partitions of several topics; all requests are sent at once."""
         session = self._session(self.settings.service_url)
-        asked = [session.start(partial(commands.partition_metadata, name, creates=creates)) for name in names]
+        request_ids = [session.start(partial(commands.partition_metadata, name, creates=creates)) for name in names]
         answers = [
             session.answer(pb.CommandPartitionedTopicMetadataResponse, f"describe {name}", request_id)
-            for name, request_id in zip(names, asked, strict=True)
+            for name, request_id in zip(names, request_ids, strict=True)
         ]
-        return [one for name, answer in zip(names, answers, strict=True) for one in _partitions_of(name, answer)]
+        return [
+            partition for name, answer in zip(names, answers, strict=True) for partition in _partitions_of(name, answer)
+        ]
 
     def _matching(self, selection: TopicSelection) -> list[str]:
         try:
@@ -140,7 +143,7 @@ class Cluster:
                 raise
             raise UsageError(
                 f"the list of the topics of {selection.namespace} is too long: {error.message}; name topics in place of a "
-                "pattern, or divide the namespace"
+                "pattern, or split the namespace"
             ) from None
         return sorted(name for name in set(answer.topics) if selection.matches(name))
 
@@ -162,7 +165,7 @@ class Cluster:
         return from_wire(answer.schema)
 
     def session_for(self, topic_partition: str) -> Session:
-        """A session with the broker that serves a topic partition, by a fresh lookup."""
+        """Return a session with the broker that serves a topic partition, after a lookup."""
         url, proxied, authoritative, hops = self.settings.service_url, False, False, 0
         while True:
             answer = self._session(url, proxied).request(
@@ -179,21 +182,23 @@ class Cluster:
             authoritative, hops = outcome.authoritative, outcome.hops
 
     def sessions_for(self, topic_partitions: Sequence[str]) -> dict[str, Session]:
-        """The same for many, all asked for at once; without those whose broker takes more than one
-        question, or that failed.
+        """Return the sessions of many topic partitions; all lookups are sent at once. Without those
+        whose lookup was redirected or failed.
         """
-        found: dict[str, Session] = {}
+        sessions: dict[str, Session] = {}
         with contextlib.suppress(LedgerlakeError):
             session = self._session(self.settings.service_url)
             listener = self.settings.listener_name
-            asked = [session.start(partial(commands.lookup, name, listener_name=listener)) for name in topic_partitions]
-            for name, request_id in zip(topic_partitions, asked, strict=True):
+            request_ids = [
+                session.start(partial(commands.lookup, name, listener_name=listener)) for name in topic_partitions
+            ]
+            for name, request_id in zip(topic_partitions, request_ids, strict=True):
                 answer = session.answer(pb.CommandLookupTopicResponse, f"look up {name}", request_id)
                 with contextlib.suppress(LedgerlakeError):
                     outcome = step(name, answer, 0, self._addresses[0].is_tls)
                     if isinstance(outcome, Owner):
-                        found[name] = self._session(outcome.broker_url, outcome.through_proxy)
-        return found
+                        sessions[name] = self._session(outcome.broker_url, outcome.through_proxy)
+        return sessions
 
     def close(self) -> None:
         for session in self._sessions.values():
@@ -208,7 +213,9 @@ class Cluster:
         return session
 
     def _connect(self, url: str, proxy_to_broker_url: str | None) -> Session:
-        """A session at the first address that answers; the one that did last time is asked first."""
+        """Return a session with the first address that answers; the one that answered last time is
+        tried first.
+        """
         if url != self.settings.service_url:
             return self._connect_to(url, proxy_to_broker_url)
         for number, address in enumerate(list(self._addresses)):
@@ -251,5 +258,5 @@ _clusters: dict[tuple[int, ClientSettings], Cluster] = {}
 
 
 def shared_cluster(settings: ClientSettings) -> Cluster:
-    """This process's own cluster object for these settings."""
+    """Return this process's cluster object for some settings."""
     return _clusters.setdefault((os.getpid(), settings), Cluster(settings))

@@ -1,7 +1,7 @@
-"""Consumers of a session: opening them, taking their entries, and ending them.
+"""Consumers of a session: functions that open them, take their entries, and close them.
 
-Opening and ending come in two steps as well, asking and waiting, so that many consumers cost one
-round trip to the broker.
+Opening and closing are also available in two steps, request and wait, so that many consumers cost
+one round trip to the broker.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def subscribe(session: Session, attempt: str, build: Callable[[int, int], bytes]) -> Consumer:
-    """Open a consumer; ``build(consumer_id, request_id)`` makes the command.
+    """Open a consumer; ``build(consumer_id, request_id)`` returns the command.
 
     Raises:
         As ``Session.request``.
@@ -31,7 +31,7 @@ def subscribe(session: Session, attempt: str, build: Callable[[int, int], bytes]
 
 
 def start_subscribe(session: Session, build: Callable[[int, int], bytes]) -> tuple[Consumer, int]:
-    """Ask for a consumer without waiting; returns what ``subscribed`` takes.
+    """Request a consumer without waiting; return the arguments of ``subscribed``.
 
     Raises:
         As ``Session.start``.
@@ -42,7 +42,7 @@ def start_subscribe(session: Session, build: Callable[[int, int], bytes]) -> tup
 
 
 def subscribed(session: Session, attempt: str, consumer: Consumer, request_id: int) -> Consumer:
-    """Return a consumer that was asked for, once the broker has opened it.
+    """Return a requested consumer after the broker has opened it.
 
     Raises:
         As ``Session.request``.
@@ -61,8 +61,8 @@ def grant(session: Session, consumer: Consumer, message_permits: int) -> None:
 
 
 def next_received(session: Session, consumer: Consumer, deadline: float) -> Received | None:
-    """Return what comes next of a consumer, or None at the deadline (``time.monotonic``) or when
-    the broker closed it.
+    """Return the next entries of a consumer; None at the deadline (``time.monotonic``) or if the
+    broker closed it.
     """
     session.wait_until(lambda: bool(consumer.entries) or consumer.closed, deadline)
     return consumer.entries.popleft() if consumer.entries else None
@@ -73,36 +73,37 @@ def next_entry(session: Session, consumer: Consumer, deadline: float) -> EntryRe
     received = next_received(session, consumer, deadline)
     if not isinstance(received, EntriesReceived):
         return received
-    first, *rest = received.each()
-    consumer.entries.extendleft(reversed(rest))
+    first, *others = received.each()
+    consumer.entries.extendleft(reversed(others))
     return first
 
 
 def close_consumer(session: Session, consumer: Consumer) -> None:
-    """End a consumer; entries still on their way are dropped on arrival.
+    """Close a consumer; entries that arrive later are dropped.
 
-    A broker that cannot even do that has lost the consumer already: the session is given up,
+    If the broker fails to do it, it has lost the consumer already: the session is closed, and
     nothing is raised.
     """
     closed(session, start_close(session, [consumer]))
 
 
 def start_close(session: Session, consumers: Iterable[Consumer]) -> list[int]:
-    """Ask the broker to end consumers without waiting; returns what ``closed`` takes."""
-    asked = []
-    for one in consumers:
-        if session.channels.consumers.pop(one.consumer_id, None) is None or one.closed or session.is_over:
+    """Request to close consumers without waiting; return the request ids for ``closed``."""
+    request_ids = []
+    for consumer in consumers:
+        is_known = session.channels.consumers.pop(consumer.consumer_id, None) is not None
+        if not is_known or consumer.closed or session.is_over:
             continue
-        one.closed = True
+        consumer.closed = True
         try:
-            asked.append(session.start(partial(commands.close_consumer, one.consumer_id)))
+            request_ids.append(session.start(partial(commands.close_consumer, consumer.consumer_id)))
         except LedgerlakeError:
             session.close()
-    return asked
+    return request_ids
 
 
 def closed(session: Session, request_ids: Iterable[int]) -> None:
-    """Wait until the broker has ended consumers."""
+    """Wait until the broker has closed consumers."""
     try:
         for request_id in request_ids:
             session.answer(pb.CommandSuccess, "close a consumer", request_id)

@@ -1,7 +1,8 @@
-"""A durable cursor: it pins what was not read yet, and shows the broker how far the pipeline is.
+"""A durable cursor: the broker retains the entries after it, and shows how far the pipeline is.
 
-One exclusive durable subscription per topic partition. It is made before the first read, moved by
-cumulative acknowledgement when nothing before can be asked for again, and removed by ``forget``.
+It is an exclusive durable subscription per topic partition. It is created before the first read,
+moved by cumulative acknowledgement when no entry before it is needed again, and removed by
+``forget``.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ if TYPE_CHECKING:
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.client.session import Session
 
-# Of a consumer that is gone without a word, the broker learns by its keep-alive: within two
-# intervals of 30 seconds.
+# The broker notices by its keep-alive that a consumer has disappeared: within two intervals of 30
+# seconds.
 _BUSY_FOR_S = 75.0
 
 Result = TypeVar("Result")
 
 
 class DurableCursor:
-    """The subscription ``name`` on one topic partition. Holding it open keeps a second pipeline of
-    that name out.
+    """The subscription ``name`` on one topic partition. While it is open, a second pipeline of that
+    name cannot open it.
     """
 
     def __init__(self, cluster: Cluster, topic_partition: str, name: str) -> None:
@@ -47,7 +48,7 @@ class DurableCursor:
         self._reached = BEFORE_ALL
 
     def ensure(self, from_earliest: bool) -> None:
-        """Create it where it does not exist yet; an existing one stays where it is.
+        """Open it; create it if it does not exist. An existing cursor is not moved.
 
         Raises:
             ConsumerBusyError: another pipeline of this name holds it.
@@ -56,7 +57,7 @@ class DurableCursor:
         self._retrying(lambda: self._opened(from_earliest))
 
     def make(self, from_earliest: bool) -> None:
-        """Create it if it does not exist yet, and let go of it at once.
+        """Create it if it does not exist, and close it at once.
 
         Raises:
             ConsumerBusyError: it is held, and so exists.
@@ -67,19 +68,16 @@ class DurableCursor:
 
     @property
     def is_open(self) -> bool:
-        """Return whether the broker has this consumer, as far as that can be known without asking
-        it.
-        """
+        """Return whether the consumer is open, as far as is known without a request to the broker."""
         if self._open is None:
             return False
         session, consumer = self._open
         return session.usable and not consumer.closed
 
     def advance(self, position: Position) -> None:
-        """Acknowledge everything up to and including ``position``, where that is further than
-        before.
+        """Acknowledge everything up to and including ``position``, if that is further than before.
 
-        A position that the topic does not reach is left out: it is of an earlier topic of that
+        A position after the end of the topic is ignored: it belongs to an earlier topic of that
         name.
         """
         if position.ledger_id < 0 or position.entry_id < 0 or position <= self._reached:
@@ -89,8 +87,8 @@ class DurableCursor:
     def _advance(self, position: Position) -> None:
         opened = self._opened(True)
         if self._reached == BEFORE_ALL:
-            # A broker that cannot read its last entry does not say where the cursor stands; it
-            # acknowledges all the same.
+            # A broker that cannot read its last entry does not return the cursor's position, but
+            # acknowledging works.
             with contextlib.suppress(BrokerError):
                 answer = self._ask(opened).answer
                 self._reached = from_wire(answer.consumer_mark_delete_position).position
@@ -101,13 +99,11 @@ class DurableCursor:
             self._reached = position
 
     def position(self) -> Position:
-        """The last entry that counts as taken, with everything before it; entry -1 if nothing was
-        yet.
-        """
+        """Return the mark-delete position; entry -1 if nothing is acknowledged."""
         return self._retrying(self._mark_delete_position)
 
     def forget(self) -> None:
-        """Remove the subscription; what it pinned may now be deleted by the broker."""
+        """Remove the subscription; the broker may then delete the entries that it retained."""
         session, consumer = self._retrying(lambda: self._opened(True))
         session.request(
             pb.CommandSuccess,
@@ -129,14 +125,14 @@ class DurableCursor:
         session, consumer = opened
         return session.request(
             LastMessageIdReceived,
-            f"tell where the subscription {self.name} of {self.topic_partition} stands",
+            f"tell the position of the subscription {self.name} of {self.topic_partition}",
             partial(commands.get_last_message_id, consumer.consumer_id),
             consumer,
         )
 
     def _acknowledge(self, opened: tuple[Session, Consumer], position: Position) -> None:
-        """Acknowledge on a connection on which the topic was asked; a new connection may lead to
-        another topic of that name.
+        """Acknowledge, on the connection on which the topic was checked; on a new connection, it
+        may be another topic of that name.
         """
         session, consumer = opened
         answer = session.request(
@@ -165,8 +161,8 @@ class DurableCursor:
         return self._open
 
     def _acknowledge_again(self, opened: tuple[Session, Consumer]) -> None:
-        """Repeat the last acknowledgement, which a broker that died may not have stored; not on
-        another topic of that name.
+        """Repeat the last acknowledgement, which a broker that crashed may not have stored; but not
+        on another topic of that name.
         """
         with contextlib.suppress(BrokerError):
             last = from_wire(self._ask(opened).answer.last_message_id).position
@@ -176,7 +172,7 @@ class DurableCursor:
                 self._reached = BEFORE_ALL
 
     def _retrying(self, call: Callable[[], Result], busy_for_s: float | None = None) -> Result:
-        """Call until it succeeds or is not worth another try; if somebody holds the subscription,
+        """Call until it succeeds or a retry is pointless; if another consumer has the subscription,
         for ``busy_for_s``.
         """
         busy_s = min(_BUSY_FOR_S if busy_for_s is None else busy_for_s, self._cluster.settings.give_up_after_s)
@@ -188,8 +184,8 @@ class DurableCursor:
             except LedgerlakeError as error:
                 self.close()
                 policy = busy if isinstance(error, ConsumerBusyError) else backoff
-                worth_it = isinstance(error, ConsumerBusyError) or is_retryable(error)
-                pause_s = policy.failed(time.monotonic(), error) if worth_it else None
+                can_retry = isinstance(error, ConsumerBusyError) or is_retryable(error)
+                pause_s = policy.failed(time.monotonic(), error) if can_retry else None
                 if pause_s is None:
                     raise
                 time.sleep(pause_s)

@@ -1,4 +1,4 @@
-"""Reading ahead: a thread takes from a source while what it took before is worked on."""
+"""Prefetching: a thread reads items ahead while the caller works on earlier ones."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 class _End:
-    """The source is at its end, or raised ``error``."""
+    """The end of the source; ``error`` if it raised one."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
 
 
 def prefetched(source: Generator[Item, None, None], most: int) -> Iterator[Item]:
-    """The items of ``source``, of which up to ``most`` are taken before they are asked for.
+    """Yield the items of ``source``, of which up to ``most`` are read ahead.
 
-    The source runs in a thread of its own, which ends with this iterator; what it raises is raised
+    The source runs in a thread of its own, which ends with this iterator. Its errors are raised
     here.
     """
-    taken: queue.Queue[Item | _End] = queue.Queue(most)
+    items: queue.Queue[Item | _End] = queue.Queue(most)
     stopped = threading.Event()
 
     def put(item: Item | _End) -> bool:
         while not stopped.is_set():
             try:
-                taken.put(item, timeout=_LOOK_S)
+                items.put(item, timeout=_POLL_S)
             except queue.Full:
                 continue
             return True
@@ -54,7 +54,7 @@ def prefetched(source: Generator[Item, None, None], most: int) -> Iterator[Item]
     thread = threading.Thread(target=work, name="ledgerlake-prefetch", daemon=True)
     thread.start()
     try:
-        while not isinstance(item := taken.get(), _End):
+        while not isinstance(item := items.get(), _End):
             yield item
             del item
         if item.error is not None:

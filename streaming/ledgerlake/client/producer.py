@@ -1,5 +1,5 @@
-"""Publishing encoded entries: for large messages with markers, for the demo's producers with clocks
-of their own, and for tests.
+"""Publishes encoded entries: for large messages with markers, for the demo's producers with their
+own clocks, and for tests.
 
 The broker stores an entry as it was encoded (``wire.entry.encode_entry``); nothing is added or
 checked here.
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 _PENDING_MOST = 500
 _PENDING_BYTES_MOST = 32 * 1024 * 1024
 
-# Of entries that may be large.
+# The most pending entries if they may be large.
 _TOGETHER_MOST = 4
 
 
 class EntryProducer:
     """Sends entries to one topic partition, a bounded number ahead of their receipts.
 
-    Opening it waits for a broker that is away or still loads the topic.
+    Opening it is retried while the broker does not answer or still loads the topic.
 
     Raises:
         TopicNotFoundError, BrokerError, TransportError: as for a reader.
@@ -51,16 +51,16 @@ class EntryProducer:
 
     @property
     def max_entry_bytes(self) -> int:
-        """The largest entry that the broker takes."""
+        """Return the largest size of an entry that the broker accepts."""
         return self._session.max_message_bytes
 
     def send(self, entry: bytes, message_count: int = 1) -> None:
-        """Queue one entry; waits while too many receipts are missing.
+        """Send an entry; wait while too many receipts are missing.
 
         Raises:
-            BrokerError: an earlier entry was refused.
-            TransportError, DeadlineError: the connection failed; what had no receipt may or may not
-                be stored.
+            BrokerError: an earlier entry was refused. TransportError, DeadlineError: the connection
+            failed; entries without a receipt may or may
+                not be stored.
         """
         send_entry(self._session, self._queue, self._sequence, message_count, entry)
         self._sequence += 1
@@ -69,20 +69,20 @@ class EntryProducer:
             self._take_receipt()
 
     def send_and_wait(self, entries: Iterable[bytes]) -> list[Position]:
-        """Send entries and wait until all are stored; where they stand, in order.
+        """Send entries and wait until all are stored; return their positions, in order.
 
         Raises:
             As ``send``.
         """
         self.flush()
-        stored = []
+        receipts = []
         for entry in entries:
             self.send(entry)
             if self._pending > _TOGETHER_MOST:
-                stored.append(self._take_receipt())
+                receipts.append(self._take_receipt())
         while self._pending:
-            stored.append(self._take_receipt())
-        return [from_wire(one).position for one in stored]
+            receipts.append(self._take_receipt())
+        return [from_wire(receipt).position for receipt in receipts]
 
     def flush(self) -> None:
         """Wait for every receipt."""
@@ -101,7 +101,7 @@ class EntryProducer:
 
 @dataclass(frozen=True)
 class NumberedEntry:
-    """An entry with its sequence id; of a batch with that of its last message too."""
+    """An entry with its sequence id; a batch also has that of its last message."""
 
     entry: bytes
     sequence_id: int
@@ -111,16 +111,17 @@ class NumberedEntry:
 
 
 class NumberedProducer:
-    """Sends entries with sequence ids of the caller's, across disconnects.
+    """Sends entries with the caller's sequence ids, across disconnects.
 
-    Only a receipt says that an entry is stored. What has none after a disconnect is sent again, and
-    so is what an earlier producer of that name may have sent: a broker with deduplication drops what
-    it has stored. The last id that it says of a name is one that it has begun to store, so entries
-    are not left out for it. Without deduplication what had no receipt may be stored twice.
+    Only a receipt proves that an entry is stored. After a disconnect, entries without a receipt are
+    sent again, as are those that an earlier producer of that name may have sent: a broker with
+    deduplication drops those that it has. The broker's last id of a name may be one that it has
+    only begun to store, so no entry is left out because of it. Without deduplication, entries
+    without a receipt may be stored twice.
 
-    A broker that refuses an entry may store those that follow, and an id below a stored one is
-    dropped for ever. So an entry that is larger than all that the broker has taken goes alone:
-    nothing follows it before its receipt.
+    A broker that refuses an entry may store later ones, and an id below a stored one is dropped for
+    ever. So an entry that is larger than all before it is sent alone: the next one is sent after
+    its receipt.
 
     Raises:
         TopicNotFoundError, BrokerError, TransportError: as for a reader.
@@ -136,13 +137,13 @@ class NumberedProducer:
         """Open the producer.
 
         Args:
-            on_stored: called with each sequence id that is stored, in order, and where; before all
-                if the broker does not say where.
+            on_stored: called with each stored sequence id, in order, and its position;
+                ``BEFORE_ALL`` if the broker does not return a position.
         """
         self.topic_partition = topic_partition
         self.name = name
         self.last_sequence_id = -1
-        self._taken_bytes = 0
+        self._accepted_bytes = 0
         self._on_stored = on_stored
         self._cluster = cluster
         self._backoff = Backoff(give_up_after_s=cluster.settings.give_up_after_s)
@@ -153,38 +154,38 @@ class NumberedProducer:
 
     @property
     def max_entry_bytes(self) -> int:
-        """The largest entry that the broker takes."""
+        """Return the largest size of an entry that the broker accepts."""
         return self._session.max_message_bytes
 
-    def send(self, one: NumberedEntry) -> None:
-        """Queue one entry; waits while too many receipts are missing.
+    def send(self, entry: NumberedEntry) -> None:
+        """Send an entry; wait while too many receipts are missing.
 
         Raises:
-            BrokerError: an entry was refused.
-            TransportError, DeadlineError: the connection kept failing for ``give_up_after_s``.
-            ValueError: the last id that the broker knew when the producer was opened is in the
-                middle of the entry; it would drop all of it.
+            BrokerError: an entry was refused. TransportError, DeadlineError: the connection kept
+            failing for ``give_up_after_s``. ValueError: the last id that the broker knew when the
+            producer was opened is in the middle
+                of the entry, so that the broker would drop the entire entry.
         """
-        if one.sequence_id <= self.first_known_id < one.highest_sequence_id:
-            raise ValueError(f"the ids {one.sequence_id} to {one.highest_sequence_id} are in part stored already")
-        goes_alone = len(one.entry) > self._taken_bytes
-        if goes_alone:
+        if entry.sequence_id <= self.first_known_id < entry.highest_sequence_id:
+            raise ValueError(f"the ids {entry.sequence_id} to {entry.highest_sequence_id} are in part stored already")
+        is_alone = len(entry.entry) > self._accepted_bytes
+        if is_alone:
             self.flush()
-        self._pending.append(one)
-        self._pending_bytes += len(one.entry)
-        self._retrying(lambda: self._send(one))
-        if goes_alone:
+        self._pending.append(entry)
+        self._pending_bytes += len(entry.entry)
+        self._retrying(lambda: self._send(entry))
+        if is_alone:
             self.flush()
-            self._taken_bytes = len(one.entry)
+            self._accepted_bytes = len(entry.entry)
         while len(self._pending) >= _PENDING_MOST or self._pending_bytes > _PENDING_BYTES_MOST:
             self._retrying(self._take_receipt)
 
     def send_chunks(self, sequence_id: int, chunks: Callable[[], Iterable[bytes]]) -> None:
-        """Send the chunks of a large message, unless the broker has its last one, and wait until all
-        are stored; after a disconnect it begins again with the first.
+        """Send the chunks of a large message, unless the broker has its last one, and wait until
+        all are stored; after a disconnect, begin again with the first.
 
         Args:
-            chunks: makes the entries of an attempt, under a uuid of its own.
+            chunks: returns the entries of an attempt, with a new uuid.
 
         Raises:
             As ``send``.
@@ -210,18 +211,18 @@ class NumberedProducer:
             self._retrying(self._take_receipt)
 
     def close(self) -> None:
-        """Let go of the name; what waits for a receipt is not waited for."""
+        """Close the producer, without waiting for receipts."""
         with contextlib.suppress(LedgerlakeError):
             close_producer(self._session, self._queue)
 
     def _open(self) -> None:
         self._session, self._queue, accepted = _open(self._cluster, self.topic_partition, self.name)
         self.last_sequence_id = accepted.last_sequence_id
-        for one in self._pending:
-            self._send(one)
+        for entry in self._pending:
+            self._send(entry)
 
     def _send_all(self, sequence_id: int, chunks: Iterable[bytes]) -> Position:
-        """Send chunks, and wait until they are stored; return where the last one is."""
+        """Send chunks, and wait until they are stored; return the position of the last one."""
         sizes: deque[int] = deque()
         position = BEFORE_ALL
         for entry in chunks:
@@ -234,15 +235,15 @@ class NumberedProducer:
             position = from_wire(_next_receipt(self._session, self._queue, self.topic_partition)).position
         return position
 
-    def _send(self, one: NumberedEntry) -> None:
+    def _send(self, entry: NumberedEntry) -> None:
         send_entry(
             self._session,
             self._queue,
-            one.sequence_id,
-            one.message_count,
-            one.entry,
-            highest_sequence_id=one.highest_sequence_id,
-            is_chunk=one.is_chunk,
+            entry.sequence_id,
+            entry.message_count,
+            entry.entry,
+            highest_sequence_id=entry.highest_sequence_id,
+            is_chunk=entry.is_chunk,
         )
 
     def _take_receipt(self) -> None:
@@ -250,14 +251,14 @@ class NumberedProducer:
             self._settle(from_wire(_next_receipt(self._session, self._queue, self.topic_partition)).position)
 
     def _settle(self, position: Position) -> None:
-        """The oldest pending entry is stored."""
-        one = self._pending.popleft()
-        self._pending_bytes -= len(one.entry)
-        self._on_stored(one.highest_sequence_id, position)
+        """Remove the oldest pending entry, which is stored."""
+        entry = self._pending.popleft()
+        self._pending_bytes -= len(entry.entry)
+        self._on_stored(entry.highest_sequence_id, position)
 
     def _retrying(self, call: Callable[[], None]) -> None:
-        """Call once; if the connection failed, open the producer again, which sends everything that
-        is pending.
+        """Call once; if the connection failed, open the producer again, which sends all pending
+        entries.
         """
         try:
             call()
@@ -266,13 +267,13 @@ class NumberedProducer:
             self._open_again(failure)
 
     def _open_again(self, failure: LedgerlakeError) -> None:
-        """Open the producer again after a failure that may pass; else raise it."""
+        """Open the producer again after a failure that is worth a retry; else raise the failure."""
         while True:
             pause_s = self._backoff.failed(time.monotonic(), failure) if is_retryable(failure) else None
             if pause_s is None:
                 raise failure
             time.sleep(pause_s)
-            # A broker that is there but slow would still hold the name.
+            # A slow broker may still have the old producer of that name.
             self.close()
             try:
                 self._open()
@@ -284,7 +285,7 @@ class NumberedProducer:
 def _open(
     cluster: Cluster, topic_partition: str, name: str | None
 ) -> tuple[Session, Receipts, pb.CommandProducerSuccess]:
-    """A producer, once the broker is there and has loaded the topic."""
+    """Open a producer, with retries until the broker has loaded the topic."""
 
     def open_once() -> tuple[Session, Receipts, pb.CommandProducerSuccess]:
         session = cluster.session_for(topic_partition)

@@ -1,12 +1,10 @@
-"""Reading one topic partition, entry by entry, across disconnects.
+"""Reads one topic partition, entry by entry, across disconnects.
 
 Rules kept here:
-  - Entries come in order, each once: what was taken is never handed out again, whatever the broker
-    redelivers.
-  - After a failure worth retrying the reader looks the topic up afresh and goes on after the last
-    entry taken.
-  - Permits are messages. When they run dry without cause (a corrupted count), a fresh window is
-    granted.
+  - Entries come in order, each once: entries that the broker sends again are dropped.
+  - After a failure that is worth a retry, the reader looks the topic up again and continues after
+    the last entry.
+  - Permits count messages. If they run out because of a wrong count, a new window is granted.
 """
 
 from __future__ import annotations
@@ -48,11 +46,11 @@ if TYPE_CHECKING:
 
 DEFAULT_WINDOW = 20_000
 
-# Entries of several topic partitions at once; each may be as large as entries can be.
+# How many topic partitions are asked for an entry at once; each entry may have the largest size.
 _TOGETHER_MOST = 64
 _AT_ONCE_S = 0.5
 
-# A broker's words if it cannot read the metadata of the last entry. It has no code of its own for
+# The broker's error text if it cannot read the metadata of the last entry; there is no code for
 # that.
 _UNREADABLE_LAST = "Failed to get batch size for entry"
 
@@ -63,9 +61,8 @@ class EntryReader:
     """A non-durable reader of one topic partition, positioned after ``after``.
 
     Args:
-        read_compacted: whether it sees the topic as compaction left it; None: as the cluster's
-            settings say.
-        scan: what finds entries that come together; without it they come one by one.
+        read_compacted: whether to read the compacted topic; None for the cluster's setting.
+        scan: the function that finds runs of entries; without it, entries come one by one.
     """
 
     def __init__(
@@ -84,21 +81,21 @@ class EntryReader:
         self._scan = scan
         self._permits = Permits(window)
         self._open: tuple[Session, Consumer] | None = None
-        self._asked: tuple[Consumer, int] | None = None
+        self._last_message_request: tuple[Consumer, int] | None = None
         self._backoff = Backoff(give_up_after_s=cluster.settings.give_up_after_s)
         self._name = f"ledgerlake-reader-{uuid.uuid4().hex[:12]}"
 
     def next(self, timeout_s: float) -> EntryReceived | None:
-        """The entry after the last one taken, or None when none came in time.
+        """Return the next entry; None if none came in time.
 
         Raises:
-            TopicNotFoundError, BrokerError: final answers of the broker.
+            TopicNotFoundError, BrokerError: the broker's answer is final.
             TransportError, ProtocolError: the connection kept failing for ``give_up_after_s``.
         """
         return cast("EntryReceived | None", self._next(timeout_s, next_entry))
 
     def next_together(self, timeout_s: float) -> Received | None:
-        """The same, with those that came with it.
+        """Return the next entry with those that came with it; None if none came in time.
 
         Raises:
             As ``next``.
@@ -116,22 +113,23 @@ class EntryReader:
 
     @property
     def session(self) -> Session | None:
-        """The session that it reads through, while there is one."""
+        """Return the open session of this reader; None if there is none."""
         return None if self._open is None or self._open[1].closed else self._open[0]
 
     def ask_last_message(self) -> None:
-        """Ask for the last message without waiting, so that the next ``last_message`` has its
-        answer on the way.
-        """
-        if self.session is None or self._asked is not None:
+        """Request the last message without waiting, so that the next ``last_message`` is faster."""
+        if self.session is None or self._last_message_request is not None:
             return
         session, consumer = self._opened()
         with contextlib.suppress(LedgerlakeError):
-            self._asked = consumer, session.start(partial(commands.get_last_message_id, consumer.consumer_id))
+            self._last_message_request = (
+                consumer,
+                session.start(partial(commands.get_last_message_id, consumer.consumer_id)),
+            )
 
     def last_message(self) -> LastMessageIdReceived | None:
-        """Return the broker's word on the last message; None if it cannot read the last entry of
-        what this reader gets.
+        """Return the broker's answer about the last message; None if the broker cannot read the
+        last entry.
 
         Raises:
             As ``next``.
@@ -139,10 +137,10 @@ class EntryReader:
         return self._retrying(self._last_message_once)
 
     def mark_delete_position(self) -> Position | None:
-        """The last entry that counts as taken; of a reader from ``BEFORE_ALL`` the first ledger,
-        and no entry of it.
+        """Return the mark-delete position; of a reader from ``BEFORE_ALL``, the first ledger with
+        entry -1.
 
-        None if the broker cannot tell, since it tells the last message with it.
+        None if the broker cannot read the last entry, because the answer includes the last message.
 
         Raises:
             As ``next``.
@@ -158,18 +156,18 @@ class EntryReader:
         )
 
     def adopt(self, session: Session, consumer: Consumer) -> None:
-        """Read through a consumer that ``subscribe_command`` has opened."""
+        """Use a consumer that ``subscribe_command`` has opened."""
         self._open = session, consumer
         self._permits.outstanding = 0
 
     def wake(self) -> None:
-        """Grant a fresh window: for a broker that has entries for us and sends none."""
+        """Grant a new window, if the broker has entries and sends none."""
         if self._open is not None:
             session, consumer = self._open
             grant(session, consumer, self._permits.open())
 
     def close(self) -> None:
-        """End the consumer."""
+        """Close the consumer."""
         if self._open is not None:
             session, consumer = self._open
             self._open = None
@@ -188,10 +186,10 @@ class EntryReader:
             granted = self._permits.take(received.message_count)
             if granted:
                 grant(session, consumer, granted)
-            fresh = received.after(self.after)
-            if fresh is not None:
-                self.after = fresh.last
-                return fresh
+            new_entries = received.after(self.after)
+            if new_entries is not None:
+                self.after = new_entries.last
+                return new_entries
 
     def _last_message_once(self) -> LastMessageIdReceived | None:
         try:
@@ -203,9 +201,9 @@ class EntryReader:
 
     def _ask_last_message(self) -> LastMessageIdReceived:
         session, consumer = self._opened()
-        asked, self._asked = self._asked, None
-        if asked is not None and asked[0] is consumer:
-            request_id = asked[1]
+        request, self._last_message_request = self._last_message_request, None
+        if request is not None and request[0] is consumer:
+            request_id = request[1]
         else:
             request_id = session.start(partial(commands.get_last_message_id, consumer.consumer_id))
         attempt = f"tell the last message of {self.topic_partition}"
@@ -241,50 +239,54 @@ class EntryReader:
 
 
 def open_together(cluster: Cluster, readers: Sequence[EntryReader]) -> None:
-    """Open many readers by few waits; one that this does not open opens itself when it is used."""
-    sessions = cluster.sessions_for([one.topic_partition for one in readers])
-    asked = []
-    for one in readers:
-        session = sessions.get(one.topic_partition)
+    """Open many readers with few round trips; readers that cannot be opened so open at their first
+    use.
+    """
+    sessions = cluster.sessions_for([reader.topic_partition for reader in readers])
+    requests = []
+    for reader in readers:
+        session = sessions.get(reader.topic_partition)
         if session is not None:
             with contextlib.suppress(LedgerlakeError):
-                asked.append((one, session, *start_subscribe(session, one.subscribe_command)))
-    for one, session, consumer, request_id in asked:
+                requests.append((reader, session, *start_subscribe(session, reader.subscribe_command)))
+    for reader, session, consumer, request_id in requests:
         with contextlib.suppress(LedgerlakeError):
-            one.adopt(session, subscribed(session, f"open a reader on {one.topic_partition}", consumer, request_id))
+            attempt = f"open a reader on {reader.topic_partition}"
+            reader.adopt(session, subscribed(session, attempt, consumer, request_id))
 
 
-def read_one_each(session: Session, wanted: Mapping[str, Position]) -> dict[str, EntryReceived]:
-    """The entries at positions, one of each topic partition of one broker, asked for many at once.
+def read_one_each(session: Session, positions: Mapping[str, Position]) -> dict[str, EntryReceived]:
+    """Return the entries at positions, one of each topic partition of one broker, with few round
+    trips.
 
-    Those that are not there at once are left out, and so is everything of a connection that fails:
-    this is a short cut, and who needs an entry has ``EntryReader``.
+    Entries that do not come soon are left out, as are all after the connection has failed. This is
+    an optimisation: the caller reads the missing ones with ``EntryReader``.
     """
-    found: dict[str, EntryReceived] = {}
-    names = list(wanted)
+    entries: dict[str, EntryReceived] = {}
+    names = list(positions)
     closing: list[int] = []
     with contextlib.suppress(LedgerlakeError):
         for start in range(0, len(names), _TOGETHER_MOST):
-            part = {name: wanted[name] for name in names[start : start + _TOGETHER_MOST]}
-            closing += start_close(session, _read_together(session, part, found))
+            group = {name: positions[name] for name in names[start : start + _TOGETHER_MOST]}
+            closing += start_close(session, _read_together(session, group, entries))
     closed(session, closing)
-    return found
+    return entries
 
 
 def _read_together(
-    session: Session, wanted: Mapping[str, Position], found: dict[str, EntryReceived]
+    session: Session, positions: Mapping[str, Position], entries: dict[str, EntryReceived]
 ) -> Collection[Consumer]:
-    """Subscribe to all, then ask each for one entry, each with one wait; the consumers, which are
-    to be ended.
+    """Subscribe to all topic partitions, then add one entry of each to ``entries``; return the
+    consumers, which the caller closes.
     """
     subscription = f"ledgerlake-reader-{uuid.uuid4().hex[:12]}"
-    asked = {}
-    for name, position in wanted.items():
+    requests = {}
+    for name, position in positions.items():
         start = start_after(position.before)
         build = partial(_subscribe, name, subscription, start)
-        asked[name] = start_subscribe(session, build)
+        requests[name] = start_subscribe(session, build)
     opened = {}
-    for name, (consumer, request_id) in asked.items():
+    for name, (consumer, request_id) in requests.items():
         with contextlib.suppress(BrokerError):
             opened[name] = subscribed(session, f"open a reader on {name}", consumer, request_id)
     for consumer in opened.values():
@@ -292,8 +294,8 @@ def _read_together(
     deadline = time.monotonic() + _AT_ONCE_S
     for name, consumer in opened.items():
         entry = next_entry(session, consumer, deadline)
-        if entry is not None and entry.position == wanted[name]:
-            found[name] = entry
+        if entry is not None and entry.position == positions[name]:
+            entries[name] = entry
     return opened.values()
 
 

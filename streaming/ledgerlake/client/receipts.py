@@ -1,4 +1,4 @@
-"""Producers of a session: opening them, sending entries, taking the broker's receipts."""
+"""Producers of a session: functions that open them, send entries, and take the broker's receipts."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def open_producer(
     session: Session, topic_partition: str, name: str | None
 ) -> tuple[Receipts, pb.CommandProducerSuccess]:
-    """Return a producer's receipts and what the broker says of it: the name that it has, and its
-    last sequence id stored.
+    """Return a producer's receipts, and the broker's answer with its name and its last stored
+    sequence id.
 
     Raises:
         As ``Session.request``.
@@ -40,8 +40,7 @@ def send_entry(
 
 
 def next_receipt(session: Session, receipts: Receipts, deadline: float) -> pb.MessageIdData | None:
-    """Return the next stored entry's id, or None at the deadline or when the broker closed the
-    producer.
+    """Return the next stored entry's id; None at the deadline or if the broker closed the producer.
 
     Raises:
         BrokerError: the broker refused an entry.
@@ -56,7 +55,7 @@ def next_receipt(session: Session, receipts: Receipts, deadline: float) -> pb.Me
 
 
 def close_producer(session: Session, receipts: Receipts) -> None:
-    """End a producer.
+    """Close a producer.
 
     Raises:
         As ``Session.request``.

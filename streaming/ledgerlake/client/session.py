@@ -1,14 +1,14 @@
-"""One live connection to one broker: handshake, requests with answers, and channels (see
+"""A connection to a broker: handshake, requests with answers, and channels (see
 ``client.channels``).
 
 Rules kept here:
-  - Every wait has a deadline. A session that failed once stays failed; the caller gets a fresh one.
-  - Little is read ahead: bytes leave the socket while somebody waits for an answer or an entry, and
-    at other times only while less than a mebibyte of entries is held, so that TCP slows the broker
-    down and not our memory.
-  - A broker that doubts a connection sends PING and gives up after seconds, so a small thread
-    answers on sessions that nobody is using, and sends a PING of its own now and then, since a peer
-    counts any frame as a sign of life.
+  - Every wait has a deadline. A session that failed once stays failed; the caller opens a new one.
+  - Little is prefetched: bytes are read from the socket while a caller waits for an answer or an
+    entry, and at other times only while less than a mebibyte of entries is unread. So TCP slows the
+    broker down, and memory is bounded.
+  - A broker sends PING on an idle connection and closes it after seconds without an answer. So a
+    thread answers on sessions that are not in use, and sends a PING of its own at intervals,
+    because any frame keeps a connection alive.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 CLIENT_VERSION = "ledgerlake 0.1"
 KEEPALIVE_S = 15.0
-_IDLE_LOOK_S = 1.0
+_IDLE_POLL_S = 1.0
 _READ_AHEAD_BYTES = 1024 * 1024
 
 Answer = TypeVar("Answer")
@@ -51,7 +51,7 @@ Answer = TypeVar("Answer")
 
 class Session:
     """A connection after its handshake; ``max_message_bytes`` is the largest entry that the broker
-    takes.
+    accepts.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Session:
         self._failure: LedgerlakeError | None = None
         self._connection = Connection(Role.CLIENT)
         self._answers: dict[int, Any] = {}
-        self._waiting: set[int] = set()
+        self._pending_requests: set[int] = set()
         self.channels = Channels()
         self._can_watch = False
         self.max_message_bytes = limits.DEFAULT_MAX_MESSAGE_BYTES
@@ -88,14 +88,12 @@ class Session:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the connection has failed, as far as is known without looking."""
+        """Return whether the connection is known to have failed, without a check."""
         return self._failure is not None
 
     @property
     def usable(self) -> bool:
-        """Return whether the connection still stands; finds out about one that the peer closed
-        meanwhile.
-        """
+        """Return whether the connection is open, after a check whether the peer has closed it."""
         with self._lock:
             if self._failure is None:
                 try:
@@ -111,33 +109,33 @@ class Session:
 
         Args:
             attempt: completes "the broker could not ..." in errors.
-            consumer: of which the command is. If the broker ends it, no answer may come any more.
+            consumer: the consumer of the command. If the broker closes it, there may be no answer.
 
         Raises:
             BrokerError: the broker refused.
-            TransportError: the broker ended the consumer.
+            TransportError: the broker closed the consumer.
             TransportError, DeadlineError, ProtocolError: the connection failed, and this session
                 with it.
         """
         return self.answer(answer_type, attempt, self.start(build), consumer)
 
     def start(self, build: Callable[[int], bytes]) -> int:
-        """Send one command without waiting; its number, for ``answer``. So many can be asked at
-        once.
+        """Send a command without waiting; return its request id, for ``answer``. So many requests
+        can be pending at once.
 
         Raises:
             TransportError, DeadlineError: the connection failed.
         """
         with self._lock:
             request_id = self.next_id()
-            self._waiting.add(request_id)
+            self._pending_requests.add(request_id)
             self.send(build(request_id))
             return request_id
 
     def answer(
         self, answer_type: type[Answer], attempt: str, request_id: int, consumer: Consumer | None = None
     ) -> Answer:
-        """Wait for the answer to what ``start`` has sent.
+        """Wait for the answer to a command that ``start`` has sent.
 
         Raises:
             As ``request``.
@@ -151,7 +149,7 @@ class Session:
                     self._wait(deadline, attempt)
                 answer = self._answers.pop(request_id)
             finally:
-                self._waiting.discard(request_id)
+                self._pending_requests.discard(request_id)
         if isinstance(answer, pb.CommandError):
             if answer.error == pb.ConsumerBusy:
                 raise ConsumerBusyError(
@@ -165,7 +163,7 @@ class Session:
         return answer
 
     def send(self, frame: bytes) -> None:
-        """Send a frame, without waiting for what it may bring.
+        """Send a frame without waiting for an answer.
 
         Raises:
             TransportError, DeadlineError: the connection failed.
@@ -183,26 +181,25 @@ class Session:
         """Return a number that this connection has not used yet, for a request or a channel."""
         return next(self._ids)
 
-    def wait_until(self, is_there: Callable[[], bool], deadline: float) -> None:
-        """Take what the broker sends until something is there, or until the deadline
-        (``time.monotonic``).
+    def wait_until(self, is_done: Callable[[], bool], deadline: float) -> None:
+        """Receive until a condition is true, or until the deadline (``time.monotonic``).
 
         Raises:
             TransportError, ProtocolError: the connection failed.
         """
         with self._lock:
-            while not is_there():
+            while not is_done():
                 remaining_s = deadline - time.monotonic()
                 if remaining_s <= 0:
                     return
                 self._pump(remaining_s)
 
     def scan_with(self, scan: Scan) -> None:
-        """Have entries that come together handed out together, see ``Connection``."""
+        """Set the function that finds runs of entries, see ``Connection``."""
         self._connection.scan = scan
 
     def watch_topics(self, namespace: str, pattern: str) -> Watcher | None:
-        """Be told when topics come or go; None if the broker has no such thing.
+        """Return a watcher of created and deleted topics; None if the broker does not support it.
 
         Raises:
             BrokerError: the broker refused.
@@ -225,13 +222,13 @@ class Session:
             self._fail(TransportError(f"the session with {self.url} was closed"))
 
     def look_after(self, now_s: float) -> bool:
-        """Answer what waits, while nobody else uses the session, and show a sign of life; False
-        once it is over.
+        """Answer pending frames and send PINGs while no other thread uses the session; return False
+        once it has failed.
         """
         if not self._lock.acquire(blocking=False):
             return True
         try:
-            if self.channels.held_bytes() < _READ_AHEAD_BYTES:
+            if self.channels.unread_bytes() < _READ_AHEAD_BYTES:
                 self._pump(0.0)
             if now_s >= self._next_ping_s:
                 self._next_ping_s = now_s + KEEPALIVE_S
@@ -261,7 +258,7 @@ class Session:
                     self._answer_challenge()
         except ProtocolError:
             raise ProtocolError(
-                f"what answers at {self.url} does not speak Pulsar's binary protocol; check the port"
+                f"the peer at {self.url} does not speak Pulsar's binary protocol; check the port"
             ) from None
         if isinstance(event, pb.CommandError):
             error = refused(f"let us connect at {self.url}", event.error, event.message)
@@ -276,10 +273,10 @@ class Session:
         self.max_message_bytes = limits.message_limit_bytes(event.max_message_size)
 
     def _answer_challenge(self) -> None:
-        """A broker asks again who we are: our credentials are about to expire.
+        """Send the credentials again, because they are about to expire.
 
         Raises:
-            BrokerError: we have none.
+            BrokerError: there are none.
         """
         if self._authentication == NO_AUTHENTICATION:
             raise BrokerError(
@@ -303,15 +300,15 @@ class Session:
         self._connection.receive_data(data)
 
     def _pump(self, timeout_s: float) -> None:
-        """Take what one receive brings and hand each event to where it belongs."""
+        """Receive once, and dispatch the events."""
         if self._failure is not None:
             raise self._failure
         try:
-            wanted = self._connection.wanted()
-            data = self._transport.receive(timeout_s, wanted)
+            payload_buffer = self._connection.wanted()
+            data = self._transport.receive(timeout_s, payload_buffer)
             if data is None:
                 return
-            if wanted is None:
+            if payload_buffer is None:
                 self._connection.receive_data(data)
             else:
                 self._connection.filled(len(data))
@@ -330,7 +327,7 @@ class Session:
             self._answer_challenge()
         else:
             request_id = getattr(event, "request_id", None)
-            if request_id in self._waiting:
+            if request_id in self._pending_requests:
                 self._answers[request_id] = event
 
     def _fail(self, error: LedgerlakeError) -> LedgerlakeError:
@@ -346,7 +343,7 @@ _keeper_lock = threading.Lock()
 
 
 def _keep_alive(session: Session) -> None:
-    """Register a session with this process's keeper thread, which is started when first needed
+    """Register a session with this process's keep-alive thread, which is started when first needed
     (also after a fork).
     """
     global _keeper_pid  # noqa: PLW0603
@@ -359,7 +356,7 @@ def _keep_alive(session: Session) -> None:
 
 def _keeper() -> None:
     while True:
-        time.sleep(_IDLE_LOOK_S)
+        time.sleep(_IDLE_POLL_S)
         with _keeper_lock:
             sessions = list(_alive)
         for session in sessions:

@@ -1,4 +1,4 @@
-"""Topic names: short forms made whole, partitions named and told apart.
+"""Topic names: expands short forms, and names partitions.
 
 ``orders`` means ``persistent://public/default/orders``; partition N of a partitioned topic is
 ``<topic>-partition-N``.
@@ -19,10 +19,10 @@ _PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,5})")
 
 @dataclass(frozen=True)
 class TopicSelection:
-    """Which topics are read: some by name, or those of one namespace whose name a pattern matches.
+    """The topics to read: topics by name, or those of one namespace whose names match a pattern.
 
-    The pattern is a regular expression behind ``persistent://tenant/namespace/``, and must match a
-    topic's whole local name, that of a partitioned topic without its ``-partition-N``. The
+    The pattern is a regular expression after ``persistent://tenant/namespace/``, and must match a
+    topic's entire local name, that of a partitioned topic without its ``-partition-N``. The
     cluster's own topics, which begin with ``__``, never match.
     """
 
@@ -31,11 +31,11 @@ class TopicSelection:
 
     @property
     def is_persistent(self) -> bool:
-        return all(one.startswith("persistent://") for one in self.names or (self.pattern or "",))
+        return all(name.startswith("persistent://") for name in self.names or (self.pattern or "",))
 
     @property
     def namespace(self) -> str:
-        """Tenant and namespace of the pattern."""
+        """Return tenant and namespace of the pattern."""
         return "/".join(self._parts[1:3])
 
     def includes(self, topic_partition: str) -> bool:
@@ -61,10 +61,10 @@ class TopicSelection:
 
 
 def full_pattern(pattern: str) -> str:
-    """The whole form of a pattern of topic names.
+    """Return the full form of a pattern of topic names.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is not a pattern.
     """
     text = pattern.strip()
     if "://" not in text:
@@ -80,7 +80,7 @@ def full_pattern(pattern: str) -> str:
 
 
 def full_name(topic: str) -> str:
-    """The whole name of a topic given in any accepted form.
+    """Return the full name of a topic given in any accepted form.
 
     Raises:
         UsageError: it is no topic name.
@@ -104,13 +104,13 @@ def partition_name(topic: str, partition: int) -> str:
 
 
 def join_partition(topic: str, partition: int) -> str:
-    """The full name of a topic partition; ``split_partition`` takes it apart."""
+    """Return the full name of a topic partition; the reverse of ``split_partition``."""
     return topic if partition < 0 else partition_name(topic, partition)
 
 
 def split_partition(name: str) -> tuple[str, int]:
-    """The topic and partition number of a topic partition; the number is -1 for a topic without
-    partitions.
+    """Return the topic and partition number of a topic partition; the number is -1 for a topic
+    without partitions.
     """
     matched = _PARTITION.fullmatch(name)
     return (matched.group(1), int(matched.group(2))) if matched else (name, -1)

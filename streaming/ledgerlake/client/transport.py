@@ -1,5 +1,5 @@
-"""A TCP stream with deadlines, in TLS or not; every operating system error becomes a TransportError
-that names the address.
+"""A TCP stream with deadlines, with or without TLS. Every error of the operating system becomes a
+TransportError that names the address.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ RECEIVE_BYTES = 256 * 1024
 _PORTS = {"pulsar": 6650, "pulsar+ssl": 6651}
 _HOST = r"(?:[^/:,\s]+|\[[0-9a-fA-F:]+\])(?::\d{1,5})?"
 _URL = re.compile(rf"(pulsar(?:\+ssl)?)://({_HOST}(?:,{_HOST})*)/?")
-# What stands before the host may be a password, so it is not repeated.
+# The part before the host may contain a password, so errors do not show it.
 _USER = re.compile(r"(?<=//)[^/]*@")
 
 
@@ -37,10 +37,11 @@ class Address:
 
 @dataclass(frozen=True)
 class TlsSettings:
-    """Whom we trust and who we are, as paths of PEM files; no ``ca_file``: whom the machine trusts.
+    """The trusted certificates and the client's own, as paths of PEM files; without ``ca_file``,
+    the system's trusted certificates.
 
-    ``proxy_url``: where to connect instead, a proxy that passes TLS on to the broker whose name it
-    asks for (SNI).
+    ``proxy_url``: an SNI proxy to connect to instead; it passes TLS on to the broker named in the
+    handshake.
     """
 
     ca_file: str | None = None
@@ -55,10 +56,11 @@ DEFAULT_TLS = TlsSettings()
 
 
 def parse_service_url(url: str) -> list[Address]:
-    """The addresses of ``pulsar://host[:6650][,host...]``, or of ``pulsar+ssl://`` with port 6651.
+    """Return the addresses of ``pulsar://host[:6650][,host...]``, or of ``pulsar+ssl://`` with port
+    6651.
 
     Raises:
-        UsageError: another form.
+        UsageError: the url has another form.
     """
     matched = _URL.fullmatch(url)
     if matched is None:
@@ -68,23 +70,23 @@ def parse_service_url(url: str) -> list[Address]:
             )
         raise UsageError(f"'{url}' is not a service url; write pulsar://host:6650 or pulsar+ssl://host:6651")
     scheme = matched.group(1)
-    found = []
-    for one in matched.group(2).split(","):
-        host, port = re.fullmatch(r"(.+?)(?::(\d+))?", one).groups()  # type: ignore[union-attr]
-        found.append(Address(host.strip("[]"), int(port or _PORTS[scheme]), scheme == "pulsar+ssl"))
-    if any(one.port > 65535 for one in found):
+    addresses = []
+    for host_and_port in matched.group(2).split(","):
+        host, port = re.fullmatch(r"(.+?)(?::(\d+))?", host_and_port).groups()  # type: ignore[union-attr]
+        addresses.append(Address(host.strip("[]"), int(port or _PORTS[scheme]), scheme == "pulsar+ssl"))
+    if any(address.port > 65535 for address in addresses):
         raise UsageError(f"'{url}' has a port above 65535")
-    return found
+    return addresses
 
 
 class Transport:
-    """A connected socket. The caller of ``send`` or ``receive`` holds the session's lock."""
+    """A connected socket. Callers of ``send`` and ``receive`` must have the session's lock."""
 
     def __init__(self, url: str, connect_timeout_s: float, tls: TlsSettings = DEFAULT_TLS) -> None:
         self.url = url
         (address,) = parse_service_url(url)
-        (dialled,) = parse_service_url(tls.proxy_url if address.is_tls and tls.proxy_url else url)
-        host, port = dialled.host, dialled.port
+        (target,) = parse_service_url(tls.proxy_url if address.is_tls and tls.proxy_url else url)
+        host, port = target.host, target.port
         try:
             self._socket = socket.create_connection((host, port), timeout=connect_timeout_s)
         except socket.gaierror as error:
@@ -111,14 +113,14 @@ class Transport:
                 self._socket.settimeout(timeout_s)
                 self._socket.sendall(data)
         except TimeoutError:
-            raise DeadlineError(f"the broker at {self.url} took no bytes for {timeout_s:g} s") from None
+            raise DeadlineError(f"the broker at {self.url} accepted no bytes for {timeout_s:g} s") from None
         except OSError as error:
             raise TransportError(
                 f"the connection to {self.url} broke while sending ({error.strerror or error})"
             ) from None
 
     def receive(self, timeout_s: float, into: memoryview | None = None) -> memoryview | None:
-        """Bytes that arrived, valid until the next call or in ``into``; None when nothing came in
+        """Return received bytes, valid until the next call, or in ``into``; None if none came in
         time.
         """
         buffer = self._buffer if into is None else into
@@ -167,7 +169,7 @@ def _context(tls: TlsSettings) -> ssl.SSLContext:
         if tls.cert_file is not None:
             context.load_cert_chain(tls.cert_file, tls.key_file)
     except (OSError, ssl.SSLError) as error:
-        files = ", ".join(one for one in (tls.ca_file, tls.cert_file, tls.key_file) if one)
+        files = ", ".join(file for file in (tls.ca_file, tls.cert_file, tls.key_file) if file)
         raise SetupError(f"the TLS files {files} cannot be used ({error})") from None
     context.check_hostname = tls.checks_hostname and not tls.allows_insecure
     if tls.allows_insecure:

@@ -1,5 +1,5 @@
-"""The description of each bucket, which the tracker has without opening it, and the record of all
-buckets, which goes into state (versioned JSON).
+"""The description of each bucket, so that the tracker need not open it, and the record of all
+buckets, which is stored in state (versioned JSON).
 
 A bucket's messages are in order over its segments, and are delivered in that order. So one place, a
 segment and an offset into it, says which messages have left.
@@ -23,8 +23,8 @@ class Bucket:
 
     ``first`` and ``last`` are the least and greatest position in it. ``waiting`` counts the messages
     that have not left. ``segment`` (from 1) and ``offset`` give the next message, due at
-    ``next_ms``; the last one is due at ``last_ms``. A bucket that is not ``sealed`` is a part of the
-    last, mutable one.
+    ``next_ms``; the last one is due at ``last_ms``. A bucket that is not ``sealed`` is
+    mutable: it may be merged with its neighbours.
     """
 
     bucket_id: int
@@ -44,7 +44,7 @@ class Record:
     """A topic partition's delayed index between micro-batches.
 
     ``buckets`` are in the order in which they were written. ``range_end`` is the last ledger of the
-    mutable bucket's range; ``reached`` the greatest position that was ever added. ``outputs`` are
+    mutable buckets' range; ``reached`` the greatest position that was ever added. ``outputs`` are
     the mark-delete positions: messages up to there are not for that output. ``doomed`` buckets are
     no longer used, and deleted next time.
     """

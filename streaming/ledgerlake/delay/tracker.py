@@ -1,9 +1,9 @@
 """The delayed message tracker: the delayed messages of one topic partition, until they are due
 (PIP-195).
 
-    added        into the last, mutable bucket: fresh messages in memory, and parts of it that were stored when a
-                 micro-batch ended
-    sealed       if a message of a later ledger range comes and the mutable bucket is large enough: its parts become one
+    added        to the mutable buckets: fresh messages in memory, and a stored bucket for each micro-batch, of which those
+                 of similar size are merged
+    sealed       if a message of a later ledger range comes and the mutable buckets have enough messages: they become one
                  immutable bucket of segments
     merged       if there are too many immutable buckets: those two neighbours that have the fewest messages
     taken        from all buckets in the order of (time, ledger, entry), with one segment of each in memory
@@ -16,7 +16,7 @@ Rules kept here:
     has stored it, no bucket that an older record uses is deleted. After a failure, the index is
     opened again from the last saved record.
   - A message that was added before is not added again (by the buckets' bitmaps).
-  - A mutable bucket that grows to many times the least size is sealed although its ledger goes on;
+  - If the mutable buckets grow to many times the least size, they are sealed within a ledger range;
     else a single long ledger would make one bucket without end.
 """
 
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 FRESH_BYTES = 32 * 1024 * 1024
 FRESH_MESSAGES = 200_000
 
-# A mutable bucket is sealed within its ledger range at this many times the least size.
+# The mutable buckets are sealed within a ledger range at this many times the least size.
 _OVERFULL = 10
 
 
@@ -159,11 +159,11 @@ class DelayedTracker:
         sources = (self._take_from(bucket, cutoff_ms) for bucket in due)
         yield from shared_queue([self._take_fresh(cutoff_ms), *sources])
 
-    def add_output(self, output: str, mark: Position) -> None:
-        """Add an output that gets the messages behind a position; an output that was added before
+    def add_output(self, output: str, mark_delete: Position) -> None:
+        """Add an output that gets the messages after a position; an output that was added before
         keeps its own position.
         """
-        self.outputs.setdefault(output, mark)
+        self.outputs.setdefault(output, mark_delete)
 
     def remove_output(self, output: str) -> None:
         self.outputs.pop(output, None)
@@ -277,33 +277,33 @@ class DelayedTracker:
             yield self._read(bucket, number)
 
     def _store_fresh(self) -> None:
-        """Store the messages that arrived in this micro-batch as a part of the mutable bucket; the
-        last parts that are no larger are merged into it.
+        """Store the messages that arrived in this micro-batch as a mutable bucket; the last mutable
+        buckets that are no larger are merged into it.
         """
         count = self._fresh_count
         if not count:
             return
-        parts: list[Bucket] = []
+        mutable_buckets: list[Bucket] = []
         for bucket in reversed(self._buckets):
             if bucket.sealed or bucket.waiting > count:
                 break
-            parts.append(bucket)
+            mutable_buckets.append(bucket)
             count += bucket.waiting
-        self._merge_parts(parts[::-1], sealed=False)
+        self._merge_mutable(mutable_buckets[::-1], sealed=False)
 
     def _seal(self) -> None:
-        self._merge_parts([bucket for bucket in self._buckets if not bucket.sealed], sealed=True)
+        self._merge_mutable([bucket for bucket in self._buckets if not bucket.sealed], sealed=True)
         while len(sealed := [bucket for bucket in self._buckets if bucket.sealed]) > self._settings.max_buckets:
             place = smallest_neighbours(sealed)
             pair = sealed[place : place + 2]
             sources = [self._read_delayed(bucket) for bucket in pair if bucket.waiting]
             self._replace(pair, self._write(sources, sealed=True))
 
-    def _merge_parts(self, parts: list[Bucket], *, sealed: bool) -> None:
-        """Write parts of the mutable bucket, and all fresh messages, as one bucket."""
+    def _merge_mutable(self, buckets: list[Bucket], *, sealed: bool) -> None:
+        """Write mutable buckets, and all fresh messages, as one bucket."""
         sources = [self._take_fresh(AFTER_ALL.ledger_id)]
-        sources += [self._read_delayed(part) for part in parts if part.waiting]
-        self._replace(parts, self._write(sources, sealed=sealed))
+        sources += [self._read_delayed(bucket) for bucket in buckets if bucket.waiting]
+        self._replace(buckets, self._write(sources, sealed=sealed))
 
     def _write(self, sources: list[Iterator[pa.RecordBatch]], *, sealed: bool) -> list[Bucket]:
         """Write the messages of sources as one stored bucket, and return it; no bucket if there are

@@ -18,21 +18,21 @@ _TRIES = 1000
 
 
 def free_ports(count: int) -> list[int]:
-    """``count`` different ports of 127.0.0.1 on which nothing listens.
+    """Return ``count`` different ports of 127.0.0.1 on which nothing listens.
 
     Raises:
         OSError: no free ports were found.
     """
     candidates = range(_LOWEST, max(_first_ephemeral(), _LOWEST + _TRIES))
-    found: list[int] = []
-    with contextlib.ExitStack() as held:
+    ports: list[int] = []
+    with contextlib.ExitStack() as stack:
         for port in random.SystemRandom().sample(candidates, _TRIES):
-            if len(found) == count:
-                return found
-            listener = held.enter_context(socket.socket())
+            if len(ports) == count:
+                return ports
+            listener = stack.enter_context(socket.socket())
             with contextlib.suppress(OSError):
                 listener.bind(("127.0.0.1", port))
-                found.append(port)
+                ports.append(port)
     raise OSError(f"no {count} free ports between {candidates.start} and {candidates.stop - 1}")
 
 

@@ -105,8 +105,8 @@ def make_security(folder: Path) -> Security:
             )
         )
     (folder / "admin.token").write_text(security.token(ADMIN_ROLE))
-    for one in folder.iterdir():
-        one.chmod(0o600)
+    for path in folder.iterdir():
+        path.chmod(0o600)
     return security
 
 

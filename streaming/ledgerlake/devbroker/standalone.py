@@ -239,8 +239,8 @@ class Broker:
             **self._settings,
         }
         original = (home / "conf" / "standalone.conf").read_text().splitlines()
-        kept = [line for line in original if line.split("=")[0].strip() not in ours]
-        return "\n".join(kept + [f"{key}={value}" for key, value in ours.items()]) + "\n"
+        unchanged = [line for line in original if line.split("=")[0].strip() not in ours]
+        return "\n".join(unchanged + [f"{key}={value}" for key, value in ours.items()]) + "\n"
 
     def _spawn(self, home: Path, ports: _Ports, attached: bool) -> subprocess.Popen[bytes]:
         # The variable of the distribution's own launcher.
@@ -301,13 +301,13 @@ def distribution() -> Path:
 
 
 def _last_error(log: Path) -> str | None:
-    """The last line of the log, shortened, that names an exception or an error."""
-    found = None
+    """Return the last line of the log, shortened, that names an exception or an error."""
+    last = None
     with contextlib.suppress(OSError), open(log, errors="replace") as lines:
         for line in lines:
             if _ERROR.search(line):
-                found = line.strip().removeprefix("Caused by: ")[:_LONGEST_ERROR]
-    return found
+                last = line.strip().removeprefix("Caused by: ")[:_LONGEST_ERROR]
+    return last
 
 
 def _answers(url: str, token: str | None) -> bool:

@@ -1,4 +1,4 @@
-"""How far a pipeline is behind its topics, in messages and in time, by the broker's own numbers
+"""The lag of a pipeline behind its topics, in messages and in time, by the broker's own numbers
 (PIP-70).
 """
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 class Lag:
     """The messages of one topic partition that the table does not have yet.
 
-    ``messages`` is exact if the broker numbers them, and counts every chunk of a large message for
-    itself, as the broker does; None if it does not number them. ``time_ms`` is how long the first
-    of them has been in the topic; 0 for none. ``is_another_topic``: nothing of it was read, but of
-    one that had its name before (see ``source.loss``).
+    ``messages`` is exact if the broker numbers messages, and counts every chunk of a large message,
+    as the broker does; None if the broker does not number them. ``time_ms`` is how long the first
+    of them has been in the topic; 0 if there are none. ``is_another_topic``: nothing of this topic
+    was read, but of an earlier topic of its name (see ``source.loss``).
     """
 
     topic_partition: str
@@ -49,7 +49,7 @@ class Lag:
 
 
 def find_lags(config: Config) -> list[Lag]:
-    """The lag of each topic partition behind the last committed batch.
+    """Return the lag of each topic partition behind the last committed batch.
 
     Raises:
         BrokerError, TransportError, ProtocolError: the topics cannot be read.
@@ -68,17 +68,17 @@ def find_lags(config: Config) -> list[Lag]:
 
 
 def _lag(cluster: Cluster, name: str, taken: PartitionOffset) -> Lag:
-    tail = latest_offset(cluster, name)
-    if is_another_topic(taken, tail.position):
+    latest = latest_offset(cluster, name)
+    if is_another_topic(taken, latest.position):
         lag = _lag(cluster, name, PartitionOffset(BEFORE_ALL))
         return replace(lag, taken=str(taken.position), is_another_topic=True)
     position = taken.next_position if taken.position != BEFORE_ALL else BEFORE_ALL
-    first = entry_from(cluster, name, position, tail.position) if tail.position != BEFORE_ALL else None
+    first = entry_from(cluster, name, position, latest.position) if latest.position != BEFORE_ALL else None
     if first is None:
-        return Lag(name, str(taken.position), str(tail.position), 0, 0)
-    taken_of_first = 0 if taken.batch_index is None or first.position != position else taken.batch_index + 1
+        return Lag(name, str(taken.position), str(latest.position), 0, 0)
+    taken_messages = 0 if taken.batch_index is None or first.position != position else taken.batch_index + 1
     messages = None
-    if tail.index is not None and first.first_index is not None:
-        messages = tail.index - first.first_index + 1 - taken_of_first
+    if latest.index is not None and first.first_index is not None:
+        messages = latest.index - first.first_index + 1 - taken_messages
     age_ms = max(int(time.time() * 1000) - first.stamp.time_ms, 0)
-    return Lag(name, str(taken.position), str(tail.position), messages, age_ms)
+    return Lag(name, str(taken.position), str(latest.position), messages, age_ms)

@@ -1,6 +1,4 @@
-"""What large messages wait for: the incomplete ones in a pipeline's state, as its last committed batch
-left them.
-"""
+"""The incomplete large messages in a pipeline's state, as of its last committed batch."""
 
 from __future__ import annotations
 
@@ -24,11 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenMessage:
-    """A large message that is not complete. ``age_ms`` counts from its first chunk, by the clock of
-    the micro-batches.
+    """An incomplete large message. ``age_ms`` counts from its first chunk, by the clock of the
+    micro-batches.
 
-    ``held_bytes`` is 0 if it was spilled: its chunks will be read again; ``missing`` is then
-    still right.
+    If it was spilled, its chunks will be read again, and ``held_bytes`` is 0.
     """
 
     topic_partition: str
@@ -53,18 +50,18 @@ class OpenMessage:
 
 
 def open_messages(spark: SparkSession, config: Config) -> list[OpenMessage]:
-    """The incomplete messages of every topic partition, oldest first.
+    """Return the incomplete messages of every topic partition, oldest first.
 
     Raises:
         SetupError: there is no checkpoint of a pipeline that has run.
     """
     now_ms = int(time.time() * 1000)
-    found = [_describe(row, now_ms) for row in read_state(spark, config, "sets").collect()]
-    return sorted(found, key=lambda one: -one.age_ms)
+    messages = [_describe(row, now_ms) for row in read_state(spark, config, "sets").collect()]
+    return sorted(messages, key=lambda message: -message.age_ms)
 
 
 def read_state(spark: SparkSession, config: Config, variable: str) -> DataFrame:
-    """Return one state variable of a pipeline, as its last committed batch left it.
+    """Return one state variable of a pipeline, as of its last committed batch.
 
     Raises:
         SetupError: there is no checkpoint of a pipeline that has run, or it has not run since the
@@ -78,12 +75,11 @@ def read_state(spark: SparkSession, config: Config, variable: str) -> DataFrame:
             f"the checkpoint {config.stream.checkpoint} was moved from {former}, and the pipeline has not run since; "
             "its next start makes its state readable: ledgerlake run CONFIG --once"
         )
-    # Apart from the caller's session, whose queries may have state files of another version.
+    # Use a session of its own: queries of the caller's may have state files of another version.
     spark = spark.newSession()
     set_up_state(spark)
     spark.conf.set(STATE_FILES, str(Checkpoint(config.checkpoint_place).log.state_version()))
-    # Reading state needs Spark's coordinator of state stores, which only comes with the manager of
-    # streams.
+    # Reading state needs Spark's coordinator of state stores, which the manager of streams creates.
     _ = spark.streams.active
     try:
         return spark.read.format("statestore").option("stateVarName", variable).load(config.checkpoint_place.hadoop_uri)
@@ -92,16 +88,16 @@ def read_state(spark: SparkSession, config: Config, variable: str) -> DataFrame:
 
 
 def _describe(row: Row, now_ms: int) -> OpenMessage:
-    one: IncompleteMessage = incomplete_from_json(row.user_map_value["set"])
+    message: IncompleteMessage = incomplete_from_json(row.user_map_value["set"])
     return OpenMessage(
         topic_partition=join_partition(row.key["topic"], row.key["partition"]),
-        producer_name=one.key.producer_name,
-        uuid=one.key.uuid,
-        first_chunk_id=str(one.positions[0]),
-        present=len(one.positions),
-        missing=one.chunk_count - len(one.positions),
-        held_bytes=one.held_bytes,
-        total_bytes=one.total_bytes,
-        age_ms=0 if one.opened_ms is None else now_ms - one.opened_ms,
-        awaits_marker=one.awaiting,
+        producer_name=message.key.producer_name,
+        uuid=message.key.uuid,
+        first_chunk_id=str(message.positions[0]),
+        present=len(message.positions),
+        missing=message.chunk_count - len(message.positions),
+        held_bytes=message.kept_bytes,
+        total_bytes=message.total_bytes,
+        age_ms=0 if message.opened_ms is None else now_ms - message.opened_ms,
+        awaits_marker=message.awaiting,
     )

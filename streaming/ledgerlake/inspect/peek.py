@@ -1,4 +1,4 @@
-"""A few stored entries of a topic with both kinds of metadata, for a person."""
+"""Shows a few stored entries of a topic with both kinds of metadata."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def peek(settings: ClientSettings, topic: str, start: str, count: int) -> Iterator[dict[str, Any]]:
-    """Up to ``count`` entries of each topic partition as rows of ``schema.ENTRIES`` without the
-    bytes, which are counted.
+    """Yield up to ``count`` entries of each topic partition as rows of ``schema.ENTRIES``, with the
+    number of bytes in place of the bytes.
 
     Raises:
         UsageError, BrokerError, TransportError, ProtocolError.
@@ -46,8 +46,8 @@ def _peek_partition(cluster: Cluster, name: str, bound: Any, count: int) -> Iter
 def described_entries(
     cluster: Cluster, name: str, after: Position, end: Position, count: int
 ) -> Iterator[dict[str, Any]]:
-    """Up to ``count`` entries of a topic partition behind ``after`` and up to ``end``, as ``peek``
-    gives them.
+    """Yield up to ``count`` entries of a topic partition after ``after`` and up to ``end``, as
+    ``peek`` does.
     """
     reader = EntryReader(cluster, name, after, window=count)
     source = TopicPartition(*split_partition(name))
@@ -62,7 +62,7 @@ def described_entries(
 
 
 def _described(rows: pa.RecordBatch) -> dict[str, Any]:
-    """The one row of an entry, with its size in place of its bytes."""
+    """Return the single row of an entry, with its size in place of its bytes."""
     row: dict[str, Any] = rows.to_pylist()[0]
     row["entry_bytes"] = len(row.pop("entry"))
     return row

@@ -1,4 +1,4 @@
-"""Where a time, a message's number or an id stands in a topic, with its neighbours, for a person."""
+"""Finds the position of a time, a message's number or an id in a topic, with its neighbours."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SHOWN = 2
 class Place:
     """A position in one topic partition: the first message that a read from there gets.
 
-    ``serialised`` is the id as hex, in the form of every Pulsar client. Both are None behind the
+    ``serialised`` is the id as hex, in the form of every Pulsar client. Both are None after the
     last message. The entries are rows as ``peek`` shows them; None if there is none.
     """
 
@@ -42,7 +42,7 @@ def find_places(settings: ClientSettings, topic: str, bound: Bound) -> Iterator[
     """Return the place of a bound in each partition of a topic.
 
     Raises:
-        SetupError: a number is asked for, and the entries have none.
+        SetupError: the bound is a number, and the entries have none.
         BrokerError, TransportError, ProtocolError.
     """
     cluster = Cluster(settings)
@@ -58,8 +58,9 @@ def _place(cluster: Cluster, name: str, bound: Bound) -> Place:
     end = end_position(cluster, name)
     before = None
     if end != BEFORE_ALL:
-        found = last_before(lambda position: entry_from(cluster, name, position, end), end, start.next_position)
-        before = None if found is None else next(described_entries(cluster, name, found.position.before, end, 1), None)
+        previous = last_before(lambda position: entry_from(cluster, name, position, end), end, start.next_position)
+        if previous is not None:
+            before = next(described_entries(cluster, name, previous.position.before, end, 1), None)
     rows = list(described_entries(cluster, name, start.position, end, _SHOWN))
     at, after = [*rows, None, None][:_SHOWN]
     message_id = None if at is None else _first_message(at, start.batch_index)

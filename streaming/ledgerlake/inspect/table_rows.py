@@ -1,6 +1,4 @@
-"""The rows of a table as ``verify`` compares them: keys of messages and of entries, and the order
-in which they stand.
-"""
+"""The rows of a table, for ``verify``: keys of messages and entries, and their order."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ _ORDER_COLUMNS = [
 
 
 class TableRows:
-    """A table's files as Arrow tables of the columns that matter here, rows in file order."""
+    """A table's files as Arrow tables of the compared columns, with rows in the order of the file."""
 
     def __init__(self, path: Place) -> None:
         self._path = path
@@ -53,34 +51,36 @@ class TableRows:
         self._tables: list[pa.Table] | None = None
 
     def files_of(self, name: str, end: Position) -> list[pa.Table]:
-        """Each file's rows of one topic partition up to ``end``; files without any are left out."""
+        """Return each file's rows of one topic partition up to ``end``; without files that have
+        none.
+        """
         if self._tables is None:
             self._tables = self._read_by_spark() if self._needs_spark else [self._read(name) for name in self._files]
         topic, partition = split_partition(name)
-        found = []
+        files = []
         for table in self._tables:
             ledger, entry = table["ledger_id"], table["entry_id"]
-            inside = pc.or_(
+            is_before_end = pc.or_(
                 pc.less(ledger, end.ledger_id),
                 pc.and_(pc.equal(ledger, end.ledger_id), pc.less_equal(entry, end.entry_id)),
             )
-            ours = pc.and_(pc.equal(table["topic"], topic), pc.equal(table["partition"], partition))
-            rows = table.filter(pc.and_(inside, ours))
+            is_of_partition = pc.and_(pc.equal(table["topic"], topic), pc.equal(table["partition"], partition))
+            rows = table.filter(pc.and_(is_before_end, is_of_partition))
             if rows.num_rows:
-                found.append(rows)
-        return found
+                files.append(rows)
+        return files
 
     def _read_by_spark(self) -> list[pa.Table]:
         from ledgerlake.runtime.session import start_session
 
         rows = start_session("ledgerlake verify").read.format("delta").load(self._path.hadoop_uri)
         names = [name for name in _ORDER_COLUMNS if name in rows.columns]
-        # A large file is read in pieces; within a piece rows are numbered as they stand.
-        place = ["_metadata.file_path", "_metadata.file_block_start", "monotonically_increasing_id() as row"]
-        found = rows.selectExpr(*names, *place).toArrow()
-        whole = found.sort_by([(name, "ascending") for name in ("file_path", "file_block_start", "row")])
-        paths = pc.unique(whole["file_path"]).to_pylist()
-        return [whole.filter(pc.equal(whole["file_path"], path)).select(names) for path in paths]
+        # A large file is read in splits; within a split, rows are numbered in their order.
+        row_place = ["_metadata.file_path", "_metadata.file_block_start", "monotonically_increasing_id() as row"]
+        unsorted = rows.selectExpr(*names, *row_place).toArrow()
+        table = unsorted.sort_by([(name, "ascending") for name in ("file_path", "file_block_start", "row")])
+        paths = pc.unique(table["file_path"]).to_pylist()
+        return [table.filter(pc.equal(table["file_path"], path)).select(names) for path in paths]
 
     def _read(self, name: str) -> pa.Table:
         with pq.ParquetFile((self._path / name).root, filesystem=self._path.filesystem()) as file:
@@ -89,29 +89,29 @@ class TableRows:
 
 
 def out_of_order(files: list[pa.Table]) -> int:
-    """The number of rows behind a later row: inside each file, and between files in the order of
-    their first rows.
+    """Return the number of rows that come after a later row: inside each file, and between files in
+    the order of their first rows.
     """
-    wrong = 0
-    stretches = []
+    count = 0
+    keys_of_files = []
     for file in files:
         rows = file.filter(pc.invert(file["late"]))
         if not rows.num_rows:
             continue
         keys = np.stack(sort_keys(rows), axis=1)
-        wrong += int(_descends(keys[:-1], keys[1:]).sum())
-        stretches.append(keys)
-    stretches.sort(key=lambda keys: tuple(keys[0]))
+        count += int(_descends(keys[:-1], keys[1:]).sum())
+        keys_of_files.append(keys)
+    keys_of_files.sort(key=lambda keys: tuple(keys[0]))
     reached: Keys | None = None
-    for keys in stretches:
+    for keys in keys_of_files:
         if reached is not None:
-            wrong += int(_descends(np.broadcast_to(reached, keys.shape), keys).sum())
+            count += int(_descends(np.broadcast_to(reached, keys.shape), keys).sum())
         reached = keys[-1] if reached is None or tuple(keys[-1]) > tuple(reached) else reached
-    return wrong
+    return count
 
 
 def _descends(before: Keys, after: Keys) -> NDArray[np.bool_]:
-    """Row by row, whether ``after`` comes before ``before``."""
+    """Return a mask of the rows in which ``after`` is less than ``before``."""
     result = np.zeros(len(before), dtype=bool)
     for column in reversed(range(before.shape[1])):
         result = (after[:, column] < before[:, column]) | ((after[:, column] == before[:, column]) & result)
@@ -119,17 +119,17 @@ def _descends(before: Keys, after: Keys) -> NDArray[np.bool_]:
 
 
 def keys_of(rows: pa.Table | pa.RecordBatch) -> Keys:
-    """Ledger, entry, batch index and broker index of each row; -1 for a null."""
+    """Return ledger, entry, batch index and broker index of each row; -1 for a null."""
     columns = [pc.fill_null(rows[name].cast(pa.int64()), -1).to_numpy() for name in _KEY]
     return np.stack(columns, axis=1)
 
 
 def entries_of(rows: pa.Table | pa.RecordBatch) -> Keys:
-    """Ledger and entry of each row."""
+    """Return ledger and entry of each row."""
     return np.stack([rows[name].to_numpy() for name in ("ledger_id", "entry_id")], axis=1)
 
 
 def packed(keys: Keys) -> NDArray[np.void]:
-    """Rows as single comparable values."""
-    whole = np.ascontiguousarray(keys, dtype=np.int64)
-    return whole.view(np.dtype((np.void, whole.shape[1] * 8))).reshape(-1)
+    """Return each row as a single comparable value."""
+    rows = np.ascontiguousarray(keys, dtype=np.int64)
+    return rows.view(np.dtype((np.void, rows.shape[1] * 8))).reshape(-1)

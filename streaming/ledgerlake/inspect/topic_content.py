@@ -1,8 +1,7 @@
-"""What a range of a topic partition holds, as ``verify`` compares it: read and decoded as the
-pipeline does it.
+"""The content of a range of a topic partition, for ``verify``: read and decoded as by the pipeline.
 
 Whether a large message is complete is found by the rules of ``assembly.rules`` over all chunks of
-the range, without any limit.
+the range, without limits.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ _NO_LIMITS = Limits(max_pending=2**31, max_pending_bytes=2**62, max_message_byte
 class TopicContent:
     """The messages in a range of a topic partition.
 
-    ``messages`` are keys, ``bad_entries`` entries that cannot be messages; ``large`` are the chunks
-    of each whole large message, and chunks that belong to none alone; ``waiting`` and
-    ``large_waiting`` are the same of what is not due; ``first`` is the first entry.
+    ``messages`` are keys, ``bad_entries`` entries that cannot be messages. ``large`` are the chunks
+    of each complete large message, and single chunks that belong to none. ``delayed`` and
+    ``large_delayed`` are the same for messages that are not due. ``first`` is the first entry.
     """
 
     messages: Keys
     bad_entries: Keys
-    waiting: Keys
+    delayed: Keys
     large: list[tuple[Position, ...]]
-    large_waiting: list[tuple[Position, ...]]
+    large_delayed: list[tuple[Position, ...]]
     open_chunks: int
     first: Position | None
 
@@ -56,7 +55,7 @@ def read_topic(options: SourceOptions, span: EntryRange, reached_ms: int | None)
     """Read a range.
 
     Args:
-        reached_ms: a message that is delivered later than this waits; None if no message does.
+        reached_ms: a message that is delivered later than this is delayed; None if no message is.
 
     Raises:
         BrokerError, TransportError: the topic cannot be read.
@@ -64,10 +63,10 @@ def read_topic(options: SourceOptions, span: EntryRange, reached_ms: int | None)
     source = TopicPartition(*split_partition(span.topic_partition))
     keys: list[Keys] = [np.empty((0, 4), dtype=np.int64)]
     bad: list[Keys] = [np.empty((0, 2), dtype=np.int64)]
-    waiting: list[Keys] = [np.empty((0, 4), dtype=np.int64)]
-    chunks = LocalAssembly(_NO_LIMITS, hold_delayed=reached_ms is not None)
+    delayed: list[Keys] = [np.empty((0, 4), dtype=np.int64)]
+    chunks = LocalAssembly(_NO_LIMITS, delays_messages=reached_ms is not None)
     large: list[tuple[Position, ...]] = []
-    large_waiting: list[tuple[Position, ...]] = []
+    large_delayed: list[tuple[Position, ...]] = []
     first: Position | None = None
     for piece in read_pieces(replace(options, fail_on_data_loss=False), span):
         if piece.kind == PieceKind.REJECT:
@@ -80,43 +79,43 @@ def read_topic(options: SourceOptions, span: EntryRange, reached_ms: int | None)
             first = first or position
             try:
                 for positions, deliver_ms in _take_alone(chunks, piece.kind, entry, position):
-                    (large_waiting if deliver_ms > (reached_ms or 0) else large).append(positions)
+                    (large_delayed if deliver_ms > (reached_ms or 0) else large).append(positions)
             except CorruptEntryError:
                 bad.append(np.array([[position.ledger_id, position.entry_id]], dtype=np.int64))
             continue
         for decoded in decode_bundle(piece.frames, source, first_entry=piece.first_entry, **options.decoding):
-            waits = np.zeros(decoded.messages.num_rows, dtype=bool)
+            is_delayed = np.zeros(decoded.messages.num_rows, dtype=bool)
             if piece.kind == PieceKind.DELAYED and reached_ms is not None:
-                waits = decoded.messages["deliver_at"].cast(pa.int64()).to_numpy() > reached_ms * 1000
-            found = keys_of(decoded.messages)
-            keys.append(found[~waits])
-            waiting.append(found[waits])
+                is_delayed = decoded.messages["deliver_at"].cast(pa.int64()).to_numpy() > reached_ms * 1000
+            message_keys = keys_of(decoded.messages)
+            keys.append(message_keys[~is_delayed])
+            delayed.append(message_keys[is_delayed])
             bad.append(entries_of(decoded.rejects))
-            first = first or _first_of(found, bad[-1])
+            first = first or _first_of(message_keys, bad[-1])
     large += [(event.position,) for event in chunks.events if isinstance(event, Chunk)]
     open_chunks = len(list(chunks.drain_pending()))
     return TopicContent(
-        np.concatenate(keys), np.concatenate(bad), np.concatenate(waiting), large, large_waiting, open_chunks, first
+        np.concatenate(keys), np.concatenate(bad), np.concatenate(delayed), large, large_delayed, open_chunks, first
     )
 
 
 def _take_alone(
     chunks: LocalAssembly, kind: PieceKind, entry: memoryview, position: Position
 ) -> list[tuple[tuple[Position, ...], int]]:
-    """Chunks that ended with this one: a whole message's together, those that belong to none alone;
-    and when they are due.
+    """Add a chunk or marker; return the chunks that it completes or rejects, and when they are due.
+    The chunks of a complete message come together, rejected ones one by one.
     """
     event = read_alone(kind, entry, position)
-    outcomes = chunks.arrive(event, b"") if isinstance(event, Chunk) else chunks.mark(event)
-    found: list[tuple[tuple[Position, ...], int]] = []
+    outcomes = chunks.arrive(event, b"") if isinstance(event, Chunk) else chunks.apply_marker(event)
+    ended: list[tuple[tuple[Position, ...], int]] = []
     for outcome in outcomes or ():
         if isinstance(outcome, Assembled):
-            found.append((outcome.positions, outcome.deliver_ms or 0))
+            ended.append((outcome.positions, outcome.deliver_ms or 0))
         elif isinstance(outcome, Rejected):
-            found += [((one,), 0) for one, _ in outcome.entries]
-    return found
+            ended += [((rejected,), 0) for rejected, _ in outcome.entries]
+    return ended
 
 
 def _first_of(keys: Keys, bad: Keys) -> Position | None:
-    found = [Position(*one[:2]) for one in (*keys[:1].tolist(), *bad[:1].tolist())]
-    return min(found, default=None)
+    firsts = [Position(*key[:2]) for key in (*keys[:1].tolist(), *bad[:1].tolist())]
+    return min(firsts, default=None)

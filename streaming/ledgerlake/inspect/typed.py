@@ -1,8 +1,7 @@
-"""Typed values of messages that have been read already: of ``messages()``, or of the table, which
-keeps the bytes.
+"""Types the values of messages that were read already: from ``messages()``, or from the table,
+which keeps the bytes.
 
-The table holds what was published, so a schema that comes later, or is mended, is applied to
-everything in it.
+The table has the published bytes, so a new or corrected schema applies to all of its rows.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ if TYPE_CHECKING:
 
 
 def typed(rows: DataFrame, config: Config, *, keep_bytes: bool = False) -> DataFrame:
-    """The same rows with ``value`` by the newest schema of the configuration's topics, see
+    """Return the rows with ``value`` typed by the newest schema of the configuration's topics, see
     ``decode.typed``.
 
     Args:
         rows: with columns of the table ``messages``: at least ``topic``, ``key``, ``key_bytes``,
             ``schema_version`` and ``value``.
-        keep_bytes: every message's bytes in ``value_bytes``, and not only of what has no typed
-            value.
+        keep_bytes: put the bytes of every message into ``value_bytes``, and not only of those
+            without a typed value.
 
     Raises:
         UsageError: the topics have different schemas.
-        SetupError: no column can hold their values; says what is in the way.
+        SetupError: no column can have their values; the message gives the reason.
         BrokerError, TransportError: the broker cannot be asked.
     """
     options = config.source
@@ -55,19 +54,19 @@ def _type_batches(
 ) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         start = 0
-        for topic, found in groupby(batch["topic"].to_pylist()):
-            count = sum(1 for _ in found)
-            part = _as_bytes(batch.slice(start, count))
-            yield type_values(part, reader, schemas_of(options.client, topic), keep_bytes=keep_bytes)
+        for topic, group in groupby(batch["topic"].to_pylist()):
+            count = sum(1 for _ in group)
+            rows = _as_bytes(batch.slice(start, count))
+            yield type_values(rows, reader, schemas_of(options.client, topic), keep_bytes=keep_bytes)
             start += count
 
 
 def _as_bytes(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The columns that are read here with the offsets that we count with, whatever Spark handed
-    over.
+    """Return rows whose binary columns have 32-bit offsets, which the decoder needs; Spark may pass
+    larger ones.
     """
     for name in ("value", "key_bytes", "schema_version", "key"):
-        wanted = schema.MESSAGES.field(name).type
-        if rows[name].type != wanted:
-            rows = rows.set_column(rows.schema.get_field_index(name), name, rows[name].cast(wanted))
+        column_type = schema.MESSAGES.field(name).type
+        if rows[name].type != column_type:
+            rows = rows.set_column(rows.schema.get_field_index(name), name, rows[name].cast(column_type))
     return rows

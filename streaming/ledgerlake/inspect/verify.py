@@ -1,18 +1,17 @@
-"""Does the table hold exactly what the topic held? Position by position, broker index by broker
-index.
+"""Compares the table with its topics, by position and broker index.
 
-What is compared: the topic's messages after the query's first offset, up to the last micro-batch
-that it committed, with the table's rows of that range. An entry that stands in ``rejects`` accounts
-for its messages. Chunks are accounted for by their large message, which stands at the last of them;
-whether that message is whole is found by the rules of ``assembly.rules`` over all chunks of the
-range, without any limit.
+The topic's messages after the query's first offset, up to the last micro-batch that it committed,
+are compared with the table's rows of that range. An entry in ``rejects`` accounts for its messages.
+Chunks are accounted for by their large message, which has the position of its last chunk. Whether
+that message is complete is found by the rules of ``assembly.rules`` over all chunks of the range,
+without limits.
 
     missing        in the topic, neither in the table nor in rejects
     duplicate      rows beyond the first of one position
-    out_of_order   rows that stand before an earlier one, inside a file, or in a file whose stretch overlaps another's
-                   (rows marked ``late`` say so themselves and are not counted)
+    out_of_order   rows that come after a later one, inside a file, or in a file whose range overlaps another's
+                   (rows marked ``late`` are not counted)
     not_checked    rows of positions that the topic no longer has
-    open_chunks    chunks of large messages that are not whole yet
+    open_chunks    chunks of incomplete large messages
     waiting        delayed messages that were not due when the last micro-batch was planned
     early          rows that were delivered before they were due
 """
@@ -62,19 +61,19 @@ class Verdict:
         return not (self.missing or self.duplicate or self.out_of_order or self.early)
 
     def sentence(self) -> str:
-        found = f"{self.missing:,} missing, {self.duplicate:,} duplicate, {self.out_of_order:,} out of order"
-        rest = f"{self.rejects:,} rejects, {self.late:,} late, {self.not_checked:,} no longer in the topic"
+        problems = f"{self.missing:,} missing, {self.duplicate:,} duplicate, {self.out_of_order:,} out of order"
+        notes = f"{self.rejects:,} rejects, {self.late:,} late, {self.not_checked:,} no longer in the topic"
         if self.open_chunks:
-            rest += f", {self.open_chunks:,} chunks of messages that are not whole yet"
+            notes += f", {self.open_chunks:,} chunks of messages that are not whole yet"
         if self.waiting:
-            rest += f", {self.waiting:,} delayed messages wait"
+            notes += f", {self.waiting:,} delayed messages wait"
         if self.early:
-            found += f", {self.early:,} early"
-        return f"{self.messages:,} messages: {found} ({rest})"
+            problems += f", {self.early:,} early"
+        return f"{self.messages:,} messages: {problems} ({notes})"
 
     def add(self, other: Verdict) -> None:
-        for one in fields(self):
-            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
 def verify(config: Config) -> Verdict:
@@ -102,7 +101,7 @@ def verify(config: Config) -> Verdict:
 
 
 def _reached_ms(end: PartitionOffset) -> int:
-    """Return the time by which delayed messages are judged: the broker's time of the last entry, or
+    """Return the time up to which delayed messages are due: the broker's time of the last entry, or
     the planner's clock.
     """
     broker_ms = end.time_ms if end.index is not None else None
@@ -115,52 +114,54 @@ def _verify_partition(
     in_topic = read_topic(options, span, reached_ms)
     expected, bad_entries = in_topic.messages, in_topic.bad_entries
     files = table.files_of(span.topic_partition, span.end)
-    rows = np.concatenate([keys_of(one) for one in files]) if files else np.empty((0, 4), dtype=np.int64)
-    reject_rows = rejected.files_of(span.topic_partition, span.end)
+    rows = np.concatenate([keys_of(file) for file in files]) if files else np.empty((0, 4), dtype=np.int64)
+    reject_files = rejected.files_of(span.topic_partition, span.end)
     reject_entries = (
-        np.concatenate([entries_of(one) for one in reject_rows]) if reject_rows else np.empty((0, 2), dtype=np.int64)
+        np.concatenate([entries_of(file) for file in reject_files])
+        if reject_files
+        else np.empty((0, 2), dtype=np.int64)
     )
     distinct = np.unique(packed(rows))
     missing = _absent(expected, distinct, reject_entries)
     missing += int((~np.isin(packed(bad_entries), packed(reject_entries))).sum())
-    row_places, reject_places = set(map(tuple, rows[:, :2].tolist())), set(map(tuple, reject_entries.tolist()))
-    missing += _missing_large(in_topic.large, row_places, reject_places)
-    waiting = _absent(in_topic.waiting, distinct, reject_entries)
-    waiting += _missing_large(in_topic.large_waiting, row_places, reject_places)
+    row_ids, reject_ids = set(map(tuple, rows[:, :2].tolist())), set(map(tuple, reject_entries.tolist()))
+    missing += _missing_large(in_topic.large, row_ids, reject_ids)
+    delayed = _absent(in_topic.delayed, distinct, reject_entries)
+    delayed += _missing_large(in_topic.large_delayed, row_ids, reject_ids)
     return Verdict(
         messages=len(rows),
         missing=missing,
         duplicate=len(rows) - len(distinct),
         out_of_order=out_of_order(files),
         rejects=len(reject_entries),
-        late=sum(int(pc.sum(one["late"]).as_py() or 0) for one in files),
+        late=sum(int(pc.sum(file["late"]).as_py() or 0) for file in files),
         not_checked=_before(rows, in_topic.first),
         open_chunks=in_topic.open_chunks,
-        waiting=waiting,
-        early=sum(int(pc.sum(pc.less(one["delivered_at"], one["deliver_at"])).as_py() or 0) for one in files),
+        waiting=delayed,
+        early=sum(int(pc.sum(pc.less(file["delivered_at"], file["deliver_at"])).as_py() or 0) for file in files),
     )
 
 
 def _absent(keys: Keys, rows: NDArray[np.void], rejected: Keys) -> int:
-    """Messages that are neither rows of the table nor accounted for by an entry in rejects."""
+    """Return the number of messages that are neither rows of the table nor of an entry in rejects."""
     in_rejects = np.isin(packed(keys[:, :2]), packed(rejected))
     return int((~np.isin(packed(keys), rows) & ~in_rejects).sum())
 
 
 def _missing_large(large: list[tuple[Position, ...]], rows: set[Any], rejected: set[Any]) -> int:
-    """Large messages of which neither the last chunk is in the table nor all are in rejects; single
-    chunks likewise.
+    """Return the number of large messages and single chunks that are missing: the last chunk is not
+    in the table, and not all chunks are in rejects.
     """
     missing = 0
     for positions in large:
-        places = [(one.ledger_id, one.entry_id) for one in positions]
-        in_table = len(places) > 1 and places[-1] in rows
-        missing += not in_table and not rejected.issuperset(places)
+        ids = [(position.ledger_id, position.entry_id) for position in positions]
+        in_table = len(ids) > 1 and ids[-1] in rows
+        missing += not in_table and not rejected.issuperset(ids)
     return missing
 
 
 def _before(rows: Keys, first: Position | None) -> int:
-    """Rows of entries before the first one that the topic still has."""
+    """Return the number of rows of entries before the first one that the topic still has."""
     if first is None:
         return len(rows)
     ledger_id, entry_id = first.ledger_id, first.entry_id
@@ -168,8 +169,8 @@ def _before(rows: Keys, first: Position | None) -> int:
 
 
 def _committed_range(checkpoint: Checkpoint, cluster: Cluster, topics: TopicSelection) -> tuple[Offset, Offset]:
-    """The query's first offset and that of its last committed batch; the whole topics if there is
-    no checkpoint.
+    """Return the query's first offset and that of its last committed batch; the range of all
+    entries if there is no checkpoint.
     """
     end = checkpoint.log.committed_offset()
     if end is not None:

@@ -1,6 +1,4 @@
-"""What waits for its time: the delayed messages in a pipeline's state, as its last committed batch
-left them.
-"""
+"""The delayed messages in a pipeline's state, as of its last committed batch."""
 
 from __future__ import annotations
 
@@ -40,8 +38,8 @@ _BAR = 30
 
 @dataclass(frozen=True)
 class WaitingMessages:
-    """A topic partition's delayed messages. ``horizon`` counts them by when they are due, to a
-    segment's time exact.
+    """A topic partition's delayed messages. ``horizon`` counts them by when they are due, to the
+    precision of a segment.
     """
 
     topic_partition: str
@@ -55,7 +53,7 @@ class WaitingMessages:
     outputs: dict[str, str] = field(default_factory=dict)
 
     def sentence(self) -> str:
-        due = ", ".join(_moment(one) for one in self.next_due_ms) or "none"
+        due = ", ".join(_moment(time_ms) for time_ms in self.next_due_ms) or "none"
         lines = [
             f"{self.topic_partition}: {self.waiting:,} messages wait in {self.buckets} buckets of {self.segments:,} segments "
             f"({self.mutable:,} of them in the mutable bucket), {self.cancels:,} cancels; next due {due}"
@@ -67,7 +65,7 @@ class WaitingMessages:
 
 
 def waiting_messages(spark: SparkSession, config: Config) -> list[WaitingMessages]:
-    """The delayed messages of every topic partition that has or had any.
+    """Return the delayed messages of every topic partition that has or had some.
 
     Raises:
         SetupError: there is no checkpoint of a pipeline that has run.
@@ -79,12 +77,12 @@ def waiting_messages(spark: SparkSession, config: Config) -> list[WaitingMessage
         for row in read_state(spark, config, "cancels").collect()
     }
     metadata = _metadata(spark, config)
-    found = []
+    partitions = []
     for row in read_state(spark, config, "index").collect():
         source = _source(row)
         record = record_from_json(row.value["record"])
-        found.append(_describe(source, record, partial(metadata, source), cancels.get(source, 0), now_ms))
-    return sorted(found, key=lambda one: one.topic_partition)
+        partitions.append(_describe(source, record, partial(metadata, source), cancels.get(source, 0), now_ms))
+    return sorted(partitions, key=lambda partition: partition.topic_partition)
 
 
 def _metadata(spark: SparkSession, config: Config) -> Callable[[TopicPartition, int], list[SegmentMetadata]]:
@@ -110,28 +108,28 @@ def _describe(
     cancels: int,
     now_ms: int,
 ) -> WaitingMessages:
-    buckets = [one for one in record.buckets if one.waiting]
+    buckets = [bucket for bucket in record.buckets if bucket.waiting]
     horizon = dict.fromkeys([*_HORIZON_MS, _BEYOND], 0)
     for bucket in buckets:
-        for time_ms, count in _left(bucket, metadata(bucket.bucket_id)):
+        for time_ms, count in _unfinished(bucket, metadata(bucket.bucket_id)):
             horizon[_step(time_ms - now_ms)] += count
     return WaitingMessages(
         topic_partition=join_partition(source.topic, source.partition),
-        waiting=sum(one.waiting for one in buckets),
+        waiting=sum(bucket.waiting for bucket in buckets),
         buckets=len(buckets),
-        segments=sum(one.segments - one.segment + 1 for one in buckets),
-        mutable=sum(one.waiting for one in buckets if not one.sealed),
+        segments=sum(bucket.segments - bucket.segment + 1 for bucket in buckets),
+        mutable=sum(bucket.waiting for bucket in buckets if not bucket.sealed),
         cancels=cancels,
-        next_due_ms=sorted(one.next_ms for one in buckets)[:5],
+        next_due_ms=sorted(bucket.next_ms for bucket in buckets)[:5],
         horizon=horizon,
-        outputs={name: str(mark) for name, mark in record.outputs.items()},
+        outputs={name: str(position) for name, position in record.outputs.items()},
     )
 
 
-def _left(bucket: Bucket, segments: list[SegmentMetadata]) -> list[tuple[int, int]]:
-    """Time and number of messages of each segment that is not finished."""
-    left = [(one.min_ms, one.count) for one in segments[bucket.segment - 1 :]]
-    return [(bucket.next_ms, left[0][1] - bucket.offset), *left[1:]]
+def _unfinished(bucket: Bucket, segments: list[SegmentMetadata]) -> list[tuple[int, int]]:
+    """Return time and number of messages of each unfinished segment."""
+    unfinished = [(segment.min_ms, segment.count) for segment in segments[bucket.segment - 1 :]]
+    return [(bucket.next_ms, unfinished[0][1] - bucket.offset), *unfinished[1:]]
 
 
 def _step(ahead_ms: int) -> str:

@@ -1,14 +1,15 @@
-"""Delayed messages of one topic partition in one micro-batch: messages that arrive are stored,
-messages that are due come out.
+"""Stores the delayed messages of one topic partition in one micro-batch, and releases those that
+are due.
 
 State beside that of large messages:
 
     index      the record of all buckets, JSON with a version (``delay.bucket``)
-    snapshots  (bucket, number) -> a bucket's metadata, its directory of blocks, or a block of segments with the entries
-               that wait in them (``bucket_storage``)
-    large      (ledger, entry) -> a message whose bytes are in ``parts`` and not in a segment, JSON with a version
-               (``unpacked``). The key of a large message is its last chunk
-    cancels    what is not to be delivered after all, JSON with a version (``delay.cancels``)
+    snapshots  (bucket, number) -> a bucket's metadata, its directory of blocks, or a block of segments with the delayed
+               entries in them (``bucket_storage``)
+    large      (historical name) (ledger, entry) -> a message whose bytes are in ``parts`` and not in a segment: a large
+               message, with the position of its last chunk as the key, or an entry that a range cut
+               in two. JSON with a version (``separately_stored``)
+    cancels    the cancels that are still needed, JSON with a version (``delay.cancels``)
 
 An entry is stored once, in a segment with its neighbours in time; merging buckets moves it. With
 ``reread`` only its position is stored, and the entry is read from the topic when it is due. An
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from ledgerlake.assembly.assembler import Assembled, DueEntries, DuePositions, Rejected
+from ledgerlake.assembly.assembler import Assembled, DueEntries, DuePositions, Rejected, RejectedPositions
 from ledgerlake.decode.split import entries_of, read_delayed
 from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
 from ledgerlake.delay.cancel_messages import CANCEL_REFUSED
@@ -41,7 +42,11 @@ from ledgerlake.delay.segment import INDEX_SCHEMA, frame_sizes, index_rows
 from ledgerlake.delay.tracker import DelayedTracker
 from ledgerlake.operators.bucket_folders import open_folder, query_id_of_task
 from ledgerlake.operators.bucket_storage import FolderStorage, StateStorage
-from ledgerlake.operators.unpacked import UnpackedMessage, unpacked_from_json, unpacked_to_json
+from ledgerlake.operators.separately_stored import (
+    SeparatelyStored,
+    separately_stored_from_json,
+    separately_stored_to_json,
+)
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:
@@ -51,30 +56,30 @@ if TYPE_CHECKING:
 
     from ledgerlake.assembly.assembler import Entry, KeptEntries, Outcome
     from ledgerlake.decode.messages import BatchRange, TopicPartition
-    from ledgerlake.operators.rows import Waits
+    from ledgerlake.operators.rows import DelayedLargeMessage
     from ledgerlake.options.delay_options import DelayOptions
 
 TABLE = "table"
 TOPIC = "topic"
 
-# The most of one row of due messages.
+# The most bytes, or positions, of one row of due messages.
 _ROW_BYTES = 1024 * 1024
 _ROW_POSITIONS = 1000
 
-# The reason of an entry whose position was added before: the topic was created anew under its name,
+# The reason of an entry whose position was added before: the topic was deleted and created again,
 # and delayed messages of the former topic have the same ids.
 DELAYED_KNOWN = "delayed_known"
 
 
 @dataclass(frozen=True)
 class DelayedSummary:
-    """The delayed messages of a topic partition in numbers. ``oldest`` is the first entry whose
-    bytes only the topic has.
+    """The delayed messages of a topic partition in numbers. ``oldest_to_reread`` is the first entry
+    whose bytes only the topic has.
     """
 
-    messages: int = 0
+    count: int = 0
     next_due_ms: int | None = None
-    oldest: Position | None = None
+    oldest_to_reread: Position | None = None
 
 
 class DelayedState:
@@ -88,19 +93,23 @@ class DelayedState:
 
 
 class DelayedMessages:
-    """See the module. The index is opened when it is first needed."""
+    """The delayed messages of one topic partition; see the module. The index is opened when it is
+    first needed.
+    """
 
-    def __init__(self, source: TopicPartition, state: DelayedState, options: DelayOptions, parts: KeptEntries) -> None:
+    def __init__(
+        self, source: TopicPartition, state: DelayedState, options: DelayOptions, kept_entries: KeptEntries
+    ) -> None:
         self._source = source
         self._state = state
         self._options = options
-        self._parts = parts
+        self._kept_entries = kept_entries
         self._stored_record = _read_value(state.index)
         self._tracker: DelayedTracker | None = None
         self._new_cancels: list[Cancel] = []
         self._due_partial: list[tuple[Position, BatchRange]] = []
         self._repeated: list[tuple[Position, Entry | None]] = []
-        self._refused: list[Assembled] = []
+        self._rejected: list[RejectedPositions] = []
 
     def add(self, frames: bytes) -> None:
         """Add the entries of a ``delayed`` piece (see ``decode.split``)."""
@@ -115,46 +124,49 @@ class DelayedMessages:
             positions = [Position(ledger_id, entry_id) for ledger_id, entry_id in ids]
             self._repeated += [(position, entries[position]) for position in positions]
 
-    def add_large(self, message: Waits) -> None:
-        """Add a complete large message; its chunks are in ``parts``, or must be read again. Of the
-        latter nothing is taken out of ``parts``: a marker may have listed chunks of others.
+    def add_large(self, message: DelayedLargeMessage) -> None:
+        """Add a complete large message; its chunks are kept, or must be read again. In the second
+        case the kept entries are left alone, because a marker may have listed chunks of other
+        messages.
         """
         last = message.positions[-1]
         if self._open().add(index_rows([(message.deliver_ms, last.ledger_id, last.entry_id)])).num_rows:
-            if message.held:
-                self._repeated += [(position, self._parts.take(position)) for position in message.positions]
+            if message.bytes_kept:
+                self._repeated += [(position, self._kept_entries.take(position)) for position in message.positions]
             else:
-                self.refuse_large(message, DELAYED_KNOWN)
+                self.reject_large(message, DELAYED_KNOWN)
             return
-        if self._options.reread and message.held:
+        if self._options.reread and message.bytes_kept:
             for position in message.positions:
-                self._parts.drop(position)
-        is_held = message.held and not self._options.reread
-        self._store_unpacked(last, UnpackedMessage(message.positions, is_held, key=message.key))
+                self._kept_entries.drop(position)
+        bytes_kept = message.bytes_kept and not self._options.reread
+        self._store_separate(last, SeparatelyStored(message.positions, bytes_kept, key=message.key))
 
-    def refuse_large(self, message: Waits, reason: str) -> None:
+    def reject_large(self, message: DelayedLargeMessage, reason: str) -> None:
         """Reject a complete large message whose chunks must be read again."""
-        self._refused.append(Assembled(message.positions, None, key=message.key, refused=reason))
+        self._rejected.append(RejectedPositions(reason, message.positions, message.key))
 
-    def add_partial(self, position: Position, frame: bytes, part: BatchRange) -> None:
-        """Add an entry of which only some messages belong to the range; its frame is in ``parts``
-        also with ``reread``.
+    def add_partial(self, position: Position, frame: bytes, batch_range: BatchRange) -> None:
+        """Add an entry of which only some messages belong to the range; its frame is kept, also
+        with ``reread``.
 
         A later range may bring more messages of the same entry. If the earlier ones are still
         delayed, the new ones join them. If those were delivered, the new ones are due at once.
         """
-        earlier = self._load_unpacked(position.ledger_id, position.entry_id)
+        earlier = self._load_separate(position.ledger_id, position.entry_id)
         if earlier is not None and earlier.is_delivered:
-            self._due_partial.append((position, part))
+            self._due_partial.append((position, batch_range))
             return
         if earlier is None:
             due_ms = int(read_delayed(frame).due_ms[0])
             if self._open().add(index_rows([(due_ms, position.ledger_id, position.entry_id)])).num_rows:
-                # A release that stored such entries whole has it already.
-                self._parts.drop(position)
+                # An earlier release stored such entries in segments: this one is there already.
+                self._kept_entries.drop(position)
                 return
-        joined = part if earlier is None or earlier.part is None else replace(part, after=earlier.part.after)
-        self._store_unpacked(position, UnpackedMessage((position,), True, joined))
+        joined = batch_range
+        if earlier is not None and earlier.batch_range is not None:
+            joined = replace(batch_range, after=earlier.batch_range.after)
+        self._store_separate(position, SeparatelyStored((position,), True, joined))
 
     def cancel(self, cancel: Cancel) -> None:
         self._new_cancels.append(cancel)
@@ -163,7 +175,7 @@ class DelayedMessages:
         """Yield the messages that are due by ``due_ms``, in order. If something is due and cancels
         are in force, they come before the messages.
         """
-        yield from self._refused
+        yield from self._rejected
         if self._tracker is None and self._stored_record is None:
             return
         tracker = self._open()
@@ -181,8 +193,8 @@ class DelayedMessages:
             if len(cancels):
                 yield cancels
             delivered_ms = max(cutoff_ms, int(time.time() * 1000))
-            for position, part in self._due_partial:
-                yield from self._take_partial(position, part, delivered_ms, _outputs(tracker))
+            for position, batch_range in self._due_partial:
+                yield from self._take_partial(position, batch_range, delivered_ms, _outputs(tracker))
             for batch in _combine(tracker.take_due(cutoff_ms)):
                 yield from self._outcomes(batch, delivered_ms, tracker)
         self._store_cancels(cancels.needed_after(cutoff_ms), stored_cancels)
@@ -196,16 +208,16 @@ class DelayedMessages:
         record = record_to_json(self._tracker.save())
         if record != self._stored_record:
             self._state.index.update((record,))
-        return DelayedSummary(self._tracker.count, self._tracker.next_due_ms, self._oldest(self._tracker))
+        return DelayedSummary(self._tracker.count, self._tracker.next_due_ms, self._oldest_to_reread(self._tracker))
 
-    def _oldest(self, tracker: DelayedTracker) -> Position | None:
-        """Return the first entry that must be read again; for a large message that is its first
+    def _oldest_to_reread(self, tracker: DelayedTracker) -> Position | None:
+        """Return the first entry that must be read again; of a large message, that is its first
         chunk.
         """
         positions = [tracker.oldest] if self._options.reread else []
         if self._state.large.exists():
-            unpacked = [unpacked_from_json(value[0]) for _, value in self._state.large.iterator()]
-            positions += [message.positions[0] for message in unpacked if not message.is_held]
+            separate = [separately_stored_from_json(value[0]) for _, value in self._state.large.iterator()]
+            positions += [message.positions[0] for message in separate if not message.bytes_kept]
         return min((position for position in positions if position is not None), default=None)
 
     def _open(self) -> DelayedTracker:
@@ -259,9 +271,9 @@ class DelayedMessages:
             if is_packed:
                 yield from (DueEntries(frames, delivered_ms, outputs) for frames in _join_frames(messages))
             else:
-                yield from self._take_unpacked(messages, delivered_ms, outputs)
+                yield from self._take_separate(messages, delivered_ms, outputs)
 
-    def _take_unpacked(
+    def _take_separate(
         self, batch: pa.RecordBatch, delivered_ms: int, outputs: dict[str, Position]
     ) -> Iterator[Outcome]:
         """Yield messages whose bytes are not in their segment: large ones, partial entries, and
@@ -269,37 +281,37 @@ class DelayedMessages:
         """
         to_reread: list[Position] = []
         for ledger_id, entry_id in zip(batch.column(1).to_pylist(), batch.column(2).to_pylist(), strict=True):
-            message = self._load_unpacked(ledger_id, entry_id)
+            message = self._load_separate(ledger_id, entry_id)
             if message is None:
                 to_reread.append(Position(ledger_id, entry_id))
                 continue
             positions = message.positions
-            if message.part is not None:
-                yield from self._take_partial(positions[0], message.part, delivered_ms, outputs)
+            if message.batch_range is not None:
+                yield from self._take_partial(positions[0], message.batch_range, delivered_ms, outputs)
                 continue
-            entries = map(self._parts.take, positions) if message.is_held else None
+            entries = map(self._kept_entries.take, positions) if message.bytes_kept else None
             yield Assembled(positions, entries, delivered_ms=delivered_ms, outputs=outputs, key=message.key)
             self._state.large.removeKey((ledger_id, entry_id))
         for start in range(0, len(to_reread), _ROW_POSITIONS):
             yield DuePositions(to_reread[start : start + _ROW_POSITIONS], delivered_ms, outputs)
 
     def _take_partial(
-        self, position: Position, part: BatchRange, delivered_ms: int, outputs: dict[str, Position]
+        self, position: Position, batch_range: BatchRange, delivered_ms: int, outputs: dict[str, Position]
     ) -> Iterator[Outcome]:
-        frame = self._parts.take(position)
+        frame = self._kept_entries.take(position)
         if frame is not None:
-            yield DueEntries(frame, delivered_ms, outputs, part)
-        if part.until is None:
+            yield DueEntries(frame, delivered_ms, outputs, batch_range)
+        if batch_range.until is None:
             self._state.large.removeKey((position.ledger_id, position.entry_id))
         else:
-            self._store_unpacked(position, UnpackedMessage((position,), True, part, is_delivered=True))
+            self._store_separate(position, SeparatelyStored((position,), True, batch_range, is_delivered=True))
 
-    def _load_unpacked(self, ledger_id: int, entry_id: int) -> UnpackedMessage | None:
+    def _load_separate(self, ledger_id: int, entry_id: int) -> SeparatelyStored | None:
         row = self._state.large.getValue((ledger_id, entry_id))
-        return None if row is None else unpacked_from_json(row[0])
+        return None if row is None else separately_stored_from_json(row[0])
 
-    def _store_unpacked(self, position: Position, message: UnpackedMessage) -> None:
-        self._state.large.updateValue((position.ledger_id, position.entry_id), (unpacked_to_json(message),))
+    def _store_separate(self, position: Position, message: SeparatelyStored) -> None:
+        self._state.large.updateValue((position.ledger_id, position.entry_id), (separately_stored_to_json(message),))
 
 
 def _read_value(state: ValueState) -> str | None:
@@ -309,7 +321,7 @@ def _read_value(state: ValueState) -> str | None:
 
 def _outputs(tracker: DelayedTracker) -> dict[str, Position]:
     """Return the mark-delete positions of the outputs beside the table."""
-    return {name: mark for name, mark in tracker.outputs.items() if name != TABLE}
+    return {name: position for name, position in tracker.outputs.items() if name != TABLE}
 
 
 def _frames(frames: bytes, ends: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Array:

@@ -1,6 +1,6 @@
-"""The last stage of a micro-batch: the outcomes of the stateful stage become files.
+"""The last stage of a micro-batch: it writes the outcomes of the stateful stage to files.
 
-Files that overlap are merged, and one fact for each topic partition sums up what all stages did.
+Files that overlap are merged, and each topic partition gets one result, which sums up all stages.
 """
 
 from __future__ import annotations
@@ -12,19 +12,17 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledgerlake.assembly.assembler import Outcome, Rejected
+from ledgerlake.assembly.assembler import Outcome, Rejected, RejectedPositions
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.delay.cancels import Cancels
 from ledgerlake.operators.delayed import TOPIC
-from ledgerlake.operators.facts import BatchSettings, PartitionFact, TaskFact, TaskSettings, task_fact_from_dict
 from ledgerlake.operators.partition_writer import PartitionWriter, file_prefix
-from ledgerlake.operators.rows import (
-    StateSummary,
-)
+from ledgerlake.operators.results import BatchSettings, PartitionResult, TaskSettings, task_result_from_dict
+from ledgerlake.operators.rows import StateSummary, latest
 from ledgerlake.operators.stage_output import read_stage_rows
 from ledgerlake.table.delta_table import data_folder
-from ledgerlake.table.ordered_files import GatheringWriter, merge_overlapping
+from ledgerlake.table.ordered_files import BufferedWriter, merge_overlapping
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -32,16 +30,16 @@ if TYPE_CHECKING:
 
 
 def finalize(rows: Iterable[pa.RecordBatch], settings: TaskSettings, batch: BatchSettings) -> Iterator[pa.RecordBatch]:
-    """Run a task of the last stage: rows of ``STAGE_ROWS`` in, files out, one fact for each topic
-    partition.
+    """Run a task of the last stage: rows of ``STAGE_ROWS`` in, files out, one result for each
+    topic partition.
     """
     partitions: dict[TopicPartition, _FinalizedPartition] = {}
     for topic_partition, output in read_stage_rows(rows):
         if topic_partition not in partitions:
             partitions[topic_partition] = _FinalizedPartition(topic_partition, settings, batch)
         if isinstance(output, StateSummary):
-            fact = partitions.pop(topic_partition).finish(output)
-            yield pa.RecordBatch.from_arrays([pa.array([json.dumps(asdict(fact))], pa.string())], names=["fact"])
+            result = json.dumps(asdict(partitions.pop(topic_partition).finish(output)))
+            yield pa.RecordBatch.from_arrays([pa.array([result], pa.string())], names=["result"])
         elif not isinstance(output, pa.RecordBatch):
             partitions[topic_partition].take(output)
 
@@ -51,38 +49,39 @@ class _FinalizedPartition:
 
     def __init__(self, topic_partition: TopicPartition, settings: TaskSettings, batch: BatchSettings) -> None:
         self._writer = PartitionWriter(topic_partition, settings, batch)
-        self._outbox: GatheringWriter | None = None
+        self._outbox: BufferedWriter | None = None
         if settings.outbox is not None:
             folder = data_folder(settings.outbox, schema.MESSAGES, file_prefix(topic_partition, batch))
-            self._outbox = GatheringWriter(folder)
+            self._outbox = BufferedWriter(folder)
 
     def take(self, output: Outcome | Cancels) -> None:
         if isinstance(output, Cancels):
             self._writer.decoder.cancels = output
             return
-        mark = None if isinstance(output, Rejected) else output.outputs.get(TOPIC)
+        mark_delete = None if isinstance(output, Rejected | RejectedPositions) else output.outputs.get(TOPIC)
         for messages in self._writer.write_outcome(output):
-            if self._outbox is not None and mark is not None:
-                self._outbox.write(pa.Table.from_batches([_behind(messages, mark)]))
+            if self._outbox is not None and mark_delete is not None:
+                self._outbox.write(pa.Table.from_batches([_after(messages, mark_delete)]))
 
-    def finish(self, summary: StateSummary) -> PartitionFact:
-        tasks = [task_fact_from_dict(fact) for fact in summary.facts]
-        own = self._writer.finish(max(fact.end for fact in tasks))
-        facts = [*tasks, own]
-        files = [file for fact in facts for file in fact.messages]
+    def finish(self, summary: StateSummary) -> PartitionResult:
+        ingested = [task_result_from_dict(fields) for fields in summary.results]
+        finalized = self._writer.finish(max(result.end for result in ingested))
+        results = [*ingested, finalized]
+        files = [file for result in results for file in result.messages]
         messages, replaced = merge_overlapping(self._writer.messages_folder, files)
-        times_us = [fact.max_effective_us for fact in facts if fact.max_effective_us is not None]
-        rejects = [file for fact in facts for file in fact.rejects]
-        stored_bytes = sum(fact.stored_bytes for fact in tasks)
-        written = TaskFact(
-            own.topic, own.partition, own.end, max(times_us, default=None), messages, rejects, stored_bytes
+        written = replace(
+            finalized,
+            max_effective_us=latest(result.max_effective_us for result in results),
+            messages=messages,
+            rejects=[file for result in results for file in result.rejects],
+            stored_bytes=sum(result.stored_bytes for result in ingested),
         )
         outbox = self._outbox.finish() if self._outbox is not None else []
-        return PartitionFact(written, replace(summary, facts=[]), replaced, outbox)
+        return PartitionResult(written, replace(summary, results=[]), replaced, outbox)
 
 
-def _behind(messages: pa.RecordBatch, mark: Position) -> pa.RecordBatch:
-    """Return the messages behind an output's mark-delete position."""
+def _after(messages: pa.RecordBatch, mark_delete: Position) -> pa.RecordBatch:
+    """Return the messages after an output's mark-delete position."""
     ledger, entry = messages["ledger_id"], messages["entry_id"]
-    in_same_ledger = pc.and_(pc.equal(ledger, mark.ledger_id), pc.greater(entry, mark.entry_id))
-    return messages.filter(pc.or_(pc.greater(ledger, mark.ledger_id), in_same_ledger))
+    in_same_ledger = pc.and_(pc.equal(ledger, mark_delete.ledger_id), pc.greater(entry, mark_delete.entry_id))
+    return messages.filter(pc.or_(pc.greater(ledger, mark_delete.ledger_id), in_same_ledger))

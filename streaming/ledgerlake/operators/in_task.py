@@ -2,9 +2,9 @@
 
 Their bytes do not leave the task, unless they are to be delivered later. All other cases depend on
 messages that were incomplete before this range, so the task sends events to the stateful stage, in
-order: a chunk, if its message did not begin in this range; ``Begun`` for a message that began; a
-marker, if its message is not incomplete in this task; and at the end each message that is still
-incomplete.
+order: a chunk, if its message did not begin in this range; ``MessageStarted`` for a message that
+began; a marker, if its message is not incomplete in this task; and at the end each message that is
+still incomplete.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ledgerlake.assembly.assembler import Assembled, Assembly, Entry, Outcome, Rejected
-from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, classify
-from ledgerlake.assembly.rules import Event as ChunkEvent
-from ledgerlake.operators.rows import Begun, Event, Waits
+from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, ChunkEvent, classify
+from ledgerlake.operators.rows import DelayedLargeMessage, MessageStarted, TaskEvent
 from ledgerlake.wire.limits import MAX_TASK_EVENT_BYTES
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from ledgerlake.wire.chunks import Marker
     from ledgerlake.wire.message_id import Position
 
-_NEEDS_NO_SET = (ChunkEvent.INVALID, ChunkEvent.TOO_LARGE)
+_ALWAYS_REJECTED = (ChunkEvent.INVALID, ChunkEvent.TOO_LARGE)
 
 
 # The most bytes of an event as JSON without its names and positions, and those of a position.
@@ -39,14 +38,19 @@ class EventBudget:
         self._used_bytes = 0
 
     def take_event(self, event: Chunk | Marker) -> bool:
-        """Reserve the bytes of a chunk's event, or of a marker's; False if there are not so many left."""
+        """Reserve the bytes of a chunk's or a marker's event; return False if there are too few
+        left.
+        """
         if isinstance(event, Chunk):
             return self.take(event.key, 1)
         return self.take(ChunkedMessageKey(event.producer_name, event.uuid), len(event.positions))
 
     def take(self, key: ChunkedMessageKey | None, positions: int) -> bool:
-        """Reserve the bytes of an event with that many positions, or of positions alone; False if
-        there are not so many left.
+        """Reserve the bytes of an event with that many positions; return False if there are too few
+        left.
+
+        Args:
+            key: the event's key; None if the positions are added to an event that is there.
         """
         # JSON escapes a character with six bytes at most.
         name_bytes = 0 if key is None else _EVENT_BYTES + 6 * (len(key.producer_name) + len(key.uuid))
@@ -57,7 +61,7 @@ class EventBudget:
         return True
 
 
-class MemoryParts:
+class MemoryEntries:
     """Entries in memory; bounded by the limits of incomplete messages."""
 
     def __init__(self) -> None:
@@ -74,56 +78,58 @@ class MemoryParts:
 
 
 class LocalAssembly:
-    """The chunks of one topic partition in a task's range. ``events`` are those for the stateful
-    stage, in order.
+    """The chunks of one topic partition in a task's range. ``events`` are the events for the
+    stateful stage, in order.
     """
 
-    def __init__(self, limits: Limits, *, hold_delayed: bool = False) -> None:
-        self.events: list[Event] = []
+    def __init__(self, limits: Limits, *, delays_messages: bool = False) -> None:
+        self.events: list[TaskEvent] = []
         self._budget = EventBudget()
         self._limits = limits
-        self._parts = MemoryParts()
-        self._assembly = Assembly(limits, self._parts, hold_delayed=hold_delayed)
+        self._kept_entries = MemoryEntries()
+        self._assembly = Assembly(limits, self._kept_entries, delays_messages=delays_messages)
 
     def arrive(self, chunk: Chunk, entry: Entry) -> Iterator[Outcome] | None:
-        """Add a chunk; return the outcomes, or None if only the stateful stage can settle it."""
+        """Add a chunk; return the outcomes, or None if only the stateful stage can tell them."""
         incomplete = self._assembly.pending.find(chunk.key)
         event = classify(chunk, incomplete, self._limits)
-        is_event = incomplete is None and event not in _NEEDS_NO_SET
+        is_event = incomplete is None and event not in _ALWAYS_REJECTED
         if not self._budget.take(chunk.key if is_event else None, 1):
             return iter([Rejected("chunk_evicted", [(chunk.position, entry)])])
         if is_event and chunk.chunk_id != 0:
             self.events.append(chunk)
             return None
         if is_event:
-            self.events.append(Begun(chunk.key))
-        self._parts.put(chunk.position, entry)
+            self.events.append(MessageStarted(chunk.key))
+        self._kept_entries.put(chunk.position, entry)
         return self._assembly.arrive(chunk)
 
-    def mark(self, marker: Marker) -> Iterator[Outcome]:
-        """Add a marker; return the outcomes."""
+    def apply_marker(self, marker: Marker) -> Iterator[Outcome]:
+        """Apply a marker; return the outcomes. If its message began before the range, the marker
+        becomes an event for the stateful stage.
+        """
         key = ChunkedMessageKey(marker.producer_name, marker.uuid)
         if self._assembly.pending.find(key) is not None:
-            return self._assembly.mark(marker)
+            return self._assembly.apply_marker(marker)
         # Without its marker a message expires, and its chunks are rejects.
         if self._budget.take_event(marker):
             self.events.append(marker)
         return iter(())
 
-    def wait(self, message: Assembled) -> Waits | None:
+    def delayed_event(self, message: Assembled) -> DelayedLargeMessage | None:
         """Return the event of a message that is to be delivered later; None if the report has no
         bytes left for it.
         """
         assert message.deliver_ms is not None
         if not self._budget.take(message.key, len(message.positions)):
             return None
-        return Waits(message.positions, message.deliver_ms, message.entries is not None, message.key)
+        return DelayedLargeMessage(message.positions, message.deliver_ms, message.entries is not None, message.key)
 
     def drain_pending(self) -> Iterator[tuple[Position, Entry]]:
         """At the end, make events of the incomplete messages, and yield their chunks."""
-        for incomplete in self._assembly.pending.sets:
+        for incomplete in self._assembly.pending.messages:
             self.events.append(incomplete)
             for position in incomplete.positions:
-                entry = self._parts.take(position)
+                entry = self._kept_entries.take(position)
                 if entry is not None:
                     yield position, entry

@@ -2,8 +2,8 @@
 
 Large messages that begin and end within the range are assembled here. Chunks of other messages go
 on to the stateful stage. The task closes its file at the last chunk of such a message, so that the
-message's own file, which the last stage writes, fits between. A delayed message needs no such cut,
-but its chunk does not tell that for sure.
+message's own file, which the last stage writes, fits between. It does so whether or not the message
+is delayed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ledgerlake.source.range_reader import BUNDLE_BYTES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ledgerlake.operators.facts import BatchSettings, TaskSettings
+    from ledgerlake.operators.results import BatchSettings, TaskSettings
     from ledgerlake.source.pieces import Piece
     from ledgerlake.source.planning import EntryRange
 
@@ -57,8 +57,8 @@ class _IngestedRange:
 
     def __init__(self, span: EntryRange, settings: TaskSettings, batch: BatchSettings) -> None:
         self._writer = PartitionWriter(TopicPartition(*split_partition(span.topic_partition)), settings, batch)
-        self._holds_delayed = settings.delay.enabled
-        self._local = LocalAssembly(settings.limits, hold_delayed=settings.delay.enabled)
+        self._delays_messages = settings.delay.enabled
+        self._local = LocalAssembly(settings.limits, delays_messages=settings.delay.enabled)
         self._end = span.through
         self._now_ms = latest((span.clock_ms, span.end_ms))
         self._stored_bytes = 0
@@ -67,7 +67,7 @@ class _IngestedRange:
     def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         self._stored_bytes += len(piece.frames)
         self._now_ms = latest((self._now_ms, piece.broker_ms))
-        if piece.kind == PieceKind.DELAYED and self._holds_delayed:
+        if piece.kind == PieceKind.DELAYED and self._delays_messages:
             yield from delayed_rows(self._writer.topic_partition, piece.frames, piece.first_entry)
             return
         if piece.kind in (PieceKind.ENTRIES, PieceKind.DELAYED):
@@ -82,14 +82,14 @@ class _IngestedRange:
             entry = bytes(single.entry) if len(single.entry) < BUNDLE_BYTES else single.entry
             yield from self._take_chunk(single.content, entry)
         else:
-            yield from self._settle(self._local.mark(single.content))
+            yield from self._settle(self._local.apply_marker(single.content))
 
     def finish(self) -> Iterator[pa.RecordBatch]:
         for position, entry in self._local.drain_pending():
             yield stage_row(self._writer.topic_partition, RowKind.CHUNK, position, entry=entry)
-        fact = replace(self._writer.finish(self._end), stored_bytes=self._stored_bytes)
-        report = TaskReport(self._end, self._now_ms, asdict(fact), self._local.events)
-        yield stage_row(self._writer.topic_partition, RowKind.REPORT, note=report_to_json(report))
+        result = replace(self._writer.finish(self._end), stored_bytes=self._stored_bytes)
+        report = TaskReport(self._end, self._now_ms, asdict(result), self._local.events)
+        yield stage_row(self._writer.topic_partition, RowKind.REPORT, header=report_to_json(report))
         if self._saw_chunks:
             give_back()
 
@@ -105,19 +105,19 @@ class _IngestedRange:
             self._writer.messages.roll_file()
 
     def _settle(self, outcomes: Iterable[Outcome]) -> Iterator[pa.RecordBatch]:
-        """Write the outcomes; a message that is to be delivered later goes on to the stateful stage
-        instead.
+        """Write the outcomes; pass messages that are to be delivered later on to the stateful
+        stage.
         """
         for outcome in outcomes:
             if not isinstance(outcome, Assembled) or outcome.deliver_ms is None:
                 _use_up(self._writer.write_outcome(outcome))
                 continue
-            waits = self._local.wait(outcome)
-            if waits is None:
+            delayed = self._local.delayed_event(outcome)
+            if delayed is None:
                 evicted = zip(outcome.positions, outcome.entries or repeat(None), strict=False)
                 _use_up(self._writer.write_outcome(Rejected("chunk_evicted", list(evicted))))
                 continue
-            self._local.events.append(waits)
+            self._local.events.append(delayed)
             for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
                 yield stage_row(self._writer.topic_partition, RowKind.CHUNK, position, entry=entry)
 

@@ -15,8 +15,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.delay.tracker import DelaySettings
-from ledgerlake.operators.facts import BatchSettings, TaskSettings
 from ledgerlake.operators.ingest import ingest_range
+from ledgerlake.operators.results import BatchSettings, TaskSettings
 from ledgerlake.operators.rows import STAGE_ROWS
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import SourceOptions, parse_options

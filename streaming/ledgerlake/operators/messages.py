@@ -1,5 +1,5 @@
-"""A stream of bundles as a stream of complete, decoded messages and of rejects, for sinks that are
-not ours.
+"""Turns a stream of bundles into a stream of complete, decoded messages and rejects, for sinks that
+are not Ledgerlake's.
 
 Everything passes the stateful stage here, plain messages too (see ``operators.stage_input``).
 """
@@ -43,13 +43,13 @@ def complete_messages(bundles: DataFrame, options: SourceOptions, limits: Limits
 
 
 def _decode(
-    rows: Iterable[pa.RecordBatch], options: SourceOptions, limits: Limits, holds_delayed: bool
+    rows: Iterable[pa.RecordBatch], options: SourceOptions, limits: Limits, delays_messages: bool
 ) -> Iterator[pa.RecordBatch]:
     decoders: dict[TopicPartition, OutcomeDecoder] = {}
     for topic_partition, output in read_stage_rows(rows):
         if topic_partition not in decoders:
             decoders[topic_partition] = OutcomeDecoder(
-                topic_partition, options, limits.max_message_bytes, holds_delayed=holds_delayed
+                topic_partition, options, limits.max_message_bytes, delays_messages=delays_messages
             )
         if isinstance(output, pa.RecordBatch):
             yield output

@@ -1,5 +1,5 @@
-"""Outcomes become messages or rejects: due messages and large messages are decoded, and entries of
-which no bytes are at hand are read from the topic.
+"""Decodes outcomes into messages or rejects. Entries whose bytes are not in the outcome are read
+from the topic.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from ledgerlake.assembly.assembler import Assembled, DueEntries, DuePositions, Entry, Outcome
+from ledgerlake.assembly.assembler import Assembled, DueEntries, DuePositions, Entry, Outcome, RejectedPositions
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.large import decode_large
@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 
 
 class OutcomeDecoder:
-    """Decodes the outcomes of one topic partition; reads entries from the topic if their bytes are
-    not at hand.
-    """
+    """Decodes the outcomes of one topic partition."""
 
     def __init__(
         self,
@@ -43,13 +41,13 @@ class OutcomeDecoder:
         options: SourceOptions,
         max_message_bytes: int,
         *,
-        holds_delayed: bool,
+        delays_messages: bool,
     ) -> None:
         self.cancels = Cancels()
         self._topic_partition = topic_partition
         self._options = options
         self._max_message_bytes = max_message_bytes
-        self._holds_delayed = holds_delayed
+        self._delays_messages = delays_messages
 
     def decode(self, outcome: Outcome) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
         """Yield rows of ``schema.MESSAGES``, and rejects. Cancelled messages become rejects.
@@ -66,12 +64,12 @@ class OutcomeDecoder:
             yield from self._due_positions(outcome)
         elif isinstance(outcome, Assembled):
             yield self._large(outcome)
+        elif isinstance(outcome, RejectedPositions):
+            yield [RejectedEntry(position, None, outcome.reason) for position in self._chunk_positions(outcome)]
         else:
             yield [RejectedEntry(position, entry, outcome.reason) for position, entry in outcome.entries]
 
     def _large(self, message: Assembled) -> pa.RecordBatch | list[RejectedEntry]:
-        if message.refused is not None:
-            return self._rejects(message, message.refused)
         entries = self._read_again(message.positions) if message.entries is None else message.entries
         if message.delivered_ms is not None and len(self.cancels):
             chunks = list(entries)
@@ -94,26 +92,24 @@ class OutcomeDecoder:
             )
             self._check_delivery(row, message.delivered_ms)
         except CorruptEntryError as error:
-            return self._rejects(message, error.reason, error.message)
+            positions = message.positions if message.entries is not None else self._chunk_positions(message)
+            return [RejectedEntry(position, None, error.reason, error.message) for position in positions]
         return row if message.delivered_ms is None else _with_delivery(row, message.delivered_ms)
 
-    def _rejects(self, message: Assembled, reason: str, detail: str = "") -> list[RejectedEntry]:
-        """Return the chunks of a large message as rejects. If they are read again, a marker may have
-        listed entries of others, and those are not rejected.
+    def _chunk_positions(self, message: Assembled | RejectedPositions) -> list[Position]:
+        """Return the positions of a message's chunks on the topic; without entries of other
+        messages, which its marker may have listed.
         """
-        positions: Iterable[Position] = message.positions
-        if message.entries is None:
-            entries = self._read_again(message.positions)
-            placed_chunks = zip(message.positions, entries, strict=True)
-            positions = [position for position, entry in placed_chunks if _is_chunk_of(entry, message.key)]
-        return [RejectedEntry(position, None, reason, detail) for position in positions]
+        entries = self._read_again(message.positions)
+        placed_entries = zip(message.positions, entries, strict=True)
+        return [position for position, entry in placed_entries if _is_chunk_of(entry, message.key)]
 
     def _check_delivery(self, row: pa.RecordBatch, delivered_ms: int | None) -> None:
         """Check that a large message is not delivered before the time in its chunks. The stateful
-        stage went by the time in the marker, which may be another one.
+        stage used the time in the marker, which may be another one.
         """
         deliver_us = row["deliver_at"].cast(pa.int64())[0].as_py()
-        if not self._holds_delayed or deliver_us is None or deliver_us <= 0:
+        if not self._delays_messages or deliver_us is None or deliver_us <= 0:
             return
         if delivered_ms is None or delivered_ms * 1000 < deliver_us:
             raise CorruptEntryError("the marker says another delivery time than the chunks", reason="malformed_marker")
@@ -158,8 +154,8 @@ class OutcomeDecoder:
         return decode_entries(raw, ledger_ids, entry_ids, self._topic_partition, **self._options.decoding)
 
     def reject_tables(self, rejected: list[RejectedEntry]) -> Iterator[pa.Table]:
-        """Yield rows of ``schema.REJECTS`` one by one, in the order of positions. Entries whose bytes
-        are not at hand are read from the topic.
+        """Yield rows of ``schema.REJECTS`` one by one, in the order of positions. Entries without
+        bytes are read from the topic.
 
         Raises:
             As ``decode``.
@@ -179,8 +175,8 @@ class OutcomeDecoder:
 
 
 def _is_chunk_of(entry: Entry | None, key: ChunkedMessageKey | None) -> bool:
-    """Return whether an entry may be a chunk of a message. It may, if the entry is gone or the
-    message's key is not known.
+    """Return whether an entry may be a chunk of a message. It may if the topic no longer has the
+    entry, or the message's key is not known.
     """
     if entry is None or key is None:
         return True

@@ -12,11 +12,11 @@ from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.delay.cancel_messages import CANCEL_REFUSED, TaskCancels
-from ledgerlake.operators.facts import BatchSettings, TaskFact, TaskSettings
 from ledgerlake.operators.outcomes import OutcomeDecoder
+from ledgerlake.operators.results import BatchSettings, TaskResult, TaskSettings
 from ledgerlake.source.views import check_broker_metadata
 from ledgerlake.table.delta_table import data_folder
-from ledgerlake.table.ordered_files import GatheringWriter, OrderedWriter
+from ledgerlake.table.ordered_files import BufferedWriter, OrderedWriter
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from ledgerlake.delay.cancels import Cancel
 
 
-_MAX_UNREAD = 10_000
+_MAX_TO_REREAD = 10_000
 
 
 class PartitionWriter:
-    """See the module."""
+    """The files of one topic partition in one task."""
 
     def __init__(self, topic_partition: TopicPartition, settings: TaskSettings, batch: BatchSettings) -> None:
         self.topic_partition = topic_partition
@@ -41,11 +41,11 @@ class PartitionWriter:
             self.messages_folder, batch.reached_us.get(join_partition(topic_partition.topic, topic_partition.partition))
         )
         self.decoder = OutcomeDecoder(
-            topic_partition, settings.options, settings.limits.max_message_bytes, holds_delayed=settings.delay.enabled
+            topic_partition, settings.options, settings.limits.max_message_bytes, delays_messages=settings.delay.enabled
         )
         self._cancels = TaskCancels()
         self._rejects_to_reread: list[RejectedEntry] = []
-        self._rejects = GatheringWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))
+        self._rejects = BufferedWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))
 
     def write_entries(self, frames: memoryview, first_entry: BatchRange) -> list[Cancel]:
         """Write plain entries; return the cancels among them that the task accepts."""
@@ -75,18 +75,18 @@ class PartitionWriter:
                 yield decoded
 
     def write_rejects(self, rejected: list[RejectedEntry]) -> None:
-        """Write entries into ``rejects``. Those that must be read again are collected, so that
+        """Write entries into ``rejects``. Entries that must be read again are collected, so that
         neighbours are read together.
         """
         self._rejects_to_reread += [reject for reject in rejected if reject.entry is None]
         self._write_tables([reject for reject in rejected if reject.entry is not None])
-        if len(self._rejects_to_reread) >= _MAX_UNREAD:
-            self._read_unread()
+        if len(self._rejects_to_reread) >= _MAX_TO_REREAD:
+            self._reread_rejects()
 
-    def finish(self, end: Position) -> TaskFact:
-        self._read_unread()
+    def finish(self, end: Position) -> TaskResult:
+        self._reread_rejects()
         messages = self.messages.finish()
-        return TaskFact(
+        return TaskResult(
             self.topic_partition.topic,
             self.topic_partition.partition,
             end,
@@ -95,9 +95,9 @@ class PartitionWriter:
             self._rejects.finish(),
         )
 
-    def _read_unread(self) -> None:
-        unread, self._rejects_to_reread = self._rejects_to_reread, []
-        self._write_tables(unread)
+    def _reread_rejects(self) -> None:
+        to_reread, self._rejects_to_reread = self._rejects_to_reread, []
+        self._write_tables(to_reread)
 
     def _write_tables(self, rejected: list[RejectedEntry]) -> None:
         for table in self.decoder.reject_tables(rejected):
@@ -109,7 +109,7 @@ class PartitionWriter:
 
 
 def file_prefix(topic_partition: TopicPartition, batch: BatchSettings) -> str:
-    """Return the beginning of the names of a task's files, by which ``table.vacuum`` and
-    ``publish.outbox`` know the micro-batch.
+    """Return the prefix of the names of a task's files. ``table.vacuum`` and ``publish.outbox``
+    read the micro-batch from it.
     """
     return f"part-{batch.batch_id:08d}-{max(topic_partition.partition, 0):05d}"

@@ -1,23 +1,35 @@
-"""Rows that pass from tasks to the stateful stage and from there to the last one; nothing of it is
-ever stored.
+"""Rows that pass from tasks to the stateful stage and from there to the last stage; they are never
+stored.
 
 To the stage, of each task and topic partition, in any order (a shuffle lies between):
 
-    rows     decoded messages that pass untouched, as an Arrow stream
-    chunk    the bytes of one entry that the task could not settle itself, by position
-    delayed  entries that are to be delivered later (see ``decode.split``); an entry of which only a part belongs to the
-             range travels alone, by position, with that part in ``note``
-    report   once: what became of the task's range, and the events that need the incomplete messages, in order (``TaskReport``)
+    kind     content                                                    header
+    rows     decoded messages that pass unchanged, as an Arrow stream   none
+    chunk    the entry of a chunk that the stage needs, by position     none
+    delayed  entries to deliver later (see ``decode.split``); if only   the entry's ``BatchRange``, if it is alone
+             some messages of an entry belong to the range, it is
+             alone in its row, by position
+    report   once: the task's result, and the events that need the      ``TaskReport``
+             incomplete messages, in order
 
 From the stage, in order but for ``rows``, which pass as they come:
 
-    message  a complete large message follows: ``note`` lists its positions, and whether to read it again from the topic
-    part     the next chunk of that message
-    reject   one entry that cannot become a message; ``entry`` is null if only the topic may still have it
-    cancels  what is cancelled, of everything due that follows
-    due      delayed entries that are due now; ``note`` says when that is, and which outputs they are for
-    again    positions of due entries whose bytes only the topic has
-    report   once for a topic partition, last: what the tasks did, and what is incomplete (``StateSummary``)
+    kind            content                                             header
+    message         a complete large message; its chunks follow,        delivery, positions, key, whether to read it again
+                    unless it is to be read again from the topic
+    message_chunk   the next chunk of that message                      none
+    reject          an entry that cannot become a message; null if      the reason
+                    only the topic may still have it
+    reread_rejects  chunks of a rejected message, which only the topic  reason, positions, key
+                    has
+    cancels         the cancels for everything due that follows         ``Cancels``
+    due             delayed entries that are due                        delivery, ``BatchRange`` of the first entry
+    reread          due entries whose bytes only the topic has          delivery, positions
+    summary         once for a topic partition, last: the results of    ``StateSummary``
+                    its tasks, and the state in numbers
+
+A header is JSON, but for the reason of a reject. "Delivery" is when the messages became due
+(``delivered_ms``; null if they were not delayed), and which outputs they are for (``outputs``).
 """
 
 from __future__ import annotations
@@ -51,11 +63,13 @@ class RowKind(str, Enum):
     DELAYED = "delayed"
     REPORT = "report"
     MESSAGE = "message"
-    PART = "part"
+    MESSAGE_CHUNK = "message_chunk"
     REJECT = "reject"
+    REREAD_REJECTS = "reread_rejects"
     CANCELS = "cancels"
     DUE = "due"
-    AGAIN = "again"
+    REREAD = "reread"
+    SUMMARY = "summary"
 
 
 STAGE_ROWS = pa.schema(
@@ -65,7 +79,7 @@ STAGE_ROWS = pa.schema(
         ("kind", pa.string()),
         ("ledger_id", pa.int64()),
         ("entry_id", pa.int64()),
-        ("note", pa.string()),
+        ("header", pa.string()),
         ("entry", pa.binary()),
     ]
 )
@@ -73,67 +87,74 @@ STAGE_ROWS = pa.schema(
 _BUG = "this is a bug, please report it"
 
 STAGE_ROWS_DDL = (
-    "topic string, partition int, kind string, ledger_id bigint, entry_id bigint, note string, entry binary"
+    "topic string, partition int, kind string, ledger_id bigint, entry_id bigint, header string, entry binary"
 )
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A message began in the task's range: it supersedes an incomplete message of the same key."""
+class MessageStarted:
+    """The event of a message that began in the task's range. It supersedes an incomplete message of
+    the same key.
+    """
 
     key: ChunkedMessageKey
 
 
 @dataclass(frozen=True)
-class Waits:
-    """A large message that is to be delivered later: its chunks in order, whether their bytes are
-    held, and whose chunks they must be.
+class DelayedLargeMessage:
+    """The event of a complete large message that is to be delivered later.
+
+    ``positions`` are its chunks in order, ``key`` the key that they must have. If ``bytes_kept``,
+    the stage has their bytes; if not, they are read from the topic.
     """
 
     positions: tuple[Position, ...]
     deliver_ms: int
-    held: bool
+    bytes_kept: bool
     key: ChunkedMessageKey | None = None
 
 
-Event = Chunk | Begun | IncompleteMessage | Marker | Waits | Cancel
+TaskEvent = Chunk | MessageStarted | IncompleteMessage | Marker | DelayedLargeMessage | Cancel
 
 
 @dataclass(frozen=True)
 class TaskReport:
-    """The report of a task on its range of one topic partition, up to ``end``. ``fact`` is the
-    writer's own and only handed on.
+    """The report of a task on its range of one topic partition, up to ``end``. ``result`` is
+    the task's result (``operators.results``) as JSON, which the stage only hands on.
 
     ``now_ms`` is the latest time that the range knows of, by the broker or by the planner's clock.
     """
 
     end: Position
     now_ms: int | None
-    fact: dict[str, Any]
-    events: list[Event] = field(default_factory=list)
+    result: dict[str, Any]
+    events: list[TaskEvent] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class StateSummary:
-    """A topic partition after the stage: the facts of its tasks, and its incomplete and delayed
-    messages in numbers.
+    """A topic partition after the stage: the results of its tasks, and its incomplete and
+    delayed messages in numbers.
 
-    ``oldest_waiting`` is the position of the first delayed message whose bytes only the topic has.
+    ``oldest_incomplete`` is the position of the first chunk of an incomplete message, and
+    ``expires_ms`` is when the first of those messages expires. ``kept_bytes`` are the bytes kept of
+    incomplete messages. ``oldest_to_reread`` is the position of the first delayed message whose
+    bytes only the topic has.
     """
 
-    facts: list[dict[str, Any]]
-    oldest_open: Position | None = None
+    results: list[dict[str, Any]]
+    oldest_incomplete: Position | None = None
     expires_ms: int | None = None
-    open_sets: int = 0
-    held_bytes: int = 0
-    waiting: int = 0
+    incomplete_count: int = 0
+    kept_bytes: int = 0
+    delayed_count: int = 0
     next_due_ms: int | None = None
-    oldest_waiting: Position | None = None
+    oldest_to_reread: Position | None = None
 
 
 def report_to_json(report: TaskReport) -> str:
     events = [[type(event).__name__, asdict(event)] for event in report.events]
-    return json.dumps({"end": asdict(report.end), "now_ms": report.now_ms, "fact": report.fact, "events": events})
+    return json.dumps({"end": asdict(report.end), "now_ms": report.now_ms, "result": report.result, "events": events})
 
 
 def report_from_json(text: str) -> TaskReport:
@@ -146,9 +167,9 @@ def report_from_json(text: str) -> TaskReport:
 
 
 def _report(data: dict[str, Any], _version: int) -> TaskReport:
-    events: list[Event] = [stored(_EVENTS[kind], fields) for kind, fields in data["events"]]
-    fact = stored(dict[str, Any], data["fact"])
-    return TaskReport(stored(Position, data["end"]), stored(int | None, data["now_ms"]), fact, events)
+    events: list[TaskEvent] = [stored(_EVENTS[kind], fields) for kind, fields in data["events"]]
+    result = stored(dict[str, Any], data["result"])
+    return TaskReport(stored(Position, data["end"]), stored(int | None, data["now_ms"]), result, events)
 
 
 def summary_to_json(summary: StateSummary) -> str:
@@ -172,13 +193,13 @@ def summary_from_dict(data: dict[str, Any]) -> StateSummary:
 
 
 def incomplete_from_dict(data: dict[str, Any]) -> IncompleteMessage:
-    opened: IncompleteMessage = stored(IncompleteMessage, data)
-    if not opened.positions:
+    message: IncompleteMessage = stored(IncompleteMessage, data)
+    if not message.positions:
         raise ValueError("an incomplete message without chunks")
-    return opened
+    return message
 
 
-_EVENTS: dict[str, type[Event]] = {kind.__name__: kind for kind in get_args(Event)}
+_EVENTS: dict[str, type[TaskEvent]] = {kind.__name__: kind for kind in get_args(TaskEvent)}
 
 
 def latest(times_ms: Iterable[int | None]) -> int | None:
@@ -186,8 +207,8 @@ def latest(times_ms: Iterable[int | None]) -> int | None:
     return max((time_ms for time_ms in times_ms if time_ms is not None), default=None)
 
 
-def places(positions: Iterable[Position]) -> list[list[int]]:
-    """Return positions for JSON."""
+def positions_to_json(positions: Iterable[Position]) -> list[list[int]]:
+    """Return positions as lists of ledger id and entry id, for JSON."""
     return [[position.ledger_id, position.entry_id] for position in positions]
 
 
@@ -211,11 +232,11 @@ def stage_row(
     topic_partition: TopicPartition,
     kind: RowKind,
     position: Position | None = None,
-    note: str | None = None,
+    header: str | None = None,
     entry: bytes | memoryview | None = None,
 ) -> pa.RecordBatch:
     """Return one row of ``STAGE_ROWS``, for Arrow."""
-    values = stage_values(topic_partition, kind, position, note, bytes(entry) if entry is not None else None)
+    values = stage_values(topic_partition, kind, position, header, bytes(entry) if entry is not None else None)
     columns = [pa.array([value], column.type) for value, column in zip(values, STAGE_ROWS, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=STAGE_ROWS)
 
@@ -224,7 +245,7 @@ def stage_values(
     topic_partition: TopicPartition,
     kind: RowKind,
     position: Position | None,
-    note: str | None,
+    header: str | None,
     entry: bytes | memoryview | None,
 ) -> list[Any]:
     """Return the values of one row of ``STAGE_ROWS``, in the order of its columns."""
@@ -237,6 +258,6 @@ def stage_values(
         kind.value,
         position.ledger_id,
         position.entry_id,
-        note,
+        header,
         entry,
     ]

@@ -1,7 +1,7 @@
-"""Rows of ``schema.BUNDLES`` as rows for the stateful stage (see ``operators.rows``), for a stream to
-sinks that are not ours.
+"""Turns rows of ``schema.BUNDLES`` into rows for the stateful stage (see ``operators.rows``), for a
+stream to sinks that are not Ledgerlake's.
 
-Messages are decoded before the stage and pass it untouched; delayed entries and chunks go into it
+Messages are decoded before the stage and pass it unchanged; delayed entries and chunks go into it
 as they are.
 """
 
@@ -17,7 +17,7 @@ from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import PieceKind
 from ledgerlake.delay.cancel_messages import CANCEL_REFUSED, TaskCancels
 from ledgerlake.operators.in_task import EventBudget
-from ledgerlake.operators.rows import Event, RowKind, TaskReport, delayed_rows, latest, report_to_json, stage_row
+from ledgerlake.operators.rows import RowKind, TaskEvent, TaskReport, delayed_rows, latest, report_to_json, stage_row
 from ledgerlake.source.pieces import Piece, read_single
 from ledgerlake.source.views import piece_as_view
 from ledgerlake.wire.message_id import Position
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def forward_bundles(
-    batches: Iterable[pa.RecordBatch], options: SourceOptions, holds_delayed: bool
+    batches: Iterable[pa.RecordBatch], options: SourceOptions, delays_messages: bool
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows of ``STAGE_ROWS`` for rows of ``schema.BUNDLES``; the report of each topic partition
     comes last.
@@ -40,7 +40,7 @@ def forward_bundles(
             row = {name: batch[name][number].as_py() for name in batch.schema.names if name != "frames"}
             topic_partition = TopicPartition(row["topic"], row["partition"])
             if topic_partition not in ranges:
-                ranges[topic_partition] = _DecodedRange(topic_partition, row, options, holds_delayed)
+                ranges[topic_partition] = _DecodedRange(topic_partition, row, options, delays_messages)
             frames = memoryview(batch["frames"][number].as_buffer())
             first_entry = BatchRange(row["after_batch_index"], row["until_batch_index"])
             piece = Piece(PieceKind(row["kind"]), frames, first_entry, row["broker_ms"])
@@ -53,20 +53,20 @@ class _DecodedRange:
     """The rows of one topic partition in a task before the stateful stage."""
 
     def __init__(
-        self, topic_partition: TopicPartition, row: dict[str, Any], options: SourceOptions, holds_delayed: bool
+        self, topic_partition: TopicPartition, row: dict[str, Any], options: SourceOptions, delays_messages: bool
     ) -> None:
         self._topic_partition = topic_partition
         self._end = Position(row["end_ledger_id"], row["end_entry_id"])
         self._now_ms = row["clock_ms"]
         self._options = options
-        self._holds_delayed = holds_delayed
-        self._events: list[Event] = []
+        self._delays_messages = delays_messages
+        self._events: list[TaskEvent] = []
         self._cancels = TaskCancels()
         self._budget = EventBudget()
 
     def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         self._now_ms = latest((self._now_ms, piece.broker_ms))
-        if piece.kind == PieceKind.DELAYED and self._holds_delayed:
+        if piece.kind == PieceKind.DELAYED and self._delays_messages:
             yield from delayed_rows(self._topic_partition, piece.frames, piece.first_entry)
         elif piece.kind in (PieceKind.ENTRIES, PieceKind.DELAYED):
             yield from self._decode(piece)
@@ -75,7 +75,7 @@ class _DecodedRange:
 
     def report(self) -> pa.RecordBatch:
         report = TaskReport(self._end, self._now_ms, {}, self._events)
-        return stage_row(self._topic_partition, RowKind.REPORT, note=report_to_json(report))
+        return stage_row(self._topic_partition, RowKind.REPORT, header=report_to_json(report))
 
     def _decode(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         for messages in piece_as_view(piece, self._topic_partition, self._options):

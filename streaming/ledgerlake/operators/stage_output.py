@@ -1,4 +1,4 @@
-"""The rows that leave the stateful stage (see ``operators.rows``), read back into outcomes, state
+"""Reads the rows that leave the stateful stage (see ``operators.rows``) into outcomes, state
 summaries and cancels.
 """
 
@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from ledgerlake.assembly.assembler import Assembled, DueEntries, DuePositions, Entry, Outcome, Rejected
+from ledgerlake.assembly.assembler import (
+    Assembled,
+    DueEntries,
+    DuePositions,
+    Entry,
+    Outcome,
+    Rejected,
+    RejectedPositions,
+)
 from ledgerlake.assembly.rules import ChunkedMessageKey
 from ledgerlake.decode.messages import BatchRange, TopicPartition
 from ledgerlake.delay.cancels import Cancels, cancels_from_json
@@ -24,61 +32,68 @@ if TYPE_CHECKING:
 def read_stage_rows(
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[tuple[TopicPartition, Outcome | pa.RecordBatch | StateSummary | Cancels]]:
-    """Yield what rows of ``STAGE_ROWS`` describe, in their order, with its topic partition. Use up
-    the entries of an outcome before you ask for the next one.
+    """Yield the content of rows of ``STAGE_ROWS``, in their order, each with its topic partition.
+    Use up the entries of an outcome before you ask for the next one.
     """
     rows = (row for batch in batches for number in range(batch.num_rows) for row in batch.slice(number, 1).to_pylist())
     for row in rows:
         topic_partition = TopicPartition(row["topic"], row["partition"])
-        if row["kind"] == RowKind.REPORT:
-            yield topic_partition, summary_from_json(row["note"])
+        if row["kind"] == RowKind.SUMMARY:
+            yield topic_partition, summary_from_json(row["header"])
         elif row["kind"] == RowKind.ROWS:
             with pa.ipc.open_stream(row["entry"]) as reader:
                 yield from ((topic_partition, messages) for messages in reader)
         elif row["kind"] == RowKind.REJECT:
-            yield topic_partition, Rejected(row["note"], [(Position(row["ledger_id"], row["entry_id"]), row["entry"])])
+            position = Position(row["ledger_id"], row["entry_id"])
+            yield topic_partition, Rejected(row["header"], [(position, row["entry"])])
+        elif row["kind"] == RowKind.REREAD_REJECTS:
+            header = json.loads(row["header"])
+            yield topic_partition, RejectedPositions(header["reason"], _positions(header), _key(header))
         elif row["kind"] == RowKind.CANCELS:
-            yield topic_partition, cancels_from_json(row["note"])
+            yield topic_partition, cancels_from_json(row["header"])
         elif row["kind"] == RowKind.DUE:
-            detail = json.loads(row["note"])
-            first_entry = BatchRange(*detail["first_entry"])
-            yield topic_partition, DueEntries(row["entry"], detail["delivered_ms"], _outputs(detail), first_entry)
-        elif row["kind"] == RowKind.AGAIN:
-            detail = json.loads(row["note"])
-            yield topic_partition, DuePositions(list(_positions(detail)), detail["delivered_ms"], _outputs(detail))
+            header = json.loads(row["header"])
+            first_entry = BatchRange(*header["first_entry"])
+            yield topic_partition, DueEntries(row["entry"], header["delivered_ms"], _outputs(header), first_entry)
+        elif row["kind"] == RowKind.REREAD:
+            header = json.loads(row["header"])
+            yield topic_partition, DuePositions(list(_positions(header)), header["delivered_ms"], _outputs(header))
         else:
             yield topic_partition, _message(row, rows)
 
 
-def _message(header: dict[str, Any], rows: Iterator[dict[str, Any]]) -> Assembled:
-    detail = json.loads(header["note"])
-    key = None if detail["key"] is None else ChunkedMessageKey(*detail["key"])
+def _message(row: dict[str, Any], rows: Iterator[dict[str, Any]]) -> Assembled:
+    """Return the message of a row; its chunks are taken from the rows that follow."""
+    header = json.loads(row["header"])
     message = Assembled(
-        _positions(detail),
+        _positions(header),
         None,
-        delivered_ms=detail["delivered_ms"],
-        outputs=_outputs(detail),
-        key=key,
-        refused=detail["refused"],
+        delivered_ms=header["delivered_ms"],
+        outputs=_outputs(header),
+        key=_key(header),
     )
-    if detail["read_again"]:
+    if header["read_again"]:
         return message
-    # Read all chunks now: the rows that follow must be reached also if the message is given up
-    # half-way.
+    # Read all chunks now: the caller may stop iterating the message, and must still get the rows
+    # that follow.
     return replace(message, entries=pop_each([next(rows)["entry"] for _ in message.positions]))
 
 
-def _positions(detail: dict[str, Any]) -> tuple[Position, ...]:
-    return tuple(Position(*place) for place in detail["positions"])
+def _positions(header: dict[str, Any]) -> tuple[Position, ...]:
+    return tuple(Position(*ids) for ids in header["positions"])
 
 
-def _outputs(detail: dict[str, Any]) -> dict[str, Position]:
-    return {name: Position(**mark) for name, mark in detail["outputs"].items()}
+def _key(header: dict[str, Any]) -> ChunkedMessageKey | None:
+    return None if header["key"] is None else ChunkedMessageKey(*header["key"])
+
+
+def _outputs(header: dict[str, Any]) -> dict[str, Position]:
+    return {name: Position(**mark_delete) for name, mark_delete in header["outputs"].items()}
 
 
 def pop_each(entries: list[Entry | None]) -> Iterator[Entry | None]:
-    """Yield the entries in order, and empty the list, so that each entry's memory is free once it
-    was used.
+    """Yield the entries in order, and empty the list, so that the memory of an entry is free after
+    its use.
     """
     entries.reverse()
     while entries:

@@ -1,11 +1,11 @@
 """The stateful stage: incomplete and delayed messages, which outlive a micro-batch, in Spark's state
 store, keyed by topic partition.
 
-State, in RocksDB, per topic partition:
+State, in RocksDB, by topic partition:
 
     sets     (producer, uuid) -> the incomplete message, as JSON with a version
-    parts    (ledger, entry)  -> the entry of one chunk, as the broker stored it, or a delayed entry that travels alone; one
-             value for each, never a growing one
+    parts    (ledger, entry)  -> the entry of a chunk as the broker stored it, or a delayed entry that is alone in its row;
+             each entry is a value of its own, which never grows
 
 and the state variables of ``delayed``.
 
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from ledgerlake.assembly.assembler import Assembled, Assembly, DueEntries, DuePositions, Outcome
+from ledgerlake.assembly.assembler import Assembled, Assembly, DueEntries, DuePositions, Outcome, RejectedPositions
 from ledgerlake.assembly.rules import MALFORMED_MARKER, ChunkedMessageKey, IncompleteMessage
 from ledgerlake.decode.messages import BatchRange, TopicPartition
 from ledgerlake.delay.cancels import Cancel, Cancels, cancels_to_json
@@ -40,14 +40,14 @@ from ledgerlake.operators.delayed import DelayedMessages, DelayedState
 from ledgerlake.operators.rows import (
     STAGE_ROWS,
     STAGE_ROWS_DDL,
-    Begun,
+    DelayedLargeMessage,
+    MessageStarted,
     RowKind,
     StateSummary,
     TaskReport,
-    Waits,
     incomplete_from_dict,
     latest,
-    places,
+    positions_to_json,
     report_from_json,
     stage_values,
     summary_to_json,
@@ -90,7 +90,7 @@ def set_up_state(spark: SparkSession) -> None:
 
 
 def stateful(rows: DataFrame, limits: Limits, delay: DelayOptions) -> DataFrame:
-    """Put the stage behind rows of ``STAGE_ROWS``; the result has the same columns."""
+    """Apply the stage to rows of ``STAGE_ROWS``; the result has the same columns."""
     keyed = rows.groupBy("topic", "partition")
     return keyed.transformWithStateInPandas(Processor(limits, delay), STAGE_ROWS_DDL, "append", "none")
 
@@ -105,48 +105,48 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         self._delay = delay
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        self._sets: MapState = handle.getMapState("sets", "producer string, uuid string", "set string")
-        self._parts: MapState = handle.getMapState("parts", "ledger_id bigint, entry_id bigint", "entry binary")
+        self._incomplete: MapState = handle.getMapState("sets", "producer string, uuid string", "set string")
+        self._entries: MapState = handle.getMapState("parts", "ledger_id bigint, entry_id bigint", "entry binary")
         self._delayed = DelayedState(handle)
 
     def handleInputRows(
         self, key: tuple[str, int], rows: Iterator[pd.DataFrame], timerValues: Any
     ) -> Iterator[pd.DataFrame]:
         topic_partition = TopicPartition(*key)
-        parts = _StateParts(self._parts)
-        delayed = DelayedMessages(topic_partition, self._delayed, self._delay, parts)
+        kept_entries = _StateEntries(self._entries)
+        delayed = DelayedMessages(topic_partition, self._delayed, self._delay, kept_entries)
         reports: list[TaskReport] = []
         for frame in rows:
             for row in frame.itertuples(index=False):
                 if row.kind == RowKind.CHUNK:
-                    parts.put(Position(int(row.ledger_id), int(row.entry_id)), row.entry)
-                elif row.kind == RowKind.DELAYED and isinstance(row.note, str):
+                    kept_entries.put(Position(int(row.ledger_id), int(row.entry_id)), row.entry)
+                elif row.kind == RowKind.DELAYED and isinstance(row.header, str):
                     position = Position(int(row.ledger_id), int(row.entry_id))
-                    parts.put(position, row.entry)
-                    delayed.add_partial(position, row.entry, BatchRange(*json.loads(row.note)))
+                    kept_entries.put(position, row.entry)
+                    delayed.add_partial(position, row.entry, BatchRange(*json.loads(row.header)))
                 elif row.kind == RowKind.DELAYED:
                     delayed.add(row.entry)
                 elif row.kind == RowKind.REPORT:
-                    reports.append(report_from_json(row.note))
+                    reports.append(report_from_json(row.header))
                 else:
                     yield _frame(row)
         reports.sort(key=lambda report: report.end)
-        stored = self._load() if self._sets.exists() else {}
+        stored = self._load() if self._incomplete.exists() else {}
         oldest_first = sorted(stored.values(), key=lambda incomplete: incomplete.positions[0])
-        assembly = Assembly(self._limits, parts, oldest_first, hold_delayed=self._delay.enabled)
+        assembly = Assembly(self._limits, kept_entries, oldest_first, delays_messages=self._delay.enabled)
         for outcome in _apply_reports(assembly, delayed, reports):
             yield from _outcome_rows(topic_partition, outcome)
         for due in delayed.release(latest(report.now_ms for report in reports)):
             yield from _outcome_rows(topic_partition, due)
-        parts.store_fresh()
-        self._store(stored, assembly.pending.sets)
+        kept_entries.store_fresh()
+        self._store(stored, assembly.pending.messages)
         yield _summary_row(topic_partition, _summary(assembly, delayed.save(), reports, self._limits))
 
     def close(self) -> None:
         pass
 
     def _load(self) -> dict[ChunkedMessageKey, IncompleteMessage]:
-        messages = [incomplete_from_json(value[0]) for _, value in self._sets.iterator()]
+        messages = [incomplete_from_json(value[0]) for _, value in self._incomplete.iterator()]
         return {message.key: message for message in messages}
 
     def _store(
@@ -154,15 +154,15 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
     ) -> None:
         after = {message.key: message for message in messages}
         for key in before.keys() - after.keys():
-            self._sets.removeKey((key.producer_name, key.uuid))
+            self._incomplete.removeKey((key.producer_name, key.uuid))
         for key, message in after.items():
             if before.get(key) != message:
-                self._sets.updateValue((key.producer_name, key.uuid), (incomplete_to_json(message),))
+                self._incomplete.updateValue((key.producer_name, key.uuid), (incomplete_to_json(message),))
 
 
-class _StateParts:
-    """Entries by position: those of this batch in memory while they fit, the others in the state
-    store.
+class _StateEntries:
+    """Entries by position, in memory up to ``_FRESH_BYTES`` of this micro-batch, and else in the
+    state variable ``parts``.
     """
 
     def __init__(self, state: MapState) -> None:
@@ -182,11 +182,11 @@ class _StateParts:
             entry = self._fresh.pop(position)
             self._fresh_bytes -= len(entry)
             return entry
-        place = (position.ledger_id, position.entry_id)
-        row = self._state.getValue(place)
+        key = (position.ledger_id, position.entry_id)
+        row = self._state.getValue(key)
         if row is None:
             return None
-        self._state.removeKey(place)
+        self._state.removeKey(key)
         return bytes(row[0])
 
     def drop(self, position: Position) -> None:
@@ -231,60 +231,62 @@ def _incomplete(fields: dict[str, Any], version: int) -> IncompleteMessage:
 def _apply_reports(assembly: Assembly, delayed: DelayedMessages, reports: list[TaskReport]) -> Iterator[Outcome]:
     for report in reports:
         for event in report.events:
-            if isinstance(event, Waits):
+            if isinstance(event, DelayedLargeMessage):
                 _add_large(assembly, delayed, event)
             elif isinstance(event, Cancel):
                 delayed.cancel(event)
             else:
-                yield from _hold_delayed_large(_apply(assembly, event), delayed)
+                yield from _delay_large_messages(_apply(assembly, event), delayed)
     now_ms = latest(report.now_ms for report in reports)
     if now_ms is not None:
         yield from assembly.expire(now_ms)
 
 
-def _add_large(assembly: Assembly, delayed: DelayedMessages, message: Waits) -> None:
-    """Add a message that a task has completed; one by a marker that lists a chunk of another
-    incomplete message is refused.
+def _add_large(assembly: Assembly, delayed: DelayedMessages, message: DelayedLargeMessage) -> None:
+    """Add a message that a task has completed. If a marker completed it and lists a chunk of
+    another incomplete message, reject it.
     """
-    if not message.held and assembly.pending.has_chunk_of_another(message.key, message.positions):
-        delayed.refuse_large(message, MALFORMED_MARKER)
+    if not message.bytes_kept and assembly.pending.has_chunk_of_another(message.key, message.positions):
+        delayed.reject_large(message, MALFORMED_MARKER)
     else:
         delayed.add_large(message)
 
 
-def _hold_delayed_large(outcomes: Iterator[Outcome], delayed: DelayedMessages) -> Iterator[Outcome]:
-    """Pass outcomes on, but for complete messages that are to be delivered later: those go into the
-    index. Their ``entries`` are not iterated here, so their chunks stay in ``parts``.
+def _delay_large_messages(outcomes: Iterator[Outcome], delayed: DelayedMessages) -> Iterator[Outcome]:
+    """Add complete messages that are to be delivered later to the index; yield all other outcomes.
+
+    The ``entries`` of a delayed message are not iterated, so its chunks stay among the kept
+    entries.
     """
     for outcome in outcomes:
         if isinstance(outcome, Assembled) and outcome.deliver_ms is not None:
-            is_held = outcome.entries is not None
-            delayed.add_large(Waits(outcome.positions, outcome.deliver_ms, is_held, outcome.key))
+            bytes_kept = outcome.entries is not None
+            delayed.add_large(DelayedLargeMessage(outcome.positions, outcome.deliver_ms, bytes_kept, outcome.key))
         else:
             yield outcome
 
 
-def _apply(assembly: Assembly, event: Chunk | Begun | IncompleteMessage | Marker) -> Iterator[Outcome]:
-    if isinstance(event, Begun):
+def _apply(assembly: Assembly, event: Chunk | MessageStarted | IncompleteMessage | Marker) -> Iterator[Outcome]:
+    if isinstance(event, MessageStarted):
         return assembly.supersede(event.key)
     if isinstance(event, IncompleteMessage):
         return assembly.adopt(event)
     if isinstance(event, Marker):
-        return assembly.mark(event)
+        return assembly.apply_marker(event)
     return assembly.arrive(event)
 
 
 def _summary(assembly: Assembly, delayed: DelayedSummary, reports: list[TaskReport], limits: Limits) -> StateSummary:
-    incomplete = assembly.pending.sets
+    incomplete = assembly.pending.messages
     return StateSummary(
-        facts=[report.fact for report in reports],
-        oldest_open=min((message.positions[0] for message in incomplete), default=None),
+        results=[report.result for report in reports],
+        oldest_incomplete=min((message.positions[0] for message in incomplete), default=None),
         expires_ms=min((_expires_ms(message, limits) for message in incomplete), default=None),
-        open_sets=len(incomplete),
-        held_bytes=assembly.pending.held_bytes,
-        waiting=delayed.messages,
+        incomplete_count=len(incomplete),
+        kept_bytes=assembly.pending.kept_bytes,
+        delayed_count=delayed.count,
         next_due_ms=delayed.next_due_ms,
-        oldest_waiting=delayed.oldest,
+        oldest_to_reread=delayed.oldest_to_reread,
     )
 
 
@@ -297,45 +299,51 @@ def _outcome_rows(topic_partition: TopicPartition, outcome: Outcome | Cancels) -
         yield _row(topic_partition, RowKind.CANCELS, None, cancels_to_json(outcome.all), None)
     elif isinstance(outcome, DueEntries):
         first_entry = astuple(outcome.first_entry)
-        yield _row(topic_partition, RowKind.DUE, None, _due_note(outcome, first_entry=first_entry), outcome.frames)
+        header = _due_header(outcome, first_entry=first_entry)
+        yield _row(topic_partition, RowKind.DUE, None, header, outcome.frames)
     elif isinstance(outcome, DuePositions):
-        yield _row(topic_partition, RowKind.AGAIN, None, _due_note(outcome, positions=places(outcome.positions)), None)
+        header = _due_header(outcome, positions=positions_to_json(outcome.positions))
+        yield _row(topic_partition, RowKind.REREAD, None, header, None)
     elif isinstance(outcome, Assembled):
-        key = None if outcome.key is None else astuple(outcome.key)
-        read_again = outcome.entries is None
-        note = _due_note(
-            outcome, positions=places(outcome.positions), read_again=read_again, key=key, refused=outcome.refused
-        )
-        yield _row(topic_partition, RowKind.MESSAGE, outcome.positions[-1], note, None)
+        header = _due_header(outcome, **_chunks_header(outcome), read_again=outcome.entries is None)
+        yield _row(topic_partition, RowKind.MESSAGE, outcome.positions[-1], header, None)
         for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
-            yield _row(topic_partition, RowKind.PART, position, None, entry)
+            yield _row(topic_partition, RowKind.MESSAGE_CHUNK, position, None, entry)
+    elif isinstance(outcome, RejectedPositions):
+        header = json.dumps({"reason": outcome.reason, **_chunks_header(outcome)})
+        yield _row(topic_partition, RowKind.REREAD_REJECTS, None, header, None)
     else:
         for position, entry in outcome.entries:
             yield _row(topic_partition, RowKind.REJECT, position, outcome.reason, entry)
 
 
-def _due_note(outcome: DueEntries | DuePositions | Assembled, **more: Any) -> str:
-    outputs = {name: asdict(mark) for name, mark in outcome.outputs.items()}
+def _due_header(outcome: DueEntries | DuePositions | Assembled, **more: Any) -> str:
+    outputs = {name: asdict(mark_delete) for name, mark_delete in outcome.outputs.items()}
     return json.dumps({"delivered_ms": outcome.delivered_ms, "outputs": outputs, **more})
 
 
+def _chunks_header(outcome: Assembled | RejectedPositions) -> dict[str, Any]:
+    key = None if outcome.key is None else astuple(outcome.key)
+    return {"positions": positions_to_json(outcome.positions), "key": key}
+
+
 def _summary_row(topic_partition: TopicPartition, summary: StateSummary) -> pd.DataFrame:
-    return _row(topic_partition, RowKind.REPORT, None, summary_to_json(summary), None)
+    return _row(topic_partition, RowKind.SUMMARY, None, summary_to_json(summary), None)
 
 
 def _row(
     topic_partition: TopicPartition,
     kind: RowKind,
     position: Position | None,
-    note: str | None,
+    header: str | None,
     entry: bytes | memoryview | None,
 ) -> pd.DataFrame:
-    return _frame(stage_values(topic_partition, kind, position, note, entry))
+    return _frame(stage_values(topic_partition, kind, position, header, entry))
 
 
 def _frame(row: Sequence[Any]) -> pd.DataFrame:
-    # A query starts with a process that only asks for the names of the state's variables: that one
-    # needs no pandas.
+    # Spark starts a query with a process that only asks for the names of the state variables. That
+    # process needs no pandas.
     import pandas as pd
 
     return pd.DataFrame([row], columns=STAGE_ROWS.names)

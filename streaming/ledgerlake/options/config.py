@@ -69,8 +69,8 @@ class AuthConfig:
     def parameters(self) -> str:
         """Return the parameters of the authentication plugin, as that plugin names them."""
         if self.method == "oauth2":
-            given = {"issuerUrl": self.issuer_url, "privateKey": self.private_key}
-            return "secret:" + json.dumps(given | {"audience": self.audience, "scope": self.scope})
+            oauth2 = {"issuerUrl": self.issuer_url, "privateKey": self.private_key}
+            return "secret:" + json.dumps(oauth2 | {"audience": self.audience, "scope": self.scope})
         return f"secret:{self.user}:{self.password}" if self.method == "basic" else f"secret:{self.token}"
 
 

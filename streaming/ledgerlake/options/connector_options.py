@@ -70,9 +70,9 @@ def is_ours(name: str) -> bool:
     if word in _WITHOUT_EFFECT or word.startswith(_PREFIX_WITHOUT_EFFECT):
         return False
     # Spark hands over names in lower case.
-    for known, advice in _INSTEAD.items():
-        if word == known.lower():
-            raise UsageError(f"the source has no option '{known}': {advice}")
+    for option, advice in _INSTEAD.items():
+        if word == option.lower():
+            raise UsageError(f"the source has no option '{option}': {advice}")
     for prefix, advice in _INSTEAD_OF_PREFIX.items():
         if word.startswith(prefix):
             raise UsageError(f"the source has no option '{name}': {advice}")

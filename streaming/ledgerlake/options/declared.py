@@ -10,7 +10,8 @@ name, and ``docs/options.md``.
 from __future__ import annotations
 
 import difflib
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import field as dataclass_field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ledgerlake.errors import UsageError
@@ -61,7 +62,7 @@ def option(
     shown_default: str | None = None,
     is_internal: bool = False,
 ) -> Any:
-    """A field of a dataclass that is an option.
+    """Return a field of a dataclass that is an option.
 
     Args:
         default: ``MISSING`` if the option is required.
@@ -69,16 +70,16 @@ def option(
         is_secret: the value is left out of every ``repr``.
     """
     section, _, key = (toml or "").partition(".")
-    known = Option(kind, meaning, spark, section or None, key or None, same_as, shown_default, is_internal)
-    return field(default=default, repr=not is_secret, metadata={_KEY: known})
+    declaration = Option(kind, meaning, spark, section or None, key or None, same_as, shown_default, is_internal)
+    return dataclass_field(default=default, repr=not is_secret, metadata={_KEY: declaration})
 
 
 def declared(kind: type) -> list[tuple[Field[Any], Option]]:
-    """The fields of a dataclass that are options, in their order."""
-    return [(each, each.metadata[_KEY]) for each in fields(kind) if _KEY in each.metadata]
+    """Return the fields of a dataclass that are options, in their order."""
+    return [(field, field.metadata[_KEY]) for field in fields(kind) if _KEY in field.metadata]
 
 
-def from_spark(kind: type[Declared], given: Iterable[tuple[str, str]], what: str) -> Declared:
+def from_spark(kind: type[Declared], texts: Iterable[tuple[str, str]], what: str) -> Declared:
     """Parse Spark's options; the case of their names does not count.
 
     Args:
@@ -88,21 +89,23 @@ def from_spark(kind: type[Declared], given: Iterable[tuple[str, str]], what: str
         UsageError: an option is unknown or missing, or has a value that it cannot have; the message
             names it.
     """
-    options = [(each.name, each.default, known) for each, known in declared(kind) if known.spark is not None]
+    options = [(field.name, field.default, option) for field, option in declared(kind) if option.spark is not None]
     by_name = {
-        str(spelled).lower(): (name, known) for name, _, known in options for spelled in (known.spark, *known.same_as)
+        str(spelled).lower(): (name, option)
+        for name, _, option in options
+        for spelled in (option.spark, *option.same_as)
     }
-    shown = tuple(str(known.spark) for _, _, known in options if not known.is_internal)
+    shown = tuple(str(option.spark) for _, _, option in options if not option.is_internal)
     values: dict[str, Any] = {}
-    for spelled, text in given:
+    for spelled, text in texts:
         if spelled.lower() not in by_name:
             raise UsageError(f"the {what} has no option '{spelled}'{nearest(spelled, shown)}")
-        name, known = by_name[spelled.lower()]
-        if not known.kind.is_absent(text):
-            values[name] = known.kind.parse(text, f"the option '{known.spark}'")
-    for name, default, known in options:
+        name, option = by_name[spelled.lower()]
+        if not option.kind.is_absent(text):
+            values[name] = option.kind.parse(text, f"the option '{option.spark}'")
+    for name, default, option in options:
         if default is MISSING and name not in values:
-            raise UsageError(f"the option '{known.spark}' is missing; write {known.kind.example}")
+            raise UsageError(f"the option '{option.spark}' is missing; write {option.kind.example}")
     return kind(**values)
 
 
@@ -116,41 +119,43 @@ def from_toml(kind: type[Declared], section: str, data: dict[str, Any]) -> Decla
 
 
 def toml_values(kind: type, section: str, data: dict[str, Any]) -> dict[str, Any]:
-    """The values of a dataclass's fields that a section of the configuration sets.
+    """Return the values of a dataclass's fields that a section of the configuration sets.
 
     Raises:
         UsageError: a key is unknown or missing, or has a value that it cannot have; the message
             names it.
     """
-    given = data.get(section, {})
-    if not isinstance(given, dict):
+    entries = data.get(section, {})
+    if not isinstance(entries, dict):
         raise UsageError(f"[{section}] must be a section")
-    by_key = {str(known.key): (each, known) for each, known in declared(kind) if known.section == section}
+    by_key = {str(option.key): (field, option) for field, option in declared(kind) if option.section == section}
     values = {}
-    for key, value in given.items():
+    for key, value in entries.items():
         if key not in by_key:
             raise UsageError(f"[{section}] has no key '{key}'{nearest(key, tuple(by_key))}")
-        each, known = by_key[key]
-        if not known.kind.is_absent(value):
-            values[each.name] = known.kind.check(value, f"[{section}] {key}")
-    for key, (each, _) in by_key.items():
-        if each.default is MISSING and each.name not in values:
+        field, option = by_key[key]
+        if not option.kind.is_absent(value):
+            values[field.name] = option.kind.check(value, f"[{section}] {key}")
+    for key, (field, _) in by_key.items():
+        if field.default is MISSING and field.name not in values:
             raise UsageError(f"[{section}] {key} is missing")
     return values
 
 
 def to_spark(values: Any) -> dict[str, str]:
-    """Spark's options that parse to these values; an option with its default value is left out."""
+    """Return Spark's options that parse to these values, without those that have their default
+    value.
+    """
     texts = {}
-    for each, known in declared(type(values)):
-        value = getattr(values, each.name)
-        if known.spark is not None and value != each.default:
-            texts[known.spark] = known.kind.text(value)
+    for field, option in declared(type(values)):
+        value = getattr(values, field.name)
+        if option.spark is not None and value != field.default:
+            texts[option.spark] = option.kind.text(value)
     return texts
 
 
 def nearest(name: str, known: tuple[str, ...]) -> str:
-    """A hint that names the closest known word, or all known words."""
+    """Return a hint that names the closest known word, or all known words."""
     by_lower = {word.lower(): word for word in known}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
     return f"; did you mean '{by_lower[close[0]]}'?" if close else f"; known are {', '.join(known)}"

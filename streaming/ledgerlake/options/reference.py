@@ -70,9 +70,9 @@ def reference() -> str:
 def _spark_table(options: type) -> str:
     return _table(
         [
-            (known.spark, known.kind.takes, known.meaning, _default(known, each.default, known.kind.text))
-            for each, known in declared(options)
-            if known.spark is not None and not known.is_internal
+            (option.spark, option.kind.takes, option.meaning, _default(option, field.default, option.kind.text))
+            for field, option in declared(options)
+            if option.spark is not None and not option.is_internal
         ]
     )
 
@@ -81,14 +81,14 @@ def _section_table(section: str) -> str:
     return _table(
         [
             (
-                str(known.key),
-                known.kind.takes_in_toml or known.kind.takes,
-                known.meaning,
-                _default(known, each.default, known.kind.text_in_toml or known.kind.text),
+                str(option.key),
+                option.kind.takes_in_toml or option.kind.takes,
+                option.meaning,
+                _default(option, field.default, option.kind.text_in_toml or option.kind.text),
             )
             for options in _SECTION_CLASSES
-            for each, known in declared(options)
-            if known.section == section
+            for field, option in declared(options)
+            if option.section == section
         ]
     )
 

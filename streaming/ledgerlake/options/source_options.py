@@ -31,6 +31,7 @@ from ledgerlake.options.connector_options import is_ours
 from ledgerlake.options.declared import from_spark, option
 from ledgerlake.options.kinds import COUNT, DURATION, FLAG, FUNCTION, LIST, MILLISECONDS, PATH, TEXT, choice
 from ledgerlake.options.read_settings import ReadSettings
+from ledgerlake.stored.places import Place, from_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -257,10 +258,10 @@ class SourceOptions(ClientOptions):
         "An entry that expands to more bytes is a reject.",
         spark="maxUncompressedBytes",
     )
-    wakes: str | None = option(
+    wakeups: str | None = option(
         TEXT,
         None,
-        "A folder with wake-up times (see `source.wake_ups`), or `always` for a micro-batch every second.",
+        "A folder with wake-up times (see `source.wakeup_files`), or `always` for a micro-batch every second.",
         spark="wakes",
         is_internal=True,
     )
@@ -308,6 +309,21 @@ class SourceOptions(ClientOptions):
             raise UsageError("the option 'topic' names one topic; use 'topics' for several")
         names = (self.topic.strip(),) if self.topic else self.topic_names
         return TopicSelection(tuple(dict.fromkeys(map(full_name, names))))
+
+    @property
+    def needs_wakeups(self) -> bool:
+        """Return whether batches are also planned without new entries."""
+        return self.wakeups is not None
+
+    @property
+    def wakes_always(self) -> bool:
+        """Return whether such a batch is planned every second."""
+        return self.wakeups == "always"
+
+    @property
+    def wakeup_folder(self) -> Place | None:
+        """Return the folder of the files that say when such a batch is needed."""
+        return None if self.wakeups is None or self.wakes_always else from_text(self.wakeups)
 
     @property
     def is_typed(self) -> bool:
@@ -393,12 +409,12 @@ def _bounds(
         (f"{edge}Time", time, lambda text, where: AtTime(parse_time_ms(text, where))),
         (f"{edge}Index", index, lambda text, where: AtIndex(parse_index(text, where))),
     ]
-    given = [(name, text, parser) for name, text, parser in parsers if text is not None]
-    if not given:
+    bounds = [(name, text, parser) for name, text, parser in parsers if text is not None]
+    if not bounds:
         return None, ()
-    if len(given) > 1:
-        raise UsageError(f"the options '{given[0][0]}' and '{given[1][0]}' exclude each other")
-    name, text, parser = given[0]
+    if len(bounds) > 1:
+        raise UsageError(f"the options '{bounds[0][0]}' and '{bounds[1][0]}' exclude each other")
+    name, text, parser = bounds[0]
     return one_or_by_topic(text.strip(), f"the option '{name}'", parser, of_new)
 
 

@@ -1,8 +1,8 @@
-"""The function that Spark calls for each micro-batch: write and commit it, then let the cursors
-follow.
+"""The function that Spark calls for each micro-batch: it writes and commits the batch, and hands
+its ends to the cursors.
 
-Spark may call it again for a micro-batch that the table has; the sink finds that out. A micro-batch
-that comes after the pipeline was told to stop is not begun: Spark plans it again at the next start.
+Spark may call it again for a micro-batch that the table has; the sink checks for that. After a
+stop, no further micro-batch is begun: Spark plans it again at the next start.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from ledgerlake.pipeline.commit import BatchResult
-    from ledgerlake.pipeline.parts import Parts
+    from ledgerlake.pipeline.components import Components
 
-# How long an end waits for Spark's commit log.
+# How long to wait at the end for Spark's commit log.
 _COMMIT_S = 30.0
 _COMMIT_POLL_S = 0.01
 
@@ -39,10 +39,10 @@ class BatchWriter:
     """
 
     def __init__(
-        self, stream: str, parts: Parts, stopping: threading.Event, on_batch: Callable[[BatchResult], None]
+        self, stream: str, components: Components, stopping: threading.Event, on_batch: Callable[[BatchResult], None]
     ) -> None:
         self._stream = stream
-        self._parts = parts
+        self._components = components
         self._stopping = stopping
         self._on_batch = on_batch
         self._at_work = threading.Lock()
@@ -66,31 +66,30 @@ class BatchWriter:
                 raise
 
     def wait(self, is_active: Callable[[], bool]) -> None:
-        """Wait until the micro-batch in work is written, and Spark has recorded it; ended before,
-        it would be run again.
+        """Wait until the current micro-batch is written, and Spark has recorded it. If the query
+        ended before that, Spark would run it again.
         """
         with self._at_work:
             pass
         deadline_s = time.monotonic() + _COMMIT_S
         while self._last is not None and is_active() and time.monotonic() < deadline_s:
-            if self._parts.checkpoint.log.has_committed(self._last):
+            if self._components.checkpoint.log.has_committed(self._last):
                 return
             time.sleep(_COMMIT_POLL_S)
 
     def _write(self, written: DataFrame, batch_id: int) -> None:
-        parts = self._parts
-        batch = parts.checkpoint.log.record(self._stream, query_name(self._stream, _query_id(written)), batch_id)
-        tell_tasks(written.sparkSession.sparkContext, moved_cursors(parts.cursors, batch))
-        result = parts.sink.write(written, batch, parts.cursors.check_held)
-        # Who was suspended meanwhile must not write over what its successor has noted beside the
-        # checkpoint.
-        parts.cursors.check_held()
-        if parts.checkpoint.log.has_committed(batch_id):
+        components = self._components
+        batch = components.checkpoint.log.record(self._stream, query_name(self._stream, _query_id(written)), batch_id)
+        tell_tasks(written.sparkSession.sparkContext, moved_cursors(components.cursors, batch))
+        result = components.sink.write(written, batch, components.cursors.check_owner)
+        # A process that was suspended must not overwrite its successor's files in the checkpoint.
+        components.cursors.check_owner()
+        if components.checkpoint.log.has_committed(batch_id):
             raise OwnershipError(
-                f"another process has run batch {batch_id} of the stream {self._stream} meanwhile; let only one process run it"
+                f"another process has run batch {batch_id} of the stream {self._stream}; let only one process run it"
             )
-        parts.wake_ups.note(batch_id, result.wakes_ms)
-        parts.cursors.add(LastRun(batch_id, parts.wake_ups.batch_id), result.ends, result.tables)
+        components.wakeups.update(batch_id, result.wakeup_times_ms)
+        components.cursors.add(LastRun(batch_id, components.wakeups.batch_id), result.ends, result.tables)
         self._last = batch_id
         self._on_batch(result)
 

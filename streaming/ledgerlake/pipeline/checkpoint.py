@@ -1,17 +1,17 @@
-"""A pipeline's checkpoint: what Ledgerlake keeps in it beside what Spark keeps (see ``spark_log``).
+"""A pipeline's checkpoint: Ledgerlake's own files in it; for Spark's files see ``spark_log``.
 
-    <checkpoint>/ledgerlake/start.json      where the pipeline began: an offset (see ``stored.offsets``)
-    <checkpoint>/ledgerlake/stream.json     whose checkpoint it is, with a version; ``follows`` says by table which query had committed last
-                                            before it began (see ``table.delta_table``), null if none had; earlier releases
-                                            wrote no ``follows``
+    <checkpoint>/ledgerlake/start.json      the start of the pipeline: an offset (see ``stored.offsets``)
+    <checkpoint>/ledgerlake/stream.json     the stream of the checkpoint, with a version; ``follows`` names by table the query that was the last
+                                            to commit before the checkpoint began (see ``table.delta_table``), null if there was
+                                            none; earlier releases wrote no ``follows``
     <checkpoint>/ledgerlake/settings.json   the settings that decide which rows a micro-batch gives (see ``row_settings``)
     <checkpoint>/ledgerlake/outbox.json     the name of its outbox, with a version (see ``publish.outbox``)
-    <checkpoint>/ledgerlake/forgotten.json  the user has chosen to begin anew (``ledgerlake forget``); it goes when that
-                                            has happened
+    <checkpoint>/ledgerlake/forgotten.json  the user has chosen to start from the beginning (``ledgerlake forget``); removed when
+                                            that has happened
 
-Spark asks a source for its first offset again when it restarts before the first micro-batch was
-committed, and ``latest`` would then mean another place. So the first start is resolved once,
-written down, and handed to the source as positions.
+If Spark restarts before the first micro-batch was committed, it asks the source for its first
+offset again, and ``latest`` would then be another position. So the first start is resolved once,
+recorded, and handed to the source as positions.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Checkpoint:
 
     @property
     def log(self) -> SparkLog:
-        """What Spark keeps in it."""
+        """Return Spark's files in it."""
         return SparkLog(self.folder)
 
     def start(self) -> Offset | None:
@@ -52,11 +52,11 @@ class Checkpoint:
         Raises:
             OffsetError: it was written by a newer release or is damaged.
         """
-        found = load_file(self.folder, "ledgerlake/start.json")
-        return None if found is None else from_json(found)
+        start = load_file(self.folder, "ledgerlake/start.json")
+        return None if start is None else from_json(start)
 
     def save_start(self, start: Offset) -> None:
-        """Record the start; with it a new pipeline has begun.
+        """Record the start of a new pipeline.
 
         Raises:
             SetupError: the folder cannot be written.
@@ -67,7 +67,7 @@ class Checkpoint:
             raise not_writable(self.folder, error) from None
 
     def check_writable(self) -> None:
-        """Try to write into the folder, and leave nothing.
+        """Check that files can be written into the folder; the file of the check is removed.
 
         Raises:
             SetupError: the folder cannot be written.
@@ -83,52 +83,53 @@ class Checkpoint:
             raise not_writable(self.folder, error) from None
 
     def check_stream(self, stream: str) -> None:
-        """Check whose checkpoint it is.
+        """Check that it is the checkpoint of a stream.
 
         Raises:
             CheckpointError: it belongs to a stream of another name.
             OffsetError: a newer release wrote it.
         """
-        found = self._stream()
-        if found is not None and found["stream"] != stream:
+        record = self._stream()
+        if record is not None and record["stream"] != stream:
             raise CheckpointError(
-                f"the checkpoint {self.folder} belongs to the stream {found['stream']}, and the configuration names "
-                f"{stream}; set [stream] name back to {found['stream']}, or choose another checkpoint folder"
+                f"the checkpoint {self.folder} belongs to the stream {record['stream']}, and the configuration names "
+                f"{stream}; set [stream] name back to {record['stream']}, or choose another checkpoint folder"
             )
 
-    def save_stream(self, stream: str, follows: dict[str, int | None] | None = None) -> None:
-        """Record whose checkpoint it is, and at its beginning whom it follows in the tables."""
-        if follows is not None:
-            save_json(self._own("stream"), {"version": _STREAM_VERSION, "stream": stream, "follows": follows})
+    def save_stream(self, stream: str, previous_writers: dict[str, int | None] | None = None) -> None:
+        """Record the stream of the checkpoint and, when it begins, the previous writers of the
+        tables.
+        """
+        if previous_writers is not None:
+            save_json(self._own("stream"), {"version": _STREAM_VERSION, "stream": stream, "follows": previous_writers})
         elif self._stream() is None:
             save_json(self._own("stream"), {"version": _STREAM_VERSION, "stream": stream})
 
-    def follows(self) -> dict[str, int | None] | None:
-        """Return by table the number of the query that had committed last when this checkpoint
-        began; None if an earlier release began it.
+    def previous_writers(self) -> dict[str, int | None] | None:
+        """Return by table the number of the query that was the last to commit before this
+        checkpoint began; None if an earlier release began it.
 
         Raises:
             OffsetError: a newer release wrote it, or it is damaged.
         """
-        found = self._stream()
+        record = self._stream() or {}
         try:
-            follows: dict[str, int | None] | None = stored(dict[str, int | None] | None, (found or {}).get("follows"))
+            writers: dict[str, int | None] | None = stored(dict[str, int | None] | None, record.get("follows"))
         except ValueError:
             raise damaged(self.folder, "ledgerlake/stream.json") from None
-        return follows
+        return writers
 
     def _stream(self) -> dict[str, Any] | None:
-        found = load_file(self.folder, "ledgerlake/stream.json")
-        if found is None:
+        record = load_file(self.folder, "ledgerlake/stream.json")
+        if record is None:
             return None
-        if not isinstance(found, dict) or not isinstance(found.get("version"), int) or "stream" not in found:
+        if not isinstance(record, dict) or not isinstance(record.get("version"), int) or "stream" not in record:
             raise damaged(self.folder, "ledgerlake/stream.json")
-        refuse_newer("the checkpoint", found["version"], _STREAM_VERSION, "stream record of version")
-        return found
+        refuse_newer("the checkpoint", record["version"], _STREAM_VERSION, "stream record of version")
+        return record
 
     def outbox(self) -> str | None:
-        """Return the name of the outbox that belongs to it; None if none was begun since there is
-        such a record.
+        """Return the name of its outbox; None if none is recorded.
 
         Raises:
             OffsetError: a newer release wrote it, or it is damaged.
@@ -139,7 +140,7 @@ class Checkpoint:
             raise not_readable(self.folder, error) from None
 
     def save_outbox(self, name: str) -> None:
-        """Record the name of its outbox, once that is there.
+        """Record the name of its outbox, which must exist.
 
         Raises:
             SetupError: the folder cannot be written.
@@ -150,7 +151,7 @@ class Checkpoint:
             raise not_writable(self.folder, error) from None
 
     def settings(self) -> RowSettings | None:
-        """Return the settings under which the last run began; None if none were noted.
+        """Return the settings under which the last run began; None if none are recorded.
 
         Raises:
             OffsetError: a newer release wrote them, or they are damaged.
@@ -161,7 +162,7 @@ class Checkpoint:
             raise not_readable(self.folder, error) from None
 
     def save_settings(self, settings: RowSettings) -> None:
-        """Note the settings under which micro-batches are run from here on.
+        """Record the settings of the micro-batches from here on.
 
         Raises:
             SetupError: the folder cannot be written.
@@ -175,14 +176,16 @@ class Checkpoint:
 
     @property
     def is_forgotten(self) -> bool:
-        """Return whether the user has chosen to begin anew, and nothing has begun since."""
+        """Return whether the user has chosen to start from the beginning, and no query has begun
+        since.
+        """
         return load_file(self.folder, "ledgerlake/forgotten.json") is not None
 
     def check_gone(self) -> None:
-        """Check that nothing is left of a checkpoint that would go on where it was.
+        """Check that there is no checkpoint from which a pipeline would continue.
 
         Raises:
-            CheckpointError: there is a start.
+            CheckpointError: there is one.
         """
         if self.start() is not None:
             raise CheckpointError(
@@ -191,12 +194,14 @@ class Checkpoint:
             )
 
     def forget(self) -> None:
-        """Record that the user has chosen to begin anew; it counts until a new query has begun."""
+        """Record that the user has chosen to start from the beginning; valid until a new query has
+        begun.
+        """
         save_json(self._own("forgotten"), {"version": 1})
 
     def end_forgetting(self) -> None:
-        """A query has begun, with an id of its own, which the tables do not know; if it cannot be
-        recorded, the next start does it.
+        """Record that a new query has begun, with an id that the tables do not know. If that fails,
+        the next start does it.
         """
         if self.is_forgotten:
             file = self._own("forgotten")

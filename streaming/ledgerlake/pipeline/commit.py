@@ -4,9 +4,9 @@ Order of a micro-batch, each step safe to repeat after a kill at any point:
 
     1. tasks write Parquet files that no table knows (see ``operators.ingest`` and
        ``operators.finalize``); what a killed task leaves is an orphan for ``ledgerlake vacuum``
-    2. ask both tables whether they hold the batch; what belongs to another checkpoint is refused
+    2. ask both tables whether they contain the batch; a batch of another checkpoint is refused
        before anything changes
-    3. note what is for a topic in the outbox (see ``publish.outbox``), if there is one
+    3. record the messages for a topic in the outbox (see ``publish.outbox``), if there is one
     4. commit ``rejects``     with the batch's number and offsets. If ``rejects`` has that batch, only what the first run did not reject
                               is added; if ``messages`` has it, only a loss (see ``table.additions``)
     5. commit ``messages``    likewise, skipped if that batch is in already, with how far each topic partition's time has come; without files if the batch read entries and
@@ -24,9 +24,9 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from ledgerlake.operators.facts import BATCH_PROPERTY, BatchSettings, PartitionFact, fact_from_json
+from ledgerlake.operators.results import BATCH_PROPERTY, BatchSettings, PartitionResult, result_from_json
 from ledgerlake.table.additions import add_losses, add_missing
-from ledgerlake.table.batch_record import Held
+from ledgerlake.table.batch_record import SeenBatch
 from ledgerlake.table.delta_table import Table
 
 if TYPE_CHECKING:
@@ -44,11 +44,13 @@ if TYPE_CHECKING:
 class BatchResult:
     """The result of a micro-batch; ``repeated`` if the table had it already.
 
-    ``ends`` is the last position of each topic partition that is safe to acknowledge.
-    ``wakes_ms`` is when it wants a batch although nothing new has come; ``open_sets`` and
-    ``held_bytes`` count incomplete large messages, ``waiting`` delayed messages, the next of
-    which is due at ``next_due_ms``; all of the topic partitions that had a part in the batch.
-    ``tables`` says by name which tables hold it.
+    By topic partition, for those in the batch: ``ends`` is the last position that is safe to
+    acknowledge; ``wakeup_times_ms`` is when a batch is needed without new entries;
+    ``delayed_counts`` counts the delayed messages, and ``next_due_ms`` is when the next of them is
+    due.
+
+    ``incomplete_count`` and ``kept_bytes`` are the incomplete large messages and the bytes kept of
+    them. ``tables`` has the tables that contain the batch, by name.
     """
 
     batch_id: int
@@ -56,13 +58,13 @@ class BatchResult:
     rejects: int = 0
     repeated: bool = False
     ends: dict[str, Position] = field(default_factory=dict)
-    wakes_ms: dict[str, int | None] = field(default_factory=dict)
-    open_sets: int = 0
-    held_bytes: int = 0
-    waiting: dict[str, int] = field(default_factory=dict)
+    wakeup_times_ms: dict[str, int | None] = field(default_factory=dict)
+    incomplete_count: int = 0
+    kept_bytes: int = 0
+    delayed_counts: dict[str, int] = field(default_factory=dict)
     next_due_ms: dict[str, int | None] = field(default_factory=dict)
     stored_bytes: int = 0
-    tables: dict[str, Held] = field(default_factory=dict)
+    tables: dict[str, SeenBatch] = field(default_factory=dict)
 
 
 class DeltaSink:
@@ -76,18 +78,20 @@ class DeltaSink:
 
     @property
     def tables(self) -> dict[str, Table]:
-        """The tables by the names that the checkpoint has for them."""
+        """Return the tables by the names that the checkpoint has for them."""
         return {"messages": self.messages, "rejects": self.rejects}
 
-    def begin(self, followed: Mapping[str, int | None]) -> None:
-        """Nobody else writes for this query from here on; ``followed``: see ``Table.begin``, by the
-        names of the tables.
+    def begin(self, previous_writers: Mapping[str, int | None]) -> None:
+        """Begin to write; from here on, no other process may write for this query.
+
+        Args:
+            previous_writers: by table name; see ``Table.begin``.
         """
         for name, table in self.tables.items():
-            table.begin(followed.get(name))
+            table.begin(previous_writers.get(name))
 
     def load_reached_times(self, topic_partitions: list[str]) -> None:
-        """Recall how far each topic partition's time has come in the table."""
+        """Load the greatest time of each topic partition in the table."""
         self._reached_us = self._reached_us | self.messages.effective_times_us(topic_partitions)
 
     def write(self, written: DataFrame, batch: BatchRecord, check_owner: Callable[[], None]) -> BatchResult:
@@ -99,72 +103,73 @@ class DeltaSink:
 
         Raises:
             TableError: a commit did not land; the batch is not counted as done.
-            CheckpointError: the tables hold another batch of that number, or a later one; nothing
-                was changed.
+            CheckpointError: the tables contain another batch of that number, or a later one;
+                nothing was changed.
         """
-        note = asdict(BatchSettings(batch.batch_id, self._reached_us))
-        # The tasks' code was fixed when the query began; this they can read anew in every batch.
-        written.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, json.dumps(note))
-        facts = [fact_from_json(row.fact) for row in written.collect()]
+        settings = asdict(BatchSettings(batch.batch_id, self._reached_us))
+        # The tasks' code was fixed when the query began, but they can read this in every batch.
+        written.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, json.dumps(settings))
+        partitions = [result_from_json(row.result) for row in written.collect()]
         check_owner()
-        return self.commit(batch, facts)
+        return self.commit(batch, partitions)
 
-    def commit(self, batch: BatchRecord, facts: list[PartitionFact]) -> BatchResult:
+    def commit(self, batch: BatchRecord, partitions: list[PartitionResult]) -> BatchResult:
         """Commit what the tasks of a micro-batch wrote; see ``write``."""
-        rejects = [file for fact in facts for file in fact.written.rejects]
-        messages = [file for fact in facts for file in fact.written.messages]
+        rejects = [file for partition in partitions for file in partition.written.rejects]
+        messages = [file for partition in partitions for file in partition.written.messages]
         result = BatchResult(batch.batch_id, sum(file.rows for file in messages), sum(file.rows for file in rejects))
-        # What waits in state is in no row; but a cursor passes it, so an older copy of the
-        # checkpoint must not be taken for the newest.
+        # Entries that stay in state give no row, but the cursor passes them. So the batch is
+        # recorded without rows, and an older copy of the checkpoint is not taken for the newest.
         is_recorded = bool(messages) or (batch.reads and not rejects)
-        # Rejects commit first, so the first run has said all that it found of a batch that messages has.
-        messages_held = (is_recorded or bool(rejects)) and self.messages.holds(batch)
-        rejects_held = bool(rejects) and self.rejects.holds(batch)
+        # Rejects are committed first. If messages has a batch, rejects has those of its first run.
+        in_messages = (is_recorded or bool(rejects)) and self.messages.contains(batch)
+        in_rejects = bool(rejects) and self.rejects.contains(batch)
         outbox_messages = None
         if self._outbox is not None:
-            self._outbox.add(batch, {fact.topic_partition: fact.outbox for fact in facts})
+            self._outbox.add(batch, {partition.topic_partition: partition.outbox for partition in partitions})
             outbox_messages = {self._outbox.name: self._outbox.messages}
-        if rejects and messages_held:
-            add_losses(self.rejects, batch, rejects, rejects_held)
+        if rejects and in_messages:
+            add_losses(self.rejects, batch, rejects, in_rejects)
         elif rejects:
-            self._commit_rejects(batch, rejects, rejects_held)
-        if is_recorded and not messages_held:
-            later_us = self._later_times(facts)
+            self._commit_rejects(batch, rejects, in_rejects)
+        if is_recorded and not in_messages:
+            later_us = self._later_times(partitions)
             self.messages.commit(batch, messages, later_us, outbox_messages)
             self._reached_us = self._reached_us | later_us
-        if messages_held:
-            # Another process may have committed it, so how far the times have come is known by the
-            # table alone.
-            self.load_reached_times([fact.topic_partition for fact in facts])
-        result.repeated = messages_held or (rejects_held and not is_recorded)
-        wrote = {
-            "messages": is_recorded or messages_held,
-            "rejects": rejects_held or (bool(rejects) and not messages_held),
+        if in_messages:
+            # Another process may have committed it, so only the table has its times.
+            self.load_reached_times([partition.topic_partition for partition in partitions])
+        result.repeated = in_messages or (in_rejects and not is_recorded)
+        is_in_table = {
+            "messages": is_recorded or in_messages,
+            "rejects": in_rejects or (bool(rejects) and not in_messages),
         }
         result.tables = {
-            name: Held(str(table.path), batch.batch_id) for name, table in self.tables.items() if wrote[name]
+            name: SeenBatch(str(table.path), batch.batch_id) for name, table in self.tables.items() if is_in_table[name]
         }
         if self._outbox is not None:
             self._outbox.commit(batch.batch_id)
-        self.messages.remove_files([name for fact in facts for name in fact.replaced])
-        for fact in facts:
-            result.ends[fact.topic_partition] = fact.done
-            result.wakes_ms[fact.topic_partition] = fact.wakes_ms
-            result.open_sets += fact.summary.open_sets
-            result.held_bytes += fact.summary.held_bytes
-            result.waiting[fact.topic_partition] = fact.summary.waiting
-            result.next_due_ms[fact.topic_partition] = fact.summary.next_due_ms
-            result.stored_bytes += fact.written.stored_bytes
+        self.messages.remove_files([name for partition in partitions for name in partition.replaced])
+        for partition in partitions:
+            result.ends[partition.topic_partition] = partition.safe_to_acknowledge
+            result.wakeup_times_ms[partition.topic_partition] = partition.wakeup_time_ms
+            result.incomplete_count += partition.summary.incomplete_count
+            result.kept_bytes += partition.summary.kept_bytes
+            result.delayed_counts[partition.topic_partition] = partition.summary.delayed_count
+            result.next_due_ms[partition.topic_partition] = partition.summary.next_due_ms
+            result.stored_bytes += partition.written.stored_bytes
         return result
 
-    def _commit_rejects(self, batch: BatchRecord, files: list[DataFile], is_held: bool) -> None:
-        if is_held:
+    def _commit_rejects(self, batch: BatchRecord, files: list[DataFile], is_in_table: bool) -> None:
+        if is_in_table:
             add_missing(self.rejects, batch, files)
         else:
             self.rejects.commit(batch, files, {})
 
-    def _later_times(self, facts: list[PartitionFact]) -> dict[str, int]:
-        """Return how far the batch brings each topic partition's time; it never goes back."""
-        found = {fact.topic_partition: fact.written.max_effective_us for fact in facts}
-        reached = {name: time_us for name, time_us in found.items() if time_us is not None}
+    def _later_times(self, partitions: list[PartitionResult]) -> dict[str, int]:
+        """Return the greatest time of each topic partition in the batch; never less than that in
+        the table.
+        """
+        times_us = {partition.topic_partition: partition.written.max_effective_us for partition in partitions}
+        reached = {name: time_us for name, time_us in times_us.items() if time_us is not None}
         return {name: max(time_us, self._reached_us.get(name, time_us)) for name, time_us in reached.items()}

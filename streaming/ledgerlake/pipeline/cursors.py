@@ -2,25 +2,25 @@
 
 Rules kept here:
   - The exclusive subscription on every topic partition is the right to run the stream. Nothing of
-    the stream is touched before ``hold`` has returned, and nothing is committed or sent while
-    ``is_held`` is false.
+    the stream is touched before ``acquire`` has returned, and nothing is committed or sent while
+    ``is_owner`` is false.
   - A cursor passes the end of a micro-batch only when Spark's commit log has that micro-batch, so
     that no run of it can be asked for again. The broker may remove what a cursor has passed at
     once.
   - A failure of a cursor is retried and never ends the query, except that another process holds the
     subscription.
 
-What is not acknowledged yet is kept in ``<checkpoint>/ledgerlake/ends.json``, so that a restart
-acknowledges it, and beside it which micro-batch each table held last, so that a restart notices a
-table that is older:
+The ends of micro-batches that are not acknowledged yet are in
+``<checkpoint>/ledgerlake/ends.json``, so that a restart acknowledges them. The file also has the
+last micro-batch seen in each table, so that a restart notices a table that is older:
 
     {"version": 1, "batches": {"17": {"persistent://public/default/orders": [12, 345]}},
      "tables": {"messages": {"path": "lake/orders", "batch_id": 17}},
      "last_run": {"batch_id": 17, "wakes_batch": 15}}
 
-``last_run`` is the last micro-batch that was run, and whose file of wake-up times counted then (see
-``pipeline.wake_ups``). ``tables`` and ``last_run`` may be missing, since earlier releases neither
-wrote nor read them.
+``last_run`` is the last micro-batch that was run, and the micro-batch whose file of wake-up times
+was in use then (see ``pipeline.wakeups``). ``tables`` and ``last_run`` may be missing, because
+earlier releases neither wrote nor read them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.errors import ConsumerBusyError, LedgerlakeError, OwnershipError, TopicNotFoundError
 from ledgerlake.stored.fields import stored
 from ledgerlake.stored.files import load_stored, save_json
-from ledgerlake.table.batch_record import Held
+from ledgerlake.table.batch_record import SeenBatch
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -60,24 +60,24 @@ Ends = dict[str, Position]
 
 @dataclass(frozen=True)
 class LastRun:
-    """The last micro-batch that was run, and the one whose file of wake-up times counted then."""
+    """The last micro-batch that was run, and the one whose file of wake-up times was in use then."""
 
     batch_id: int
     wakes_batch: int | None
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """What ``ends.json`` says."""
+class _StoredEnds:
+    """The content of ``ends.json``."""
 
     pending: dict[int, Ends] = field(default_factory=dict)
-    tables: dict[str, Held] = field(default_factory=dict)
+    tables: dict[str, SeenBatch] = field(default_factory=dict)
     last_run: LastRun | None = None
 
 
 class CursorKeeper:
-    """The cursors of one pipeline. ``hold`` and ``positions`` are for the start; after ``begin`` a
-    thread works.
+    """The cursors of one pipeline. ``acquire`` and ``positions`` are for the start; after ``begin``
+    a thread works.
     """
 
     def __init__(self, cluster: Cluster, subscription: str, checkpoint: Checkpoint) -> None:
@@ -86,7 +86,7 @@ class CursorKeeper:
         self._checkpoint = checkpoint
         self._cursors: dict[str, DurableCursor] = {}
         self._pending: dict[int, Ends] = {}
-        self._tables: dict[str, Held] = {}
+        self._tables: dict[str, SeenBatch] = {}
         self._last_run: LastRun | None = None
         self._lock = threading.Lock()
         self._at_broker = threading.RLock()
@@ -96,13 +96,13 @@ class CursorKeeper:
         self._lost: OwnershipError | None = None
         self._thread: threading.Thread | None = None
 
-    def hold(self, topic_partitions: Iterable[str], from_earliest: bool) -> None:
-        """Take the subscriptions, in order, so that of two processes one gets all of them; make
-        those that are missing.
+    def acquire(self, topic_partitions: Iterable[str], from_earliest: bool) -> None:
+        """Acquire the subscriptions, in order, so that one of two processes gets all of them;
+        create those that are missing.
 
         Raises:
-            ConsumerBusyError: another process holds one; nothing was made before the first that is
-                free.
+            ConsumerBusyError: another process holds one; no subscription was created before the
+                first that is free.
             TopicNotFoundError, BrokerError, TransportError: as for a reader.
         """
         for name in sorted(topic_partitions):
@@ -111,40 +111,40 @@ class CursorKeeper:
             cursor.ensure(from_earliest)
 
     def positions(self, topic_partitions: Iterable[str] | None = None) -> Ends:
-        """Return where each cursor stands: the last entry that counts as taken, with everything
-        before it.
+        """Return the mark-delete position of each cursor.
 
         Args:
-            topic_partitions: only the cursors of these, as far as there are any; None: all.
+            topic_partitions: the topic partitions whose cursors to return, if they exist; None for
+                all.
         """
         names = self._cursors if topic_partitions is None else self._cursors.keys() & set(topic_partitions)
         return {name: self._cursors[name].position() for name in names}
 
     def positions_now(self, topic_partitions: Collection[str]) -> Ends:
-        """The same beside the thread that works; without those of topics that are deleted.
+        """Return positions while the thread runs; without the cursors of deleted topics.
 
         Raises:
             OwnershipError: another process has taken over.
             LedgerlakeError: the broker cannot be asked.
         """
-        found: Ends = {}
+        positions: Ends = {}
         if not topic_partitions:
-            return found
+            return positions
         with self._at_broker:
             self._reopen()
             for name in topic_partitions:
                 with contextlib.suppress(TopicNotFoundError):
-                    found |= self.positions([name])
-        return found
+                    positions |= self.positions([name])
+        return positions
 
     def advance(self, ends: Ends) -> None:
         """Acknowledge everything up to some positions, at once; for the start of a new pipeline."""
         for name, position in ends.items():
             self._cursors[name].advance(position)
 
-    def tables(self) -> dict[str, Held]:
-        """Return what the tables held when an earlier run wrote to them last, as far as the
-        checkpoint says.
+    def tables(self) -> dict[str, SeenBatch]:
+        """Return the last batch that an earlier run saw in each table, as far as the checkpoint
+        says.
 
         Raises:
             OffsetError: a newer release wrote it, or it is damaged.
@@ -168,34 +168,36 @@ class CursorKeeper:
         Raises:
             OffsetError: a newer release wrote what is to be acknowledged, or it is damaged.
         """
-        kept = self._load()
-        self._pending, self._tables, self._last_run = kept.pending, kept.tables, kept.last_run
+        ends = self._load()
+        self._pending, self._tables, self._last_run = ends.pending, ends.tables, ends.last_run
         self._news.set()
         self._thread = threading.Thread(target=self._loop, args=(on_lost,), name="ledgerlake-cursors", daemon=True)
         self._thread.start()
 
     @property
-    def is_held(self) -> bool:
-        """Return whether this process owns the stream, as far as it can know without asking the
+    def is_owner(self) -> bool:
+        """Return whether this process owns the stream, as far as it knows without a request to the
         broker.
         """
         return self._lost is None and all(cursor.is_open for cursor in list(self._cursors.values()))
 
-    def check_held(self) -> None:
-        """Check that this process owns the stream; a connection that was lost is made anew first.
+    def check_owner(self) -> None:
+        """Check that this process owns the stream; reconnect first if the connection was lost.
 
         Raises:
             OwnershipError: another process has taken over.
             LedgerlakeError: the broker cannot be asked.
         """
-        if self._lost is None and not self.is_held:
+        if self._lost is None and not self.is_owner:
             with self._at_broker:
                 self._reopen()
         if self._lost is not None:
             raise self._lost
 
-    def add(self, last_run: LastRun, ends: Ends, tables: dict[str, Held] | None = None) -> None:
-        """Note where a micro-batch ends whose files are in the table, and which tables have it."""
+    def add(self, last_run: LastRun, ends: Ends, tables: dict[str, SeenBatch] | None = None) -> None:
+        """Record the ends of a micro-batch whose files are in the table, and the tables that have
+        it.
+        """
         with self._lock:
             self._pending[last_run.batch_id] = dict(ends)
             self._last_run = last_run
@@ -205,8 +207,8 @@ class CursorKeeper:
         self._news.set()
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until the cursors have passed every committed micro-batch; those of one that will
-        run again stay.
+        """Wait until the cursors have passed every committed micro-batch. They do not pass a
+        micro-batch that will run again.
         """
         if self._thread is None or self._lost is not None:
             return
@@ -217,21 +219,21 @@ class CursorKeeper:
             _log.warning("the subscription %s could not be moved; the next start does it", self.subscription)
 
     def close(self) -> None:
-        """Let go of the subscriptions; the cursors stay on the broker."""
+        """Close the subscriptions; the cursors stay on the broker."""
         self._ending.set()
         thread, self._thread = self._thread, None
         if thread is not None:
             self._stop_thread(thread)
-        self._let_go()
+        self._close_cursors()
 
-    def _let_go(self) -> None:
+    def _close_cursors(self) -> None:
         for cursor in list(self._cursors.values()):
             with contextlib.suppress(LedgerlakeError):
                 cursor.close()
 
     def step(self) -> bool:
-        """Look once: keep the subscriptions open, and acknowledge what is committed. Returns
-        whether more is to be done.
+        """Reopen closed subscriptions, and acknowledge committed micro-batches. Return whether some
+        are still pending.
 
         Raises:
             OwnershipError: another process has taken over.
@@ -266,7 +268,7 @@ class CursorKeeper:
             try:
                 cursor.ensure(from_earliest=True)
             except TopicNotFoundError:
-                # A topic that is deleted is the planner's to judge; one that comes again has a new
+                # The planner decides about deleted topics; a topic that is created again has a new
                 # cursor.
                 del self._cursors[name]
             except ConsumerBusyError:
@@ -282,7 +284,7 @@ class CursorKeeper:
         finally:
             if self._thread is None:
                 # A subscription that was being opened while ``close`` did not wait any longer.
-                self._let_go()
+                self._close_cursors()
 
     def _work(self, on_lost: Callable[[OwnershipError], None]) -> None:
         pause_s = _POLL_S
@@ -312,15 +314,15 @@ class CursorKeeper:
         if thread is not threading.current_thread():
             thread.join(timeout=_RETRY_MOST_S)
 
-    def _load(self) -> _Kept:
-        return load_stored(self._path, "cursor ends", _read, _VERSION) or _Kept()
+    def _load(self) -> _StoredEnds:
+        return load_stored(self._path, "cursor ends", _read, _VERSION) or _StoredEnds()
 
     def _save(self) -> None:
         batches = {
             str(batch_id): {name: [position.ledger_id, position.entry_id] for name, position in ends.items()}
             for batch_id, ends in self._pending.items()
         }
-        tables = {name: asdict(held) for name, held in self._tables.items()}
+        tables = {name: asdict(seen) for name, seen in self._tables.items()}
         last_run = {"last_run": asdict(self._last_run)} if self._last_run else {}
         save_json(self._path, {"version": _VERSION, "batches": batches, "tables": tables} | last_run)
 
@@ -329,13 +331,13 @@ class CursorKeeper:
         return self._checkpoint.folder / "ledgerlake" / "ends.json"
 
 
-def _read(data: dict[str, Any], _version: int) -> _Kept:
+def _read(data: dict[str, Any], _version: int) -> _StoredEnds:
     batches = stored(dict[str, dict[str, list[int]]], data["batches"])
     pending = {
-        int(batch_id): {name: _position(*place) for name, place in ends.items()} for batch_id, ends in batches.items()
+        int(batch_id): {name: _position(*ids) for name, ids in ends.items()} for batch_id, ends in batches.items()
     }
     last_run = stored(LastRun, data["last_run"]) if "last_run" in data else None
-    return _Kept(pending, stored(dict[str, Held], data.get("tables", {})), last_run)
+    return _StoredEnds(pending, stored(dict[str, SeenBatch], data.get("tables", {})), last_run)
 
 
 def _position(ledger_id: int, entry_id: int) -> Position:

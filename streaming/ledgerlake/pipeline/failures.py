@@ -1,4 +1,4 @@
-"""What went wrong in a query, as an error of ours: Spark hands Python's errors on as text."""
+"""Extracts Ledgerlake's errors from the errors of a query: Spark passes Python's errors on as text."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from ledgerlake import errors as _errors
 from ledgerlake.errors import LedgerlakeError, ProcessLostError, SetupError
 from ledgerlake.runtime.java_errors import root_cause
 
-# What Spark says of a process that does not answer any more.
+# Spark's errors if a process no longer answers.
 _CLOSED = re.compile(r"java\.io\.EOFException|Broken pipe|Connection reset")
 
 
 def own_error(error: BaseException) -> LedgerlakeError | None:
-    """The error of ours that it is, or that stands in its text; None if there is none."""
+    """Return an error if it is Ledgerlake's, or else the one in its text; None if there is none."""
     if isinstance(error, LedgerlakeError):
         return error
-    found = re.findall(r"^(?:E\s+)?ledgerlake\.errors\.(\w+): (.*)$", str(error), flags=re.MULTILINE)
-    if not found:
+    matches = re.findall(r"^(?:E\s+)?ledgerlake\.errors\.(\w+): (.*)$", str(error), flags=re.MULTILINE)
+    if not matches:
         return None
-    name, message = found[-1]
+    name, message = matches[-1]
     kind: type[LedgerlakeError] = getattr(_errors, name, SetupError)
     return kind(message.strip())
 
 
 def cause_of(error: BaseException) -> LedgerlakeError:
-    """The error of ours inside Spark's, which carries Python tracebacks as text."""
-    ours = own_error(error)
-    if ours is not None:
-        return ours
-    # Text of Java's that tells where the exception comes from.
+    """Return the cause of Spark's error: Ledgerlake's error in its text, or a new one."""
+    own = own_error(error)
+    if own is not None:
+        return own
+    # Java's stack trace shows the origin of the exception.
     trace = str(getattr(error, "_stackTrace", ""))
     if "PythonStreamingSourceRunner" in trace and _CLOSED.search(trace):
         return ProcessLostError(

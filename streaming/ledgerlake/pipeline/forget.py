@@ -1,4 +1,4 @@
-"""Beginning a stream anew: its durable cursors leave the broker."""
+"""Forgets a stream: removes its durable cursors from the broker."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def forget(config: Config) -> list[str]:
-    """Remove the pipeline's durable cursors from the broker, and let a start without a checkpoint
-    begin anew.
+    """Remove the pipeline's durable cursors from the broker, so that it can start from the
+    beginning without a checkpoint.
 
     Returns:
         The topic partitions that had a cursor.

@@ -1,20 +1,22 @@
-"""What a query does, as Prometheus metrics: through Spark's listener for any query on the source,
-and from a pipeline's own batches.
+"""The metrics of queries, for Prometheus: through Spark's listener for any query on the source, and
+from a pipeline's own batches.
 
-| metric | labels | what | |---|---|---| | ``ledgerlake_lag_messages`` | query, topic_partition |
-behind the last entry, by the broker's index | | ``ledgerlake_lag_seconds`` | query, topic_partition
-| the same in the broker's time | | ``ledgerlake_lag_bytes`` | query, topic_partition | the same in
-stored bytes, taking messages for as large as those read so far; pipelines only | |
-``ledgerlake_rows_per_second`` | query | of the last micro-batch, as Spark counts the source's rows;
-other queries than pipelines | | ``ledgerlake_messages_per_second`` | query | of the last
-micro-batch; pipelines only, as what follows | | ``ledgerlake_messages_total``,
-``ledgerlake_rejects_total``, ``ledgerlake_batches_total`` | query | since the start | |
-``ledgerlake_open_sets``, ``ledgerlake_held_bytes`` | query | large messages that are not whole, of
-the last micro-batch | | ``ledgerlake_waiting_messages`` | query, topic_partition | delayed messages
-| | ``ledgerlake_next_due_timestamp_seconds`` | query, topic_partition | when the next of them is
-due |
+| metric | labels | meaning |
+|---|---|---|
+| ``ledgerlake_lag_messages`` | query, topic_partition | messages behind the last entry, by the broker's index |
+| ``ledgerlake_lag_seconds`` | query, topic_partition | the lag in the broker's time |
+| ``ledgerlake_lag_bytes`` | query, topic_partition | the lag in stored bytes, by the average size so far; pipelines only |
+| ``ledgerlake_rows_per_second`` | query | of the last micro-batch, by Spark's count of rows; not for pipelines |
+| ``ledgerlake_messages_per_second`` | query | of the last micro-batch; pipelines only, as all that follow |
+| ``ledgerlake_messages_total`` | query | messages committed since the start |
+| ``ledgerlake_rejects_total`` | query | rejects committed since the start |
+| ``ledgerlake_batches_total`` | query | micro-batches committed since the start |
+| ``ledgerlake_open_sets`` | query | incomplete large messages after the last micro-batch |
+| ``ledgerlake_held_bytes`` | query | bytes kept of incomplete large messages |
+| ``ledgerlake_waiting_messages`` | query, topic_partition | delayed messages |
+| ``ledgerlake_next_due_timestamp_seconds`` | query, topic_partition | when the next delayed message is due |
 
-Where the broker adds no metadata, lag is not known and not shown.
+If the broker adds no entry metadata, the lag is unknown and not shown.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ class _Query:
     messages_per_second: float | None = None
     open_sets: int = 0
     held_bytes: int = 0
-    waiting: dict[str, int] = field(default_factory=dict)
+    delayed_counts: dict[str, int] = field(default_factory=dict)
     next_due_ms: dict[str, int | None] = field(default_factory=dict)
     batch_ended_s: float | None = None
 
@@ -71,34 +73,34 @@ class Metrics:
         self._lock = threading.Lock()
 
     def add_progress(self, query: str, lags: dict[str, Behind], rows_per_second: float) -> None:
-        """Take the numbers that Spark reports of a micro-batch."""
+        """Take Spark's numbers of a micro-batch."""
         with self._lock:
-            known = self._of(query)
-            known.lags, known.rows_per_second = lags, rows_per_second
+            numbers = self._of(query)
+            numbers.lags, numbers.rows_per_second = lags, rows_per_second
 
     def add_batch(self, query: str, result: BatchResult, now_s: float) -> None:
         """Take the result of a pipeline's micro-batch; ``now_s`` by a clock that does not jump."""
         with self._lock:
-            known = self._of(query)
-            known.batches += 1
+            numbers = self._of(query)
+            numbers.batches += 1
             if not result.repeated:
-                known.messages += result.messages
-                known.rejects += result.rejects
-                known.stored_bytes += result.stored_bytes
-            if known.batch_ended_s is not None:
-                known.messages_per_second = result.messages / max(now_s - known.batch_ended_s, 0.001)
-            known.batch_ended_s = now_s
-            known.open_sets, known.held_bytes = result.open_sets, result.held_bytes
-            known.waiting |= result.waiting
-            known.next_due_ms |= result.next_due_ms
+                numbers.messages += result.messages
+                numbers.rejects += result.rejects
+                numbers.stored_bytes += result.stored_bytes
+            if numbers.batch_ended_s is not None:
+                numbers.messages_per_second = result.messages / max(now_s - numbers.batch_ended_s, 0.001)
+            numbers.batch_ended_s = now_s
+            numbers.open_sets, numbers.held_bytes = result.incomplete_count, result.kept_bytes
+            numbers.delayed_counts |= result.delayed_counts
+            numbers.next_due_ms |= result.next_due_ms
 
     def forget(self, query: str) -> None:
-        """A query has ended; nothing is said of it any more."""
+        """Remove a query that has ended."""
         with self._lock:
             self._queries.pop(query, None)
 
     def collect(self) -> Iterator[_Family]:
-        """Every metric as it stands now."""
+        """Yield every metric with its current values."""
         with self._lock:
             yield from self._by_partition()
             yield from self._by_query()
@@ -107,20 +109,20 @@ class Metrics:
         return self._queries.setdefault(query, _Query())
 
     def _by_partition(self) -> Iterator[_Family]:
-        found: dict[str, list[tuple[str, str, float | None]]] = {name: [] for name in _PARTITION_GAUGES}
-        for query, known in self._queries.items():
-            for name, lag in known.lags.items():
-                size = known.bytes_per_message
+        samples: dict[str, list[tuple[str, str, float | None]]] = {name: [] for name in _PARTITION_GAUGES}
+        for query, numbers in self._queries.items():
+            for name, lag in numbers.lags.items():
+                size = numbers.bytes_per_message
                 size_bytes = None if lag.messages is None or size is None else lag.messages * size
-                found["lag_messages"].append((query, name, lag.messages))
-                found["lag_seconds"].append((query, name, None if lag.time_ms is None else lag.time_ms / 1000))
-                found["lag_bytes"].append((query, name, size_bytes))
-            found["waiting_messages"] += [(query, name, count) for name, count in known.waiting.items()]
-            for name, due_ms in known.next_due_ms.items():
-                found["next_due_timestamp_seconds"].append((query, name, None if due_ms is None else due_ms / 1000))
+                samples["lag_messages"].append((query, name, lag.messages))
+                samples["lag_seconds"].append((query, name, None if lag.time_ms is None else lag.time_ms / 1000))
+                samples["lag_bytes"].append((query, name, size_bytes))
+            samples["waiting_messages"] += [(query, name, count) for name, count in numbers.delayed_counts.items()]
+            for name, due_ms in numbers.next_due_ms.items():
+                samples["next_due_timestamp_seconds"].append((query, name, None if due_ms is None else due_ms / 1000))
         for metric, text in _PARTITION_GAUGES.items():
             family = GaugeMetricFamily(f"ledgerlake_{metric}", text, labels=["query", "topic_partition"])
-            for query, name, value in found[metric]:
+            for query, name, value in samples[metric]:
                 if value is not None:
                     family.add_metric([query, name], value)
             yield family
@@ -129,9 +131,9 @@ class Metrics:
         for metric, (text, kind) in _QUERY_METRICS.items():
             family = kind(f"ledgerlake_{metric}", text, labels=["query"])
             is_pipelines = metric != "rows_per_second"
-            for query, known in self._queries.items():
-                value = getattr(known, metric)
-                if value is not None and is_pipelines == bool(known.batches):
+            for query, numbers in self._queries.items():
+                value = getattr(numbers, metric)
+                if value is not None and is_pipelines == bool(numbers.batches):
                     family.add_metric([query], value)
             yield family
 
@@ -174,7 +176,7 @@ class MetricsListener(StreamingQueryListener):  # type: ignore[misc]
             self._metrics.add_progress(name, lags, progress.inputRowsPerSecond or 0.0)
 
     def onQueryIdle(self, event: Any) -> None:
-        """Nothing new is known."""
+        """Do nothing: there are no new numbers."""
 
     def onQueryTerminated(self, event: Any) -> None:
         self._metrics.forget(self._names.pop(str(event.id), str(event.id)))

@@ -1,5 +1,5 @@
-"""Cursors that somebody else moved over what a micro-batch reads: by message TTL, or by hand (ADR
-14).
+"""Finds cursors that were moved past entries of a micro-batch from outside: by message TTL, or by
+hand (ADR 14).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _log = logging.getLogger(__name__)
 
 
 def moved_cursors(cursors: CursorKeeper, batch: BatchRecord) -> dict[str, Position]:
-    """Return up to where somebody else moved cursors over what a micro-batch reads; asked only if
-    loss is told by it.
+    """Return the positions of cursors that were moved from outside past entries of a micro-batch.
+    Only cursors that are needed to find a loss are asked.
 
     Raises:
         OwnershipError: another process has taken over.
@@ -36,7 +36,7 @@ def moved_cursors(cursors: CursorKeeper, batch: BatchRecord) -> dict[str, Positi
     for name, position in cursors.positions_now(begins).items():
         if moved_to(position, begins[name]) != BEFORE_ALL:
             _log.warning(
-                "the subscription %s of %s stands at %s, and the stream has read up to %s: somebody moved it, by message "
+                "the subscription %s of %s is at %s, and the stream has read up to %s: it was moved from outside, by message "
                 "TTL or by hand",
                 cursors.subscription,
                 name,
@@ -48,10 +48,10 @@ def moved_cursors(cursors: CursorKeeper, batch: BatchRecord) -> dict[str, Positi
 
 
 def _without_index(batch: BatchRecord) -> Iterator[EntryRange]:
-    """The ranges of a micro-batch of which not both ends have the broker's index."""
-    ranges = {name: one for name, one in batch.ranges.items() if one["start"] is not None}
-    starts, ends = ({name: one[end] for name, one in ranges.items()} for end in ("start", "end"))
-    before, after = (from_json({"version": VERSION, "positions": one}) for one in (starts, ends))
+    """Yield the ranges of a micro-batch without the broker's index at one end."""
+    ranges = {name: span for name, span in batch.ranges.items() if span["start"] is not None}
+    starts, ends = ({name: span[end] for name, span in ranges.items()} for end in ("start", "end"))
+    before, after = (from_json({"version": VERSION, "positions": positions}) for positions in (starts, ends))
     for name, start in before.items():
         if start.index is None or after[name].index is None:
             yield entry_range(name, start, after[name])

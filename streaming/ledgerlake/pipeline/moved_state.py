@@ -1,12 +1,12 @@
-"""The state of a checkpoint that was moved, or restored at another place.
+"""Adapts the state of a checkpoint that was moved, or restored in another place.
 
     <checkpoint>/state/<operator>/_metadata/v2/<batch>        a line with the version, then JSON; ``stateSchemaFilePaths`` of each
                                                               store names the files of its schema by absolute URIs
     <checkpoint>/state/<operator>/_stateSchema/<store>/<file> such a file
 
-Spark reads the schema where those names say, which is where the checkpoint was when they were
-written. All other names in a checkpoint are relative. So the names are written anew, for the place
-where the checkpoint is now, before Spark starts.
+Spark reads the schema from those files, which are in the place where the checkpoint was when they
+were written. All other names in a checkpoint are relative. So these names are rewritten for the
+current place of the checkpoint before Spark starts.
 
 Source: OperatorStateMetadataV2 of Spark 4.2.
 """
@@ -31,7 +31,7 @@ _VERSION = "v2"
 
 
 def adopt_state(checkpoint: Place) -> None:
-    """Let the state's metadata name files of this checkpoint alone.
+    """Rewrite the state's metadata so that it names only files of this checkpoint.
 
     Raises:
         CheckpointError: a file of the metadata is damaged.
@@ -44,7 +44,7 @@ def adopt_state(checkpoint: Place) -> None:
 
 
 def former_place(checkpoint: Place) -> str | None:
-    """Return where the checkpoint was when its state was written, or None if it is there still.
+    """Return the place of the checkpoint when its state was written; None if it is still there.
 
     Raises:
         CheckpointError: a file of the metadata is damaged.
@@ -72,8 +72,8 @@ def _metadata(checkpoint: Place) -> Iterator[tuple[Place, dict[str, Any]]]:
 
 
 def _names(folder: Place) -> list[str]:
-    found = folder.filesystem().get_file_info(fs.FileSelector(folder.root, allow_not_found=True))
-    return sorted(entry.base_name for entry in found)
+    files = folder.filesystem().get_file_info(fs.FileSelector(folder.root, allow_not_found=True))
+    return sorted(file.base_name for file in files)
 
 
 def _read(file: Place) -> str:
@@ -90,7 +90,7 @@ def _with_schema_files(metadata: dict[str, Any], renamed: Callable[[str], str]) 
 
 
 def _here(checkpoint: Place, name: str) -> str:
-    """Return what Spark calls a file of the state in this checkpoint."""
+    """Return Spark's name of a state file in this checkpoint."""
     place = f"file:{os.path.abspath(checkpoint.root)}" if checkpoint.is_local else checkpoint.hadoop_uri
     return f"{place}/state/{name.rpartition('/state/')[2]}"
 
@@ -98,12 +98,12 @@ def _here(checkpoint: Place, name: str) -> str:
 def _replace(file: Place, text: str) -> None:
     filesystem = file.filesystem()
     folder, _, name = file.root.rpartition("/")
-    new = f"{folder}/.{name}.{uuid.uuid4().hex}.new" if file.is_local else file.root
-    with filesystem.open_output_stream(new) as stream:
+    new_path = f"{folder}/.{name}.{uuid.uuid4().hex}.new" if file.is_local else file.root
+    with filesystem.open_output_stream(new_path) as stream:
         stream.write(text.encode())
     if file.is_local:
         # Hadoop's checksum of the old content; a file without one is read unchecked.
         checksum = f"{folder}/.{name}.crc"
         if filesystem.get_file_info(checksum).type == fs.FileType.File:
             filesystem.delete_file(checksum)
-        filesystem.move(new, file.root)
+        filesystem.move(new_path, file.root)

@@ -1,10 +1,10 @@
-"""The pipeline put together: checkpoint, cursors, source and sink, in the order that loses nothing.
+"""The pipeline: checkpoint, cursors, source and sink, started in the order that loses nothing.
 
-checked              the checkpoint's stream, the tables' columns and features: nothing is changed
-held                 the durable cursors, which are the right to run the stream (see ``cursors``); a new one pins the topic
-checked again        the checkpoint against the tables, now that nobody else may change either
-begun                tables that are missing are made, the outbox and the staging folder are opened
-started              the sink's stages, then ``foreachBatch``; the sink commits, Spark records the batch, the cursors move
+check                the checkpoint's stream, the tables' columns and features: nothing is changed
+acquire              the durable cursors, which are the right to run the stream (see ``cursors``); a new one pins the topic
+check again          the checkpoint against the tables, now that no other process may change either
+begin                create tables that are missing, open the outbox and the staging folder
+start                the stages of the plan, then ``foreachBatch``; the sink commits, Spark records the batch, the cursors move
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ledgerlake.options.config import Config
 from ledgerlake.pipeline.batches import BatchWriter
 from ledgerlake.pipeline.checkpoint import as_option
 from ledgerlake.pipeline.commit import BatchResult
+from ledgerlake.pipeline.components import make_components
 from ledgerlake.pipeline.failures import cause_of, own_error
-from ledgerlake.pipeline.parts import make_parts
 from ledgerlake.pipeline.plan import plan
 from ledgerlake.pipeline.query_settings import settings_of
 from ledgerlake.publish.republisher import Republisher
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# How long an end waits for the cursors.
+# How long to wait at the end for the cursors.
 _FINISH_S = 30.0
 
 
@@ -52,7 +52,7 @@ def run(
     """Start the whole pipeline; see ``Pipeline``.
 
     Args:
-        once: end when everything that was there at the start is in the table.
+        once: end when everything that was in the topics at the start is in the table.
         on_batch: called after each committed micro-batch, for progress.
 
     Raises:
@@ -76,52 +76,56 @@ class Pipeline:
         self.config = config
         self._spark = spark
         self._on_batch = on_batch
-        self._parts = make_parts(config)
+        self._components = make_components(config)
         self._republisher: Republisher | None = None
         self._stopping = threading.Event()
-        self._batches = BatchWriter(config.stream.name, self._parts, self._stopping, self._after_batch)
+        self._batches = BatchWriter(config.stream.name, self._components, self._stopping, self._after_batch)
         self._failure: LedgerlakeError | None = None
-        self._waiting: dict[str, int] = {}
+        self._delayed_counts: dict[str, int] = {}
         self.metrics: ServedMetrics | None = None
         self.query: StreamingQuery | None = None
 
     @property
     def waiting(self) -> int:
-        """Delayed messages that wait on the topic partitions that had a batch since the start."""
-        return sum(self._waiting.values())
+        """Return the number of delayed messages on the topic partitions that had a batch since the
+        start.
+        """
+        return sum(self._delayed_counts.values())
 
     def start(self, once: bool) -> None:
-        """Take the right to run the stream, make what is missing, and start the query; see ``run``."""
+        """Acquire the right to run the stream, create missing tables, and start the query; see
+        ``run``.
+        """
         if not kernels.is_kept:
             _log.warning(
                 "there is no folder for compiled code, so every worker compiles for itself at its start; set NUMBA_CACHE_DIR"
             )
-        parts, stream_name = self._parts, self.config.stream.name
-        parts.checkpoint.check_stream(stream_name)
-        names = parts.cluster.all_partitions(self.config.source.topics)
-        tables = (parts.sink.messages, parts.sink.rejects)
+        components, stream_name = self._components, self.config.stream.name
+        components.checkpoint.check_stream(stream_name)
+        names = components.cluster.all_partitions(self.config.source.topics)
+        tables = (components.sink.messages, components.sink.rejects)
         missing = [table for table in tables if not table.check(self._spark)]
-        start = parts.start.hold(names, [table for table in tables if table not in missing])
-        with ThreadPoolExecutor(1) as beside:
-            made = beside.submit(_create, missing)
+        start = components.start.acquire(names, [table for table in tables if table not in missing])
+        with ThreadPoolExecutor(1) as executor:
+            creation = executor.submit(_create, missing)
             stream = self._stream(start)
-            made.result()
-        if parts.outbox is not None:
-            self._begin_delivery(parts.outbox)
-        if parts.sink.messages.last_batch_of(stream_name) is None:
-            parts.sink.messages.begin_stream(stream_name)
-        parts.sink.load_reached_times(names)
-        parts.sink.begin(parts.start.followed)
-        parts.cursors.begin(self._end_with)
+            creation.result()
+        if components.outbox is not None:
+            self._begin_delivery(components.outbox)
+        if components.sink.messages.last_batch_of(stream_name) is None:
+            components.sink.messages.begin_stream(stream_name)
+        components.sink.load_reached_times(names)
+        components.sink.begin(components.start.previous_writers)
+        components.cursors.begin(self._end_with)
         if self.config.metrics is not None:
             self._serve_metrics(self.config.metrics.port)
         self._start_query(stream, once, len(names))
-        parts.checkpoint.end_forgetting()
+        components.checkpoint.end_forgetting()
         if self._republisher is not None:
             self._republisher.start()
 
     def _start_query(self, stream: DataFrame, once: bool, topic_partitions: int) -> None:
-        settings, checkpoint = self.config.stream, self._parts.checkpoint.folder
+        settings, checkpoint = self.config.stream, self._components.checkpoint.folder
         writer = (
             stream.writeStream.queryName(settings.name)
             .option("checkpointLocation", checkpoint.hadoop_uri)
@@ -134,29 +138,29 @@ class Pipeline:
             self.query = writer.trigger(**trigger).start()
 
     def _stream(self, start: Offset) -> DataFrame:
-        self._parts.wake_ups.load(self._parts.cursors.last_run())
+        self._components.wakeups.load(self._components.cursors.last_run())
         set_up_state(self._spark)
-        own = {
+        pipeline_options = {
             "startingOffsets": as_option(start),
-            "wakes": to_text(self._parts.wake_ups.folder),
+            "wakes": to_text(self._components.wakeups.folder),
             "pinnedBy": self.config.subscription,
         }
-        return plan(self._spark, self.config.source_options() | own, self._parts.task_settings)
+        return plan(self._spark, self.config.source_options() | pipeline_options, self._components.task_settings)
 
     def _begin_delivery(self, outbox: Outbox) -> None:
-        """Open the outbox, and make ready what sends it.
+        """Open the outbox, and create its sender.
 
         Raises:
             CheckpointError: it is gone, older than the table, or newer than the checkpoint.
         """
         assert self.config.deliver is not None
-        self._parts.start.open_outbox(outbox)
+        self._components.start.open_outbox(outbox)
         self._republisher = Republisher(
             outbox,
             self.config.source.client,
             self.config.deliver.topic,
             self.config.stream.name,
-            lambda: self._parts.cursors.is_held,
+            lambda: self._components.cursors.is_owner,
             self._end_with,
         )
 
@@ -166,11 +170,11 @@ class Pipeline:
         self.metrics = ServedMetrics(self._spark, port)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end; False when ``timeout_s`` passed first.
+        """Wait for the end; return False if ``timeout_s`` passed first.
 
         Raises:
-            LedgerlakeError: the query failed; ours if the cause was ours, else a SetupError with
-                Spark's word.
+            LedgerlakeError: the query failed; Ledgerlake's own error if that was the cause, else a
+                SetupError with Spark's message.
         """
         from pyspark.errors import StreamingQueryException
 
@@ -189,17 +193,16 @@ class Pipeline:
             raise self._failure
         if ended is False:
             return False
-        self._parts.cursors.finish(_FINISH_S)
+        self._components.cursors.finish(_FINISH_S)
         if self._republisher is not None and not self._stopping.is_set():
             self._republisher.drain(self.config.source.retry_timeout_ms / 1000)
         return True
 
     def stop(self) -> None:
-        """End after the batch in work, and move the cursors behind it; a batch that comes later is
-        not begun.
+        """End after the current batch, and move the cursors past it; no later batch is begun.
 
         Raises:
-            LedgerlakeError: the batch in work failed, or the query had failed before.
+            LedgerlakeError: the current batch failed, or the query had failed before.
         """
         self._stopping.set()
         self._batches.wait(lambda: self.query is not None and self.query.isActive)
@@ -207,22 +210,24 @@ class Pipeline:
         if self.query is not None:
             failure = self._batches.failure or self.query.exception()
             self.query.stop()
-        self._parts.cursors.finish(_FINISH_S)
+        self._components.cursors.finish(_FINISH_S)
         if failure is not None:
             self._raise_own(failure)
 
     def close(self) -> None:
-        """Let go of the broker; the cursors stay on it, and what was not sent stays in the outbox."""
+        """Disconnect from the broker; the cursors stay on it, and unsent messages stay in the
+        outbox.
+        """
         if self._republisher is not None:
             self._republisher.stop()
-        self._parts.cursors.close()
-        self._parts.cluster.close()
+        self._components.cursors.close()
+        self._components.cluster.close()
         if self.metrics is not None:
             self.metrics.close()
             self.metrics = None
 
     def _end_with(self, error: LedgerlakeError) -> None:
-        """End the query from a thread beside it."""
+        """End the query, from another thread."""
         self._failure = self._failure or error
         self._stopping.set()
         if self.query is not None:
@@ -230,15 +235,15 @@ class Pipeline:
 
     @staticmethod
     def _raise_own(failure: BaseException) -> None:
-        """Raise the error of ours in a failure, if there is one; what else a query says that is
-        being stopped comes of the stop.
+        """Raise Ledgerlake's error in a failure, if there is one. Other errors of a query that is
+        being stopped come from the stop.
         """
         error = own_error(failure)
         if error is not None:
             raise error from None
 
     def _after_batch(self, result: BatchResult) -> None:
-        self._waiting |= result.waiting
+        self._delayed_counts |= result.delayed_counts
         if self._republisher is not None:
             self._republisher.notify()
         if self.metrics is not None:

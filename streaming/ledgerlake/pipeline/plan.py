@@ -1,4 +1,4 @@
-"""What a micro-batch runs: ingest, stateful, finalize. The driver commits what comes out (see
+"""The plan of a micro-batch: ingest, stateful, finalize. The driver commits its result (see
 ``commit``).
 """
 
@@ -6,21 +6,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ledgerlake.operators.facts import FACT_SCHEMA, BatchSettings
 from ledgerlake.operators.finalize import finalize
 from ledgerlake.operators.ingest_source import ingest
+from ledgerlake.operators.results import RESULT_SCHEMA, BatchSettings
 from ledgerlake.operators.stateful import stateful
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from ledgerlake.operators.facts import TaskSettings
+    from ledgerlake.operators.results import TaskSettings
 
 
 def plan(spark: SparkSession, source_options: dict[str, str], settings: TaskSettings) -> DataFrame:
-    """A stream with one row for each topic partition of a micro-batch: what its tasks wrote, as
-    ``fact_from_json`` reads it.
+    """Return a stream with one row for each topic partition of a micro-batch: its
+    ``PartitionResult``, for ``result_from_json``.
     """
     ingested = ingest(spark, source_options, settings)
     settled = stateful(ingested, settings.limits, settings.delay)
-    return settled.mapInArrow(lambda rows: finalize(rows, settings, BatchSettings.of_this_task()), FACT_SCHEMA)
+    return settled.mapInArrow(lambda rows: finalize(rows, settings, BatchSettings.of_this_task()), RESULT_SCHEMA)

@@ -1,4 +1,4 @@
-"""What a person sees while the pipeline runs: rate, lag per topic partition, the broker's time
+"""The progress screen of a running pipeline: rate, lag per topic partition, the broker's time
 reached, rejects.
 """
 
@@ -23,15 +23,17 @@ if TYPE_CHECKING:
 
 @dataclass
 class Totals:
-    """Counted since the start, as batches commit; ``waiting`` delayed messages by topic partition."""
+    """The numbers since the start, from committed batches; ``delayed_counts`` is by topic
+    partition.
+    """
 
     messages: int = 0
     rejects: int = 0
     batches: int = 0
-    waiting: dict[str, int] = field(default_factory=dict)
+    delayed_counts: dict[str, int] = field(default_factory=dict)
 
     def add(self, result: BatchResult) -> None:
-        self.waiting |= result.waiting
+        self.delayed_counts |= result.delayed_counts
         if not result.repeated:
             self.messages += result.messages
             self.rejects += result.rejects
@@ -80,15 +82,15 @@ class ProgressScreen:
 
 
 def progress_line(totals: Totals, rate: float, taken: Offset, latest: Offset) -> str:
-    """Return a micro-batch as one line; lag is in messages by the broker's index, ``?`` if there is
-    none.
+    """Return the progress as one line; lag is in messages by the broker's index, ``?`` if there is
+    no index.
     """
-    times = [one.time_ms for one in taken.values() if one.time_ms is not None]
+    times = [offset.time_ms for offset in taken.values() if offset.time_ms is not None]
     reached = time.strftime("%H:%M:%S", time.gmtime(max(times) / 1000)) if times else "-"
     lags = " ".join(_lag(name, taken, latest) for name in sorted(latest))
     line = f"{totals.messages:,} messages  {rate:,.0f}/s  broker time {reached}  lag {lags or '-'}  rejects {totals.rejects:,}"
-    waiting = sum(totals.waiting.values())
-    return f"{line}  waiting {waiting:,}" if waiting else line
+    delayed_count = sum(totals.delayed_counts.values())
+    return f"{line}  waiting {delayed_count:,}" if delayed_count else line
 
 
 @dataclass(frozen=True)
@@ -101,13 +103,13 @@ class Behind:
 
 def lags_of(progress: Any) -> dict[str, Behind]:
     """Return how far a query is behind its topics, by topic partition, from its progress; empty if
-    it reads none of ours.
+    it does not read with Ledgerlake.
     """
-    found: dict[str, Behind] = {}
+    lags: dict[str, Behind] = {}
     for source in progress.sources:
         taken, latest = _offset(source, "endOffset"), _offset(source, "latestOffset")
-        found |= {name: _behind(taken.get(name), ahead) for name, ahead in latest.items()}
-    return found
+        lags |= {name: _behind(taken.get(name), offset) for name, offset in latest.items()}
+    return lags
 
 
 def _behind(taken: PartitionOffset | None, latest: PartitionOffset) -> Behind:

@@ -1,9 +1,9 @@
-"""Settings of one query, which Spark copies when the query starts; other queries of the session
-keep their own.
+"""Spark's settings for one query. Spark copies them when the query starts, so other queries of the
+session keep their own.
 
 checkpoint files   in a local checkpoint they are renamed by the JVM; Hadoop's default there starts eight processes for each
 state files        of the version that the checkpoint has (see ``pipeline.spark_log``)
-state partitions   not more than there are keys, since each costs a micro-batch about a tenth of a second, needed or not
+state partitions   at most as many as keys, since each costs about a tenth of a second per micro-batch, also if it is empty
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _STATE_PARTITIONS = "spark.sql.shuffle.partitions"
 
 @contextlib.contextmanager
 def settings_of(spark: SparkSession, checkpoint: Place, most_keys: int | None) -> Iterator[None]:
-    """Start a query inside this context: it gets the settings that its checkpoint and its keys
-    need.
+    """Set the settings that a query needs for its checkpoint and its keys; start the query inside
+    this context.
 
     Args:
         most_keys: how many keys its state can have; None if that is not known.

@@ -1,12 +1,12 @@
-"""The settings that decide which rows a micro-batch gives, and where what waits is kept.
+"""The settings that decide which rows a micro-batch gives, and where delayed messages are kept.
 
-A micro-batch that is run again must give the rows that the table has of it already, so these stay
-as they are until it is committed. The checkpoint has them in ``ledgerlake/settings.json``, by their
-names in the configuration file:
+A micro-batch that is run again must give the same rows, so these settings must not change until it
+is committed. The checkpoint has them in ``ledgerlake/settings.json``, by their names in the
+configuration file:
 
     {"version": 1, "settings": {"[delay] enabled": true, "[delay] storage": "state"}}
 
-A setting that the file lacks is one that an earlier release did not have, or did not note.
+If the file lacks a setting, the release that wrote it did not have or record it.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def row_settings(config: Config) -> RowSettings:
 
 
 def changed(before: RowSettings, now: RowSettings) -> list[str]:
-    """Return the names of the settings that were noted and are others now."""
+    """Return the names of the recorded settings whose values have changed."""
     return [name for name, value in before.items() if name in now and now[name] != value]
 
 
 def read_settings(data: dict[str, Any], _version: int) -> RowSettings:
-    """Read what the checkpoint has; for ``stored.files.load_stored``."""
+    """Read the settings in a checkpoint; for ``stored.files.load_stored``."""
     settings: RowSettings = stored(dict[str, Any], data["settings"])
     for name, value in settings.items():
         if not isinstance(value, (bool, int, str, type(None))):
-            raise ValueError(f"{name} is neither a text, a number nor true or false")
+            raise ValueError(f"{name} is not a text, a number, true or false")
     return settings

@@ -1,4 +1,4 @@
-"""What Spark keeps in a checkpoint, read by the pipeline.
+"""Reads Spark's own files in a checkpoint.
 
     <checkpoint>/metadata               Spark's id of the query
     <checkpoint>/offsets/<batch>        where a planned micro-batch ends; its last line is the source's offset
@@ -37,20 +37,20 @@ class SparkLog:
 
     def query_id(self) -> str | None:
         """Return Spark's id of the query, or None before its first start."""
-        found = load_file(self.folder, "metadata")
-        if found is None:
+        metadata = load_file(self.folder, "metadata")
+        if metadata is None:
             return None
-        if not isinstance(found, dict) or "id" not in found:
+        if not isinstance(metadata, dict) or "id" not in metadata:
             raise damaged(self.folder, "metadata")
-        return str(found["id"])
+        return str(metadata["id"])
 
     def last_planned(self) -> int | None:
         """Return the number of the newest micro-batch that was planned."""
         return max(self._numbers("offsets"), default=None)
 
     def keeps(self, batch_id: int) -> bool:
-        """Return whether Spark's log still reaches back to where a micro-batch began, so that
-        ``record`` can describe it.
+        """Return whether Spark's log still has the start of a micro-batch, so that ``record`` can
+        describe it.
         """
         return max(batch_id - 1, 0) >= min(self._numbers("offsets"), default=0)
 
@@ -59,16 +59,15 @@ class SparkLog:
         return max(self._numbers("commits"), default=None)
 
     def has_committed(self, batch_id: int) -> bool:
-        """Return whether no run of a micro-batch can be asked for again."""
+        """Return whether a micro-batch is committed, so that Spark does not run it again."""
         last = self.last_committed()
         return last is not None and last >= batch_id
 
     def state_version(self) -> int:
-        """Return the version in which the query keeps the files of its state; Spark cannot change
-        it.
+        """Return the version of the query's state files; Spark cannot change it.
 
         Raises:
-            CheckpointError: the newest commit does not tell it.
+            CheckpointError: the newest commit does not name it.
         """
         last = self.last_committed()
         if last is None:
@@ -80,7 +79,7 @@ class SparkLog:
             raise damaged(self.folder, name) from None
 
     def offset(self, batch_id: int) -> Offset:
-        """Return where a planned micro-batch ends.
+        """Return the end of a planned micro-batch.
 
         Raises:
             CheckpointError: there is no such micro-batch.
@@ -89,7 +88,7 @@ class SparkLog:
         return from_json(self._offset_json(batch_id))
 
     def committed_offset(self) -> Offset | None:
-        """Return where the last committed micro-batch ended; None before the first.
+        """Return the end of the last committed micro-batch; None before the first.
 
         Raises:
             As ``offset``.
@@ -108,22 +107,22 @@ class SparkLog:
         return BatchRecord(stream, query, batch_id, int.from_bytes(digest[:8], "big") >> 1, _ranges(before, after))
 
     def _before(self, batch_id: int) -> Any:
-        """The source's offset before a micro-batch, as JSON."""
+        """Return the source's offset before a micro-batch, as JSON."""
         if batch_id > 0:
             return self._offset_json(batch_id - 1)
         return load_file(self.folder, "ledgerlake/start.json") or to_json({})
 
     def _offset_json(self, batch_id: int) -> Any:
         try:
-            found = json.loads(self._offset_text(batch_id))
+            offset = json.loads(self._offset_text(batch_id))
         except ValueError:
             raise damaged(self.folder, f"offsets/{batch_id}") from None
-        from_json(found)
-        return found
+        from_json(offset)
+        return offset
 
     def _offset_text(self, batch_id: int) -> str:
         try:
-            # Spark writes a version, its own metadata, and then what the source said.
+            # Spark writes a version, its own metadata, and then the offset of the source.
             return self._lines(f"offsets/{batch_id}")[-1]
         except (OSError, IndexError, UnicodeDecodeError):
             raise CheckpointError(
@@ -137,12 +136,12 @@ class SparkLog:
 
     def _numbers(self, log: str) -> list[int]:
         folder = self.folder / log
-        found = folder.filesystem().get_file_info(fs.FileSelector(folder.root, allow_not_found=True))
-        return [int(file.base_name) for file in found if file.base_name.isdigit()]
+        files = folder.filesystem().get_file_info(fs.FileSelector(folder.root, allow_not_found=True))
+        return [int(file.base_name) for file in files if file.base_name.isdigit()]
 
 
 def load_file(folder: Place, name: str) -> Any:
-    """Return what a JSON file of a checkpoint holds; None if it is missing.
+    """Return the content of a JSON file of a checkpoint; None if it is missing.
 
     Raises:
         CheckpointError: it is damaged.
@@ -157,24 +156,24 @@ def load_file(folder: Place, name: str) -> Any:
 
 
 def damaged(folder: Place, name: str) -> CheckpointError:
-    """The error for a file of a checkpoint that says nothing that could be."""
+    """Return the error for a damaged file of a checkpoint."""
     return CheckpointError(f"the file {name} of the checkpoint {folder} is damaged; restore it from a copy")
 
 
 def not_readable(folder: Place, error: OSError) -> SetupError:
-    """The error for a checkpoint that cannot be read."""
+    """Return the error for a checkpoint that cannot be read."""
     return SetupError(f"the checkpoint folder {folder} cannot be read ({error.strerror or error}); choose another path")
 
 
 def not_writable(folder: Place, error: OSError) -> SetupError:
-    """The error for a checkpoint that cannot be written."""
+    """Return the error for a checkpoint that cannot be written."""
     return SetupError(
         f"the checkpoint folder {folder} cannot be written ({error.strerror or error}); choose another path"
     )
 
 
 def _ranges(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """The topic partitions that a micro-batch reads, with both ends as the checkpoint has them."""
+    """Return the ranges of a micro-batch by topic partition, as the checkpoint has them."""
     starts, ends = before["positions"], after["positions"]
     return {
         name: {"start": starts.get(name), "end": end} for name, end in sorted(ends.items()) if starts.get(name) != end

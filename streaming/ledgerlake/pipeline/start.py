@@ -1,8 +1,8 @@
-"""The start of a pipeline: the right to run the stream is taken, and what belongs together is
-compared.
+"""The start of a pipeline: it acquires the cursors, and so the right to run the stream, and
+compares checkpoint, tables, cursors and outbox.
 
-    before the cursors are held     nothing is changed; what can be refused is refused
-    while they are held             checkpoint, tables, cursors and outbox are compared, since nobody else may change them now
+    before the cursors are acquired   checks that need no cursor; nothing is changed
+    after they are acquired           checkpoint, tables, cursors and outbox are compared: no other process may change them now
 
 A checkpoint that is older than its table, a table that is older than its checkpoint, and an outbox
 of another checkpoint are refused with a sentence that says what to do.
@@ -18,7 +18,7 @@ from ledgerlake.client.cluster import Cluster
 from ledgerlake.errors import CheckpointError, SetupError
 from ledgerlake.pipeline.moved_state import adopt_state
 from ledgerlake.pipeline.row_settings import PAYLOADS, STORAGE, changed, row_settings
-from ledgerlake.pipeline.wake_ups import known_wakes
+from ledgerlake.pipeline.wakeups import known_wakeup_times
 from ledgerlake.source.bounds import end_position, first_available, resolve_start
 from ledgerlake.source.loss import moved_to
 from ledgerlake.source.positions import describe
@@ -43,8 +43,8 @@ _NOTHING = PartitionOffset(BEFORE_ALL)
 
 
 class Start:
-    """A start of a pipeline. ``tables`` are all of its tables by name, also those that are not
-    there yet.
+    """A start of a pipeline. ``tables`` are all of its tables by name, also those that do not exist
+    yet.
     """
 
     def __init__(
@@ -61,15 +61,16 @@ class Start:
         self._checkpoint = checkpoint
         self._cursors = cursors
         self._tables = tables
-        # By table, the query that had committed last when the stream was ours.
-        self.followed: dict[str, int | None] = {}
+        # By table, the number of the query that was the last to commit before this process owned
+        # the stream.
+        self.previous_writers: dict[str, int | None] = {}
 
-    def hold(self, names: list[str], tables: list[Table]) -> Offset:
-        """Take the right to run the stream; return the pipeline's very first position, resolved
-        once for all runs.
+    def acquire(self, names: list[str], tables: list[Table]) -> Offset:
+        """Acquire the right to run the stream; return the pipeline's first position, which is
+        resolved once for all runs.
 
         Args:
-            tables: those that are there already.
+            tables: the tables that exist.
 
         Raises:
             CheckpointError: checkpoint and tables do not belong together.
@@ -81,8 +82,8 @@ class Start:
         if start is None:
             self._check_first_start(names, bound, tables)
             ends = {name: end_position(self._cluster, name) for name in names} if bound == "latest" else {}
-        self._cursors.hold(names, from_earliest=bound != "latest" or start is not None)
-        # Another process may have begun, or gone on, until it let go of the cursors.
+        self._cursors.acquire(names, from_earliest=bound != "latest" or start is not None)
+        # Another process may have run until it closed the cursors.
         start = self._checkpoint.start()
         self.compare_with_tables(tables)
         self.check_tables_are_newest(tables)
@@ -94,22 +95,21 @@ class Start:
             self._checkpoint.save_settings(row_settings(self._config))
             return start
         start = self._first_start(bound, ends)
-        self._checkpoint.save_stream(self._config.stream.name, self.followed)
+        self._checkpoint.save_stream(self._config.stream.name, self.previous_writers)
         self._checkpoint.save_settings(row_settings(self._config))
         self._checkpoint.save_start(start)
         self._cursors.advance({name: offset.position for name, offset in start.items()})
         return start
 
     def _check_first_start(self, names: list[str], bound: Bound, tables: list[Table]) -> None:
-        """Find what can be wrong with a start without a checkpoint before a cursor is made for it.
+        """Check a start without a checkpoint before a cursor is created.
 
         Raises:
-            SetupError: the tables have messages of this stream, so that a checkpoint there was is
-                lost.
+            SetupError: the tables have messages of this stream, so that its checkpoint is lost.
         """
-        known = [table.path for table in tables if table.last_batch_of(self._config.stream.name) is not None]
-        if known and bound != "cursor" and not self._checkpoint.is_forgotten:
-            raise self._lost_checkpoint(f"the table at {known[0]} knows the stream {self._config.stream.name}")
+        paths = [table.path for table in tables if table.last_batch_of(self._config.stream.name) is not None]
+        if paths and bound != "cursor" and not self._checkpoint.is_forgotten:
+            raise self._lost_checkpoint(f"the table at {paths[0]} knows the stream {self._config.stream.name}")
         self._checkpoint.check_writable()
         if bound not in ("cursor", "latest"):
             for name in names:
@@ -120,15 +120,15 @@ class Start:
         return {name: table.last_writer(stream) if table in tables else None for name, table in self._tables.items()}
 
     def _first_start(self, bound: Bound, ends: dict[str, Position]) -> Offset:
-        """Return where a pipeline without a checkpoint begins.
+        """Return the start of a pipeline without a checkpoint.
 
         Args:
-            ends: where the topic partitions ended before the cursors were made, for a start at the
-                latest message.
+            ends: the ends of the topic partitions before the cursors were created, for a start at
+                the latest message.
 
         Raises:
-            SetupError: the cursors are older than this start, and something is unread or was read,
-                so that a checkpoint there was is lost, and nobody has said what to do.
+            SetupError: the cursors are older than this start, and have unread or read messages. So
+                the checkpoint is lost, and the user must choose how to go on.
         """
         positions = self._cursors.positions()
         if bound == "latest":
@@ -144,7 +144,7 @@ class Start:
                         f"the subscription {self._config.subscription} has read {name} up to {position}"
                     )
             return {name: resolve_start(self._cluster, name, bound) for name in positions}
-        # Where the cursor stands, so that nothing lies between what it pins and what is read.
+        # Start at the cursor, so that there is no gap between the pinned and the read entries.
         return {name: describe(self._cluster, name, position) for name, position in positions.items()}
 
     def _lost_checkpoint(self, sign: str) -> SetupError:
@@ -154,15 +154,16 @@ class Start:
         )
 
     def compare_with_tables(self, tables: list[Table]) -> None:
-        """Check that the checkpoint is not older than the tables, and that no other one has followed
-        it.
+        """Check that the checkpoint is not older than the tables, and that no later checkpoint has
+        written to them.
 
         Raises:
-            CheckpointError: it is, or one has, or it is of another run than what the tables hold.
+            CheckpointError: it is older, a later checkpoint has written to a table, or the tables
+                have batches of another run.
         """
-        # Known before the cursors are asked where they stand: a process that is suspended from here
-        # on commits nothing if another one has committed meanwhile.
-        self.followed = self._last_writers(tables)
+        # Read before the positions of the cursors: if this process is suspended from here on and
+        # another one commits, this one commits nothing.
+        self.previous_writers = self._last_writers(tables)
         query_id = self._checkpoint.log.query_id()
         planned = self._checkpoint.log.last_planned()
         if query_id is None:
@@ -173,13 +174,13 @@ class Start:
             self._check_not_begun(tables)
             return
         query = self._query_name(query_id)
-        follows = self._checkpoint.follows()
+        previous_writers = self._checkpoint.previous_writers()
         for name, table in self._tables.items():
             recorded = table.recorded(query) if table in tables else None
             if recorded is None:
                 # The table may know the query by an addition alone (see ``table.additions``).
-                if table in tables and follows is not None and self.followed[name] != number_of(query):
-                    self._check_writer(name, table, follows.get(name))
+                if table in tables and previous_writers is not None and self.previous_writers[name] != number_of(query):
+                    self._check_writer(name, table, previous_writers.get(name))
                 continue
             self._check_writer(name, table, number_of(query))
             if planned is None or recorded.batch_id > planned:
@@ -193,44 +194,44 @@ class Start:
                     raise self._older_checkpoint(table, f"has another batch {recorded.batch_id}", "has one of its own")
 
     def _check_writer(self, name: str, table: Table, expected: int | None) -> None:
-        if self.followed[name] not in (None, expected):
+        if self.previous_writers[name] not in (None, expected):
             raise self._older_checkpoint(table, "has rows by a later checkpoint", "does not know of them")
 
     def check_tables_are_newest(self, tables: list[Table]) -> None:
-        """Check that no table is older than the checkpoint, or gone: what it lacks the topic need
-        not have any more.
+        """Check that no table is missing or older than the checkpoint: the topic may no longer have
+        the rows that it lacks.
 
-        A folder that the checkpoint never saw, and that knows nothing of the stream, is a new
-        table, which the user chose.
+        A folder that the checkpoint never saw, and that has no batch of the stream, is a new table,
+        which the user chose.
 
         Raises:
-            CheckpointError: one is.
+            CheckpointError: a table is older or missing.
         """
         query_id = self._checkpoint.log.query_id()
         if query_id is None:
             return
-        known = self._cursors.tables()
+        seen_batches = self._cursors.tables()
         for name, table in self._tables.items():
-            held = known.get(name)
-            if held is None:
+            seen = seen_batches.get(name)
+            if seen is None:
                 continue
             recorded = table.recorded(self._query_name(query_id)) if table in tables else None
-            if (recorded is None and str(table.path) != held.path) or (recorded and recorded.batch_id >= held.batch_id):
+            if (recorded is None and str(table.path) != seen.path) or (recorded and recorded.batch_id >= seen.batch_id):
                 continue
-            there = "does not know it" if recorded is None else f"has batch {recorded.batch_id}"
+            state = "does not know it" if recorded is None else f"has batch {recorded.batch_id}"
             raise CheckpointError(
-                f"the table at {held.path} had batch {held.batch_id} of the stream {self._config.stream.name} by the checkpoint "
-                f"{self._config.stream.checkpoint}, and the one at {table.path} {there}: it is an older copy; restore the newest "
+                f"the table at {seen.path} had batch {seen.batch_id} of the stream {self._config.stream.name} by the checkpoint "
+                f"{self._config.stream.checkpoint}, and the one at {table.path} {state}: it is an older copy; restore the newest "
                 "one, or choose a new folder for what comes from here on, or remove the checkpoint and begin anew after: "
                 "ledgerlake forget CONFIG"
             )
 
     def compare_settings(self, tables: list[Table]) -> None:
-        """Check that no setting was changed that must stay: for a micro-batch that is run again, or
-        for what waits.
+        """Check that no setting was changed that must stay, because a micro-batch is run again or
+        messages are kept in state.
 
         Raises:
-            CheckpointError: one was.
+            CheckpointError: such a setting was changed.
         """
         before, now = self._checkpoint.settings() or {}, row_settings(self._config)
         names = changed(before, now)
@@ -242,7 +243,9 @@ class Start:
                 f"{names[0]} was {_in_toml(before[names[0]])} when batch {self._checkpoint.log.last_planned()} was written to the "
                 f"table at {table.path}, and that batch is to be run again; set it back, run once with --once, then change it"
             )
-        if self._waits() and (STORAGE in names or (before.get(PAYLOADS) == "reread" and PAYLOADS in names)):
+        if self._has_messages_in_state() and (
+            STORAGE in names or (before.get(PAYLOADS) == "reread" and PAYLOADS in names)
+        ):
             name = STORAGE if STORAGE in names else PAYLOADS
             raise CheckpointError(
                 f"{name} was {_in_toml(before[name])}, and messages wait that need it; set it back until nothing waits "
@@ -250,7 +253,7 @@ class Start:
             )
 
     def _has_uncommitted(self, tables: list[Table]) -> Table | None:
-        """A table that has the micro-batch that Spark runs again; None if there is none."""
+        """Return a table that has the micro-batch that Spark runs again; None if there is none."""
         planned, query_id = self._checkpoint.log.last_planned(), self._checkpoint.log.query_id()
         if planned is None or query_id is None or self._checkpoint.log.has_committed(planned):
             return None
@@ -260,70 +263,69 @@ class Start:
                 return table
         return None
 
-    def _waits(self) -> bool:
-        """Return whether messages wait in state, as far as is known: a topic partition with such
-        messages has a wake-up time.
+    def _has_messages_in_state(self) -> bool:
+        """Return whether state may have messages: a topic partition with such messages has a
+        wake-up time.
         """
         if self._checkpoint.log.last_committed() is None:
             return False
-        return known_wakes(self._checkpoint, self._cursors.last_run()) != {}
+        return known_wakeup_times(self._checkpoint, self._cursors.last_run()) != {}
 
     def _compare_with_cursors(self, start: Offset) -> None:
-        """Check that the broker has kept what the micro-batch reads that is to be run again.
+        """Check that the broker has retained the entries of the micro-batch that is run again.
 
-        A cursor passes it only when it is committed. So if the cursor is past it, the checkpoint is
-        older than the last run.
+        A cursor passes a micro-batch only after its commit. So if the cursor is past it, the
+        checkpoint is older than the last run.
 
         Raises:
-            CheckpointError: the cursor is past it.
+            CheckpointError: a cursor is past the micro-batch.
         """
         planned = self._checkpoint.log.last_planned()
         if planned is None or self._checkpoint.log.has_committed(planned) or not self._options.fail_on_data_loss:
             return
         begins = start | (self._checkpoint.log.committed_offset() or {})
         ends = self._checkpoint.log.offset(planned)
-        again = [name for name, end in ends.items() if end.position > begins.get(name, _NOTHING).position]
-        for name, position in self._cursors.positions(again).items():
+        names = [name for name, end in ends.items() if end.position > begins.get(name, _NOTHING).position]
+        for name, position in self._cursors.positions(names).items():
             begin, end = begins.get(name, _NOTHING).position, ends[name].position
             if moved_to(position, begin) != BEFORE_ALL or position.ledger_id > end.ledger_id:
                 raise CheckpointError(
                     f"the subscription {self._config.subscription} has read {name} up to {position}, and batch {planned}, which "
-                    f"begins behind {begin}, is to be run again: the checkpoint {self._config.stream.checkpoint} is an older copy, "
-                    "or somebody moved the subscription; restore the newest one, or set [source] fail_on_data_loss to false to "
+                    f"begins after {begin}, is to be run again: the checkpoint {self._config.stream.checkpoint} is an older copy, "
+                    "or the subscription was moved from outside; restore the newest one, or set [source] fail_on_data_loss to false to "
                     "go on with what the topic still has"
                 )
 
     def _check_not_begun(self, tables: list[Table]) -> None:
-        """Check that a start without any micro-batch in its checkpoint is not one whose
-        micro-batches are missing.
+        """Check that a checkpoint without micro-batches has not lost them.
 
         Raises:
-            CheckpointError: the tables have some.
+            CheckpointError: the tables have micro-batches of the stream.
         """
-        follows = self._checkpoint.follows()
-        if self._checkpoint.start() is None or (follows is None and self._checkpoint.is_forgotten):
+        previous_writers = self._checkpoint.previous_writers()
+        if self._checkpoint.start() is None or (previous_writers is None and self._checkpoint.is_forgotten):
             return
         for name, table in self._tables.items():
             if table not in tables:
                 continue
             last = table.last_batch_of(self._config.stream.name)
-            if follows is not None:
-                self._check_writer(name, table, follows.get(name))
+            if previous_writers is not None:
+                self._check_writer(name, table, previous_writers.get(name))
             elif last is not None and last >= 0:
                 raise self._older_checkpoint(table, f"has batch {last}", "reaches no batch")
 
-    def _older_checkpoint(self, table: Table, there: str, here: str) -> CheckpointError:
+    def _older_checkpoint(self, table: Table, in_table: str, in_checkpoint: str) -> CheckpointError:
         return CheckpointError(
-            f"the table at {table.path} {there} of the stream {self._config.stream.name}, and the checkpoint "
-            f"{self._config.stream.checkpoint} {here}: it is an older copy; restore the newest one, or, if messages may "
-            "come twice, remove it and set starting to cursor to go on where the subscription stands"
+            f"the table at {table.path} {in_table} of the stream {self._config.stream.name}, and the checkpoint "
+            f"{self._config.stream.checkpoint} {in_checkpoint}: it is an older copy; restore the newest one, or, if messages may "
+            "come twice, remove it and set starting to cursor to go on at the subscription's position"
         )
 
     def open_outbox(self, outbox: Outbox) -> None:
         """Open the outbox, if it belongs to checkpoint and table.
 
         Raises:
-            CheckpointError: it is gone, older than the table, or newer than the checkpoint.
+            CheckpointError: it is missing, older than the table, or newer than the checkpoint.
         """
         table = self._tables["messages"]
         query_id = self._checkpoint.log.query_id()
@@ -337,10 +339,10 @@ class Start:
                 "have: it belongs to another one; restore both from one copy"
             )
         in_table = table.outbox_messages(outbox.name)
-        held = -1 if committed is None else outbox.messages_up_to(committed)
-        if in_table is not None and held < in_table:
+        outbox_messages = -1 if committed is None else outbox.messages_up_to(committed)
+        if in_table is not None and outbox_messages < in_table:
             raise CheckpointError(
-                f"the outbox {outbox.folder} has held {held} messages, and the table at {table.path} says {in_table}: "
+                f"the outbox {outbox.folder} has held {outbox_messages} messages, and the table at {table.path} says {in_table}: "
                 "it is an older copy; restore the newest one"
             )
         self._checkpoint.save_outbox(outbox.name)
@@ -354,14 +356,14 @@ def _in_toml(value: Setting) -> str:
 
 
 def query_name(stream: str, query_id: str) -> str:
-    """Return the name by which the tables know a query: the stream and the checkpoint's own id, so
-    that a new checkpoint starts over.
+    """Return the name of a query in the tables. It contains the checkpoint's id, so that a new
+    checkpoint has a new name.
     """
     return f"ledgerlake:{stream}:{query_id}"
 
 
 def check_reachable(config: Config) -> None:
-    """Find out at once, before Spark starts, whether the broker is there and knows the topics.
+    """Check, before Spark starts, that the broker answers and knows the topics.
 
     Raises:
         TransportError, BrokerError, TopicNotFoundError.

@@ -1,4 +1,4 @@
-"""Messages and rejects as streaming DataFrames, for sinks and transformations that are not ours."""
+"""Messages and rejects as streaming DataFrames, for sinks and transformations of the user."""
 
 from __future__ import annotations
 
@@ -16,24 +16,22 @@ if TYPE_CHECKING:
 
 
 def messages(spark: SparkSession, config: Config) -> DataFrame:
-    """A streaming DataFrame of whole, decoded messages with the table's columns, for any sink or
-    transformation.
+    """Return a streaming DataFrame of complete, decoded messages with the table's columns, for any
+    sink or transformation.
 
-    Large messages are put together, and delayed ones wait, in the state of whatever query this
-    becomes a part of; so that they leave it in time, an idle topic still has a micro-batch every
-    second. What cannot become a message is not in it: ``rejects`` streams that.
+    Incomplete large messages and delayed messages are kept in the state of the query that uses the
+    DataFrame. So that they are released in time, an idle topic has a micro-batch every second.
+    Entries that cannot become messages are not in it, but in ``rejects``.
     """
-    return _whole(spark, config).where("reject_reason is null").select(*schema.MESSAGES.names)
+    return _messages_and_rejects(spark, config).where("reject_reason is null").select(*schema.MESSAGES.names)
 
 
 def rejects(spark: SparkSession, config: Config) -> DataFrame:
-    """A streaming DataFrame of what ``messages`` leaves out: position, reason, and the whole entry
-    in ``value``.
-    """
-    return _whole(spark, config).where("reject_reason is not null")
+    """Return a streaming DataFrame of the rejects: position, reason, and the entry in ``value``."""
+    return _messages_and_rejects(spark, config).where("reject_reason is not null")
 
 
-def _whole(spark: SparkSession, config: Config) -> DataFrame:
+def _messages_and_rejects(spark: SparkSession, config: Config) -> DataFrame:
     spark.dataSource.register(LedgerlakeDataSource)
     set_up_state(spark)
     bundles = (

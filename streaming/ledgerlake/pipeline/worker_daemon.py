@@ -1,13 +1,13 @@
 """Spark's daemon of Python workers, started by Spark as ``python -m
-ledgerlake.pipeline.worker_daemon``; quiet as ``runtime.workers`` says.
+ledgerlake.pipeline.worker_daemon``; its log output is reduced (see ``runtime.workers``).
 
-It imports what every worker needs and has the kernels ready, since a worker is a fork of it: a
-batch uses several, and each would spend a second or more on that otherwise. Spark's own daemon
-imports nothing, for fear of threads that a fork leaves behind. Here that is safe: Arrow and NumPy
-make theirs at first use, and renew them after a fork.
+A worker is a fork of the daemon. So the daemon imports the modules that every worker needs and
+compiles the kernels, which would take each of a batch's workers a second or more. Spark's own
+daemon imports nothing, because threads do not survive a fork. Here that is safe: Arrow and NumPy
+create their threads at first use, and again after a fork.
 
-A worker collects garbage after each task. What was imported here is no garbage: frozen, it is not
-walked again, which took a tenth of a second of each task.
+A worker collects garbage after each task. The imported modules are frozen, so that the collector
+does not walk them, which took a tenth of a second per task.
 """
 
 from __future__ import annotations

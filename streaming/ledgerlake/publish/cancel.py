@@ -1,4 +1,4 @@
-"""Cancelling delayed messages that wait, by a message of its own (see ``delay.cancels``)."""
+"""Cancels delayed messages, by a message with the cancel (see ``delay.cancels``)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def cancel(config: Config, by: Literal["id", "key"], target: str) -> list[str]:
-    """Cancel waiting messages: one cancel to each topic partition, since an id does not say where
-    it belongs.
+    """Cancel delayed messages. The cancel is sent to each topic partition, because an id does not
+    name its topic partition.
 
     Raises:
-        UsageError: the target is no message id.
-        BrokerError, TransportError, TopicNotFoundError: it was not stored everywhere; sending it
-            again is harmless.
+        UsageError: the target is not a message id.
+        BrokerError, TransportError, TopicNotFoundError: it was not stored on all topic
+            partitions; sending it again is harmless.
     """
     value = f"{by}={target}"
     if parse_cancel(value, BEFORE_ALL, 0) is None:

@@ -1,4 +1,4 @@
-"""The format ``ledgerlake`` whole: reading (see ``source``), and writing rows as messages (see
+"""The format ``ledgerlake``: reading (see ``source``), and writing rows as messages (see
 ``topic_writer``).
 """
 
@@ -54,9 +54,9 @@ def topic_settings(options: SinkOptions) -> TopicSettings:
     )
 
 
-def _checked(given: Mapping[str, str], schema: StructType) -> TopicSettings:
-    settings = topic_settings(parse_sink_options(given))
-    check_columns({one.name: one.dataType.simpleString() for one in schema.fields}, settings.topic)
+def _checked(options: Mapping[str, str], schema: StructType) -> TopicSettings:
+    settings = topic_settings(parse_sink_options(options))
+    check_columns({field.name: field.dataType.simpleString() for field in schema.fields}, settings.topic)
     return settings
 
 
@@ -78,7 +78,7 @@ class _StreamWrite(DataSourceStreamArrowWriter):  # type: ignore[misc]
         return _write(self._settings, f"{name}-{task.partitionId()}", batch_id, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Everything is stored already."""
+        """Do nothing: everything is stored already."""
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Leave the messages that are stored; they are not stored again when the micro-batch is run
@@ -87,8 +87,8 @@ class _StreamWrite(DataSourceStreamArrowWriter):  # type: ignore[misc]
 
 
 class _BatchWrite(DataSourceArrowWriter):  # type: ignore[misc]
-    """A write that is not part of a query; its tasks may be tried again, the whole of it is a new
-    one each time.
+    """A write that is not part of a streaming query. Spark may retry its tasks, but each write has
+    names of its own.
     """
 
     def __init__(self, settings: TopicSettings, write_id: str) -> None:

@@ -1,11 +1,11 @@
-"""Publishing large messages with a marker behind (PIP-37, option 2), so that a reader which missed
-a chunk finds them all.
+"""Publishes large messages followed by a marker (PIP-37, option 2), so that a reader that missed a
+chunk can find them all.
 
 Every Pulsar client reads such a topic: the chunks as it reads any, the marker as a small message
 with the property ``ledgerlake.chunks``, which it may ignore.
 
-A chunk is as large as the producer was told, and no larger than what the broker's largest message
-(``max_message_size`` of CONNECTED) leaves beside the metadata.
+The size of a chunk is that of the producer's settings, but at most what the broker's largest
+message (``max_message_size`` of CONNECTED) leaves beside the metadata.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class LargeMessageProducer:
                 default.
 
         Raises:
-            UsageError: the broker does not even take its key and properties.
+            UsageError: the key and properties alone are too large for the broker.
             BrokerError: the broker refused it.
             TransportError, DeadlineError: it may or may not be stored.
         """
@@ -82,8 +82,8 @@ class LargeMessageProducer:
             metadata.deliver_at_time = deliver_at_ms
         packed = compress(self._codec, value)
         if len(packed) <= self._most_bytes(metadata, packed):
-            (only,) = self._producer.send_and_wait([encode_entry(metadata, packed)])
-            return _plain(only)
+            (position,) = self._producer.send_and_wait([encode_entry(metadata, packed)])
+            return _plain(position)
         metadata.properties.append(promise())
         chunks = encode_chunks(metadata, packed, self._most_bytes(metadata, packed))
         positions = self._producer.send_and_wait(chunks)
@@ -94,7 +94,7 @@ class LargeMessageProducer:
         self._producer.close()
 
     def _most_bytes(self, metadata: pb.MessageMetadata, packed: bytes) -> int:
-        """Return how much of a payload goes into one entry."""
+        """Return how many bytes of a payload fit into one entry."""
         return min(self._chunk_bytes, chunk_limit_bytes(metadata, len(packed), self._producer.max_entry_bytes))
 
     def _next_sequence_id(self) -> int:

@@ -2,32 +2,31 @@
 
 Exactly once needs broker deduplication on the target topic's namespace: each topic partition has a
 producer with a name that never changes, and numbers its messages (see ``outbox``). If the broker
-knows nothing of a producer whose micro-batch was begun before, the topic itself is asked (see
-``target_reader``). Without deduplication a crash may send some twice.
+does not know a producer whose micro-batch was begun before, the numbers are read from the topic
+itself (see ``target_reader``). Without deduplication a crash may send some messages twice.
 
-What a message keeps: value, key, ordering key, properties, event time. What is added, as
-properties:
+A message keeps its value, key, ordering key, properties and event time. These properties are added:
 
-    ledgerlake.topic             the topic partition where it waited
+    ledgerlake.topic             the topic partition that it was read from
     ledgerlake.message_id        its id there
     ledgerlake.broker_timestamp  when the broker stored it there, in milliseconds; absent if the broker did not say
     ledgerlake.deliver_at        when it was due, in milliseconds
-    ledgerlake.key               ``base64``, where the key is not text and stands encoded
-    ledgerlake.ordering_key      in base64, where it is not text, which pulsar-client for Python cannot read
+    ledgerlake.key               ``base64`` if the key is not text; the message's key is then base64 text
+    ledgerlake.ordering_key      the ordering key in base64 if it is not text, which pulsar-client for Python cannot read
     ledgerlake.null              ``true``, if it has no value
     ledgerlake.too_large         ``true``, if its key and properties are too large for the broker's entries, or a policy of the
-                                 topic refuses the message for its size. It then stands there with the first four of these alone;
-                                 the whole message is in the table
+                                 topic refuses the message for its size. It is then replaced by an empty message with the first
+                                 four of these properties; the table has the full message
 
 Order: by topic partition. A message goes to the partition that its key says (by Java's string hash,
-as Pulsar's clients do unless told otherwise); without a key, all of one topic partition go to one
-partition. All of a micro-batch are routed by the number of partitions that the target had when the
-sending of that micro-batch began, also if it has more when they are sent again.
+as Pulsar's clients do by default); messages without a key of one topic partition go to one
+partition. All messages of a micro-batch are routed by the number of partitions that the target had
+when the sending of that micro-batch began, also if it has more when they are sent again.
 
-Only a receipt says that a message is on the target. What has none is sent again in order, and a
-broker with deduplication drops what it has. It drops a number below one that it has stored, so a
-message that may be refused goes alone (see ``client.producer``), and after the first that fails
-none is sent by the same producer.
+Only a receipt proves that a message is on the target. Messages without a receipt are sent again in
+order, and a broker with deduplication drops those that it has. It drops any number below one that
+it has stored. So a message that may be refused is sent alone (see ``client.producer``), and after
+the first failure the same producer sends nothing more.
 """
 
 from __future__ import annotations
@@ -66,23 +65,23 @@ _RETRY_FIRST_S = 0.5
 _RETRY_MOST_S = 30.0
 _ROWS_TOGETHER = 1000
 
-# What may wait for its receipt.
+# The most messages and bytes without a receipt.
 _PENDING_MOST = 500
 _PENDING_BYTES_MOST = 32 * 1024 * 1024
 
-# How often a sender that waits for receipts looks whether it is to end, and after how many looks it
-# says that none comes.
-_LOOK_S = 1.0
-_LOOKS_MOST = 30
+# How often a sender that waits for receipts checks whether it must stop, and after how many checks
+# it logs that no receipt comes.
+_CHECK_S = 1.0
+_CHECKS_MOST = 30
 
 
-class _NotHeldError(TransportError):
+class _NotOwnerError(TransportError):
     """Another process may own the stream, so nothing is sent now."""
 
 
 class Republisher:
-    """Sends what the outbox holds, as it comes; what cannot be sent now is tried again, and the
-    table does not wait.
+    """Sends the messages of the outbox as they are committed. If sending fails, it is tried again;
+    the table does not wait.
     """
 
     def __init__(
@@ -94,10 +93,10 @@ class Republisher:
         may_send: Callable[[], bool],
         on_failure: Callable[[LedgerlakeError], None],
     ) -> None:
-        """Prepare to send what an outbox that was begun holds.
+        """Prepare to send the messages of an open outbox.
 
         Args:
-            may_send: whether this process still owns the stream; asked before each file.
+            may_send: returns whether this process still owns the stream; called before each file.
             on_failure: called once, in the background, if the outbox is damaged; nothing more is
                 sent.
         """
@@ -119,7 +118,7 @@ class Republisher:
         self._thread.start()
 
     def notify(self) -> None:
-        """There may be something to send."""
+        """Wake up the sender: there may be messages to send."""
         self._idle.clear()
         self._wake.set()
 
@@ -128,7 +127,7 @@ class Republisher:
 
         Raises:
             CheckpointError: the outbox is damaged.
-            TransportError: it was not sent in time; it stays in the outbox.
+            TransportError: not all was sent in time; the rest stays in the outbox.
         """
         self.notify()
         in_time = self._failure is not None or self._idle.wait(timeout_s)
@@ -161,8 +160,8 @@ class Republisher:
                 if self._stopping.is_set():
                     return
                 self._trouble = f" ({type(error).__name__}: {str(error)[:200]})"
-                # Who holds the subscription opens it again, and says what hinders it.
-                if not isinstance(error, _NotHeldError):
+                # The cursors reopen the subscription, and log the reason if they cannot.
+                if not isinstance(error, _NotOwnerError):
                     _log.warning("%s cannot be written%s; trying again", self._topic, self._trouble)
                 self._stopping.wait(pause_s)
                 pause_s = min(pause_s * 2, _RETRY_MOST_S)
@@ -188,7 +187,7 @@ class Republisher:
         is_routed = False
         for file in batch.files:
             if self._stopping.is_set() or not self._may_send():
-                raise _NotHeldError("the subscription of this stream is not held")
+                raise _NotOwnerError("this process does not own the stream")
             if not self._outbox.is_present(batch, file):
                 return False
             if not is_routed:
@@ -200,8 +199,8 @@ class Republisher:
 
 @dataclass
 class _TargetProducer:
-    """A producer: messages of one topic partition for one partition of the target; those up to
-    number ``stored`` are there.
+    """The producer of the messages of one topic partition for one partition of the target. Those up
+    to number ``stored`` are on the target.
     """
 
     key: tuple[str, str]
@@ -214,8 +213,9 @@ class _Known:
     """The content of receipts, kept from one sender to the next.
 
     ``stored`` is the last number of each producer, since a broker without deduplication does not
-    know it. ``refused`` are messages that the broker does not take, by a policy of the topic. ``ends`` are the last known entries of the target's partitions: what is sent later
-    stands behind them. None: the broker does not say it.
+    know it. ``refused`` are messages that the broker does not take, by a policy of the topic.
+    ``ends`` are the last known entries of the target's partitions: messages that are sent later
+    come after them. An end is None if it may not be read.
     """
 
     stored: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -224,10 +224,10 @@ class _Known:
 
 
 class _Sender:
-    """The producers: one for each topic partition of ours and each partition of the target.
+    """The producers: one for each topic partition that is read and each partition of the target.
 
     Args:
-        known: what receipts have said to the senders before.
+        known: the content of the receipts of earlier senders.
         stopping: ends a wait for receipts.
     """
 
@@ -248,7 +248,7 @@ class _Sender:
         self._targets: list[str] = []
         self._began: Sending | None = None
         self._nexts: dict[str, int] = {}
-        self._found: dict[str, dict[str, int]] = {}
+        self._last_numbers: dict[str, dict[str, int]] = {}
         self._producers: dict[tuple[str, str], _TargetProducer] = {}
         self._lock = threading.Lock()
         self._news = threading.Event()
@@ -265,50 +265,51 @@ class _Sender:
             self._client.close()
 
     def would_begin(self) -> Sending:
-        """Ask which partitions the target has now and where they end: how a micro-batch is sent
-        that has not begun.
+        """Return how to send a micro-batch whose sending has not begun: the broker is asked for the
+        target's partitions and their ends.
         """
         targets = self._targets = self._client.partitions(self._topic)
-        if unknown := [one for one in targets if one not in self._known.ends]:
+        if unknown := [target for target in targets if target not in self._known.ends]:
             self._known.ends |= self._reader.ends(unknown)
-        ends = {one: end for one in targets if (end := self._known.ends[one]) is not None}
+        ends = {target: end for target in targets if (end := self._known.ends[target]) is not None}
         return Sending(len(targets), ends)
 
     def route(self, batch: OutboxBatch, sending: Sending, may_be_sent: bool) -> None:
-        """A micro-batch is sent as its sending began.
+        """Route the micro-batch that is sent next as when its sending began.
 
-        It is routed among fewer partitions if there are fewer, as in a topic that was deleted and
-        made again.
+        If the target has fewer partitions now, because it was deleted and created again, the
+        messages are routed among those.
 
         Args:
-            may_be_sent: it began before, and some of its messages may be there.
+            may_be_sent: the sending began before, and some messages may be on the target.
         """
         self._targets = self._targets[: sending.partitions]
         self._began = sending if may_be_sent else None
-        self._nexts = {self._producer_name(one): number for one, number in batch.next_sequences.items()}
+        self._nexts = {self._producer_name(name): number for name, number in batch.next_sequences.items()}
 
-    def send(self, one: OutboxFile, rows: Iterator[dict[str, Any]]) -> None:
+    def send(self, file: OutboxFile, rows: Iterator[dict[str, Any]]) -> None:
         """Send a file's messages and wait until all are stored.
 
         Raises:
-            ConnectionError: one was not stored, and nothing behind it was sent; or it is to end.
+            ConnectionError: a message was not stored, and none after it was sent; or the sender was
+                stopped.
         """
         targets = self._targets
-        for sequence, row in enumerate(rows, one.first_sequence):
-            producer = self._producer(one.topic_partition, targets[_route(row, one.topic_partition, len(targets))])
+        for sequence, row in enumerate(rows, file.first_sequence):
+            producer = self._producer(file.topic_partition, targets[_route(row, file.topic_partition, len(targets))])
             if sequence <= producer.stored:
                 continue
             is_refused = (producer.key, sequence) in self._known.refused
-            if not is_refused and self._hand_over(producer, sequence, _message(row, one.topic_partition)):
+            if not is_refused and self._hand_over(producer, sequence, _message(row, file.topic_partition)):
                 continue
             _log.warning(
-                "the message %s of %s is larger than %s takes; it stands there without value, key and properties, "
-                "with the property ledgerlake.too_large, and is whole in the table",
+                "the message %s of %s is larger than %s takes; it is replaced there by an empty message with "
+                "the property ledgerlake.too_large, and the table has the full message",
                 row["message_id"],
-                one.topic_partition,
+                file.topic_partition,
                 self._topic,
             )
-            if not self._hand_over(producer, sequence, _stand_in(row, one.topic_partition)):
+            if not self._hand_over(producer, sequence, _placeholder(row, file.topic_partition)):
                 raise ConnectionError("the broker takes no message as small as that")
         self._wait_for_receipts(1, _PENDING_BYTES_MOST)
 
@@ -316,24 +317,28 @@ class _Sender:
         key = (topic_partition, target)
         if key not in self._producers:
             opened = self._client.open_producer(target, self._producer_name(topic_partition))
-            said = opened.last_sequence_id
-            there = self._on_target(topic_partition, target) if said < 0 else -1
-            self._producers[key] = _TargetProducer(key, opened, max(there, self._known.stored.get(key, -1)))
+            broker_sequence = opened.last_sequence_id
+            topic_sequence = self._last_on_target(topic_partition, target) if broker_sequence < 0 else -1
+            self._producers[key] = _TargetProducer(key, opened, max(topic_sequence, self._known.stored.get(key, -1)))
         return self._producers[key]
 
-    def _on_target(self, topic_partition: str, target: str) -> int:
-        """The last number that the target itself shows of a producer that the broker does not know."""
+    def _last_on_target(self, topic_partition: str, target: str) -> int:
+        """Return the last number of a producer on the target, for a producer that the broker does
+        not know.
+        """
         if self._began is None:
             return -1
-        if target not in self._found:
-            self._found[target] = self._reader.last_numbers(target, self._began.ends.get(target), self._nexts)
-        return self._found[target].get(self._producer_name(topic_partition), -1)
+        if target not in self._last_numbers:
+            self._last_numbers[target] = self._reader.last_numbers(target, self._began.ends.get(target), self._nexts)
+        return self._last_numbers[target].get(self._producer_name(topic_partition), -1)
 
     def _producer_name(self, topic_partition: str) -> str:
         return f"{self._name}-{topic_partition}"
 
     def _hand_over(self, producer: _TargetProducer, sequence: int, message: _Message) -> bool:
-        """Give one message to its producer; False if that says at once that it is too large."""
+        """Give a message to its producer; return False if the producer refuses it at once as too
+        large.
+        """
         size_bytes = len(message.content)
         self._wait_for_receipts(_PENDING_MOST, _PENDING_BYTES_MOST - size_bytes)
         with self._lock:
@@ -364,18 +369,18 @@ class _Sender:
         self._news.set()
 
     def _know_end(self, target: str, receipt: Receipt) -> None:
-        """Remember where a message was stored; of one that the broker had already, the receipt does
-        not say.
+        """Remember the position of a stored message. The receipt of a message that the broker had
+        already has none.
         """
-        found = receipt.position
-        if found.is_storable:
-            self._known.ends[target] = max(self._known.ends.get(target) or found, found)
+        position = receipt.position
+        if position.is_storable:
+            self._known.ends[target] = max(self._known.ends.get(target) or position, position)
 
     def _wait_for_receipts(self, messages: int, size_bytes: int) -> None:
-        """Wait until fewer messages than that are pending, and no more bytes; one that is larger
-        goes alone.
+        """Wait until fewer than ``messages`` messages and at most ``size_bytes`` bytes are pending;
+        with a size below zero, until nothing is.
         """
-        looks = 0
+        checks = 0
         while True:
             self._news.clear()
             with self._lock:
@@ -383,25 +388,28 @@ class _Sender:
                 if not failure and (not pending or (pending < messages and self._pending_bytes <= size_bytes)):
                     return
             if failure or self._stopping.is_set():
-                raise ConnectionError(f"the broker did not store all: {failure or 'it was stopped'}")
-            looks = 0 if self._news.wait(_LOOK_S) else looks + 1
-            if looks == _LOOKS_MOST:
-                looks = 0
-                _log.warning("%s stores nothing; %d messages have been sent and wait for it", self._topic, pending)
+                raise ConnectionError(f"the broker did not store all messages: {failure or 'the sender was stopped'}")
+            checks = 0 if self._news.wait(_CHECK_S) else checks + 1
+            if checks == _CHECKS_MOST:
+                checks = 0
+                _log.warning("%s stores nothing; %d messages were sent and have no receipt", self._topic, pending)
 
 
 def _rows(folder: Place, name: str) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file, of which one row group is in memory; times are microseconds.
+    """Yield the rows of a file, with times in microseconds. One row group is in memory at a time.
 
     Raises:
-        CheckpointError: it is damaged.
+        CheckpointError: the file is damaged.
     """
     try:
         # With ``pre_buffer`` pyarrow reads row groups ahead, as many as the file has.
         with pq.ParquetFile(f"{folder.root}/{name}", filesystem=folder.filesystem(), pre_buffer=False) as file:
             groups = (file.read_row_group(number) for number in range(file.num_row_groups))
             for batch in (batch for group in groups for batch in group.to_batches(_ROWS_TOGETHER)):
-                columns = [one.cast(pa.int64()) if pa.types.is_timestamp(one.type) else one for one in batch.columns]
+                columns = [
+                    column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
+                    for column in batch.columns
+                ]
                 yield from pa.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist()
     except pa.ArrowInvalid as error:
         raise CheckpointError(
@@ -412,29 +420,29 @@ def _rows(folder: Place, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _origin(row: dict[str, Any], topic_partition: str) -> dict[str, str]:
-    """Return the properties that say where a message comes from."""
-    found = {"ledgerlake.topic": topic_partition, "ledgerlake.message_id": row["message_id"]}
-    found["ledgerlake.deliver_at"] = _milliseconds(row["deliver_at"])
+    """Return the properties that name the origin of a message."""
+    properties = {"ledgerlake.topic": topic_partition, "ledgerlake.message_id": row["message_id"]}
+    properties["ledgerlake.deliver_at"] = _milliseconds(row["deliver_at"])
     if row["broker_timestamp"] is not None:
-        found["ledgerlake.broker_timestamp"] = _milliseconds(row["broker_timestamp"])
-    return found
+        properties["ledgerlake.broker_timestamp"] = _milliseconds(row["broker_timestamp"])
+    return properties
 
 
 @dataclass(frozen=True)
 class _Message:
-    """A message for the target, without what its producer adds."""
+    """A message for the target, without the fields that its producer adds."""
 
     metadata: pb.MessageMetadata
     content: bytes
 
 
-def _stand_in(row: dict[str, Any], topic_partition: str) -> _Message:
-    """Return the message that is sent instead of one that is too large."""
+def _placeholder(row: dict[str, Any], topic_partition: str) -> _Message:
+    """Return the empty message that replaces one that is too large."""
     return _Message(_with_properties(_origin(row, topic_partition) | {"ledgerlake.too_large": "true"}), b"")
 
 
 def _message(row: dict[str, Any], topic_partition: str) -> _Message:
-    """Return what is sent of a row."""
+    """Return the message of a row."""
     properties = dict(row["properties"] or ()) | _origin(row, topic_partition)
     key, ordering_key = _key(row), row["ordering_key"]
     if row["key_bytes"] is not None:
@@ -479,12 +487,12 @@ def _route(row: dict[str, Any], topic_partition: str, count: int) -> int:
 
 
 def java_hash(text: str) -> int:
-    """Java's ``String.hashCode``, without its sign bit."""
-    found = 0
+    """Return Java's ``String.hashCode`` of a text, without its sign bit."""
+    code = 0
     units = text.encode("utf-16-be", "surrogatepass")
-    for place in range(0, len(units), 2):
-        found = (31 * found + int.from_bytes(units[place : place + 2], "big")) & 0xFFFFFFFF
-    return found & 0x7FFFFFFF
+    for offset in range(0, len(units), 2):
+        code = (31 * code + int.from_bytes(units[offset : offset + 2], "big")) & 0xFFFFFFFF
+    return code & 0x7FFFFFFF
 
 
 def _milliseconds(time_us: int) -> str:

@@ -1,14 +1,14 @@
-"""Producers for a topic of due messages: they take messages at once, store them in order in a
-thread, and tell of each when it is stored.
+"""Producers for a topic of due messages: they accept messages at once, store them in order in a
+thread, and report each stored message.
 
-A broker says of no message that it is stored but by its receipt, so what a producer of that name may
-have sent before is sent again, and dropped by a broker with deduplication.
+Only a receipt proves that the broker has stored a message. So messages that a producer of that name
+may have sent before are sent again, and a broker with deduplication drops them.
 
-A large message is sent in chunks. If the connection breaks amid it, it is sent again from its first
-chunk under another uuid: pulsar-client for C++ and Python skips a message of which a chunk stands
-on the topic twice under one uuid.
+A large message is sent in chunks. If the connection breaks in the middle, the message is sent again
+from its first chunk under another uuid: pulsar-client for C++ and Python skips a message if the
+topic has a chunk twice under one uuid.
 
-After the first message of a producer that fails, the others of that producer fail too, unsent.
+After the first message of a producer that fails, its other messages fail too, unsent.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from ledgerlake.wire.message_id import BEFORE_ALL, Position
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# How long a disconnect is mended here. The sender, which asks anew what is stored, tries for longer.
+# How long this client tries to reconnect. The sender, which asks again for the last number, tries
+# longer.
 _GIVE_UP_S = 5.0
 _REQUEST_S = 10.0
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What became of a message: ``Ok`` or the name of an error; where it was stored, if the broker
-    said so.
+    """The result of sending a message: ``Ok`` or the name of an error, and the position of the
+    message if the broker gave one.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Receipt:
 
 _TOO_BIG = Receipt("MessageTooBig")
 
-# What follows a message that failed.
+# The error of the messages after one that failed.
 _NOT_SENT = "AlreadyClosed"
 
 
@@ -66,7 +67,7 @@ class TargetClient:
             )
         )
         self._producers: list[TargetProducer] = []
-        self._waiting: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="ledgerlake-target", daemon=True)
         self._thread.start()
 
@@ -84,13 +85,13 @@ class TargetClient:
         Raises:
             BrokerError, TransportError, ProtocolError: as ``NumberedProducer``.
         """
-        producer = TargetProducer(self._cluster, topic_partition, name, self._waiting.put)
+        producer = TargetProducer(self._cluster, topic_partition, name, self._tasks.put)
         self._producers.append(producer)
         return producer
 
     def close(self) -> None:
-        """Let go of the producers; what is not stored fails."""
-        self._waiting.put(None)
+        """Close the producers; messages that are not stored fail."""
+        self._tasks.put(None)
         for producer in self._producers:
             producer.fail(_NOT_SENT)
         self._thread.join()
@@ -100,10 +101,10 @@ class TargetClient:
 
     def _work(self) -> None:
         while True:
-            if self._waiting.empty():
+            if self._tasks.empty():
                 for producer in self._producers:
                     producer.flush()
-            task = self._waiting.get()
+            task = self._tasks.get()
             if task is None:
                 return
             task()
@@ -126,8 +127,9 @@ class TargetProducer:
         return self._producer.last_sequence_id
 
     def send(self, metadata: pb.MessageMetadata, content: bytes, on_receipt: Callable[[Receipt], None]) -> None:
-        """Take a message, whose number is in its metadata. ``on_receipt`` is called once: now, with
-        ``MessageTooBig``, if the broker does not even take its metadata; else by the thread.
+        """Accept a message, whose number is in its metadata. ``on_receipt`` is called once: at
+        once, with ``MessageTooBig``, if the metadata alone is too large for the broker; else by the
+        thread.
         """
         metadata.producer_name = self._producer.name
         metadata.publish_time = int(time.time() * 1000)
@@ -142,12 +144,12 @@ class TargetProducer:
             self._enqueue(lambda: self._send(metadata, content, on_receipt))
 
     def flush(self) -> None:
-        """Wait until everything is stored, or has failed; by the thread."""
+        """Wait until all messages are stored or have failed; called by the thread."""
         if self._pending and not self._failure:
-            self._trying(self._producer.flush)
+            self._try(self._producer.flush)
 
     def fail(self, reason: str) -> None:
-        """Send nothing more."""
+        """Stop sending; later messages fail."""
         self._failure = self._failure or reason
 
     def close(self) -> None:
@@ -160,19 +162,19 @@ class TargetProducer:
     def _send(self, metadata: pb.MessageMetadata, content: bytes, on_receipt: Callable[[Receipt], None]) -> None:
         number = metadata.sequence_id
         self._pending.append((number, on_receipt))
-        self._trying(lambda: self._producer.send(NumberedEntry(encode_entry(metadata, content), number, number)))
+        self._try(lambda: self._producer.send(NumberedEntry(encode_entry(metadata, content), number, number)))
 
     def _send_chunks(self, metadata: pb.MessageMetadata, content: bytes, on_receipt: Callable[[Receipt], None]) -> None:
         metadata.uncompressed_size = len(content)
         self._pending.append((metadata.sequence_id, on_receipt))
-        self._trying(
+        self._try(
             lambda: self._producer.send_chunks(
                 metadata.sequence_id,
                 lambda: encode_chunks(metadata, content, self._limit_bytes(metadata, content), attempt_suffix()),
             )
         )
 
-    def _trying(self, call: Callable[[], Any]) -> None:
+    def _try(self, call: Callable[[], Any]) -> None:
         reason = _NOT_SENT
         if not self._failure:
             try:

@@ -1,17 +1,17 @@
-"""What a topic has of due messages that were sent before, read from the topic itself.
+"""Reads from a topic which due messages were sent to it before.
 
-A broker forgets the numbers of a producer that was away for long
-(``brokerDeduplicationProducerInactivityTimeoutMinutes``, six hours unless told otherwise), and
-without deduplication it knows none. The entries still say which producer sent them, and under which
-number. So a micro-batch whose sending began is looked for behind the entry that was the topic's
-last one before that.
+A broker forgets the numbers of a producer that was not connected for long
+(``brokerDeduplicationProducerInactivityTimeoutMinutes``, by default six hours), and without
+deduplication it knows none. The entries still have the name of their producer and their number. So
+the messages of a micro-batch whose sending began are searched for after the entry that was the
+topic's last one before that.
 
 Rules kept here:
-  - It is bounded: by where the topic ends now, and by a number of entries.
-  - Anybody who may write to the topic can use our producer's name. A number that the micro-batch
-    does not have is not believed.
-  - Of a large message the last chunk counts; without that it is not there.
-  - Who may write to a topic need not be allowed to read it. That holds up nothing: it is said, and
+  - The search is bounded: by the topic's current end, and by a number of entries.
+  - Any writer to the topic can use the pipeline's producer name. A number that the micro-batch does
+    not have is ignored.
+  - A large message counts if its last chunk is on the topic.
+  - A role that may write to a topic need not be allowed to read it. Then a warning is logged, and
     the end is not known.
 """
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# How many entries of one partition of the target are looked at, and how many of them may be on
-# their way.
+# How many entries of one partition of the target are read, and how many of them are requested at a
+# time.
 _ENTRIES_MOST = 1_000_000
 _WINDOW = 500
 
-# How long a broker that went away meanwhile is waited for; the sender tries again later.
+# How long to wait for a broker that disconnected; the sender tries again later.
 _GIVE_UP_S = 10.0
 
 
@@ -61,7 +61,7 @@ class TargetReader:
         """Return the last entry of each partition of the target; None if it may not be read.
 
         Raises:
-            TransportError, BrokerError, ProtocolError: the same question may be answered later.
+            TransportError, BrokerError, ProtocolError: the broker cannot be asked now.
         """
         cluster = Cluster(self._settings)
         try:
@@ -70,47 +70,46 @@ class TargetReader:
             cluster.close()
 
     def last_numbers(self, target: str, after: Position | None, nexts: Mapping[str, int]) -> dict[str, int]:
-        """Return the last number of each producer of ours that is in a partition of the target.
+        """Return the last number on a partition of the target of each of the pipeline's producers.
 
         Args:
-            after: the entry behind which to look; None if it is not known.
-            nexts: the producers by name, and the number that comes next to the micro-batch's last
-                one.
+            after: the entry after which to search; None if it is not known.
+            nexts: by producer name, the number after the micro-batch's last one.
 
         Raises:
-            TransportError, BrokerError, ProtocolError: the same question may be answered later.
+            TransportError, BrokerError, ProtocolError: the broker cannot be asked now.
         """
-        found: dict[str, int] = {}
+        last_numbers: dict[str, int] = {}
         if after is None:
-            _say_unknown(target, "its end was not known when the sending began")
-            return found
+            _warn_unknown(target, "its end was not known when the sending began")
+            return last_numbers
         try:
             for producer, number in self._numbers(target, after):
-                if found.get(producer, -1) < number < nexts.get(producer, 0):
-                    found[producer] = number
+                if last_numbers.get(producer, -1) < number < nexts.get(producer, 0):
+                    last_numbers[producer] = number
         except TopicNotFoundError:
             return {}
         except LedgerlakeError as error:
             if is_retryable(error):
                 raise
-            _say_unknown(target, str(error))
-        return found
+            _warn_unknown(target, str(error))
+        return last_numbers
 
     def _numbers(self, target: str, after: Position) -> Iterator[tuple[str, int]]:
-        """Producers and numbers of the messages that stand behind an entry, in order."""
+        """Yield producer and number of each message after an entry, in order."""
         cluster = Cluster(self._settings)
         reader = EntryReader(cluster, target, after, _WINDOW, read_compacted=False)
         try:
             end = last_position(reader, after) or BEFORE_ALL
             for _ in range(_ENTRIES_MOST):
                 if self._stopping.is_set():
-                    raise TransportError("it was stopped")
+                    raise TransportError("the search was stopped")
                 if (entry := next_until(reader, end)) is None:
                     return
                 if (message := _message(entry.entry)) is not None:
                     yield message
             if reader.after < end:
-                _say_unknown(target, f"only {_ENTRIES_MOST:,} entries of it are looked at")
+                _warn_unknown(target, f"only {_ENTRIES_MOST:,} entries of it are read")
         finally:
             reader.close()
             cluster.close()
@@ -124,7 +123,7 @@ def _end_if_allowed(cluster: Cluster, target: str) -> Position | None:
             raise
         _log.warning(
             "%s cannot be read (%s); if this process ends amid sending and the broker forgets its producers before the next "
-            "start, some due messages will stand there twice: allow this role to consume that topic",
+            "start, some due messages will be there twice: allow this role to consume that topic",
             target,
             error,
         )
@@ -132,7 +131,7 @@ def _end_if_allowed(cluster: Cluster, target: str) -> Position | None:
 
 
 def _end(cluster: Cluster, target: str) -> Position | None:
-    """The last entry; ``BEFORE_ALL`` if there is none, None if the broker cannot tell."""
+    """Return the last entry; ``BEFORE_ALL`` if there is none, None if the broker cannot tell."""
     reader = EntryReader(cluster, target, AFTER_ALL, read_compacted=False)
     try:
         received = reader.last_message()
@@ -142,14 +141,12 @@ def _end(cluster: Cluster, target: str) -> Position | None:
         reader.close()
     if received is None:
         return None
-    found = from_wire(received.answer.last_message_id).position
-    return found if found.is_storable else BEFORE_ALL
+    position = from_wire(received.answer.last_message_id).position
+    return position if position.is_storable else BEFORE_ALL
 
 
 def _message(entry: memoryview) -> tuple[str, int] | None:
-    """Return who sent the message that an entry completes, and its number; None if it completes
-    none.
-    """
+    """Return producer and number of the message that an entry completes; None if it completes none."""
     try:
         metadata = peek_metadata(entry)
     except CorruptEntryError:
@@ -159,10 +156,10 @@ def _message(entry: memoryview) -> tuple[str, int] | None:
     return metadata.producer_name, metadata.sequence_id
 
 
-def _say_unknown(target: str, reason: str) -> None:
+def _warn_unknown(target: str, reason: str) -> None:
     _log.warning(
         "due messages were sent to %s in part before, the broker has forgotten up to where, and the topic does not tell (%s); "
-        "some may stand there twice",
+        "some may be there twice",
         target,
         reason,
     )

@@ -1,7 +1,7 @@
-"""Rows of a DataFrame as messages of topics: what a task of ``writeStream.format("ledgerlake")``
-does.
+"""Writes the rows of a DataFrame as messages to topics, in a task of
+``writeStream.format("ledgerlake")``.
 
-| column | what it becomes |
+| column | becomes |
 |---|---|
 | ``value`` | the payload, binary or string; null: a message without value |
 | ``key`` | the key, string or binary; null: none |
@@ -9,31 +9,32 @@ does.
 | ``properties`` | properties, map of strings |
 | ``event_time`` | the event time, timestamp |
 | ``deliver_at`` | when the message is to be delivered, timestamp |
-| ``topic`` | where it goes; without it, or where it is null, to the option ``topic`` |
+| ``topic`` | the target topic; if it is missing or null, the option ``topic`` is |
 
 ``__key``, ``__topic``, ``__eventTime`` and ``__messageProperties``, as in the JVM connectors, mean
 the same. No topic is created.
 
-A message goes to the partition of its topic that its key says (by Java's string hash, as Pulsar's
-clients do unless told otherwise); without a key, to each partition in turn, a batch at a time.
+A message goes to the partition of its topic that its key selects (by Java's string hash, as
+Pulsar's clients do by default); without a key, to each partition in turn, a batch at a time.
 
 Exactly once, on topics whose broker deduplicates: each task of a query has a producer name that
 never changes, and a message's sequence id is made of the micro-batch's number and the message's
-place among the task's. What a task does again it sends with the same ids, and the broker stores
-none of them twice. So a micro-batch that is run again must give its tasks the same rows in the same
-order, as ours and Spark's own sources do; a change of the number of tasks belongs between two runs
-that ended well. Without deduplication a failure may store messages twice.
+number in the task. A task that is run again sends its messages with the same ids, and the broker
+stores none of them twice. So a micro-batch that is run again must give its tasks the same rows in
+the same order, as Ledgerlake's and Spark's own sources do. Change the number of tasks only between
+two runs that ended well. Without deduplication a failure may store messages twice.
 
-Batches end where their messages or bytes say, never where the clock does, so that they are the same
-again. What is delayed stands alone, as producers have it.
+The end of a batch depends on its messages and bytes, never on the clock, so that batches are the
+same in a second run. A delayed message is never batched, as with Pulsar's producers.
 
 A message that does not fit into one entry is sent in chunks. An entry carries 4 MiB of payload at
 most, and no more than the broker's largest message (``max_message_size`` of CONNECTED) leaves
 beside the metadata and ten bytes of magic, checksum and length, as in Pulsar's own clients. So a
 message that is sent again after that limit has changed may have another number of chunks. It keeps
-its one sequence id, which a broker compares at the last chunk only: whole, it is stored once, and
-chunks of a try that broke off are an incomplete message. Where batches end never depends on the
-broker, since their ids would overlap; one that it does not take is an error.
+its one sequence id, which a broker compares at the last chunk only: the complete message is stored
+once, and the chunks of an interrupted attempt are an incomplete message. The end of a batch never
+depends on the broker, because the ids of batches would overlap; a batch that is too large for the
+broker is an error.
 """
 
 from __future__ import annotations
@@ -60,7 +61,12 @@ if TYPE_CHECKING:
 
     from ledgerlake.client.cluster import ClientSettings
 
-_THEIRS = {"__key": "key", "__topic": "topic", "__eventTime": "event_time", "__messageProperties": "properties"}
+_CONNECTOR_COLUMNS = {
+    "__key": "key",
+    "__topic": "topic",
+    "__eventTime": "event_time",
+    "__messageProperties": "properties",
+}
 _KINDS = {
     "value": ("string", "binary"),
     "key": ("string", "binary"),
@@ -74,7 +80,7 @@ _KINDS = {
 # Payload of one entry, if the broker takes that much.
 _ENTRY_BYTES = 4 * 1024 * 1024
 
-# Of a micro-batch, in one producer.
+# The bits for the number of a message in its micro-batch and producer.
 _SEQUENCE_BITS = 32
 
 
@@ -100,7 +106,7 @@ def check_columns(columns: dict[str, str], topic: str | None) -> None:
             it.
     """
     for name, kind in columns.items():
-        ours = _THEIRS.get(name, name)
+        ours = _CONNECTOR_COLUMNS.get(name, name)
         if ours not in _KINDS:
             raise UsageError(
                 f"there is nothing that the column '{name}' could become; select {', '.join(_KINDS)} only, and put the rest "
@@ -108,21 +114,21 @@ def check_columns(columns: dict[str, str], topic: str | None) -> None:
             )
         if kind not in _KINDS[ours]:
             raise UsageError(f"the column '{name}' is {kind}; it must be {' or '.join(_KINDS[ours])}")
-    given = [_THEIRS.get(name, name) for name in columns]
-    if "value" not in given:
+    names = [_CONNECTOR_COLUMNS.get(name, name) for name in columns]
+    if "value" not in names:
         raise UsageError("the column 'value' is missing")
-    if len(set(given)) != len(given):
+    if len(set(names)) != len(names):
         raise UsageError(f"two columns mean the same: {', '.join(sorted(columns))}")
-    if topic is None and "topic" not in given:
-        raise UsageError("there is no target topic: set the option 'topic' or add a column 'topic'")
+    if topic is None and "topic" not in names:
+        raise UsageError("no target topic: set the option 'topic' or add a column 'topic'")
 
 
 class TopicWriter:
-    """The messages of one task on their way to topics.
+    """Sends the messages of one task to topics.
 
     Args:
-        name: of its producers; another than that of any other task, and the same when it is run
-            again.
+        name: the name of its producers; no other task has it, and it is the same when the task is
+            run again.
         batch_id: the micro-batch's number.
     """
 
@@ -131,7 +137,7 @@ class TopicWriter:
         self._settings = settings
         self._cluster = Cluster(settings.client)
         self._name = name
-        # Chunks of a message say the number before its own, see ``wire.chunks``.
+        # Chunks of a message carry the number before its own, see ``wire.chunks``.
         self._first_sequence_id = (batch_id << _SEQUENCE_BITS) or 1
         self._targets: dict[str, _Target] = {}
 
@@ -139,8 +145,8 @@ class TopicWriter:
         """Send rows, a bounded number ahead of their receipts.
 
         Raises:
-            UsageError: a row says no topic, and no option does; or the broker does not take what a
-                row or a batch becomes.
+            UsageError: neither a row nor an option names a topic; or a message or a batch is too
+                large for the broker.
             TopicNotFoundError, BrokerError, TransportError: a message could not be stored.
         """
         for row in _rows(rows):
@@ -164,8 +170,8 @@ class TopicWriter:
         if topic not in self._targets:
             names = self._cluster.topic_partitions(full_name(topic))
             partitions = [
-                _TargetPartition(self._settings, self._cluster, one, self._name, self._first_sequence_id)
-                for one in names
+                _TargetPartition(self._settings, self._cluster, topic_partition, self._name, self._first_sequence_id)
+                for topic_partition in names
             ]
             self._targets[topic] = _Target(partitions)
         return self._targets[topic]
@@ -205,7 +211,7 @@ class _OpenBatch:
 
 
 class _TargetPartition:
-    """A topic partition: messages gather to a batch, and go to its producer."""
+    """Collects the messages for one topic partition into batches, and sends those."""
 
     def __init__(
         self, settings: TopicSettings, cluster: Cluster, topic_partition: str, name: str, first_sequence_id: int
@@ -219,9 +225,9 @@ class _TargetPartition:
         self._open_batch = _OpenBatch()
 
     def add(self, row: dict[str, Any]) -> bool:
-        """Take one message; whether that ended an entry."""
+        """Add a message; return whether that ended an entry."""
         if self._sequence_id == self._opened().first_known_id + 1:
-            # The batches of an earlier try may have ended elsewhere, under other options.
+            # The batches of an earlier attempt may have had other ends, under other options.
             self.finish()
         payload = _payload(row["value"])
         size_bytes = len(payload) + _size_of(row)
@@ -239,7 +245,7 @@ class _TargetPartition:
         return not self._open_batch.messages
 
     def finish(self) -> None:
-        """Send what has gathered."""
+        """Send the open batch."""
         batch, self._open_batch = self._open_batch, _OpenBatch()
         if not batch.messages:
             return
@@ -275,18 +281,18 @@ class _TargetPartition:
         if len(packed) <= self._chunk_bytes(metadata, packed):
             self._send(NumberedEntry(encode_entry(metadata, packed), sequence_id, sequence_id))
             return
-        # Another broker, which takes over after a disconnect, may take less.
+        # After a disconnect, another broker may serve the topic, with a lower limit.
         self._opened().send_chunks(
             sequence_id,
             lambda: encode_chunks(metadata, packed, self._chunk_bytes(metadata, packed), attempt_suffix()),
         )
 
     def _chunk_bytes(self, metadata: pb.MessageMetadata, packed: bytes) -> int:
-        """Return how much of a payload goes into one entry."""
+        """Return how many bytes of a payload fit into one entry."""
         return min(_ENTRY_BYTES, chunk_limit_bytes(metadata, len(packed), self._opened().max_entry_bytes))
 
-    def _send(self, one: NumberedEntry) -> None:
-        self._opened().send(one)
+    def _send(self, entry: NumberedEntry) -> None:
+        self._opened().send(entry)
 
     def _opened(self) -> NumberedProducer:
         if self._producer is None:
@@ -313,7 +319,7 @@ class _TargetPartition:
 
 
 def _rows(rows: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    names = [_THEIRS.get(name, name) for name in rows.schema.names]
+    names = [_CONNECTOR_COLUMNS.get(name, name) for name in rows.schema.names]
     columns: Iterable[list[Any]] = (column.to_pylist() for column in rows.columns)
     for values in zip(*columns, strict=True):
         yield dict(zip(names, values, strict=True))
@@ -340,7 +346,7 @@ def _fill(metadata: pb.MessageMetadata | pb.SingleMessageMetadata, row: dict[str
 
 
 def _key_text(key: str | bytes | None) -> tuple[str | None, bool]:
-    """A key as it stands on the wire, and whether that is base64."""
+    """Return a key as it is on the wire, and whether that is base64."""
     if isinstance(key, bytes):
         return base64.b64encode(key).decode(), True
     return key, False
@@ -353,5 +359,5 @@ def _size_of(row: dict[str, Any]) -> int:
 
 
 def _milliseconds(moment: Any) -> int:
-    found: int = round(moment.timestamp() * 1000)
-    return found
+    time_ms: int = round(moment.timestamp() * 1000)
+    return time_ms

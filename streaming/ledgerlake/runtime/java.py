@@ -50,8 +50,8 @@ def find_java() -> str:
     banner = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     matched = re.search(r'version "(\d+)', banner)
     if matched is None or int(matched.group(1)) < OLDEST_JAVA:
-        found = matched.group(1) if matched else "an unknown version"
-        raise SetupError(f"{java} is Java {found}, but 17 or newer is needed; install it or set JAVA_HOME to one")
+        version = matched.group(1) if matched else "an unknown version"
+        raise SetupError(f"{java} is Java {version}, but 17 or newer is needed; install it or set JAVA_HOME to one")
     return java
 
 

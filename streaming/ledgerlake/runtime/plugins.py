@@ -27,16 +27,16 @@ def check_path(path: str, where: str) -> str:
 
 @cache
 def load(path: str) -> Any:
-    """Return the object that a name stands for.
+    """Return the object of a name.
 
     Raises:
         SetupError: it cannot be imported here.
     """
     module, _, name = path.partition(":")
     try:
-        found: Any = importlib.import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
+        value: Any = importlib.import_module(module)
+        for attribute in name.split("."):
+            value = getattr(value, attribute)
     except (ImportError, AttributeError) as error:
         raise SetupError(f"{path} cannot be imported: {error}; is it installed where Spark's workers run?") from None
-    return found
+    return value

@@ -115,15 +115,15 @@ def session_settings(master: str, settings: dict[str, str], jars: list[str], jav
     """Return all settings of a session.
 
     Args:
-        settings: the user's. They stand above Ledgerlake's, or behind them where both are needed.
+        settings: the user's. They override Ledgerlake's, or are appended if both are needed.
     """
-    own = {**_SETTINGS, "spark.jars": ",".join(jars), "spark.driver.extraJavaOptions": java_options}
+    defaults = {**_SETTINGS, "spark.jars": ",".join(jars), "spark.driver.extraJavaOptions": java_options}
     if master.startswith("local"):
-        own |= _LOCAL_SETTINGS
+        defaults |= _LOCAL_SETTINGS
     joined = {
-        name: f"{own[name]}{separator}{settings[name]}" for name, separator in _JOINED.items() if name in settings
+        name: f"{defaults[name]}{separator}{settings[name]}" for name, separator in _JOINED.items() if name in settings
     }
-    return own | settings | joined
+    return defaults | settings | joined
 
 
 def end_and_archive(spark: SparkSession) -> Path:

@@ -1,9 +1,9 @@
 """Decides whether a micro-batch waits for more messages: ``minRowsPerTrigger`` and
 ``maxTriggerDelay``, as in Spark's Kafka source.
 
-A batch is deferred while there are fewer messages than asked for, but for no longer than the delay
-since the last batch was admitted. The first batch after a start is never deferred, since nobody
-knows how long its messages have waited already.
+A batch is deferred while there are fewer messages than the minimum, but for no longer than the
+delay since the last batch was admitted. The first batch after a start is never deferred, because it
+is not known how long its messages have waited.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
-"""Resolves the start and the end that a user gives to positions: ids (PIP-107), times and indexes of
+"""Resolves the start and the end of a read to positions: ids (PIP-107), and times and indexes of
 the broker (PIP-70).
 
     starts                                 ends
-    earliest  before the first entry       latest    the last entry that there is
-    latest    behind the last entry
+    earliest  before the first entry       latest    the current last entry
+    latest    after the last entry
     ID        its message is the first     ID        its message is the last
-    after ID  the one behind it            before ID the one before it
+    after ID  the message after it         before ID the message before it
     TIME      first stored then or later   TIME      last stored before that
     index N   message number N             index N   message number N
 
-So the end of one read by time is the start of the next, and one by index goes on at N + 1.
+So the end of a read by time is the start of the next one, and a read by index continues at N + 1.
 
-An id that says its partition is a start or an end of that topic partition only.
+An id with a partition is a start or an end of that topic partition only.
 
 A chunked message begins at its first chunk and ends at its last one. Times and indexes, and the
-plain id of a chunk, name single entries: a start there finds the rest of a message whose beginning
-it does not see.
+plain id of a chunk, name single entries: a read that starts there may get only the last chunks of a
+message.
 """
 
 from __future__ import annotations
@@ -97,13 +97,13 @@ class EndBound:
         self._end: PartitionOffset | None = None
 
     def cap(self, latest: PartitionOffset) -> PartitionOffset:
-        """Return where the stream may read to, if the topic ends at ``latest`` now."""
+        """Return the position up to which the stream may read, if the topic now ends at ``latest``."""
         if self._end is None and self._may_be_reached(latest):
             self._end = _resolve_named_end(self._cluster, self._topic_partition, self._bound)
         return self._end if self._end is not None and latest.is_beyond(self._end) else latest
 
     def _may_be_reached(self, latest: PartitionOffset) -> bool:
-        """Return whether the topic may have reached the end, so that it is worth to look for it."""
+        """Return whether the topic may have reached the end, so that a search for it makes sense."""
         if self._bound == "latest" or latest.position == BEFORE_ALL:
             return False
         if isinstance(self._bound, AtTime) and latest.index is not None and latest.time_ms is not None:
@@ -114,8 +114,8 @@ class EndBound:
 
 
 def find_entry(cluster: Cluster, topic_partition: str, bound: AtTime | AtIndex) -> tuple[StampedEntry | None, Position]:
-    """Return the entry that a time or an index means, None if the topic has not reached it; and
-    where the topic ends.
+    """Return the entry of a time or an index, None if the topic has not reached it; and the end of
+    the topic.
 
     Raises:
         SetupError: by index, and the entries have none.
@@ -139,7 +139,7 @@ def find_entry(cluster: Cluster, topic_partition: str, bound: AtTime | AtIndex) 
 
 
 def entry_from(cluster: Cluster, topic_partition: str, position: Position, last: Position) -> StampedEntry | None:
-    """Return the first readable entry at a position or behind it, up to ``last`` (``AFTER_ALL``: up
+    """Return the first readable entry at a position or after it, up to ``last`` (``AFTER_ALL``: up
     to the end of the topic); None if there is none.
     """
     before = position if position == BEFORE_ALL else position.before
@@ -156,7 +156,7 @@ def entry_from(cluster: Cluster, topic_partition: str, position: Position, last:
 
 
 def first_available(cluster: Cluster, topic_partition: str) -> Position:
-    """Return the position before everything that the topic still holds, deliverable or not: the
+    """Return the position before all entries that the topic still has, deliverable or not: the
     first ledger, before its first entry.
     """
     reader = EntryReader(cluster, topic_partition, BEFORE_ALL, window=1)
@@ -180,7 +180,9 @@ def end_position(cluster: Cluster, topic_partition: str) -> Position:
 
 
 def latest_offset(cluster: Cluster, topic_partition: str) -> PartitionOffset:
-    """Return where a topic partition ends now, with the broker's time and index of its last entry."""
+    """Return the current end of a topic partition, with the broker's time and index of its last
+    entry.
+    """
     latest = LatestOffset(cluster, topic_partition)
     try:
         offset = latest.get()
@@ -214,7 +216,7 @@ def _check_partition(topic_partition: str, bound: Bound) -> None:
 
 
 def _may_belong(topic_partition: str, bound: Bound) -> bool:
-    """Return whether a bound may belong to a topic partition: it is no id, or its id names that
+    """Return whether a bound may belong to a topic partition: it is not an id, or its id names that
     partition or none.
     """
     message_id = _message_id(bound)
@@ -261,7 +263,7 @@ def _before_message(entry: StampedEntry, bound: AtTime | AtIndex) -> PartitionOf
 def _through_message(entry: StampedEntry, bound: AtIndex) -> PartitionOffset:
     first_index, last_index = entry.first_index, entry.stamp.index
     if first_index is None or bound.index < first_index:
-        # The broker gave that index to an entry that is gone or holds no message.
+        # The entry with that index is gone or has no message.
         return _before_stamped(entry)
     if bound.index == last_index:
         return PartitionOffset(entry.position, None, entry.stamp.time_ms, last_index)

@@ -1,7 +1,7 @@
-"""What Spark registers for reading: the format's name, its columns by view, and its readers.
+"""The data source that Spark registers for reading: the format's name, its columns by view, and its
+readers.
 
-Construction is cheap and opens nothing: Spark makes readers in short-lived processes only to pickle
-them.
+Construction is cheap and opens nothing, because Spark creates some readers only to pickle them.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Finds where a topic partition ends for a reader: the last message that it will really get
+"""Finds the end of a topic partition for a reader: the last message that the reader will get
 (PIP-429).
 
-For an ordinary read the broker answers that. The end of a compacted read is found from the entry
-behind the broker's answer, if it sends one. A broker of Pulsar 4.0 cannot answer if compaction left
-an encrypted or an oddly compressed batch at the end; then the last message is looked for here, from
-the end of the topic backwards.
+For an ordinary read, the broker returns it. For a compacted read, it is found from the entry that
+comes with the broker's answer. A broker of Pulsar 4.0 cannot answer if compaction left an encrypted
+or an unusually compressed batch at the end; then the last message is searched for here, from the
+end of the topic backwards.
 
-A broker stores whatever a producer sends as metadata. If it cannot read the last entry of a topic,
-it can neither tell the last message nor deliver that entry until another one follows. Then the end
-is the last entry that a reader gets by reading on.
+A broker stores any bytes that a producer sends as metadata. If it cannot read the last entry of a
+topic, it can neither return the last message nor deliver that entry until another one follows. Then
+the end is the last entry that a reader gets by reading on.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 # How long to wait for a reader that gets nothing, while another reader gets entries of the topic.
 _QUIET_S = 2.0
 
-# The same if an entry that comes too late is found the next time.
+# How long to wait if a late entry is found the next time.
 _QUIET_AT_END_S = 0.5
 
 _log = logging.getLogger(__name__)
 
 
 def last_position(reader: EntryReader, known_end: Position = BEFORE_ALL) -> Position | None:
-    """Return the last entry of the topic now that a reader will get; None if there is none.
+    """Return the current last entry of the topic that a reader will get; None if there is none.
 
     Args:
-        known_end: an entry behind which to read on, if the broker cannot tell the last one.
+        known_end: the entry after which to read on, if the broker cannot return the last one.
 
     Raises:
         As ``last_message``.
@@ -57,11 +57,11 @@ def last_position(reader: EntryReader, known_end: Position = BEFORE_ALL) -> Posi
 
 
 def last_message(reader: EntryReader, known_end: Position = BEFORE_ALL) -> MessageId | None:
-    """Return the last message of the topic now that a reader will get; None if there is none.
+    """Return the current last message of the topic that a reader will get; None if there is none.
     ``known_end``: see ``last_position``.
 
     Raises:
-        SetupError: a converter of the user's failed, or does not exist.
+        SetupError: the user's converter failed, or does not exist.
         BrokerError, TransportError, ProtocolError: as ``EntryReader.next``.
     """
     received = reader.last_message()
@@ -125,12 +125,8 @@ def _plain_payload(entry: RawEntry, crypto: CryptoSettings) -> bytes | None:
 
 
 def _read_on(reader: EntryReader, known_end: Position) -> MessageId | None:
-    """Return the last entry behind ``known_end`` that a reader gets before no more come; ``known_end``
-    if it gets none.
-    """
-    _log.warning(
-        "the last entry of %s is none that the broker can read; reading on from %s", reader.topic_partition, known_end
-    )
+    """Return the last entry after ``known_end`` that a reader gets; ``known_end`` if it gets none."""
+    _log.warning("the broker cannot read the last entry of %s; reading on from %s", reader.topic_partition, known_end)
     following = EntryReader(reader.cluster, reader.topic_partition, known_end)
     try:
         while following.next_together(_QUIET_AT_END_S) is not None:
@@ -141,8 +137,8 @@ def _read_on(reader: EntryReader, known_end: Position) -> MessageId | None:
 
 
 def _search(reader: EntryReader) -> MessageId | None:
-    """Return the last message that a compacted reader gets, looked for from the end of the
-    uncompacted topic backwards; None if it gets none.
+    """Return the last message that a compacted reader gets, by a search backwards from the end of
+    the uncompacted topic; None if it gets none.
     """
     uncompacted = EntryReader(reader.cluster, reader.topic_partition, AFTER_ALL, read_compacted=False)
     try:
@@ -162,8 +158,8 @@ def _search(reader: EntryReader) -> MessageId | None:
 
 
 def _backwards(end: Position) -> Iterator[Position]:
-    """Yield positions to read behind: just before the end, twice as far each time, the beginning of
-    the ledger, that of the topic.
+    """Yield positions after which to read: just before the end, then twice as far each time, then
+    the beginning of the ledger, then that of the topic.
     """
     distance = 1
     while distance <= end.entry_id:
@@ -174,7 +170,7 @@ def _backwards(end: Position) -> Iterator[Position]:
 
 
 def _last_entry_from(reader: EntryReader, after: Position, end: Position) -> EntryReceived | None:
-    """Return the last entry behind a position, up to ``end``, that a compacted reader gets; None if
+    """Return the last entry after a position, up to ``end``, that a compacted reader gets; None if
     none comes.
     """
     following = EntryReader(reader.cluster, reader.topic_partition, after)

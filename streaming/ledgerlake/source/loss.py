@@ -1,33 +1,33 @@
 """Tells loss from holes. An entry is lost if it was in the topic, was never read, and is gone.
 
 Entry ids have legal gaps: ledgers change, transaction markers and aborted transactions are never
-delivered, compaction takes entries away, the chunks of one message stand between those of others. A
-broker removes only whole ledgers from the front, by retention, truncation, or when a topic is
-deleted. So nothing is lost as long as the ledger of the last entry read is still there. Once that
-is gone, the broker's index (PIP-70), which counts every message, says whether messages are missing.
+delivered, compaction removes entries, the chunks of messages are interleaved. A broker removes only
+whole ledgers from the front, by retention, truncation, or when a topic is deleted. So nothing is
+lost as long as the ledger of the last entry read is still there. Once that is gone, the broker's
+index (PIP-70), which counts every message, says whether messages are missing.
 
-If there is no index to compare, a durable cursor of ours decides. A broker keeps every ledger with
-an entry that a cursor has not passed, so a ledger that is gone was read whole. There are two
-exceptions: somebody else moved the cursor (message TTL, an operator), so that it is beyond the last
-entry read; or a ledger is gone that the range itself has read or was to read, although a cursor
-passes a range only when it is committed. Without a cursor there may have been messages in between,
-and that counts as loss.
+If there is no index to compare, the pipeline's durable cursor decides. A broker retains every
+ledger with an entry that a cursor has not passed, so a ledger that is gone was read completely.
+There are two exceptions: the cursor was moved from outside (message TTL, an operator), so that it
+is after the last entry read; or a ledger of the range itself is gone, although a cursor passes a
+range only when it is committed. Without a cursor there may have been messages in between, and that
+counts as loss.
 
-A broker tells the position of a cursor only to the consumer that holds the subscription. So if a
-range without an index goes from one ledger into another, that consumer asks again: the planner of
-the bare source when it plans the range, the driver of a pipeline before the tasks begin. The driver
-tells the tasks by a local property of their job (``tell_tasks``).
+A broker returns the position of a cursor only to the consumer of the subscription. So if a range
+without an index goes from one ledger into another, that consumer asks: the planner of the bare
+source when it plans the range, the driver of a pipeline before the tasks begin. The driver passes
+the answer to the tasks in a local property of their job (``tell_tasks``).
 
-Two things stay undetected: that a cursor was moved just to the end of a ledger, and that it was
-removed and created again. If a ledger that was read whole is removed, the broker itself moves the
-cursor before the first entry of the next one.
+Two cases are not detected: a cursor was moved just to the end of a ledger, or it was removed and
+created again. If a ledger that was read completely is removed, the broker itself moves the cursor
+before the first entry of the next one.
 
-A topic that ends before the last entry that was read of it is another one of that name
-(``is_another_topic``): the cluster was made anew, or the address leads to another one.
+If a topic ends before the last entry that was read, another topic has taken its name
+(``is_another_topic``): the cluster was created anew, or the address leads to another cluster.
 
 Some entries have an index and are never delivered, such as a transaction marker at the end of a
-ledger that was then removed. They cannot be told from messages here: so the count of lost messages
-says "at most".
+ledger that was then removed. They cannot be distinguished from messages here, so the count of lost
+messages says "at most".
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 # The reason of a loss in ``rejects``.
 DATA_LOSS = "data_loss"
 
-# The local property by which the driver tells the tasks of a batch: {topic partition: [ledger,
-# entry]}.
+# The local property by which the driver passes moved cursors to the tasks of a batch:
+# {topic partition: [ledger, entry]}.
 _PROPERTY = "ledgerlake.movedCursors"
 
 
@@ -61,11 +61,11 @@ class LastRead:
 
 @dataclass(frozen=True)
 class Loss:
-    """A range of a topic partition that is gone: behind ``after``, and before ``before``.
+    """A range of a topic partition that is gone: after ``after``, and before ``before``.
 
-    ``messages`` is how many there were at most; None if that is unknown. ``is_new_topic`` says that
-    the indexes begin again: the topic was deleted and created anew. ``cause`` ends the sentence
-    about the loss.
+    ``messages`` is their greatest possible number; None if that is unknown. ``is_new_topic``: the
+    indexes begin again, because the topic was deleted and created again. ``cause`` ends the
+    sentence about the loss.
     """
 
     after: Position
@@ -101,11 +101,11 @@ def find_loss(
     Args:
         following: the position of the next entry in the topic.
         first_index: the broker's index of that entry's first message, if it gives one.
-        first_available: where the topic begins now.
+        first_available: the current beginning of the topic.
         after: the last entry that was read before the range.
-        end: where the range ends by its plan.
-        pinned_from: behind this position a durable cursor has kept what was not read; None: there
-            is none.
+        end: the planned end of the range.
+        pinned_from: a durable cursor has retained all unread entries after this position; None if
+            there is no cursor.
     """
     if last_read.position.ledger_id < 0 or last_read.position.ledger_id >= first_available.ledger_id:
         return None
@@ -116,19 +116,19 @@ def find_loss(
         return Loss(last_read.position, following, None, False)
     if first_index <= last_read.index:
         return Loss(last_read.position, following, None, True)
-    between = first_index - last_read.index - 1
-    return Loss(last_read.position, following, between, False) if between else None
+    missing = first_index - last_read.index - 1
+    return Loss(last_read.position, following, missing, False) if missing else None
 
 
-def moved_to(marked: Position, last_read: Position) -> Position:
-    """Return the position to which somebody else moved a cursor over unread entries; ``BEFORE_ALL``
-    if nobody did.
+def moved_to(mark_delete: Position, last_read: Position) -> Position:
+    """Return the position to which a cursor was moved from outside, past unread entries;
+    ``BEFORE_ALL`` if it was not.
 
     Args:
-        marked: the cursor's mark-delete position.
+        mark_delete: the cursor's mark-delete position.
         last_read: the last entry that was read.
     """
-    return marked if marked.entry_id >= 0 and marked > last_read else BEFORE_ALL
+    return mark_delete if mark_delete.entry_id >= 0 and mark_delete > last_read else BEFORE_ALL
 
 
 def is_another_topic(read_to: PartitionOffset, end: Position) -> bool:
@@ -136,28 +136,27 @@ def is_another_topic(read_to: PartitionOffset, end: Position) -> bool:
     but has taken its name.
 
     Ledger ids only rise in a cluster, and a broker never answers that a topic ends before an entry
-    that it has delivered: if no entry is left, it answers entry -1. A position that a user gave, or
-    at which no entry was read, may lie beyond the end; the offset of an entry that was read has a
-    time.
+    that it has delivered: if no entry is left, it answers entry -1. A position from a user, or at
+    which no entry was read, may be after the end; the offset of an entry that was read has a time.
     """
     return read_to.time_ms is not None and end.entry_id >= 0 and end.ledger_id < read_to.position.ledger_id
 
 
 def tell_tasks(context: SparkContext, moved: dict[str, Position]) -> None:
-    """Tell the tasks of the next jobs which cursors somebody else moved over unread entries, and to
-    which positions.
+    """Pass the cursors that were moved from outside, with their positions, to the tasks of the next
+    jobs.
     """
-    places = {name: [position.ledger_id, position.entry_id] for name, position in moved.items()}
-    context.setLocalProperty(_PROPERTY, json.dumps(places))
+    positions = {name: [position.ledger_id, position.entry_id] for name, position in moved.items()}
+    context.setLocalProperty(_PROPERTY, json.dumps(positions))
 
 
 def moved_cursor(topic_partition: str) -> Position:
-    """Return the position that ``tell_tasks`` told this task of a topic partition; ``BEFORE_ALL`` if
-    nobody moved its cursor.
+    """Return the position of a moved cursor that ``tell_tasks`` passed to this task; ``BEFORE_ALL``
+    if the cursor was not moved.
     """
     from pyspark import TaskContext
 
     task = TaskContext.get()
     text = task.getLocalProperty(_PROPERTY) if task is not None else None
-    place = json.loads(text).get(topic_partition) if text else None
-    return BEFORE_ALL if place is None else Position(*place)
+    ids = json.loads(text).get(topic_partition) if text else None
+    return BEFORE_ALL if ids is None else Position(*ids)

@@ -1,4 +1,4 @@
-"""Looks for loss while a range is read (see ``loss``), and raises or reports it."""
+"""Detects loss while a range is read (see ``loss``), and raises or reports it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 
 class LossWatch:
-    """Looks for loss where a range goes from one ledger to another, which is the only place where
-    there can be any.
+    """Detects loss where a range goes from one ledger to another; it can occur nowhere else.
 
     The reader sets ``topic_is_gone`` if the topic is deleted while it reads.
     """
@@ -30,8 +29,8 @@ class LossWatch:
         self._cluster = shared_cluster(options.client)
         self._fails = options.fail_on_data_loss
         self._span = span
-        # Entries that compaction removed are not lost, and entries that it left may stand between
-        # ledgers that are gone.
+        # Entries that compaction removed are not lost, and the ledgers before and after a compacted
+        # entry may be gone.
         self._is_enabled = not options.client.read_compacted
         self._ledger_id = span.after.ledger_id
         self._last: Received | None = None
@@ -60,7 +59,7 @@ class LossWatch:
             return self._report(Loss(last.position, self._span.end.next, None, False, "the topic was deleted"))
         if not self._is_enabled or self._last_read().position >= self._span.end:
             return None
-        # Ask where the topic begins before asking for its first entry: if our own cursor moves in
+        # Ask for the topic's beginning before its first entry: if the pipeline's cursor moves in
         # between, ledgers that were read are removed.
         begin = first_available(self._cluster, self._span.topic_partition)
         if self._last_read().position == BEFORE_ALL:

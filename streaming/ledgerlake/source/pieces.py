@@ -1,7 +1,6 @@
 """A task's range of entries as pieces of one kind each, read a little ahead.
 
-Stateless by contract: everything arrives in the arguments, so a task that is run again reads the
-same again.
+Stateless: everything is in the arguments, so a task that is run again reads the same entries again.
 """
 
 from __future__ import annotations
@@ -46,9 +45,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class SingleEntry:
-    """A chunk of a large message, or the marker that lists its chunks: where it stands, its bytes,
-    and what it says.
-    """
+    """A chunk of a large message, or the marker that lists its chunks: position, bytes and content."""
 
     position: Position
     entry: memoryview

@@ -1,16 +1,15 @@
 """Where the next micro-batch of a stream ends: planned in the driver's planner process.
 
 Rules kept here:
-  - A batch depends only on (start, end); what is remembered here only saves questions to the
-    broker.
+  - A batch depends only on (start, end). The planner's memory only saves requests to the broker.
   - With ``Trigger.AvailableNow`` the end is fixed once, and the limits still hold. A stream with an
     end never reads past it.
-  - If nothing new has come, a batch is planned all the same for a topic partition whose wake-up
-    time has come (``wake_ups``). While entries come, their broker times say what time it is; if the
-    broker gives none, the planner's clock does.
-  - A batch of fewer messages than asked for may be deferred (``admission``), but never one with
-    something due.
-  - A position that did not move keeps the very JSON it had, since Spark takes a changed offset for
+  - If a topic partition's wake-up time has passed, a batch is planned also without new entries
+    (``wakeup_files``). The clock of a batch is the broker's time of its entries; if the broker
+    gives none, or there are no entries, it is the planner's clock, in the offset.
+  - A batch of fewer messages than the minimum may be deferred (``admission``), unless messages are
+    due.
+  - A position that did not move keeps its JSON unchanged, because Spark takes a changed offset for
     new data.
 """
 
@@ -31,9 +30,8 @@ from ledgerlake.source.planning import share
 from ledgerlake.source.positions import BacklogCounts, LatestOffset, LimitPlanner, refresh_all
 from ledgerlake.source.source_cursors import SourceCursors
 from ledgerlake.source.topic_list import TopicList
-from ledgerlake.source.wake_ups import load_wakes
+from ledgerlake.source.wakeup_files import load_wakeup_times
 from ledgerlake.stored.offsets import Offset, PartitionOffset
-from ledgerlake.stored.places import from_text
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
@@ -43,10 +41,10 @@ if TYPE_CHECKING:
     from ledgerlake.source.planning import EntryRange
     from ledgerlake.wire.message_id import Position
 
-# Between two questions to a broker that seems to have another topic.
-_SURE_S = 0.5
+# The pause before a broker that seems to have another topic is asked again.
+_ASK_AGAIN_S = 0.5
 
-# How often a batch is planned of an idle topic if nobody says when one is wanted.
+# How often a batch of an idle topic is planned if no wake-up times are known.
 _TICK_MS = 1000
 
 _log = logging.getLogger(__name__)
@@ -57,7 +55,7 @@ def _clock_ms() -> int:
 
 
 class Planner:
-    """The connections of the planner process, and what it remembers."""
+    """The connections of the planner process, and its memory of the topics."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -88,8 +86,8 @@ class Planner:
         return resolve_start(self._cluster, name, bound)
 
     def _refresh_topics(self) -> None:
-        """Now and then, ask which topics and partitions there are. A new one has no start, and is
-        read from its beginning.
+        """Ask for the list of topic partitions, if it is time to. A new topic partition is read
+        from its beginning.
         """
         if not self._topics.is_due():
             return
@@ -100,7 +98,7 @@ class Planner:
                 raise
         names = self._topics.names
         for name in [name for name, latest in self._latest.items() if latest.is_gone and name in names]:
-            # The list of topics says that it was created again.
+            # The list of topics shows that it was created again.
             with contextlib.suppress(TopicNotFoundError):
                 self._begin(name)
         for name in sorted(names - set(self._latest)):
@@ -121,7 +119,7 @@ class Planner:
 
         Args:
             delayed: topic partitions that may have messages in the query's state. They stay in the
-                start, with the clock of their batches, and as if nothing of them was read.
+                start with the clock of their batches, as unread.
         """
         unread = PartitionOffset(BEFORE_ALL)
         result = dict(start)
@@ -131,7 +129,7 @@ class Planner:
             if end.is_beyond(begin) or (name in delayed and begin.position == BEFORE_ALL):
                 continue
             if end == unread and begin.position != BEFORE_ALL:
-                _log.warning("%s was deleted while nobody read it; what it had beyond %s is lost", name, begin)
+                _log.warning("%s was deleted while no process read it; its messages after %s are lost", name, begin)
             for by_name in (self._latest, self._end_bounds, self._limit_planners, ends, result):
                 by_name.pop(name, None)
             self._cursors.forget(name)
@@ -140,8 +138,7 @@ class Planner:
         return result
 
     def _restart_replaced(self, start: Offset, ends: Offset) -> Offset:
-        """Return the start with nothing read of topic partitions that are other topics of the same
-        name than those that were read.
+        """Return the start, with topic partitions as unread if another topic has taken their name.
 
         Raises:
             DataLossError: there is one, and the options forbid it.
@@ -167,10 +164,10 @@ class Planner:
         return result
 
     def _replaced(self, start: Offset) -> dict[str, Position]:
-        """Return the topic partitions that took the name of one that was read, and where they end;
-        the broker is asked more than once.
+        """Return the ends of the topic partitions whose name another topic has taken; the broker is
+        asked more than once.
         """
-        # What compaction leaves may end before what was read.
+        # A compacted topic may end before the position that was read.
         ends = {} if self._options.client.read_compacted else dict.fromkeys(start, BEFORE_ALL)
         for is_last in (False, False, True):
             suspects = {name: self._latest[name] for name in ends if name in self._latest}
@@ -181,13 +178,15 @@ class Planner:
             }
             if not ends or is_last:
                 break
-            time.sleep(_SURE_S)
+            time.sleep(_ASK_AGAIN_S)
             for name in ends:
                 suspects[name].ask_anew()
         return ends
 
     def latest_offsets(self) -> Offset:
-        """Return where the topic partitions end now, or where the stream ends before that."""
+        """Return the current ends of the topic partitions, or the end of the stream if it is
+        earlier.
+        """
         self._refresh_topics()
         refresh_all(self._latest.values())
         offsets = {name: latest.get() for name, latest in self._latest.items()}
@@ -195,34 +194,34 @@ class Planner:
         return {name: self._end_bounds[name].cap(offset) for name, offset in offsets.items()}
 
     def fix_end(self) -> None:
-        """Read no further than to where the topic partitions end now."""
+        """Fix the end of the stream at the current ends of the topic partitions."""
         self._fixed_clock_ms = _clock_ms()
         self._fixed_end = self.latest_offsets()
 
     def plan_end(self, start: Offset, limited: bool) -> Offset:
-        """Return where the micro-batch ends that begins at ``start``; ``start`` itself if none is
-        wanted.
+        """Return the end of the micro-batch that begins at ``start``; ``start`` itself if no batch
+        is needed.
 
         Raises:
-            DataLossError: a topic is another one than the one that was read.
+            DataLossError: another topic has taken the name of one that was read.
         """
         for name, offset in start.items():
             if name not in self._latest and self._options.topics.includes(name):
-                # It was there before. Ask the broker whether it is deleted.
+                # The stream has read it before. Ask the broker whether it is deleted.
                 self._watch(name)
                 self._latest[name].get()
             elif name in self._latest:
                 self._latest[name].remember(offset)
-        # Spark asks for what follows a batch only once that batch is committed, and tells so itself
-        # only with the next one.
+        # Spark asks for the next batch only after a batch was committed, and calls ``commit`` only
+        # with the next one.
         self._cursors.advance(start)
-        wakeups_ms = self._wakeups_ms(start)
-        clock_ms, woken = self._woken(start, wakeups_ms)
+        wakeup_times_ms = self._wakeup_times_ms(start)
+        clock_ms, to_wake = self._to_wake(start, wakeup_times_ms)
         ends = dict(self._fixed_end or self.latest_offsets())
-        start = self._restart_replaced(self._forget_deleted(start, ends, wakeups_ms), ends)
+        start = self._restart_replaced(self._forget_deleted(start, ends, wakeup_times_ms), ends)
         unread = PartitionOffset(BEFORE_ALL)
         moved = [name for name in ends if ends[name].is_beyond(start.get(name, unread))]
-        if moved and self._should_defer(start, {name: ends[name] for name in moved}, woken):
+        if moved and self._should_defer(start, {name: ends[name] for name in moved}, to_wake):
             return start
         max_rows = share(self._options.max_rows_per_trigger, len(moved))
         max_bytes = share(self._options.max_bytes_per_trigger, len(moved))
@@ -232,13 +231,14 @@ class Planner:
                 result[name] = self._limited(name, start.get(name, unread), ends[name], max_rows, max_bytes)
             else:
                 result[name] = ends[name]
-        for name in woken:
-            # A run that ends here has no later batch that could carry the clock.
-            ends_here = self._fixed_end is not None and result[name] == ends.get(name)
-            if name not in moved or result[name].index is None or ends_here:
+        # The offset carries the planner's clock if a wake-up is due and no entry came, the broker
+        # gives no index, or a fixed end is reached. Without an index, every batch of a pipeline
+        # carries it.
+        for name in to_wake:
+            is_at_fixed_end = self._fixed_end is not None and result[name] == ends.get(name)
+            if name not in moved or result[name].index is None or is_at_fixed_end:
                 result[name] = replace(result[name], clock_ms=clock_ms)
-        if self._options.wakes is not None:
-            # Producers' clocks do not count, so without the broker's each batch needs the planner's.
+        if self._options.needs_wakeups:
             for name in moved:
                 if result[name].index is None and result[name].time_ms is not None:
                     result[name] = replace(result[name], clock_ms=clock_ms)
@@ -247,46 +247,49 @@ class Planner:
     def _limited(
         self, name: str, begin: PartitionOffset, end: PartitionOffset, max_rows: int | None, max_bytes: int | None
     ) -> PartitionOffset:
-        """Return where the micro-batch ends on a topic partition by its limits. If the topic was
-        deleted, that is its end: the tasks report what is lost.
+        """Return the end of the micro-batch on a topic partition by its limits. If the topic was
+        deleted, that is its end: the tasks report the loss.
         """
         try:
             return self._limit_planners[name].advance(begin.position, end, max_rows, max_bytes)
         except TopicNotFoundError:
             return end
 
-    def _should_defer(self, start: Offset, ends: Offset, woken: list[str]) -> bool:
+    def _should_defer(self, start: Offset, ends: Offset, to_wake: list[str]) -> bool:
         """Return whether to wait for more messages before a micro-batch. A batch with due messages
-        does not wait, nor does a run whose end is fixed.
+        is not deferred, nor is a run whose end is fixed.
         """
-        is_due = woken and self._options.wakes != "always"
+        is_due = to_wake and not self._options.wakes_always
         if self._admission is None or self._fixed_end is not None or is_due:
             return False
         return self._admission.should_defer(self._backlog.total(start, ends), _clock_ms())
 
-    def _wakeups_ms(self, start: Offset) -> dict[str, int]:
-        """Return when topic partitions want a batch although nothing new has come."""
-        if self._options.wakes is None:
-            return {}
-        if self._options.wakes == "always":
+    def _wakeup_times_ms(self, start: Offset) -> dict[str, int]:
+        """Return when topic partitions need a batch without new entries."""
+        if self._options.wakes_always:
             return {name: (offset.clock_ms or 0) + _TICK_MS for name, offset in start.items()}
-        return load_wakes(from_text(self._options.wakes)) or {}
+        folder = self._options.wakeup_folder
+        return (load_wakeup_times(folder) or {}) if folder is not None else {}
 
-    def _woken(self, start: Offset, wakeups_ms: dict[str, int]) -> tuple[int, list[str]]:
-        """Return the time, and the topic partitions whose wake-up time has come.
+    def _to_wake(self, start: Offset, wakeup_times_ms: dict[str, int]) -> tuple[int, list[str]]:
+        """Return the time, and the topic partitions whose wake-up time has passed.
 
-        The clock is read before the broker is asked where they end: so nothing that was stored
+        The clock is read before the broker is asked for the ends, so that no entry that was stored
         before that time is missed.
         """
         clock_ms = self._fixed_clock_ms or _clock_ms()
-        woken = [name for name in start if clock_ms > wakeups_ms.get(name, clock_ms) > (start[name].clock_ms or 0)]
-        for name in woken:
+        to_wake = [
+            name for name in start if clock_ms > wakeup_times_ms.get(name, clock_ms) > (start[name].clock_ms or 0)
+        ]
+        for name in to_wake:
             if name in self._latest:
                 self._latest[name].expire()
-        return clock_ms, woken
+        return clock_ms, to_wake
 
     def with_pins(self, spans: list[EntryRange]) -> list[EntryRange]:
-        """Return the ranges with the position from which a durable cursor has kept what they read."""
+        """Return the ranges, each with the position from which a durable cursor has retained its
+        entries.
+        """
         return self._cursors.with_pins(spans)
 
     def committed(self, end: Offset) -> None:

@@ -23,11 +23,12 @@ class EntryRange:
     ``after_batch_index`` belongs to the first entry after ``after``: its messages up to that index
     were read before. ``end_batch_index`` belongs to the entry at ``end``: only its messages up to
     that index are in the range. ``after_index`` is the broker's index of the last message that was
-    read before, if it is known. ``pinned_from``: behind this position a durable cursor has kept all
-    unread entries, which tells loss from a hole if there is no index (see ``loss``); None: there is
-    no cursor. ``clock_ms`` is the time of the batch, if its offset carries one; a range without
-    entries is there for that alone. ``end_ms`` is the broker's time of the entry at ``end``, if it
-    gives one: a batch that is run again has reached that time even if the entry is gone.
+    read before, if it is known. ``pinned_from``: a durable cursor has retained all unread entries
+    after this position, which distinguishes loss from a hole if there is no index (see ``loss``);
+    None if there is no cursor. ``clock_ms`` is the time of the batch, if its offset carries one; a
+    range without entries only carries that. ``end_ms`` is the broker's time of the entry at
+    ``end``, if it gives one: a batch that is run again has reached that time even if the entry is
+    gone.
     """
 
     topic_partition: str
@@ -90,7 +91,7 @@ def split(spans: list[EntryRange], min_partitions: int) -> list[EntryRange]:
     if not spans or len(spans) >= min_partitions:
         return spans
     count = -(-min_partitions // len(spans))
-    return [part for span in spans for part in _split_range(span, count)]
+    return [subrange for span in spans for subrange in _split_range(span, count)]
 
 
 def _split_range(span: EntryRange, count: int) -> list[EntryRange]:

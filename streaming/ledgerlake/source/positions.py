@@ -1,4 +1,6 @@
-"""Finds where a topic partition ends now, and where a limited batch ends; reads entries up to an end."""
+"""Finds the current end of a topic partition, and the end of a limited batch; reads entries up to
+an end.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from ledgerlake.client.session import Session
     from ledgerlake.wire.connection import EntryReceived, Received
 
-# Between two looks at an idle topic: short after news, longer while nothing happens.
+# How often an idle topic is checked: often after new entries, less often while there are none.
 _POLL_FIRST_S = 0.1
 _POLL_MOST_S = 1.0
 
@@ -32,12 +34,12 @@ _IDLE_MOST_S = 2.0
 def next_until(reader: EntryReader, end: Position) -> EntryReceived | None:
     """Return the next entry up to and including ``end``; None if there is no more.
 
-    The entry at ``end`` itself may never come: it can be a marker, a hole, or trimmed meanwhile. So
-    if nothing arrives, the broker is asked for its last entry. If that was read already, the range
-    is complete.
+    The entry at ``end`` itself may never come: it can be a marker, a hole, or trimmed. So if
+    nothing arrives, the broker is asked for its last entry. If that was read already, the range is
+    complete.
 
     Raises:
-        DeadlineError: the broker says that there is more and does not send it.
+        DeadlineError: the broker has more entries and does not send them.
     """
     return cast("EntryReceived | None", _next_until(reader, end, EntryReader.next))
 
@@ -66,7 +68,7 @@ def _next_until(
         waited_s += pause_s
         if waited_s > reader.cluster.settings.poll_timeout_s:
             raise DeadlineError(
-                f"the broker holds entries of {reader.topic_partition} up to {last} and sends none; check its log"
+                f"the broker has entries of {reader.topic_partition} up to {last} and sends none; check its log"
             )
         reader.wake()
         pause_s = min(pause_s * 2, _IDLE_MOST_S)
@@ -74,9 +76,7 @@ def _next_until(
 
 
 class LatestOffset:
-    """The end of a topic partition. Answers are remembered for a while, so that polling costs next
-    to nothing.
-    """
+    """The end of a topic partition. Answers are cached for a while, so that polling is cheap."""
 
     def __init__(self, cluster: Cluster, topic_partition: str) -> None:
         self.topic_partition = topic_partition
@@ -117,7 +117,7 @@ class LatestOffset:
         return time.monotonic() - self._asked_s >= self._pause_s
 
     def _ask(self) -> Position | None:
-        """Return where the topic ends; None if that is no further than before."""
+        """Return the end of the topic; None if it has not moved."""
         position = last_position(self._reader, self._offset.position) or BEFORE_ALL
         self.answered = position
         moved = position > self._offset.position
@@ -132,12 +132,12 @@ class LatestOffset:
             self._offset = replace(offset, batch_index=None, clock_ms=None)
 
     def expire(self) -> None:
-        """Have the broker asked at the next ``get``."""
+        """Expire the cached answer: the next ``get`` asks the broker."""
         self._asked_s = float("-inf")
 
     def ask_anew(self) -> None:
-        """Look the topic up again, and ask the broker that serves it now. One that has lost the topic
-        may not know its end.
+        """Look the topic up again, and ask the broker that serves it now. A broker that has lost
+        the topic may not know its end.
         """
         self._reader.close()
         self.expire()
@@ -148,8 +148,8 @@ class LatestOffset:
 
 
 def refresh_all(offsets: Collection[LatestOffset]) -> None:
-    """Ask for the ends of many topic partitions with few waits for the broker; ``get`` then answers
-    from memory.
+    """Ask for the ends of many topic partitions with few round trips; ``get`` then returns the
+    cached answers.
 
     If a broker does not answer for one of them, its ``get`` asks again.
     """
@@ -195,8 +195,8 @@ def describe(cluster: Cluster, topic_partition: str, position: Position) -> Part
 def count_messages(
     cluster: Cluster, topic_partition: str, start: PartitionOffset, end: PartitionOffset, max_count: int
 ) -> int:
-    """Return how many messages lie between two offsets, by the broker's index; if there is none
-    they are read, up to ``max_count``.
+    """Return the number of messages between two offsets, by the broker's index. If there is no
+    index, the messages are read and counted, up to ``max_count``.
     """
     if end.index is not None and start.index is not None:
         return max(end.index - start.index, 0)
@@ -223,7 +223,7 @@ class BacklogCounts:
         self._counted: dict[str, tuple[Position, Position, int]] = {}
 
     def total(self, start: Offset, ends: Offset) -> int:
-        """Return how many messages lie before the ends, on their topic partitions together."""
+        """Return the number of messages before the ends, of all topic partitions together."""
         return sum(self._count(name, start.get(name, PartitionOffset(BEFORE_ALL)), end) for name, end in ends.items())
 
     def _count(self, name: str, begin: PartitionOffset, end: PartitionOffset) -> int:
@@ -232,17 +232,17 @@ class BacklogCounts:
             try:
                 count = count_messages(self._cluster, name, begin, end, self._max_count)
             except TopicNotFoundError:
-                # There is no reason to wait: the tasks report what is lost.
+                # There is no reason to wait: the tasks report the loss.
                 count = self._max_count
             counted = self._counted[name] = (begin.position, end.position, count)
         return counted[2]
 
 
 class LimitPlanner:
-    """Finds where a limited batch ends by reading its entries; needs no admin address and no guess
-    at sizes.
+    """Finds the end of a limited batch by reading its entries; without an admin address or
+    estimated sizes.
 
-    It continues where the last batch ended, so a limited stream costs the broker one extra pass.
+    It continues at the end of the last batch, so a limited stream costs the broker one extra pass.
     """
 
     def __init__(self, cluster: Cluster, topic_partition: str) -> None:

@@ -1,9 +1,9 @@
 """Reads a range of entries, and joins them to bundles. Losses and entries that cannot be read come
 between the bundles.
 
-Three things besides plain entries can happen on the way: only some messages of the first or last
-entry belong to the range, entries may be lost (``loss_watch``), and a function of the user's may
-read entries in a format of its own (PIP-96).
+There are three special cases: only some messages of the first or last entry belong to the range,
+entries may be lost (``loss_watch``), and a function of the user may read entries in its own format
+(PIP-96).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _cut(received: Received, positions: Collection[Position]) -> Iterable[Receiv
 
 
 class _BundleBuffer:
-    """Frames that are held back until they make a bundle."""
+    """Frames that are collected until they make a bundle."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -121,7 +121,7 @@ class _BundleBuffer:
 def _process(
     options: SourceOptions, processor: MessagePayloadProcessor, entry: EntryReceived
 ) -> bytes | bytearray | RejectedEntry:
-    """Return an entry's frame after the user's function; empty if that found no message."""
+    """Return an entry's frame after the user's function; empty if the function found no message."""
     try:
         changed = process_entry(processor, entry.entry, entry.ledger_id, entry.entry_id, **options.decoding)
     except CorruptEntryError as error:

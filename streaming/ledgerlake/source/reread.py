@@ -34,7 +34,7 @@ def read_again(client: ClientSettings, topic_partition: str, positions: Iterable
     try:
         yield from _read_again(client, topic_partition, unread)
     except TopicNotFoundError:
-        # The entry that was being read, and those behind it.
+        # The entry that was being read, and those after it.
         yield None
         for _ in unread:
             yield None

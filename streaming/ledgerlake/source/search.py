@@ -1,10 +1,10 @@
 """Finds an entry by the broker's time or index (PIP-70). The number of reads grows with the logarithm
 of the topic's length.
 
-The broker answers one question: which entry is the first at a position or behind it? Positions have
-holes everywhere: ledger ids are those of the whole cluster, a ledger may end at any entry and may
-hold a single one, entries may be markers or compacted away. So the search is over positions, and
-an answer far behind the question also says that nothing lies between.
+The broker answers one question: which entry is the first at or after a position? Positions have
+gaps everywhere: ledger ids are those of the entire cluster, a ledger may end at any entry and may
+have a single one, entries may be markers or compacted away. So the search is over positions, and an
+answer far after the asked position shows that there are no entries between.
 
 The search assumes that times and indexes rise. A broker's do, unless its clock is set back. If an
 entry has no broker timestamp, its publish time counts, and the result is only as exact as the
@@ -24,8 +24,8 @@ from ledgerlake.wire.message_id import BEFORE_ALL, Position
 if TYPE_CHECKING:
     from ledgerlake.wire.entry import Stamp
 
-# How far to look into a ledger whose end is not known yet. Brokers begin another after 50,000
-# entries unless told otherwise.
+# How far to search into a ledger whose end is not known yet. By default, brokers begin another one
+# after 50,000 entries.
 _FIRST_STEP = 8192
 
 
@@ -43,7 +43,7 @@ class StampedEntry:
         return None if self.stamp.index is None else self.stamp.index - self.index_count + 1
 
 
-# The first entry at a position or behind it, up to where the search ends.
+# Returns the first entry at or after a position, up to the end of the search.
 Probe = Callable[[Position], "StampedEntry | None"]
 
 

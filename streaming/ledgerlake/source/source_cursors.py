@@ -30,7 +30,9 @@ class SourceCursors:
         self._cursors: dict[str, DurableCursor] = {}
 
     def begin(self, name: str) -> None:
-        """Have the broker keep a topic partition from its first entry on, before that is planned."""
+        """Create the cursors on a topic partition, so that the broker retains it from its first
+        entry on.
+        """
         if self._options.pinned_by and name not in dict(self._options.starting_by_topic):
             self._make(name, self._options.pinned_by)
         if self._options.subscription:
@@ -64,10 +66,12 @@ class SourceCursors:
         self._cursors.pop(name, None)
 
     def with_pins(self, spans: list[EntryRange]) -> list[EntryRange]:
-        """Return the ranges with the position from which a durable cursor has kept what they read.
+        """Return the ranges, each with the position from which a durable cursor has retained its
+        entries.
 
-        A range that begins behind an index needs it too: the next entry may have no index. If the
-        pipeline's cursors were moved, the driver tells the tasks (see ``loss``).
+        A range that begins after an entry with an index needs it too: the next entry may have no
+        index. If the pipeline's cursors were moved, the driver passes that to the tasks (see
+        ``loss``).
         """
         return [replace(span, pinned_from=self._pin_of(span)) for span in spans]
 

@@ -1,7 +1,8 @@
 """``spark.readStream.format("ledgerlake")``: offsets and planning in the driver's planner process,
 reading in tasks.
 
-Nothing is opened before the first question: Spark makes readers only to pickle them.
+Nothing is opened before the first call of Spark, because Spark creates some readers only to pickle
+them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The list of topics and partitions that a stream reads: the broker is asked now and then, or when
-it tells that some come or go (PIP-145).
+"""The list of topics and partitions that a stream reads: the broker is asked at intervals, or when
+it notifies of created or deleted topics (PIP-145).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _REFRESH_S = 2.0
 
-# The same if the broker tells when topics come or go, in case that it fails to.
+# The interval if the broker notifies of changes, in case that it fails to.
 _REFRESH_WATCHED_S = 30.0
 
 
@@ -41,7 +41,7 @@ class TopicList:
         """Ask the broker for the names.
 
         Args:
-            may_wait: whether to wait for a topic whose broker is not there yet.
+            may_wait: whether to wait for topics that do not exist yet.
 
         Raises:
             TopicNotFoundError: a topic that was named is missing; the names stay as they were.

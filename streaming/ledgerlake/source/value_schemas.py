@@ -61,21 +61,21 @@ def find_value_schema(options: SourceOptions) -> ValueSchema:
 
 
 def schemas_of(client: ClientSettings, topic: str) -> SchemaOfVersion:
-    """Return a function from a schema version of a topic to the schema; it asks for each version once
-    in a process.
+    """Return a function from a schema version of a topic to the schema; the broker is asked for
+    each version once per process.
     """
 
     def of_version(version: bytes) -> ValueSchema | None:
         key = (os.getpid(), client, topic, version)
-        if key not in _asked:
+        if key not in _schemas:
             cluster = shared_cluster(client)
-            _asked[key] = with_retries(lambda: cluster.schema(topic, version), client.give_up_after_s)
-        return _asked[key]
+            _schemas[key] = with_retries(lambda: cluster.schema(topic, version), client.give_up_after_s)
+        return _schemas[key]
 
     return of_version
 
 
-_asked: dict[tuple[int, Any, str, bytes], ValueSchema | None] = {}
+_schemas: dict[tuple[int, Any, str, bytes], ValueSchema | None] = {}
 
 
 def _newest(cluster: Cluster, topic: str) -> ValueSchema:

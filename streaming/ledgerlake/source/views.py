@@ -33,7 +33,7 @@ def read_view(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBat
 
 
 def read_bundles(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordBatch]:
-    """Yield the range as rows of ``schema.BUNDLES``: at least one, empty if the range holds no entry."""
+    """Yield the range as rows of ``schema.BUNDLES``: at least one, empty if the range has no entry."""
     is_empty = True
     for piece in read_pieces(options, span):
         yield _bundle(span, piece)
@@ -62,7 +62,7 @@ def read_compat(options: SourceOptions, span: EntryRange) -> Iterator[pa.RecordB
     """Yield the range in the columns of the JVM connectors.
 
     Raises:
-        CorruptEntryError: an entry holds no message.
+        CorruptEntryError: an entry has no message.
     """
     yield from map(as_compat, read_messages(options, span))
 
@@ -103,7 +103,7 @@ def read_entries(options: SourceOptions, span: EntryRange) -> Iterator[pa.Record
 
 
 def check_broker_metadata(required: bool, messages: pa.RecordBatch, source: TopicPartition) -> None:
-    """Refuse messages without a broker timestamp if the user asked for that.
+    """Check that messages have a broker timestamp, if the user requires that.
 
     Raises:
         SetupError: there are such messages.

@@ -33,10 +33,10 @@ def parse_stored(
     """Read a JSON object.
 
     Args:
-        written: what it is, as the error's subject.
-        read: makes a value of its fields and its version, 0 if it has none; raises ValueError, or
-            what a wrong type leads to.
-        known: the last version that can be read, if the object has one.
+        written: the name of the object, for the error.
+        read: returns a value from the fields and the version, 0 if there is none; may raise
+            ValueError, KeyError or TypeError.
+        known: the last version that can be read, if the object has a version.
 
     Raises:
         OffsetError: a newer release wrote it, or it is damaged.
@@ -54,7 +54,7 @@ def parse_stored(
 
 
 def stored(kind: Any, value: Any) -> Any:
-    """A value of a type, from what JSON made of it.
+    """Return a value of a type, from a parsed JSON value.
 
     Raises:
         ValueError: it is of another type.
@@ -72,14 +72,16 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
     if origin is Literal:
         return lambda value: _checked(value in arguments, value, kind)
     if origin in (Union, types.UnionType):
-        (one,) = (_reader(argument) for argument in arguments if argument is not type(None))
-        return lambda value: None if value is None else one(value)
+        (reader,) = (_reader(argument) for argument in arguments if argument is not type(None))
+        return lambda value: None if value is None else reader(value)
     if origin in (list, tuple):
         item = _reader(arguments[0])
-        return lambda value: origin(item(one) for one in _checked(isinstance(value, list), value, kind))
+        return lambda value: origin(item(element) for element in _checked(isinstance(value, list), value, kind))
     if origin is dict:
         item = _reader(arguments[1])
-        return lambda value: {name: item(one) for name, one in _checked(isinstance(value, dict), value, kind).items()}
+        return lambda value: {
+            name: item(element) for name, element in _checked(isinstance(value, dict), value, kind).items()
+        }
     if kind is int:
         return lambda value: _checked(type(value) is int and -(2**63) <= value < 2**63, value, kind)
     return lambda value: _checked(type(value) is kind, value, kind)
@@ -87,13 +89,13 @@ def _reader(kind: Any) -> Callable[[Any], Any]:
 
 def _dataclass_reader(kind: Any) -> Callable[[Any], Any]:
     hints = get_type_hints(kind)
-    readers = {one.name: _reader(hints[one.name]) for one in fields(kind)}
+    readers = {field.name: _reader(hints[field.name]) for field in fields(kind)}
 
     def read(value: Any) -> Any:
         names = set(_checked(isinstance(value, dict), value, kind))
         if names != readers.keys():
             raise ValueError(f"a {kind.__name__} with the fields {', '.join(sorted(names))}")
-        return kind(**{name: readers[name](one) for name, one in value.items()})
+        return kind(**{name: readers[name](element) for name, element in value.items()})
 
     return read
 

@@ -164,14 +164,14 @@ class Place:
         """
         if self.is_local:
             return None
-        known = self.settings.resolved()
+        settings = self.settings.resolved()
         options = {
-            "aws_endpoint_url": known.endpoint_url,
-            "aws_region": known.region or "us-east-1",
-            "aws_access_key_id": known.access_key_id,
-            "aws_secret_access_key": known.secret_access_key,
-            "aws_session_token": known.session_token,
-            "allow_http": "true" if known.endpoint_url.startswith("http:") else "",
+            "aws_endpoint_url": settings.endpoint_url,
+            "aws_region": settings.region or "us-east-1",
+            "aws_access_key_id": settings.access_key_id,
+            "aws_secret_access_key": settings.secret_access_key,
+            "aws_session_token": settings.session_token,
+            "allow_http": "true" if settings.endpoint_url.startswith("http:") else "",
             # Without it, two commits at once could both succeed.
             "aws_conditional_put": "etag",
             "retry_timeout": _RETRY_TIMEOUT,
@@ -215,8 +215,8 @@ def from_text(text: str) -> Place:
     """Return the place of a text that ``to_text`` made."""
     if not text.startswith(_SECRET_PREFIX):
         return Place(text)
-    known = json.loads(text.removeprefix(_SECRET_PREFIX))
-    return Place(known["uri"], StorageSettings(**known["settings"]))
+    fields = json.loads(text.removeprefix(_SECRET_PREFIX))
+    return Place(fields["uri"], StorageSettings(**fields["settings"]))
 
 
 def _local_path(text: str, where: str) -> str:
@@ -227,16 +227,16 @@ def _local_path(text: str, where: str) -> str:
 
 
 @lru_cache(maxsize=8)
-def _s3(known: StorageSettings) -> fs.FileSystem:
-    given: dict[str, Any] = {
-        "endpoint_override": known.endpoint_url,
-        "region": known.region,
-        "access_key": known.access_key_id,
-        "secret_key": known.secret_access_key,
-        "session_token": known.session_token,
+def _s3(settings: StorageSettings) -> fs.FileSystem:
+    arguments: dict[str, Any] = {
+        "endpoint_override": settings.endpoint_url,
+        "region": settings.region,
+        "access_key": settings.access_key_id,
+        "secret_key": settings.secret_access_key,
+        "session_token": settings.session_token,
     }
     return fs.S3FileSystem(
-        **{name: value for name, value in given.items() if value},
+        **{name: value for name, value in arguments.items() if value},
         retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=_S3_ATTEMPTS),
     )
 

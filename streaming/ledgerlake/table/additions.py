@@ -1,22 +1,22 @@
-"""Rows of a micro-batch that its commit lacks: a repeat may judge otherwise than the run that
-committed.
+"""Commits rows of a micro-batch that its first commit lacks, because a repeat may reject other
+entries than the run that committed.
 
-``rejects`` commits before ``messages``. After a kill between the two the micro-batch runs again,
-and what it reads may be another thing by then: a ledger was trimmed, which is a row of
-``data_loss``; a key is gone, by which a message becomes a reject. Such rows are in no file of the
-first run. So the repeat's rows are compared with those that the table took up, and what is missing
-there is committed under an application transaction of its own:
+``rejects`` is committed before ``messages``. After a kill between the two, the micro-batch runs
+again, and the topic may have changed: a ledger was trimmed, which gives a row of ``data_loss``; or
+a key is missing, so that a message becomes a reject. Such rows are in no file of the first run. So
+the rows of the repeat are compared with those in the table, and the missing ones are committed
+under an application transaction of their own:
 
     <query>                  the micro-batch as the first run committed it
     <query>:more:<number>    what a repeat has added to it; ``number`` counts from 1, since a repeat may be killed too
 
-If ``messages`` has the micro-batch too, the first run's messages stand, and a repeat that rejects
-one of them is wrong. But what waited in the first run's state is gone with it, so a loss that the
-repeat finds is added (``add_losses``).
+If ``messages`` has the micro-batch too, the first run's messages stand, and rejects of them by a
+repeat are wrong. But the first run's state is gone with it, so a loss that the repeat finds is
+added (``add_losses``).
 
-A row is known by its place and its reason; of a loss also by its detail, which says how far it
-reaches. Rows count as the commit took them up, so that what a user has deleted meanwhile does not
-come again.
+The key of a row is its position and its reason, and for a loss also its detail, which says how far
+it reaches. Rows are compared with those that the commit added, so that rows that a user has deleted
+since do not come again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ledgerlake.source.loss import DATA_LOSS
-from ledgerlake.table.ordered_files import DataFile, GatheringWriter, ParquetFolder
+from ledgerlake.table.ordered_files import BufferedWriter, DataFile, ParquetFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,15 +44,15 @@ RowKey = tuple[Any, ...]
 
 
 def add_missing(table: Table, batch: BatchRecord, files: list[DataFile]) -> None:
-    """Commit those rows of a repeat that the commits of its micro-batch lack; remove the files that
-    it leaves.
+    """Commit those rows of a repeat that the commits of its micro-batch lack; remove the repeat's
+    files.
 
     Args:
-        table: one of rejects, which holds the micro-batch.
-        files: what the repeat has written.
+        table: a table of rejects that contains the micro-batch.
+        files: the files of the repeat.
 
     Raises:
-        CheckpointError: what the table took up cannot be read back; nothing was changed.
+        CheckpointError: the rows of the first run cannot be read back; nothing was changed.
         TableError: the commit did not land.
     """
     versions = table.versions_of(batch)
@@ -61,20 +61,20 @@ def add_missing(table: Table, batch: BatchRecord, files: list[DataFile]) -> None
     _add(table, batch, files, versions, len(versions), lambda _reason: True)
 
 
-def add_losses(table: Table, batch: BatchRecord, files: list[DataFile], is_held: bool) -> None:
-    """Commit those rows of a loss that the commits of its micro-batch lack; remove the files that
-    it leaves.
+def add_losses(table: Table, batch: BatchRecord, files: list[DataFile], is_in_table: bool) -> None:
+    """Commit those losses of a repeat that the commits of its micro-batch lack; remove the repeat's
+    files.
 
     Args:
-        table: one of rejects.
-        files: what the repeat has written.
-        is_held: whether the table holds the micro-batch as the first run committed it.
+        table: a table of rejects.
+        files: the files of the repeat.
+        is_in_table: whether the table contains the micro-batch as the first run committed it.
 
     Raises:
         As ``add_missing``.
     """
     versions = table.versions_of(batch)
-    number = len(versions) if is_held else len(versions) + 1
+    number = len(versions) if is_in_table else len(versions) + 1
     _add(table, batch, files, versions, number, lambda reason: reason == DATA_LOSS)
 
 
@@ -87,31 +87,31 @@ def _add(
     is_wanted: Callable[[str], bool],
 ) -> None:
     known = sum((table.keys_of(batch, version) for version in versions), Counter())
-    missing = [one for file in files for one in _beyond(table, file.name, known, is_wanted)]
+    missing = [new_file for file in files for new_file in _write_new(table, file.name, known, is_wanted)]
     if missing:
         table.commit(batch.more(number), missing, {})
     table.remove_files([file.name for file in files])
 
 
 def row_keys(rows: pa.Table) -> Iterator[RowKey]:
-    """By what each row is known."""
-    for *place, reason, detail in zip(*(rows[name].to_pylist() for name in KEY_COLUMNS), strict=True):
-        yield row_key(*place, reason, detail)
+    """Yield the key of each row."""
+    for *position, reason, detail in zip(*(rows[name].to_pylist() for name in KEY_COLUMNS), strict=True):
+        yield row_key(*position, reason, detail)
 
 
 def row_key(*values: Any) -> RowKey:
-    """By what a row is known whose columns are ``KEY_COLUMNS``."""
-    *place, reason, detail = values
-    return (*place, reason, detail if reason == DATA_LOSS else None)
+    """Return the key of a row from the values of its ``KEY_COLUMNS``."""
+    *position, reason, detail = values
+    return (*position, reason, detail if reason == DATA_LOSS else None)
 
 
-def _beyond(table: Table, name: str, known: Counter[RowKey], is_wanted: Callable[[str], bool]) -> list[DataFile]:
-    """The rows of a file that are wanted by their reason and not known, in files of their own; what
-    is known is taken off.
+def _write_new(table: Table, name: str, known: Counter[RowKey], is_wanted: Callable[[str], bool]) -> list[DataFile]:
+    """Write the rows of a file that are not known, and whose reason is wanted, to new files; return
+    those. Each known row is taken off ``known``.
     """
     folder = table.folder
     prefix = "-".join(name.split("-")[:3])
-    writer = GatheringWriter(ParquetFolder(folder.filesystem(), folder.root, table.schema, prefix))
+    writer = BufferedWriter(ParquetFolder(folder.filesystem(), folder.root, table.schema, prefix))
     with pq.ParquetFile(f"{folder.root}/{name}", filesystem=folder.filesystem()) as file:
         for number in range(file.num_row_groups):
             rows = file.read_row_group(number).cast(table.schema)

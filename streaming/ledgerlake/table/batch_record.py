@@ -1,4 +1,4 @@
-"""What a table records of a micro-batch, in the commit that adds its files.
+"""The record of a micro-batch in the table, in the commit that adds its files.
 
 A micro-batch is known by its query and number. The digest of its offsets tells it apart from
 another micro-batch of the same number, which an older copy of the checkpoint may plan.
@@ -13,7 +13,7 @@ from typing import Any
 
 _VERSION = 1
 
-# Behind a query's name, which ends with Spark's id of it.
+# Follows a query's name, which ends with Spark's id of the query.
 _MORE = ":more:"
 
 
@@ -39,17 +39,19 @@ class BatchRecord:
     @property
     def reads(self) -> bool:
         """Return whether it reads entries; a clock alone can make a micro-batch too."""
-        return any(_place(span["start"]) != _place(span["end"]) for span in self.ranges.values())
+        return any(_ids(span["start"]) != _ids(span["end"]) for span in self.ranges.values())
 
     def more(self, number: int) -> BatchRecord:
-        """Return what an addition to it is committed as (see ``table.additions``); the first has
-        the number 1.
+        """Return the record of an addition to this micro-batch (see ``table.additions``); the first
+        has the number 1.
         """
         return replace(self, query=f"{self.query}{_MORE}{number}")
 
     def is_in(self, known: dict[str, Any]) -> bool:
-        """Return whether a commit, by the JSON in its metadata, has rows of it: its own commit, or
-        an addition.
+        """Return whether a commit added rows of this micro-batch: its own commit, or an addition.
+
+        Args:
+            known: the JSON in the commit's metadata.
         """
         if (known.get("batch"), known.get("range_digest")) != (self.batch_id, self.range_digest):
             return False
@@ -57,7 +59,7 @@ class BatchRecord:
         return isinstance(query, str) and _base_name(query) == self.query
 
     def to_json(self) -> str:
-        """Return what people and tools find in the table's history."""
+        """Return the JSON for the table's history."""
         return json.dumps(
             {
                 "version": _VERSION,
@@ -71,23 +73,25 @@ class BatchRecord:
 
 
 def number_of(query: str) -> int:
-    """Return 63 bits of a hash over a query's name, by which a table remembers who wrote last."""
+    """Return 63 bits of a hash over a query's name; a table stores that of its last writer."""
     return int.from_bytes(hashlib.sha256(_base_name(query).encode()).digest()[:8], "big") >> 1
 
 
 def _base_name(query: str) -> str:
-    """The query whose micro-batch an addition belongs to; another query's name stays as it is."""
+    """Return the name of the query that an addition belongs to; other names are returned as they
+    are.
+    """
     return query.partition(_MORE)[0]
 
 
-def _place(offset: dict[str, Any] | None) -> Any:
+def _ids(offset: dict[str, Any] | None) -> Any:
     return offset and [offset.get(name) for name in ("ledger", "entry", "batch")]
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """The last micro-batch of a query that a table holds; ``range_digest`` is None if the table
-    does not know it.
+    """The last micro-batch of a query in a table; ``range_digest`` is None if the table does not
+    know it.
     """
 
     batch_id: int
@@ -99,9 +103,9 @@ class Recorded:
 
 
 @dataclass(frozen=True)
-class Held:
-    """The last micro-batch that a checkpoint saw in the table at ``path``: one that knows less of
-    the query is an older copy.
+class SeenBatch:
+    """The last micro-batch that a checkpoint saw in the table at ``path``. A table with an earlier
+    one is an older copy.
     """
 
     path: str

@@ -1,22 +1,22 @@
-"""The two Delta tables: made with the contract's columns by delta-spark, checked before every run.
+"""A Delta table of the pipeline: created with the contract's columns, checked before every run.
 
-A table's app transactions (Delta's own idempotence record, kept in its log and checkpoints) hold
-what the pipeline must know of it. ``<query>`` names the stream and its checkpoint:
+A table's app transactions (Delta's own idempotence record, in its log and checkpoints) have the
+numbers that the pipeline needs. ``<query>`` names the stream and its checkpoint:
 
     <query>                              the last micro-batch of that query which is in the table
     <query>:range                        the digest of a micro-batch's offsets (see ``batch_record``)
     <query>:more:<number>                a micro-batch to which a repeat has added rows (see ``additions``)
-    <query>:range_of                     the number of that micro-batch. Where delta-spark wrote a later one (see ``spark_table``), which
-                                         sets ``<query>`` alone, the digest does not count; earlier
-                                         releases wrote no such number
+    <query>:range_of                     the number of that micro-batch. If delta-spark wrote a later one (see ``spark_table``), it set
+                                         ``<query>`` alone, and the digest is not valid; earlier releases
+                                         wrote no such number
     ledgerlake.stream:<stream>           the same number, for a start that finds no checkpoint
     ledgerlake.query:<stream>            the number of the query that committed last (see ``batch_record``): another checkpoint of
-                                         the stream, which does not know of that, is refused
-    ledgerlake.outbox:<outbox>           how many messages the outbox has held up to that micro-batch
-    ledgerlake.effective_time_us:<topic partition>   how far that topic partition's time has come
+                                         the stream that does not know that query is refused
+    ledgerlake.outbox:<outbox>           how many messages the outbox has had up to that micro-batch
+    ledgerlake.effective_time_us:<topic partition>   the greatest time of that topic partition
 
 Two writers of one query cannot both commit: Delta refuses a commit if another one with the same
-transaction came between. The history shows each micro-batch with its ranges, under ``ledgerlake``.
+transaction came first. The history shows each micro-batch with its ranges, under ``ledgerlake``.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ _OUTBOX_PREFIX = "ledgerlake.outbox:"
 _FORGETFUL_PROPERTY = "delta.setTransactionRetentionDuration"
 _COMMITS_PER_CLEANUP = 100
 
-# How far back the history is searched for a micro-batch; others may write to the table between.
+# How many commits are searched for a micro-batch; others may write to the table too.
 HISTORY_COMMITS = 1000
 
-# What our files cannot carry. Older tables say it by a property, newer ones by a feature of their
-# protocol.
+# Features that appended files would violate. Older tables have a property for them, newer ones a
+# feature of their protocol.
 _REFUSED_PROPERTIES = {
     "delta.columnMapping.mode": "columnMapping",
     "delta.enableChangeDataFeed": "changeDataFeed",
@@ -78,14 +78,15 @@ class Table:
         self.path = self.folder = path
         self.schema = schema
         self._opened: DeltaTable | None = None
-        self._followed: int | None = None
+        self._previous_writer: int | None = None
 
     def check(self, spark: SparkSession) -> bool:
-        """Return whether the table is there, with the contract's columns; if it is not, its folder
-        is made.
+        """Return whether the table exists, with the contract's columns; if not, its folder is
+        created.
 
         Raises:
-            TableError: another schema (the difference is named) or a feature that we cannot write.
+            TableError: another schema (the difference is named) or a feature that this writer
+                cannot write.
             SetupError: the path cannot be written.
         """
         existing = existing_table(self.path)
@@ -96,10 +97,10 @@ class Table:
         return True
 
     def create(self) -> None:
-        """Make the table, unless another process has just done so.
+        """Create the table, unless another process has just done so.
 
         Raises:
-            TableError: it cannot be made.
+            TableError: it cannot be created.
         """
         options = self.path.delta_options()
         try:
@@ -108,25 +109,25 @@ class Table:
             if existing_table(self.path) is None:
                 raise TableError(f"the table at {self.path} cannot be made: {self.path.reason(error)}") from None
 
-    def begin(self, followed: int | None) -> None:
-        """Nobody else writes for this query from here on.
+    def begin(self, previous_writer: int | None) -> None:
+        """Begin to write; from here on, no other process may write for this query.
 
         Args:
-            followed: the number of the query that had committed last for the stream when the right
-                to run it was taken.
+            previous_writer: the number of the query that was the last to commit for the stream
+                before this process owned it.
         """
-        self._followed = followed
+        self._previous_writer = previous_writer
 
     def effective_times_us(self, topic_partitions: list[str]) -> dict[str, int]:
-        """Return how far each topic partition's effective time has come in the table; without those
+        """Return the greatest effective time of each topic partition in the table; without those
         that have none.
         """
         table = self._current()
-        found = {name: self._number(table, _TIME_PREFIX + name) for name in topic_partitions}
-        return {name: int(time_us) for name, time_us in found.items() if time_us is not None}
+        times_us = {name: self._number(table, _TIME_PREFIX + name) for name in topic_partitions}
+        return {name: int(time_us) for name, time_us in times_us.items() if time_us is not None}
 
     def recorded(self, query: str) -> Recorded | None:
-        """Return the last micro-batch of a query that the table holds, by the table as it is now."""
+        """Return the last micro-batch of a query in the current version of the table."""
         table = self._current()
         batch_id = self._number(table, query)
         if batch_id is None:
@@ -145,23 +146,23 @@ class Table:
         """Return the number of the query that committed last for a stream; None if the table does
         not know it.
         """
-        # delta-spark sets no such number, so the history may tell of a later commit.
-        for known in self._known_batches():
-            if known["stream"] == stream:
-                return number_of(known["query"])
+        # delta-spark sets no such number, so the history may have a later commit.
+        for batch in self._recent_batches():
+            if batch["stream"] == stream:
+                return number_of(batch["query"])
         return self._recorded_writer(stream)
 
     def _recorded_writer(self, stream: str) -> int | None:
         return self._number(self._current(), _QUERY_PREFIX + stream)
 
-    def _known_batches(self) -> Iterator[dict[str, Any]]:
-        """Yield what recent commits say of their micro-batches, the newest first."""
-        for known in map(known_of, self._history()):
-            if known is not None and {"query", "batch", "range_digest", "stream"} <= known.keys():
-                yield known
+    def _recent_batches(self) -> Iterator[dict[str, Any]]:
+        """Yield the micro-batches in the metadata of recent commits, the newest first."""
+        for batch in map(batch_of_commit, self._history()):
+            if batch is not None and {"query", "batch", "range_digest", "stream"} <= batch.keys():
+                yield batch
 
     def _number(self, table: DeltaTable, name: str) -> int | None:
-        """Return the number that the table's transactions have under a name."""
+        """Return the number of a name in the table's transactions."""
         try:
             number: int | None = table.transaction_version(name)
         except (DeltaError, OSError) as error:
@@ -178,8 +179,8 @@ class Table:
         return commits
 
     def begin_stream(self, stream: str) -> None:
-        """Record that a stream of that name begins, so that a checkpoint that is lost before its
-        first row is noticed.
+        """Record that a stream begins, so that the loss of its checkpoint is noticed even before
+        its first row.
 
         Raises:
             TableError: the commit did not land.
@@ -189,13 +190,13 @@ class Table:
         )
 
     def outbox_messages(self, outbox: str) -> int | None:
-        """Return how many messages an outbox had held up to the last commit; None if no commit says
-        so.
+        """Return how many messages an outbox had up to the last commit; None if no commit records
+        it.
         """
         return self._number(self._current(), _OUTBOX_PREFIX + outbox)
 
-    def holds(self, batch: BatchRecord) -> bool:
-        """Return whether the table has a micro-batch already.
+    def contains(self, batch: BatchRecord) -> bool:
+        """Return whether the table contains a micro-batch.
 
         Raises:
             CheckpointError: the table has another one of that number, or a later one.
@@ -208,15 +209,15 @@ class Table:
         if recorded.is_batch(batch):
             return True
         raise CheckpointError(
-            f"batch {batch.batch_id} of the stream {batch.stream} is not the one that the table at {self.path} holds, which "
+            f"batch {batch.batch_id} of the stream {batch.stream} is not the one in the table at {self.path}, which "
             f"has batch {recorded.batch_id}: another process runs this stream, or its checkpoint is an older copy; end the "
             "other process, or restore the newest copy of the checkpoint"
         )
 
     def _check_writer(self, batch: BatchRecord) -> None:
-        known = {None, self._followed, number_of(batch.query)}
-        # The history is long, so it is read only if the number alone would be a reason to refuse.
-        if self._recorded_writer(batch.stream) in known or self.last_writer(batch.stream) in known:
+        allowed = {None, self._previous_writer, number_of(batch.query)}
+        # Reading the history is slow, so it is read only if the number alone would not be allowed.
+        if self._recorded_writer(batch.stream) in allowed or self.last_writer(batch.stream) in allowed:
             return
         raise OwnershipError(
             f"another checkpoint of the stream {batch.stream} has written to the table at {self.path} since this process "
@@ -226,11 +227,11 @@ class Table:
     def commit(
         self, batch: BatchRecord, files: list[DataFile], times_us: dict[str, int], outbox: dict[str, int] | None = None
     ) -> None:
-        """Add the files of a micro-batch as one commit; ``holds`` was asked before, and said no.
+        """Add the files of a micro-batch as one commit; ``contains`` must have been False.
 
         Args:
-            times_us: how far the micro-batch brings the time of topic partitions.
-            outbox: how many messages an outbox, by its name, has held with this micro-batch.
+            times_us: the greatest time of topic partitions with this micro-batch.
+            outbox: by outbox name, how many messages it has had with this micro-batch.
 
         Raises:
             TableError: the commit did not land, or it is not known whether it did; another writer has
@@ -251,55 +252,53 @@ class Table:
         self._append(files, numbers, {"ledgerlake": batch.to_json()}, attempt)
 
     def _check_present(self, batch: BatchRecord, files: list[DataFile]) -> None:
-        """Check that nobody has removed a file of a process that was suspended for long.
+        """Check that all files exist: while a process is suspended, a vacuum may remove its files.
 
         Raises:
-            TableError: a file is gone; the table was not changed.
+            TableError: a file is missing; the table was not changed.
         """
         folder = self.folder
         paths = [(folder / file.name).root for file in files]
         try:
-            found = folder.filesystem().get_file_info(paths)
+            files_now = folder.filesystem().get_file_info(paths)
         except OSError as error:
             raise TableError(f"the files of {self.path} cannot be listed: {folder.reason(error)}") from None
-        gone = [one.base_name for one in found if one.type == fs.FileType.NotFound]
-        if gone:
+        missing = [file.base_name for file in files_now if file.type == fs.FileType.NotFound]
+        if missing:
             raise TableError(
-                f"batch {batch.batch_id} was not committed to {self.path}: {gone[0]}, which its tasks wrote, is gone, perhaps by "
+                f"batch {batch.batch_id} was not committed to {self.path}: {missing[0]}, which its tasks wrote, is gone, perhaps by "
                 "a vacuum; start the pipeline again, and it writes the batch anew"
             )
 
     def versions_of(self, batch: BatchRecord) -> list[int]:
-        """Return the versions of the table that brought rows of a micro-batch, as far as its
-        history tells.
-        """
-        commits = ((commit["version"], known_of(commit)) for commit in self._history())
-        return [version for version, known in commits if known is not None and batch.is_in(known)]
+        """Return the versions of the table that added rows of a micro-batch, by its history."""
+        commits = ((commit["version"], batch_of_commit(commit)) for commit in self._history())
+        return [version for version, committed in commits if committed is not None and batch.is_in(committed)]
 
     def keys_of(self, batch: BatchRecord, version: int) -> Counter[RowKey]:
-        """Return by what the rows are known that a version brought of a micro-batch; only of a
-        table of rejects.
+        """Return the keys of the rows that a version added of a micro-batch; only for a table of
+        rejects.
 
         Raises:
             CheckpointError: its files cannot be read.
         """
-        found: Counter[RowKey] = Counter()
+        keys: Counter[RowKey] = Counter()
         try:
             for name in sorted(_file_names(self.path, version) - _file_names(self.path, version - 1)):
                 rows = pq.read_table(
                     (self.path / name).root, columns=list(KEY_COLUMNS), filesystem=self.path.filesystem()
                 )
-                found.update(row_keys(rows))
+                keys.update(row_keys(rows))
         except (DeltaError, OSError, pa.ArrowException) as error:
             raise self.not_comparable(batch, _first_line(error)) from None
-        return found
+        return keys
 
     def not_comparable(self, batch: BatchRecord, reason: str) -> CheckpointError:
         """Return the error of a repeat whose rows cannot be compared with those of the first run."""
         return CheckpointError(
-            f"batch {batch.batch_id} of the stream {batch.stream} is run again, and its rows cannot be compared with those that the "
-            f"table at {self.path} has of it ({reason}): restore what is missing of the table, or choose a new [delta] rejects_path, in "
-            "which rows of that batch may stand again"
+            f"batch {batch.batch_id} of the stream {batch.stream} is run again, and its rows cannot be compared with those in the "
+            f"table at {self.path} ({reason}): restore the missing files of the table, or choose a new [delta] rejects_path, which "
+            "may get rows of that batch again"
         )
 
     def _append(
@@ -309,8 +308,8 @@ class Table:
         now_ms = int(time.time() * 1000)
         actions = [AddAction(file.name, file.size_bytes, {}, now_ms, True, file.stats) for file in files]
         transactions = [Transaction(name, number, now_ms) for name, number in numbers.items()]
-        # Whether entries of the log have expired is looked up in the whole log, so not at each
-        # commit; None leaves it to the table.
+        # To remove expired entries, the whole log is read, so this is not done at each commit; None
+        # leaves it to the table.
         expires = None if table.version() % _COMMITS_PER_CLEANUP == 0 else False
         try:
             table.create_write_transaction(
@@ -324,15 +323,17 @@ class Table:
             raise TableError(f"{attempt}: {_first_line(error)}") from None
 
     def remove_files(self, names: list[str]) -> None:
-        """Remove files that were never committed; one that stays is an orphan for ``vacuum``."""
+        """Remove files that were never committed; ``vacuum`` removes those that could not be
+        removed.
+        """
         filesystem = self.folder.filesystem()
         for name in names:
             with contextlib.suppress(OSError):
                 filesystem.delete_file((self.folder / name).root)
 
     def _current(self) -> DeltaTable:
-        """The table as it is now. Kept open, since loading reads the whole list of files and an
-        update only what is new.
+        """Return the current version of the table. It is kept open, because loading reads the whole
+        list of files, and an update only new commits.
         """
         try:
             if self._opened is None:
@@ -343,11 +344,11 @@ class Table:
             raise TableError(f"the table at {self.path} cannot be opened: {self.path.reason(error)}") from None
         return self._opened
 
-    def _check_memory(self, existing: DeltaTable) -> None:
+    def _check_keeps_transactions(self, existing: DeltaTable) -> None:
         if _FORGETFUL_PROPERTY in existing.metadata().configuration:
             raise TableError(
-                f"the table at {self.path} has the property {_FORGETFUL_PROPERTY}, by which it forgets which batches it "
-                f"holds; remove it: ALTER TABLE delta.`{self.path}` UNSET TBLPROPERTIES ('{_FORGETFUL_PROPERTY}')"
+                f"the table at {self.path} has the property {_FORGETFUL_PROPERTY}, by which it forgets its batches; "
+                f"remove it: ALTER TABLE delta.`{self.path}` UNSET TBLPROPERTIES ('{_FORGETFUL_PROPERTY}')"
             )
 
     def _make_folder(self) -> None:
@@ -359,11 +360,11 @@ class Table:
             ) from None
 
     def _compare(self, existing: DeltaTable) -> None:
-        self._check_memory(existing)
-        missing, extra, others = column_differences(self.schema, existing)
-        if missing or extra or others:
+        self._check_keeps_transactions(existing)
+        missing, extra, changed = column_differences(self.schema, existing)
+        if missing or extra or changed:
             raise TableError(
-                f"the table at {self.path} has another schema ({'; '.join(missing + extra + others)}); use another path"
+                f"the table at {self.path} has another schema ({'; '.join(missing + extra + changed)}); use another path"
             )
         reasons = special_features(existing)
         if reasons:
@@ -374,7 +375,7 @@ class Table:
 
 
 def existing_table(path: Place) -> DeltaTable | None:
-    """The table that is there, or None.
+    """Return the table at a path; None if there is none.
 
     Raises:
         TableError: it cannot be opened.
@@ -388,10 +389,10 @@ def existing_table(path: Place) -> DeltaTable | None:
 
 
 def open_delta(path: Place, version: int | None = None) -> DeltaTable:
-    """Open a table as it is now, or as it was.
+    """Open a version of a table, the current one by default.
 
     Raises:
-        DeltaError, OSError: it is not there, or cannot be read.
+        DeltaError, OSError: it does not exist, or cannot be read.
     """
     return DeltaTable(path.uri, version=version, storage_options=path.delta_options())
 
@@ -401,42 +402,40 @@ def data_folder(path: Place, schema: pa.Schema, prefix: str) -> ParquetFolder:
     return ParquetFolder(path.filesystem(), path.root, schema, prefix)
 
 
-def known_of(commit: dict[str, Any]) -> dict[str, Any] | None:
-    """Return what a commit of the history says of its micro-batch, by either writer; None if it
-    says nothing.
-    """
+def batch_of_commit(commit: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the micro-batch in a commit's metadata, from either writer; None if there is none."""
     for name in ("ledgerlake", "userMetadata"):
         with contextlib.suppress(ValueError, TypeError):
-            known = json.loads(commit.get(name) or "null")
-            if isinstance(known, dict):
-                return known
+            batch = json.loads(commit.get(name) or "null")
+            if isinstance(batch, dict):
+                return batch
     return None
 
 
 def _file_names(path: Place, version: int) -> set[str]:
-    """The files of a version of a table, by their names below it."""
+    """Return the names of a version's files, below the table."""
     actions = pa.table(open_delta(path, version).get_add_actions())
     return set(actions["path"].to_pylist())
 
 
 def special_features(table: DeltaTable) -> list[str]:
-    """Features of a table that plain appended files would violate."""
+    """Return the features of a table that plain appended files would violate."""
     metadata = table.metadata()
-    found = set(table.protocol().writer_features or []) & _REFUSED_FEATURES
+    features = set(table.protocol().writer_features or []) & _REFUSED_FEATURES
     for name, value in metadata.configuration.items():
         if name in _REFUSED_PROPERTIES and value not in ("none", "false"):
-            found.add(_REFUSED_PROPERTIES[name])
+            features.add(_REFUSED_PROPERTIES[name])
         if name.startswith("delta.constraints."):
-            found.add("checkConstraints")
+            features.add("checkConstraints")
     if metadata.partition_columns:
-        found.add("partition columns")
-    return sorted(found)
+        features.add("partition columns")
+    return sorted(features)
 
 
 def _column_types(schema: pa.Schema | deltalake.Schema) -> dict[str, str]:
-    """Column names with their types in Delta's own words."""
+    """Return the types of columns by name, as Delta names them."""
     delta_schema = deltalake.Schema.from_arrow(schema) if isinstance(schema, pa.Schema) else schema
-    return {one["name"]: _type_name(one["type"]) for one in json.loads(delta_schema.to_json())["fields"]}
+    return {field["name"]: _type_name(field["type"]) for field in json.loads(delta_schema.to_json())["fields"]}
 
 
 def _type_name(kind: str | dict[str, Any]) -> str:
@@ -448,14 +447,14 @@ def _type_name(kind: str | dict[str, Any]) -> str:
 
 
 def column_differences(schema: pa.Schema, table: DeltaTable) -> tuple[list[str], list[str], list[str]]:
-    """Return the columns that a table lacks, those that it has besides, and those of another type;
-    each as words.
+    """Return the missing columns of a table, its extra columns, and those of another type; each as
+    a phrase.
     """
-    wanted, found = _column_types(schema), _column_types(table.schema())
-    missing = [f"it lacks {name}" for name in wanted if name not in found]
-    extra = [f"it has {name}" for name in found if name not in wanted]
-    both = [name for name in wanted if name in found and wanted[name] != found[name]]
-    return missing, extra, [f"{name} is {found[name]} instead of {wanted[name]}" for name in both]
+    expected, actual = _column_types(schema), _column_types(table.schema())
+    missing = [f"it lacks {name}" for name in expected if name not in actual]
+    extra = [f"it has {name}" for name in actual if name not in expected]
+    changed = [name for name in expected if name in actual and expected[name] != actual[name]]
+    return missing, extra, [f"{name} is {actual[name]} instead of {expected[name]}" for name in changed]
 
 
 def _range_of(query: str) -> str:

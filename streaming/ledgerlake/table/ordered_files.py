@@ -1,20 +1,21 @@
-"""Parquet files whose rows stand in order, from batches that mostly do already.
+"""Writes Parquet files whose rows are in order, from batches that mostly are.
 
-Key: (effective time, ledger, entry, batch index), where effective time is the broker's timestamp,
-or the publish time if there is none, and of a message that waited its delivery time where that is
-later. A row that has neither, since its producer's time was out of range, has the effective time 0:
-it stands before the others and is late if the table has rows. Broker times only rise, so rows
-normally pass straight through; publish times of several producers do not, and a broker's clock can
+Key: (effective time, ledger, entry, batch index). The effective time is the broker's timestamp, or
+the publish time if there is none; for a delayed message, it is the delivery time if that is later.
+If a row has no time, because its producer's time was out of range, its effective time is 0: it
+comes before the others, and is late if the table has rows. Broker times normally rise, so rows are
+written as they come. But publish times of several producers do not rise, and a broker's clock can
 step back.
 
-How it stays bounded: rows gather up to one row group and are sorted there. While each group begins
-at or after the end of the one before, all of them go into one file, a run. A group that begins
-earlier opens a new run, and at the end the runs are merged with one row group of each in memory.
-Files of several writers are merged the same way, if they overlap.
+Memory is bounded: rows are collected up to one row group and sorted there. While each group begins
+at or after the end of the one before, all groups go into one file, a run. A group that begins
+earlier opens a new run. At the end, the runs are merged with one row group of each in memory.
+Overlapping files of several writers are merged the same way.
 
-A value of a row group's size or more has a file of its own, packed only if a sample of it shrinks.
+A value as large as a row group or larger has a file of its own, compressed only if a sample of it
+shrinks.
 
-The file's facts come from Parquet's own footer, so nothing is counted twice.
+The statistics of a file come from Parquet's own footer.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ FILE_BYTES = 256 * 1024 * 1024
 _SAMPLE_BYTES = 256 * 1024
 
 # A table of one short row takes kilobytes beside its row.
-_WAITING_TABLES = 1000
+_MAX_BUFFERED_TABLES = 1000
 
-# Numbers that rise by little or stay the same: as differences they take next to nothing, and
-# packing them no time.
+# Numbers that rise slowly or stay the same: their differences take little space, and little time to
+# compress.
 _DELTA_ENCODED_COLUMNS = [
     "ledger_id",
     "entry_id",
@@ -77,8 +78,8 @@ _STATISTICS_COLUMNS = [
 
 @dataclass(frozen=True)
 class DataFile:
-    """A finished file that no table knows yet: its name below the table, and what Delta's log
-    records of it.
+    """A finished file that is not yet in a table: its name below the table, and its record for
+    Delta's log.
 
     ``first`` and ``last`` are the keys of its first and last row, if its rows have an order.
     """
@@ -112,7 +113,7 @@ class _OpenFile:
 
 
 class FileWriter:
-    """Writes tables one after another into files of a bounded size, in the order given."""
+    """Writes tables one after another into files of a bounded size."""
 
     def __init__(self, folder: ParquetFolder) -> None:
         self._folder = folder
@@ -132,7 +133,7 @@ class FileWriter:
         self._open.writer.write_table(table, row_group_size=max(table.num_rows, 1))
 
     def roll_file(self) -> None:
-        """End the open file; what comes next goes into another."""
+        """Close the open file; later rows go into another."""
         if self._open is None:
             return
         self._open.writer.close()
@@ -157,57 +158,56 @@ class FileWriter:
             filesystem=self._folder.filesystem,
             compression=codec,
             compression_level=1 if codec == "zstd" else None,
-            use_dictionary=[one for one in _DICTIONARY_COLUMNS if one in present],
-            column_encoding={one: "DELTA_BINARY_PACKED" for one in _DELTA_ENCODED_COLUMNS if one in present},
-            write_statistics=[one for one in _STATISTICS_COLUMNS if one in present],
+            use_dictionary=[name for name in _DICTIONARY_COLUMNS if name in present],
+            column_encoding={name: "DELTA_BINARY_PACKED" for name in _DELTA_ENCODED_COLUMNS if name in present},
+            write_statistics=[name for name in _STATISTICS_COLUMNS if name in present],
             store_schema=False,
             metadata_collector=footer,
         )
         return _OpenFile(name, writer, footer)
 
 
-class GatheringWriter:
-    """Gathers small tables up to a row group, then writes them as they came."""
+class BufferedWriter:
+    """Collects small tables up to a row group, then writes them as they came."""
 
     def __init__(self, folder: ParquetFolder) -> None:
         self._files = FileWriter(folder)
-        self._waiting: list[pa.Table] = []
-        self._waiting_bytes = 0
+        self._buffer: list[pa.Table] = []
+        self._buffered_bytes = 0
 
     def write(self, table: pa.Table) -> None:
         if table.num_rows == 0:
             return
-        self._waiting.append(table)
-        self._waiting_bytes += table.nbytes
-        if self._waiting_bytes >= ROW_GROUP_BYTES:
+        self._buffer.append(table)
+        self._buffered_bytes += table.nbytes
+        if self._buffered_bytes >= ROW_GROUP_BYTES:
             self._flush()
-        elif len(self._waiting) >= _WAITING_TABLES:
-            self._waiting = [pa.concat_tables(self._waiting).combine_chunks()]
+        elif len(self._buffer) >= _MAX_BUFFERED_TABLES:
+            self._buffer = [pa.concat_tables(self._buffer).combine_chunks()]
 
     def finish(self) -> list[DataFile]:
         self._flush()
         return self._files.finish()
 
     def _flush(self) -> None:
-        if self._waiting:
-            self._files.write(pa.concat_tables(self._waiting))
-        self._waiting, self._waiting_bytes = [], 0
+        if self._buffer:
+            self._files.write(pa.concat_tables(self._buffer))
+        self._buffer, self._buffered_bytes = [], 0
 
 
 class OrderedWriter:
-    """Takes batches of one topic partition's messages in any order, leaves files whose rows are in
-    order.
+    """Takes batches of one topic partition's messages in any order, and writes files whose rows are
+    in order.
 
     Args:
-        reached_us: effective time that the table had reached before; what is earlier is marked
-            ``late``.
+        reached_us: the greatest effective time in the table; earlier rows are marked ``late``.
     """
 
     def __init__(self, folder: ParquetFolder, reached_us: int | None) -> None:
         self._folder = folder
         self._reached_us = reached_us
-        self._waiting: list[pa.RecordBatch] = []
-        self._waiting_bytes = 0
+        self._buffer: list[pa.RecordBatch] = []
+        self._buffered_bytes = 0
         self._runs = [FileWriter(folder)]
         self._last: Key | None = None
         self._stepped_back = False
@@ -215,7 +215,7 @@ class OrderedWriter:
         self.max_effective_us: int | None = None
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take a batch whose own positions rise; batches may come in any order."""
+        """Add a batch, in which positions must rise; batches may come in any order."""
         if batch.num_rows == 0:
             return
         first, last = (_key(batch, row)[1:3] for row in (0, batch.num_rows - 1))
@@ -224,18 +224,19 @@ class OrderedWriter:
         alone = _is_row_group(batch)
         if alone:
             self.roll_file()
-            # Its pieces are free by now, and to be written takes as much as they did.
+            # The chunks of the value are free by now, and writing it takes as much memory as they
+            # did.
             give_back()
-        self._waiting.append(batch)
-        self._waiting_bytes += batch.nbytes
-        if self._waiting_bytes >= ROW_GROUP_BYTES:
+        self._buffer.append(batch)
+        self._buffered_bytes += batch.nbytes
+        if self._buffered_bytes >= ROW_GROUP_BYTES:
             self._flush()
         if alone:
             self.roll_file()
             give_back()
 
     def roll_file(self) -> None:
-        """End the open file: a row that is written elsewhere will stand here."""
+        """Close the open file: a row from another file will come between."""
         self._flush()
         self._runs[-1].roll_file()
 
@@ -248,10 +249,10 @@ class OrderedWriter:
         return merged
 
     def _flush(self) -> None:
-        if not self._waiting:
+        if not self._buffer:
             return
-        table = pa.Table.from_batches(self._waiting, schema=self._folder.schema)
-        self._waiting, self._waiting_bytes = [], 0
+        table = pa.Table.from_batches(self._buffer, schema=self._folder.schema)
+        self._buffer, self._buffered_bytes = [], 0
         times = effective_times(table)
         if self._stepped_back or (times[1:] < times[:-1]).any():
             order = np.lexsort(sort_keys(table)[::-1])
@@ -267,13 +268,13 @@ class OrderedWriter:
 
 
 def _is_row_group(rows: pa.Table | pa.RecordBatch) -> bool:
-    """A single row so large that it is a row group, and gets a file of its own."""
+    """Return whether this is a single row as large as a row group, which gets a file of its own."""
     return bool(rows.num_rows == 1 and rows.nbytes >= ROW_GROUP_BYTES)
 
 
 def _shrinks(row: pa.Table) -> bool:
-    """Return whether a sample of the value becomes smaller by compression. Compressing a value that
-    does not wastes time, and memory for its copy.
+    """Return whether a sample of the value compresses by at least 5 %. If not, compression wastes
+    time, and memory for a copy.
     """
     column = row.column(row.schema.get_field_index("value" if "value" in row.schema.names else "entry"))
     value = column.chunk(0)[0].as_buffer()
@@ -283,11 +284,13 @@ def _shrinks(row: pa.Table) -> bool:
 
 
 def merge_overlapping(folder: ParquetFolder, files: list[DataFile]) -> tuple[list[DataFile], list[str]]:
-    """Files of one topic partition, each in order, so that they follow each other: those that
-    overlap are written anew.
+    """Merge the files of one topic partition that overlap, so that all files follow each other.
+
+    Args:
+        files: the files, each with its rows in order.
 
     Returns:
-        The files in order, and the names of those that were replaced, which are still there.
+        The files in order, and the names of those that were replaced, which still exist.
     """
     result: list[DataFile] = []
     replaced: list[str] = []
@@ -304,7 +307,7 @@ def merge_overlapping(folder: ParquetFolder, files: list[DataFile]) -> tuple[lis
 
 
 def _overlapping(files: list[DataFile]) -> Iterator[list[DataFile]]:
-    """Neighbours grouped as far as they overlap."""
+    """Yield groups of neighbours that overlap."""
     group: list[DataFile] = []
     reached: Key | None = None
     for file in files:
@@ -326,7 +329,7 @@ def _row_groups(folder: ParquetFolder, name: str) -> Iterator[pa.Table]:
 
 
 def effective_times(table: pa.Table | pa.RecordBatch) -> Times:
-    """Microseconds by which rows are ordered, 0 if there is no time; see the module."""
+    """Return the effective time of each row in microseconds, 0 if there is none; see the module."""
     stored = pc.coalesce(table["broker_timestamp"], table["publish_time"])
     times: Times = pc.fill_null(stored.cast(pa.int64()), 0).to_numpy()
     if table["delivered_at"].null_count == table.num_rows:
@@ -337,24 +340,24 @@ def effective_times(table: pa.Table | pa.RecordBatch) -> Times:
 
 
 def sort_keys(table: pa.Table | pa.RecordBatch) -> tuple[Times, ...]:
-    """The whole key, most significant first."""
+    """Return the columns of the key, most significant first."""
     return (effective_times(table), *(table[name].to_numpy() for name in ("ledger_id", "entry_id", "batch_index")))
 
 
 def _key(table: pa.Table | pa.RecordBatch, row: int) -> Key:
-    """The whole key of one row."""
+    """Return the key of one row."""
     effective_us, ledger_id, entry_id, batch_index = (int(column[0]) for column in sort_keys(table.slice(row, 1)))
     return effective_us, ledger_id, entry_id, batch_index
 
 
 def merge_sorted(runs: list[Iterator[pa.Table]]) -> Iterator[pa.Table]:
-    """Merge sorted runs; one table of each is held at a time."""
+    """Merge sorted runs; one table of each is in memory at a time."""
     return sorted_runs.merge_sorted(runs, sort_keys, pa.Table.slice, _joined)
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:
-    whole = pa.concat_tables(tables)
-    return whole.take(pa.array(np.lexsort(sort_keys(whole)[::-1])))
+    joined = pa.concat_tables(tables)
+    return joined.take(pa.array(np.lexsort(sort_keys(joined)[::-1])))
 
 
 def _mark_late(table: pa.Table, late: NDArray[np.bool_]) -> pa.Table:
@@ -362,8 +365,8 @@ def _mark_late(table: pa.Table, late: NDArray[np.bool_]) -> pa.Table:
 
 
 def _stats(footer: Any) -> str:
-    """Delta's statistics of a file, from its Parquet footer; no ends of a column with a time that
-    Python cannot hold.
+    """Return Delta's statistics of a file, from its Parquet footer; without the bounds of a column
+    with a time that Python cannot represent.
     """
     unbounded: set[str] = set()
     lowest: dict[str, Any] = {}
@@ -387,8 +390,8 @@ def _stats(footer: Any) -> str:
     for name in unbounded:
         lowest.pop(name, None)
         highest.pop(name, None)
-    found = {"numRecords": footer.num_rows, "minValues": lowest, "maxValues": highest, "nullCount": nulls}
-    return json.dumps(found, default=_stat_text)
+    stats = {"numRecords": footer.num_rows, "minValues": lowest, "maxValues": highest, "nullCount": nulls}
+    return json.dumps(stats, default=_stat_text)
 
 
 def _stat_text(value: object) -> str:

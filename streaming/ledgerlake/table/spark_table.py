@@ -1,14 +1,15 @@
-"""A Delta table with features that plain appended files would violate, so delta-spark's own writer
-writes it.
+"""A Delta table with features that plain appended files would violate, so it is written by
+delta-spark.
 
-Tasks put their files into a staging folder in the checkpoint instead of the table's. The driver
-has Spark read those of a micro-batch, sorted anew, and append them with the batch's number, by
-which Delta skips a batch that it has. So delta-spark enforces constraints, generated columns, the
-change data feed and column mapping, at the cost of one extra pass over every row.
+Tasks write their files into a staging folder in the checkpoint instead of the table's folder. In
+the driver, Spark reads the files of a micro-batch, sorts their rows, and appends them with the
+batch's number, by which Delta skips a batch that it has. So delta-spark enforces constraints,
+generated columns, the change data feed and column mapping, at the cost of one extra pass over every
+row.
 
-delta-spark's commits carry one number for each query only. So what else the pipeline must know (see
-``delta_table``) is kept in the metadata of the commits and looked up in the table's history, and
-how far each topic partition's time has come is looked up in its rows when a query starts.
+delta-spark's commits carry only one number for each query. So the other numbers (see
+``delta_table``) are stored in the metadata of the commits and read from the table's history. The
+greatest time of each topic partition is computed from the rows when a query starts.
 """
 
 from __future__ import annotations
@@ -43,33 +44,31 @@ _log = logging.getLogger(__name__)
 
 
 class SparkTable(Table):
-    """The table at ``path``; its tasks' files go to ``staging``."""
+    """The table at ``path``; tasks write their files to ``staging``."""
 
     def __init__(self, path: Place, schema: pa.Schema, staging: Place) -> None:
         super().__init__(path, schema)
         self.folder = staging
 
     def check(self, spark: SparkSession) -> bool:
-        """As ``Table.check``, but there may be columns beside the contract's, as long as Spark can
-        fill them.
-        """
+        """Check as ``Table.check``, but allow extra columns, as long as Spark can fill them."""
         self._spark = spark
         return super().check(spark)
 
     def _compare(self, existing: DeltaTable) -> None:
-        self._check_memory(existing)
-        missing, _, others = column_differences(self.schema, existing)
-        if missing or others:
+        self._check_keeps_transactions(existing)
+        missing, _, changed = column_differences(self.schema, existing)
+        if missing or changed:
             raise TableError(
-                f"the table at {self.path} has another schema ({'; '.join(missing + others)}); use another path"
+                f"the table at {self.path} has another schema ({'; '.join(missing + changed)}); use another path"
             )
 
-    def begin(self, followed: int | None) -> None:
-        """Remove what an earlier run left in the staging folder: a micro-batch that is run again
-        writes its files anew.
+    def begin(self, previous_writer: int | None) -> None:
+        """Remove the files of earlier runs from the staging folder: a micro-batch that is run again
+        writes new files.
 
         Raises:
-            SetupError: the staging folder cannot be made.
+            SetupError: the staging folder cannot be created.
         """
         try:
             self.folder.make()
@@ -78,41 +77,41 @@ class SparkTable(Table):
             raise SetupError(
                 f"the folder {self.folder} cannot be made ({error.strerror or error}); choose another checkpoint"
             ) from None
-        super().begin(followed)
+        super().begin(previous_writer)
 
     def effective_times_us(self, topic_partitions: list[str]) -> dict[str, int]:
         rows = self._spark.read.format("delta").load(self.path.hadoop_uri)
-        found = rows.groupBy("topic", "partition").agg(f.max(f.unix_micros(_effective_time())).alias("time_us"))
-        times_us = {join_partition(row.topic, row.partition): int(row.time_us) for row in found.collect()}
+        latest = rows.groupBy("topic", "partition").agg(f.max(f.unix_micros(_effective_time())).alias("time_us"))
+        times_us = {join_partition(row.topic, row.partition): int(row.time_us) for row in latest.collect()}
         return {name: times_us[name] for name in topic_partitions if name in times_us}
 
     def recorded(self, query: str) -> Recorded | None:
         batch_id = self._number(self._current(), query)
         if batch_id is None:
             return None
-        for known in self._known_batches():
-            if known["query"] == query and known["batch"] == batch_id:
-                return Recorded(batch_id, known["range_digest"])
+        for batch in self._recent_batches():
+            if batch["query"] == query and batch["batch"] == batch_id:
+                return Recorded(batch_id, batch["range_digest"])
         return Recorded(batch_id, None)
 
     def last_batch_of(self, stream: str) -> int | None:
-        return next((known["batch"] for known in self._known_batches() if known["stream"] == stream), None)
+        return next((batch["batch"] for batch in self._recent_batches() if batch["stream"] == stream), None)
 
     def _recorded_writer(self, stream: str) -> int | None:
-        known = (one for one in self._known_batches() if one["stream"] == stream)
-        return next((number_of(one["query"]) for one in known), None)
+        queries = (batch["query"] for batch in self._recent_batches() if batch["stream"] == stream)
+        return next((number_of(query) for query in queries), None)
 
     def begin_stream(self, stream: str) -> None:
-        """Record nothing: a commit of delta-spark carries the number of a micro-batch, and there is
+        """Record nothing: a commit of delta-spark needs the number of a micro-batch, and there is
         none yet.
         """
 
     def outbox_messages(self, outbox: str) -> int | None:
-        found = (known["outbox"].get(outbox) for known in self._known_batches() if "outbox" in known)
-        return next((messages for messages in found if messages is not None), None)
+        counts = (batch["outbox"].get(outbox) for batch in self._recent_batches() if "outbox" in batch)
+        return next((count for count in counts if count is not None), None)
 
     def keys_of(self, batch: BatchRecord, version: int) -> Counter[RowKey]:
-        # Spark knows the columns by their names in the table, and which rows of a file count.
+        # Spark applies the column mapping and the deletion vectors of the table.
         try:
             now, before = (self._at(number) for number in (version, version - 1))
             names = {_base_name(file) for file in now.inputFiles()} - {_base_name(file) for file in before.inputFiles()}
@@ -127,7 +126,7 @@ class SparkTable(Table):
     def commit(
         self, batch: BatchRecord, files: list[DataFile], times_us: dict[str, int], outbox: dict[str, int] | None = None
     ) -> None:
-        known = json.loads(batch.to_json()) | ({"outbox": outbox} if outbox else {})
+        metadata = json.loads(batch.to_json()) | ({"outbox": outbox} if outbox else {})
         try:
             rows = (
                 self._spark.read.parquet(*((self.folder / file.name).hadoop_uri for file in files))
@@ -137,7 +136,7 @@ class SparkTable(Table):
             sorted_rows = rows.repartition("topic", "partition").sortWithinPartitions(*self._sort_keys())
             writer = sorted_rows.write.format("delta").mode("append").option("optimizeWrite", "false")
             writer = writer.option("txnAppId", batch.query).option("txnVersion", batch.batch_id)
-            writer.option("userMetadata", json.dumps(known)).save(self.path.hadoop_uri)
+            writer.option("userMetadata", json.dumps(metadata)).save(self.path.hadoop_uri)
         except (PySparkException, Py4JJavaError) as error:
             raise TableError(
                 f"batch {batch.batch_id} could not be committed to {self.path}: {root_cause(error)}"
@@ -145,9 +144,9 @@ class SparkTable(Table):
         self.remove_files([file.name for file in files])
 
     def _sort_keys(self) -> list[Column]:
-        place = [f.col(name) for name in ("ledger_id", "entry_id", "batch_index") if name in self.schema.names]
+        position = [f.col(name) for name in ("ledger_id", "entry_id", "batch_index") if name in self.schema.names]
         times = [_effective_time()] if "publish_time" in self.schema.names else []
-        return [f.col("topic"), f.col("partition"), *times, *place]
+        return [f.col("topic"), f.col("partition"), *times, *position]
 
 
 def _base_name(file: str) -> str:
@@ -155,19 +154,17 @@ def _base_name(file: str) -> str:
 
 
 def _effective_time() -> Column:
-    """Return the column of the time at which a message came, or was due if it was delayed; 1970 for
-    one without a time. See ``table.ordered_files``.
-    """
-    came = f.coalesce(f.col("broker_timestamp"), f.col("publish_time"), f.timestamp_seconds(f.lit(0)))
-    return f.when(f.col("delivered_at").isNull(), came).otherwise(f.greatest(came, f.col("deliver_at")))
+    """Return the column of the effective time; 1970 if there is none. See ``table.ordered_files``."""
+    stored = f.coalesce(f.col("broker_timestamp"), f.col("publish_time"), f.timestamp_seconds(f.lit(0)))
+    return f.when(f.col("delivered_at").isNull(), stored).otherwise(f.greatest(stored, f.col("deliver_at")))
 
 
 def open_table(path: Place, schema: pa.Schema, writer: str, staging: Place) -> Table:
-    """The table by the writer that it needs: ``arrow`` appends files, ``spark`` is delta-spark's,
-    ``auto`` decides.
+    """Return a table with its writer: ``arrow`` appends files, ``spark`` is delta-spark's, ``auto``
+    chooses the one that the table needs.
 
     Raises:
-        TableError: the table is there and cannot be opened.
+        TableError: the table exists and cannot be opened.
     """
     if writer == "arrow":
         return Table(path, schema)
@@ -176,9 +173,9 @@ def open_table(path: Place, schema: pa.Schema, writer: str, staging: Place) -> T
     existing = existing_table(path)
     if existing is None:
         return Table(path, schema)
-    missing, extra, others = column_differences(schema, existing)
-    special = special_features(existing) + [one.replace("it has", "a column", 1) for one in extra]
-    if not special or missing or others:
+    missing, extra, changed = column_differences(schema, existing)
+    special = special_features(existing) + [phrase.replace("it has", "a column", 1) for phrase in extra]
+    if not special or missing or changed:
         return Table(path, schema)
     _log.warning("the table at %s has %s: it is written by delta-spark, which is slower", path, ", ".join(special))
     return SparkTable(path, schema, staging)

@@ -1,15 +1,15 @@
-"""Removing what killed tasks left in the tables' folders, and what OPTIMIZE or DELETE put out of
-use.
+"""Removes files of killed tasks from the tables' folders, and files that OPTIMIZE or DELETE made
+unused.
 
-``deltalake`` says which files the table does not use and are older than the retention, so that no
-file of a micro-batch in work is among them. Of these only data files go that lie directly in the
-table's folder, where tasks put them, by their names:
+``deltalake`` lists the files that the table does not use and that are older than the retention, so
+that no file of a running micro-batch is among them. Of these, only data files directly in the
+table's folder are removed, by their names:
 
     part-<micro-batch>-<partition>-<number>-<uuid>.<codec>.parquet    of our tasks (see ``operators.partition_writer`` and ``table.ordered_files``)
     part-<number>-<uuid>[-.]c<number>.<codec>.parquet                 of Delta's own writers
 
-Whatever else is in the folder or below it is not ours to judge: another table, a checkpoint, files
-of a user.
+All other files in the folder or below it are left alone: another table, a checkpoint, files of a
+user.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ledgerlake.options.config import Config
     from ledgerlake.stored.places import Place
 
-# As Delta's own default; a reader of an older version still needs files that are out of use now.
+# Delta's own default. A reader of an older version still needs files that are unused now.
 DEFAULT_RETENTION_HOURS = 168
 
 _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
@@ -39,18 +39,18 @@ _DATA_FILE = re.compile(
 
 @dataclass(frozen=True)
 class Vacuumed:
-    """Files of one table that were removed, or would be."""
+    """The files of one table that were removed, or would be."""
 
     table: str
     files: list[str]
 
 
 def vacuum(config: Config, retention_hours: int = DEFAULT_RETENTION_HOURS, *, dry_run: bool = False) -> list[Vacuumed]:
-    """Remove what neither table uses and what is older than so many hours; with ``dry_run`` only
-    say what.
+    """Remove files that neither table uses and that are older than the retention; with ``dry_run``
+    only list them.
 
     Raises:
-        UsageError: less than an hour, in which a micro-batch could be in work.
+        UsageError: the retention is less than an hour, the time of a running micro-batch.
         TableError: a table cannot be opened or its files not removed.
     """
     if retention_hours < 1:

@@ -31,7 +31,7 @@ def compat_columns(columns: pa.Schema) -> pa.Schema:
     """The connectors' columns for messages with these; fields of a record stand for themselves."""
     value = columns.field("value")
     fields = list(value.type) if pa.types.is_struct(value.type) else [value]
-    return pa.schema([*(pa.field(one.name, one.type) for one in fields), *_METADATA])
+    return pa.schema([*(pa.field(field.name, field.type) for field in fields), *_METADATA])
 
 
 def as_compat(messages: pa.RecordBatch) -> pa.RecordBatch:

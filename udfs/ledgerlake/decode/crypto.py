@@ -120,20 +120,20 @@ class _Opener:
         )
 
     def _data_key(self, wrapped: pb.EncryptionKeys) -> AESGCM | None:
-        known = self._data_keys.get(wrapped.value)
-        if known is None:
-            known = self._unwrap(wrapped)
-            if known is None:
+        data_key = self._data_keys.get(wrapped.value)
+        if data_key is None:
+            data_key = self._unwrap(wrapped)
+            if data_key is None:
                 return None
-            self._data_keys[wrapped.value] = known
+            self._data_keys[wrapped.value] = data_key
             if len(self._data_keys) > _DATA_KEYS_MOST:
                 self._data_keys.popitem(last=False)
-        return known
+        return data_key
 
     def _unwrap(self, wrapped: pb.EncryptionKeys) -> AESGCM | None:
-        """The data key, or None if we have no private key that opens it."""
+        """Return the data key; None if there is no private key that opens it."""
         assert self._read_key is not None
-        pem = self._read_key(str(wrapped.key), {one.key: one.value for one in wrapped.metadata})
+        pem = self._read_key(str(wrapped.key), {entry.key: entry.value for entry in wrapped.metadata})
         if pem is None:
             return None
         try:

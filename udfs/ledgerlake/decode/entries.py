@@ -51,7 +51,7 @@ def _broker_columns(broker: pb.BrokerEntryMetadata) -> dict[str, Any]:
 
 def _metadata_columns(metadata: pb.MessageMetadata) -> dict[str, Any]:
     codecs = pb.CompressionType.items()
-    properties = [(_text(one.key), _text(one.value)) for one in metadata.properties]
+    properties = [(_text(entry.key), _text(entry.value)) for entry in metadata.properties]
     numbers: dict[str, int | None] = {}
     for name in ("sequence_id", "publish_time", "event_time", "deliver_at_time"):
         number, kept = read_number(metadata, name)
@@ -73,7 +73,7 @@ def _metadata_columns(metadata: pb.MessageMetadata) -> dict[str, Any]:
         "chunk_id": _present(metadata, "chunk_id"),
         "chunk_count": _present(metadata, "num_chunks_from_msg"),
         "chunk_total_bytes": _present(metadata, "total_chunk_msg_size"),
-        "encryption_keys": [_text(one.key) for one in metadata.encryption_keys],
+        "encryption_keys": [_text(key.key) for key in metadata.encryption_keys],
     }
 
 

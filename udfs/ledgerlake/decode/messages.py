@@ -163,10 +163,10 @@ def rejects_as_view(rejects: pa.RecordBatch) -> pa.RecordBatch:
     ``reject_reason``.
     """
     count = rejects.num_rows
-    given = {name: rejects[name] for name in ("topic", "partition", "message_id", "ledger_id", "entry_id")}
-    given |= {"broker_timestamp": rejects["broker_timestamp"], "broker_index": rejects["broker_index"]}
-    given |= {"reject_reason": rejects["reason"], "value": rejects["entry"]}
-    columns = [given.get(field.name, pa.nulls(count, field.type)) for field in schema.VIEW]
+    arrays = {name: rejects[name] for name in ("topic", "partition", "message_id", "ledger_id", "entry_id")}
+    arrays |= {"broker_timestamp": rejects["broker_timestamp"], "broker_index": rejects["broker_index"]}
+    arrays |= {"reject_reason": rejects["reason"], "value": rejects["entry"]}
+    columns = [arrays.get(field.name, pa.nulls(count, field.type)) for field in schema.VIEW]
     return pa.RecordBatch.from_arrays(columns, schema=schema.VIEW)
 
 
@@ -202,8 +202,8 @@ def _decode(
     status[(status == k.OK) & (too_large | copied)] = k.ODD
     for start, stop in _slices(entries, status):
         part = _expand(_Slice(buffer, entries[start:stop], status[start:stop], stored), rules.max_bytes)
-        wanted = first_entry if start == 0 else WHOLE_BATCH
-        yield from _decode_slice(part, source, wanted, rules)
+        batch_range = first_entry if start == 0 else WHOLE_BATCH
+        yield from _decode_slice(part, source, batch_range, rules)
 
 
 def _open_encrypted(
@@ -225,7 +225,7 @@ def _open_encrypted(
     stored = {_place(entries[row]): buffer.data[slice(*_span(entries[row]))] for row in opened}
     spans = entries[:, [k.E_START, k.E_END]].tolist()
     pieces = [opened.get(row) or buffer.data[start:end] for row, (start, end) in enumerate(spans)]
-    entries[:, k.E_END] = np.cumsum([len(one) for one in pieces])
+    entries[:, k.E_END] = np.cumsum([len(piece) for piece in pieces])
     entries[:, k.E_START] = np.concatenate([[0], entries[:-1, k.E_END]])
     status[list(opened)] = k.OK
     together = np.frombuffer(b"".join(pieces), dtype=np.uint8)
@@ -259,8 +259,8 @@ def _verify_checksums(buffer: Bytes, entries: Matrix, status: NDArray[np.int8]) 
     view, checksum = buffer.data, crc32c.crc32c
     rows = np.flatnonzero((status == k.OK) & (entries[:, k.E_CRC] != k.NONE))
     starts, ends = entries[rows, k.E_BODY].tolist(), entries[rows, k.E_END].tolist()
-    found = [checksum(view[start:end]) for start, end in zip(starts, ends, strict=True)]
-    status[rows[entries[rows, k.E_CRC] != np.array(found, dtype=np.int64)]] = k.ODD
+    checksums = [checksum(view[start:end]) for start, end in zip(starts, ends, strict=True)]
+    status[rows[entries[rows, k.E_CRC] != np.array(checksums, dtype=np.int64)]] = k.ODD
 
 
 def _slices(entries: Matrix, status: NDArray[np.int8]) -> Iterator[tuple[int, int]]:
@@ -446,12 +446,12 @@ def _keep_part(messages: pa.RecordBatch, first_entry: Matrix, part: BatchRange) 
     return messages.filter(pa.array(~(of_first & left_out)))
 
 
-_NO_REJECTS = pa.RecordBatch.from_arrays([pa.nulls(0, one.type) for one in schema.REJECTS], schema=schema.REJECTS)
+_NO_REJECTS = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema.REJECTS], schema=schema.REJECTS)
 
 
 def _to_batch(rows: list[Row], source: TopicPartition, target: pa.Schema) -> pa.RecordBatch:
-    whole = [{"topic": source.topic, "partition": source.partition, "late": False, **row} for row in rows]
-    return pa.RecordBatch.from_pylist(whole, schema=target)
+    complete_rows = [{"topic": source.topic, "partition": source.partition, "late": False, **row} for row in rows]
+    return pa.RecordBatch.from_pylist(complete_rows, schema=target)
 
 
 def _columns(part: _Slice, fields: Matrix, source: TopicPartition) -> pa.RecordBatch:
@@ -508,12 +508,12 @@ def _absent(fields: Matrix, start_field: int, size_field: int) -> Matrix:
 
 
 def _per_entry(part: _Slice, start_column: int, size_column: int, kind: pa.DataType, entry: Matrix) -> pa.Array:
-    """A field of each message's entry. An odd entry may hold half-read positions; no message row
-    points at it.
+    """Return a field of each message's entry. An odd entry may have half-read positions, but no
+    message belongs to it.
     """
     sizes = np.where(part.status == k.OK, part.entries[:, size_column], k.NONE)
-    found = _spans(part.buffer, part.entries[:, start_column], sizes, kind)
-    return pa.nulls(len(entry), kind) if found.null_count == len(found) else found.take(pa.array(entry))
+    values = _spans(part.buffer, part.entries[:, start_column], sizes, kind)
+    return pa.nulls(len(entry), kind) if values.null_count == len(values) else values.take(pa.array(entry))
 
 
 def _keys(buffer: Bytes, fields: Matrix) -> tuple[pa.Array, pa.Array]:
@@ -523,7 +523,7 @@ def _keys(buffer: Bytes, fields: Matrix) -> tuple[pa.Array, pa.Array]:
         return _spans(buffer, fields[k.M_KEY], sizes, pa.string()), pa.nulls(fields.shape[1], pa.binary())
     text = _spans(buffer, fields[k.M_KEY], np.where(encoded, k.NONE, sizes), pa.string())
     packed = _spans(buffer, fields[k.M_KEY], np.where(encoded, sizes, k.NONE), pa.string())
-    plain = [None if one is None else decode_base64_key(one) for one in packed.to_pylist()]
+    plain = [None if key is None else decode_base64_key(key) for key in packed.to_pylist()]
     return text, pa.array(plain, pa.binary())
 
 
@@ -532,11 +532,11 @@ def _spans(buffer: Bytes, starts: Matrix, sizes: Matrix, kind: pa.DataType) -> p
     present = sizes != k.NONE
     if not present.any():
         return pa.nulls(len(sizes), kind)
-    held = np.where(present, sizes, 0)
+    lengths = np.where(present, sizes, 0)
     offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
-    np.cumsum(held, out=offsets[1:])
+    np.cumsum(lengths, out=offsets[1:])
     data = np.empty(int(offsets[-1]), dtype=np.uint8)
-    k.gather(buffer, starts, held, offsets, data)
+    k.gather(buffer, starts, lengths, offsets, data)
     buffers = [_validity(present), pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
     return pa.Array.from_buffers(kind, len(sizes), buffers)
 
@@ -578,7 +578,7 @@ def _message_ids(ledgers: Matrix, entries: Matrix, batch_indexes: Matrix) -> pa.
 
 
 def _properties(buffer: Bytes, fields: Matrix, times_ms: dict[str, Matrix]) -> pa.Array:
-    """Each message's own, and behind them the times that are out of range, as properties."""
+    """Return each message's properties, followed by its times that are out of range."""
     counts = fields[k.M_PROPERTIES]
     spans = np.empty((int(counts.sum()), 4), dtype=np.int64)
     k.walk_properties(buffer, np.ascontiguousarray(fields), spans)
@@ -587,8 +587,8 @@ def _properties(buffer: Bytes, fields: Matrix, times_ms: dict[str, Matrix]) -> p
     for column, numbers in times_ms.items():
         if _passes_range(numbers):
             rows = np.flatnonzero(numbers > MAX_TIME_MS)
-            own = np.repeat(np.arange(len(counts)), counts)
-            order = pa.array(np.argsort(np.concatenate([own, rows]), kind="stable"))
+            owners = np.repeat(np.arange(len(counts)), counts)
+            order = pa.array(np.argsort(np.concatenate([owners, rows]), kind="stable"))
             more = pa.repeat(pa.scalar(property_of(column), pa.string()), len(rows))
             keys = pa.concat_arrays([keys, more]).take(order)
             values = pa.concat_arrays([values, pa.array(numbers[rows]).cast(pa.string())]).take(order)

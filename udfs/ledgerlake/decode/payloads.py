@@ -74,8 +74,8 @@ def process_entry(
         # Decoding rejects it, and says why.
         return None
     try:
-        found = processor(EntryPayload(ledger_id, entry_id, metadata.SerializeToString(), bytes(plain)))
-        slots = None if found is None else [_slot(one) for one in found]
+        messages = processor(EntryPayload(ledger_id, entry_id, metadata.SerializeToString(), bytes(plain)))
+        slots = None if messages is None else [_slot(message) for message in messages]
     except Exception as error:
         raise CorruptEntryError(f"{type(error).__name__}: {error}", reason=PAYLOAD_PROCESSOR) from error
     if not slots:

@@ -47,7 +47,7 @@ def _strings(payloads: pa.BinaryArray) -> DecodedValues:
     try:
         return DecodedValues(payloads.cast(pa.string()))
     except pa.ArrowInvalid:
-        rows, bad = decode_rows(payloads, lambda one: one.decode())
+        rows, bad = decode_rows(payloads, lambda payload: payload.decode())
         return DecodedValues(pa.array(rows, pa.string()), bad)
 
 
@@ -110,8 +110,8 @@ def _refuse(wrong: NDArray[np.bool_], why: str, present: NDArray[np.bool_], bad:
 
 
 def _fixed(payloads: pa.BinaryArray, dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[np.bool_], dict[int, str]]:
-    """Values of one size: as numbers, which of them there are, and what is wrong with those of
-    another size.
+    """Return values of one size as numbers, a mask of those that are not null, and the errors of
+    those of another size.
     """
     count, width = len(payloads), dtype.itemsize
     present = np.ones(count, dtype=bool) if payloads.null_count == 0 else payloads.is_valid().to_numpy(False)
@@ -120,9 +120,9 @@ def _fixed(payloads: pa.BinaryArray, dtype: np.dtype[Any]) -> tuple[NDArray[Any]
     bad: dict[int, str] = {}
     _refuse(wrong, f"a value of this kind has {width} bytes", present, bad)
     data = np.frombuffer(payloads.buffers()[2] or b"", dtype=np.uint8)
-    found = np.zeros((count, width), dtype=np.uint8)
-    found[present] = data[offsets[:-1][present][:, None] + np.arange(width)]
-    return found.reshape(-1).view(dtype), present, bad
+    values = np.zeros((count, width), dtype=np.uint8)
+    values[present] = data[offsets[:-1][present][:, None] + np.arange(width)]
+    return values.reshape(-1).view(dtype), present, bad
 
 
 DECODERS: dict[int, Callable[[pa.BinaryArray], DecodedValues]] = {

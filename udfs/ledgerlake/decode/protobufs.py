@@ -2,7 +2,7 @@
 
 The definition is JSON: ``fileDescriptorSet`` in base64, and ``rootMessageTypeName``. Messages
 become structs, repeated fields arrays, maps maps with keys as text, enums the names of their values
-(of an unknown one its number), ``uint32`` a ``long`` and ``uint64`` a ``decimal(20, 0)``. A field
+(of an unknown field its number), ``uint32`` a ``long`` and ``uint64`` a ``decimal(20, 0)``. A field
 that can tell that it is absent is null then; others have their default, as Protobuf says. A message
 that holds itself has no column.
 """
@@ -74,24 +74,24 @@ def _root(schema: ValueSchema) -> Descriptor:
         definition = json.loads(schema.definition)
         files = descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(definition["fileDescriptorSet"]))
         pool = descriptor_pool.DescriptorPool()
-        _add_all(pool, {one.name: one for one in files.file})
+        _add_all(pool, {file.name: file for file in files.file})
         return pool.FindMessageTypeByName(definition["rootMessageTypeName"])
     except Exception as error:  # Protobuf's own errors have no common parent
         raise SetupError(f"a schema's Protobuf descriptor is damaged: {error!r}") from None
 
 
-def _add_all(pool: descriptor_pool.DescriptorPool, waiting: dict[str, descriptor_pb2.FileDescriptorProto]) -> None:
-    """Add files behind those that they import."""
+def _add_all(pool: descriptor_pool.DescriptorPool, files: dict[str, descriptor_pb2.FileDescriptorProto]) -> None:
+    """Add files, each after those that it imports."""
 
     def add(name: str) -> None:
-        one = waiting.pop(name, None)
-        if one is None:
+        file = files.pop(name, None)
+        if file is None:
             return
-        for imported in one.dependency:
+        for imported in file.dependency:
             add(imported)
-        pool.Add(one)
+        pool.Add(file)
 
-    for name in list(waiting):
+    for name in list(files):
         add(name)
 
 
@@ -100,48 +100,50 @@ def _struct(descriptor: Descriptor, inside: tuple[str, ...], columns: Iterator[i
         raise SetupError(
             f"the message {descriptor.full_name} of a schema holds itself, which no column can; read it with schema = bytes"
         )
-    return pa.struct([(one.name, _type(one, (*inside, descriptor.full_name), columns)) for one in descriptor.fields])
+    return pa.struct(
+        [(field.name, _type(field, (*inside, descriptor.full_name), columns)) for field in descriptor.fields]
+    )
 
 
-def _type(one: Any, inside: tuple[str, ...], columns: Iterator[int]) -> pa.DataType:
+def _type(field: Any, inside: tuple[str, ...], columns: Iterator[int]) -> pa.DataType:
     if next(columns) > COLUMNS_MOST:
         raise too_wide()
-    if _is_map(one):
-        return pa.map_(pa.string(), _type(one.message_type.fields_by_name["value"], inside, columns))
-    single = _single(one, inside, columns)
-    return pa.list_(single) if one.is_repeated else single
+    if _is_map(field):
+        return pa.map_(pa.string(), _type(field.message_type.fields_by_name["value"], inside, columns))
+    single = _single(field, inside, columns)
+    return pa.list_(single) if field.is_repeated else single
 
 
-def _single(one: Any, inside: tuple[str, ...], columns: Iterator[int]) -> pa.DataType:
-    if one.cpp_type == _CPP.CPPTYPE_MESSAGE:
-        return _struct(one.message_type, inside, columns)
-    if one.cpp_type == _CPP.CPPTYPE_STRING:
-        return pa.binary() if one.type == _CPP.TYPE_BYTES else pa.string()
-    return _TYPES[one.cpp_type]
+def _single(field: Any, inside: tuple[str, ...], columns: Iterator[int]) -> pa.DataType:
+    if field.cpp_type == _CPP.CPPTYPE_MESSAGE:
+        return _struct(field.message_type, inside, columns)
+    if field.cpp_type == _CPP.CPPTYPE_STRING:
+        return pa.binary() if field.type == _CPP.TYPE_BYTES else pa.string()
+    return _TYPES[field.cpp_type]
 
 
-def _is_map(one: Any) -> bool:
-    return one.message_type is not None and bool(one.message_type.GetOptions().map_entry)
+def _is_map(field: Any) -> bool:
+    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
 
 
 def _values(message: Message) -> dict[str, Any]:
-    return {one.name: _value(message, one) for one in message.DESCRIPTOR.fields}
+    return {field.name: _value(message, field) for field in message.DESCRIPTOR.fields}
 
 
-def _value(message: Message, one: Any) -> Any:
-    if one.has_presence and not message.HasField(one.name):
+def _value(message: Message, field: Any) -> Any:
+    if field.has_presence and not message.HasField(field.name):
         return None
-    found = getattr(message, one.name)
-    if _is_map(one):
-        item = one.message_type.fields_by_name["value"]
-        return [(str(key), _plain(item, found[key])) for key in found]
-    return [_plain(one, part) for part in found] if one.is_repeated else _plain(one, found)
+    value = getattr(message, field.name)
+    if _is_map(field):
+        item = field.message_type.fields_by_name["value"]
+        return [(str(key), _plain(item, value[key])) for key in value]
+    return [_plain(field, element) for element in value] if field.is_repeated else _plain(field, value)
 
 
-def _plain(one: Any, value: Any) -> Any:
-    if one.cpp_type == _CPP.CPPTYPE_MESSAGE:
+def _plain(field: Any, value: Any) -> Any:
+    if field.cpp_type == _CPP.CPPTYPE_MESSAGE:
         return _values(value)
-    if one.cpp_type == _CPP.CPPTYPE_ENUM:
-        named = one.enum_type.values_by_number.get(value)
-        return str(value) if named is None else named.name
+    if field.cpp_type == _CPP.CPPTYPE_ENUM:
+        enum_value = field.enum_type.values_by_number.get(value)
+        return str(value) if enum_value is None else enum_value.name
     return value

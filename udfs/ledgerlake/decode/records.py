@@ -106,17 +106,15 @@ def _compiled(schema: ValueSchema) -> Any:
 
 
 def _plain(node: Any) -> Any:
-    """A schema whose logical types stay what they stand on, but for decimals that we have a column
-    for.
-    """
+    """Return a schema without logical types, but for decimals that fit into a column."""
     if isinstance(node, list):
-        return [_plain(one) for one in node]
+        return [_plain(branch) for branch in node]
     if not isinstance(node, dict):
         return node
-    kept = {name: value if name == "default" else _plain(value) for name, value in node.items()}
-    if "logicalType" in kept and not _is_decimal(node):
-        del kept["logicalType"]
-    return kept
+    plain = {name: value if name == "default" else _plain(value) for name, value in node.items()}
+    if "logicalType" in plain and not _is_decimal(node):
+        del plain["logicalType"]
+    return plain
 
 
 def _is_decimal(node: dict[str, Any]) -> bool:
@@ -167,25 +165,25 @@ class _Types:
             raise SetupError(
                 f"the record {name} of a schema holds itself, which no column can; read it with schema = bytes"
             )
-        known = name if name in self._named else name.rpartition(".")[2]
-        found = self._named.get(known)
-        self._count(self._widths.get(known, 0))
-        if found is None:
+        short_name = name if name in self._named else name.rpartition(".")[2]
+        arrow_type = self._named.get(short_name)
+        self._count(self._widths.get(short_name, 0))
+        if arrow_type is None:
             raise SetupError(f"a schema has the type '{name}', which has no column; read it with schema = bytes")
-        return found
+        return arrow_type
 
     def _record(self, node: dict[str, Any], depth: int) -> pa.DataType:
         before = self._columns
         self._open.append(str(node.get("name")))
         fields = []
-        for one in node.get("fields", ()):
+        for field in node.get("fields", ()):
             self._count(1)
-            fields.append((str(one["name"]), self.of(one["type"], depth + 1)))
+            fields.append((str(field["name"]), self.of(field["type"], depth + 1)))
         self._widths[self._open.pop()] = self._columns - before
         return self._name(node, pa.struct(fields))
 
     def _count(self, columns: int) -> None:
-        """So many columns more; a named type counts wherever it is named."""
+        """Add to the number of columns; a named type counts at each place where it is named."""
         self._columns += columns
         if self._columns > COLUMNS_MOST:
             raise too_wide()
@@ -208,7 +206,7 @@ class _Types:
         if node.get("type") == "fixed":
             return not node.get("size")
         if node.get("type") in ("record", "error"):
-            return all(self._takes_no_bytes(one["type"]) for one in node.get("fields", ()))
+            return all(self._takes_no_bytes(field["type"]) for field in node.get("fields", ()))
         return isinstance(node.get("type"), (str, dict)) and self._takes_no_bytes(node["type"])
 
     def _enum_or_fixed(self, node: dict[str, Any]) -> pa.DataType:
@@ -217,17 +215,17 @@ class _Types:
         return pa.decimal128(node["precision"], node.get("scale", 0)) if _is_decimal(node) else pa.binary()
 
     def _item(self, node: Any, depth: int) -> pa.DataType:
-        found = self.of(node, depth + 1)
+        arrow_type = self.of(node, depth + 1)
         if not self._is_json and self._takes_no_bytes(node):
             raise SetupError("a schema has an array of items without bytes; read it with schema = bytes")
-        return found
+        return arrow_type
 
     def _union(self, branches: list[Any], depth: int) -> pa.DataType:
-        others = [one for one in branches if one != "null"]
+        others = [branch for branch in branches if branch != "null"]
         if len(others) == 1:
             return self.of(others[0], depth)
         for kinds, wider in _WIDER:
-            if all(isinstance(one, str) for one in others) and set(others) == kinds:
+            if all(isinstance(branch, str) for branch in others) and set(others) == kinds:
                 return _PRIMITIVES[wider]
         raise SetupError(
             f"a schema has a union of {len(others)} types, which no column can hold; read it with schema = bytes"
@@ -235,9 +233,9 @@ class _Types:
 
 
 def _for_spark(arrow_type: pa.DataType) -> pa.DataType:
-    """The same with times in microseconds."""
+    """Return an Arrow type with times in microseconds."""
     if pa.types.is_struct(arrow_type):
-        return pa.struct([(one.name, _for_spark(one.type)) for one in arrow_type])
+        return pa.struct([(field.name, _for_spark(field.type)) for field in arrow_type])
     if pa.types.is_map(arrow_type):
         return pa.map_(pa.string(), _for_spark(arrow_type.item_type))
     if pa.types.is_list(arrow_type):
@@ -313,25 +311,25 @@ def _parse_together(payloads: pa.BinaryArray, physical: pa.DataType) -> pa.Array
         return None
     if table.num_rows != len(texts):
         return None
-    found = table.select([one.name for one in physical]).to_struct_array().combine_chunks()
+    records = table.select([field.name for field in physical]).to_struct_array().combine_chunks()
     if payloads.null_count == 0:
-        return found
+        return records
     valid = payloads.is_valid().to_numpy(False)
-    places = np.where(valid, np.cumsum(valid) - 1, 0)
-    return found.take(pa.array(places, mask=~valid))
+    rows = np.where(valid, np.cumsum(valid) - 1, 0)
+    return records.take(pa.array(rows, mask=~valid))
 
 
 def _conformer(arrow_type: pa.DataType) -> Callable[[Any], Any]:
     """Return a function that makes a parsed JSON value fit a column, or raises ValueError."""
     if pa.types.is_struct(arrow_type):
-        parts = {one.name: _conformer(one.type) for one in arrow_type}
-        return _or_null(dict, lambda value: {name: part(value.get(name)) for name, part in parts.items()})
+        conformers = {field.name: _conformer(field.type) for field in arrow_type}
+        return _or_null(dict, lambda value: {name: conform(value.get(name)) for name, conform in conformers.items()})
     if pa.types.is_map(arrow_type):
         item = _conformer(arrow_type.item_type)
-        return _or_null(dict, lambda value: [(name, item(one)) for name, one in value.items()])
+        return _or_null(dict, lambda value: [(name, item(element)) for name, element in value.items()])
     if pa.types.is_list(arrow_type):
         item = _conformer(arrow_type.value_type)
-        return _or_null(list, lambda value: [item(one) for one in value])
+        return _or_null(list, lambda value: [item(element) for element in value])
     if pa.types.is_string(arrow_type):
         return _or_null((str, int, float), lambda value: value if isinstance(value, str) else json.dumps(value))
     if pa.types.is_boolean(arrow_type):

@@ -92,7 +92,7 @@ def _shared_columns(entry: RawEntry, ledger_id: int, entry_id: int) -> Row:
         "deliver_at": deliver_us if metadata.HasField("deliver_at_time") else None,
         "producer_name": text_of(metadata, "producer_name"),
         "schema_version": metadata.schema_version if metadata.HasField("schema_version") else None,
-        "properties": [one for one in (kept_publish, kept_deliver) if one is not None],
+        "properties": [number for number in (kept_publish, kept_deliver) if number is not None],
     }
 
 
@@ -106,33 +106,33 @@ def _with_own_columns(
     source: pb.MessageMetadata | pb.SingleMessageMetadata,
     numbered: pb.MessageMetadata | pb.SingleMessageMetadata | None = None,
 ) -> Row:
-    """A row with the columns that a single message has in its entry's metadata and a batched one in
-    its own.
+    """Return a row with the columns of the message's own metadata: that of the entry for a single
+    message, that in the batch for a batched one.
 
-    ``numbered`` has the sequence id, where that is not the same. A number that its column cannot
-    hold is a property.
+    ``numbered`` has the sequence id, if it is not in ``source``. A number that does not fit into
+    its column becomes a property.
     """
     key, key_bytes = key_of(source)
     event_us, kept_event = _microseconds(source, "event_time")
     sequence_id, kept_sequence = read_number(numbered or source, "sequence_id")
-    own = [(text_of(one, "key"), text_of(one, "value")) for one in source.properties] + _recipients(source)
-    kept = [one for one in (kept_event, kept_sequence) if one is not None]
+    properties = [(text_of(entry, "key"), text_of(entry, "value")) for entry in source.properties]
+    kept = [number for number in (kept_event, kept_sequence) if number is not None]
     return shared | {
         "event_time": event_us or None,
         "sequence_id": sequence_id,
         "key": key,
         "key_bytes": key_bytes,
         "ordering_key": source.ordering_key if source.HasField("ordering_key") else None,
-        "properties": own + shared["properties"] + kept,
+        "properties": properties + _recipients(source) + shared["properties"] + kept,
         "is_null": source.null_value,
     }
 
 
 def _recipients(source: pb.MessageMetadata | pb.SingleMessageMetadata) -> list[tuple[str, str]]:
-    """Whom an entry that is still encrypted is for, as a property."""
+    """Return the names of the keys of an encrypted entry, as a property."""
     if isinstance(source, pb.SingleMessageMetadata) or not source.encryption_keys:
         return []
-    return [(ENCRYPTED_FOR, ",".join(dict.fromkeys(text_of(one, "key") for one in source.encryption_keys)))]
+    return [(ENCRYPTED_FOR, ",".join(dict.fromkeys(text_of(key, "key") for key in source.encryption_keys)))]
 
 
 def key_of(source: pb.MessageMetadata | pb.SingleMessageMetadata) -> tuple[str | None, bytes | None]:

@@ -35,13 +35,13 @@ class RejectedEntry:
 
 
 def reject_rows(rejected: list[RejectedEntry], source: TopicPartition) -> pa.Table:
-    """Rows of ``schema.REJECTS``."""
-    rows = [{"topic": source.topic, "partition": source.partition, **_row(one)} for one in rejected]
+    """Return rows of ``schema.REJECTS``."""
+    rows = [{"topic": source.topic, "partition": source.partition, **_row(reject)} for reject in rejected]
     return pa.Table.from_pylist(rows, schema=schema.REJECTS)
 
 
 def rejected_row(rejected: RejectedEntry, source: TopicPartition) -> pa.RecordBatch:
-    """The row of ``schema.ENTRIES`` of an entry, or of what stands in place of one."""
+    """Return the row of ``schema.ENTRIES`` of a reject, which may be a loss without an entry."""
     row = {
         "topic": source.topic,
         "partition": source.partition,
@@ -54,33 +54,33 @@ def rejected_row(rejected: RejectedEntry, source: TopicPartition) -> pa.RecordBa
 
 
 def reject_frame(rejected: RejectedEntry) -> memoryview:
-    """A frame that carries it through a bundle: ``[u32 size] [reason \\0 detail]`` before the
-    entry's bytes.
+    """Return a frame that carries a reject through a bundle: ``[u32 size] [reason \\0 detail]``
+    before the entry's bytes.
     """
-    said = f"{rejected.reason}\0{rejected.detail}".encode()
-    content = _U32.pack(len(said)) + said + bytes(rejected.entry or b"")
+    header = f"{rejected.reason}\0{rejected.detail}".encode()
+    content = _U32.pack(len(header)) + header + bytes(rejected.entry or b"")
     return memoryview(commands.message(0, rejected.position.ledger_id, rejected.position.entry_id, content))
 
 
 def read_reject(frames: memoryview) -> RejectedEntry:
     """Return the entry that ``reject_frame`` wrote."""
     position, content = only_entry(frames)
-    said_end = 4 + int(_U32.unpack_from(content)[0])
-    reason, _, detail = bytes(content[4:said_end]).decode().partition("\0")
-    return RejectedEntry(position, bytes(content[said_end:]), reason, detail)
+    header_end = 4 + int(_U32.unpack_from(content)[0])
+    reason, _, detail = bytes(content[4:header_end]).decode().partition("\0")
+    return RejectedEntry(position, bytes(content[header_end:]), reason, detail)
 
 
-def _row(one: RejectedEntry) -> dict[str, Any]:
+def _row(reject: RejectedEntry) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "message_id": str(one.position),
-        "ledger_id": one.position.ledger_id,
-        "entry_id": one.position.entry_id,
-        "reason": one.reason,
+        "message_id": str(reject.position),
+        "ledger_id": reject.position.ledger_id,
+        "entry_id": reject.position.entry_id,
+        "reason": reject.reason,
     }
-    if one.entry is None:
-        return row | {"detail": one.detail or "the topic no longer has this entry"}
-    raw = memoryview(one.entry)
-    return row | _broker_columns(raw) | {"detail": one.detail or _describe(raw), "entry": bytes(raw)}
+    if reject.entry is None:
+        return row | {"detail": reject.detail or "the topic no longer has this entry"}
+    raw = memoryview(reject.entry)
+    return row | _broker_columns(raw) | {"detail": reject.detail or _describe(raw), "entry": bytes(raw)}
 
 
 def _broker_columns(raw: memoryview) -> dict[str, Any]:

@@ -111,7 +111,7 @@ def _pieces(count: int, kinds: dict[int, PieceKind]) -> Iterator[tuple[PieceKind
 
 
 def read_delayed(frames: bytes | memoryview) -> DelayedEntries:
-    """Return the due times and the places of the entries of a ``delayed`` piece."""
+    """Return the due times and the positions of the entries of a ``delayed`` piece."""
     buffer, entries = read_entry_table(frames)
     status = np.zeros(len(entries), dtype=np.int8)
     k.walk_entries(buffer, entries, status)
@@ -119,7 +119,7 @@ def read_delayed(frames: bytes | memoryview) -> DelayedEntries:
     for row in np.flatnonzero(status != k.OK).tolist():
         due_ms[row] = delivery_time_ms(parse_entry(buffer.data[slice(*_span(entries, row))])) or 0
     columns = [k.E_LEDGER, k.E_ENTRY, k.E_END]
-    return DelayedEntries(due_ms, *(np.ascontiguousarray(entries[:, one]) for one in columns))
+    return DelayedEntries(due_ms, *(np.ascontiguousarray(entries[:, column]) for column in columns))
 
 
 def only_entry(frames: pa.Buffer | memoryview) -> tuple[Position, memoryview]:

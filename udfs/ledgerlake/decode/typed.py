@@ -28,31 +28,31 @@ if TYPE_CHECKING:
 UNDECODABLE_VALUE = "undecodable_value"
 UNKNOWN_SCHEMA = "unknown_schema"
 
-# The schema of a version, as the messages say it; None if the registry has no such version.
+# Returns the schema of a version, which messages name; None if the registry has no such version.
 SchemaOfVersion = Callable[[bytes], "ValueSchema | None"]
 
 
 def typed_columns(columns: pa.Schema, reader: ValueSchema) -> pa.Schema:
-    """Columns of messages once their values are read by a schema.
+    """Return the columns of messages whose values are read by a schema.
 
     Raises:
-        SetupError: no column can hold them.
+        SetupError: no column can have such values.
     """
-    found = []
-    for one in columns:
-        found.append(pa.field("value", column_type(reader)) if one.name == "value" else one)
-        if one.name == "value":
-            found.append(pa.field("value_bytes", pa.binary()))
+    fields = []
+    for field in columns:
+        fields.append(pa.field("value", column_type(reader)) if field.name == "value" else field)
+        if field.name == "value":
+            fields.append(pa.field("value_bytes", pa.binary()))
     if "reject_reason" not in columns.names:
-        found.append(pa.field("reject_reason", pa.string()))
-    return pa.schema(found)
+        fields.append(pa.field("reject_reason", pa.string()))
+    return pa.schema(fields)
 
 
 def type_values(
     messages: pa.RecordBatch, reader: ValueSchema, of_version: SchemaOfVersion, *, keep_bytes: bool
 ) -> pa.RecordBatch:
-    """Messages of one topic with ``typed_columns``. One that names no version is read as the
-    reader's.
+    """Return messages of one topic with ``typed_columns``. A message without a schema version is
+    read by the reader's schema.
 
     Args:
         messages: any columns with ``value``, ``key``, ``key_bytes`` and ``schema_version``; rows
@@ -73,8 +73,8 @@ def type_values(
     columns["value_bytes"] = pc.if_else(pc.or_(pa.array(keeps), pc.invert(is_message)), columns["value"], None)
     columns["value"] = values
     if reasons:
-        given = pa.array([reasons.get(row) for row in range(messages.num_rows)], pa.string())
-        columns["reject_reason"] = pc.coalesce(columns["reject_reason"], given)
+        new_reasons = pa.array([reasons.get(row) for row in range(messages.num_rows)], pa.string())
+        columns["reject_reason"] = pc.coalesce(columns["reject_reason"], new_reasons)
     target = typed_columns(messages.schema, reader)
     return pa.RecordBatch.from_arrays([columns[name] for name in target.names], schema=target)
 

@@ -170,7 +170,7 @@ def _key_value_decoder(writer: _KeyValue, reader: _KeyValue, target: pa.DataType
         present = encoded.payloads.is_valid()
         keys, payloads = encoded.keys, encoded.payloads
         if not writer.separated:
-            pairs = [None if one is None else _two(one) for one in payloads.to_pylist()]
+            pairs = [None if payload is None else _two(payload) for payload in payloads.to_pylist()]
             broken = [number for number, pair in enumerate(pairs) if pair is None and present[number].as_py()]
             bad.update(dict.fromkeys(broken, "its key and value do not fill it"))
             keys = pa.array([None if pair is None else pair[0] for pair in pairs], pa.binary())
@@ -179,8 +179,8 @@ def _key_value_decoder(writer: _KeyValue, reader: _KeyValue, target: pa.DataType
         value = read_value(Encoded(payloads))
         bad |= {row: f"its key: {why}" for row, why in key.bad.items()} | value.bad
         rows = pa.array([number not in bad for number in range(len(payloads))]) if bad else None
-        whole = present if rows is None else pc.and_(present, rows)
-        columns = [one.values.cast(part.type) for one, part in zip((key, value), target, strict=True)]
-        return DecodedValues(pa.StructArray.from_arrays(columns, fields=list(target), mask=pc.invert(whole)), bad)
+        is_valid = present if rows is None else pc.and_(present, rows)
+        columns = [decoded.values.cast(field.type) for decoded, field in zip((key, value), target, strict=True)]
+        return DecodedValues(pa.StructArray.from_arrays(columns, fields=list(target), mask=pc.invert(is_valid)), bad)
 
     return decode

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ledgerlake.source.wake_ups import load_wakes, save_wakes
+from ledgerlake.source.wakeup_files import load_wakeup_times, save_wakeup_times
 from ledgerlake.stored.places import Place
 
 if TYPE_CHECKING:
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     folder = str(tmp_path / "deep" / "wakes")
-    assert load_wakes(Place(folder)) is None
-    save_wakes(Place(folder), 9, {"a": 1, "b": 2})
-    save_wakes(Place(folder), 10, {"a": 5})
-    assert load_wakes(Place(folder)) == {"a": 5}
+    assert load_wakeup_times(Place(folder)) is None
+    save_wakeup_times(Place(folder), 9, {"a": 1, "b": 2})
+    save_wakeup_times(Place(folder), 10, {"a": 5})
+    assert load_wakeup_times(Place(folder)) == {"a": 5}
 
 
 def test_an_older_micro_batch_replaces_nothing(tmp_path: Path) -> None:
     folder = str(tmp_path / "wakes")
-    save_wakes(Place(folder), 100, {"a": 5})
-    save_wakes(Place(folder), 99, {"b": 7})
-    assert load_wakes(Place(folder)) == {"a": 5}
+    save_wakeup_times(Place(folder), 100, {"a": 5})
+    save_wakeup_times(Place(folder), 99, {"b": 7})
+    assert load_wakeup_times(Place(folder)) == {"a": 5}
 
 
 def test_files_of_older_micro_batches_go(tmp_path: Path) -> None:
     for batch_id in range(5):
-        save_wakes(Place(str(tmp_path)), batch_id, {"a": batch_id})
+        save_wakeup_times(Place(str(tmp_path)), batch_id, {"a": batch_id})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000003.json", "0000000004.json"]
 
 
 def test_one_file_for_all_of_an_earlier_build_is_read(tmp_path: Path) -> None:
     (tmp_path / "wakes.json").write_text('{"version": 1, "wakes": {"a": 1}}')
-    assert load_wakes(Place(str(tmp_path / "wakes"))) == {"a": 1}
+    assert load_wakeup_times(Place(str(tmp_path / "wakes"))) == {"a": 1}
 
 
 @pytest.mark.parametrize(
@@ -46,4 +46,4 @@ def test_one_file_for_all_of_an_earlier_build_is_read(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_read_says_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "0000000007.json").write_text(text)
-    assert load_wakes(Place(str(tmp_path))) is None
+    assert load_wakeup_times(Place(str(tmp_path))) is None

@@ -1,5 +1,5 @@
-"""The parts of a pipeline, made of its configuration. Nothing is opened, and nothing outside this
-process is changed.
+"""Creates the components of a pipeline from its configuration. Nothing is opened, and nothing
+outside this process is changed.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.decode import schema
-from ledgerlake.operators.facts import TaskSettings
+from ledgerlake.operators.results import TaskSettings
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.commit import DeltaSink
 from ledgerlake.pipeline.cursors import CursorKeeper
 from ledgerlake.pipeline.start import Start
-from ledgerlake.pipeline.wake_ups import WakeUps
+from ledgerlake.pipeline.wakeups import Wakeups
 from ledgerlake.publish.outbox import Outbox
 from ledgerlake.table.spark_table import open_table
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The parts of a pipeline; the outbox only if due messages are published."""
+class Components:
+    """The components of a pipeline; there is an outbox only if due messages are published."""
 
     cluster: Cluster
     checkpoint: Checkpoint
@@ -32,12 +32,12 @@ class Parts:
     outbox: Outbox | None
     sink: DeltaSink
     start: Start
-    wake_ups: WakeUps
+    wakeups: Wakeups
     task_settings: TaskSettings
 
 
-def make_parts(config: Config) -> Parts:
-    """The parts of the pipeline that a configuration describes.
+def make_components(config: Config) -> Components:
+    """Return the components of the pipeline that a configuration describes.
 
     Raises:
         TableError: a table cannot be written with ``[delta] writer``.
@@ -50,14 +50,14 @@ def make_parts(config: Config) -> Parts:
     messages = open_table(config.messages_place, schema.MESSAGES, writer, staging / "messages")
     rejects = open_table(config.rejects_place, schema.REJECTS, writer, staging / "rejects")
     sink = DeltaSink(messages, rejects, outbox)
-    return Parts(
+    return Components(
         cluster,
         checkpoint,
         cursors,
         outbox,
         sink,
         Start(config, cluster, checkpoint, cursors, sink.tables),
-        WakeUps(checkpoint),
+        Wakeups(checkpoint),
         TaskSettings(
             messages.folder,
             rejects.folder,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ledgerlake.stored.places import Place
 
 
-FACT_SCHEMA = "fact string"
+RESULT_SCHEMA = "result string"
 
 # The local property of a job by which the driver sends ``BatchSettings`` to the tasks.
 BATCH_PROPERTY = "ledgerlake.batch"
@@ -31,8 +31,8 @@ BATCH_PROPERTY = "ledgerlake.batch"
 
 @dataclass(frozen=True)
 class TaskSettings:
-    """The settings of a task that writes; the same for all micro-batches. The folders are where
-    files go; ``outbox``: see ``publish.outbox``.
+    """The settings of a task that writes; the same for all micro-batches. ``outbox``: see
+    ``publish.outbox``.
     """
 
     messages_folder: Place
@@ -45,8 +45,8 @@ class TaskSettings:
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """The settings that differ from micro-batch to micro-batch: its number, and how far each topic
-    partition's time has come in the table.
+    """The settings that differ from micro-batch to micro-batch. ``reached_us`` is the greatest time
+    in the table by topic partition.
     """
 
     batch_id: int
@@ -60,9 +60,11 @@ class BatchSettings:
 
 
 @dataclass(frozen=True)
-class TaskFact:
-    """The result of a task, or of several together, for one topic partition: files, how far it
-    read, and how many stored bytes.
+class TaskResult:
+    """The result of a task, or of all tasks of a batch together, for one topic partition.
+
+    ``end`` is the last position that was read, ``max_effective_us`` the greatest time among the
+    messages (see ``table.ordered_files``), ``stored_bytes`` the bytes that came from the topic.
     """
 
     topic: str
@@ -75,14 +77,14 @@ class TaskFact:
 
 
 @dataclass(frozen=True)
-class PartitionFact:
-    """The result of a batch for one topic partition, of all tasks together.
+class PartitionResult:
+    """The result of a batch for one topic partition.
 
-    ``replaced`` are files that were merged into others; ``outbox`` are the files for the topic of
-    due messages.
+    ``written`` is the result of all its tasks together; ``replaced`` are files that were merged
+    into others; ``outbox`` are the files for the topic of due messages.
     """
 
-    written: TaskFact
+    written: TaskResult
     summary: StateSummary
     replaced: list[str] = field(default_factory=list)
     outbox: list[DataFile] = field(default_factory=list)
@@ -92,33 +94,33 @@ class PartitionFact:
         return join_partition(self.written.topic, self.written.partition)
 
     @property
-    def done(self) -> Position:
+    def safe_to_acknowledge(self) -> Position:
         """Return the last position that is safe to acknowledge: everything up to it was read, and
         is in the table or in state.
         """
-        needed = (self.summary.oldest_open, self.summary.oldest_waiting)
+        needed = (self.summary.oldest_incomplete, self.summary.oldest_to_reread)
         return min([self.written.end, *(position.before for position in needed if position is not None)])
 
     @property
-    def wakes_ms(self) -> int | None:
-        """Return when the topic partition needs a micro-batch although nothing new has come."""
+    def wakeup_time_ms(self) -> int | None:
+        """Return when the topic partition needs a micro-batch even without new entries."""
         times_ms = (self.summary.expires_ms, self.summary.next_due_ms)
         return min((time_ms for time_ms in times_ms if time_ms is not None), default=None)
 
 
-def fact_from_json(text: str) -> PartitionFact:
-    """Read a row of ``FACT_SCHEMA``."""
+def result_from_json(text: str) -> PartitionResult:
+    """Read a row of ``RESULT_SCHEMA``."""
     fields = json.loads(text)
     outbox = [_data_file(file) for file in fields["outbox"]]
-    return PartitionFact(
-        task_fact_from_dict(fields["written"]), summary_from_dict(fields["summary"]), fields["replaced"], outbox
+    return PartitionResult(
+        task_result_from_dict(fields["written"]), summary_from_dict(fields["summary"]), fields["replaced"], outbox
     )
 
 
-def task_fact_from_dict(fields: dict[str, Any]) -> TaskFact:
-    """Read a task's fact from parsed JSON."""
+def task_result_from_dict(fields: dict[str, Any]) -> TaskResult:
+    """Read a task's result from parsed JSON."""
     files = {name: [_data_file(file) for file in fields[name]] for name in ("messages", "rejects")}
-    return TaskFact(**{**fields, **files, "end": Position(**fields["end"])})
+    return TaskResult(**{**fields, **files, "end": Position(**fields["end"])})
 
 
 def _data_file(fields: dict[str, Any]) -> DataFile:

@@ -1,5 +1,5 @@
-"""The wake-up times of topic partitions: when one needs a micro-batch although nothing new has come.
-The pipeline writes them, the planner reads them.
+"""The files of wake-up times: when topic partitions need a micro-batch without new entries. The
+pipeline writes them, the planner reads them.
 
 The two live in different processes. After a micro-batch that changed a time, the pipeline writes, in
 a folder of the checkpoint,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 VERSION = 1
 
 
-def load_wakes(folder: Place) -> dict[str, int] | None:
+def load_wakeup_times(folder: Place) -> dict[str, int] | None:
     """Return the wake-up times; None if there is no file, or the newest is not valid.
 
     Raises:
@@ -41,24 +41,24 @@ def load_wakes(folder: Place) -> dict[str, int] | None:
     names = _names(folder)
     file = folder / names[-1] if names else replace(folder, uri=f"{folder.uri}.json")
     try:
-        return load_stored(file, "wakes", _wakes, VERSION)
+        return load_stored(file, "wakes", _wakeup_times, VERSION)
     except OffsetError:
         return None
 
 
-def newest_wakes_batch(folder: Place) -> int | None:
+def newest_wakeup_batch(folder: Place) -> int | None:
     """Return the micro-batch whose file counts; None if there is no file of a micro-batch."""
     names = _names(folder)
     return int(names[-1].removesuffix(".json")) if names else None
 
 
-def save_wakes(folder: Place, batch_id: int, wakes_ms: dict[str, int]) -> None:
+def save_wakeup_times(folder: Place, batch_id: int, wakeup_times_ms: dict[str, int]) -> None:
     """Write the wake-up times after a micro-batch.
 
     Raises:
         OSError: it cannot be written.
     """
-    save_json(folder / f"{batch_id:010d}.json", {"version": VERSION, "wakes": wakes_ms})
+    save_json(folder / f"{batch_id:010d}.json", {"version": VERSION, "wakes": wakeup_times_ms})
     filesystem = folder.filesystem()
     # The planner may be about to read the previous file.
     for name in _names(folder)[:-2]:
@@ -71,6 +71,6 @@ def _names(folder: Place) -> list[str]:
     return sorted(file.base_name for file in files if file.base_name.removesuffix(".json").isdecimal())
 
 
-def _wakes(fields: dict[str, Any], _version: int) -> dict[str, int]:
-    wakes_ms: dict[str, int] = stored(dict[str, int], fields["wakes"])
-    return wakes_ms
+def _wakeup_times(fields: dict[str, Any], _version: int) -> dict[str, int]:
+    times_ms: dict[str, int] = stored(dict[str, int], fields["wakes"])
+    return times_ms

@@ -1,0 +1,79 @@
+"""Delayed messages whose bytes are not in a segment of a bucket, as the state variable ``large``
+(historical name) stores them: JSON with a version.
+
+Such a message is a large message, or a batch that a range cut in two. The segment has its position
+alone; its bytes are in the state variable ``parts``, or only the topic has them.
+
+Version 1 had no ``part`` and no ``delivered``, version 2 no ``key``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ledgerlake.assembly.rules import ChunkedMessageKey
+from ledgerlake.decode.messages import BatchRange
+from ledgerlake.operators.rows import positions_to_json
+from ledgerlake.stored.fields import parse_stored, stored
+from ledgerlake.wire.message_id import Position
+
+VERSION = 3
+
+
+@dataclass(frozen=True)
+class SeparatelyStored:
+    """A large message, whose chunks are at ``positions``, or one entry.
+
+    ``bytes_kept`` says whether ``parts`` has the bytes; if not, they are read from the topic.
+    ``batch_range`` says which messages of the entry have arrived; it is None for a large message. A
+    record with ``is_delivered`` stays after those were delivered, because a later range may bring
+    the entry's other messages. ``key``: see ``Assembled``.
+    """
+
+    positions: tuple[Position, ...]
+    bytes_kept: bool
+    batch_range: BatchRange | None = None
+    is_delivered: bool = False
+    key: ChunkedMessageKey | None = None
+
+
+def separately_stored_to_json(message: SeparatelyStored) -> str:
+    return json.dumps(
+        {
+            "version": VERSION,
+            "positions": positions_to_json(message.positions),
+            "held": message.bytes_kept,
+            "part": None if message.batch_range is None else asdict(message.batch_range),
+            "delivered": message.is_delivered,
+            "key": None if message.key is None else asdict(message.key),
+        }
+    )
+
+
+def separately_stored_from_json(text: str) -> SeparatelyStored:
+    """Read a value of the state variable ``large``.
+
+    Raises:
+        OffsetError: a newer release wrote it, or it is damaged.
+    """
+    return parse_stored(text, "delayed large messages", _from_fields, VERSION)
+
+
+def _from_fields(fields: dict[str, Any], version: int) -> SeparatelyStored:
+    positions = tuple(map(_position, stored(list[list[int]], fields["positions"])))
+    if not positions:
+        raise ValueError("a message without chunks")
+    bytes_kept = stored(bool, fields["held"])
+    if version == 1:
+        return SeparatelyStored(positions, bytes_kept)
+    batch_range = stored(BatchRange | None, fields["part"])
+    is_delivered = stored(bool, fields["delivered"])
+    key = stored(ChunkedMessageKey | None, fields["key"]) if version > 2 else None
+    return SeparatelyStored(positions, bytes_kept, batch_range, is_delivered, key)
+
+
+def _position(ids: list[int]) -> Position:
+    ledger_id, entry_id = ids
+    return Position(ledger_id, entry_id)
