@@ -13,7 +13,7 @@ import pyarrow as pa
 from ledgerlake.assembly.assembler import Assembled, DueEntries, DuePositions, Entry, Outcome
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode import schema
-from ledgerlake.decode.large import decode_large
+from ledgerlake.decode.large import decode_large, read_chunks
 from ledgerlake.decode.messages import Decoded, TopicPartition, decode_bundle, decode_entries
 from ledgerlake.decode.rejects import RejectedEntry, reject_rows
 from ledgerlake.delay.cancels import Cancels
@@ -73,24 +73,22 @@ class OutcomeDecoder:
         if message.refused is not None:
             return self._rejects(message, message.refused)
         entries = self._read_again(message.positions) if message.entries is None else message.entries
-        if message.delivered_ms is not None and len(self.cancels):
-            chunks = list(entries)
-            if is_chunk_cancelled(chunks[-1], message.positions[-1], self.cancels):
-                placed_chunks = zip(message.positions, chunks, strict=True)
-                return [
-                    RejectedEntry(position, entry, CANCELLED)
-                    for position, entry in placed_chunks
-                    if _is_chunk_of(entry, message.key)
-                ]
-            entries = pop_each(chunks)
+        sender = None if message.key is None else (message.key.producer_name, message.key.uuid)
         try:
+            if message.delivered_ms is not None and len(self.cancels):
+                checked = read_chunks(entries, len(message.positions), self._max_message_bytes, sender)
+                chunks: list[Entry | None] = [entry for entry, _ in checked]
+                if is_chunk_cancelled(chunks[-1], message.positions[-1], self.cancels):
+                    placed_chunks = zip(message.positions, chunks, strict=True)
+                    return [RejectedEntry(position, entry, CANCELLED) for position, entry in placed_chunks]
+                entries = pop_each(chunks)
             row = decode_large(
-                _all_present(entries),
+                entries,
                 message.positions,
                 self._topic_partition,
                 self._max_message_bytes,
                 self._options.client.crypto,
-                None if message.key is None else (message.key.producer_name, message.key.uuid),
+                sender,
             )
             self._check_delivery(row, message.delivered_ms)
         except CorruptEntryError as error:
@@ -198,15 +196,3 @@ def _with_delivery(messages: pa.RecordBatch, delivered_ms: int) -> pa.RecordBatc
 
 def _rejected(row: dict[str, Any]) -> RejectedEntry:
     return RejectedEntry(Position(row["ledger_id"], row["entry_id"]), row["entry"], row["reason"], row["detail"])
-
-
-def _all_present(entries: Iterable[Entry | None]) -> Iterator[Entry]:
-    """Yield the chunks of a large message.
-
-    Raises:
-        CorruptEntryError: the topic no longer has one of them.
-    """
-    for entry in entries:
-        if entry is None:
-            raise CorruptEntryError("the topic no longer has all of its chunks", reason="chunk_trimmed")
-        yield entry
