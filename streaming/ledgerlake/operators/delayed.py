@@ -11,6 +11,10 @@ State beside that of large messages:
 
 An entry is stored once, in a segment with its neighbours in time; merging buckets moves it. With
 ``reread`` only its position is stored, and the entry is read from the topic when it is due.
+
+A large message whose chunks are not in ``parts`` (they were spilled, or a marker lists them) is read from
+the topic when it comes to wait. So without ``reread`` nothing that waits needs the topic, however long
+its producer lets it wait.
 """
 
 from __future__ import annotations
@@ -18,12 +22,13 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from ledgerlake.assembly.assembler import Assembled, DueEntries, DuePositions, Rejected
+from ledgerlake.assembly.assembler import Assembled, DueEntries, DuePositions, KeptEntries, Rejected
+from ledgerlake.assembly.rules import MALFORMED_MARKER
 from ledgerlake.decode.split import entries_of, read_delayed
 from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
 from ledgerlake.delay.cancel_messages import CANCEL_REFUSED
@@ -37,17 +42,19 @@ from ledgerlake.delay.cancels import (
 )
 from ledgerlake.delay.segment import INDEX_SCHEMA, frame_sizes, index_rows
 from ledgerlake.delay.tracker import DelayedTracker
+from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.bucket_folders import open_folder, query_id_of_task
 from ledgerlake.operators.bucket_storage import FolderStorage, StateStorage
 from ledgerlake.operators.unpacked import UnpackedMessage, unpacked_from_json, unpacked_to_json
+from ledgerlake.source.loss import DELAYED_TRIMMED
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle, ValueState
 
-    from ledgerlake.assembly.assembler import Entry, KeptEntries, Outcome
+    from ledgerlake.assembly.assembler import Entry, Outcome
     from ledgerlake.decode.messages import BatchRange, TopicPartition
     from ledgerlake.operators.rows import Waits
     from ledgerlake.options.delay_options import DelayOptions
@@ -85,19 +92,40 @@ class DelayedState:
         self.cancels: ValueState = handle.getValueState("cancels", "cancels string")
 
 
-class DelayedMessages:
-    """See the module. The index is opened when it is first needed."""
+class StoredEntries(KeptEntries, Protocol):
+    """Entries in state, by position."""
 
-    def __init__(self, source: TopicPartition, state: DelayedState, options: DelayOptions, parts: KeptEntries) -> None:
+    def put(self, position: Position, entry: bytes) -> None: ...
+
+    def has(self, position: Position) -> bool: ...
+
+
+class DelayedMessages:
+    """See the module. The index is opened when it is first needed.
+
+    Args:
+        read_chunks: reads the chunks of a large message from the topic, as ``decode.large.read_chunks`` does.
+    """
+
+    def __init__(
+        self,
+        source: TopicPartition,
+        state: DelayedState,
+        options: DelayOptions,
+        parts: StoredEntries,
+        read_chunks: Callable[[Waits], Iterator[Entry]],
+    ) -> None:
         self._source = source
         self._state = state
         self._options = options
         self._parts = parts
+        self._read_chunks = read_chunks
         self._stored_record = _read_value(state.index)
         self._tracker: DelayedTracker | None = None
         self._new_cancels: list[Cancel] = []
         self._due_partial: list[tuple[Position, BatchRange]] = []
         self._repeated: list[tuple[Position, Entry | None]] = []
+        self._unheld: list[Waits] = []
         self._refused: list[Assembled] = []
 
     def add(self, frames: bytes) -> None:
@@ -114,21 +142,52 @@ class DelayedMessages:
             self._repeated += [(position, entries[position]) for position in positions]
 
     def add_large(self, message: Waits) -> None:
-        """Add a complete large message; its chunks are in ``parts``, or must be read again. Of the
-        latter nothing is taken out of ``parts``: a marker may have listed chunks of others.
-        """
+        """Add a complete large message; its chunks are in ``parts``, or ``release`` reads them again."""
+        if message.held:
+            self._add_held(message)
+        else:
+            self._unheld.append(message)
+
+    def _add_held(self, message: Waits) -> None:
         last = message.positions[-1]
-        if self._open().add(index_rows([(message.deliver_ms, last.ledger_id, last.entry_id)])).num_rows:
-            if message.held:
-                self._repeated += [(position, self._parts.take(position)) for position in message.positions]
-            else:
-                self.refuse_large(message, DELAYED_KNOWN)
+        is_known = self._load_unpacked(last.ledger_id, last.entry_id) is not None
+        if is_known or self._open().add(index_rows([(message.deliver_ms, last.ledger_id, last.entry_id)])).num_rows:
+            self._repeated += [(position, self._parts.take(position)) for position in message.positions]
             return
-        if self._options.reread and message.held:
+        if self._options.reread:
             for position in message.positions:
                 self._parts.drop(position)
-        is_held = message.held and not self._options.reread
-        self._store_unpacked(last, UnpackedMessage(message.positions, is_held, key=message.key))
+        self._store_unpacked(last, UnpackedMessage(message.positions, not self._options.reread, key=message.key))
+
+    def _add_unheld(self, cutoff_ms: int) -> None:
+        for message in self._unheld:
+            try:
+                self._read_into_parts(message)
+            except CorruptEntryError as error:
+                # A message that is due is not lost with the state of an earlier run (see ``table.additions``).
+                is_lost = error.reason == "chunk_trimmed" and message.deliver_ms > cutoff_ms
+                self.refuse_large(message, DELAYED_TRIMMED if is_lost else error.reason)
+            else:
+                self._add_held(message)
+
+    def _read_into_parts(self, message: Waits) -> None:
+        """Read the chunks of a large message from the topic into ``parts``.
+
+        Raises:
+            CorruptEntryError: they are no message, or one of them waits with another message already:
+                a marker may list anything. Nothing was changed.
+        """
+        kept: list[Position] = []
+        try:
+            for position, entry in zip(message.positions, self._read_chunks(message), strict=True):
+                if self._parts.has(position):
+                    raise CorruptEntryError("one of its chunks waits with another message", reason=MALFORMED_MARKER)
+                self._parts.put(position, bytes(entry))
+                kept.append(position)
+        except CorruptEntryError:
+            for position in kept:
+                self._parts.drop(position)
+            raise
 
     def refuse_large(self, message: Waits, reason: str) -> None:
         """Reject a complete large message whose chunks must be read again."""
@@ -160,7 +219,12 @@ class DelayedMessages:
     def release(self, due_ms: int | None) -> Iterator[Outcome | Cancels]:
         """Yield the messages that are due by ``due_ms``, in order. If something is due and cancels
         are in force, they come before the messages.
+
+        Raises:
+            BrokerError, TransportError: chunks had to be read again and could not.
         """
+        cutoff_ms = due_ms or 0
+        self._add_unheld(cutoff_ms)
         yield from self._refused
         if self._tracker is None and self._stored_record is None:
             return
@@ -174,7 +238,6 @@ class DelayedMessages:
             positions = dict.fromkeys(cancel.position for cancel in refused)
             yield Rejected(CANCEL_REFUSED, [(position, None) for position in positions])
         next_due_ms = tracker.next_due_ms
-        cutoff_ms = due_ms or 0
         if self._due_partial or (next_due_ms is not None and next_due_ms <= cutoff_ms):
             if len(cancels):
                 yield cancels
@@ -197,8 +260,8 @@ class DelayedMessages:
         return DelayedSummary(self._tracker.count, self._tracker.next_due_ms, self._oldest(self._tracker))
 
     def _oldest(self, tracker: DelayedTracker) -> Position | None:
-        """Return the first entry that must be read again; for a large message that is its first
-        chunk.
+        """Return the first entry that must be read again when it is due; for a large message that is
+        its first chunk. Without ``reread`` there is none, unless an earlier release has let one wait so.
         """
         positions = [tracker.oldest] if self._options.reread else []
         if self._state.large.exists():

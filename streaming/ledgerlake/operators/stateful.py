@@ -28,12 +28,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, astuple
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from ledgerlake.assembly.assembler import Assembled, Assembly, DueEntries, DuePositions, Outcome
 from ledgerlake.assembly.rules import MALFORMED_MARKER, ChunkedMessageKey, IncompleteMessage
+from ledgerlake.client.topics import join_partition
+from ledgerlake.decode.large import read_chunks
 from ledgerlake.decode.messages import BatchRange, TopicPartition
 from ledgerlake.delay.cancels import Cancel, Cancels, cancels_to_json
 from ledgerlake.operators.delayed import DelayedMessages, DelayedState
@@ -52,6 +55,7 @@ from ledgerlake.operators.rows import (
     stage_values,
     summary_to_json,
 )
+from ledgerlake.source.reread import read_again
 from ledgerlake.stored.fields import parse_stored
 from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import Position
@@ -63,7 +67,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle
 
+    from ledgerlake.assembly.assembler import Entry
     from ledgerlake.assembly.rules import Chunk, Limits
+    from ledgerlake.client.cluster import ClientSettings
     from ledgerlake.operators.delayed import DelayedSummary
     from ledgerlake.options.delay_options import DelayOptions
 
@@ -89,10 +95,10 @@ def set_up_state(spark: SparkSession) -> None:
         spark.conf.set(name, value)
 
 
-def stateful(rows: DataFrame, limits: Limits, delay: DelayOptions) -> DataFrame:
+def stateful(rows: DataFrame, limits: Limits, delay: DelayOptions, client: ClientSettings) -> DataFrame:
     """Put the stage behind rows of ``STAGE_ROWS``; the result has the same columns."""
     keyed = rows.groupBy("topic", "partition")
-    return keyed.transformWithStateInPandas(Processor(limits, delay), STAGE_ROWS_DDL, "append", "none")
+    return keyed.transformWithStateInPandas(Processor(limits, delay, client), STAGE_ROWS_DDL, "append", "none")
 
 
 class Processor(StatefulProcessor):  # type: ignore[misc]
@@ -100,9 +106,10 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
     micro-batch, with all of its rows.
     """
 
-    def __init__(self, limits: Limits, delay: DelayOptions) -> None:
+    def __init__(self, limits: Limits, delay: DelayOptions, client: ClientSettings) -> None:
         self._limits = limits
         self._delay = delay
+        self._client = client
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._sets: MapState = handle.getMapState("sets", "producer string, uuid string", "set string")
@@ -114,7 +121,9 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
     ) -> Iterator[pd.DataFrame]:
         topic_partition = TopicPartition(*key)
         parts = _StateParts(self._parts)
-        delayed = DelayedMessages(topic_partition, self._delayed, self._delay, parts)
+        delayed = DelayedMessages(
+            topic_partition, self._delayed, self._delay, parts, partial(self._read_chunks, topic_partition)
+        )
         reports: list[TaskReport] = []
         for frame in rows:
             for row in frame.itertuples(index=False):
@@ -144,6 +153,13 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
 
     def close(self) -> None:
         pass
+
+    def _read_chunks(self, topic_partition: TopicPartition, message: Waits) -> Iterator[Entry]:
+        name = join_partition(topic_partition.topic, topic_partition.partition)
+        entries = read_again(self._client, name, message.positions)
+        sender = None if message.key is None else (message.key.producer_name, message.key.uuid)
+        for entry, _ in read_chunks(entries, len(message.positions), self._limits.max_message_bytes, sender):
+            yield entry
 
     def _load(self) -> dict[ChunkedMessageKey, IncompleteMessage]:
         messages = [incomplete_from_json(value[0]) for _, value in self._sets.iterator()]
@@ -176,6 +192,9 @@ class _StateParts:
             return
         self._fresh[position] = entry
         self._fresh_bytes += len(entry)
+
+    def has(self, position: Position) -> bool:
+        return position in self._fresh or self._state.containsKey((position.ledger_id, position.entry_id))
 
     def take(self, position: Position) -> bytes | None:
         if position in self._fresh:

@@ -46,6 +46,10 @@ if TYPE_CHECKING:
 # The reason of a loss in ``rejects``.
 DATA_LOSS = "data_loss"
 
+# The reason of chunks of a large message that was to wait for its delivery time, and of which the topic
+# no longer has all.
+DELAYED_TRIMMED = "delayed_trimmed"
+
 # The local property by which the driver tells the tasks of a batch: {topic partition: [ledger,
 # entry]}.
 _PROPERTY = "ledgerlake.movedCursors"

@@ -12,7 +12,7 @@ there is committed under an application transaction of its own:
 
 If ``messages`` has the micro-batch too, the first run's messages stand, and a repeat that rejects
 one of them is wrong. But what waited in the first run's state is gone with it, so a loss that the
-repeat finds is added (``add_losses``).
+repeat finds is added (``add_losses``), and so is a large message that it cannot read again to let it wait.
 
 A row is known by its place and its reason; of a loss also by its detail, which says how far it
 reaches. Rows count as the commit took them up, so that what a user has deleted meanwhile does not
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ledgerlake.source.loss import DATA_LOSS
+from ledgerlake.source.loss import DATA_LOSS, DELAYED_TRIMMED
 from ledgerlake.table.ordered_files import DataFile, GatheringWriter, ParquetFolder
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def add_losses(table: Table, batch: BatchRecord, files: list[DataFile], is_held:
     """
     versions = table.versions_of(batch)
     number = len(versions) if is_held else len(versions) + 1
-    _add(table, batch, files, versions, number, lambda reason: reason == DATA_LOSS)
+    _add(table, batch, files, versions, number, lambda reason: reason in (DATA_LOSS, DELAYED_TRIMMED))
 
 
 def _add(
