@@ -48,7 +48,7 @@ def test_what_the_topic_no_longer_has_becomes_rejects_with_positions() -> None:
         fill(peer)
         del peer.entries[:2]
         judge = decoder(peer)
-        (found,) = judge.decode(Assembled(AT, None))
+        (found,) = judge.decode(Assembled(AT, None, known=AT))
         assert isinstance(found, list)
         written = rows(judge.reject_tables(found))
         assert [(row["reason"], row["entry_id"], row["entry"]) for row in written] == [
@@ -90,10 +90,26 @@ def test_an_entry_that_a_marker_lists_falsely_ends_the_message_and_not_the_strea
         judge = decoder(peer)
         judge.cancels = in_force
         positions = Position(7, 0), Position(7, 1)
-        message = Assembled(positions, None, delivered_ms=10**12, key=ChunkedMessageKey("p", "p-1"))
+        key = ChunkedMessageKey("p", "p-1")
+        message = Assembled(positions, None, delivered_ms=10**12, key=key, known=positions[:1])
         (found,) = judge.decode(message)
         assert isinstance(found, list)
         assert [(one.position, one.reason) for one in found] == [(positions[0], reason)]
+
+
+@pytest.mark.parametrize("refused", [None, "malformed_marker"])
+def test_a_marker_of_thousands_of_missing_entries_asks_the_broker_a_few_times(refused: str | None) -> None:
+    with Peer() as peer:
+        peer.add(chunk_entries(b"ab", 2, num_chunks_from_msg=2000)[0])
+        peer.add(chunk_entries(b"cd", 2, uuid="q")[0], first=50_000)
+        judge = decoder(peer)
+        positions = (Position(7, 0), *(Position(7, 20 * number) for number in range(1, 2000)))
+        key = ChunkedMessageKey("p", "p-1")
+        (found,) = judge.decode(Assembled(positions, None, key=key, refused=refused, known=positions[:1]))
+        assert isinstance(found, list)
+        written = rows(judge.reject_tables(found))
+        assert [(row["entry_id"], row["reason"]) for row in written] == [(0, refused or "chunk_trimmed")]
+        assert len(peer.requests) < 30
 
 
 def test_an_entry_that_is_read_again_and_is_not_delayed_any_more_is_delivered_and_not_cancelled() -> None:

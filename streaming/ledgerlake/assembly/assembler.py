@@ -42,7 +42,8 @@ class Assembled:
     None if a release that did not store it spilled it.
     ``deliver_ms`` is when it is to be delivered, if it has to wait; ``delivered_ms`` when it was,
     if it had to, and ``outputs`` then as in ``DueEntries``. ``refused``: it is no message, for this
-    reason; a marker may have listed chunks of others.
+    reason. ``known``: the chunks that become rejects if their bytes are not here and it is no message;
+    a marker may have listed others, which are none of its message or were never read.
     """
 
     positions: tuple[Position, ...]
@@ -52,6 +53,7 @@ class Assembled:
     outputs: Mapping[str, Position] = field(default_factory=dict)
     key: ChunkedMessageKey | None = None
     refused: str | None = None
+    known: tuple[Position, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ class Assembly:
             elif isinstance(effect, Deliver):
                 entries = None if effect.reread else map(self._parts.take, effect.positions)
                 waits_ms = deliver_ms if self._hold_delayed else None
-                yield Assembled(effect.positions, entries, waits_ms, key=effect.key)
+                yield Assembled(effect.positions, entries, waits_ms, key=effect.key, known=effect.known)
                 # A message that is read again has no entries in ``parts``, and a marker may have
                 # listed chunks of others.
                 if waits_ms is None and not effect.reread:

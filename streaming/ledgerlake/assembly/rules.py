@@ -56,6 +56,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from ledgerlake.wire.limits import MAX_CHUNKS
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ class Limits:
     max_pending: int = 1000
     max_pending_bytes: int = 256 * 1024 * 1024
     max_spilled: int = 10_000
-    max_chunks: int = 10_000
+    max_chunks: int = MAX_CHUNKS
     max_message_bytes: int = 1024 * 1024 * 1024
     expire_after_ms: int = 3_600_000
 
@@ -149,12 +150,13 @@ class Spill:
 @dataclass(frozen=True, slots=True)
 class Deliver:
     """The message is complete: its chunks in order. ``reread``: the earlier chunks' bytes are not
-    held.
+    held; ``known`` are then the chunks that have come, and a marker may have listed others.
     """
 
     key: ChunkedMessageKey
     positions: tuple[Position, ...]
     reread: bool
+    known: tuple[Position, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,10 +260,12 @@ class IncompleteMessages:
             return [self._give_up(key, MALFORMED_MARKER)]
         self._take(key)
         effects: list[Effect] = [] if incomplete.spilled else [Spill(incomplete.positions)]
-        left = tuple(position for position in incomplete.positions if position not in positions)
+        listed = set(positions)
+        left = tuple(position for position in incomplete.positions if position not in listed)
         if left:
             effects.append(Reject("chunk_duplicate", key, left, held=False))
-        return [*effects, Deliver(key, positions, reread=True)]
+        known = tuple(position for position in incomplete.positions if position in listed)
+        return [*effects, Deliver(key, positions, reread=True, known=known)]
 
     def has_chunk_of_another(self, key: ChunkedMessageKey | None, positions: Iterable[Position]) -> bool:
         """Return whether a chunk of another incomplete message stands at one of the positions."""
@@ -318,7 +322,8 @@ class IncompleteMessages:
             return [self._give_up(chunk.key, "chunk_size"), _reject_alone(chunk, "chunk_size")]
         if complete:
             self._take(chunk.key)
-            return [Deliver(chunk.key, (*held.positions, chunk.position), reread=held.spilled)]
+            positions = (*held.positions, chunk.position)
+            return [Deliver(chunk.key, positions, held.spilled, known=positions if held.spilled else ())]
         self._put(replace(held, positions=(*held.positions, chunk.position), arrived_bytes=arrived_bytes))
         return [] if held.spilled else [Retain(chunk.position), *self._make_room()]
 

@@ -191,7 +191,8 @@ class DelayedMessages:
 
     def refuse_large(self, message: Waits, reason: str) -> None:
         """Reject a complete large message whose chunks must be read again."""
-        self._refused.append(Assembled(message.positions, None, key=message.key, refused=reason))
+        refused = Assembled(message.positions, None, key=message.key, refused=reason, known=message.known)
+        self._refused.append(refused)
 
     def add_partial(self, position: Position, frame: bytes, part: BatchRange) -> None:
         """Add an entry of which only some messages belong to the range; its frame is in ``parts``
@@ -339,7 +340,10 @@ class DelayedMessages:
                 yield from self._take_partial(positions[0], message.part, delivered_ms, outputs)
                 continue
             entries = map(self._parts.take, positions) if message.is_held else None
-            yield Assembled(positions, entries, delivered_ms=delivered_ms, outputs=outputs, key=message.key)
+            known = () if message.is_held else positions
+            yield Assembled(
+                positions, entries, delivered_ms=delivered_ms, outputs=outputs, key=message.key, known=known
+            )
             self._state.large.removeKey((ledger_id, entry_id))
         for start in range(0, len(to_reread), _ROW_POSITIONS):
             yield DuePositions(to_reread[start : start + _ROW_POSITIONS], delivered_ms, outputs)

@@ -22,13 +22,11 @@ from ledgerlake.operators.cancelled import CANCELLED, cancelled_entries, cancell
 from ledgerlake.operators.stage_output import pop_each
 from ledgerlake.source.range_reader import BUNDLE_BYTES
 from ledgerlake.source.reread import read_again
-from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ledgerlake.assembly.rules import ChunkedMessageKey
     from ledgerlake.options.source_options import SourceOptions
 
 
@@ -97,13 +95,9 @@ class OutcomeDecoder:
 
     def _rejects(self, message: Assembled, reason: str, detail: str = "") -> list[RejectedEntry]:
         """Return the chunks of a large message as rejects. If they are read again, a marker may have
-        listed entries of others, and those are not rejected.
+        listed entries of others, and any number that are not there; those are not rejected.
         """
-        positions: Iterable[Position] = message.positions
-        if message.entries is None:
-            entries = self._read_again(message.positions)
-            placed_chunks = zip(message.positions, entries, strict=True)
-            positions = [position for position, entry in placed_chunks if _is_chunk_of(entry, message.key)]
+        positions = message.known if message.entries is None else message.positions
         return [RejectedEntry(position, None, reason, detail) for position in positions]
 
     def _check_delivery(self, row: pa.RecordBatch, delivered_ms: int | None) -> None:
@@ -174,19 +168,6 @@ class OutcomeDecoder:
             join_partition(self._topic_partition.topic, self._topic_partition.partition),
             positions,
         )
-
-
-def _is_chunk_of(entry: Entry | None, key: ChunkedMessageKey | None) -> bool:
-    """Return whether an entry may be a chunk of a message. It may, if the entry is gone or the
-    message's key is not known.
-    """
-    if entry is None or key is None:
-        return True
-    try:
-        metadata = peek_metadata(memoryview(entry))
-    except CorruptEntryError:
-        return False
-    return (metadata.producer_name, metadata.uuid) == (key.producer_name, key.uuid)
 
 
 def _with_delivery(messages: pa.RecordBatch, delivered_ms: int) -> pa.RecordBatch:

@@ -87,13 +87,14 @@ class Begun:
 @dataclass(frozen=True)
 class Waits:
     """A large message that is to be delivered later: its chunks in order, whether their bytes are
-    held, and whose chunks they must be.
+    held, and whose chunks they must be. ``known``: see ``Assembled``.
     """
 
     positions: tuple[Position, ...]
     deliver_ms: int
     held: bool
     key: ChunkedMessageKey | None = None
+    known: tuple[Position, ...] = ()
 
 
 Event = Chunk | Begun | IncompleteMessage | Marker | Waits | Cancel

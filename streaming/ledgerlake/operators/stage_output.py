@@ -45,7 +45,8 @@ def read_stage_rows(
             yield topic_partition, DueEntries(row["entry"], detail["delivered_ms"], _outputs(detail), first_entry)
         elif row["kind"] == RowKind.AGAIN:
             detail = json.loads(row["note"])
-            yield topic_partition, DuePositions(list(_positions(detail)), detail["delivered_ms"], _outputs(detail))
+            positions = list(_positions(detail["positions"]))
+            yield topic_partition, DuePositions(positions, detail["delivered_ms"], _outputs(detail))
         else:
             yield topic_partition, _message(row, rows)
 
@@ -54,12 +55,13 @@ def _message(header: dict[str, Any], rows: Iterator[dict[str, Any]]) -> Assemble
     detail = json.loads(header["note"])
     key = None if detail["key"] is None else ChunkedMessageKey(*detail["key"])
     message = Assembled(
-        _positions(detail),
+        _positions(detail["positions"]),
         None,
         delivered_ms=detail["delivered_ms"],
         outputs=_outputs(detail),
         key=key,
         refused=detail["refused"],
+        known=_positions(detail["known"]),
     )
     if detail["read_again"]:
         return message
@@ -68,8 +70,8 @@ def _message(header: dict[str, Any], rows: Iterator[dict[str, Any]]) -> Assemble
     return replace(message, entries=pop_each([next(rows)["entry"] for _ in message.positions]))
 
 
-def _positions(detail: dict[str, Any]) -> tuple[Position, ...]:
-    return tuple(Position(*place) for place in detail["positions"])
+def _positions(places: list[list[int]]) -> tuple[Position, ...]:
+    return tuple(Position(*place) for place in places)
 
 
 def _outputs(detail: dict[str, Any]) -> dict[str, Position]:

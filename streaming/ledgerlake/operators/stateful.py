@@ -194,7 +194,7 @@ class _StateParts:
         self._fresh_bytes += len(entry)
 
     def has(self, position: Position) -> bool:
-        return position in self._fresh or self._state.containsKey((position.ledger_id, position.entry_id))
+        return position in self._fresh or self._state.getValue((position.ledger_id, position.entry_id)) is not None
 
     def take(self, position: Position) -> bytes | None:
         if position in self._fresh:
@@ -278,7 +278,7 @@ def _hold_delayed_large(outcomes: Iterator[Outcome], delayed: DelayedMessages) -
     for outcome in outcomes:
         if isinstance(outcome, Assembled) and outcome.deliver_ms is not None:
             is_held = outcome.entries is not None
-            delayed.add_large(Waits(outcome.positions, outcome.deliver_ms, is_held, outcome.key))
+            delayed.add_large(Waits(outcome.positions, outcome.deliver_ms, is_held, outcome.key, outcome.known))
         else:
             yield outcome
 
@@ -321,9 +321,13 @@ def _outcome_rows(topic_partition: TopicPartition, outcome: Outcome | Cancels) -
         yield _row(topic_partition, RowKind.AGAIN, None, _due_note(outcome, positions=places(outcome.positions)), None)
     elif isinstance(outcome, Assembled):
         key = None if outcome.key is None else astuple(outcome.key)
-        read_again = outcome.entries is None
         note = _due_note(
-            outcome, positions=places(outcome.positions), read_again=read_again, key=key, refused=outcome.refused
+            outcome,
+            positions=places(outcome.positions),
+            read_again=outcome.entries is None,
+            key=key,
+            refused=outcome.refused,
+            known=places(outcome.known),
         )
         yield _row(topic_partition, RowKind.MESSAGE, outcome.positions[-1], note, None)
         for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
