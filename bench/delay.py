@@ -36,6 +36,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from bench.throughput import WorkerMemory
 from ledgerlake.assembly.rules import Limits
+from ledgerlake.client.cluster import ClientSettings
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.delay.bucket import record_from_json, record_to_json
 from ledgerlake.delay.segment import INDEX_SCHEMA, index_rows
@@ -149,7 +150,7 @@ class _Run:
         self._at = 0
         options = {"messages": str(messages), "steps": self._steps}
         flow = spark.readStream.format(_BenchSource.name()).options(**options).load()
-        settled = stateful(flow, Limits(), DelayOptions())
+        settled = stateful(flow, Limits(), DelayOptions(), ClientSettings("pulsar://nowhere:1"))
         counted = settled.mapInArrow(_count, "released bigint")
         writer = counted.writeStream.option("checkpointLocation", checkpoint).foreachBatch(self._take)
         self._query = writer.trigger(processingTime="0 seconds").start()

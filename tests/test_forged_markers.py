@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ledgerlake.wire.chunks import promise
+from ledgerlake.wire.limits import MAX_TIME_MS
 from tests.simulation.by_hand import by_hand, put
 from tests.simulation.driver import REJECTS, Edges
 from tests.simulation.history import History
@@ -119,3 +120,27 @@ def test_a_marker_rejects_no_messages_of_others(edges: Edges) -> None:
     listed = {str(position) for position in history.listed}
     assert [one for one in history.rejected() if one[0] in listed] == []
     assert len(history.rejected()) <= 2
+
+
+class Waiting(History):
+    """The producer ``x`` publishes a large message that is due in the last year that is a time."""
+
+    def _send_marked(self, topic: Topic) -> None:
+        """The chunks came in an order that only a marker can tell."""
+        own = {"producer_name": "x", "uuid": "x-1", "publish_time": self.brokers.clock_ms}
+        own |= {"properties": [promise()], "deliver_at_time": MAX_TIME_MS}
+        chunks = {"num_chunks_from_msg": 3, "total_chunk_msg_size": 6}
+        places = {
+            chunk_id: self._store(topic, self._metadata(chunk_id=chunk_id, **own, **chunks), b"ab")
+            for chunk_id in (0, 2, 1)
+        }
+        listed = json.dumps({"chunks": [str(places[chunk_id]) for chunk_id in range(3)]}).encode()
+        self._store(topic, self._metadata(num_chunks_from_msg=1, **own), listed)
+
+
+def test_a_large_message_that_is_never_due_keeps_nothing_in_the_topic(edges: Edges) -> None:
+    script = by_hand(put(1.0), put(2.0, "marked"), put(4.0, count=20), put(8.0, count=20))
+    history = Waiting(script, edges)
+    assert history.play().violations == []
+    topic = history.topics[0]
+    assert [cursor.mark_delete for cursor in topic.cursors.values()] == [topic.last]

@@ -204,8 +204,8 @@ def test_at_the_limit_of_sets_the_oldest_is_put_aside_and_still_delivered() -> N
     assert feed(B, 0, 3) == [hold(1), Spill(at(0))]
     assert feed(C, 0, 3) == [hold(2), Spill(at(1))]
     assert [feed(key, 1, 3) for key in (A, B, C)] == [[], [], [hold(5)]]
-    assert feed(A, 2, 3) == [Deliver(A, at(0, 3, 6), reread=True)]
-    assert feed(B, 2, 3) == [Deliver(B, at(1, 4, 7), reread=True)]
+    assert feed(A, 2, 3) == [Deliver(A, at(0, 3, 6), reread=True, known=at(0, 3, 6))]
+    assert feed(B, 2, 3) == [Deliver(B, at(1, 4, 7), reread=True, known=at(1, 4, 7))]
     assert feed(C, 2, 3) == [Deliver(C, at(2, 5, 8), reread=False)]
 
 
@@ -222,7 +222,7 @@ def test_a_set_larger_than_the_whole_limit_is_put_aside_itself() -> None:
     feed = Feed(max_pending_bytes=15)
     feed(A, 0, 3)
     assert feed(A, 1, 3) == [hold(1), Spill(at(0, 1))]
-    assert feed(A, 2, 3) == [Deliver(A, at(0, 1, 2), reread=True)]
+    assert feed(A, 2, 3) == [Deliver(A, at(0, 1, 2), reread=True, known=at(0, 1, 2))]
 
 
 def test_chunks_that_promise_a_marker_wait_for_it_where_others_would_be_orphans() -> None:
@@ -230,7 +230,7 @@ def test_chunks_that_promise_a_marker_wait_for_it_where_others_would_be_orphans(
     assert feed(A, 2, 4, has_marker=True) == []
     assert feed(A, 3, 4, has_marker=True) == []
     assert [message.awaiting for message in feed.pending.messages] == [True]
-    assert feed.pending.apply_marker(A, at(7, 8, 0, 1)) == [Deliver(A, at(7, 8, 0, 1), reread=True)]
+    assert feed.pending.apply_marker(A, at(7, 8, 0, 1)) == [Deliver(A, at(7, 8, 0, 1), reread=True, known=at(0, 1))]
     assert feed.pending.messages == ()
 
 
@@ -239,7 +239,7 @@ def test_a_gap_under_a_promised_marker_keeps_positions_and_lets_go_of_bytes() ->
     feed(A, 0, 4, has_marker=True)
     assert feed(A, 2, 4, has_marker=True) == [Spill(at(0))]
     assert feed.pending.kept_bytes == 0
-    assert feed.pending.apply_marker(A, at(0, 9, 1, 8)) == [Deliver(A, at(0, 9, 1, 8), reread=True)]
+    assert feed.pending.apply_marker(A, at(0, 9, 1, 8)) == [Deliver(A, at(0, 9, 1, 8), reread=True, known=at(0, 1))]
 
 
 def test_chunks_that_a_marker_does_not_list_are_rejected_when_it_comes() -> None:
@@ -248,7 +248,7 @@ def test_chunks_that_a_marker_does_not_list_are_rejected_when_it_comes() -> None
     feed(A, 1, 3, has_marker=True)
     assert feed.pending.apply_marker(A, at(7, 0, 8)) == [
         Reject("chunk_duplicate", A, at(1), bytes_kept=False),
-        Deliver(A, at(7, 0, 8), reread=True),
+        Deliver(A, at(7, 0, 8), reread=True, known=at(0)),
     ]
 
 
@@ -331,7 +331,7 @@ def test_open_sets_survive_a_restart() -> None:
     feed(B, 0, 2)
     feed.pending = IncompleteMessages(Limits(max_pending=1), feed.pending.messages)
     assert feed.pending.kept_bytes == 10
-    assert feed(A, 1, 2) == [Deliver(A, at(0, 2), reread=True)]
+    assert feed(A, 1, 2) == [Deliver(A, at(0, 2), reread=True, known=at(0, 2))]
     assert feed(B, 1, 2) == [Deliver(B, at(1, 3), reread=False)]
 
 

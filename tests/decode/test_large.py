@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ledgerlake.decode import schema
+from ledgerlake.decode.crypto import CryptoSettings
 from ledgerlake.decode.large import decode_large
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.errors import CorruptEntryError
@@ -80,3 +81,19 @@ def test_a_message_over_the_limit_is_refused_before_it_is_joined() -> None:
         decoded(chunk_entries(PAYLOAD, 3), max_bytes=len(PAYLOAD) - 1)
     assert raised.value.reason == "too_large"
     assert decoded(chunk_entries(PAYLOAD, 3), max_bytes=len(PAYLOAD)).num_rows == 1
+
+
+def test_what_is_beyond_the_limit_or_of_another_message_is_not_even_read() -> None:
+    chunks = chunk_entries(PAYLOAD, 300)
+    for entries, reason in ((chunks, "too_large"), ([chunks[0], None, *chunks[2:]], "chunk_trimmed")):
+        unread = iter(entries)
+        with pytest.raises(CorruptEntryError) as raised:
+            decode_large(unread, at(300), SOURCE, 1000)
+        assert raised.value.reason == reason
+        assert len(list(unread)) > 270
+    secret = chunk_entries(b"cd", 2, uuid="q", encryption_keys=[pb.EncryptionKeys(key="k", value=b"v")])
+    with pytest.raises(CorruptEntryError) as raised:
+        decode_large(
+            [chunk_entries(b"ab", 2)[0], secret[1]], at(2), SOURCE, 1000, CryptoSettings(failure_action="fail")
+        )
+    assert raised.value.reason == "chunk_mismatch"

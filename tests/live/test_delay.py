@@ -18,12 +18,15 @@ from ledgerlake.inspect.waiting_messages import waiting_messages
 from ledgerlake.options.config import parse_config
 from ledgerlake.publish.cancel import cancel
 from ledgerlake.publish.large_messages import LargeMessageProducer
+from ledgerlake.wire.limits import MAX_TIME_MS
+from ledgerlake.wire.message_id import ChunkMessageId
 from tests.live.pipelines import (
     backlog,
     now_ms,
     publish_delayed,
     rejects_rows,
     run_and_verify,
+    run_once,
     small_buckets,
     table_rows,
     wait_for_rows,
@@ -237,6 +240,23 @@ def test_a_large_message_waits_too(runtime: Runtime, spark: SparkSession, tmp_pa
     assert [row["value"] for row in rows] == [b"marked" * 1000, *values]
     assert [row["delivered_at"] is None for row in rows] == [False, False, True, False]
     assert rows[1]["chunk_count"] == 2
+
+
+def test_a_large_message_that_only_its_marker_tells_waits_and_holds_nothing_in_the_topic(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    cluster = runtime.cluster()
+    producer = LargeMessageProducer(cluster, topic, chunk_bytes=1000)
+    large = producer.send(b"marked" * 1000, deliver_at_ms=MAX_TIME_MS)
+    producer.send(b"small")
+    producer.close()
+    cluster.close()
+    assert isinstance(large, ChunkMessageId)
+    config = run_once(spark, runtime.config(tmp_path, topic, starting=f"after {large.first}"))
+    assert [row["value"] for row in table_rows(tmp_path)] == [b"small"]
+    assert [one.waiting for one in waiting_messages(spark, config)] == [1]
+    assert backlog(runtime, topic) == 0
 
 
 def test_cancels_by_id_and_by_key_before_and_after_due_and_while_nobody_runs(

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from ledgerlake.assembly.assembler import Assembled, Entry, Rejected
 from ledgerlake.assembly.rules import Chunk
+from ledgerlake.client.cluster import ClientSettings
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.operators.in_task import LocalAssembly
 from ledgerlake.operators.rows import RowKind, StateSummary, TaskReport, report_to_json, stage_row, summary_from_json
@@ -77,6 +78,7 @@ class Stage:
 
     limits: Limits
     delay: DelayOptions = field(default_factory=DelayOptions)
+    client: ClientSettings = field(default_factory=lambda: ClientSettings("pulsar://nowhere:1"))
     states: dict[str, DictState | DictValue] = field(default_factory=dict)
 
     def getMapState(self, name: str, _key_schema: str, _value_schema: str) -> DictState:
@@ -92,7 +94,7 @@ class Stage:
         """One batch; the rows that come out. With ``rng`` the rows come in shuffled, in frames of
         any size.
         """
-        processor = Processor(self.limits, self.delay)
+        processor = Processor(self.limits, self.delay, self.client)
         processor.init(self)
         rows = rng.sample(rows, len(rows)) if rng else rows
         frames = []

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ledgerlake.assembly.rules import Limits
+from ledgerlake.assembly.rules import ChunkedMessageKey, Limits
+from ledgerlake.client.cluster import ClientSettings
 from ledgerlake.decode.messages import BatchRange
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import entries_of
@@ -29,6 +31,7 @@ from ledgerlake.operators.rows import (
     delayed_rows,
     report_to_json,
     stage_row,
+    summary_from_json,
 )
 from ledgerlake.operators.stage_output import read_stage_rows
 from ledgerlake.options.delay_options import DelayOptions
@@ -40,6 +43,7 @@ from ledgerlake.wire.entry import encode_batch, encode_entry
 from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
 from tests.operators.stage import SOURCE, Stage
+from tests.peer import Peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -212,16 +216,83 @@ def test_with_reread_only_positions_wait() -> None:
     assert [(row.kind, json.loads(row.header).get("positions")) for row in rows[:1]] == [("reread", [[1, 0], [1, 1]])]
 
 
-@pytest.mark.parametrize("reread", [False, True])
-def test_the_cursor_does_not_pass_chunks_that_only_the_topic_has(reread: bool) -> None:
-    play = Play(reread=reread)
-    at = tuple(Position(1, one) for one in (3, 5, 7))
-    play(frame(4, 30), events=[DelayedLargeMessage(at, STORED_MS + 10_000, bytes_kept=False)], at_s=0)
+AT = tuple(Position(1, entry_id) for entry_id in (3, 5, 7))
+NOT_KEPT = DelayedLargeMessage(
+    AT, STORED_MS + 10_000, bytes_kept=False, key=ChunkedMessageKey("p", "p-1"), known=AT[:1]
+)
+
+
+def serving(*entries: bytes) -> Peer:
+    """A broker that has entries at the places of ``AT``."""
+    return Peer(list(zip(AT, entries, strict=False)))
+
+
+@pytest.mark.parametrize("bytes_kept", [False, True])
+def test_the_cursor_passes_a_large_message_that_waits_wherever_its_chunks_were(bytes_kept: bool) -> None:
+    entries = chunk_entries(b"large message", 3)
+    play = Play()
+    with serving(*entries) as peer:
+        play.stage.client = ClientSettings(peer.url)
+        parts = list(zip(AT, entries, strict=True)) if bytes_kept else []
+        play(frame(4, 30), events=[replace(NOT_KEPT, bytes_kept=bytes_kept)], parts=parts, at_s=0)
+    assert play.summary.oldest_to_reread is None
+    assert play(at_s=9) == []
+    assert play(at_s=10) == [b"large message"]
+    play(at_s=30)
+    assert [name for name in ("parts", "large") if play.state(name)] == []
+
+
+@pytest.mark.parametrize("bytes_kept", [False, True])
+def test_with_reread_the_cursor_passes_no_chunk_of_a_message_that_waits(bytes_kept: bool) -> None:
+    entries = chunk_entries(b"large message", 3)
+    play = Play(reread=True)
+    with serving(*entries) as peer:
+        play.stage.client = ClientSettings(peer.url)
+        parts = list(zip(AT, entries, strict=True)) if bytes_kept else []
+        play(frame(4, 30), events=[replace(NOT_KEPT, bytes_kept=bytes_kept)], parts=parts, at_s=0)
     assert play.summary.oldest_to_reread == Position(1, 3)
-    held = Play(reread=reread)
-    parts = list(zip(at, chunk_entries(b"large message", 3), strict=True))
-    held(events=[DelayedLargeMessage(at, STORED_MS + 10_000, bytes_kept=True)], parts=parts, at_s=0)
-    assert held.summary.oldest_to_reread == (Position(1, 3) if reread else None)
+    assert play.state("parts") == {}
+
+
+@pytest.mark.parametrize(
+    ("entries", "due_s", "reason"),
+    [
+        pytest.param(chunk_entries(b"large message", 3)[:2], 10, "delayed_trimmed", id="trimmed"),
+        pytest.param(chunk_entries(b"large message", 3)[:2], 0, "chunk_trimmed", id="trimmed and due at once"),
+        pytest.param(chunk_entries(b"large message", 3, uuid="q-1"), 10, "chunk_mismatch", id="of another message"),
+        pytest.param(chunk_entries(b"large message", 4)[:3], 10, "chunk_mismatch", id="not all"),
+        pytest.param([b"\0\0\xff\xffgarbage"] * 3, 10, "malformed_entry", id="unreadable"),
+        pytest.param(chunk_entries(bytes(2000), 3), 10, "too_large", id="too large"),
+    ],
+)
+@pytest.mark.parametrize("reread", [False, True])
+def test_chunks_that_a_marker_lists_falsely_wait_for_nothing(
+    entries: list[bytes], due_s: int, reason: str, reread: bool
+) -> None:
+    play = Play(reread=reread)
+    play.stage.limits = Limits(max_message_bytes=1000)
+    with serving(*entries) as peer:
+        play.stage.client = ClientSettings(peer.url)
+        report = TaskReport(AT[-1], STORED_MS, {}, [replace(NOT_KEPT, deliver_ms=STORED_MS + 1000 * due_s)])
+        rows = play.stage.run([stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report))])
+    assert [row.kind for row in rows] == ["reread_rejects", "summary"]
+    assert json.loads(rows[0].header) == {"reason": reason, "positions": [[1, 3]]}
+    summary = summary_from_json(rows[-1].header)
+    assert (summary.delayed_count, summary.next_due_ms, summary.oldest_to_reread) == (0, None, None)
+    assert [name for name in ("parts", "large") if play.state(name)] == []
+
+
+def test_a_marker_takes_no_chunk_of_a_message_that_waits() -> None:
+    entries = chunk_entries(b"large message", 3)
+    play = Play()
+    play(events=[replace(NOT_KEPT, bytes_kept=True)], parts=list(zip(AT, entries, strict=True)), at_s=0)
+    with Peer([*zip(AT[:2], entries, strict=False), (Position(1, 8), entries[2])]) as peer:
+        play.stage.client = ClientSettings(peer.url)
+        forged = replace(NOT_KEPT, positions=(*AT[:2], Position(1, 8)), deliver_ms=STORED_MS + 5000)
+        report = TaskReport(Position(1, 9), STORED_MS, {}, [forged])
+        rows = play.stage.run([stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report))])
+    assert json.loads(rows[0].header) == {"reason": "malformed_marker", "positions": [[1, 3]]}
+    assert play(at_s=10) == [b"large message"]
 
 
 def cancel(by: Any, target: str, entry_id: int, at_s: int = 0) -> Cancel:

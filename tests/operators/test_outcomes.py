@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ledgerlake.assembly.assembler import Assembled, Rejected
+import pytest
+
+from ledgerlake.assembly.assembler import Assembled, DuePositions, Rejected, RejectedPositions
+from ledgerlake.assembly.rules import ChunkedMessageKey
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.delay.cancels import Cancel, Cancels
 from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.wire.message_id import Position
@@ -44,7 +48,7 @@ def test_what_the_topic_no_longer_has_becomes_rejects_with_positions() -> None:
         fill(peer)
         del peer.entries[:2]
         judge = decoder(peer)
-        (found,) = judge.decode(Assembled(AT, None))
+        (found,) = judge.decode(Assembled(AT, None, known=AT))
         assert isinstance(found, list)
         written = rows(judge.reject_tables(found))
         assert [(row["reason"], row["entry_id"], row["entry"]) for row in written] == [
@@ -63,3 +67,58 @@ def test_chunks_without_bytes_are_read_again_to_be_rejected_whole() -> None:
         written = rows(judge.reject_tables(found))
         assert [(row["entry_id"], row["entry"]) for row in written] == [(1, b"held"), (2, ENTRIES[1]), (4, ENTRIES[2])]
         assert written[1]["detail"] == "chunk 1 of 3 of p-1"
+
+
+def cancels() -> Cancels:
+    return Cancels([Cancel("key", "a", Position(9, 0), 0, 10**12), Cancel("id", "7:0", Position(9, 0), 0, 10**12)])
+
+
+@pytest.mark.parametrize(
+    ("last", "reason"),
+    [
+        pytest.param(b"\x00\x00\xff\xffgarbage", "malformed_entry", id="unreadable metadata"),
+        pytest.param(chunk_entries(b"ab", 2, uuid="q-1")[1], "chunk_mismatch", id="a chunk of another message"),
+        pytest.param(single(b"a", partition_key="a"), "chunk_mismatch", id="no chunk"),
+    ],
+)
+@pytest.mark.parametrize("in_force", [Cancels(), cancels()])
+def test_an_entry_that_a_marker_lists_falsely_ends_the_message_and_not_the_stream(
+    last: bytes, reason: str, in_force: Cancels
+) -> None:
+    with Peer() as peer:
+        peer.add(chunk_entries(b"ab", 2)[0], last)
+        judge = decoder(peer)
+        judge.cancels = in_force
+        positions = Position(7, 0), Position(7, 1)
+        key = ChunkedMessageKey("p", "p-1")
+        message = Assembled(positions, None, delivered_ms=10**12, key=key, known=positions[:1])
+        (found,) = judge.decode(message)
+        assert isinstance(found, list)
+        assert [(reject.position, reject.reason) for reject in found] == [(positions[0], reason)]
+
+
+@pytest.mark.parametrize("is_rejected", [False, True])
+def test_a_marker_of_thousands_of_missing_entries_asks_the_broker_a_few_times(is_rejected: bool) -> None:
+    with Peer() as peer:
+        peer.add(chunk_entries(b"ab", 2, num_chunks_from_msg=2000)[0])
+        peer.add(chunk_entries(b"cd", 2, uuid="q")[0], first=50_000)
+        judge = decoder(peer)
+        positions = (Position(7, 0), *(Position(7, 20 * number) for number in range(1, 2000)))
+        message = Assembled(positions, None, key=ChunkedMessageKey("p", "p-1"), known=positions[:1])
+        rejected = RejectedPositions("malformed_marker", positions[:1])
+        (found,) = judge.decode(rejected if is_rejected else message)
+        assert isinstance(found, list)
+        written = rows(judge.reject_tables(found))
+        reason = "malformed_marker" if is_rejected else "chunk_trimmed"
+        assert [(row["entry_id"], row["reason"]) for row in written] == [(0, reason)]
+        assert len(peer.requests) < 30
+
+
+def test_an_entry_that_is_read_again_and_is_not_delayed_any_more_is_delivered_and_not_cancelled() -> None:
+    with Peer() as peer:
+        peer.add(single(b"of a topic that was created anew", partition_key="a"))
+        judge = decoder(peer)
+        judge.cancels = cancels()
+        (found,) = judge.decode(DuePositions([Position(7, 0)], 10**12, {}))
+        assert not isinstance(found, list)
+        assert found["value"].to_pylist() == [b"of a topic that was created anew"]

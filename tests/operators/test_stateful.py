@@ -78,6 +78,18 @@ def test_a_marker_that_lists_what_comes_behind_it_is_a_reject() -> None:
     assert isinstance(read_alone(PieceKind.MARKER, entry, Position(1, 6)), Marker)
 
 
+def test_a_marker_lists_no_more_chunks_than_a_message_may_have() -> None:
+    metadata = pb.MessageMetadata(
+        producer_name="p", uuid="p-1", publish_time=1, sequence_id=1, num_chunks_from_msg=1, properties=[promise()]
+    )
+    listed = [f"1:{entry}" for entry in range(LIMITS.max_chunks + 1)]
+    most, more = (encode_entry(metadata, json.dumps({"chunks": one}).encode()) for one in (listed[1:], listed))
+    assert isinstance(read_alone(PieceKind.MARKER, most, Position(2, 0)), Marker)
+    with pytest.raises(CorruptEntryError, match="more than 10000 chunks") as raised:
+        read_alone(PieceKind.MARKER, more, Position(2, 0))
+    assert raised.value.reason == "malformed_marker"
+
+
 def test_what_a_task_reports_of_chunks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ledgerlake.operators.in_task.MAX_TASK_EVENT_BYTES", 10_000)
     key = ChunkedMessageKey("p" * 100, "u" * 100)

@@ -148,6 +148,15 @@ def test_a_batch_that_messages_has_is_done_whatever_the_repeat_rejects(tables: d
     assert len(found(tables, "messages")) == 3
 
 
+def test_a_message_that_waited_in_the_first_run_and_is_trimmed_in_the_repeat_is_a_reject(
+    tables: dict[str, Table],
+) -> None:
+    run(tables, [], messages=3)
+    for _ in range(2):
+        run(tables, [rejected(1, "delayed_trimmed"), rejected(2, "chunk_trimmed")], messages=2)
+        assert [one[:2] for one in found(tables)] == [(1, "delayed_trimmed")]
+
+
 def test_an_addition_says_whose_it_is_and_the_batch_stays_the_last_one(tables: dict[str, Table]) -> None:
     killed_behind_rejects(tables, [rejected(1)])
     run(tables, [rejected(1), rejected(5)], messages=1)

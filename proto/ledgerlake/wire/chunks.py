@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 from ledgerlake.errors import CorruptEntryError, UsageError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import broker_time_ms, delivery_time_ms, encode_entry, parse_entry, text_of
-from ledgerlake.wire.limits import MAX_CHUNK_NAME_BYTES, MAX_MARKER_CHUNKS
+from ledgerlake.wire.limits import MAX_CHUNK_NAME_BYTES, MAX_CHUNKS
 from ledgerlake.wire.message_id import MessageId, Position, parse_message_id
 
 if TYPE_CHECKING:
@@ -171,8 +171,8 @@ def parse_marker(raw: bytes | memoryview) -> Marker:
         raise CorruptEntryError(f"a marker of version {versions}, known is {MARKER_VERSION}", reason="malformed_marker")
     try:
         listed = json.loads(bytes(entry.payload))["chunks"]
-        if len(listed) > MAX_MARKER_CHUNKS:
-            raise CorruptEntryError(f"a marker lists more than {MAX_MARKER_CHUNKS} chunks", reason="malformed_marker")
+        if len(listed) > MAX_CHUNKS:
+            raise CorruptEntryError(f"a marker lists more than {MAX_CHUNKS} chunks", reason="malformed_marker")
         positions = tuple(_position(text) for text in listed)
     except (ValueError, KeyError, TypeError, RecursionError, UsageError):
         raise CorruptEntryError("the list of chunks does not parse", reason="malformed_marker") from None

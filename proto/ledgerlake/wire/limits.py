@@ -39,8 +39,8 @@ DECODING_FACTOR = 32
 DECODED_PIECES = 10
 DECODED_PIECE_BYTES = 32 * 1024 * 1024
 
-# A marker that lists more chunks is refused.
-MAX_MARKER_CHUNKS = 100_000
+# A chunk of a message that has more chunks is refused, and so is a marker that lists more.
+MAX_CHUNKS = 10_000
 
 # The producer name and the uuid of a chunk or of a marker, each; both are kept for every incomplete
 # message.

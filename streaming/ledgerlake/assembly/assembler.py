@@ -42,6 +42,9 @@ class Assembled:
 
     ``deliver_ms`` is the requested time, set if the message must still be delayed. ``delivered_ms``
     is the release time, set once it is due; ``outputs`` is then as in ``DueEntries``.
+
+    ``known``, if ``entries`` is None: the chunks that become rejects if the message cannot be read.
+    A marker may have listed other entries, which belong to other messages or were never read.
     """
 
     positions: tuple[Position, ...]
@@ -50,6 +53,7 @@ class Assembled:
     delivered_ms: int | None = None
     outputs: Mapping[str, Position] = field(default_factory=dict)
     key: ChunkedMessageKey | None = None
+    known: tuple[Position, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,15 +66,12 @@ class Rejected:
 
 @dataclass(frozen=True)
 class RejectedPositions:
-    """Chunks of a rejected message whose bytes only the topic has.
-
-    A marker may have listed entries of other messages. Those are not rejected: only chunks with
-    ``key`` are, or all entries if it is None.
+    """Chunks of a rejected message whose bytes only the topic has: those that are ``known`` (see
+    ``Assembled``).
     """
 
     reason: str
     positions: tuple[Position, ...]
-    key: ChunkedMessageKey | None
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ class Assembly:
             elif isinstance(effect, Deliver):
                 entries = None if effect.reread else map(self._kept_entries.take, effect.positions)
                 delayed_until_ms = deliver_ms if self._delays_messages else None
-                yield Assembled(effect.positions, entries, delayed_until_ms, key=effect.key)
+                yield Assembled(effect.positions, entries, delayed_until_ms, key=effect.key, known=effect.known)
                 # A message that is read again has no kept entries, and a marker may have listed
                 # chunks of other messages.
                 if delayed_until_ms is None and not effect.reread:

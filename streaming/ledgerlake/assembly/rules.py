@@ -55,6 +55,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from ledgerlake.wire.limits import MAX_CHUNKS
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ class Limits:
     max_pending: int = 1000
     max_pending_bytes: int = 256 * 1024 * 1024
     max_spilled: int = 10_000
-    max_chunks: int = 10_000
+    max_chunks: int = MAX_CHUNKS
     max_message_bytes: int = 1024 * 1024 * 1024
     expire_after_ms: int = 3_600_000
 
@@ -150,12 +151,13 @@ class Spill:
 @dataclass(frozen=True, slots=True)
 class Deliver:
     """The message is complete: its chunks in order. If ``reread``, the earlier chunks' bytes are
-    not kept.
+    not kept. ``known`` are then the chunks that have arrived; a marker may have listed others.
     """
 
     key: ChunkedMessageKey
     positions: tuple[Position, ...]
     reread: bool
+    known: tuple[Position, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,10 +269,12 @@ class IncompleteMessages:
             return [self._give_up(key, MALFORMED_MARKER)]
         self._take(key)
         effects: list[Effect] = [] if incomplete.spilled else [Spill(incomplete.positions)]
-        left = tuple(position for position in incomplete.positions if position not in positions)
+        listed = set(positions)
+        left = tuple(position for position in incomplete.positions if position not in listed)
         if left:
             effects.append(Reject("chunk_duplicate", key, left, bytes_kept=False))
-        return [*effects, Deliver(key, positions, reread=True)]
+        known = tuple(position for position in incomplete.positions if position in listed)
+        return [*effects, Deliver(key, positions, reread=True, known=known)]
 
     def has_chunk_of_another(self, key: ChunkedMessageKey | None, positions: Iterable[Position]) -> bool:
         """Return whether a chunk of another incomplete message stands at one of the positions."""
@@ -325,7 +329,9 @@ class IncompleteMessages:
             return [self._give_up(chunk.key, "chunk_size"), _reject_alone(chunk, "chunk_size")]
         if complete:
             self._take(chunk.key)
-            return [Deliver(chunk.key, (*incomplete.positions, chunk.position), reread=incomplete.spilled)]
+            positions = (*incomplete.positions, chunk.position)
+            known = positions if incomplete.spilled else ()
+            return [Deliver(chunk.key, positions, reread=incomplete.spilled, known=known)]
         self._put(replace(incomplete, positions=(*incomplete.positions, chunk.position), arrived_bytes=arrived_bytes))
         return [] if incomplete.spilled else [Retain(chunk.position), *self._make_room()]
 

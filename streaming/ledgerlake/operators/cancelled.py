@@ -34,7 +34,8 @@ def cancelled_rows(messages: pa.RecordBatch, cancels: Cancels) -> NDArray[np.boo
     by_id = np.isin(messages["ledger_id"].to_numpy(), [position.ledger_id for position in cancels.positions])
     for row in np.flatnonzero(by_key.to_numpy(zero_copy_only=False) | by_id).tolist():
         position = Position(messages["ledger_id"][row].as_py(), messages["entry_id"][row].as_py())
-        deliver_ms = messages["deliver_at"][row].cast(pa.int64()).as_py() // 1000
+        # An entry that was read again may be another one, of a topic that was created anew.
+        deliver_ms = (messages["deliver_at"][row].cast(pa.int64()).as_py() or 0) // 1000
         batch_index, key = messages["batch_index"][row].as_py(), keys[row].as_py()
         is_cancelled[row] = cancels.is_cancelled(position, batch_index, key, deliver_ms)
     return is_cancelled

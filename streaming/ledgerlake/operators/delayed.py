@@ -14,6 +14,10 @@ State beside that of large messages:
 An entry is stored once, in a segment with its neighbours in time; merging buckets moves it. With
 ``reread`` only its position is stored, and the entry is read from the topic when it is due. An
 entry of which a range begins or ends inside keeps its bytes in ``parts`` all the same.
+
+A large message that was spilled or completed by its marker has no chunks in ``parts``. It is read
+from the topic when it arrives. So without ``reread`` no delayed message needs the topic, however
+long its producer delays it.
 """
 
 from __future__ import annotations
@@ -21,12 +25,20 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from ledgerlake.assembly.assembler import Assembled, DueEntries, DuePositions, Rejected, RejectedPositions
+from ledgerlake.assembly.assembler import (
+    Assembled,
+    DueEntries,
+    DuePositions,
+    KeptEntries,
+    Rejected,
+    RejectedPositions,
+)
+from ledgerlake.assembly.rules import MALFORMED_MARKER
 from ledgerlake.decode.split import entries_of, read_delayed
 from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
 from ledgerlake.delay.cancel_messages import CANCEL_REFUSED
@@ -40,6 +52,7 @@ from ledgerlake.delay.cancels import (
 )
 from ledgerlake.delay.segment import INDEX_SCHEMA, frame_sizes, index_rows
 from ledgerlake.delay.tracker import DelayedTracker
+from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.bucket_folders import open_folder, query_id_of_task
 from ledgerlake.operators.bucket_storage import FolderStorage, StateStorage
 from ledgerlake.operators.separately_stored import (
@@ -47,14 +60,15 @@ from ledgerlake.operators.separately_stored import (
     separately_stored_from_json,
     separately_stored_to_json,
 )
+from ledgerlake.source.loss import DELAYED_TRIMMED
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle, ValueState
 
-    from ledgerlake.assembly.assembler import Entry, KeptEntries, Outcome
+    from ledgerlake.assembly.assembler import Entry, Outcome
     from ledgerlake.decode.messages import BatchRange, TopicPartition
     from ledgerlake.operators.rows import DelayedLargeMessage
     from ledgerlake.options.delay_options import DelayOptions
@@ -92,23 +106,44 @@ class DelayedState:
         self.cancels: ValueState = handle.getValueState("cancels", "cancels string")
 
 
+class StoredEntries(KeptEntries, Protocol):
+    """Entries in state, by position."""
+
+    def put(self, position: Position, entry: bytes) -> None:
+        """Keep an entry."""
+
+    def has(self, position: Position) -> bool:
+        """Return whether an entry is kept."""
+
+
 class DelayedMessages:
     """The delayed messages of one topic partition; see the module. The index is opened when it is
     first needed.
+
+    Args:
+        read_chunks: reads the chunks of a large message from the topic, as
+            ``decode.large.read_chunks`` does.
     """
 
     def __init__(
-        self, source: TopicPartition, state: DelayedState, options: DelayOptions, kept_entries: KeptEntries
+        self,
+        source: TopicPartition,
+        state: DelayedState,
+        options: DelayOptions,
+        kept_entries: StoredEntries,
+        read_chunks: Callable[[DelayedLargeMessage], Iterator[Entry]],
     ) -> None:
         self._source = source
         self._state = state
         self._options = options
         self._kept_entries = kept_entries
+        self._read_chunks = read_chunks
         self._stored_record = _read_value(state.index)
         self._tracker: DelayedTracker | None = None
         self._new_cancels: list[Cancel] = []
         self._due_partial: list[tuple[Position, BatchRange]] = []
         self._repeated: list[tuple[Position, Entry | None]] = []
+        self._large_to_read: list[DelayedLargeMessage] = []
         self._rejected: list[RejectedPositions] = []
 
     def add(self, frames: bytes) -> None:
@@ -125,26 +160,60 @@ class DelayedMessages:
             self._repeated += [(position, entries[position]) for position in positions]
 
     def add_large(self, message: DelayedLargeMessage) -> None:
-        """Add a complete large message; its chunks are kept, or must be read again. In the second
-        case the kept entries are left alone, because a marker may have listed chunks of other
-        messages.
+        """Add a complete large message. If its chunks are not kept, ``release`` reads them from the
+        topic.
         """
+        if message.bytes_kept:
+            self._add_kept(message)
+        else:
+            self._large_to_read.append(message)
+
+    def _add_kept(self, message: DelayedLargeMessage) -> None:
         last = message.positions[-1]
-        if self._open().add(index_rows([(message.deliver_ms, last.ledger_id, last.entry_id)])).num_rows:
-            if message.bytes_kept:
-                self._repeated += [(position, self._kept_entries.take(position)) for position in message.positions]
-            else:
-                self.reject_large(message, DELAYED_KNOWN)
+        is_known = self._load_separate(last.ledger_id, last.entry_id) is not None
+        if is_known or self._open().add(index_rows([(message.deliver_ms, last.ledger_id, last.entry_id)])).num_rows:
+            self._repeated += [(position, self._kept_entries.take(position)) for position in message.positions]
             return
-        if self._options.reread and message.bytes_kept:
+        if self._options.reread:
             for position in message.positions:
                 self._kept_entries.drop(position)
-        bytes_kept = message.bytes_kept and not self._options.reread
+        bytes_kept = not self._options.reread
         self._store_separate(last, SeparatelyStored(message.positions, bytes_kept, key=message.key))
+
+    def _add_large_to_read(self, cutoff_ms: int) -> None:
+        for message in self._large_to_read:
+            try:
+                self._keep_chunks(message)
+            except CorruptEntryError as error:
+                # A message that is due at once is not lost with the state of an earlier run (see
+                # ``table.additions``).
+                is_lost = error.reason == "chunk_trimmed" and message.deliver_ms > cutoff_ms
+                self.reject_large(message, DELAYED_TRIMMED if is_lost else error.reason)
+            else:
+                self._add_kept(message)
+
+    def _keep_chunks(self, message: DelayedLargeMessage) -> None:
+        """Read the chunks of a large message from the topic, and keep them.
+
+        Raises:
+            CorruptEntryError: they are no message, or one of them belongs to another delayed
+                message: a marker may list anything. Nothing was changed.
+        """
+        kept: list[Position] = []
+        try:
+            for position, entry in zip(message.positions, self._read_chunks(message), strict=True):
+                if self._kept_entries.has(position):
+                    raise CorruptEntryError("one of its chunks waits with another message", reason=MALFORMED_MARKER)
+                self._kept_entries.put(position, bytes(entry))
+                kept.append(position)
+        except CorruptEntryError:
+            for position in kept:
+                self._kept_entries.drop(position)
+            raise
 
     def reject_large(self, message: DelayedLargeMessage, reason: str) -> None:
         """Reject a complete large message whose chunks must be read again."""
-        self._rejected.append(RejectedPositions(reason, message.positions, message.key))
+        self._rejected.append(RejectedPositions(reason, message.known))
 
     def add_partial(self, position: Position, frame: bytes, batch_range: BatchRange) -> None:
         """Add an entry of which only some messages belong to the range; its frame is kept, also
@@ -174,7 +243,12 @@ class DelayedMessages:
     def release(self, due_ms: int | None) -> Iterator[Outcome | Cancels]:
         """Yield the messages that are due by ``due_ms``, in order. If something is due and cancels
         are in force, they come before the messages.
+
+        Raises:
+            BrokerError, TransportError: chunks had to be read again and could not.
         """
+        cutoff_ms = due_ms or 0
+        self._add_large_to_read(cutoff_ms)
         yield from self._rejected
         if self._tracker is None and self._stored_record is None:
             return
@@ -188,7 +262,6 @@ class DelayedMessages:
             positions = dict.fromkeys(cancel.position for cancel in refused)
             yield Rejected(CANCEL_REFUSED, [(position, None) for position in positions])
         next_due_ms = tracker.next_due_ms
-        cutoff_ms = due_ms or 0
         if self._due_partial or (next_due_ms is not None and next_due_ms <= cutoff_ms):
             if len(cancels):
                 yield cancels
@@ -211,8 +284,9 @@ class DelayedMessages:
         return DelayedSummary(self._tracker.count, self._tracker.next_due_ms, self._oldest_to_reread(self._tracker))
 
     def _oldest_to_reread(self, tracker: DelayedTracker) -> Position | None:
-        """Return the first entry that must be read again; of a large message, that is its first
-        chunk.
+        """Return the first entry that must be read again when it is due; of a large message, that
+        is its first chunk. Without ``reread`` there is none, unless an earlier release has stored a
+        large message without its bytes.
         """
         positions = [tracker.oldest] if self._options.reread else []
         if self._state.large.exists():
@@ -290,7 +364,10 @@ class DelayedMessages:
                 yield from self._take_partial(positions[0], message.batch_range, delivered_ms, outputs)
                 continue
             entries = map(self._kept_entries.take, positions) if message.bytes_kept else None
-            yield Assembled(positions, entries, delivered_ms=delivered_ms, outputs=outputs, key=message.key)
+            known = () if message.bytes_kept else positions
+            yield Assembled(
+                positions, entries, delivered_ms=delivered_ms, outputs=outputs, key=message.key, known=known
+            )
             self._state.large.removeKey((ledger_id, entry_id))
         for start in range(0, len(to_reread), _ROW_POSITIONS):
             yield DuePositions(to_reread[start : start + _ROW_POSITIONS], delivered_ms, outputs)

@@ -121,9 +121,10 @@ class LocalAssembly:
         bytes left for it.
         """
         assert message.deliver_ms is not None
-        if not self._budget.take(message.key, len(message.positions)):
+        if not self._budget.take(message.key, len(message.positions) + len(message.known)):
             return None
-        return DelayedLargeMessage(message.positions, message.deliver_ms, message.entries is not None, message.key)
+        bytes_kept = message.entries is not None
+        return DelayedLargeMessage(message.positions, message.deliver_ms, bytes_kept, message.key, message.known)
 
     def drain_pending(self) -> Iterator[tuple[Position, Entry]]:
         """At the end, make events of the incomplete messages, and yield their chunks."""

@@ -114,7 +114,8 @@ class _IngestedRange:
                 continue
             delayed = self._local.delayed_event(outcome)
             if delayed is None:
-                evicted = zip(outcome.positions, outcome.entries or repeat(None), strict=False)
+                positions = outcome.known if outcome.entries is None else outcome.positions
+                evicted = zip(positions, outcome.entries or repeat(None), strict=False)
                 _use_up(self._writer.write_outcome(Rejected("chunk_evicted", list(evicted))))
                 continue
             self._local.events.append(delayed)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 def complete_messages(bundles: DataFrame, options: SourceOptions, limits: Limits, delay: DelayOptions) -> DataFrame:
     """Return rows of ``schema.VIEW``: messages, and rejects with their ``reject_reason``."""
     forwarded = bundles.mapInArrow(lambda rows: forward_bundles(rows, options, delay.enabled), STAGE_ROWS_DDL)
-    assembled = stateful(forwarded, limits, delay)
+    assembled = stateful(forwarded, limits, delay, options.client)
     return assembled.mapInArrow(
         lambda rows: _decode(rows, options, limits, delay.enabled), from_arrow_schema(schema.VIEW)
     )

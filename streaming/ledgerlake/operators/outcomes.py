@@ -13,7 +13,7 @@ import pyarrow as pa
 from ledgerlake.assembly.assembler import Assembled, DueEntries, DuePositions, Entry, Outcome, RejectedPositions
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode import schema
-from ledgerlake.decode.large import decode_large
+from ledgerlake.decode.large import decode_large, read_chunks
 from ledgerlake.decode.messages import Decoded, TopicPartition, decode_bundle, decode_entries
 from ledgerlake.decode.rejects import RejectedEntry, reject_rows
 from ledgerlake.delay.cancels import Cancels
@@ -22,13 +22,11 @@ from ledgerlake.operators.cancelled import CANCELLED, cancelled_entries, cancell
 from ledgerlake.operators.stage_output import pop_each
 from ledgerlake.source.range_reader import BUNDLE_BYTES
 from ledgerlake.source.reread import read_again
-from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ledgerlake.assembly.rules import ChunkedMessageKey
     from ledgerlake.options.source_options import SourceOptions
 
 
@@ -65,44 +63,36 @@ class OutcomeDecoder:
         elif isinstance(outcome, Assembled):
             yield self._large(outcome)
         elif isinstance(outcome, RejectedPositions):
-            yield [RejectedEntry(position, None, outcome.reason) for position in self._chunk_positions(outcome)]
+            yield [RejectedEntry(position, None, outcome.reason) for position in outcome.positions]
         else:
             yield [RejectedEntry(position, entry, outcome.reason) for position, entry in outcome.entries]
 
     def _large(self, message: Assembled) -> pa.RecordBatch | list[RejectedEntry]:
         entries = self._read_again(message.positions) if message.entries is None else message.entries
-        if message.delivered_ms is not None and len(self.cancels):
-            chunks = list(entries)
-            if is_chunk_cancelled(chunks[-1], message.positions[-1], self.cancels):
-                placed_chunks = zip(message.positions, chunks, strict=True)
-                return [
-                    RejectedEntry(position, entry, CANCELLED)
-                    for position, entry in placed_chunks
-                    if _is_chunk_of(entry, message.key)
-                ]
-            entries = pop_each(chunks)
+        sender = None if message.key is None else (message.key.producer_name, message.key.uuid)
         try:
+            if message.delivered_ms is not None and len(self.cancels):
+                checked = read_chunks(entries, len(message.positions), self._max_message_bytes, sender)
+                chunks: list[Entry | None] = [entry for entry, _ in checked]
+                if is_chunk_cancelled(chunks[-1], message.positions[-1], self.cancels):
+                    placed_chunks = zip(message.positions, chunks, strict=True)
+                    return [RejectedEntry(position, entry, CANCELLED) for position, entry in placed_chunks]
+                entries = pop_each(chunks)
             row = decode_large(
-                _all_present(entries),
+                entries,
                 message.positions,
                 self._topic_partition,
                 self._max_message_bytes,
                 self._options.client.crypto,
-                None if message.key is None else (message.key.producer_name, message.key.uuid),
+                sender,
             )
             self._check_delivery(row, message.delivered_ms)
         except CorruptEntryError as error:
-            positions = message.positions if message.entries is not None else self._chunk_positions(message)
+            # If the chunks are read again, a marker may have listed entries of other messages, and
+            # any number of missing ones. Those are not rejected.
+            positions = message.known if message.entries is None else message.positions
             return [RejectedEntry(position, None, error.reason, error.message) for position in positions]
         return row if message.delivered_ms is None else _with_delivery(row, message.delivered_ms)
-
-    def _chunk_positions(self, message: Assembled | RejectedPositions) -> list[Position]:
-        """Return the positions of a message's chunks on the topic; without entries of other
-        messages, which its marker may have listed.
-        """
-        entries = self._read_again(message.positions)
-        placed_entries = zip(message.positions, entries, strict=True)
-        return [position for position, entry in placed_entries if _is_chunk_of(entry, message.key)]
 
     def _check_delivery(self, row: pa.RecordBatch, delivered_ms: int | None) -> None:
         """Check that a large message is not delivered before the time in its chunks. The stateful
@@ -174,19 +164,6 @@ class OutcomeDecoder:
         )
 
 
-def _is_chunk_of(entry: Entry | None, key: ChunkedMessageKey | None) -> bool:
-    """Return whether an entry may be a chunk of a message. It may if the topic no longer has the
-    entry, or the message's key is not known.
-    """
-    if entry is None or key is None:
-        return True
-    try:
-        metadata = peek_metadata(memoryview(entry))
-    except CorruptEntryError:
-        return False
-    return (metadata.producer_name, metadata.uuid) == (key.producer_name, key.uuid)
-
-
 def _with_delivery(messages: pa.RecordBatch, delivered_ms: int) -> pa.RecordBatch:
     delivered_at = pa.repeat(pa.scalar(delivered_ms * 1000, pa.int64()), messages.num_rows).cast(schema.TIMESTAMP)
     return messages.set_column(messages.schema.get_field_index("delivered_at"), "delivered_at", delivered_at)
@@ -194,15 +171,3 @@ def _with_delivery(messages: pa.RecordBatch, delivered_ms: int) -> pa.RecordBatc
 
 def _rejected(row: dict[str, Any]) -> RejectedEntry:
     return RejectedEntry(Position(row["ledger_id"], row["entry_id"]), row["entry"], row["reason"], row["detail"])
-
-
-def _all_present(entries: Iterable[Entry | None]) -> Iterator[Entry]:
-    """Yield the chunks of a large message.
-
-    Raises:
-        CorruptEntryError: the topic no longer has one of them.
-    """
-    for entry in entries:
-        if entry is None:
-            raise CorruptEntryError("the topic no longer has all of its chunks", reason="chunk_trimmed")
-        yield entry

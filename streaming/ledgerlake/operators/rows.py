@@ -15,12 +15,12 @@ To the stage, of each task and topic partition, in any order (a shuffle lies bet
 From the stage, in order but for ``rows``, which pass as they come:
 
     kind            content                                             header
-    message         a complete large message; its chunks follow,        delivery, positions, key, whether to read it again
-                    unless it is to be read again from the topic
+    message         a complete large message; its chunks follow,        delivery, positions, key, known chunks, whether to
+                    unless it is to be read again from the topic        read it again
     message_chunk   the next chunk of that message                      none
     reject          an entry that cannot become a message; null if      the reason
                     only the topic may still have it
-    reread_rejects  chunks of a rejected message, which only the topic  reason, positions, key
+    reread_rejects  chunks of a rejected message, which only the topic  reason, positions
                     has
     cancels         the cancels for everything due that follows         ``Cancels``
     due             delayed entries that are due                        delivery, ``BatchRange`` of the first entry
@@ -105,13 +105,14 @@ class DelayedLargeMessage:
     """The event of a complete large message that is to be delivered later.
 
     ``positions`` are its chunks in order, ``key`` the key that they must have. If ``bytes_kept``,
-    the stage has their bytes; if not, they are read from the topic.
+    the stage has their bytes; if not, they are read from the topic. ``known``: see ``Assembled``.
     """
 
     positions: tuple[Position, ...]
     deliver_ms: int
     bytes_kept: bool
     key: ChunkedMessageKey | None = None
+    known: tuple[Position, ...] = ()
 
 
 TaskEvent = Chunk | MessageStarted | IncompleteMessage | Marker | DelayedLargeMessage | Cancel

@@ -48,7 +48,7 @@ def read_stage_rows(
             yield topic_partition, Rejected(row["header"], [(position, row["entry"])])
         elif row["kind"] == RowKind.REREAD_REJECTS:
             header = json.loads(row["header"])
-            yield topic_partition, RejectedPositions(header["reason"], _positions(header), _key(header))
+            yield topic_partition, RejectedPositions(header["reason"], _positions(header["positions"]))
         elif row["kind"] == RowKind.CANCELS:
             yield topic_partition, cancels_from_json(row["header"])
         elif row["kind"] == RowKind.DUE:
@@ -57,7 +57,8 @@ def read_stage_rows(
             yield topic_partition, DueEntries(row["entry"], header["delivered_ms"], _outputs(header), first_entry)
         elif row["kind"] == RowKind.REREAD:
             header = json.loads(row["header"])
-            yield topic_partition, DuePositions(list(_positions(header)), header["delivered_ms"], _outputs(header))
+            positions = list(_positions(header["positions"]))
+            yield topic_partition, DuePositions(positions, header["delivered_ms"], _outputs(header))
         else:
             yield topic_partition, _message(row, rows)
 
@@ -66,11 +67,12 @@ def _message(row: dict[str, Any], rows: Iterator[dict[str, Any]]) -> Assembled:
     """Return the message of a row; its chunks are taken from the rows that follow."""
     header = json.loads(row["header"])
     message = Assembled(
-        _positions(header),
+        _positions(header["positions"]),
         None,
         delivered_ms=header["delivered_ms"],
         outputs=_outputs(header),
-        key=_key(header),
+        key=None if header["key"] is None else ChunkedMessageKey(*header["key"]),
+        known=_positions(header["known"]),
     )
     if header["read_again"]:
         return message
@@ -79,12 +81,8 @@ def _message(row: dict[str, Any], rows: Iterator[dict[str, Any]]) -> Assembled:
     return replace(message, entries=pop_each([next(rows)["entry"] for _ in message.positions]))
 
 
-def _positions(header: dict[str, Any]) -> tuple[Position, ...]:
-    return tuple(Position(*ids) for ids in header["positions"])
-
-
-def _key(header: dict[str, Any]) -> ChunkedMessageKey | None:
-    return None if header["key"] is None else ChunkedMessageKey(*header["key"])
+def _positions(lists: list[list[int]]) -> tuple[Position, ...]:
+    return tuple(Position(*ids) for ids in lists)
 
 
 def _outputs(header: dict[str, Any]) -> dict[str, Position]:

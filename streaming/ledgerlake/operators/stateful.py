@@ -28,12 +28,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, astuple
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from ledgerlake.assembly.assembler import Assembled, Assembly, DueEntries, DuePositions, Outcome, RejectedPositions
 from ledgerlake.assembly.rules import MALFORMED_MARKER, ChunkedMessageKey, IncompleteMessage
+from ledgerlake.client.topics import join_partition
+from ledgerlake.decode.large import read_chunks
 from ledgerlake.decode.messages import BatchRange, TopicPartition
 from ledgerlake.delay.cancels import Cancel, Cancels, cancels_to_json
 from ledgerlake.operators.delayed import DelayedMessages, DelayedState
@@ -52,6 +55,7 @@ from ledgerlake.operators.rows import (
     stage_values,
     summary_to_json,
 )
+from ledgerlake.source.reread import read_again
 from ledgerlake.stored.fields import parse_stored
 from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import Position
@@ -63,7 +67,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle
 
+    from ledgerlake.assembly.assembler import Entry
     from ledgerlake.assembly.rules import Chunk, Limits
+    from ledgerlake.client.cluster import ClientSettings
     from ledgerlake.operators.delayed import DelayedSummary
     from ledgerlake.options.delay_options import DelayOptions
 
@@ -89,10 +95,10 @@ def set_up_state(spark: SparkSession) -> None:
         spark.conf.set(name, value)
 
 
-def stateful(rows: DataFrame, limits: Limits, delay: DelayOptions) -> DataFrame:
+def stateful(rows: DataFrame, limits: Limits, delay: DelayOptions, client: ClientSettings) -> DataFrame:
     """Apply the stage to rows of ``STAGE_ROWS``; the result has the same columns."""
     keyed = rows.groupBy("topic", "partition")
-    return keyed.transformWithStateInPandas(Processor(limits, delay), STAGE_ROWS_DDL, "append", "none")
+    return keyed.transformWithStateInPandas(Processor(limits, delay, client), STAGE_ROWS_DDL, "append", "none")
 
 
 class Processor(StatefulProcessor):  # type: ignore[misc]
@@ -100,9 +106,10 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
     micro-batch, with all of its rows.
     """
 
-    def __init__(self, limits: Limits, delay: DelayOptions) -> None:
+    def __init__(self, limits: Limits, delay: DelayOptions, client: ClientSettings) -> None:
         self._limits = limits
         self._delay = delay
+        self._client = client
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._incomplete: MapState = handle.getMapState("sets", "producer string, uuid string", "set string")
@@ -114,7 +121,8 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
     ) -> Iterator[pd.DataFrame]:
         topic_partition = TopicPartition(*key)
         kept_entries = _StateEntries(self._entries)
-        delayed = DelayedMessages(topic_partition, self._delayed, self._delay, kept_entries)
+        read_chunks_again = partial(self._read_chunks, topic_partition)
+        delayed = DelayedMessages(topic_partition, self._delayed, self._delay, kept_entries, read_chunks_again)
         reports: list[TaskReport] = []
         for frame in rows:
             for row in frame.itertuples(index=False):
@@ -144,6 +152,13 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
 
     def close(self) -> None:
         pass
+
+    def _read_chunks(self, topic_partition: TopicPartition, message: DelayedLargeMessage) -> Iterator[Entry]:
+        name = join_partition(topic_partition.topic, topic_partition.partition)
+        entries = read_again(self._client, name, message.positions)
+        sender = None if message.key is None else (message.key.producer_name, message.key.uuid)
+        for entry, _ in read_chunks(entries, len(message.positions), self._limits.max_message_bytes, sender):
+            yield entry
 
     def _load(self) -> dict[ChunkedMessageKey, IncompleteMessage]:
         messages = [incomplete_from_json(value[0]) for _, value in self._incomplete.iterator()]
@@ -176,6 +191,9 @@ class _StateEntries:
             return
         self._fresh[position] = entry
         self._fresh_bytes += len(entry)
+
+    def has(self, position: Position) -> bool:
+        return position in self._fresh or self._state.getValue((position.ledger_id, position.entry_id)) is not None
 
     def take(self, position: Position) -> bytes | None:
         if position in self._fresh:
@@ -261,7 +279,9 @@ def _delay_large_messages(outcomes: Iterator[Outcome], delayed: DelayedMessages)
     for outcome in outcomes:
         if isinstance(outcome, Assembled) and outcome.deliver_ms is not None:
             bytes_kept = outcome.entries is not None
-            delayed.add_large(DelayedLargeMessage(outcome.positions, outcome.deliver_ms, bytes_kept, outcome.key))
+            delayed.add_large(
+                DelayedLargeMessage(outcome.positions, outcome.deliver_ms, bytes_kept, outcome.key, outcome.known)
+            )
         else:
             yield outcome
 
@@ -305,12 +325,18 @@ def _outcome_rows(topic_partition: TopicPartition, outcome: Outcome | Cancels) -
         header = _due_header(outcome, positions=positions_to_json(outcome.positions))
         yield _row(topic_partition, RowKind.REREAD, None, header, None)
     elif isinstance(outcome, Assembled):
-        header = _due_header(outcome, **_chunks_header(outcome), read_again=outcome.entries is None)
+        header = _due_header(
+            outcome,
+            positions=positions_to_json(outcome.positions),
+            read_again=outcome.entries is None,
+            key=None if outcome.key is None else astuple(outcome.key),
+            known=positions_to_json(outcome.known),
+        )
         yield _row(topic_partition, RowKind.MESSAGE, outcome.positions[-1], header, None)
         for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
             yield _row(topic_partition, RowKind.MESSAGE_CHUNK, position, None, entry)
     elif isinstance(outcome, RejectedPositions):
-        header = json.dumps({"reason": outcome.reason, **_chunks_header(outcome)})
+        header = json.dumps({"reason": outcome.reason, "positions": positions_to_json(outcome.positions)})
         yield _row(topic_partition, RowKind.REREAD_REJECTS, None, header, None)
     else:
         for position, entry in outcome.entries:
@@ -320,11 +346,6 @@ def _outcome_rows(topic_partition: TopicPartition, outcome: Outcome | Cancels) -
 def _due_header(outcome: DueEntries | DuePositions | Assembled, **more: Any) -> str:
     outputs = {name: asdict(mark_delete) for name, mark_delete in outcome.outputs.items()}
     return json.dumps({"delivered_ms": outcome.delivered_ms, "outputs": outputs, **more})
-
-
-def _chunks_header(outcome: Assembled | RejectedPositions) -> dict[str, Any]:
-    key = None if outcome.key is None else astuple(outcome.key)
-    return {"positions": positions_to_json(outcome.positions), "key": key}
 
 
 def _summary_row(topic_partition: TopicPartition, summary: StateSummary) -> pd.DataFrame:

@@ -22,5 +22,5 @@ def plan(spark: SparkSession, source_options: dict[str, str], settings: TaskSett
     ``PartitionResult``, for ``result_from_json``.
     """
     ingested = ingest(spark, source_options, settings)
-    settled = stateful(ingested, settings.limits, settings.delay)
+    settled = stateful(ingested, settings.limits, settings.delay, settings.options.client)
     return settled.mapInArrow(lambda rows: finalize(rows, settings, BatchSettings.of_this_task()), RESULT_SCHEMA)

@@ -46,6 +46,10 @@ if TYPE_CHECKING:
 # The reason of a loss in ``rejects``.
 DATA_LOSS = "data_loss"
 
+# The reason of the chunks of a large message if the topic no longer had all of them when the
+# message arrived to be delayed.
+DELAYED_TRIMMED = "delayed_trimmed"
+
 # The local property by which the driver passes moved cursors to the tasks of a batch:
 # {topic partition: [ledger, entry]}.
 _PROPERTY = "ledgerlake.movedCursors"

@@ -12,7 +12,7 @@ under an application transaction of their own:
 
 If ``messages`` has the micro-batch too, the first run's messages stand, and rejects of them by a
 repeat are wrong. But the first run's state is gone with it, so a loss that the repeat finds is
-added (``add_losses``).
+added (``add_losses``). So is a delayed large message that the repeat can no longer read.
 
 The key of a row is its position and its reason, and for a loss also its detail, which says how far
 it reaches. Rows are compared with those that the commit added, so that rows that a user has deleted
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ledgerlake.source.loss import DATA_LOSS
+from ledgerlake.source.loss import DATA_LOSS, DELAYED_TRIMMED
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile, ParquetFolder
 
 if TYPE_CHECKING:
@@ -62,8 +62,8 @@ def add_missing(table: Table, batch: BatchRecord, files: list[DataFile]) -> None
 
 
 def add_losses(table: Table, batch: BatchRecord, files: list[DataFile], is_in_table: bool) -> None:
-    """Commit those losses of a repeat that the commits of its micro-batch lack; remove the repeat's
-    files.
+    """Commit those losses and trimmed delayed messages of a repeat that the commits of its
+    micro-batch lack; remove the repeat's files.
 
     Args:
         table: a table of rejects.
@@ -75,7 +75,7 @@ def add_losses(table: Table, batch: BatchRecord, files: list[DataFile], is_in_ta
     """
     versions = table.versions_of(batch)
     number = len(versions) if is_in_table else len(versions) + 1
-    _add(table, batch, files, versions, number, lambda reason: reason == DATA_LOSS)
+    _add(table, batch, files, versions, number, lambda reason: reason in (DATA_LOSS, DELAYED_TRIMMED))
 
 
 def _add(

@@ -18,21 +18,50 @@ import pyarrow as pa
 
 from ledgerlake.decode import schema
 from ledgerlake.decode.codecs import decompress
-from ledgerlake.decode.crypto import NO_KEYS, CryptoSettings, open_entry
+from ledgerlake.decode.crypto import NO_KEYS, TAG_BYTES, CryptoSettings, open_entry
 from ledgerlake.decode.reference import large_row
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.wire.entry import RawEntry, parse_entry, peek_metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from ledgerlake.decode.messages import TopicPartition
     from ledgerlake.pb import pulsar_pb2 as pb
     from ledgerlake.wire.message_id import Position
 
 
+def read_chunks(
+    entries: Iterable[bytes | memoryview | None], count: int, max_bytes: int, sender: tuple[str, str] | None = None
+) -> Iterator[tuple[bytes | memoryview, RawEntry]]:
+    """Yield each stored entry with its parts, once it is known to be the next chunk of one message.
+
+    Args:
+        entries: in order; None for an entry that the topic no longer has.
+        count: how many chunks the message has.
+        max_bytes: the chunks may not hold more together, before encryption.
+        sender: producer name and uuid that the chunks must have, if they are known: a list of
+            chunks may name those of another message.
+
+    Raises:
+        CorruptEntryError: an entry is not the next chunk; ``reason`` says why.
+    """
+    before: RawEntry | None = None
+    size_bytes = 0
+    for chunk_id, raw in enumerate(entries):
+        if raw is None:
+            raise CorruptEntryError("the topic no longer has all of its chunks", reason="chunk_trimmed")
+        if before is None:
+            _check_sender(raw, sender)
+        entry = _checked(parse_entry(raw), chunk_id, count, before)
+        size_bytes += len(entry.payload) - (TAG_BYTES if entry.metadata.encryption_keys else 0)
+        _check_size(size_bytes, max_bytes)
+        yield raw, entry
+        before = replace(entry, payload=memoryview(b""))
+
+
 def decode_large(
-    entries: Iterable[bytes | memoryview],
+    entries: Iterable[bytes | memoryview | None],
     positions: tuple[Position, ...],
     source: TopicPartition,
     max_bytes: int,
@@ -45,8 +74,7 @@ def decode_large(
         entries: the chunks' stored entries, as many as ``positions``, in order.
         max_bytes: the message may not be larger, packed or plain.
         crypto: what opens encrypted chunks.
-        sender: producer name and uuid that the chunks must have, if they are known: a list of
-            chunks may name those of another message.
+        sender: as for ``read_chunks``.
 
     Raises:
         CorruptEntryError: the chunks are no message; ``reason`` says why.
@@ -54,10 +82,8 @@ def decode_large(
     """
     payloads: list[memoryview] = []
     last: RawEntry | None = None
-    for chunk_id, raw in enumerate(entries):
-        if last is None:
-            _check_sender(raw, sender)
-        last = _checked(_open(parse_entry(raw), crypto), chunk_id, len(positions), last)
+    for _, entry in read_chunks(entries, len(positions), max_bytes, sender):
+        last = _open(entry, crypto)
         payloads.append(last.payload)
     if last is None:
         raise CorruptEntryError("a message without chunks", reason="chunk_mismatch")
@@ -80,8 +106,7 @@ def _join(payloads: list[memoryview], max_bytes: int) -> memoryview:
     that memory holds the message once.
     """
     size_bytes = sum(map(len, payloads))
-    if size_bytes > max_bytes:
-        raise CorruptEntryError(f"the message is larger than {max_bytes} bytes", reason="too_large")
+    _check_size(size_bytes, max_bytes)
     joined = np.empty(size_bytes, dtype=np.uint8).data
     payloads.reverse()
     start = 0
@@ -90,6 +115,11 @@ def _join(payloads: list[memoryview], max_bytes: int) -> memoryview:
         joined[start : start + len(piece)] = piece
         start += len(piece)
     return joined
+
+
+def _check_size(size_bytes: int, max_bytes: int) -> None:
+    if size_bytes > max_bytes:
+        raise CorruptEntryError(f"the message is larger than {max_bytes} bytes", reason="too_large")
 
 
 def _check_sender(first: bytes | memoryview, sender: tuple[str, str] | None) -> None:
