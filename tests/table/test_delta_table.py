@@ -7,7 +7,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import deltalake
 import pyarrow as pa
@@ -18,8 +18,9 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from ledgerlake.errors import CheckpointError, OwnershipError, TableError
 from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord, Recorded, number_of
-from ledgerlake.table.delta_table import Table
+from ledgerlake.table.delta_table import HONOURED_FEATURES, Table
 from ledgerlake.table.ordered_files import DataFile
+from ledgerlake.table.spark_table import SparkTable, open_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -247,6 +248,85 @@ def test_nor_if_it_was_changed_after_the_last_look(tmp_path: Path, change: Calla
     with pytest.raises(TableError, match="batch 5 could not be committed"):
         table.commit(batch(5), [data_file(table, "b")], {})
     assert table.recorded(batch(5).query) == Recorded(4, 7)
+
+
+def rewritten(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Another writer's commit: the table's protocol and metadata, changed."""
+    log = path / "_delta_log"
+    known = DeltaTable(str(path))
+    actions: dict[str, Any] = {}
+    for file in sorted(log.glob("*.json")):
+        for action in map(json.loads, file.read_text().splitlines()):
+            actions |= {name: action[name] for name in ("protocol", "metaData") if name in action}
+    change(actions)
+    lines = [json.dumps({name: action}) for name, action in actions.items()]
+    (log / f"{known.version() + 1:020d}.json").write_text("\n".join(lines) + "\n")
+
+
+def feature(*names: str) -> Callable[[dict[str, Any]], None]:
+    """Add features to a table, as ALTER TABLE does."""
+
+    def add(actions: dict[str, Any]) -> None:
+        actions["protocol"] = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["appendOnly", *names]}
+
+    return add
+
+
+def legacy_writer(actions: dict[str, Any]) -> None:
+    actions["protocol"] = {"minReaderVersion": 2, "minWriterVersion": 6}
+
+
+def invariant(actions: dict[str, Any]) -> None:
+    fields = json.loads(actions["metaData"]["schemaString"])
+    fields["fields"][0]["metadata"] = {"delta.invariants": json.dumps({"expression": {"expression": "number > 0"}})}
+    actions["metaData"]["schemaString"] = json.dumps(fields)
+
+
+CANNOT_HONOUR = [
+    feature("domainMetadata"),
+    feature("clustering", "domainMetadata"),
+    feature("inCommitTimestamp"),
+    feature("allowColumnDefaults"),
+    feature("checkpointProtection"),
+    feature("aFeatureOfALaterRelease"),
+    legacy_writer,
+    invariant,
+]
+
+
+@pytest.mark.parametrize("change", CANNOT_HONOUR)
+def test_a_table_with_a_feature_that_appended_files_cannot_honour_is_for_delta_spark(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    path, staging = tmp_path / "table", Place(str(tmp_path / "staging"))
+    running = made(path)
+    put(running, batch(4), data_file(running, "a"))
+    rewritten(path, change)
+    assert isinstance(open_table(Place(str(path)), SCHEMA, "auto", staging), SparkTable)
+    for table in (open_table(Place(str(path)), SCHEMA, "arrow", staging), running):
+        with pytest.raises(TableError, match=r"cannot honour; start again with \[delta\] writer = auto"):
+            table.check(None)
+    with pytest.raises(TableError, match=r"cannot honour; start again with \[delta\] writer = auto"):
+        put(running, batch(5), data_file(running, "b"))
+    assert DeltaTable(str(path)).version() == 2
+
+
+@pytest.mark.parametrize("name", sorted(HONOURED_FEATURES))
+def test_and_one_with_a_feature_that_they_honour_is_not(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "table"
+    DeltaTable.create(str(path), SCHEMA)
+    reader = [] if name in ("appendOnly", "invariants") else [name]
+
+    def change(actions: dict[str, Any]) -> None:
+        versions = {"minReaderVersion": 3, "minWriterVersion": 7}
+        actions["protocol"] = versions | {"writerFeatures": [name], "readerFeatures": reader}
+
+    rewritten(path, change)
+    table = open_table(Place(str(path)), SCHEMA, "auto", Place(str(tmp_path / "staging")))
+    assert type(table) is Table
+    assert table.check(None)
+    put(table, batch(4), data_file(table, "a"))
+    assert DeltaTable(str(path)).file_uris() == [str(path / "a")]
 
 
 def test_a_log_that_is_gone_is_said_in_one_sentence(tmp_path: Path) -> None:

@@ -59,14 +59,19 @@ _COMMITS_PER_CLEANUP = 100
 # How far back the history is searched for a micro-batch; others may write to the table between.
 HISTORY_COMMITS = 1000
 
-# What our files cannot carry. Older tables say it by a property, newer ones by a feature of their
-# protocol.
+# The features of a protocol whose tables delta-rs commits to, and which appended files honour. A table
+# with any other feature is delta-spark's.
+HONOURED_FEATURES = {"appendOnly", "invariants", "deletionVectors", "timestampNtz", "v2Checkpoint", "variantType", "variantType-preview"}  # fmt: skip
+
+# What our files cannot carry may be said by a property too, or by a column. Protocols before
+# features have only those; the last of them requires identity columns, which delta-rs lacks.
 _REFUSED_PROPERTIES = {
     "delta.columnMapping.mode": "columnMapping",
     "delta.enableChangeDataFeed": "changeDataFeed",
     "delta.enableRowTracking": "rowTracking",
 }
-_REFUSED_FEATURES = {"columnMapping", "generatedColumns", "checkConstraints", "changeDataFeed", "identityColumns", "rowTracking", "icebergCompatV1", "icebergCompatV2", "typeWidening"}  # fmt: skip
+_REFUSED_COLUMNS = {"delta.generationExpression": "generatedColumns", "delta.invariants": "column invariants"}
+_IDENTITY_VERSION = 6
 
 
 class Table:
@@ -368,8 +373,8 @@ class Table:
         reasons = special_features(existing)
         if reasons:
             raise TableError(
-                f"the table at {self.path} has {', '.join(reasons)}, which this writer cannot honour; use another path, or "
-                "[delta] writer = auto"
+                f"the table at {self.path} has {', '.join(reasons)}, which this writer cannot honour; start again with "
+                "[delta] writer = auto, or use another path"
             )
 
 
@@ -422,12 +427,17 @@ def _file_names(path: Place, version: int) -> set[str]:
 def special_features(table: DeltaTable) -> list[str]:
     """Features of a table that plain appended files would violate."""
     metadata = table.metadata()
-    found = set(table.protocol().writer_features or []) & _REFUSED_FEATURES
+    protocol = table.protocol()
+    found = set(protocol.writer_features or []) - HONOURED_FEATURES
+    if protocol.min_writer_version == _IDENTITY_VERSION:
+        found.add("identityColumns")
     for name, value in metadata.configuration.items():
         if name in _REFUSED_PROPERTIES and value not in ("none", "false"):
             found.add(_REFUSED_PROPERTIES[name])
         if name.startswith("delta.constraints."):
             found.add("checkConstraints")
+    for column in _fields(table.schema()):
+        found.update(_REFUSED_COLUMNS[name] for name in column["metadata"] if name in _REFUSED_COLUMNS)
     if metadata.partition_columns:
         found.add("partition columns")
     return sorted(found)
@@ -435,8 +445,14 @@ def special_features(table: DeltaTable) -> list[str]:
 
 def _column_types(schema: pa.Schema | deltalake.Schema) -> dict[str, str]:
     """Column names with their types in Delta's own words."""
+    return {one["name"]: _type_name(one["type"]) for one in _fields(schema)}
+
+
+def _fields(schema: pa.Schema | deltalake.Schema) -> list[dict[str, Any]]:
+    """Return the columns as Delta's log describes them."""
     delta_schema = deltalake.Schema.from_arrow(schema) if isinstance(schema, pa.Schema) else schema
-    return {one["name"]: _type_name(one["type"]) for one in json.loads(delta_schema.to_json())["fields"]}
+    fields: list[dict[str, Any]] = json.loads(delta_schema.to_json())["fields"]
+    return fields
 
 
 def _type_name(kind: str | dict[str, Any]) -> str:
