@@ -282,6 +282,13 @@ def invariant(actions: dict[str, Any]) -> None:
     actions["metaData"]["schemaString"] = json.dumps(fields)
 
 
+def not_null(actions: dict[str, Any]) -> None:
+    """Change the schema as ALTER TABLE ... ALTER COLUMN number SET NOT NULL does."""
+    schema = json.loads(actions["metaData"]["schemaString"])
+    schema["fields"][0]["nullable"] = False
+    actions["metaData"]["schemaString"] = json.dumps(schema)
+
+
 CANNOT_HONOUR = [
     feature("domainMetadata"),
     feature("clustering", "domainMetadata"),
@@ -291,6 +298,7 @@ CANNOT_HONOUR = [
     feature("aFeatureOfALaterRelease"),
     legacy_writer,
     invariant,
+    not_null,
 ]
 
 
@@ -309,6 +317,25 @@ def test_a_table_with_a_feature_that_appended_files_cannot_honour_is_for_delta_s
     with pytest.raises(TableError, match=r"cannot honour; start again with \[delta\] writer = auto"):
         put(running, batch(5), data_file(running, "b"))
     assert DeltaTable(str(path)).version() == 2
+
+
+@pytest.mark.parametrize(
+    ("properties", "name"),
+    [
+        (pa.field("properties", pa.map_(pa.string(), pa.string()), nullable=False), "properties"),
+        (
+            pa.field("properties", pa.map_(pa.string(), pa.field("value", pa.string(), nullable=False))),
+            "properties.value",
+        ),
+    ],
+)
+def test_a_column_that_must_not_be_null_is_named_as_the_reason(tmp_path: Path, properties: pa.Field, name: str) -> None:
+    schema = pa.schema([pa.field("properties", pa.map_(pa.string(), pa.string()))])
+    DeltaTable.create(str(tmp_path / "table"), pa.schema([properties]))
+    with pytest.raises(TableError, match=f"has NOT NULL on {name}, which this writer cannot honour"):
+        Table(Place(str(tmp_path / "table")), schema).check(None)
+    # A column of ours that is never null may be so in the table too.
+    assert Table(Place(str(tmp_path / "table")), pa.schema([properties])).check(None)
 
 
 @pytest.mark.parametrize("name", sorted(HONOURED_FEATURES))

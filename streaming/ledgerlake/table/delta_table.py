@@ -370,7 +370,7 @@ class Table:
             raise TableError(
                 f"the table at {self.path} has another schema ({'; '.join(missing + extra + others)}); use another path"
             )
-        reasons = special_features(existing)
+        reasons = special_features(existing) + null_constraints(self.schema, existing)
         if reasons:
             raise TableError(
                 f"the table at {self.path} has {', '.join(reasons)}, which this writer cannot honour; start again with "
@@ -441,6 +441,26 @@ def special_features(table: DeltaTable) -> list[str]:
     if metadata.partition_columns:
         found.add("partition columns")
     return sorted(found)
+
+
+def null_constraints(schema: pa.Schema, table: DeltaTable) -> list[str]:
+    """Return the columns of ``schema``, or values in them, that must not be null in the table; each
+    as words.
+    """
+    ours, theirs = _never_null(schema), _never_null(table.schema())
+    return [f"NOT NULL on {path}" for path, column in theirs.items() if column in schema.names and path not in ours]
+
+
+def _never_null(schema: pa.Schema | deltalake.Schema) -> dict[str, str]:
+    """Return what is never null, as Spark names it, with the name of its column."""
+    found = {}
+    for field in _fields(schema):
+        name, kind, is_nullable = field["name"], field["type"], field["nullable"]
+        if not is_nullable:
+            found[name] = name
+        if isinstance(kind, dict) and not kind.get("valueContainsNull", True):
+            found[f"{name}.value"] = name
+    return found
 
 
 def _column_types(schema: pa.Schema | deltalake.Schema) -> dict[str, str]:
