@@ -16,7 +16,8 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
 
 from ledgerlake.errors import CheckpointError, OwnershipError, TableError
-from ledgerlake.stored.places import Place
+from ledgerlake.stored.places import Place, StorageSettings
+from ledgerlake.table import delta_table
 from ledgerlake.table.batch_record import BatchRecord, Recorded, number_of
 from ledgerlake.table.delta_table import HONOURED_FEATURES, Table
 from ledgerlake.table.ordered_files import DataFile
@@ -354,6 +355,31 @@ def test_and_one_with_a_feature_that_they_honour_is_not(tmp_path: Path, name: st
     assert table.check(None)
     put(table, batch(4), data_file(table, "a"))
     assert DeltaTable(str(path)).file_uris() == [str(path / "a")]
+
+
+def test_keys_that_are_renewed_in_their_files_are_those_of_the_next_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    DeltaTable.create(str(tmp_path / "table"), SCHEMA)
+    opened: list[dict[str, str]] = []
+
+    def open_delta(place: Place, _version: int | None = None) -> DeltaTable:
+        opened.append(place.delta_options() or {})
+        return DeltaTable(str(tmp_path / "table"))
+
+    monkeypatch.setattr(delta_table, "open_delta", open_delta)
+    for name in ("key", "token"):
+        (tmp_path / name).write_text("first")
+    key, token = f"file:{tmp_path}/key", f"file:{tmp_path}/token"
+    table = Table(Place("s3://lake/table", StorageSettings("", "", "id", key, token)), SCHEMA)
+    for number in (4, 5):
+        assert not table.holds(batch(number))
+    assert len(opened) == 1, "an update is cheaper than a load"
+    for name in ("token", "key"):
+        (tmp_path / name).write_text("second")
+        assert not table.holds(batch(6))
+    assert [one["aws_session_token"] for one in opened] == ["first", "second", "second"]
+    assert [one["aws_secret_access_key"] for one in opened] == ["first", "first", "second"]
 
 
 def test_a_log_that_is_gone_is_said_in_one_sentence(tmp_path: Path) -> None:

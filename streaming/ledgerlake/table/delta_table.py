@@ -83,6 +83,7 @@ class Table:
         self.path = self.folder = path
         self.schema = schema
         self._opened: DeltaTable | None = None
+        self._opened_with: dict[str, str] | None = None
         self._followed: int | None = None
 
     def check(self, spark: SparkSession) -> bool:
@@ -337,11 +338,13 @@ class Table:
 
     def _current(self) -> DeltaTable:
         """The table as it is now. Kept open, since loading reads the whole list of files and an
-        update only what is new.
+        update only what is new; but delta-rs keeps the keys with which it was opened.
         """
+        options = self.path.delta_options()
         try:
-            if self._opened is None:
+            if self._opened is None or options != self._opened_with:
                 self._opened = open_delta(self.path)
+                self._opened_with = options
             else:
                 self._opened.update_incremental()
         except (DeltaError, OSError) as error:
