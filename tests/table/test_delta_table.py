@@ -170,6 +170,47 @@ def test_of_two_processes_with_the_same_batch_one_commits(tmp_path: Path) -> Non
     assert len(DeltaTable(str(tmp_path / "table")).file_uris()) == 2
 
 
+@pytest.fixture
+def lost_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that stores a commit and answers with a failure: delta-rs tries again, and meets its
+    own.
+    """
+    commit = DeltaTable.create_write_transaction
+
+    def commit_twice(table: DeltaTable, *arguments: Any, **options: Any) -> None:
+        commit(DeltaTable(table.table_uri, version=table.version()), *arguments, **options)
+        commit(table, *arguments, **options)
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", commit_twice)
+
+
+def test_a_commit_that_landed_although_the_store_answered_with_a_failure_is_done(
+    tmp_path: Path, lost_answers: None
+) -> None:
+    table = made(tmp_path / "table")
+    table.begin_stream("orders")
+    for number in (4, 5):
+        put(table, batch(number), data_file(table, f"{number}"))
+        assert table.holds(batch(number))
+    assert len(DeltaTable(str(tmp_path / "table")).file_uris()) == 2
+
+
+def test_a_commit_of_which_nothing_is_known_is_not_done(
+    tmp_path: Path, lost_answers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = made(tmp_path / "table")
+    assert not table.holds(batch(4))
+
+    def unreachable(_table: DeltaTable) -> None:
+        raise OSError("the store is not reachable")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(DeltaTable, "update_incremental", unreachable)
+        with pytest.raises(TableError, match="batch 4 could not be committed"):
+            table.commit(batch(4), [data_file(table, "a")], {})
+    assert table.holds(batch(4))
+
+
 def test_a_commit_of_another_stream_does_not_stand_in_the_way(tmp_path: Path) -> None:
     table = made(tmp_path / "table")
     other = Table(Place(str(tmp_path / "table")), SCHEMA)

@@ -12,6 +12,7 @@ what the pipeline must know of it. ``<query>`` names the stream and its checkpoi
     ledgerlake.stream:<stream>           the same number, for a start that finds no checkpoint
     ledgerlake.query:<stream>            the number of the query that committed last (see ``batch_record``): another checkpoint of
                                          the stream, which does not know of that, is refused
+    ledgerlake.attempt:<stream>          a random number of the last commit for the stream, by which its writer knows it again
     ledgerlake.outbox:<outbox>           how many messages the outbox has held up to that micro-batch
     ledgerlake.effective_time_us:<topic partition>   how far that topic partition's time has come
 
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 _TIME_PREFIX = "ledgerlake.effective_time_us:"
 _STREAM_PREFIX = "ledgerlake.stream:"
 _QUERY_PREFIX = "ledgerlake.query:"
+_ATTEMPT_PREFIX = "ledgerlake.attempt:"
 _OUTBOX_PREFIX = "ledgerlake.outbox:"
 _FORGETFUL_PROPERTY = "delta.setTransactionRetentionDuration"
 _COMMITS_PER_CLEANUP = 100
@@ -190,9 +193,8 @@ class Table:
         Raises:
             TableError: the commit did not land.
         """
-        self._append(
-            [], {_STREAM_PREFIX + stream: -1}, None, f"the stream {stream} could not be recorded in {self.path}"
-        )
+        numbers = {_STREAM_PREFIX + stream: -1, _ATTEMPT_PREFIX + stream: secrets.randbits(63)}
+        self._append([], numbers, None, f"the stream {stream} could not be recorded in {self.path}")
 
     def outbox_messages(self, outbox: str) -> int | None:
         """Return how many messages an outbox had held up to the last commit; None if no commit says
@@ -250,6 +252,7 @@ class Table:
             _numbered(batch.query): batch.batch_id,
             _STREAM_PREFIX + batch.stream: batch.batch_id,
             _QUERY_PREFIX + batch.stream: number_of(batch.query),
+            _ATTEMPT_PREFIX + batch.stream: secrets.randbits(63),
             **{_OUTBOX_PREFIX + name: messages for name, messages in (outbox or {}).items()},
             **{_TIME_PREFIX + name: time_us for name, time_us in times_us.items()},
         }
@@ -326,8 +329,19 @@ class Table:
                 commit_properties=CommitProperties(custom_metadata=metadata, app_transactions=transactions),
                 post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=expires),
             )
-        except DeltaError as error:
-            raise TableError(f"{attempt}: {_first_line(error)}") from None
+        except (DeltaError, OSError) as error:
+            if not self._has_landed(numbers):
+                raise TableError(f"{attempt}: {_first_line(error)}") from None
+
+    def _has_landed(self, numbers: dict[str, int]) -> bool:
+        """Return whether the table has a commit of ours, by its random number: a store may store a
+        commit and answer with a failure, and delta-rs then meets its own when it tries again.
+        """
+        try:
+            table = self._current()
+            return all(self._number(table, name) == number for name, number in numbers.items())
+        except (TableError, SetupError):
+            return False
 
     def remove_files(self, names: list[str]) -> None:
         """Remove files that were never committed; one that stays is an orphan for ``vacuum``."""
