@@ -353,6 +353,32 @@ def test_a_topic_that_is_deleted_while_something_waits_and_made_again_is_a_new_o
     assert play(script, edges).violations == []
 
 
+class ManyToOne(History):
+    """A history with a step that sends many messages to a topic that came later."""
+
+    def _fill(self, args: dict[str, Any]) -> None:
+        for _ in range(args["count"]):
+            self._send_plain(self.topics[1])
+
+
+def test_a_topic_that_is_made_again_is_kept_from_its_first_entry_on(edges: Edges) -> None:
+    script = scripted(
+        produced(0.5, 1),
+        Step(0.0, "topic", {"count": 2}),
+        Step(4.0, "delete", {"partition": 1}),
+        Step(7.0, "topic", {"count": 2}),
+        Step(6.9, "fill", {"count": 14}, "batch "),
+        Step(6.9, "roll", {"partition": 1}, "batch "),
+        produced(14.0, 1),
+        entries_per_ledger=8,
+        max_rows=3,
+        by_pattern=True,
+        duration_s=20.0,
+    )
+    history = ManyToOne(script, edges)
+    assert history.play().violations == []
+
+
 def test_a_seed_is_one_history(edges: Edges) -> None:
     for seed in (2, 11):
         first, second = (play(write_script(seed), edges) for _ in range(2))

@@ -74,7 +74,9 @@ class Planner:
             self._admission = BatchAdmission(options.min_rows_per_trigger, options.max_trigger_delay_ms)
             self._backlog = BacklogCounts(self._cluster, options.min_rows_per_trigger)
         self._warned = False
+        self._has_begun = False
         self._refresh_topics()
+        self._has_begun = True
 
     def initial(self) -> Offset:
         """Return where the query begins."""
@@ -108,7 +110,7 @@ class Planner:
 
     def _begin(self, name: str) -> None:
         self._watch(name)
-        self._cursors.begin(name)
+        self._cursors.begin(name, came_later=self._has_begun)
 
     def _watch(self, name: str) -> None:
         self._latest[name] = LatestOffset(self._cluster, name)

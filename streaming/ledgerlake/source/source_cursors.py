@@ -29,9 +29,15 @@ class SourceCursors:
         self._options = options
         self._cursors: dict[str, DurableCursor] = {}
 
-    def begin(self, name: str) -> None:
-        """Have the broker keep a topic partition from its first entry on, before that is planned."""
-        if self._options.pinned_by and name not in dict(self._options.starting_by_topic):
+    def begin(self, name: str, came_later: bool) -> None:
+        """Have the broker keep a topic partition from its first entry on, before that is planned.
+
+        Args:
+            came_later: whether it was not there when the planner began, so that the driver, which
+                takes its subscriptions before that, has none on it. A topic that is deleted and made
+                again loses the one that it had.
+        """
+        if self._options.pinned_by and (came_later or name not in dict(self._options.starting_by_topic)):
             self._make(name, self._options.pinned_by)
         if self._options.subscription:
             self._cursors[name] = DurableCursor(self._cluster, name, self._options.subscription)
@@ -40,8 +46,8 @@ class SourceCursors:
     def _make(self, name: str, subscription: str) -> None:
         """Create the pipeline's cursor on a topic partition.
 
-        The driver has cursors on the topic partitions that it knows. It learns of a new one with the
-        first batch, when a broker without a cursor may have removed entries already.
+        The driver has cursors on the topic partitions that were there at its start. It learns of a
+        new one with the first batch, when a broker without a cursor may have removed entries already.
         """
         cursor = DurableCursor(self._cluster, name, subscription)
         with contextlib.suppress(ConsumerBusyError, TopicNotFoundError):
