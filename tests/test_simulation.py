@@ -328,6 +328,54 @@ def test_a_cursor_that_somebody_moves_while_a_batch_is_in_work_is_loss_that_is_s
     assert "after 4:3 and before 8:0 are lost" in violation
 
 
+class ManyToOne(History):
+    """A history with a step that sends many messages to a topic that came later."""
+
+    def _fill(self, args: dict[str, Any]) -> None:
+        for _ in range(args["count"]):
+            self._send_plain(self.topics[1])
+
+
+@pytest.mark.parametrize("has_metadata", [False, True])
+@pytest.mark.parametrize("starting", ["earliest", "latest"])
+def test_what_was_skipped_before_the_first_read_of_an_empty_topic_is_named(
+    edges: Edges, has_metadata: bool, starting: str
+) -> None:
+    stop = Step(3.0, "stop", {"back_s": 6.0})
+    script = by_hand(stop, put(5.0, count=20), Step(7.0, "skip", {}), put(12.0), has_metadata=has_metadata)
+    (violation, *_) = play(replace(script, starting=starting), edges).violations
+    assert "DataLossError" in violation
+    assert "after 4:-1 and before 6:0 are lost" in violation
+
+
+class SkipsOne(ManyToOne):
+    """A history with a step that skips what a topic that came later holds, but for its last entry."""
+
+    def _skip_one(self, _args: dict[str, Any]) -> None:
+        topic = self.topics[1]
+        for cursor in topic.cursors.values():
+            cursor.mark_delete = topic.last.before
+        self.brokers.trim(topic)
+
+
+@pytest.mark.parametrize("has_metadata", [False, True])
+def test_what_was_skipped_before_the_first_read_of_a_topic_that_came_later_is_named(
+    edges: Edges, has_metadata: bool
+) -> None:
+    script = scripted(
+        produced(0.5, 1),
+        Step(3.0, "topic", {"count": 0}),
+        Step(7.0, "stop", {"back_s": 6.0}),
+        Step(9.0, "fill", {"count": 20}),
+        Step(10.0, "skip_one"),
+        by_pattern=True,
+        has_metadata=has_metadata,
+    )
+    (violation, *_) = SkipsOne(script, edges).play().violations
+    assert "DataLossError" in violation
+    assert "messages after 5:-1 and before" in violation
+
+
 @pytest.mark.parametrize("kill", [(), (Step(5.0, "kill", {"back_s": 2.0, "noticed_s": 0.0}),)])
 def test_a_cluster_that_is_made_anew_is_an_error(edges: Edges, kill: tuple[Step, ...]) -> None:
     script = scripted(produced(1.0, 3), *kill, Step(6.0, "anew"), produced(8.0, 3))
@@ -351,14 +399,6 @@ def test_a_topic_that_is_deleted_while_something_waits_and_made_again_is_a_new_o
         by_pattern=True,
     )
     assert play(script, edges).violations == []
-
-
-class ManyToOne(History):
-    """A history with a step that sends many messages to a topic that came later."""
-
-    def _fill(self, args: dict[str, Any]) -> None:
-        for _ in range(args["count"]):
-            self._send_plain(self.topics[1])
 
 
 def test_a_topic_that_is_made_again_is_kept_from_its_first_entry_on(edges: Edges) -> None:

@@ -160,6 +160,38 @@ def test_a_cursor_that_somebody_moved_over_unread_ledgers_is_loss_without_an_ind
     assert [row["reason"] for row in rejects_rows(tmp_path)] == ["data_loss"]
 
 
+def test_an_empty_topic_whose_ledger_goes_before_its_first_message_has_lost_nothing(
+    trimming_bare: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = trimming_bare.topic()
+    data = trimming_bare.config(tmp_path, topic)
+    run_once(spark, data)
+    before = first_ledger(trimming_bare, topic)
+    begin_another_ledger(trimming_bare, topic)
+    wait_until(lambda: first_ledger(trimming_bare, topic) > before)
+    send(trimming_bare, topic, range(5))
+    run_once(spark, data)
+    assert values(tmp_path) == list(range(5))
+    assert rejects_rows(tmp_path) == []
+
+
+def test_what_was_skipped_before_the_first_read_of_an_empty_topic_is_loss(
+    trimming_bare: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = trimming_bare.topic()
+    data = trimming_bare.config(tmp_path, topic)
+    run_once(spark, data)
+    before = first_ledger(trimming_bare, topic)
+    send(trimming_bare, topic, range(10))
+    begin_another_ledger(trimming_bare, topic)
+    send(trimming_bare, topic, range(10, 15))
+    (name,) = trimming_bare.subscriptions(topic)
+    trimming_bare.admin("POST", topic, f"/subscription/{name}/skip_all")
+    wait_until(lambda: first_ledger(trimming_bare, topic) > before)
+    with pytest.raises(DataLossError, match=r"an unknown number of messages after \d+:-1 and before .* are lost"):
+        run_once(spark, data)
+
+
 def test_a_topic_that_was_deleted_and_created_again_is_named_so(
     trimming: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:

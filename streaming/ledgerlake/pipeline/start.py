@@ -143,7 +143,7 @@ class Start:
                     raise self._lost_checkpoint(
                         f"the subscription {self._config.subscription} has read {name} up to {position}"
                     )
-            return {name: resolve_start(self._cluster, name, bound) for name in positions}
+            return {name: resolve_start(self._cluster, name, bound, is_pinned=True) for name in positions}
         # Where the cursor stands, so that nothing lies between what it pins and what is read.
         return {name: describe(self._cluster, name, position) for name, position in positions.items()}
 

@@ -29,6 +29,11 @@ class SourceCursors:
         self._options = options
         self._cursors: dict[str, DurableCursor] = {}
 
+    @property
+    def is_pinned(self) -> bool:
+        """Return whether a durable cursor keeps what is unread: the pipeline's, or the source's own."""
+        return bool(self._options.pinned_by or self._options.subscription)
+
     def begin(self, name: str, came_later: bool) -> None:
         """Have the broker keep a topic partition from its first entry on, before that is planned.
 
