@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.errors import CheckpointError, SetupError
+from ledgerlake.pipeline.left_topics import warn_of_left_topics
 from ledgerlake.pipeline.moved_state import adopt_state
 from ledgerlake.pipeline.row_settings import PAYLOADS, STORAGE, changed, row_settings
 from ledgerlake.pipeline.wake_ups import known_wakes
@@ -89,6 +90,7 @@ class Start:
         self.compare_settings(tables)
         if start is not None:
             self._compare_with_cursors(start)
+            warn_of_left_topics(self._config, self._cluster, self._checkpoint)
             adopt_state(self._checkpoint.folder)
             self._checkpoint.save_stream(self._config.stream.name)
             self._checkpoint.save_settings(row_settings(self._config))
