@@ -8,8 +8,10 @@ plays many more.
 from __future__ import annotations
 
 import io
+import logging
 import os
 import random
+import re
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,11 +19,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 import pytest
 
-from ledgerlake.errors import DataLossError
+from ledgerlake.errors import DataLossError, LedgerlakeError
+from ledgerlake.pipeline import left_topics
 from ledgerlake.pipeline.commit import BatchResult, DeltaSink
+from ledgerlake.pipeline.forget import forget_topic
 from tests.simulation.by_hand import by_hand, put
 from tests.simulation.driver import CHECKPOINT, MESSAGES, REJECTS, Edges, config
-from tests.simulation.history import TOPIC, History, Script, Step, Verdict, write_script
+from tests.simulation.history import DUE_TOPIC, TOPIC, History, Script, Step, Verdict, write_script
 from tests.simulation.many import play_many
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.world import Event, Killed, Lock, Trap, World
@@ -280,6 +284,118 @@ def test_nothing_is_forgotten_while_the_checkpoint_is_there(edges: Edges) -> Non
     assert any("is still there" in one for one in verdict.trace)
 
 
+class TopicsChange(History):
+    """A stream of two topics, and steps that change which it reads or forget one of them."""
+
+    OTHER = f"{TOPIC}-other"
+
+    def __init__(self, script: Script, edges: Edges) -> None:
+        super().__init__(script, edges)
+        self.brokers.add_topic(self.OTHER)
+        self._read({"topics": [TOPIC, self.OTHER]})
+
+    def _read(self, args: dict[str, Any]) -> None:
+        self.settings = config(args["topics"], None, starting=self.script.starting)
+
+    def _other(self, args: dict[str, Any]) -> None:
+        for _ in range(args["count"]):
+            self._send_plain(self.brokers.topics[self.OTHER])
+
+    def _forget_topic(self, args: dict[str, Any]) -> None:
+        def run() -> None:
+            try:
+                forget_topic(self.settings, args["topic"])
+            except LedgerlakeError as error:
+                self.world.say(f"forget: {error}")
+
+        self.world.spawn(self.world.process("forget"), "forget", run)
+
+    @property
+    def has_cursor(self) -> bool:
+        return bool(self.brokers.topics[self.OTHER].cursors)
+
+
+def test_a_topic_that_leaves_the_configuration_keeps_its_subscription_and_that_is_said(
+    edges: Edges, caplog: pytest.LogCaptureFixture
+) -> None:
+    stop = Step(4.0, "stop", {"back_s": 1.0})
+    back = [Step(10.0, "stop", {"back_s": 1.0}), Step(10.5, "read", {"topics": [TOPIC, TopicsChange.OTHER]})]
+    script = by_hand(
+        put(1.0),
+        Step(1.0, "other", {"count": 2}),
+        stop,
+        Step(4.5, "read", {"topics": [TOPIC]}),
+        put(7.0),
+        Step(8.0, "other", {"count": 9}),
+        *back,
+    )
+    caplog.set_level(logging.WARNING, left_topics.__name__)
+    history = TopicsChange(script, edges)
+    assert history.play().violations == []
+    (warning,) = [one.getMessage() for one in caplog.records if "no longer reads" in one.getMessage()]
+    assert f"the stream sim no longer reads {history.OTHER}, and its subscription ledgerlake-sim stays" in warning
+    assert warning.endswith(f"ledgerlake forget CONFIG --topic {history.OTHER}")
+
+
+def test_a_topic_that_left_the_configuration_can_be_forgotten_while_the_checkpoint_is_there(
+    edges: Edges, caplog: pytest.LogCaptureFixture
+) -> None:
+    stop, again = (Step(at_s, "stop", {"back_s": 1.0}) for at_s in (4.0, 9.0))
+    forgets = Step(7.0, "forget_topic", {"topic": TopicsChange.OTHER})
+    script = by_hand(
+        put(1.0),
+        Step(1.0, "other", {"count": 2}),
+        stop,
+        Step(4.5, "read", {"topics": [TOPIC]}),
+        forgets,
+        again,
+        put(12.0),
+    )
+    caplog.set_level(logging.WARNING, left_topics.__name__)
+    history = TopicsChange(script, edges)
+    assert history.play().violations == []
+    assert not history.has_cursor
+    assert sum("no longer reads" in one.getMessage() for one in caplog.records) == 1
+    assert history.settings.source.topics.names == (TOPIC,)
+
+
+def test_a_topic_that_comes_back_after_it_was_forgotten_is_said(edges: Edges, caplog: pytest.LogCaptureFixture) -> None:
+    stop, again = (Step(at_s, "stop", {"back_s": 1.0}) for at_s in (4.0, 9.0))
+    script = by_hand(
+        put(1.0),
+        Step(1.0, "other", {"count": 2}),
+        stop,
+        Step(4.5, "read", {"topics": [TOPIC]}),
+        Step(7.0, "forget_topic", {"topic": TopicsChange.OTHER}),
+        again,
+        Step(9.5, "read", {"topics": [TOPIC, TopicsChange.OTHER]}),
+        Step(13.0, "other", {"count": 2}),
+    )
+    caplog.set_level(logging.WARNING, left_topics.__name__)
+    history = TopicsChange(script, edges)
+    assert history.play().violations == []
+    assert history.has_cursor
+    (warning,) = [one.getMessage() for one in caplog.records if "was removed by ledgerlake forget" in one.getMessage()]
+    assert f"the subscription ledgerlake-sim of {history.OTHER} was removed" in warning
+
+
+@pytest.mark.parametrize(
+    ("topic", "refusal"),
+    [
+        (TOPIC, f"still reads {TOPIC}, .* out of the configuration first"),
+        ("due", "has not read .*/due, by the checkpoint"),
+    ],
+)
+def test_only_a_topic_that_left_the_configuration_is_forgotten_while_the_checkpoint_is_there(
+    edges: Edges, topic: str, refusal: str
+) -> None:
+    history = TopicsChange(by_hand(put(1.0), Step(4.0, "forget_topic", {"topic": topic})), edges)
+    history.brokers.add_topic(DUE_TOPIC)
+    verdict = history.play()
+    assert verdict.violations == []
+    assert any(re.search(refusal, line) for line in verdict.trace)
+
+
 def test_a_stream_that_was_forgotten_begins_anew_and_once(edges: Edges) -> None:
     lost = Step(4.0, "lose", {"back_s": 5.0})
     script = by_hand(put(3.0, count=3), lost, Step(6.0, "forget"), put(14.0), starting="latest")
@@ -328,6 +444,54 @@ def test_a_cursor_that_somebody_moves_while_a_batch_is_in_work_is_loss_that_is_s
     assert "after 4:3 and before 8:0 are lost" in violation
 
 
+class ManyToOne(History):
+    """A history with a step that sends many messages to a topic that came later."""
+
+    def _fill(self, args: dict[str, Any]) -> None:
+        for _ in range(args["count"]):
+            self._send_plain(self.topics[1])
+
+
+@pytest.mark.parametrize("has_metadata", [False, True])
+@pytest.mark.parametrize("starting", ["earliest", "latest"])
+def test_what_was_skipped_before_the_first_read_of_an_empty_topic_is_named(
+    edges: Edges, has_metadata: bool, starting: str
+) -> None:
+    stop = Step(3.0, "stop", {"back_s": 6.0})
+    script = by_hand(stop, put(5.0, count=20), Step(7.0, "skip", {}), put(12.0), has_metadata=has_metadata)
+    (violation, *_) = play(replace(script, starting=starting), edges).violations
+    assert "DataLossError" in violation
+    assert "after 4:-1 and before 6:0 are lost" in violation
+
+
+class SkipsOne(ManyToOne):
+    """A history with a step that skips what a topic that came later holds, but for its last entry."""
+
+    def _skip_one(self, _args: dict[str, Any]) -> None:
+        topic = self.topics[1]
+        for cursor in topic.cursors.values():
+            cursor.mark_delete = topic.last.before
+        self.brokers.trim(topic)
+
+
+@pytest.mark.parametrize("has_metadata", [False, True])
+def test_what_was_skipped_before_the_first_read_of_a_topic_that_came_later_is_named(
+    edges: Edges, has_metadata: bool
+) -> None:
+    script = scripted(
+        produced(0.5, 1),
+        Step(3.0, "topic", {"count": 0}),
+        Step(7.0, "stop", {"back_s": 6.0}),
+        Step(9.0, "fill", {"count": 20}),
+        Step(10.0, "skip_one"),
+        by_pattern=True,
+        has_metadata=has_metadata,
+    )
+    (violation, *_) = SkipsOne(script, edges).play().violations
+    assert "DataLossError" in violation
+    assert "messages after 5:-1 and before" in violation
+
+
 @pytest.mark.parametrize("kill", [(), (Step(5.0, "kill", {"back_s": 2.0, "noticed_s": 0.0}),)])
 def test_a_cluster_that_is_made_anew_is_an_error(edges: Edges, kill: tuple[Step, ...]) -> None:
     script = scripted(produced(1.0, 3), *kill, Step(6.0, "anew"), produced(8.0, 3))
@@ -351,6 +515,24 @@ def test_a_topic_that_is_deleted_while_something_waits_and_made_again_is_a_new_o
         by_pattern=True,
     )
     assert play(script, edges).violations == []
+
+
+def test_a_topic_that_is_made_again_is_kept_from_its_first_entry_on(edges: Edges) -> None:
+    script = scripted(
+        produced(0.5, 1),
+        Step(0.0, "topic", {"count": 2}),
+        Step(4.0, "delete", {"partition": 1}),
+        Step(7.0, "topic", {"count": 2}),
+        Step(6.9, "fill", {"count": 14}, "batch "),
+        Step(6.9, "roll", {"partition": 1}, "batch "),
+        produced(14.0, 1),
+        entries_per_ledger=8,
+        max_rows=3,
+        by_pattern=True,
+        duration_s=20.0,
+    )
+    history = ManyToOne(script, edges)
+    assert history.play().violations == []
 
 
 def test_a_seed_is_one_history(edges: Edges) -> None:

@@ -37,6 +37,7 @@ CHANGES = {
     "columnMapping": "set tblproperties ('delta.columnMapping.mode' = 'name')",
     "changeDataFeed": "set tblproperties ('delta.enableChangeDataFeed' = 'true')",
     "checkConstraints": "add constraint positive check (ledger_id >= 0)",
+    "clustering": "cluster by (topic)",
 }
 
 

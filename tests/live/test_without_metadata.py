@@ -80,6 +80,36 @@ def test_a_cursor_that_somebody_moved_over_unread_ledgers_is_loss_without_an_ind
     assert [row["reason"] for row in rejects_rows(tmp_path)] == ["data_loss"]
 
 
+def test_an_empty_topic_whose_ledger_goes_before_its_first_message_has_lost_nothing(
+    bare: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = bare.topic()
+    data = bare.config(tmp_path, topic)
+    run_once(spark, data)
+    unload_until_trimmed(bare, topic)
+    publish_numbers(bare, topic, range(5))
+    run_once(spark, data)
+    assert sorted(values(tmp_path)) == list(range(5))
+    assert rejects_rows(tmp_path) == []
+
+
+def test_what_was_skipped_before_the_first_read_of_an_empty_topic_is_loss(
+    bare: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = bare.topic()
+    data = bare.config(tmp_path, topic)
+    run_once(spark, data)
+    before = bare.first_ledger(topic)
+    publish_numbers(bare, topic, range(10))
+    bare.admin("PUT", topic, "/unload")
+    publish_numbers(bare, topic, range(10, 15))
+    (name,) = bare.subscriptions(topic)
+    bare.admin("POST", topic, f"/subscription/{name}/skip_all")
+    wait_until(lambda: bare.first_ledger(topic) > before)
+    with pytest.raises(DataLossError, match=r"an unknown number of messages after \d+:-1 and before .* are lost"):
+        run_once(spark, data)
+
+
 def test_a_broker_without_entry_metadata_gives_null_columns_one_warning_and_publish_order(
     bare: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:

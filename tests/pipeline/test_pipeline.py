@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.decode import schema
 from ledgerlake.errors import (
     CheckpointError,
@@ -34,6 +35,8 @@ from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord, SeenBatch
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
+from tests.entries import single
+from tests.peer import TOPIC, Peer
 from tests.table.rows import rows
 
 if TYPE_CHECKING:
@@ -68,6 +71,39 @@ def test_the_choice_to_begin_anew_needs_a_checkpoint_that_is_gone_and_counts_unt
     assert not checkpoint.is_forgotten
     with pytest.raises(CheckpointError, match=r"is still there, .*; remove the checkpoint first"):
         checkpoint.check_gone()
+
+
+def test_topics_that_were_forgotten_are_kept_in_the_checkpoint(tmp_path: Path) -> None:
+    checkpoint, names = Checkpoint(Place(str(tmp_path))), {"persistent://public/default/a"}
+    assert checkpoint.forgotten_topics() == set()
+    checkpoint.save_forgotten_topics(names)
+    file = tmp_path / "ledgerlake" / "forgotten_topics.json"
+    assert json.loads(file.read_text()) == {"version": 1, "topics": sorted(names)}
+    assert checkpoint.forgotten_topics() == names
+    file.write_text('{"version": 2, "topics": []}')
+    with pytest.raises(OffsetError, match="forgotten topics of version 2"):
+        checkpoint.forgotten_topics()
+    file.write_text('{"version": 1, "topics": 3}')
+    with pytest.raises(OffsetError, match="damaged forgotten topics"):
+        checkpoint.forgotten_topics()
+
+
+def test_a_cursor_that_this_run_does_not_hold_is_not_moved_for_an_earlier_one(tmp_path: Path) -> None:
+    (tmp_path / "ledgerlake").mkdir()
+    (tmp_path / "ledgerlake" / "ends.json").write_text(
+        json.dumps({"version": 1, "batches": {"0": {TOPIC: [7, 0]}}, "tables": {}})
+    )
+    (tmp_path / "commits").mkdir()
+    (tmp_path / "commits" / "0").write_text("v1\n{}")
+    with Peer() as peer:
+        peer.add(single(b"a"))
+        cluster = Cluster(ClientSettings(peer.url, give_up_after_s=2))
+        keeper = CursorKeeper(cluster, "s", Checkpoint(Place(str(tmp_path))))
+        keeper.begin(lambda _error: None)
+        keeper.finish(10.0)
+        keeper.close()
+        cluster.close()
+        assert "CommandSubscribe" not in peer.requests
 
 
 def test_a_start_of_a_newer_release_is_refused(tmp_path: Path) -> None:

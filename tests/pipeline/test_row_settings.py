@@ -108,6 +108,56 @@ def test_where_messages_wait_stays_until_none_waits(
     compare(checkpoint, config(folder, **now), table_batch=4)
 
 
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ("s3://lake/delayed", "s3a://lake/delayed/"),
+        ("delayed", "{cwd}/delayed"),
+        ("delayed", "file://{cwd}/checkpoints/../delayed"),
+        ("file://{cwd}/a%20b/", "a b"),
+        ("./state", "{cwd}/state"),
+    ],
+)
+def test_another_spelling_of_the_place_where_messages_wait_is_no_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, now: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "checkpoint"
+    spelled = [{"storage": text.format(cwd=tmp_path)} for text in (before, now)]
+    checkpoint = checkpoint_of(folder, config(folder, **spelled[0]), planned=4, committed=4)
+    save_wakeups(checkpoint, 4, {"t": 1000})
+    compare(checkpoint, config(folder, **spelled[1]), table_batch=4)
+    compare(checkpoint, config(folder, **spelled[0]), table_batch=4)
+    # As an earlier release noted it.
+    checkpoint.save_settings({"[delay] storage": spelled[0]["storage"]})
+    compare(checkpoint, config(folder, **spelled[1]), table_batch=4)
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [("state", "./state"), ("s3://lake/delayed", "s3://lake/later"), ("lake/delayed", "s3://lake/delayed")],
+)
+def test_another_place_is_one(tmp_path: Path, before: str, now: str) -> None:
+    folder = tmp_path / "checkpoint"
+    checkpoint = checkpoint_of(folder, config(folder, storage=before), planned=4, committed=4)
+    save_wakeups(checkpoint, 4, {"t": 1000})
+    with pytest.raises(CheckpointError, match=f'storage was "{before}", and messages wait'):
+        compare(checkpoint, config(folder, storage=now), table_batch=4)
+
+
+def test_a_checkpoint_goes_on_after_it_was_moved_with_the_messages_that_wait_in_it(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    checkpoint = checkpoint_of(old, config(old, storage=str(old / "delayed")), planned=4, committed=4)
+    save_wakeups(checkpoint, 4, {"t": 1000})
+    old.rename(new)
+    moved = Checkpoint(Place(str(new)))
+    compare(moved, config(new, storage=str(new / "delayed")), table_batch=4)
+    # What was not moved with it is where it was.
+    compare(moved, config(new, storage=str(old / "delayed")), table_batch=4)
+    with pytest.raises(CheckpointError, match="messages wait that need it"):
+        compare(moved, config(new, storage=str(new / "others")), table_batch=4)
+
+
 def test_messages_may_be_kept_from_here_on_if_nothing_is_known_to_wait_by_position(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoint"
     checkpoint = checkpoint_of(folder, config(folder), planned=4, committed=4)

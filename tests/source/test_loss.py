@@ -7,13 +7,15 @@ from typing import Any
 
 import pyspark
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from ledgerlake.errors import DataLossError
 from ledgerlake.options.source_options import SourceOptions, parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.bounds import entry_from
-from ledgerlake.source.loss import DATA_LOSS, LastRead, Loss, find_loss, moved_to, tell_tasks
+from ledgerlake.source.loss import DATA_LOSS, NO_INDEX_YET, LastRead, Loss, find_loss, moved_to, tell_tasks
 from ledgerlake.source.planning import EntryRange
+from ledgerlake.source.stream_reader import LedgerlakeStreamReader
 from ledgerlake.source.views import read_bundles, read_entries, read_messages
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
@@ -104,6 +106,34 @@ def test_a_cursor_passes_no_ledger_of_which_a_range_has_read_something_before_th
 
 
 @pytest.mark.parametrize(
+    ("index", "pinned_from", "first_index", "end", "messages"),
+    [
+        pytest.param(None, BEFORE_ALL, 5, THERE, "none", id="pinned: the empty ledger went when the topic was loaded"),
+        pytest.param(None, BEFORE_ALL, None, THERE, "none", id="pinned: the same without an index"),
+        pytest.param(None, Position(12, 7), 5, THERE, None, id="pinned: the cursor was moved"),
+        pytest.param(None, BEFORE_ALL, 5, GONE, None, id="pinned: an entry that was known is gone"),
+        pytest.param(NO_INDEX_YET, BEFORE_ALL, 5, THERE, 5, id="pinned: the first messages are missing"),
+        pytest.param(NO_INDEX_YET, None, 0, THERE, "none", id="no cursor: the topic's very first message follows"),
+        pytest.param(NO_INDEX_YET, None, 5, THERE, 5, id="no cursor: messages went before"),
+        pytest.param(NO_INDEX_YET, None, None, THERE, "none", id="no cursor, no index: nothing was known to be there"),
+        pytest.param(NO_INDEX_YET, None, None, GONE, None, id="no cursor, no index: an entry that was known is gone"),
+        pytest.param(None, None, 5, THERE, None, id="no cursor: an entry was there, without an index"),
+    ],
+)
+def test_of_a_topic_of_which_nothing_was_read_index_and_cursor_tell_what_was_lost(
+    index: int | None, pinned_from: Position | None, first_index: int | None, end: Position, messages: int | str | None
+) -> None:
+    after, following, begin = Position(10, -1), Position(12, 0), Position(12, -1)
+    last_read = LastRead(after, index)
+    loss = find_loss(last_read, following, first_index, begin, after=after, end=end, pinned_from=pinned_from)
+    if messages == "none":
+        assert loss is None
+        return
+    assert loss is not None
+    assert (loss.after, loss.before, loss.messages, loss.is_new_topic) == (after, following, messages, False)
+
+
+@pytest.mark.parametrize(
     ("marked", "moved"),
     [
         (Position(7, 3), BEFORE_ALL),
@@ -121,6 +151,25 @@ def test_a_cursor_beyond_what_was_taken_was_moved_by_somebody_unless_a_ledger_be
 
 def options_for(peer: Peer, **more: str) -> SourceOptions:
     return parse_options({"service.url": peer.url, "topic": TOPIC, "retryTimeoutMs": "3000", **more})
+
+
+@pytest.mark.parametrize(
+    ("first_index", "is_lost"),
+    [pytest.param(0, False, id="the topic's first message"), pytest.param(16, True, id="16 went before it")],
+)
+def test_what_went_before_the_first_read_of_a_topic_that_was_empty_is_named(first_index: int, is_lost: bool) -> None:
+    with Peer(first_ledger_id=4) as peer:
+        reader = LedgerlakeStreamReader(options_for(peer, startingOffsets="earliest"))
+        start = reader.initialOffset()
+        peer.first_ledger_id = 9
+        peer.add(batch([b"a"], index=first_index), ledger_id=9)
+        (partition,) = reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
+        reader.stop()
+        if is_lost:
+            with pytest.raises(DataLossError, match="at most 16 messages after 4:-1 and before 9:0 are lost"):
+                list(reader.read(partition))
+        else:
+            assert sum(part.num_rows for part in reader.read(partition)) == 1
 
 
 def trimmed(peer: Peer) -> EntryRange:
@@ -199,6 +248,14 @@ def test_a_range_from_the_beginning_of_a_topic_is_whole_wherever_it_begins() -> 
         span = EntryRange(TOPIC, BEFORE_ALL, Position(9, 0))
         rows = [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]
         assert [row["value"] for row in rows] == [b"a"]
+
+
+def test_a_range_that_notes_where_an_empty_topic_begins_is_whole_though_its_ledger_goes() -> None:
+    with Peer(first_ledger_id=9) as peer:
+        span = EntryRange(TOPIC, BEFORE_ALL, Position(4, -1))
+        assert list(read_messages(options_for(peer), span)) == []
+        peer.add(batch([b"a"], index=0), ledger_id=9)
+        assert list(read_messages(options_for(peer), span)) == []
 
 
 def test_a_range_that_ends_with_a_hole_in_a_ledger_that_is_there_is_whole() -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ledgerlake.source.planning import EntryRange
+    from ledgerlake.stored.offsets import Offset
 
 NOW_MS = 1_700_000_100_000
 BARE = encode_entry(pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=NOW_MS + 10**9), b"v")
@@ -174,6 +175,44 @@ def test_a_deleted_topic_that_was_read_is_forgotten_and_is_new_when_it_comes_bac
     (partition,) = back.partitions(empty, newer)
     assert (partition.span.after, partition.span.end) == (BEFORE_ALL, Position(9, 0))
     back.stop()
+
+
+@pytest.mark.parametrize(
+    ("start", "options", "index"),
+    [
+        pytest.param({}, {}, -1, id="new, no cursor"),
+        pytest.param({TOPIC: PartitionOffset(BEFORE_ALL)}, {}, -1, id="by an earlier release, no cursor"),
+        pytest.param({}, {"pinnedBy": "s"}, None, id="new since the last run, pinned"),
+        pytest.param(
+            {TOPIC: PartitionOffset(BEFORE_ALL)}, {"subscription": "s"}, None, id="by an earlier release, pinned"
+        ),
+    ],
+)
+def test_an_empty_topic_of_which_nothing_was_read_is_in_the_offset_with_its_first_ledger(
+    peer: Peer, start: Offset, options: dict[str, str], index: int | None
+) -> None:
+    peer.first_ledger_id = 4
+    reader = pattern_reader(peer, **options)
+    _readers.append(reader)
+    noted = reader.latestOffset(to_json(start), ReadAllAvailable())
+    assert from_json(noted) == {TOPIC: PartitionOffset(Position(4, -1), index=index)}
+    assert reader.latestOffset(noted, ReadAllAvailable()) == noted
+    peer.add(single(b"a"), ledger_id=4)
+    time.sleep(1.1)
+    (partition,) = reader.partitions(noted, reader.latestOffset(noted, ReadAllAvailable()))
+    assert (partition.span.after, partition.span.end) == (Position(4, -1), Position(4, 0))
+
+
+def test_an_empty_topic_that_comes_while_a_pipeline_runs_had_no_messages_before(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topic_list, "_REFRESH_S", 0.0)
+    peer.topics, peer.first_ledger_id = [], 4
+    reader = pattern_reader(peer, pinnedBy="s")
+    _readers.append(reader)
+    assert planned(reader, reader.initialOffset()) == {}
+    peer.topics = [TOPIC]
+    assert planned(reader, to_json({})) == {TOPIC: PartitionOffset(Position(4, -1), index=-1)}
 
 
 def test_a_deleted_topic_of_which_something_waits_is_still_woken(

@@ -11,8 +11,10 @@ from ledgerlake.client.reader import EntryReader
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import read_entry_table
 from ledgerlake.errors import DeadlineError, SetupError
+from ledgerlake.options.bounds import AtTime, Bound
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.source.bounds import first_available, resolve_end, resolve_start
+from ledgerlake.source.loss import NO_INDEX_YET
 from ledgerlake.source.planning import EntryRange
 from ledgerlake.source.positions import LatestOffset, LimitPlanner, next_until
 from ledgerlake.source.reread import read_again
@@ -161,11 +163,20 @@ def test_starts_and_ends_become_positions() -> None:
         assert resolve_end(cluster, TOPIC, MessageId(7, 4)).position == Position(7, 4)
 
 
-def test_an_empty_topic_starts_and_ends_before_everything() -> None:
-    with Peer() as peer:
+@pytest.mark.parametrize("bound", ["earliest", "latest", AtTime(5)])
+def test_an_empty_topic_starts_where_its_first_ledger_does_and_ends_before_everything(bound: Bound) -> None:
+    with Peer(first_ledger_id=4) as peer:
         cluster = cluster_of(peer)
-        assert resolve_start(cluster, TOPIC, "earliest").position == BEFORE_ALL
-        assert resolve_start(cluster, TOPIC, "latest").position == BEFORE_ALL
+        begin = Position(4, -1)
+        assert resolve_start(cluster, TOPIC, bound) == PartitionOffset(begin, index=NO_INDEX_YET)
+        assert resolve_start(cluster, TOPIC, bound, is_pinned=True) == PartitionOffset(begin)
+        assert resolve_end(cluster, TOPIC, "latest") == PartitionOffset(BEFORE_ALL)
+
+
+def test_a_start_at_the_beginning_has_the_index_before_the_first_message() -> None:
+    with Peer() as peer:
+        peer.add(batch([b"a", b"b"], index=21))
+        assert resolve_start(cluster_of(peer), TOPIC, "earliest") == PartitionOffset(Position(7, -1), index=19)
 
 
 def test_the_latest_offset_has_time_and_index_and_is_rarely_asked_for() -> None:

@@ -168,12 +168,3 @@ def test_a_start_by_time_is_before_the_first_entry_of_that_time_or_later(time_ms
             assert resolve_start(cluster, TOPIC, AtTime(time_ms)).position == Position(*start)
         finally:
             cluster.close()
-
-
-def test_a_start_by_time_in_an_empty_topic_is_its_beginning() -> None:
-    with Peer() as peer:
-        cluster = Cluster(ClientSettings(peer.url, give_up_after_s=2))
-        try:
-            assert resolve_start(cluster, TOPIC, AtTime(5)).position == Position(-1, -1)
-        finally:
-            cluster.close()

@@ -7,7 +7,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import deltalake
 import pyarrow as pa
@@ -16,10 +16,12 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
 
 from ledgerlake.errors import CheckpointError, OwnershipError, TableError
-from ledgerlake.stored.places import Place
+from ledgerlake.stored.places import Place, StorageSettings
+from ledgerlake.table import delta_table
 from ledgerlake.table.batch_record import BatchRecord, Recorded, number_of
-from ledgerlake.table.delta_table import Table
+from ledgerlake.table.delta_table import HONOURED_FEATURES, Table
 from ledgerlake.table.ordered_files import DataFile
+from ledgerlake.table.spark_table import SparkTable, open_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -168,6 +170,47 @@ def test_of_two_processes_with_the_same_batch_one_commits(tmp_path: Path) -> Non
     assert len(DeltaTable(str(tmp_path / "table")).file_uris()) == 2
 
 
+@pytest.fixture
+def lost_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that stores a commit and answers with a failure: delta-rs tries again, and meets its
+    own.
+    """
+    commit = DeltaTable.create_write_transaction
+
+    def commit_twice(table: DeltaTable, *arguments: Any, **options: Any) -> None:
+        commit(DeltaTable(table.table_uri, version=table.version()), *arguments, **options)
+        commit(table, *arguments, **options)
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", commit_twice)
+
+
+def test_a_commit_that_landed_although_the_store_answered_with_a_failure_is_done(
+    tmp_path: Path, lost_answers: None
+) -> None:
+    table = made(tmp_path / "table")
+    table.begin_stream("orders")
+    for number in (4, 5):
+        put(table, batch(number), data_file(table, f"{number}"))
+        assert table.contains(batch(number))
+    assert len(DeltaTable(str(tmp_path / "table")).file_uris()) == 2
+
+
+def test_a_commit_of_which_nothing_is_known_is_not_done(
+    tmp_path: Path, lost_answers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = made(tmp_path / "table")
+    assert not table.contains(batch(4))
+
+    def unreachable(_table: DeltaTable) -> None:
+        raise OSError("the store is not reachable")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(DeltaTable, "update_incremental", unreachable)
+        with pytest.raises(TableError, match="batch 4 could not be committed"):
+            table.commit(batch(4), [data_file(table, "a")], {})
+    assert table.contains(batch(4))
+
+
 def test_a_commit_of_another_stream_does_not_stand_in_the_way(tmp_path: Path) -> None:
     table = made(tmp_path / "table")
     other = Table(Place(str(tmp_path / "table")), SCHEMA)
@@ -247,6 +290,137 @@ def test_nor_if_it_was_changed_after_the_last_look(tmp_path: Path, change: Calla
     with pytest.raises(TableError, match="batch 5 could not be committed"):
         table.commit(batch(5), [data_file(table, "b")], {})
     assert table.recorded(batch(5).query) == Recorded(4, 7)
+
+
+def rewritten(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Another writer's commit: the table's protocol and metadata, changed."""
+    log = path / "_delta_log"
+    known = DeltaTable(str(path))
+    actions: dict[str, Any] = {}
+    for file in sorted(log.glob("*.json")):
+        for action in map(json.loads, file.read_text().splitlines()):
+            actions |= {name: action[name] for name in ("protocol", "metaData") if name in action}
+    change(actions)
+    lines = [json.dumps({name: action}) for name, action in actions.items()]
+    (log / f"{known.version() + 1:020d}.json").write_text("\n".join(lines) + "\n")
+
+
+def feature(*names: str) -> Callable[[dict[str, Any]], None]:
+    """Add features to a table, as ALTER TABLE does."""
+
+    def add(actions: dict[str, Any]) -> None:
+        actions["protocol"] = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["appendOnly", *names]}
+
+    return add
+
+
+def legacy_writer(actions: dict[str, Any]) -> None:
+    actions["protocol"] = {"minReaderVersion": 2, "minWriterVersion": 6}
+
+
+def invariant(actions: dict[str, Any]) -> None:
+    fields = json.loads(actions["metaData"]["schemaString"])
+    fields["fields"][0]["metadata"] = {"delta.invariants": json.dumps({"expression": {"expression": "number > 0"}})}
+    actions["metaData"]["schemaString"] = json.dumps(fields)
+
+
+def not_null(actions: dict[str, Any]) -> None:
+    """Change the schema as ALTER TABLE ... ALTER COLUMN number SET NOT NULL does."""
+    schema = json.loads(actions["metaData"]["schemaString"])
+    schema["fields"][0]["nullable"] = False
+    actions["metaData"]["schemaString"] = json.dumps(schema)
+
+
+CANNOT_HONOUR = [
+    feature("domainMetadata"),
+    feature("clustering", "domainMetadata"),
+    feature("inCommitTimestamp"),
+    feature("allowColumnDefaults"),
+    feature("checkpointProtection"),
+    feature("aFeatureOfALaterRelease"),
+    legacy_writer,
+    invariant,
+    not_null,
+]
+
+
+@pytest.mark.parametrize("change", CANNOT_HONOUR)
+def test_a_table_with_a_feature_that_appended_files_cannot_honour_is_for_delta_spark(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    path, staging = tmp_path / "table", Place(str(tmp_path / "staging"))
+    running = made(path)
+    put(running, batch(4), data_file(running, "a"))
+    rewritten(path, change)
+    assert isinstance(open_table(Place(str(path)), SCHEMA, "auto", staging), SparkTable)
+    for table in (open_table(Place(str(path)), SCHEMA, "arrow", staging), running):
+        with pytest.raises(TableError, match=r"cannot honour; start again with \[delta\] writer = auto"):
+            table.check(None)
+    with pytest.raises(TableError, match=r"cannot honour; start again with \[delta\] writer = auto"):
+        put(running, batch(5), data_file(running, "b"))
+    assert DeltaTable(str(path)).version() == 2
+
+
+@pytest.mark.parametrize(
+    ("properties", "name"),
+    [
+        (pa.field("properties", pa.map_(pa.string(), pa.string()), nullable=False), "properties"),
+        (
+            pa.field("properties", pa.map_(pa.string(), pa.field("value", pa.string(), nullable=False))),
+            "properties.value",
+        ),
+    ],
+)
+def test_a_column_that_must_not_be_null_is_named_as_the_reason(tmp_path: Path, properties: pa.Field, name: str) -> None:
+    schema = pa.schema([pa.field("properties", pa.map_(pa.string(), pa.string()))])
+    DeltaTable.create(str(tmp_path / "table"), pa.schema([properties]))
+    with pytest.raises(TableError, match=f"has NOT NULL on {name}, which this writer cannot honour"):
+        Table(Place(str(tmp_path / "table")), schema).check(None)
+    # A column of ours that is never null may be so in the table too.
+    assert Table(Place(str(tmp_path / "table")), pa.schema([properties])).check(None)
+
+
+@pytest.mark.parametrize("name", sorted(HONOURED_FEATURES))
+def test_and_one_with_a_feature_that_they_honour_is_not(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "table"
+    DeltaTable.create(str(path), SCHEMA)
+    reader = [] if name in ("appendOnly", "invariants") else [name]
+
+    def change(actions: dict[str, Any]) -> None:
+        versions = {"minReaderVersion": 3, "minWriterVersion": 7}
+        actions["protocol"] = versions | {"writerFeatures": [name], "readerFeatures": reader}
+
+    rewritten(path, change)
+    table = open_table(Place(str(path)), SCHEMA, "auto", Place(str(tmp_path / "staging")))
+    assert type(table) is Table
+    assert table.check(None)
+    put(table, batch(4), data_file(table, "a"))
+    assert DeltaTable(str(path)).file_uris() == [str(path / "a")]
+
+
+def test_keys_that_are_renewed_in_their_files_are_those_of_the_next_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    DeltaTable.create(str(tmp_path / "table"), SCHEMA)
+    opened: list[dict[str, str]] = []
+
+    def open_delta(place: Place, _version: int | None = None) -> DeltaTable:
+        opened.append(place.delta_options() or {})
+        return DeltaTable(str(tmp_path / "table"))
+
+    monkeypatch.setattr(delta_table, "open_delta", open_delta)
+    for name in ("key", "token"):
+        (tmp_path / name).write_text("first")
+    key, token = f"file:{tmp_path}/key", f"file:{tmp_path}/token"
+    table = Table(Place("s3://lake/table", StorageSettings("", "", "id", key, token)), SCHEMA)
+    for number in (4, 5):
+        assert not table.contains(batch(number))
+    assert len(opened) == 1, "an update is cheaper than a load"
+    for name in ("token", "key"):
+        (tmp_path / name).write_text("second")
+        assert not table.contains(batch(6))
+    assert [one["aws_session_token"] for one in opened] == ["first", "second", "second"]
+    assert [one["aws_secret_access_key"] for one in opened] == ["first", "first", "second"]
 
 
 def test_a_log_that_is_gone_is_said_in_one_sentence(tmp_path: Path) -> None:

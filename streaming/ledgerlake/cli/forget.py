@@ -23,14 +23,19 @@ def add(commands: Commands) -> None:
         "ledgerlake forget orders.toml",
     )
     command.add_argument("config", metavar="CONFIG")
+    command.add_argument(
+        "--topic",
+        metavar="NAME",
+        help="only those of a topic, or a topic partition, that the configuration no longer names; the checkpoint may stay",
+    )
 
 
 def _forget(options: argparse.Namespace) -> int:
     from ledgerlake.options.config import load_config
-    from ledgerlake.pipeline.forget import forget
+    from ledgerlake.pipeline.forget import forget, forget_topic
 
     config = load_config(options.config)
-    names = forget(config)
+    names = forget(config) if options.topic is None else forget_topic(config, options.topic)
     result = {"subscription": config.subscription, "topics": names}
     print(json.dumps(result) if options.json else f"removed {config.subscription} from {', '.join(names)}")
     return 0

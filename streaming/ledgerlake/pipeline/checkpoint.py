@@ -6,6 +6,8 @@
                                             none; earlier releases wrote no ``follows``
     <checkpoint>/ledgerlake/settings.json   the settings that decide which rows a micro-batch gives (see ``row_settings``)
     <checkpoint>/ledgerlake/outbox.json     the name of its outbox, with a version (see ``publish.outbox``)
+    <checkpoint>/ledgerlake/forgotten_topics.json   the topic partitions that left the configuration and whose subscriptions the
+                                            user has removed (see ``left_topics``), with a version
     <checkpoint>/ledgerlake/forgotten.json  the user has chosen to start from the beginning (``ledgerlake forget``); removed when
                                             that has happened
 
@@ -33,6 +35,7 @@ from ledgerlake.stored.places import Place
 
 _STREAM_VERSION = 1
 _OUTBOX_VERSION = 1
+_FORGOTTEN_TOPICS_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,31 @@ class Checkpoint:
         except OSError as error:
             raise not_writable(self.folder, error) from None
 
+    def forgotten_topics(self) -> set[str]:
+        """Return the topic partitions whose subscriptions the user has removed.
+
+        Raises:
+            OffsetError: a newer release wrote them, or they are damaged.
+        """
+        try:
+            found = load_stored(
+                self._own("forgotten_topics"), "forgotten topics", _forgotten_topics, _FORGOTTEN_TOPICS_VERSION
+            )
+        except OSError as error:
+            raise not_readable(self.folder, error) from None
+        return found or set()
+
+    def save_forgotten_topics(self, names: set[str]) -> None:
+        """Record the topic partitions whose subscriptions the user has removed.
+
+        Raises:
+            SetupError: the folder cannot be written.
+        """
+        try:
+            save_json(self._own("forgotten_topics"), {"version": _FORGOTTEN_TOPICS_VERSION, "topics": sorted(names)})
+        except OSError as error:
+            raise not_writable(self.folder, error) from None
+
     @property
     def is_forgotten(self) -> bool:
         """Return whether the user has chosen to start from the beginning, and no query has begun
@@ -215,6 +243,10 @@ class Checkpoint:
 def _outbox_name(data: dict[str, Any], _version: int) -> str:
     name: str = stored(str, data["name"])
     return name
+
+
+def _forgotten_topics(data: dict[str, Any], _version: int) -> set[str]:
+    return set(stored(list[str], data["topics"]))
 
 
 def as_option(start: Offset) -> str:

@@ -169,7 +169,12 @@ class CursorKeeper:
             OffsetError: a newer release wrote what is to be acknowledged, or it is damaged.
         """
         ends = self._load()
-        self._pending, self._tables, self._last_run = ends.pending, ends.tables, ends.last_run
+        self._tables, self._last_run = ends.tables, ends.last_run
+        # A topic that has left the configuration may have no subscription any more.
+        self._pending = {
+            batch_id: {name: position for name, position in positions.items() if name in self._cursors}
+            for batch_id, positions in ends.pending.items()
+        }
         self._news.set()
         self._thread = threading.Thread(target=self._loop, args=(on_lost,), name="ledgerlake-cursors", daemon=True)
         self._thread.start()

@@ -1,4 +1,6 @@
-"""Forgets a stream: removes its durable cursors from the broker."""
+"""Removes durable cursors from the broker: all of a stream that starts from the beginning, or those
+of a topic that the stream no longer reads.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,10 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.cursor import DurableCursor
+from ledgerlake.client.topics import full_name
+from ledgerlake.errors import CheckpointError, UsageError
 from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.left_topics import known_topic_partitions
 
 if TYPE_CHECKING:
     from ledgerlake.options.config import Config
@@ -35,3 +40,43 @@ def forget(config: Config) -> list[str]:
         cluster.close()
     checkpoint.forget()
     return names
+
+
+def forget_topic(config: Config, topic: str) -> list[str]:
+    """Remove the pipeline's durable cursors from one topic, or one topic partition.
+
+    Returns:
+        The topic partitions that had a cursor.
+
+    Raises:
+        CheckpointError: the checkpoint is there, and the configuration still selects the topic;
+            nothing was removed.
+        UsageError: the topic's name is none, or the stream has not read it.
+        BrokerError, TransportError, TopicNotFoundError: not all cursors are removed.
+    """
+    checkpoint = Checkpoint(config.checkpoint_place)
+    cluster = Cluster(config.source.client)
+    try:
+        names = cluster.topic_partitions(topic)
+        has_checkpoint = checkpoint.start() is not None
+        if has_checkpoint:
+            _check_left(config, checkpoint, full_name(topic), names)
+        for name in names:
+            DurableCursor(cluster, name, config.subscription).forget()
+    finally:
+        cluster.close()
+    if has_checkpoint:
+        checkpoint.save_forgotten_topics(checkpoint.forgotten_topics() | set(names))
+    return names
+
+
+def _check_left(config: Config, checkpoint: Checkpoint, topic: str, names: list[str]) -> None:
+    if any(config.source.topics.includes(name) for name in names):
+        raise CheckpointError(
+            f"the stream {config.stream.name} still reads {topic}, and would go on without what the topic removes when its "
+            "subscription goes; take the topic out of the configuration first"
+        )
+    if known_topic_partitions(checkpoint).isdisjoint(names):
+        raise UsageError(
+            f"the stream {config.stream.name} has not read {topic}, by the checkpoint {checkpoint.folder}; correct the name"
+        )

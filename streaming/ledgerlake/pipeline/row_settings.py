@@ -6,14 +6,19 @@ configuration file:
 
     {"version": 1, "settings": {"[delay] enabled": true, "[delay] storage": "state"}}
 
-If the file lacks a setting, the release that wrote it did not have or record it.
+If the file lacks a setting, the release that wrote it did not have or record it. A place has many
+spellings, and one in the checkpoint moves with it. So ``[delay] storage`` is compared as a place,
+and ``storage in the checkpoint`` says where below the checkpoint it is, null if it is elsewhere.
 """
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
+from ledgerlake.errors import UsageError
 from ledgerlake.stored.fields import stored
+from ledgerlake.stored.places import parse_place
 
 if TYPE_CHECKING:
     from ledgerlake.options.config import Config
@@ -25,6 +30,8 @@ RowSettings = dict[str, Setting]
 
 STORAGE = "[delay] storage"
 PAYLOADS = "[delay] payloads"
+_BELOW = "storage in the checkpoint"
+_STATE = "state"
 
 
 def row_settings(config: Config) -> RowSettings:
@@ -38,13 +45,43 @@ def row_settings(config: Config) -> RowSettings:
         "[chunks] expire_after": config.chunks.limits.expire_after_ms,
         "[delay] enabled": config.delay.enabled,
         STORAGE: config.delay.storage,
+        _BELOW: _below(config.delay.storage, config.checkpoint_place.root),
         PAYLOADS: config.delay.payloads,
     }
 
 
 def changed(before: RowSettings, now: RowSettings) -> list[str]:
     """Return the names of the recorded settings whose values have changed."""
-    return [name for name, value in before.items() if name in now and now[name] != value]
+    names = [name for name, value in before.items() if name in now and now[name] != value and name != _BELOW]
+    return [name for name in names if name != STORAGE or not _is_same_storage(before, now)]
+
+
+def _is_same_storage(before: RowSettings, now: RowSettings) -> bool:
+    if before.get(_BELOW) is not None and before[_BELOW] == now.get(_BELOW):
+        return True
+    place = _storage_place(before[STORAGE])
+    return place is not None and place == _storage_place(now[STORAGE])
+
+
+def _storage_place(storage: Setting) -> str | None:
+    """Return the one name of a place, absolute if it is local; None for the state store, or what is
+    no place.
+    """
+    if not isinstance(storage, str) or storage == _STATE:
+        return None
+    try:
+        place = parse_place(storage, STORAGE)
+    except UsageError:
+        return None
+    return os.path.abspath(place.root) if place.is_local else place.uri
+
+
+def _below(storage: str, checkpoint: str) -> str | None:
+    place = _storage_place(storage)
+    if place is None or not os.path.isabs(place):
+        return None
+    below = os.path.relpath(place, checkpoint)
+    return None if below.startswith(os.pardir) else below
 
 
 def read_settings(data: dict[str, Any], _version: int) -> RowSettings:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.errors import CheckpointError, SetupError
+from ledgerlake.pipeline.left_topics import warn_of_left_topics
 from ledgerlake.pipeline.moved_state import adopt_state
 from ledgerlake.pipeline.row_settings import PAYLOADS, STORAGE, changed, row_settings
 from ledgerlake.pipeline.wakeups import known_wakeup_times
@@ -90,6 +91,7 @@ class Start:
         self.compare_settings(tables)
         if start is not None:
             self._compare_with_cursors(start)
+            warn_of_left_topics(self._config, self._cluster, self._checkpoint)
             adopt_state(self._checkpoint.folder)
             self._checkpoint.save_stream(self._config.stream.name)
             self._checkpoint.save_settings(row_settings(self._config))
@@ -143,7 +145,7 @@ class Start:
                     raise self._lost_checkpoint(
                         f"the subscription {self._config.subscription} has read {name} up to {position}"
                     )
-            return {name: resolve_start(self._cluster, name, bound) for name in positions}
+            return {name: resolve_start(self._cluster, name, bound, is_pinned=True) for name in positions}
         # Start at the cursor, so that there is no gap between the pinned and the read entries.
         return {name: describe(self._cluster, name, position) for name, position in positions.items()}
 

@@ -13,6 +13,9 @@ So the end of a read by time is the start of the next one, and a read by index c
 
 An id with a partition is a start or an end of that topic partition only.
 
+A topic that has nothing to read yet begins where its first ledger does, so that what is removed
+before its first read is noticed (see ``loss``).
+
 A chunked message begins at its first chunk and ends at its last one. Times and indexes, and the
 plain id of a chunk, name single entries: a read that starts there may get only the last chunks of a
 message.
@@ -29,6 +32,7 @@ from ledgerlake.client.topics import partition_name, split_partition
 from ledgerlake.errors import CorruptEntryError, SetupError, TopicNotFoundError, UsageError
 from ledgerlake.options.bounds import After, AtIndex, AtTime, Before
 from ledgerlake.source.last_entry import last_position
+from ledgerlake.source.loss import NO_INDEX_YET
 from ledgerlake.source.positions import LatestOffset, next_until
 from ledgerlake.source.search import StampedEntry, first_since, first_with_index
 from ledgerlake.stored.offsets import PartitionOffset
@@ -43,8 +47,11 @@ if TYPE_CHECKING:
     from ledgerlake.wire.message_id import AnyMessageId
 
 
-def resolve_start(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionOffset:
+def resolve_start(cluster: Cluster, topic_partition: str, bound: Bound, *, is_pinned: bool = False) -> PartitionOffset:
     """Return the position after which a read begins.
+
+    Args:
+        is_pinned: whether a durable cursor of the reader keeps what is unread.
 
     Raises:
         SetupError: a start by index, and the entries have none.
@@ -54,6 +61,25 @@ def resolve_start(cluster: Cluster, topic_partition: str, bound: Bound) -> Parti
     _check_partition(topic_partition, bound)
     if isinstance(bound, PartitionOffset):
         return replace(bound, clock_ms=None)
+    start = _resolve_named_start(cluster, topic_partition, bound)
+    if start.position != BEFORE_ALL:
+        return start
+    # Without a cursor, only the broker's index can tell later whether something was removed unread.
+    return empty_start(cluster, topic_partition, None if is_pinned else NO_INDEX_YET)
+
+
+def empty_start(cluster: Cluster, topic_partition: str, index: int | None) -> PartitionOffset:
+    """Return where the read of a topic partition begins that has nothing to read yet; ``BEFORE_ALL``
+    if it has no ledger.
+
+    Args:
+        index: the broker's index before the first message that will come; None if it is unknown.
+    """
+    position = first_available(cluster, topic_partition)
+    return PartitionOffset(BEFORE_ALL) if position == BEFORE_ALL else PartitionOffset(position, index=index)
+
+
+def _resolve_named_start(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionOffset:
     if isinstance(bound, (AtTime, AtIndex)):
         entry, end = find_entry(cluster, topic_partition, bound)
         return PartitionOffset(end) if entry is None else _before_message(entry, bound)
@@ -68,7 +94,7 @@ def resolve_start(cluster: Cluster, topic_partition: str, bound: Bound) -> Parti
     if bound == "latest":
         return latest_offset(cluster, topic_partition)
     first = entry_from(cluster, topic_partition, BEFORE_ALL, AFTER_ALL)
-    return PartitionOffset(BEFORE_ALL) if first is None else _before_entry(first.position)
+    return PartitionOffset(BEFORE_ALL) if first is None else _before_stamped(first)
 
 
 def resolve_end(cluster: Cluster, topic_partition: str, bound: Bound) -> PartitionOffset:
@@ -104,7 +130,7 @@ class EndBound:
 
     def _may_be_reached(self, latest: PartitionOffset) -> bool:
         """Return whether the topic may have reached the end, so that a search for it makes sense."""
-        if self._bound == "latest" or latest.position == BEFORE_ALL:
+        if self._bound == "latest" or latest.position.entry_id < 0:
             return False
         if isinstance(self._bound, AtTime) and latest.index is not None and latest.time_ms is not None:
             return latest.time_ms >= self._bound.time_ms
@@ -250,7 +276,7 @@ def _resolve_named_end(cluster: Cluster, topic_partition: str, bound: Bound) -> 
 
 def _before_stamped(entry: StampedEntry) -> PartitionOffset:
     first_index = entry.first_index
-    return replace(_before_entry(entry.position), index=first_index - 1 if first_index else None)
+    return replace(_before_entry(entry.position), index=None if first_index is None else first_index - 1)
 
 
 def _before_message(entry: StampedEntry, bound: AtTime | AtIndex) -> PartitionOffset:

@@ -18,6 +18,11 @@ without an index goes from one ledger into another, that consumer asks: the plan
 source when it plans the range, the driver of a pipeline before the tasks begin. The driver passes
 the answer to the tasks in a local property of their job (``tell_tasks``).
 
+A topic that was empty when its read began (``bounds``) had no entry with an index, and a broker
+removes an empty ledger when it loads the topic again. There too the cursor decides. Without a
+cursor, a first index of 0 proves that nothing was lost, and a later one counts as loss; without an
+index either, nothing is known to have been lost.
+
 Two cases are not detected: a cursor was moved just to the end of a ledger, or it was removed and
 created again. If a ledger that was read completely is removed, the broker itself moves the cursor
 before the first entry of the next one.
@@ -49,6 +54,10 @@ DATA_LOSS = "data_loss"
 # The reason of the chunks of a large message if the topic no longer had all of them when the
 # message arrived to be delayed.
 DELAYED_TRIMMED = "delayed_trimmed"
+
+# The index before a topic's first message: of a range from the beginning of a topic whose first
+# message has index 0, or that was empty.
+NO_INDEX_YET = -1
 
 # The local property by which the driver passes moved cursors to the tasks of a batch:
 # {topic partition: [ledger, entry]}.
@@ -115,7 +124,8 @@ def find_loss(
         return None
     if last_read.index is None or first_index is None:
         is_kept = pinned_from is not None and pinned_from <= last_read.position == after
-        if is_kept and end.ledger_id >= first_available.ledger_id:
+        was_empty = pinned_from is None and last_read.index == NO_INDEX_YET
+        if (is_kept or was_empty) and end.ledger_id >= first_available.ledger_id:
             return None
         return Loss(last_read.position, following, None, False)
     if first_index <= last_read.index:

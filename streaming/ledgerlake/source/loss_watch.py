@@ -70,9 +70,12 @@ class LossWatch:
         return self._look(*(first.position, first.first_index) if first is not None else (self._span.end, None))
 
     def _look_at_beginning(self, begin: Position) -> RejectedEntry | None:
-        """Return the loss of a range from the topic's beginning of which nothing was received."""
+        """Return the loss of a range from the topic's beginning of which nothing was received. One
+        that ends before the first entry of a ledger has only noted where an empty topic begins.
+        """
         end = self._span.end
-        return self._report(Loss(BEFORE_ALL, end.next, None, False)) if begin.ledger_id > end.ledger_id else None
+        is_lost = end.entry_id >= 0 and begin.ledger_id > end.ledger_id
+        return self._report(Loss(BEFORE_ALL, end.next, None, False)) if is_lost else None
 
     def _look(self, following: Position, first_index: int | None) -> RejectedEntry | None:
         span = self._span

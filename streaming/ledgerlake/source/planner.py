@@ -9,6 +9,8 @@ Rules kept here:
     gives none, or there are no entries, it is the planner's clock, in the offset.
   - A batch of fewer messages than the minimum may be deferred (``admission``), unless messages are
     due.
+  - A topic partition that comes later is read from its beginning. While it is empty, the offset has
+    the position of its beginning, so that a removal before its first read is noticed.
   - A position that did not move keeps its JSON unchanged, because Spark takes a changed offset for
     new data.
 """
@@ -24,8 +26,8 @@ from typing import TYPE_CHECKING
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.errors import DataLossError, TopicNotFoundError
 from ledgerlake.source.admission import BatchAdmission
-from ledgerlake.source.bounds import EndBound, resolve_start
-from ledgerlake.source.loss import is_another_topic
+from ledgerlake.source.bounds import EndBound, empty_start, resolve_start
+from ledgerlake.source.loss import NO_INDEX_YET, is_another_topic
 from ledgerlake.source.planning import share
 from ledgerlake.source.positions import BacklogCounts, LatestOffset, LimitPlanner, refresh_all
 from ledgerlake.source.source_cursors import SourceCursors
@@ -64,6 +66,7 @@ class Planner:
         self._latest: dict[str, LatestOffset] = {}
         self._end_bounds: dict[str, EndBound] = {}
         self._limit_planners: dict[str, LimitPlanner] = {}
+        self._empty_starts: dict[str, PartitionOffset] = {}
         self._cursors = SourceCursors(self._cluster, options)
         self._fixed_end: Offset | None = None
         self._fixed_clock_ms: int | None = None
@@ -72,7 +75,10 @@ class Planner:
             self._admission = BatchAdmission(options.min_rows_per_trigger, options.max_trigger_delay_ms)
             self._backlog = BacklogCounts(self._cluster, options.min_rows_per_trigger)
         self._warned = False
+        self._came_later: set[str] = set()
+        self._has_begun = False
         self._refresh_topics()
+        self._has_begun = True
 
     def initial(self) -> Offset:
         """Return where the query begins."""
@@ -83,7 +89,7 @@ class Planner:
         position = self._cursors.position(name) if bound == "cursor" else None
         if position is not None:
             return PartitionOffset(position)
-        return resolve_start(self._cluster, name, bound)
+        return resolve_start(self._cluster, name, bound, is_pinned=self._cursors.is_pinned)
 
     def _refresh_topics(self) -> None:
         """Ask for the list of topic partitions, if it is time to. A new topic partition is read
@@ -106,12 +112,15 @@ class Planner:
 
     def _begin(self, name: str) -> None:
         self._watch(name)
-        self._cursors.begin(name)
+        if self._has_begun:
+            self._came_later.add(name)
+        self._cursors.begin(name, came_later=self._has_begun)
 
     def _watch(self, name: str) -> None:
         self._latest[name] = LatestOffset(self._cluster, name)
         self._end_bounds[name] = EndBound(self._cluster, name, self._options.ending_of(name))
         self._limit_planners[name] = LimitPlanner(self._cluster, name)
+        self._empty_starts.pop(name, None)
 
     def _forget_deleted(self, start: Offset, ends: Offset, delayed: Collection[str]) -> Offset:
         """Return the start without topic partitions that are deleted and were read to their end. If
@@ -219,6 +228,7 @@ class Planner:
         clock_ms, to_wake = self._to_wake(start, wakeup_times_ms)
         ends = dict(self._fixed_end or self.latest_offsets())
         start = self._restart_replaced(self._forget_deleted(start, ends, wakeup_times_ms), ends)
+        start = self._with_empty(start, ends)
         unread = PartitionOffset(BEFORE_ALL)
         moved = [name for name in ends if ends[name].is_beyond(start.get(name, unread))]
         if moved and self._should_defer(start, {name: ends[name] for name in moved}, to_wake):
@@ -243,6 +253,27 @@ class Planner:
                 if result[name].index is None and result[name].time_ms is not None:
                     result[name] = replace(result[name], clock_ms=clock_ms)
         return result
+
+    def _with_empty(self, start: Offset, ends: Offset) -> Offset:
+        """Return the start with where those topic partitions begin that have nothing to read yet."""
+        result = dict(start)
+        for name, end in ends.items():
+            begin = start.get(name, PartitionOffset(BEFORE_ALL))
+            is_there = name in self._latest and not self._latest[name].is_gone
+            if is_there and begin.position == end.position == BEFORE_ALL:
+                if name not in self._empty_starts:
+                    self._empty_starts[name] = self._empty_start(name)
+                if self._empty_starts[name].position != BEFORE_ALL:
+                    result[name] = replace(self._empty_starts[name], clock_ms=begin.clock_ms)
+        return result
+
+    def _empty_start(self, name: str) -> PartitionOffset:
+        # A topic partition that came later had no messages before.
+        may_have_index = self._cursors.is_pinned and name not in self._came_later
+        try:
+            return empty_start(self._cluster, name, None if may_have_index else NO_INDEX_YET)
+        except TopicNotFoundError:
+            return PartitionOffset(BEFORE_ALL)
 
     def _limited(
         self, name: str, begin: PartitionOffset, end: PartitionOffset, max_rows: int | None, max_bytes: int | None
@@ -300,7 +331,7 @@ class Planner:
         self._cluster.close()
 
     def _warn_without_broker_metadata(self, offsets: Offset) -> None:
-        bare = [name for name, offset in offsets.items() if offset.position != BEFORE_ALL and offset.index is None]
+        bare = [name for name, offset in offsets.items() if offset.position.entry_id >= 0 and offset.index is None]
         if bare and not self._warned:
             self._warned = True
             _log.warning(

@@ -29,11 +29,21 @@ class SourceCursors:
         self._options = options
         self._cursors: dict[str, DurableCursor] = {}
 
-    def begin(self, name: str) -> None:
+    @property
+    def is_pinned(self) -> bool:
+        """Return whether a durable cursor retains unread entries: the pipeline's, or the source's own."""
+        return bool(self._options.pinned_by or self._options.subscription)
+
+    def begin(self, name: str, came_later: bool) -> None:
         """Create the cursors on a topic partition, so that the broker retains it from its first
         entry on.
+
+        Args:
+            came_later: whether the topic partition was not there when the planner began. The driver,
+                which acquires its cursors before that, has none on it. If a topic is deleted and
+                created again, its cursor is gone too.
         """
-        if self._options.pinned_by and name not in dict(self._options.starting_by_topic):
+        if self._options.pinned_by and (came_later or name not in dict(self._options.starting_by_topic)):
             self._make(name, self._options.pinned_by)
         if self._options.subscription:
             self._cursors[name] = DurableCursor(self._cluster, name, self._options.subscription)
@@ -42,8 +52,8 @@ class SourceCursors:
     def _make(self, name: str, subscription: str) -> None:
         """Create the pipeline's cursor on a topic partition.
 
-        The driver has cursors on the topic partitions that it knows. It learns of a new one with the
-        first batch, when a broker without a cursor may have removed entries already.
+        The driver has cursors on the topic partitions that were there at its start. It learns of a
+        new one with the first batch, when a broker without a cursor may have removed entries already.
         """
         cursor = DurableCursor(self._cluster, name, subscription)
         with contextlib.suppress(ConsumerBusyError, TopicNotFoundError):

@@ -12,6 +12,7 @@ numbers that the pipeline needs. ``<query>`` names the stream and its checkpoint
     ledgerlake.stream:<stream>           the same number, for a start that finds no checkpoint
     ledgerlake.query:<stream>            the number of the query that committed last (see ``batch_record``): another checkpoint of
                                          the stream that does not know that query is refused
+    ledgerlake.attempt:<stream>          a random number of the last commit for the stream; the writer finds its own commit by it
     ledgerlake.outbox:<outbox>           how many messages the outbox has had up to that micro-batch
     ledgerlake.effective_time_us:<topic partition>   the greatest time of that topic partition
 
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -52,6 +54,7 @@ if TYPE_CHECKING:
 _TIME_PREFIX = "ledgerlake.effective_time_us:"
 _STREAM_PREFIX = "ledgerlake.stream:"
 _QUERY_PREFIX = "ledgerlake.query:"
+_ATTEMPT_PREFIX = "ledgerlake.attempt:"
 _OUTBOX_PREFIX = "ledgerlake.outbox:"
 _FORGETFUL_PROPERTY = "delta.setTransactionRetentionDuration"
 _COMMITS_PER_CLEANUP = 100
@@ -59,14 +62,19 @@ _COMMITS_PER_CLEANUP = 100
 # How many commits are searched for a micro-batch; others may write to the table too.
 HISTORY_COMMITS = 1000
 
-# Features that appended files would violate. Older tables have a property for them, newer ones a
-# feature of their protocol.
+# The features of a protocol whose tables delta-rs commits to, and which appended files honour. A table
+# with any other feature is delta-spark's.
+HONOURED_FEATURES = {"appendOnly", "invariants", "deletionVectors", "timestampNtz", "v2Checkpoint", "variantType", "variantType-preview"}  # fmt: skip
+
+# What our files cannot carry may be said by a property too, or by a column. Protocols before
+# features have only those; the last of them requires identity columns, which delta-rs lacks.
 _REFUSED_PROPERTIES = {
     "delta.columnMapping.mode": "columnMapping",
     "delta.enableChangeDataFeed": "changeDataFeed",
     "delta.enableRowTracking": "rowTracking",
 }
-_REFUSED_FEATURES = {"columnMapping", "generatedColumns", "checkConstraints", "changeDataFeed", "identityColumns", "rowTracking", "icebergCompatV1", "icebergCompatV2", "typeWidening"}  # fmt: skip
+_REFUSED_COLUMNS = {"delta.generationExpression": "generatedColumns", "delta.invariants": "column invariants"}
+_IDENTITY_VERSION = 6
 
 
 class Table:
@@ -78,6 +86,7 @@ class Table:
         self.path = self.folder = path
         self.schema = schema
         self._opened: DeltaTable | None = None
+        self._opened_with: dict[str, str] | None = None
         self._previous_writer: int | None = None
 
     def check(self, spark: SparkSession) -> bool:
@@ -185,9 +194,8 @@ class Table:
         Raises:
             TableError: the commit did not land.
         """
-        self._append(
-            [], {_STREAM_PREFIX + stream: -1}, None, f"the stream {stream} could not be recorded in {self.path}"
-        )
+        numbers = {_STREAM_PREFIX + stream: -1, _ATTEMPT_PREFIX + stream: secrets.randbits(63)}
+        self._append([], numbers, None, f"the stream {stream} could not be recorded in {self.path}")
 
     def outbox_messages(self, outbox: str) -> int | None:
         """Return how many messages an outbox had up to the last commit; None if no commit records
@@ -245,6 +253,7 @@ class Table:
             _numbered(batch.query): batch.batch_id,
             _STREAM_PREFIX + batch.stream: batch.batch_id,
             _QUERY_PREFIX + batch.stream: number_of(batch.query),
+            _ATTEMPT_PREFIX + batch.stream: secrets.randbits(63),
             **{_OUTBOX_PREFIX + name: messages for name, messages in (outbox or {}).items()},
             **{_TIME_PREFIX + name: time_us for name, time_us in times_us.items()},
         }
@@ -319,8 +328,19 @@ class Table:
                 commit_properties=CommitProperties(custom_metadata=metadata, app_transactions=transactions),
                 post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=expires),
             )
-        except DeltaError as error:
-            raise TableError(f"{attempt}: {_first_line(error)}") from None
+        except (DeltaError, OSError) as error:
+            if not self._has_landed(numbers):
+                raise TableError(f"{attempt}: {_first_line(error)}") from None
+
+    def _has_landed(self, numbers: dict[str, int]) -> bool:
+        """Return whether the table has a commit of ours, by its random number: a store may store a
+        commit and answer with a failure, and delta-rs then meets its own when it tries again.
+        """
+        try:
+            table = self._current()
+            return all(self._number(table, name) == number for name, number in numbers.items())
+        except (TableError, SetupError):
+            return False
 
     def remove_files(self, names: list[str]) -> None:
         """Remove files that were never committed; ``vacuum`` removes those that could not be
@@ -333,11 +353,13 @@ class Table:
 
     def _current(self) -> DeltaTable:
         """Return the current version of the table. It is kept open, because loading reads the whole
-        list of files, and an update only new commits.
+        list of files, and an update only new commits. delta-rs keeps the keys with which it opened.
         """
+        options = self.path.delta_options()
         try:
-            if self._opened is None:
+            if self._opened is None or options != self._opened_with:
                 self._opened = open_delta(self.path)
+                self._opened_with = options
             else:
                 self._opened.update_incremental()
         except (DeltaError, OSError) as error:
@@ -366,11 +388,11 @@ class Table:
             raise TableError(
                 f"the table at {self.path} has another schema ({'; '.join(missing + extra + changed)}); use another path"
             )
-        reasons = special_features(existing)
+        reasons = special_features(existing) + null_constraints(self.schema, existing)
         if reasons:
             raise TableError(
-                f"the table at {self.path} has {', '.join(reasons)}, which this writer cannot honour; use another path, or "
-                "[delta] writer = auto"
+                f"the table at {self.path} has {', '.join(reasons)}, which this writer cannot honour; start again with "
+                "[delta] writer = auto, or use another path"
             )
 
 
@@ -421,21 +443,52 @@ def _file_names(path: Place, version: int) -> set[str]:
 def special_features(table: DeltaTable) -> list[str]:
     """Return the features of a table that plain appended files would violate."""
     metadata = table.metadata()
-    features = set(table.protocol().writer_features or []) & _REFUSED_FEATURES
+    protocol = table.protocol()
+    features = set(protocol.writer_features or []) - HONOURED_FEATURES
+    if protocol.min_writer_version == _IDENTITY_VERSION:
+        features.add("identityColumns")
     for name, value in metadata.configuration.items():
         if name in _REFUSED_PROPERTIES and value not in ("none", "false"):
             features.add(_REFUSED_PROPERTIES[name])
         if name.startswith("delta.constraints."):
             features.add("checkConstraints")
+    for column in _fields(table.schema()):
+        features.update(_REFUSED_COLUMNS[name] for name in column["metadata"] if name in _REFUSED_COLUMNS)
     if metadata.partition_columns:
         features.add("partition columns")
     return sorted(features)
 
 
+def null_constraints(schema: pa.Schema, table: DeltaTable) -> list[str]:
+    """Return the columns of ``schema``, or values in them, that must not be null in the table; each
+    as words.
+    """
+    ours, theirs = _never_null(schema), _never_null(table.schema())
+    return [f"NOT NULL on {path}" for path, column in theirs.items() if column in schema.names and path not in ours]
+
+
+def _never_null(schema: pa.Schema | deltalake.Schema) -> dict[str, str]:
+    """Return what is never null, as Spark names it, with the name of its column."""
+    found = {}
+    for field in _fields(schema):
+        name, kind, is_nullable = field["name"], field["type"], field["nullable"]
+        if not is_nullable:
+            found[name] = name
+        if isinstance(kind, dict) and not kind.get("valueContainsNull", True):
+            found[f"{name}.value"] = name
+    return found
+
+
 def _column_types(schema: pa.Schema | deltalake.Schema) -> dict[str, str]:
     """Return the types of columns by name, as Delta names them."""
+    return {field["name"]: _type_name(field["type"]) for field in _fields(schema)}
+
+
+def _fields(schema: pa.Schema | deltalake.Schema) -> list[dict[str, Any]]:
+    """Return the columns as Delta's log describes them."""
     delta_schema = deltalake.Schema.from_arrow(schema) if isinstance(schema, pa.Schema) else schema
-    return {field["name"]: _type_name(field["type"]) for field in json.loads(delta_schema.to_json())["fields"]}
+    fields: list[dict[str, Any]] = json.loads(delta_schema.to_json())["fields"]
+    return fields
 
 
 def _type_name(kind: str | dict[str, Any]) -> str:

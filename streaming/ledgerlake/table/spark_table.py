@@ -29,7 +29,7 @@ from ledgerlake.errors import SetupError, TableError
 from ledgerlake.runtime.java_errors import root_cause
 from ledgerlake.table.additions import KEY_COLUMNS, row_key
 from ledgerlake.table.batch_record import Recorded, number_of
-from ledgerlake.table.delta_table import Table, column_differences, existing_table, special_features
+from ledgerlake.table.delta_table import Table, column_differences, existing_table, null_constraints, special_features
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -174,7 +174,8 @@ def open_table(path: Place, schema: pa.Schema, writer: str, staging: Place) -> T
     if existing is None:
         return Table(path, schema)
     missing, extra, changed = column_differences(schema, existing)
-    special = special_features(existing) + [phrase.replace("it has", "a column", 1) for phrase in extra]
+    special = special_features(existing) + null_constraints(schema, existing)
+    special += [phrase.replace("it has", "a column", 1) for phrase in extra]
     if not special or missing or changed:
         return Table(path, schema)
     _log.warning("the table at %s has %s: it is written by delta-spark, which is slower", path, ", ".join(special))

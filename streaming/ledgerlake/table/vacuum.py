@@ -65,10 +65,10 @@ def _vacuum(path: Place, retention_hours: int, dry_run: bool) -> Vacuumed:
         )
         names = sorted(name for name in unused if _DATA_FILE.fullmatch(name))
         if not dry_run:
-            filesystem = path.filesystem()
             for name in names:
+                # Keys may be renewed before the last of many files is gone.
                 with contextlib.suppress(FileNotFoundError):
-                    filesystem.delete_file((path / name).root)
+                    path.filesystem().delete_file((path / name).root)
     except (DeltaError, OSError) as error:
         raise TableError(f"the table at {path} cannot be vacuumed: {str(error).splitlines()[0][:200]}") from None
     return Vacuumed(str(path), names)

@@ -1,0 +1,81 @@
+"""Topics that a stream has read and that its configuration no longer selects.
+
+Their durable subscriptions stay on the broker, and so does what is unread there, until ``ledgerlake
+forget CONFIG --topic NAME`` removes them. The stream's offsets keep their positions, so a topic that
+comes back to the configuration is read on.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ledgerlake.client.topics import split_partition
+from ledgerlake.errors import LedgerlakeError, TopicNotFoundError
+
+if TYPE_CHECKING:
+    from ledgerlake.client.cluster import Cluster
+    from ledgerlake.options.config import Config
+    from ledgerlake.pipeline.checkpoint import Checkpoint
+
+# How many topics a warning names.
+_MOST_NAMED = 3
+
+_log = logging.getLogger(__name__)
+
+
+def known_topic_partitions(checkpoint: Checkpoint) -> set[str]:
+    """Return the topic partitions that the stream has read, as far as its checkpoint says.
+
+    Raises:
+        OffsetError, CheckpointError: a newer release wrote it, or it is damaged.
+    """
+    planned = checkpoint.log.last_planned()
+    return {*(checkpoint.start() or {}), *(checkpoint.log.offset(planned) if planned is not None else {})}
+
+
+def warn_of_left_topics(config: Config, cluster: Cluster, checkpoint: Checkpoint) -> None:
+    """Say which topics have left the configuration and still have a subscription, and which have
+    come back without the one that they had.
+
+    Raises:
+        OffsetError, CheckpointError, SetupError: as the checkpoint.
+    """
+    forgotten = checkpoint.forgotten_topics()
+    back = {name for name in forgotten if config.source.topics.includes(name)}
+    if back:
+        _log.warning(
+            "the subscription %s of %s was removed by ledgerlake forget, and the topic is read again from where the stream "
+            "left it; what the broker has removed there since then is missing",
+            config.subscription,
+            _some(back),
+        )
+        checkpoint.save_forgotten_topics(forgotten - back)
+    known = known_topic_partitions(checkpoint) - forgotten
+    left = {split_partition(name)[0] for name in known if not config.source.topics.includes(name)}
+    there = {topic for topic in left if _is_there(cluster, topic)}
+    if there:
+        _log.warning(
+            "the stream %s no longer reads %s, and its subscription %s stays there, so that the broker keeps what is unread; "
+            "to remove it: ledgerlake forget CONFIG --topic %s",
+            config.stream.name,
+            _some(there),
+            config.subscription,
+            min(there),
+        )
+
+
+def _is_there(cluster: Cluster, topic: str) -> bool:
+    """Return whether a topic exists, as far as the broker tells."""
+    try:
+        cluster.topic_partitions(topic)
+    except TopicNotFoundError:
+        return False
+    except LedgerlakeError:
+        pass
+    return True
+
+
+def _some(names: set[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(sorted(names)[:_MOST_NAMED]) + more
