@@ -41,14 +41,14 @@ class Position:
 
     @property
     def before(self) -> Position:
-        """Return the position before this one in the same ledger; a range that begins behind that
+        """Return the position before this one in the same ledger; a range that begins after that
         begins here.
         """
         return Position(self.ledger_id, self.entry_id - 1)
 
     @property
     def next(self) -> Position:
-        """Return the position behind this one in the same ledger."""
+        """Return the position after this one in the same ledger."""
         return Position(self.ledger_id, self.entry_id + 1)
 
     @property

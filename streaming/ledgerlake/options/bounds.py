@@ -33,7 +33,7 @@ _ISO = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 @dataclass(frozen=True)
 class After:
-    """A start behind a message, where the id alone would be a start at it."""
+    """A start after a message; the id alone is a start at the message."""
 
     message_id: AnyMessageId
 

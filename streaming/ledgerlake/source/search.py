@@ -84,7 +84,7 @@ def _search(
     probe: Probe, last: Position, is_reached: Callable[[StampedEntry], bool]
 ) -> tuple[StampedEntry | None, StampedEntry | None]:
     """Return the last entry for which ``is_reached`` is false, and the first for which it is true; it
-    must be true for all entries behind that.
+    must be true for all entries after that.
     """
     low = probe(BEFORE_ALL)
     if low is None or is_reached(low):
@@ -92,7 +92,7 @@ def _search(
     best = probe(last)
     if best is not None and not is_reached(best):
         return best, None
-    # Nothing is known of the entries between ``low`` and ``high``; at ``high`` or behind, ``best``
+    # Nothing is known of the entries between ``low`` and ``high``; at ``high`` or after it, ``best``
     # is the first that is reached.
     high, step = last, _FIRST_STEP
     while low.position.next < high:

@@ -72,8 +72,8 @@ class Decoded:
 
 @dataclass(frozen=True)
 class BatchRange:
-    """Which messages of a batch belong to a read: those behind index ``after``, up to and including
-    index ``until``.
+    """The messages of a batch that belong to a read: those after index ``after``, up to and
+    including index ``until``.
     """
 
     after: int | None = None

@@ -93,7 +93,7 @@ ENTRIES = pa.schema(
 # One row holds MESSAGE frames as they came from the broker: consecutive ones up to about a mebibyte
 # (kind ``entries``), or another kind of ``split``. ``end_*`` is where the micro-batch's range of
 # this topic partition ends, and ``clock_ms`` what time it is by the batch if it says so, on every
-# row of the range; of the first entry only the messages behind ``after_batch_index`` and up to
+# row of the range; of the first entry only the messages after ``after_batch_index`` and up to
 # ``until_batch_index`` belong to it (null: no such bound); ``broker_ms`` is the broker's time of
 # the last entry, where it says one.
 BUNDLES = pa.schema(
