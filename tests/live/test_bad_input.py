@@ -72,7 +72,7 @@ def test_a_real_brokers_bad_entries_are_rejects_and_the_rest_is_messages(
     assert spark.read.format("delta").load(config.delta.rejects_path).count() == len(bad)
 
 
-@pytest.mark.parametrize("writer", ["arrow", "spark"])
+@pytest.mark.parametrize("writer", ["arrow", pytest.param("spark", marks=pytest.mark.long)])
 def test_messages_with_times_beyond_all_arrive_without_them_and_the_stream_goes_on(
     spark: SparkSession, tmp_path: Path, writer: str
 ) -> None:

@@ -89,8 +89,8 @@ def as_byte_list(message_id: pulsar.MessageId) -> list[int]:
     return [one - 256 if one > 127 else one for one in message_id.serialize()]
 
 
-@pytest.mark.parametrize("is_batched", [True, False])
-@pytest.mark.parametrize("fails_on_loss", ["true", "false"])
+@pytest.mark.parametrize("is_batched", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.parametrize("fails_on_loss", ["true", pytest.param("false", marks=pytest.mark.long)])
 @pytest.mark.parametrize("start", ["earliest", "latest", "id", "time"])
 def test_assign_from(
     runtime: Runtime, spark: SparkSession, tmp_path: Path, start: str, fails_on_loss: str, is_batched: bool
@@ -180,7 +180,7 @@ def test_a_watermark_on_their_time_column(runtime: Runtime, spark: SparkSession,
     assert [row["count"] for row in spark.table("counted").collect()] == [10]
 
 
-@pytest.mark.parametrize("pattern", ["topicsPattern", "TOPICSPATTERN"])
+@pytest.mark.parametrize("pattern", ["topicsPattern", pytest.param("TOPICSPATTERN", marks=pytest.mark.long)])
 def test_topics_by_pattern_of_which_one_is_deleted_and_made_again(
     runtime: Runtime, spark: SparkSession, tmp_path: Path, pattern: str
 ) -> None:

@@ -117,7 +117,7 @@ def running(spark: SparkSession, data: dict[str, Any]) -> Iterator[Any]:
         pipeline.close()
 
 
-@pytest.mark.parametrize("storage", ["state", "folder", "reread"])
+@pytest.mark.parametrize("storage", ["state", pytest.param("folder", marks=pytest.mark.long), "reread"])
 def test_an_idle_topic_releases_on_time_whatever_keeps_the_messages(
     runtime: Runtime, spark: SparkSession, tmp_path: Path, storage: str
 ) -> None:

@@ -240,11 +240,23 @@ def large_and_small(runtime: Runtime) -> tuple[str, list[Any]]:
     ("form", "expected", "orphans"),
     [
         pytest.param(str, ["l1", "s2", "l3", "s4"], 0, id="at a large message"),
-        pytest.param(lambda one: f"after {one}", ["s2", "l3", "s4"], 0, id="after a large message"),
-        pytest.param(lambda one: str(one.first), ["l1", "s2", "l3", "s4"], 0, id="at the plain id of its first chunk"),
-        pytest.param(lambda one: f"after {one.first}", ["s2", "l3", "s4"], 2, id="after its first chunk"),
+        pytest.param(
+            lambda one: f"after {one}", ["s2", "l3", "s4"], 0, id="after a large message", marks=pytest.mark.long
+        ),
+        pytest.param(
+            lambda one: str(one.first),
+            ["l1", "s2", "l3", "s4"],
+            0,
+            id="at the plain id of its first chunk",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            lambda one: f"after {one.first}", ["s2", "l3", "s4"], 2, id="after its first chunk", marks=pytest.mark.long
+        ),
         pytest.param(lambda one: str(one.last), ["s2", "l3", "s4"], 1, id="at the plain id of its last chunk"),
-        pytest.param(lambda one: f"after {one.last}", ["s2", "l3", "s4"], 0, id="after its last chunk"),
+        pytest.param(
+            lambda one: f"after {one.last}", ["s2", "l3", "s4"], 0, id="after its last chunk", marks=pytest.mark.long
+        ),
         pytest.param(lambda one: to_bytes(one).hex(), ["l1", "s2", "l3", "s4"], 0, id="serialised"),
     ],
 )

@@ -67,7 +67,7 @@ def values(store: ObjectStore, path: str) -> list[bytes]:
     return found
 
 
-@pytest.mark.parametrize("scheme", ["s3", "s3a"])
+@pytest.mark.parametrize("scheme", ["s3", pytest.param("s3a", marks=pytest.mark.long)])
 def test_tables_in_a_store_hold_each_message_once_over_restarts(
     runtime: Runtime, spark: SparkSession, store: ObjectStore, tmp_path: Path, scheme: str
 ) -> None:

@@ -173,7 +173,7 @@ def test_a_stream_that_was_renamed_over_its_checkpoint_is_refused(
     assert list(runtime.subscriptions(topic)) == ["ledgerlake-old-name"]
 
 
-@pytest.mark.parametrize("starting", ["latest", "earliest"])
+@pytest.mark.parametrize("starting", ["latest", pytest.param("earliest", marks=pytest.mark.long)])
 def test_a_lost_checkpoint_is_noticed_by_the_table_also_if_the_cursor_looks_new(
     trimming: Runtime, spark: SparkSession, tmp_path: Path, starting: str
 ) -> None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.live
 
-LEDGERS, MESSAGES, SEARCHES = (4, 100_000, 200) if os.environ.get("LEDGERLAKE_CAMPAIGN") == "long" else (4, 20_000, 60)
+LEDGERS, MESSAGES, SEARCHES = (4, 100_000, 200) if os.environ.get("LEDGERLAKE_CAMPAIGN") == "long" else (4, 100_000, 60)
 
 
 @dataclass(frozen=True)

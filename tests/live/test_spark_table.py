@@ -76,12 +76,8 @@ def spark_columns(spark: SparkSession) -> Any:
 @pytest.mark.parametrize(
     "feature",
     [
-        "columnMapping",
         "generated columns",
-        *(
-            pytest.param(name, marks=pytest.mark.long)
-            for name in ("changeDataFeed", "checkConstraints", "partition columns")
-        ),
+        *(pytest.param(name, marks=pytest.mark.long) for name in (*CHANGES, "partition columns")),
     ],
 )
 def test_a_table_with_a_feature_is_written_all_the_same(
@@ -182,13 +178,9 @@ def staged(table: Table, entries: range) -> list[DataFile]:
     return writer.finish()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("feature", "first"),
-    [
-        ("columnMapping", "spark"),
-        pytest.param("columnMapping", "arrow", marks=pytest.mark.long),
-        pytest.param("partition columns", "spark", marks=pytest.mark.long),
-    ],
+    ("feature", "first"), [("columnMapping", "spark"), ("columnMapping", "arrow"), ("partition columns", "spark")]
 )
 def test_what_a_repeat_rejects_beyond_the_first_run_is_added_once(
     spark: SparkSession, tmp_path: Path, feature: str, first: str

@@ -175,7 +175,7 @@ def test_the_pipeline_commits_each_batch_once_when_spark_repeats_it(
     assert (verdict.messages, verdict.clean) == (90, True)
 
 
-@pytest.mark.parametrize(("partitions", "state_partitions"), [(0, 1), (3, 2)])
+@pytest.mark.parametrize(("partitions", "state_partitions"), [pytest.param(0, 1, marks=pytest.mark.long), (3, 2)])
 def test_the_pipelines_state_has_no_more_partitions_than_the_topic(
     runtime: Runtime, spark: SparkSession, tmp_path: Path, partitions: int, state_partitions: int
 ) -> None:

@@ -98,7 +98,7 @@ class Edges:
         self.replace(cluster, "os", SimpleNamespace(getpid=lambda: self.world.current.context.pid))
         self.replace(pyspark.TaskContext, "get", lambda: self.world.current.process.root.session.sparkContext)  # type: ignore[attr-defined]
         self.replace(stateful, "_frame", lambda row: Rows([tuple(row)]))
-        self.replace(kernels, "is_kept", True)
+        self.replace(kernels, "is_kept", lambda: True)
         self.replace(republisher, "TargetClient", lambda _settings: _Client(self.due))
         self._level = logging.getLogger("ledgerlake").level
         logging.getLogger("ledgerlake").setLevel(logging.CRITICAL)

@@ -96,7 +96,7 @@ class Pipeline:
         """Acquire the right to run the stream, create missing tables, and start the query; see
         ``run``.
         """
-        if not kernels.is_kept:
+        if not kernels.is_kept():
             _log.warning(
                 "there is no folder for compiled code, so every worker compiles for itself at its start; set NUMBA_CACHE_DIR"
             )

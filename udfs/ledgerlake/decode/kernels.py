@@ -17,10 +17,11 @@ a batch is a run of ``[size u32][SingleMessageMetadata][payload_size bytes]``.
 
 from __future__ import annotations
 
+import functools
+import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from numba import njit
 
 from ledgerlake.decode.field_numbers import (
     BROKER_BROKER_TIMESTAMP,
@@ -84,21 +85,48 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
-is_kept = True
+_functions: list[Callable[..., Any]] = []
+_are_kept: list[bool] = []
+_lock = threading.Lock()
 
 
 def compiled(function: F) -> F:
-    """Compile on first call and keep the machine code beside the module, or in NUMBA_CACHE_DIR.
+    """Compile the function when a kernel is first called, and keep the machine code beside the
+    module, or in NUMBA_CACHE_DIR.
 
-    Code shipped inside a zip has no folder to keep it in: then each process compiles for itself,
-    and ``is_kept`` is false.
+    numba is imported only then, which takes half a second: planners decode nothing.
     """
-    global is_kept  # noqa: PLW0603
-    try:
-        return njit(cache=True, nogil=True)(function)  # type: ignore[no-any-return]
-    except RuntimeError:
-        is_kept = False
-        return njit(nogil=True)(function)  # type: ignore[no-any-return]
+
+    @functools.wraps(function)
+    def compile_and_call(*arguments: Any) -> Any:
+        is_kept()
+        return globals()[function.__name__](*arguments)
+
+    _functions.append(function)
+    return compile_and_call  # type: ignore[return-value]
+
+
+def is_kept() -> bool:
+    """Replace the functions of this module by compiled ones, and return whether their machine code
+    is kept. Code in a zip has no folder to keep it in, so each process compiles it again.
+    """
+    with _lock:
+        if not _are_kept:
+            _are_kept.append(_compile())
+        return _are_kept[0]
+
+
+def _compile() -> bool:
+    from numba import njit
+
+    # One kernel calls another by its name in this module, as it is when the first one runs.
+    for keeps in (True, False):
+        try:
+            globals().update({one.__name__: njit(cache=keeps, nogil=True)(one) for one in _functions})
+        except RuntimeError:
+            continue
+        return keeps
+    raise AssertionError("numba refuses only to keep machine code")
 
 
 OK = 0
