@@ -59,15 +59,20 @@ def test_state_has_no_more_partitions_than_keys(
 
 def test_what_workers_are_forked_from_has_imported_their_modules_and_started_no_thread() -> None:
     asked = (
-        "import sys, threading, ledgerlake.pipeline.worker_daemon\n"
+        "import sys, threading, ledgerlake.pipeline.worker_daemon as worker_daemon\n"
+        "worker_daemon.warm_up()\n"
         "assert {'pyarrow', 'pandas', 'numba', 'ledgerlake.operators.finalize'} <= set(sys.modules)\n"
         "assert threading.active_count() == 1"
     )
     subprocess.run([sys.executable, "-c", asked], check=True)
 
 
-def test_what_asks_for_the_state_variables_at_the_start_of_a_query_does_without_pandas() -> None:
-    asked = "import sys, ledgerlake.operators.stateful\nassert 'pandas' not in sys.modules"
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [("operators.stateful", "pandas"), ("operators.stateful", "numba"), ("operators.ingest_source", "numba")],
+)
+def test_the_processes_that_a_query_starts_first_do_without_large_libraries(module: str, absent: str) -> None:
+    asked = f"import sys, ledgerlake.{module}\nassert {absent!r} not in sys.modules"
     subprocess.run([sys.executable, "-c", asked], check=True)
 
 

@@ -86,8 +86,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 _functions: list[Callable[..., Any]] = []
-_are_kept: list[bool] = []
 _lock = threading.Lock()
+_is_kept: bool | None = None
 
 
 def compiled(function: F) -> F:
@@ -99,7 +99,7 @@ def compiled(function: F) -> F:
 
     @functools.wraps(function)
     def compile_and_call(*arguments: Any) -> Any:
-        is_kept()
+        _compile_all()
         return globals()[function.__name__](*arguments)
 
     _functions.append(function)
@@ -107,26 +107,28 @@ def compiled(function: F) -> F:
 
 
 def is_kept() -> bool:
-    """Replace the functions of this module by compiled ones, and return whether their machine code
-    is kept. Code in a zip has no folder to keep it in, so each process compiles it again.
+    """Return whether machine code is kept. Code in a zip has no folder to keep it in, so each process
+    compiles it again.
     """
+    return _compile_all()
+
+
+def _compile_all() -> bool:
+    """Replace the functions of this module by compiled ones, once; return whether their machine code
+    is kept. One kernel calls another by its name in this module.
+    """
+    global _is_kept  # noqa: PLW0603
     with _lock:
-        if not _are_kept:
-            _are_kept.append(_compile())
-        return _are_kept[0]
+        if _is_kept is None:
+            from numba import njit
 
-
-def _compile() -> bool:
-    from numba import njit
-
-    # One kernel calls another by its name in this module, as it is when the first one runs.
-    for keeps in (True, False):
-        try:
-            globals().update({one.__name__: njit(cache=keeps, nogil=True)(one) for one in _functions})
-        except RuntimeError:
-            continue
-        return keeps
-    raise AssertionError("numba refuses only to keep machine code")
+            try:
+                globals().update({one.__name__: njit(cache=True, nogil=True)(one) for one in _functions})
+                _is_kept = True
+            except RuntimeError:
+                globals().update({one.__name__: njit(nogil=True)(one) for one in _functions})
+                _is_kept = False
+        return _is_kept
 
 
 OK = 0
