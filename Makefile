@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 CONSTRAINTS ?=
 
 # In how many processes the tests run, each with a broker and a Spark session of its own (3 GB); most of them wait for those.
-JOBS ?= 3
+JOBS ?= 4
 
 # What `make fuzz`, `make simulate` and `make campaign` take.
 COUNT ?= 100000

@@ -38,3 +38,16 @@ def test_a_worker_of_sparks_own_daemon_is_quiet_once_it_loads_the_source() -> No
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "gone" not in ended.stderr
+
+
+def test_the_process_that_describes_the_stateful_operator_is_quiet_once_it_loads_it() -> None:
+    code = (
+        "import sys\n"
+        "from importlib.machinery import ModuleSpec\n"
+        "main = sys.modules['__main__']\n"
+        "main.__spec__ = ModuleSpec('pyspark.sql.streaming.transform_with_state_driver_worker', None)\n"
+        "import ledgerlake.operators.stateful\n"
+        "print('a step of it')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == ""

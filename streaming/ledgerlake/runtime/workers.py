@@ -1,10 +1,11 @@
-"""Spark's Python workers, without a traceback on the terminal when their session ends before they
-could answer.
+"""Spark's Python workers, without tracebacks and progress lines of theirs on the terminal.
 
-Spark's daemon prints one for every worker that finds its pipe closed, which over Unix domain
-sockets is what an idle worker finds when the session stops. Tasks run under a daemon of ours
+Spark's daemon prints a traceback for every worker that finds its pipe closed, which over Unix
+domain sockets is what an idle worker finds when the session stops. Tasks run under a daemon of ours
 (``pipeline.worker_daemon``); planners run under Spark's own, whatever is configured, so those are
-made quiet from inside once they load the source.
+made quiet from inside once they load the source. The process that Spark asks for the variables of a
+stateful operator prints each of its steps; it is made quiet once it loads the operator, after its
+first line.
 """
 
 from __future__ import annotations
@@ -20,11 +21,16 @@ def quieten(daemon: Any) -> None:
     daemon.traceback = SimpleNamespace(print_exc=_print_exc, format_exc=traceback.format_exc)
 
 
-def quieten_planner() -> None:
-    """The same if this process is a worker of Spark's own daemon; else nothing."""
-    main = sys.modules["__main__"]
-    if getattr(getattr(main, "__spec__", None), "name", None) == "pyspark.daemon":
+def quieten_this_process() -> None:
+    """Have this process print less if Spark started it as a planner, or to describe a stateful
+    operator.
+    """
+    main: Any = sys.modules["__main__"]
+    name = getattr(getattr(main, "__spec__", None), "name", None)
+    if name == "pyspark.daemon":
         quieten(main)
+    elif name == "pyspark.sql.streaming.transform_with_state_driver_worker":
+        main.print = lambda *_, **__: None
 
 
 def _print_exc() -> None:

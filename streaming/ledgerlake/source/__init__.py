@@ -2,7 +2,7 @@
 for Spark.
 """
 
-from ledgerlake.runtime.workers import quieten_planner
+from ledgerlake.runtime.workers import quieten_this_process
 
 # Whatever of the source a worker of Spark's loads first.
-quieten_planner()
+quieten_this_process()
