@@ -18,13 +18,13 @@ from ledgerlake.publish.outbox import Outbox
 from ledgerlake.source import wakeup_files
 from ledgerlake.source.bounds import resolve_start
 from ledgerlake.source.planner import Planner
-from ledgerlake.stored.places import Place
 from ledgerlake.table.delta_table import Table
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ledgerlake.stored.places import Place
     from tests.simulation.driver import Edges
 
 
@@ -109,8 +109,8 @@ def _forgotten_acknowledgements(edges: Edges) -> None:
 def _wakes_in_one_file(edges: Edges) -> None:
     """The wake-up times are in one file, which the last writer replaces."""
 
-    def save(folder: str, _batch_id: int, wakeup_times_ms: dict[str, int]) -> None:
-        wakeup_files.save_wakeup_times(Place(folder), 0, wakeup_times_ms)
+    def save(folder: Place, _batch_id: int, wakeup_times_ms: dict[str, int]) -> None:
+        wakeup_files.save_wakeup_times(folder, 0, wakeup_times_ms)
 
     edges.replace(wakeups, "save_wakeup_times", save)
 
