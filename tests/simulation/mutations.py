@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def _cursors_before_spark(edges: Edges) -> None:
     """A cursor moves when the table has a batch, not when Spark has recorded it."""
-    edges.replace(CursorKeeper, "add", lambda self, _batch_id, ends: self._acknowledge(ends))
+    edges.replace(CursorKeeper, "add", lambda self, _batch_id, ends, *_: self._acknowledge(ends))
 
 
 def _batches_by_number(edges: Edges) -> None:
