@@ -159,9 +159,8 @@ def backlog(runtime: Runtime, topic: str) -> int:
 
 
 def values(folder: Path) -> list[int]:
-    """The numbers that the table's messages hold."""
-    table = DeltaTable(str(folder / "messages")).to_pyarrow_table(columns=["value"])
-    return [int(value) for value in table["value"].to_pylist()]
+    """The numbers that the table's messages hold, in the order of their positions."""
+    return [int(row["value"]) for row in table_rows(folder)]
 
 
 def unload_until_trimmed(runtime: Runtime, topic: str) -> None:

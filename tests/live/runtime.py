@@ -4,7 +4,6 @@ LEDGERLAKE_TEST_SERVICE_URL and _ADMIN_URL.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -15,6 +14,7 @@ import urllib.request
 import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
@@ -70,8 +70,11 @@ class Runtime:
         the tests uses.
         """
         namespace = f"public/{name}-{os.getpid()}"
-        with contextlib.suppress(urllib.error.HTTPError):
+        try:
             self._call("PUT", f"namespaces/{namespace}", {})
+        except urllib.error.HTTPError as error:
+            if error.code != HTTPStatus.CONFLICT:
+                raise
         for policy, value in policies.items():
             self._call("POST", f"namespaces/{namespace}/{policy}", value)
         return replace(self, namespace=namespace)

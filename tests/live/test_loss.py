@@ -16,7 +16,7 @@ from ledgerlake.errors import DataLossError
 from ledgerlake.runtime.java import find_java
 from ledgerlake.source.bounds import first_available
 from tests.chunks import chunk_entries
-from tests.live.pipelines import publish_entries, rejects_rows, run_once, small, table_rows
+from tests.live.pipelines import publish_entries, rejects_rows, run_once, small, table_rows, values
 from tests.live.runtime import Runtime, start_runtime, wait_until
 
 if TYPE_CHECKING:
@@ -51,22 +51,10 @@ def trim(runtime: Runtime, topic: str) -> None:
     """Forget the pipeline's cursor and let the broker remove every ledger that is full."""
     for name in [one for one in runtime.admin("GET", topic, "/subscriptions") if one.startswith("ledgerlake-test")]:
         runtime.admin("DELETE", topic, f"/subscription/{name}?force=true")
-    before = first_ledger(runtime, topic)
+    before = runtime.first_ledger(topic)
     begin_another_ledger(runtime, topic)
     runtime.admin("DELETE", topic, "/truncate")
-    wait_until(lambda: first_ledger(runtime, topic) > before)
-
-
-def first_ledger(runtime: Runtime, topic: str) -> int:
-    cluster = runtime.cluster()
-    try:
-        return first_available(cluster, topic).ledger_id
-    finally:
-        cluster.close()
-
-
-def values(folder: Path) -> list[int]:
-    return [int(row["value"]) for row in table_rows(folder)]
+    wait_until(lambda: runtime.first_ledger(topic) > before)
 
 
 def test_what_retention_took_from_a_paused_pipeline_is_named_with_its_range(
