@@ -52,7 +52,14 @@ from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.demo import create_partitioned_topic
 from ledgerlake.devbroker import Broker
-from ledgerlake.operators.rows import STAGE_ROWS_DDL, StateSummary, report_from_json, summary_to_json
+from ledgerlake.operators.rows import (
+    STAGE_ROWS,
+    STAGE_ROWS_DDL,
+    RowKind,
+    StateSummary,
+    report_from_json,
+    summary_to_json,
+)
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_batch, encode_entry
 
@@ -110,6 +117,8 @@ class Pass:
     seconds: float
     cpu_s: float
 
+
+_KIND, _HEADER = (STAGE_ROWS.get_field_index(name) for name in ("kind", "header"))
 
 # With the peak memory (MB) of what made it.
 Taken = tuple[Pass, float]
@@ -371,15 +380,16 @@ def _pipeline_without_stage(spark: SparkSession, service_url: str, topic: str, c
 
 def _no_stage(flow: DataFrame, *_: object) -> DataFrame:
     """In place of the stateful stage: reports become state summaries, nothing is open."""
-    return flow.mapInArrow(_summaries, STAGE_ROWS_DDL)
+    return flow.mapInArrow(summaries, STAGE_ROWS_DDL)
 
 
-def _summaries(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def summaries(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Turn each report of a task into the summary of a stage that has nothing to do."""
     for batch in rows:
-        headers = [
-            summary_to_json(StateSummary([report_from_json(header).result])) for header in batch["header"].to_pylist()
-        ]
-        yield batch.set_column(batch.schema.get_field_index("header"), "header", pa.array(headers, pa.string()))
+        reports = [report_from_json(header) for header in batch["header"].to_pylist()]
+        kinds = pa.array([RowKind.SUMMARY.value] * len(reports))
+        headers = pa.array([summary_to_json(StateSummary([report.result])) for report in reports])
+        yield batch.set_column(_KIND, "kind", kinds).set_column(_HEADER, "header", headers)
 
 
 def _trigger_seconds(query: Any, count: int, rows_are_messages: bool) -> float:

@@ -7,14 +7,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
+from bench.throughput import summaries
 
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.messages import BatchRange
 from ledgerlake.decode.split import split_bundle
+from ledgerlake.operators.finalize import finalize
 from ledgerlake.operators.ingest import ingest_range
-from ledgerlake.operators.results import BatchSettings, TaskSettings
+from ledgerlake.operators.results import BatchSettings, TaskSettings, result_from_json
 from ledgerlake.operators.rows import RowKind, TaskReport, report_from_json
 from ledgerlake.operators.stage_input import forward_bundles
 from ledgerlake.options.delay_options import DelayOptions
@@ -32,8 +35,6 @@ from tests.operators.stage import SOURCE, Stage
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pyarrow as pa
 
 OPTIONS = parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"})
 NOW_MS = 1_700_000_000_000
@@ -55,9 +56,13 @@ def pieces(entries: list[bytes]) -> list[Piece]:
     return [Piece(kind, view, broker_ms=broker_ms) for kind, view, broker_ms in split_bundle(bundle(entries))]
 
 
+def task_settings(folder: Path, **delay: Any) -> TaskSettings:
+    return TaskSettings(Place(str(folder)), Place(str(folder)), LIMITS, DelayOptions(**delay), OPTIONS)
+
+
 def written(folder: Path, entries: list[bytes], clock_ms: int | None = None, **delay: Any) -> list[pa.RecordBatch]:
     """Rows of a task of the pipeline."""
-    settings = TaskSettings(Place(str(folder)), Place(str(folder)), LIMITS, DelayOptions(**delay), OPTIONS)
+    settings = task_settings(folder, **delay)
     return list(ingest_range(pieces(entries), span(entries, clock_ms), settings, BatchSettings(0, {})))
 
 
@@ -120,3 +125,10 @@ def test_a_producer_with_a_fast_clock_expires_nobodys_open_message(task: Any, tm
         rows = stage.run(task(tmp_path, entries, clock_ms))
         kinds += [row.kind for row in rows if row.kind in ("reject", "message")]
     assert kinds == ["message"]
+
+
+def test_what_the_bench_puts_in_place_of_the_stage_is_finalized(tmp_path: Path) -> None:
+    rows = pa.Table.from_batches(summaries(iter(written(tmp_path, [ENTRY, ENTRY])))).to_batches()
+    (batch_of_results,) = finalize(iter(rows), task_settings(tmp_path), BatchSettings(0, {}))
+    (text,) = batch_of_results["result"].to_pylist()
+    assert [file.rows for file in result_from_json(text).written.messages] == [2]
