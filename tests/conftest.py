@@ -84,11 +84,14 @@ def runtime() -> Iterator[Runtime]:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     from ledgerlake.runtime.session import start_session
+    from tests.live.warm_python import warm_python
 
     # State that is no longer needed goes each minute by default, which no test lasts.
     session = start_session("tests", "local[2]", {"spark.sql.streaming.stateStore.maintenanceInterval": "2s"})
-    yield session
-    session.stop()
+    with warm_python() as python:
+        session.sparkContext.pythonExec = python
+        yield session
+        session.stop()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

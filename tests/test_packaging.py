@@ -65,6 +65,7 @@ def test_nothing_top_level_collides_with_other_peoples_packages(wheel: Path) -> 
 
 @pytest.mark.spark
 @pytest.mark.live
+@pytest.mark.long
 def test_spark_reads_with_the_wheel_handed_over_as_a_file(runtime: Runtime, wheel: Path, tmp_path: Path) -> None:
     """In an environment where the package is not installed, as on a cluster; its dependencies are."""
     topic = runtime.topic()

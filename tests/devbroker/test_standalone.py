@@ -53,6 +53,7 @@ def test_a_broker_is_started_found_described_and_stopped_by_command(tmp_path: Pa
     assert "no broker is running" in sentence(ledgerlake("broker", "status", "--data-dir", folder), 2)
 
 
+@pytest.mark.long
 def test_two_brokers_run_at_once_and_a_temporary_folder_goes_with_its_broker() -> None:
     one, other = Broker(), Broker()
     try:

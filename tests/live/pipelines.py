@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -23,6 +23,7 @@ from ledgerlake.wire.entry import encode_entry
 from tests.live.runtime import to_toml, wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -85,6 +86,17 @@ def small_buckets(runtime: Runtime, folder: Path, topic: str, **delay: Any) -> d
     data = runtime.config(folder, topic)
     data["delay"] = {"min_indexes_per_bucket": 20, "max_indexes_per_segment": 7, "max_buckets": 3, **delay}
     return data
+
+
+@contextmanager
+def running(spark: SparkSession, data: dict[str, Any]) -> Iterator[Any]:
+    """A pipeline that runs while the block does."""
+    pipeline = run(spark, parse_config(data))
+    try:
+        yield pipeline
+    finally:
+        pipeline.stop()
+        pipeline.close()
 
 
 def run_and_verify(spark: SparkSession, data: dict[str, Any]) -> Any:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ledgerlake.pipeline.commit import BatchResult
     from tests.live.runtime import Runtime
 
-pytestmark = [pytest.mark.live, pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.live, pytest.mark.spark, pytest.mark.slow, pytest.mark.long]
 
 _RETAINED = "spark.sql.streaming.minBatchesToRetain"
 

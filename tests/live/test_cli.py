@@ -122,7 +122,8 @@ def test_run_verify_peek_and_forget_as_a_script_uses_them(runtime: Runtime, tmp_
     assert json.loads(forgotten.stdout)["subscription"] == "ledgerlake-scripted"
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
 def test_run_ends_cleanly_when_it_is_asked_to(runtime: Runtime, tmp_path: Path, signal_number: int) -> None:
     topic = runtime.topic()
     publish_numbers(runtime, topic, range(100))

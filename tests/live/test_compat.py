@@ -309,6 +309,7 @@ def test_one_partition_is_read_by_several_tasks(runtime: Runtime, spark: SparkSe
     assert sorted(row.value for row in found.collect()) == [f"{number:05d}" for number in range(10_000)]
 
 
+@pytest.mark.long
 def test_the_brokers_cleaning_leaves_a_topic_alone_that_a_pipeline_has_not_read(
     spark: SparkSession, tmp_path: Path
 ) -> None:

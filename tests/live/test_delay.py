@@ -7,7 +7,6 @@ import random
 import threading
 import time
 from collections import Counter
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -27,6 +26,7 @@ from tests.live.pipelines import (
     rejects_rows,
     run_and_verify,
     run_once,
+    running,
     small_buckets,
     table_rows,
     wait_for_rows,
@@ -34,7 +34,6 @@ from tests.live.pipelines import (
 from tests.live.runtime import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -105,16 +104,6 @@ def test_delays_among_other_messages_are_kept(
     assert visible_ms[0] >= 0
     for name, times in (("let go", lateness_ms), ("in the table", visible_ms)):
         print(f"{name}: p50 {times[len(times) // 2]} ms, p99 {times[len(times) * 99 // 100]} ms late, trigger 1,000 ms")
-
-
-@contextmanager
-def running(spark: SparkSession, data: dict[str, Any]) -> Iterator[Any]:
-    pipeline = run(spark, parse_config(data))
-    try:
-        yield pipeline
-    finally:
-        pipeline.stop()
-        pipeline.close()
 
 
 @pytest.mark.parametrize("storage", ["state", pytest.param("folder", marks=pytest.mark.long), "reread"])

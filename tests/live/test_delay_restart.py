@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 from deltalake import DeltaTable
 
 from ledgerlake.client.producer import EntryProducer
+from ledgerlake.inspect.waiting_messages import waiting_messages
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import encode_entry
-from tests.live.pipelines import config_file, ledgerlake_process, now_ms
+from tests.live.pipelines import now_ms, run_once, running
+from tests.live.runtime import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pyspark.sql import SparkSession
+
     from tests.live.runtime import Runtime
 
-pytestmark = [pytest.mark.live, pytest.mark.slow]
+pytestmark = [pytest.mark.live, pytest.mark.spark, pytest.mark.slow]
 
 
 def publish_waiting(runtime: Runtime, topic: str, count: int, due_ms: int) -> None:
@@ -47,29 +46,21 @@ def rows(folder: Path) -> int:
 
 
 def test_a_restart_reads_nothing_again_and_delivers_soon(
-    runtime: Runtime, tmp_path: Path, campaign_is_long: bool
+    runtime: Runtime, spark: SparkSession, tmp_path: Path, campaign_is_long: bool
 ) -> None:
     count = 1_000_000 if campaign_is_long else 20_000
     topic = runtime.topic()
-    config = config_file(tmp_path, runtime.config(tmp_path, topic))
-    due_ms = now_ms() + (240_000 if campaign_is_long else 30_000)
+    data = runtime.config(tmp_path, topic)
+    due_ms = now_ms() + (240_000 if campaign_is_long else 20_000)
     publish_waiting(runtime, topic, count, due_ms)
-    assert ledgerlake_process("run", config, "--once").returncode == 0
+    config = run_once(spark, data)
     delivered = rows(tmp_path)
-    shown = json.loads(ledgerlake_process("state", config, "--json").stdout)["delayed"]
-    assert sum(one["waiting"] for one in shown) == count - delivered > 0
+    assert sum(one.waiting for one in waiting_messages(spark, config)) == count - delivered > 0
     before = sent_by_broker(runtime, topic)
     began_ms = now_ms()
-    with open(tmp_path / "run.log", "wb") as errors:
-        running = subprocess.Popen([sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=errors)
-    try:
-        while rows(tmp_path) == delivered:
-            assert now_ms() < began_ms + 300_000
-            time.sleep(0.1)
+    with running(spark, data):
+        wait_until(lambda: rows(tmp_path) > delivered)
         took_ms = now_ms() - began_ms
-    finally:
-        running.send_signal(signal.SIGINT)
-        running.wait(timeout=300)
     again = sent_by_broker(runtime, topic) - before
     print(f"{count:,} waiting: first due message in the table after {took_ms:,} ms; the broker sent {again} entries")
     assert again == 0

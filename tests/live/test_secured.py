@@ -4,8 +4,6 @@ in one sentence.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,8 +14,17 @@ import pytest
 from ledgerlake.api import messages
 from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
-from tests.live.pipelines import config_file, ledgerlake, ledgerlake_process, run_once, table_rows
-from tests.live.runtime import Runtime, start_runtime, wait_until
+from tests.live.pipelines import (
+    config_file,
+    ledgerlake,
+    ledgerlake_process,
+    run_once,
+    running,
+    table_rows,
+    values,
+    wait_for_rows,
+)
+from tests.live.runtime import Runtime, start_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,40 +119,32 @@ def test_a_topic_that_we_may_not_read_is_named(secured: Runtime, tmp_path: Path)
     assert "AuthorizationError" in said
 
 
-def test_a_token_that_expires_in_mid_stream_is_refreshed(secured: Runtime, tmp_path: Path) -> None:
+def test_a_token_that_expires_in_mid_stream_is_refreshed(secured: Runtime, spark: SparkSession, tmp_path: Path) -> None:
     assert secured.security is not None
     security = secured.security
     topic = secured.topic()
     file = tmp_path / "token"
-    file.write_text(security.token("admin", 8))
+    file.write_text(security.token("admin", 6))
     data = config(secured, tmp_path, topic, method="token", token=f"file:{file}")
     stop = threading.Event()
 
     def renew() -> None:
         while not stop.wait(2):
-            file.write_text(security.token("admin", 8))
+            file.write_text(security.token("admin", 6))
 
     thread = threading.Thread(target=renew)
     thread.start()
-    errors = tmp_path / "errors"
-    with open(errors, "wb") as into:
-        running = subprocess.Popen(
-            [sys.executable, "-m", "ledgerlake.cli", "run", config_file(tmp_path, data)], stderr=into
-        )
     try:
-        for value in range(30):
-            publish(secured, topic, range(value, value + 1))
-            time.sleep(1)
-        log = tmp_path / "messages" / "_delta_log"
-        wait_until(lambda: any(log.glob("*.json")) and len(table_rows(tmp_path)) == 30)
-        assert running.poll() is None, errors.read_text()
+        with running(spark, data) as pipeline:
+            for value in range(15):
+                publish(secured, topic, range(value, value + 1))
+                time.sleep(1)
+            wait_for_rows(tmp_path, 15)
+            assert pipeline.query.isActive
     finally:
         stop.set()
         thread.join()
-        running.terminate()
-        running.wait()
-    assert [int(row["value"]) for row in table_rows(tmp_path)] == list(range(30))
-    assert "ledgerlake:" not in errors.read_text()
+    assert values(tmp_path) == list(range(15))
 
 
 def test_secrets_are_in_no_plan_progress_offset_or_log(secured: Runtime, spark: SparkSession, tmp_path: Path) -> None:
