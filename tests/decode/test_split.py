@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from ledgerlake.decode.rejects import RejectedEntry, reject_rows
 from ledgerlake.decode.split import PieceKind, entries_of, read_delayed, split_bundle
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
-from tests.entries import bundle
+from tests.entries import SOURCE, bundle, single
 
 STORED_MS = 1_700_000_000_000
 DUE_MS = STORED_MS + 60_000
@@ -138,3 +139,11 @@ def test_an_entry_id_beyond_the_index_is_not_delayed(more: dict[str, Any]) -> No
     for entry_id, expected in ((2**32 - 1, PieceKind.DELAYED), (2**32, PieceKind.ENTRIES)):
         ((kind, _, _),) = split_bundle(commands.message(1, 7, entry_id, later))
         assert kind == expected
+
+
+def test_a_reject_says_which_chunk_it_is_and_nothing_of_chunks_otherwise() -> None:
+    (chunk, _) = chunk_entries(b"large message", 2, uuid="p-1")
+    rejected = [
+        RejectedEntry(Position(1, entry_id), entry, "r") for entry_id, entry in enumerate((chunk, single(b"v")))
+    ]
+    assert reject_rows(rejected, SOURCE)["detail"].to_pylist() == ["chunk 0 of 2 of p-1", ""]

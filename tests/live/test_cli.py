@@ -119,6 +119,7 @@ def test_run_verify_peek_and_forget_as_a_script_uses_them(runtime: Runtime, tmp_
     assert "remove the checkpoint first" in sentence(ledgerlake("forget", config), 2)
     shutil.rmtree(tmp_path / "checkpoint")
     forgotten = ledgerlake("forget", config, "--json")
+    assert f"the table at {tmp_path / 'messages'} keeps its rows; remove it before the next run" in forgotten.stderr
     assert json.loads(forgotten.stdout)["subscription"] == "ledgerlake-scripted"
 
 

@@ -46,6 +46,11 @@ def test_limits_of_open_messages_are_read_in_their_units() -> None:
     [
         ({"source": {"topic": ["x"]}}, "[source] has no key 'topic'; did you mean 'topics'?"),
         ({"chunks": {"max_pendng": 1}}, "[chunks] has no key 'max_pendng'; did you mean 'max_pending'?"),
+        (
+            {"stream": {"max_rows_per_trigger": 1}},
+            "[stream] has no key 'max_rows_per_trigger'; it belongs to [source]",
+        ),
+        ({"source": {"name": "orders"}}, "[source] has no key 'name'; it belongs to [stream]"),
         ({"chunks": {"max_pending": 0}}, "[chunks] max_pending must be a whole number above 0"),
         ({"chunks": {"expire_after": "soon"}}, "[chunks] expire_after 'soon' is not a duration"),
         ({"chunks": {"max_message_bytes": 2**31}}, "[chunks] max_message_bytes is more than"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING
 
 from ledgerlake.cli.command import add_command
@@ -32,10 +33,16 @@ def add(commands: Commands) -> None:
 
 def _forget(options: argparse.Namespace) -> int:
     from ledgerlake.options.config import load_config
-    from ledgerlake.pipeline.forget import forget, forget_topic
+    from ledgerlake.pipeline.forget import forget, forget_topic, tables_with_rows
 
     config = load_config(options.config)
     names = forget(config) if options.topic is None else forget_topic(config, options.topic)
     result = {"subscription": config.subscription, "topics": names}
     print(json.dumps(result) if options.json else f"removed {config.subscription} from {', '.join(names)}")
+    if options.topic is None:
+        for path in tables_with_rows(config):
+            print(
+                f"the table at {path} keeps its rows; remove it before the next run, or they come twice",
+                file=sys.stderr,
+            )
     return 0

@@ -23,7 +23,10 @@ def add(commands: Commands) -> None:
 def _lag(options: argparse.Namespace) -> int:
     from ledgerlake.inspect.lag import find_lags
     from ledgerlake.options.config import load_config
+    from ledgerlake.pipeline.start import check_reachable
 
-    for lag in find_lags(load_config(options.config)):
+    config = load_config(options.config)
+    check_reachable(config)
+    for lag in find_lags(config):
         print(json.dumps(asdict(lag)) if options.json else lag.sentence())
     return 0

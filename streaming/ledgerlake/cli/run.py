@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import threading
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     import argparse
 
     from ledgerlake.cli.command import Commands
+
+_STOPPING = b"stopping; the current micro-batch is finished first\n"
 
 
 def add(commands: Commands) -> None:
@@ -46,15 +49,19 @@ def _run(options: argparse.Namespace) -> int:
     threading.Thread(target=warm_up, daemon=True).start()
     screen = ProgressScreen()
     stop = threading.Event()
-    _stop_on_signals(stop)
+    _stop_on_signals(stop, ends_at_second=False)
     name = f"ledgerlake {config.stream.name}"
     spark = start_spark(name, config, options, archives_classes=options.archive_classes)
     # Spark installs a handler of its own that ends the process in the middle of a batch.
-    _stop_on_signals(stop)
+    _stop_on_signals(stop, ends_at_second=False)
+    if stop.is_set():
+        spark.stop()
+        return 0
     pipeline = Pipeline(spark, config, screen.totals.add)
     try:
         pipeline.start(options.once)
         assert pipeline.query is not None
+        _stop_on_signals(stop, ends_at_second=True)
         screen.start(pipeline.query)
         try:
             while not stop.is_set() and not pipeline.wait(0.5):
@@ -72,12 +79,19 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _stop_on_signals(stop: threading.Event) -> None:
-    """Have SIGINT and SIGTERM set ``stop``; a second one ends at once."""
+def _stop_on_signals(stop: threading.Event, *, ends_at_second: bool) -> None:
+    """Have SIGINT and SIGTERM set ``stop``.
+
+    Args:
+        ends_at_second: a second one ends this process at once. A process that ends while Spark
+            starts leaves a JVM that never ends.
+    """
 
     def ask(signal_number: int, _frame: object) -> None:
-        if stop.is_set():
+        if stop.is_set() and ends_at_second:
             raise SystemExit(128 + signal_number)
+        if not stop.is_set():
+            os.write(2, _STOPPING)
         stop.set()
 
     signal.signal(signal.SIGINT, ask)

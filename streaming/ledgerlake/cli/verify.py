@@ -29,8 +29,11 @@ def add(commands: Commands) -> None:
 def _verify(options: argparse.Namespace) -> int:
     from ledgerlake.inspect.verify import verify
     from ledgerlake.options.config import load_config
+    from ledgerlake.pipeline.start import check_reachable
 
-    verdict = verify(load_config(options.config))
+    config = load_config(options.config)
+    check_reachable(config)
+    verdict = verify(config)
     if options.json:
         print(json.dumps(asdict(verdict)))
     else:

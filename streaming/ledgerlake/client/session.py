@@ -152,9 +152,7 @@ class Session:
                 self._pending_requests.discard(request_id)
         if isinstance(answer, pb.CommandError):
             if answer.error == pb.ConsumerBusy:
-                raise ConsumerBusyError(
-                    f"could not {attempt}: another consumer holds this subscription; stop it or use another name"
-                )
+                raise ConsumerBusyError(f"could not {attempt}: another consumer holds this subscription; end it first")
             raise refused(attempt, answer.error, answer.message)
         if not isinstance(answer, answer_type):
             raise self._fail(

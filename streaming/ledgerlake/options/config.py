@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from dataclasses import MISSING, dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ledgerlake.client.topics import full_name
 from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.errors import UsageError
 from ledgerlake.options.bounds import Bound, parse_end, parse_start
-from ledgerlake.options.declared import from_toml, nearest, option, to_spark, toml_values
+from ledgerlake.options.declared import declared, from_toml, nearest, option, to_spark, toml_values
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.kinds import COUNT, DURATION, FLAG, PATH, TEXT, URL, choice
 from ledgerlake.options.source_options import SourceOptions
@@ -36,6 +37,9 @@ else:
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 SECTIONS = ("source", "auth", "tls", "stream", "delta", "chunks", "delay", "deliver", "metrics", "spark", "storage")
+
+# From this similarity on, a key is a misspelt one of its section and not one of another section.
+_MISSPELT = 0.75
 
 # Arrow and Parquet count the bytes of a value with 31 bits.
 _MOST_MESSAGE_BYTES = 2**31 - 1024
@@ -286,6 +290,21 @@ class Config:
         return to_spark(self.source)
 
 
+# What ``[tls]`` sets are options of the source too.
+SECTION_CLASSES = (
+    SourceOptions,
+    AuthConfig,
+    StreamConfig,
+    DeltaConfig,
+    ChunksConfig,
+    DelayConfig,
+    DeliverConfig,
+    MetricsConfig,
+    SparkConfig,
+    StorageConfig,
+)
+
+
 def load_config(path: str | Path) -> Config:
     """Read and check a configuration file.
 
@@ -331,6 +350,7 @@ def parse_config(data: dict[str, Any]) -> Config:
     for name in data:
         if name not in SECTIONS:
             raise UsageError(f"there is no section [{name}]{nearest(name, SECTIONS)}")
+    _check_sections_of_keys(data)
     source, starting = _source(data)
     stream = _stream(data)
     delta = from_toml(DeltaConfig, "delta", data)
@@ -350,6 +370,24 @@ def parse_config(data: dict[str, Any]) -> Config:
     )
     _check_apart(config)
     return config
+
+
+def _check_sections_of_keys(data: dict[str, Any]) -> None:
+    """Check that no key of one section is in another one. A key that looks like a misspelt one of
+    its own section is left to the parser of that section.
+
+    Raises:
+        UsageError: one is.
+    """
+    pairs = {
+        (str(option.section), option.key) for kind in SECTION_CLASSES for _, option in declared(kind) if option.key
+    }
+    for section, entries in data.items():
+        own = [key for name, key in pairs if name == section]
+        for key in entries if isinstance(entries, dict) else ():
+            others = sorted(name for name, other in pairs if other == key)
+            if others and section not in others and not get_close_matches(key, own, cutoff=_MISSPELT):
+                raise UsageError(f"[{section}] has no key '{key}'; it belongs to [{'] or ['.join(others)}]")
 
 
 def _source(data: dict[str, Any]) -> tuple[SourceOptions, Bound]:

@@ -7,39 +7,15 @@ from __future__ import annotations
 from dataclasses import MISSING
 from typing import TYPE_CHECKING, Any
 
-from ledgerlake.options.config import (
-    SECTIONS,
-    AuthConfig,
-    ChunksConfig,
-    DelayConfig,
-    DeliverConfig,
-    DeltaConfig,
-    MetricsConfig,
-    StreamConfig,
-)
+from ledgerlake.options.config import SECTION_CLASSES, SECTIONS
 from ledgerlake.options.declared import declared
 from ledgerlake.options.sink_options import SinkOptions
 from ledgerlake.options.source_options import SourceOptions
-from ledgerlake.options.spark_options import SparkConfig
-from ledgerlake.options.storage_options import StorageConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ledgerlake.options.declared import Option
-
-_SECTION_CLASSES = (
-    SourceOptions,
-    AuthConfig,
-    StreamConfig,
-    DeltaConfig,
-    ChunksConfig,
-    DelayConfig,
-    DeliverConfig,
-    MetricsConfig,
-    SparkConfig,
-    StorageConfig,
-)
 
 _INTRODUCTION = """# Options
 
@@ -86,7 +62,7 @@ def _section_table(section: str) -> str:
                 option.meaning,
                 _default(option, field.default, option.kind.text_in_toml or option.kind.text),
             )
-            for options in _SECTION_CLASSES
+            for options in SECTION_CLASSES
             for field, option in declared(options)
             if option.section == section
         ]

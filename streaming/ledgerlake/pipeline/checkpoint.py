@@ -96,7 +96,8 @@ class Checkpoint:
         if record is not None and record["stream"] != stream:
             raise CheckpointError(
                 f"the checkpoint {self.folder} belongs to the stream {record['stream']}, and the configuration names "
-                f"{stream}; set [stream] name back to {record['stream']}, or choose another checkpoint folder"
+                f"{stream}; set [stream] name back to {record['stream']}, or give the new stream a checkpoint folder and "
+                "tables of its own"
             )
 
     def save_stream(self, stream: str, previous_writers: dict[str, int | None] | None = None) -> None:

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.client.topics import full_name
+from ledgerlake.decode import schema
 from ledgerlake.errors import CheckpointError, UsageError
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.left_topics import known_topic_partitions
+from ledgerlake.table.delta_table import Table, existing_table
 
 if TYPE_CHECKING:
     from ledgerlake.options.config import Config
+    from ledgerlake.stored.places import Place
 
 
 def forget(config: Config) -> list[str]:
@@ -40,6 +43,18 @@ def forget(config: Config) -> list[str]:
         cluster.close()
     checkpoint.forget()
     return names
+
+
+def tables_with_rows(config: Config) -> list[Place]:
+    """Return the places of the tables that have micro-batches of the stream: a new beginning adds
+    their rows again.
+
+    Raises:
+        TableError: a table cannot be opened.
+    """
+    tables = (Table(config.messages_place, schema.MESSAGES), Table(config.rejects_place, schema.REJECTS))
+    existing = (table for table in tables if existing_table(table.path) is not None)
+    return [table.path for table in existing if (table.last_batch_of(config.stream.name) or -1) >= 0]
 
 
 def forget_topic(config: Config, topic: str) -> list[str]:

@@ -152,7 +152,8 @@ class Start:
     def _lost_checkpoint(self, sign: str) -> SetupError:
         return SetupError(
             f"there is no checkpoint at {self._config.stream.checkpoint}, but {sign}; restore the checkpoint, or set starting "
-            "to cursor to go on from there (messages may come twice), or begin anew after: ledgerlake forget CONFIG"
+            "to cursor to go on from there (messages may come twice), or begin anew: remove the tables, whose rows would come "
+            "twice, then run: ledgerlake forget CONFIG"
         )
 
     def compare_with_tables(self, tables: list[Table]) -> None:
@@ -220,12 +221,16 @@ class Start:
             recorded = table.recorded(self._query_name(query_id)) if table in tables else None
             if (recorded is None and str(table.path) != seen.path) or (recorded and recorded.batch_id >= seen.batch_id):
                 continue
-            state = "does not know it" if recorded is None else f"has batch {recorded.batch_id}"
+            if table not in tables:
+                state = f"there is none at {table.path}: it was removed; restore it"
+            elif recorded is None:
+                state = f"the one at {table.path} does not know it: it is an older copy; restore the newest one"
+            else:
+                state = f"the one at {table.path} has batch {recorded.batch_id}: it is an older copy; restore the newest one"
             raise CheckpointError(
                 f"the table at {seen.path} had batch {seen.batch_id} of the stream {self._config.stream.name} by the checkpoint "
-                f"{self._config.stream.checkpoint}, and the one at {table.path} {state}: it is an older copy; restore the newest "
-                "one, or choose a new folder for what comes from here on, or remove the checkpoint and begin anew after: "
-                "ledgerlake forget CONFIG"
+                f"{self._config.stream.checkpoint}, and {state}, or choose a new folder for what comes from here on, or begin anew: "
+                "remove the checkpoint and both tables, then run: ledgerlake forget CONFIG"
             )
 
     def compare_settings(self, tables: list[Table]) -> None:

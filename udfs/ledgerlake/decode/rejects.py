@@ -101,4 +101,6 @@ def _describe(raw: memoryview) -> str:
         metadata = peek_metadata(raw)
     except CorruptEntryError:
         return ""
+    if not metadata.num_chunks_from_msg:
+        return ""
     return f"chunk {metadata.chunk_id} of {metadata.num_chunks_from_msg} of {metadata.uuid!s}"
