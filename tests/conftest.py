@@ -30,9 +30,10 @@ settings.register_profile("ledgerlake", deadline=None)
 settings.load_profile("ledgerlake")
 
 # Tests start many JVMs that live for seconds, and the second compiler's work does not pay off in
-# them.
+# them. With the first one alone, a JVM keeps 48 MB of compiled code, which a session of the tests
+# fills; then it throws code away and compiles it again.
 os.environ.setdefault("PULSAR_EXTRA_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m")
 os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:TieredStopAtLevel=1")
 
 
@@ -86,8 +87,13 @@ def spark() -> Iterator[SparkSession]:
     from ledgerlake.runtime.session import start_session
     from tests.live.warm_python import warm_python
 
-    # State that is no longer needed goes each minute by default, which no test lasts.
-    session = start_session("tests", "local[2]", {"spark.sql.streaming.stateStore.maintenanceInterval": "2s"})
+    # State that is no longer needed goes each minute by default, which no test lasts. Small tables
+    # need one task to be read.
+    settings = {
+        "spark.sql.streaming.stateStore.maintenanceInterval": "2s",
+        "spark.databricks.delta.snapshotPartitions": "1",
+    }
+    session = start_session("tests", "local[2]", settings)
     with warm_python() as python:
         session.sparkContext.pythonExec = python
         yield session

@@ -66,6 +66,7 @@ def test_two_brokers_run_at_once_and_a_temporary_folder_goes_with_its_broker() -
     assert not os.path.exists(first.data_dir)
 
 
+@pytest.mark.long
 def test_a_broker_ends_when_the_process_that_started_it_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys, time; from ledgerlake.devbroker import Broker; "

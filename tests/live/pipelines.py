@@ -58,9 +58,11 @@ def run_once(spark: SparkSession, data: dict[str, Any]) -> Any:
     return config
 
 
-def rows_by_spark(spark: SparkSession, path: str) -> list[dict[str, Any]]:
-    table = spark.read.format("delta").load(path).orderBy("partition", "ledger_id", "entry_id", "batch_index")
-    return [row.asDict() for row in table.collect()]
+def rows_by_position(path: str) -> list[dict[str, Any]]:
+    """The rows of a table of messages, or of rejects, in the order of their positions."""
+    rows: list[dict[str, Any]] = DeltaTable(path).to_pyarrow_table().to_pylist(maps_as_pydicts="strict")
+    keys = ("partition", "ledger_id", "entry_id", "batch_index")
+    return sorted(rows, key=lambda row: [row.get(key) or 0 for key in keys])
 
 
 def now_ms() -> int:

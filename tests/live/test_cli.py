@@ -58,6 +58,7 @@ def test_a_bad_key(runtime: Runtime, tmp_path: Path) -> None:
     assert said.endswith("pipeline.toml: [source] has no key 'topicz'; did you mean 'topics'?")
 
 
+@pytest.mark.long
 def test_a_path_that_cannot_be_written(runtime: Runtime, tmp_path: Path) -> None:
     topic = runtime.topic()
     (tmp_path / "file").write_text("")

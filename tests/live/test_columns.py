@@ -11,7 +11,7 @@ import pytest
 
 from ledgerlake.inspect.peek import entry_line, peek
 from ledgerlake.inspect.verify import verify
-from tests.live.pipelines import rows_by_spark, run_once
+from tests.live.pipelines import rows_by_position, run_once
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +56,7 @@ def test_what_was_sent_is_what_stands_in_the_table(runtime: Runtime, spark: Spar
             producer.flush()
             producer.close()
     config = run_once(spark, runtime.config(tmp_path, topic))
-    rows = rows_by_spark(spark, config.delta.path)
+    rows = rows_by_position(config.delta.path)
     assert len(rows) == len(sent)
     for index, (row, (producer_name, message)) in enumerate(zip(rows, sent, strict=True)):
         assert row["topic"] == topic
@@ -101,7 +101,7 @@ def test_schema_versions_and_ids_agree_with_the_client(runtime: Runtime, spark: 
     producer = runtime.client().create_producer(topic, schema=pulsar.schema.StringSchema(), batching_enabled=False)
     ids = [producer.send(f"text {number}") for number in range(3)]
     config = run_once(spark, runtime.config(tmp_path, topic))
-    rows = rows_by_spark(spark, config.delta.path)
+    rows = rows_by_position(config.delta.path)
     assert [(row["ledger_id"], row["entry_id"]) for row in rows] == [
         (message_id.ledger_id(), message_id.entry_id()) for message_id in ids
     ]
@@ -115,7 +115,7 @@ def test_partitions_keep_their_order_and_their_number(runtime: Runtime, spark: S
         producer.send_async(b"%d" % number, lambda _result, _id: None, partition_key=f"k{number % 50}")
     producer.flush()
     config = run_once(spark, runtime.config(tmp_path, topic))
-    rows = rows_by_spark(spark, config.delta.path)
+    rows = rows_by_position(config.delta.path)
     assert len(rows) == 3000
     assert {row["partition"] for row in rows} == {0, 1, 2}
     for key in {row["key"] for row in rows}:

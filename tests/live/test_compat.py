@@ -233,11 +233,11 @@ def test_limited_batches_of_batched_topics_double_nothing(
     AvailableNow.
     """
     topic = runtime.topic(partitions=2)
-    publish(runtime, topic, (f"{number:06d}" for number in range(20_000)), batching_max_messages=1000)
-    options = {"topic": topic, "startingOffsets": "earliest", "maxBytesPerTrigger": "50000"}
+    publish(runtime, topic, (f"{number:06d}" for number in range(8_000)), batching_max_messages=400)
+    options = {"topic": topic, "startingOffsets": "earliest", "maxBytesPerTrigger": "20000"}
     stream = Stream(spark, runtime, tmp_path, **options)
     query = stream.run()
-    assert stream.values() == [f"{number:06d}" for number in range(20_000)]
+    assert stream.values() == [f"{number:06d}" for number in range(8_000)]
     assert len([one for one in query.recentProgress if one.numInputRows]) > 3
 
 

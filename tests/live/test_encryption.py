@@ -96,6 +96,7 @@ def test_messages_for_our_keys_are_read_and_those_for_others_are_rejects(
         run_once(spark, data)
 
 
+@pytest.mark.long
 def test_an_encrypted_delayed_message_is_opened_when_it_is_due(
     runtime: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:

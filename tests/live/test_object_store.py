@@ -87,6 +87,7 @@ def test_tables_in_a_store_hold_each_message_once_over_restarts(
     assert vacuum(config, dry_run=True)[0].files == []
 
 
+@pytest.mark.long
 def test_keys_of_the_environment_are_enough(runtime: Runtime, store: ObjectStore, tmp_path: Path) -> None:
     topic = runtime.topic()
     publish_numbers(runtime, topic, range(10))

@@ -19,7 +19,7 @@ from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.batches import BatchWriter
 from ledgerlake.pipeline.forget import forget
 from ledgerlake.pipeline.pipeline import Pipeline
-from tests.live.pipelines import publish_numbers, rows_by_spark, run_once, unload_until_trimmed, values
+from tests.live.pipelines import publish_numbers, rows_by_position, run_once, unload_until_trimmed, values
 from tests.live.runtime import wait_until
 
 if TYPE_CHECKING:
@@ -273,5 +273,5 @@ def test_a_topic_that_comes_while_the_pipeline_starts_is_read_from_its_beginning
 
     monkeypatch.setattr(Pipeline, "_stream", with_a_new_topic)
     config = run_once(spark, data)
-    assert sorted(int(row["value"]) for row in rows_by_spark(spark, config.delta.path)) == list(range(20))
+    assert sorted(int(row["value"]) for row in rows_by_position(config.delta.path)) == list(range(20))
     assert runtime.subscriptions(second) == {"ledgerlake-meanwhile": 0}

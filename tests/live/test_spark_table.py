@@ -75,11 +75,9 @@ def spark_columns(spark: SparkSession) -> Any:
 
 @pytest.mark.parametrize(
     "feature",
-    [
-        "generated columns",
-        *(pytest.param(name, marks=pytest.mark.long) for name in (*CHANGES, "partition columns")),
-    ],
+    [*CHANGES, "partition columns", "generated columns"],
 )
+@pytest.mark.long
 def test_a_table_with_a_feature_is_written_all_the_same(
     runtime: Runtime, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, feature: str
 ) -> None:

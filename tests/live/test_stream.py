@@ -17,7 +17,7 @@ from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.forget import forget
 from ledgerlake.stored.places import Place
-from tests.live.pipelines import publish_numbers, rows_by_spark, run_once
+from tests.live.pipelines import publish_numbers, rows_by_position, run_once
 from tests.live.runtime import wait_until
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def test_the_pipeline_commits_each_batch_once_when_spark_repeats_it(
         checksum.unlink()
     publish_numbers(runtime, topic, range(80, 90))
     run_once(spark, data)
-    assert [int(row["value"]) for row in rows_by_spark(spark, config.delta.path)] == list(range(90))
+    assert [int(row["value"]) for row in rows_by_position(config.delta.path)] == list(range(90))
     verdict = verify(config)
     assert (verdict.messages, verdict.clean) == (90, True)
 
@@ -186,7 +186,7 @@ def test_the_pipelines_state_has_no_more_partitions_than_the_topic(
     assert state == {str(number) for number in range(state_partitions)}
     publish_numbers(runtime, topic, range(20))
     run_once(spark, runtime.config(tmp_path, topic))
-    assert len(rows_by_spark(spark, config.delta.path)) == 40
+    assert len(rows_by_position(config.delta.path)) == 40
 
 
 def test_a_new_checkpoint_is_a_new_query_and_not_a_silent_skip(
@@ -199,7 +199,7 @@ def test_a_new_checkpoint_is_a_new_query_and_not_a_silent_skip(
     shutil.rmtree(tmp_path / "checkpoint")
     forget(config)
     run_once(spark, data)
-    assert len(rows_by_spark(spark, config.delta.path)) == 20
+    assert len(rows_by_position(config.delta.path)) == 20
     assert verify(config).duplicate == 10
 
 
@@ -216,7 +216,7 @@ def test_a_lost_checkpoint_asks_for_a_choice_and_the_cursor_is_one(
         run_once(spark, data)
     data["source"]["starting"] = "cursor"
     run_once(spark, data)
-    assert [int(row["value"]) for row in rows_by_spark(spark, config.delta.path)] == list(range(15))
+    assert [int(row["value"]) for row in rows_by_position(config.delta.path)] == list(range(15))
     publish_numbers(runtime, topic, range(15, 16))
     run_once(spark, data)
     assert verify(config).messages == 16
@@ -351,7 +351,7 @@ def test_a_table_whose_making_was_interrupted_is_made_after_all(
     (tmp_path / "messages" / "_delta_log").mkdir(parents=True)
     (tmp_path / "messages" / "_delta_log" / ".00000000000000000000.json.x.tmp").write_text("")
     config = run_once(spark, runtime.config(tmp_path, topic))
-    assert len(rows_by_spark(spark, config.delta.path)) == 5
+    assert len(rows_by_position(config.delta.path)) == 5
 
 
 def test_a_table_path_that_cannot_be_written_is_one_sentence(

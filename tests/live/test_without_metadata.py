@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from deltalake import DeltaTable
 
 from ledgerlake.client.producer import EntryProducer
 from ledgerlake.errors import DataLossError, LedgerlakeError
@@ -19,7 +20,7 @@ from tests.live.pipelines import (
     ledgerlake_process,
     publish_numbers,
     rejects_rows,
-    rows_by_spark,
+    rows_by_position,
     run_once,
     unload_until_trimmed,
     values,
@@ -125,9 +126,9 @@ def test_a_broker_without_entry_metadata_gives_null_columns_one_warning_and_publ
     ran = ledgerlake_process("run", config_file(tmp_path, data), "--once")
     assert (ran.returncode, ran.stderr.count("the broker adds no entry metadata")) == (0, 1)
     config = parse_config(data)
-    rows = spark.read.format("delta").load(config.delta.path).collect()
-    assert [int(row.value) for row in rows] == [-7, -2, 0, 0, 3, 9]
-    assert {(row.broker_timestamp, row.broker_index) for row in rows} == {(None, None)}
+    rows = DeltaTable(config.delta.path).to_pyarrow_table().to_pylist()
+    assert [int(row["value"]) for row in rows] == [-7, -2, 0, 0, 3, 9]
+    assert {(row["broker_timestamp"], row["broker_index"]) for row in rows} == {(None, None)}
     assert verify(config).clean
     publish_numbers(bare, topic, range(100, 101))
     producer = EntryProducer(bare.cluster(), topic, "latecomer")
@@ -135,7 +136,7 @@ def test_a_broker_without_entry_metadata_gives_null_columns_one_warning_and_publ
     producer.send(encode_entry(own, b"1"))
     producer.close()
     run_once(spark, data)
-    assert {int(row["value"]): row["late"] for row in rows_by_spark(spark, config.delta.path)}[1] is True
+    assert {int(row["value"]): row["late"] for row in rows_by_position(config.delta.path)}[1] is True
     verdict = verify(config)
     assert (verdict.clean, verdict.late) == (True, 1)
     with pytest.raises(LedgerlakeError, match="brokerEntryMetadataInterceptors"):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-SEEDS = 20_000 if os.environ.get("LEDGERLAKE_CAMPAIGN") == "long" else 500
+SEEDS = 20_000 if os.environ.get("LEDGERLAKE_CAMPAIGN") == "long" else 250
 _AT_ONCE = 250
 
 

@@ -18,7 +18,7 @@ from tests.operators.stage import Settled, Stage, task
 
 pytestmark = pytest.mark.slow
 
-SEEDS = 10_000 if os.environ.get("LEDGERLAKE_CAMPAIGN") == "long" else 500
+SEEDS = 10_000 if os.environ.get("LEDGERLAKE_CAMPAIGN") == "long" else 250
 _AT_ONCE = 250
 
 

@@ -53,8 +53,9 @@ def tables_with_rows(config: Config) -> list[Place]:
         TableError: a table cannot be opened.
     """
     tables = (Table(config.messages_place, schema.MESSAGES), Table(config.rejects_place, schema.REJECTS))
-    existing = (table for table in tables if existing_table(table.path) is not None)
-    return [table.path for table in existing if (table.last_batch_of(config.stream.name) or -1) >= 0]
+    existing = [table for table in tables if existing_table(table.path) is not None]
+    last_batches = {table.path: table.last_batch_of(config.stream.name) for table in existing}
+    return [path for path, last_batch in last_batches.items() if last_batch is not None and last_batch >= 0]
 
 
 def forget_topic(config: Config, topic: str) -> list[str]:
