@@ -234,7 +234,7 @@ def test_limited_batches_of_batched_topics_double_nothing(
     """
     topic = runtime.topic(partitions=2)
     publish(runtime, topic, (f"{number:06d}" for number in range(8_000)), batching_max_messages=400)
-    options = {"topic": topic, "startingOffsets": "earliest", "maxBytesPerTrigger": "20000"}
+    options = {"topic": topic, "startingOffsets": "earliest", "maxBytesPerTrigger": "30000"}
     stream = Stream(spark, runtime, tmp_path, **options)
     query = stream.run()
     assert stream.values() == [f"{number:06d}" for number in range(8_000)]

@@ -57,7 +57,7 @@ def table_numbers(path: str) -> tuple[pa.Table, int]:
 def test_one_and_four_tasks_write_the_same_table(
     runtime: Runtime, spark: SparkSession, tmp_path: Path, campaign_is_long: bool
 ) -> None:
-    count = 5_000_000 if campaign_is_long else 200_000
+    count = 5_000_000 if campaign_is_long else 80_000
     topic = runtime.topic()
     for ledger in range(4):
         publish(runtime, topic, range(count)[ledger * count // 4 : (ledger + 1) * count // 4])

@@ -57,7 +57,7 @@ def wait_for(folder: Path, expected: set[tuple[str, int]], pipeline: Any) -> Non
 def test_many_topics_come_and_go_while_a_pipeline_runs(
     runtime: Runtime, spark: SparkSession, tmp_path: Path, campaign_is_long: bool
 ) -> None:
-    tenth = 20 if campaign_is_long else 4
+    tenth = 20 if campaign_is_long else 2
     base = f"persistent://public/default/many-{os.getpid()}"
     names = [f"{base}-{number}" for number in range(10 * tenth)]
     expected: set[tuple[str, int]] = set()
