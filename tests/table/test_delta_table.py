@@ -429,3 +429,9 @@ def test_a_log_that_is_gone_is_said_in_one_sentence(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "table")
     with pytest.raises(TableError, match=f"the log of the table at {tmp_path}/table cannot be read"):
         table.last_writer("orders")
+
+
+def test_a_table_whose_path_is_a_file_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no table")
+    with pytest.raises(TableError, match=r"cannot be opened: it is a file, and not a folder"):
+        Table(Place(str(tmp_path / "file")), pa.schema([("a", pa.int64())])).check(None)

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake.exceptions import DeltaError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 from numpy.typing import NDArray
 
 from ledgerlake.client.topics import split_partition
@@ -44,10 +44,10 @@ class TableRows:
             self._files = pa.table(table.get_add_actions())["path"].to_pylist()
             # Such files do not have the columns by their names.
             self._needs_spark = not {"columnMapping", "partition columns"}.isdisjoint(special_features(table))
+        except TableNotFoundError:
+            raise TableError(f"there is no table at {path}; run the pipeline first") from None
         except (DeltaError, OSError) as error:
-            raise TableError(
-                f"the table at {path} cannot be opened: {path.reason(error)}; run the pipeline first"
-            ) from None
+            raise TableError(f"the table at {path} cannot be opened: {path.reason(error)}") from None
         self._tables: list[pa.Table] | None = None
 
     def files_of(self, name: str, end: Position) -> list[pa.Table]:

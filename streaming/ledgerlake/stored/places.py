@@ -147,6 +147,8 @@ class Place:
     def reason(self, error: Exception) -> str:
         """Return what went wrong at this place, and what to look at."""
         text = str(error)
+        if self.is_local and os.path.isfile(self.root):
+            return "it is a file, and not a folder"
         if not self.is_local:
             endpoint = self.settings.endpoint_url or _variable("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") or "AWS"
             bucket = self.root.partition("/")[0]
