@@ -154,12 +154,11 @@ def publish_entries(runtime: Runtime, topic: str, entries: list[bytes]) -> None:
 
 
 def table_rows(folder: Path) -> list[dict[str, Any]]:
-    rows = DeltaTable(str(folder / "messages")).to_pyarrow_table().to_pylist()
-    return sorted(rows, key=lambda row: (row["ledger_id"], row["entry_id"], row["batch_index"]))
+    return rows_by_position(str(folder / "messages"))
 
 
 def rejects_rows(folder: Path) -> list[dict[str, Any]]:
-    return DeltaTable(str(folder / "rejects")).to_pyarrow_table().to_pylist()
+    return rows_by_position(str(folder / "rejects"))
 
 
 def small(value: bytes) -> bytes:

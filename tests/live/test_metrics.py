@@ -90,12 +90,13 @@ def test_a_query_on_the_bare_source_shows_how_far_it_is_behind(
         seen: list[float] = []
 
         def is_read(found: Found) -> bool:
-            seen.extend([found[name]] if name in found else [])
+            if name in found:
+                seen.append(found[name])
             return seen[-1:] == [0]
 
         once(metrics.port, is_read)
         assert seen == sorted(seen, reverse=True)
-        assert 0 < seen[0] <= 40
+        assert {0} < set(seen) <= {40, 30, 20, 10, 0}
         query.stop()
         once(metrics.port, lambda one: not one)
         with pytest.raises(SetupError, match=f"metrics cannot be served on port {metrics.port}"):

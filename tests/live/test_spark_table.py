@@ -73,11 +73,8 @@ def spark_columns(spark: SparkSession) -> Any:
     return from_arrow_schema(schema.MESSAGES).fields
 
 
-@pytest.mark.parametrize(
-    "feature",
-    [*CHANGES, "partition columns", "generated columns"],
-)
 @pytest.mark.long
+@pytest.mark.parametrize("feature", [*CHANGES, "partition columns", "generated columns"])
 def test_a_table_with_a_feature_is_written_all_the_same(
     runtime: Runtime, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, feature: str
 ) -> None:
