@@ -177,7 +177,16 @@ def values(folder: Path) -> list[int]:
 
 
 def unload_until_trimmed(runtime: Runtime, topic: str) -> None:
-    """Roll the ledger, and wait until the broker has removed the one before."""
+    """Roll the ledger, and wait until the broker has removed the one before.
+
+    A broker that unloads a topic while it opens the ledger of a cursor loses what the cursor has
+    just acknowledged, and keeps the messages.
+    """
+
+    def cursors() -> list[dict[str, Any]]:
+        return list(runtime.admin("GET", topic, "/internalStats")["cursors"].values())
+
+    wait_until(lambda: all(cursor["state"] != "SwitchingLedger" for cursor in cursors()))
     before = runtime.first_ledger(topic)
     runtime.admin("PUT", topic, "/unload")
     wait_until(lambda: runtime.first_ledger(topic) > before)
