@@ -15,11 +15,13 @@ import pytest
 
 from ledgerlake.runtime.java import cache_folder
 from ledgerlake.runtime.session import delta_jars
-from tests.live.pipelines import config_file, ledgerlake, ledgerlake_process, publish_numbers, sentence
+from tests.live.pipelines import config_file, ledgerlake, ledgerlake_process, publish_numbers, run_once, sentence
 from tests.live.runtime import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pyspark.sql import SparkSession
 
     from tests.live.runtime import Runtime
 
@@ -100,12 +102,13 @@ def test_every_command_explains_itself_with_an_example(command: str) -> None:
     assert "example: ledgerlake " + command in " ".join(result.stdout.split())
 
 
-def test_run_verify_peek_and_forget_as_a_script_uses_them(runtime: Runtime, tmp_path: Path) -> None:
+@pytest.mark.spark
+def test_verify_peek_and_forget_as_a_script_uses_them(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
     topic = runtime.topic(partitions=2)
     publish_numbers(runtime, topic, range(1000), batch=50)
-    config = config_file(tmp_path, runtime.config(tmp_path, topic, name="scripted"))
-    ran = ledgerlake_process("run", config, "--once", "--json")
-    assert (ran.returncode, json.loads(ran.stdout)["messages"]) == (0, 1000)
+    data = runtime.config(tmp_path, topic, name="scripted")
+    config = config_file(tmp_path, data)
+    run_once(spark, data)
     verified = ledgerlake("verify", config, "--json")
     assert verified.returncode == 0
     verdict = json.loads(verified.stdout)

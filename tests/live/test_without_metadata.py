@@ -4,6 +4,7 @@ by the durable cursor.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -123,7 +124,8 @@ def test_a_broker_without_entry_metadata_gives_null_columns_one_warning_and_publ
         producer.send(encode_entry(own, b"%d" % minutes))
     producer.close()
     data = bare.config(tmp_path, topic)
-    ran = ledgerlake_process("run", config_file(tmp_path, data), "--once")
+    ran = ledgerlake_process("run", config_file(tmp_path, data), "--once", "--json")
+    assert json.loads(ran.stdout)["messages"] == 6
     assert (ran.returncode, ran.stderr.count("the broker adds no entry metadata")) == (0, 1)
     config = parse_config(data)
     rows = DeltaTable(config.delta.path).to_pyarrow_table().to_pylist()

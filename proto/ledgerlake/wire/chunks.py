@@ -1,26 +1,27 @@
-"""Large messages on the wire (PIP-37): how one is cut into chunk entries, and the marker that lists
+"""Large messages on the wire (PIP-37): the chunk entries of a message, and the marker that lists
 them.
 
-Chunks share uuid ``<producer>-<sequence id>`` and the metadata of the message; each
-says its ``chunk_id``, the number of chunks and the bytes of all together. What is cut is already
-compressed, as a whole. A message that is sent again has another uuid (``attempt_suffix``): a chunk
-that stands there twice under one uuid makes pulsar-client for C++ and Python skip the message.
+All chunks of a message have the uuid ``<producer>-<sequence id>`` and the metadata of the message.
+Each chunk has its own ``chunk_id``, the number of chunks and the total size of all chunks. The
+message is compressed as a whole before it is cut. A message that is sent again gets another uuid
+(``attempt_suffix``), because pulsar-client for C++ and Python skips a message if one of its chunks
+is stored twice under one uuid.
 
-All chunks but the last say the sequence id before the message's own in their metadata. A broker
-that loads a topic takes each chunk's id there for one that is stored (``MessageDeduplication``,
-which looks for the last chunk only while it stores), and would drop a message that is sent again
-because the topic was unloaded amid it. Before 0 comes the largest number, which Java reads as -1; the broker takes the larger one of it
-and ``highest_sequence_id``.
+All chunks but the last have the sequence id before the message's own in their metadata. If they had
+the message's own, a broker that loads the topic would take the message for stored
+(``MessageDeduplication`` checks for the last chunk only while it stores). It would then drop a
+message that is sent again because the topic was unloaded between two of its chunks. The number
+before 0 is the largest one, which Java reads as -1; the broker uses the larger one of it and
+``highest_sequence_id``.
 
-A marker (PIP-37, option 2) is an ordinary message, so that every Pulsar client reads the topic as
-before:
+A marker (PIP-37, option 2) is an ordinary message, so every Pulsar client can still read the topic:
 
-    num_chunks_from_msg   1, which no client takes for a chunk
+    num_chunks_from_msg   1, so that no client takes it for a chunk
     uuid                  the large message's
     property              ``ledgerlake.chunks`` = ``1``, the version of what follows
     payload               JSON: {"chunks": ["ledger:entry", ...]} in order
 
-Its chunks carry the same property, as the promise that a marker follows.
+The chunks have the same property, which announces that a marker follows.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ MARKER_VERSION = "1"
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """The chunks of one message, in order, as its producer listed them. ``time_ms`` is the
-    broker's, None if unknown.
+    """The chunks of one message, in order, as its producer listed them.
 
-    ``deliver_ms`` is when the message is to be delivered, if it says.
+    ``time_ms`` is the broker's time of the marker, None if unknown. ``deliver_ms`` is the delivery
+    time of the message, None if it has none.
     """
 
     producer_name: str
@@ -63,16 +64,16 @@ def chunk_limit_bytes(metadata: pb.MessageMetadata, size: int, max_entry_bytes: 
     repeats.
 
     Args:
-        metadata: the message's, whole but for the chunk fields.
-        size: of the payload, compressed.
-        max_entry_bytes: the largest entry that the broker takes.
+        metadata: the message's, complete except for the chunk fields.
+        size: the size of the compressed payload.
+        max_entry_bytes: the largest entry that the broker accepts.
 
     Raises:
         UsageError: the metadata takes more than half of an entry, so that each chunk would be mostly
             metadata.
     """
     most = max(min(size, 2**31 - 1), 2)
-    # The last chunk says another sequence id than those before it.
+    # The last chunk has another sequence id than those before it.
     both = (_chunk_metadata(metadata, chunk_id, most, size, attempt_suffix()) for chunk_id in (most - 2, most))
     metadata_bytes = max(len(encode_entry(chunk, b"")) for chunk in both)
     if metadata_bytes + min(size, max_entry_bytes // 2) > max_entry_bytes:
@@ -84,7 +85,7 @@ def chunk_limit_bytes(metadata: pb.MessageMetadata, size: int, max_entry_bytes: 
 
 
 def attempt_suffix() -> str:
-    """Return what tells the uuid of one attempt to send a message from that of another."""
+    """Return a suffix that makes the uuids of two attempts to send a message differ."""
     return f"-{secrets.token_hex(4)}"
 
 
@@ -93,8 +94,8 @@ def encode_chunks(metadata: pb.MessageMetadata, packed: bytes, chunk_bytes: int,
 
     Args:
         metadata: the message's; chunk fields are filled in.
-        packed: its payload, compressed as ``metadata`` says.
-        suffix: what is added to its uuid, see ``attempt_suffix``.
+        packed: its payload, compressed by the codec in ``metadata``.
+        suffix: is added to its uuid, see ``attempt_suffix``.
     """
     view = memoryview(packed)
     count = max(1, -(-len(packed) // chunk_bytes))
@@ -120,8 +121,8 @@ def _chunk_metadata(
 
 
 def encode_marker(chunks: pb.MessageMetadata, sequence_id: int, positions: list[Position]) -> bytes:
-    """The marker's entry for chunks that were stored at ``positions``; ``chunks`` is their common
-    metadata.
+    """Return the marker's entry for chunks that are stored at ``positions``; ``chunks`` is their
+    common metadata.
     """
     metadata = pb.MessageMetadata(
         producer_name=chunks.producer_name,
@@ -137,7 +138,7 @@ def encode_marker(chunks: pb.MessageMetadata, sequence_id: int, positions: list[
 
 
 def promise() -> pb.KeyValue:
-    """The property of chunks that a marker follows, and of the marker."""
+    """Return the property of a marker and of the chunks that it lists."""
     return pb.KeyValue(key=MARKER_PROPERTY, value=MARKER_VERSION)
 
 
@@ -149,7 +150,7 @@ def chunk_names(metadata: pb.MessageMetadata, reason: str) -> tuple[str, str]:
     """Return the producer name and the uuid of a chunk or of a marker.
 
     Raises:
-        CorruptEntryError: they are no text, or longer than ``MAX_CHUNK_NAME_BYTES`` (then with
+        CorruptEntryError: one is not text, or is longer than ``MAX_CHUNK_NAME_BYTES`` (then with
             ``reason``).
     """
     names = text_of(metadata, "producer_name"), text_of(metadata, "uuid")
@@ -159,10 +160,11 @@ def chunk_names(metadata: pb.MessageMetadata, reason: str) -> tuple[str, str]:
 
 
 def parse_marker(raw: bytes | memoryview) -> Marker:
-    """The list that a marker holds.
+    """Return the list of chunks in a marker.
 
     Raises:
-        CorruptEntryError: bad checksum, malformed, or of a version that is not known.
+        CorruptEntryError: the checksum is wrong, or the marker is malformed or has an unknown
+            version.
     """
     entry = parse_entry(raw)
     metadata = entry.metadata

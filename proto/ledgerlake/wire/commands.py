@@ -1,7 +1,7 @@
 """Commands as bytes: each function returns one frame, ready to send.
 
-Field numbers and defaults are the protocol's. Where its default would change the broker, the safe
-value is sent: no topic is created by a metadata lookup or a subscription.
+Field numbers and defaults are the protocol's. If a default would change the broker, the safe value
+is sent: no lookup and no subscription creates a topic.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.framing import encode_frame
 
-# v18 is the first whose clients are sent broker entry metadata; v21 is what the newest releases
-# speak.
+# From v18 on brokers send broker entry metadata to clients; v21 is the version of the newest
+# releases.
 PROTOCOL_VERSION = 21
 
-# What PIP-429 proposed: from here on a broker sends the last compacted entry itself. No release has
-# this number; what a peer says of itself decides nothing here, and brokers take a higher number
-# than theirs for theirs.
+# The version that PIP-429 proposed: from here on a broker sends the last compacted entry itself. No
+# release has this number. The version of a peer decides nothing here, and brokers treat a number
+# above their own as their own.
 LAST_ENTRY_PROTOCOL_VERSION = 22
 
 _Type = pb.BaseCommand
@@ -32,7 +32,9 @@ def connect(
     proxy_to_broker_url: str | None = None,
     protocol_version: int = PROTOCOL_VERSION,
 ) -> bytes:
-    """CONNECT, asking for broker entry metadata and able to answer auth challenges."""
+    """Return CONNECT, which asks for broker entry metadata and announces support of auth
+    challenges.
+    """
     flags = pb.FeatureFlags(
         supports_auth_refresh=True,
         supports_broker_entry_metadata=True,
@@ -81,7 +83,7 @@ def topics_of_namespace(namespace: str, is_persistent: bool, request_id: int) ->
 
 
 def watch_topics(watcher_id: int, namespace: str, pattern: str, request_id: int) -> bytes:
-    """WATCH_TOPIC_LIST: be told when topics of a namespace whose names match come or go."""
+    """Return WATCH_TOPIC_LIST: the broker tells which matching topics come and go."""
     body = pb.CommandWatchTopicList(
         request_id=request_id, watcher_id=watcher_id, namespace=namespace, topics_pattern=pattern
     )
@@ -89,13 +91,13 @@ def watch_topics(watcher_id: int, namespace: str, pattern: str, request_id: int)
 
 
 def get_schema(topic: str, version: bytes | None, request_id: int) -> bytes:
-    """GET_SCHEMA of one version of a topic's schema; of the newest if none is given."""
+    """Return GET_SCHEMA for one version of a topic's schema; for the newest if none is given."""
     body = pb.CommandGetSchema(request_id=request_id, topic=topic, schema_version=version)
     return encode(pb.BaseCommand(type=_Type.GET_SCHEMA, get_schema=body))
 
 
 def auth_response(client_version: str, auth_method: str, auth_data: bytes | None) -> bytes:
-    """The answer to AUTH_CHALLENGE: credentials that are valid now."""
+    """Return the answer to AUTH_CHALLENGE: credentials that are valid now."""
     body = pb.CommandAuthResponse(
         client_version=client_version,
         response=pb.AuthData(auth_method_name=auth_method, auth_data=auth_data),
@@ -114,8 +116,8 @@ def lookup(topic: str, request_id: int, authoritative: bool = False, listener_na
 def subscribe_reader(
     topic: str, subscription: str, consumer_id: int, request_id: int, start: pb.MessageIdData, read_compacted: bool
 ) -> bytes:
-    """A non-durable exclusive subscription; the broker delivers from the entry before ``start``,
-    exclusive of it.
+    """Return SUBSCRIBE for a non-durable exclusive subscription. The broker delivers the entries
+    after the one before ``start``.
     """
     body = pb.CommandSubscribe(
         topic=topic,
@@ -132,8 +134,8 @@ def subscribe_reader(
 
 
 def subscribe_durable(topic: str, subscription: str, consumer_id: int, request_id: int, from_earliest: bool) -> bytes:
-    """A durable exclusive subscription; a new one begins at the topic's first or after its last
-    message.
+    """Return SUBSCRIBE for a durable exclusive subscription. A new one begins at the topic's first
+    message or after its last.
     """
     initial = pb.CommandSubscribe.Earliest if from_earliest else pb.CommandSubscribe.Latest
     body = pb.CommandSubscribe(
@@ -185,7 +187,7 @@ def pong() -> bytes:
 
 
 def message(consumer_id: int, ledger_id: int, entry_id: int, entry: bytes) -> bytes:
-    """MESSAGE, as a broker sends it: the stored entry follows the command untouched."""
+    """Return MESSAGE as a broker sends it: the command, followed by the stored entry, unchanged."""
     body = pb.CommandMessage(
         consumer_id=consumer_id, message_id=pb.MessageIdData(ledger_id=ledger_id, entry_id=entry_id)
     )
@@ -220,8 +222,8 @@ def send(
     highest_sequence_id: int | None = None,
     is_chunk: bool = False,
 ) -> bytes:
-    """SEND with an encoded entry (see ``entry.encode_entry``); ``highest_sequence_id`` is that of a
-    batch's last message.
+    """Return SEND with an encoded entry (see ``entry.encode_entry``); ``highest_sequence_id`` is
+    the sequence id of a batch's last message.
     """
     body = pb.CommandSend(
         producer_id=producer_id,

@@ -1,20 +1,19 @@
-"""One connection without its socket: bytes in, events out, bytes to send back.
+"""One connection without its socket: received bytes in, events and bytes to send out.
 
-The seam is three calls: ``receive_data(bytes)``, ``next_event()``, ``data_to_send()``. The same
-class serves both roles, so that a test's broker is this code in the server role.
+The interface is three calls: ``receive_data(bytes)``, ``next_event()``, ``data_to_send()``. The
+same class has both roles; the tests' broker uses it in the server role.
 
     client  IDLE --connect sent--> CONNECTING --CONNECTED--> READY --error or close--> CLOSED
     server  IDLE --CONNECT-------> CONNECTING --connected sent--> READY
 
 Rules kept here:
-  - Before READY only the handshake is legal (the server's ERROR and a challenge belong to it), in
-    frames of the protocol's default size. Then the size of messages that the broker announced
-    holds, and for commands without payload at least ``limits.MAX_COMMAND_BYTES``.
-  - PING is answered at once and is no event. Commands of a type that we do not know are tolerated
-    and skipped.
-  - A ProtocolError ends the connection: nothing after it is interpreted.
-  - Where a ``scan`` is set, MESSAGEs that it recognises come as runs (``EntriesReceived``);
-    everything else takes the way of single frames, so that there is one judge of what is odd.
+  - Before READY only commands of the handshake are legal (with the server's ERROR and challenge),
+    in frames of the protocol's default size. After that, the limit is the message size that the
+    broker announced, and for commands without payload at least ``limits.MAX_COMMAND_BYTES``.
+  - PING is answered at once and is not an event. Commands of an unknown type are skipped.
+  - After a ProtocolError the connection is closed, and no further bytes are interpreted.
+  - If a ``scan`` is set, MESSAGEs that it recognises are returned as runs (``EntriesReceived``).
+    All other frames are handled one by one, so that only one place judges unusual input.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _T = pb.BaseCommand
 
 
 class Role(Enum):
-    """Which end of the connection we are."""
+    """The end of the connection that this object is."""
 
     CLIENT = "client"
     SERVER = "server"
@@ -58,7 +57,7 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True)
 class EntryReceived:
-    """A MESSAGE with its entry. ``frames`` is its one frame, whole, as it came; the entry is
+    """A MESSAGE with its entry. ``frames`` is its one complete frame, as received; the entry is
     ``frames[entry_start:]``.
     """
 
@@ -78,7 +77,7 @@ class EntryReceived:
 
     @property
     def message_count(self) -> int:
-        """Return how many permits it cost."""
+        """Return how many permits the entry uses."""
         return message_count(self.entry)
 
     @property
@@ -86,11 +85,11 @@ class EntryReceived:
         return self.position
 
     def after(self, position: Position) -> EntryReceived | None:
-        """Return the part that is beyond a position."""
+        """Return the entries after a position."""
         return self if self.position > position else None
 
     def until(self, position: Position) -> EntryReceived | None:
-        """Return the part that is not beyond a position."""
+        """Return the entries up to and including a position."""
         return self if self.position <= position else None
 
     def each(self) -> Iterator[EntryReceived]:
@@ -107,11 +106,11 @@ class EntryReceived:
 
 @dataclass(frozen=True, slots=True)
 class EntriesReceived:
-    """A run of MESSAGEs with plain entries of one ledger, whose ids rise: ``frames`` holds them
-    whole, one after another.
+    """A run of MESSAGEs with plain entries of one ledger, in order of their entry ids. ``frames``
+    holds the complete frames, one after another.
 
-    ``entry_ids``, ``frame_ends`` and ``message_counts`` (the permits that it cost) have one number
-    for each.
+    ``entry_ids``, ``frame_ends`` and ``message_counts`` (the permits of each) have one number for
+    each entry.
     """
 
     consumer_id: int
@@ -123,7 +122,7 @@ class EntriesReceived:
 
     @property
     def position(self) -> Position:
-        """The first one's."""
+        """The position of the first entry."""
         return Position(self.ledger_id, int(self.entry_ids[0]))
 
     @property
@@ -135,19 +134,19 @@ class EntriesReceived:
         return int(self.message_counts.sum())
 
     def after(self, position: Position) -> EntriesReceived | None:
-        """Return the part that is beyond a position."""
+        """Return the entries after a position."""
         if position.ledger_id != self.ledger_id:
             return self if position.ledger_id < self.ledger_id else None
         return self._part(int(self.entry_ids.searchsorted(position.entry_id, "right")), len(self.entry_ids))
 
     def until(self, position: Position) -> EntriesReceived | None:
-        """Return the part that is not beyond a position."""
+        """Return the entries up to and including a position."""
         if position.ledger_id != self.ledger_id:
             return self if position.ledger_id > self.ledger_id else None
         return self._part(0, int(self.entry_ids.searchsorted(position.entry_id, "right")))
 
     def each(self) -> Iterator[EntryReceived]:
-        """The same one by one."""
+        """Yield the entries one by one."""
         return map(self._one, range(len(self.entry_ids)))
 
     @property
@@ -182,12 +181,12 @@ class EntriesReceived:
         )
 
 
-# What was received of a consumer: one entry, or several at once.
+# Received entries of a consumer: one, or several at once.
 Received = EntryReceived | EntriesReceived
 
 
-# Looks for a run at the front of bytes that begin with a frame; frames of more bytes than a limit
-# do not belong to it.
+# Finds a run at the front of bytes that begin with a frame. Frames above a size limit are not part
+# of it.
 Scan = Callable[[memoryview, int], EntriesReceived | None]
 
 
@@ -207,8 +206,8 @@ class LastMessageIdReceived:
 
 Event = EntryReceived | EntriesReceived | LastMessageIdReceived | Message
 
-# Which commands may arrive, by our role and state. Everything else that we know by name is the
-# peer's mistake.
+# The commands that may arrive, by our role and state. Any other known command is an error of the
+# peer.
 _ACCEPTED: dict[tuple[Role, State], frozenset[int]] = {
     (Role.CLIENT, State.CONNECTING): frozenset({_T.CONNECTED, _T.ERROR, _T.AUTH_CHALLENGE, _T.PING, _T.PONG}),
     (Role.CLIENT, State.READY): frozenset(
@@ -288,8 +287,10 @@ class Connection:
         self._frames.feed(data)
 
     def wanted(self) -> memoryview | None:
-        """Return the buffer for the rest of a large frame, which the caller fills in place of
-        ``receive_data``; ``filled`` then says by how much.
+        """Return the buffer for the rest of a large frame; None if there is no large frame.
+
+        The caller may write into it instead of calling ``receive_data``, and passes the number of
+        written bytes to ``filled``.
         """
         return self._frames.wanted()
 
@@ -297,7 +298,7 @@ class Connection:
         self._frames.filled(count)
 
     def next_event(self) -> Event | None:
-        """The next event, or None when more bytes are needed.
+        """Return the next event, or None if more bytes are needed.
 
         Raises:
             ProtocolError: the peer broke the protocol; the connection is CLOSED.
@@ -373,8 +374,8 @@ def _entry_event(command: pb.BaseCommand, frame: Frame) -> EntryReceived:
 
 
 def _is_text(message: Message) -> bool:
-    """Return whether every text field is text. Protobuf's C parser hands out the bytes themselves
-    where they are not UTF-8.
+    """Return whether every text field is text. If a field is not UTF-8, protobuf's C parser returns
+    its bytes.
     """
     for field, value in message.ListFields():
         values = value if field.is_repeated else (value,)
@@ -386,7 +387,7 @@ def _is_text(message: Message) -> bool:
 
 
 def _field_of_type() -> dict[int, str]:
-    """The protocol gives each command's body the field number that is its type's value."""
+    """Return the body of a command: by the protocol, its field number is the value of the type."""
     fields = {field.number: field.name for field in pb.BaseCommand.DESCRIPTOR.fields}
     return {value: fields[value] for value in pb.BaseCommand.Type.values()}
 

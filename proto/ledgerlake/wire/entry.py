@@ -1,19 +1,19 @@
-"""Raw entries: the bytes BookKeeper stored, before any client touched them.
+"""Raw entries: the bytes that BookKeeper stores.
 
 Layout, each length a big-endian u32:
 
-    [0x0e02 | len | BrokerEntryMetadata]   absent when the broker does not add or show it (PIP-70)
-    [0x0e01 | crc32c]                      absent from very old producers
+    [0x0e02 | len | BrokerEntryMetadata]   absent if the broker does not add or show it (PIP-70)
+    [0x0e01 | crc32c]                      absent if the producer is very old
     [len | MessageMetadata] [payload]
 
 Rules kept here:
-  - Broker metadata comes off first; the checksum covers metadata length, metadata and payload,
-    never broker metadata. (The Java client checks before it strips, and so skips the check whenever
-    broker metadata is shown.)
-  - Broker metadata is believed, once: a second one behind it is the producer's own and makes the
-    entry malformed. A broker that shows broker metadata and adds none passes on what a producer put
-    there; nothing in the protocol tells that apart.
-  - The payload stays a memoryview. Decrypting and decompressing belong to ``decode``.
+  - Broker metadata is removed first. The checksum covers metadata length, metadata and payload,
+    never broker metadata. (The Java client looks for the checksum before it removes broker
+    metadata, and so skips the check if there is any.)
+  - The first broker metadata of an entry is trusted. A second one after it was put there by the
+    producer and makes the entry malformed. If a broker shows broker metadata but adds none, the
+    first one may also be the producer's; the protocol has no way to tell the two apart.
+  - The payload stays a memoryview. ``decode`` decrypts and decompresses it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _U32 = struct.Struct(">I")
 
 @dataclass(frozen=True, slots=True)
 class RawEntry:
-    """An entry taken apart. ``broker`` is None if the broker sent no entry metadata."""
+    """The parts of an entry. ``broker`` is None if the broker sent no entry metadata."""
 
     broker: pb.BrokerEntryMetadata | None
     metadata: pb.MessageMetadata
@@ -53,8 +53,8 @@ def parse_entry(raw: bytes | memoryview) -> RawEntry:
     """Split one entry into its parts without copying the payload.
 
     Raises:
-        CorruptEntryError: ``bad_checksum``, or ``malformed_entry`` if a length passes the end or
-            metadata does not parse.
+        CorruptEntryError: ``bad_checksum``, or ``malformed_entry`` if a length is larger than the
+            rest or the metadata does not parse.
     """
     broker, rest = split_broker_metadata(memoryview(raw))
     body = _verify_checksum(rest)
@@ -63,7 +63,7 @@ def parse_entry(raw: bytes | memoryview) -> RawEntry:
 
 
 def split_broker_metadata(raw: memoryview) -> tuple[pb.BrokerEntryMetadata | None, memoryview]:
-    """Take the broker's own metadata off the front; the rest is what the producer sent.
+    """Return the broker's metadata, and the rest, which is what the producer sent.
 
     Raises:
         CorruptEntryError: ``malformed_entry``, also if a number in it is out of range.
@@ -118,10 +118,10 @@ def _magic(raw: memoryview) -> int:
 
 
 def message_count(raw: memoryview) -> int:
-    """Return how many permits an entry cost: its batch size, or 1 for a single message or an entry
+    """Return how many permits an entry uses: its batch size, or 1 for a single message or an entry
     that does not parse.
 
-    The checksum is not verified here; a wrong count only makes the flow uneven.
+    The checksum is not verified; a wrong count only makes the flow uneven.
     """
     try:
         count = peek_metadata(raw).num_messages_in_batch
@@ -131,8 +131,8 @@ def message_count(raw: memoryview) -> int:
 
 
 def index_count(raw: memoryview) -> int:
-    """Return how many numbers the broker's index gave to an entry: one for each message, but one
-    for a whole batch of a transaction.
+    """Return by how much an entry raised the broker's index: by one for each message, but by one
+    for a batch of a transaction.
     """
     try:
         metadata = peek_metadata(raw)
@@ -143,8 +143,8 @@ def index_count(raw: memoryview) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """The broker's time of an entry, and how many messages the topic held then, by the broker's
-    index.
+    """The broker's time of an entry, and the number of messages in the topic at that time, by the
+    broker's index.
 
     Without broker metadata ``time_ms`` is the producer's publish time and ``index`` is None.
     """
@@ -155,12 +155,12 @@ class Stamp:
 
 
 def read_stamp(raw: memoryview) -> Stamp:
-    """The entry's time as the protocol defines it: the broker's if it is there, else the publish
-    time.
+    """Return the entry's time as the protocol defines it: the broker's time, or the publish time if
+    there is none.
 
     Raises:
-        CorruptEntryError: metadata does not parse, or the entry says no time in range. The checksum
-            is not verified.
+        CorruptEntryError: the metadata does not parse, or the time is out of range. The checksum is
+            not verified.
     """
     broker, rest = split_broker_metadata(raw)
     if broker is not None and broker.HasField("broker_timestamp"):
@@ -169,7 +169,7 @@ def read_stamp(raw: memoryview) -> Stamp:
 
 
 def broker_time_ms(entry: RawEntry) -> int | None:
-    """Return when the broker stored an entry; None if the broker does not say."""
+    """Return the time when the broker stored an entry; None if there is no broker metadata."""
     if entry.broker is not None and entry.broker.HasField("broker_timestamp"):
         return entry.broker.broker_timestamp
     return None
@@ -184,18 +184,18 @@ def _in_range(publish_ms: int) -> int:
 
 
 def delivery_time_ms(entry: RawEntry) -> int | None:
-    """Return when an entry is to be delivered: at the time that it says, or when the broker stored
-    it if that is later. None if it says no time.
+    """Return the time when an entry is due: its delivery time, or the time when the broker stored
+    it if that is later. None if it has no delivery time.
     """
     deliver_ms: int = entry.metadata.deliver_at_time
     return max(deliver_ms, broker_time_ms(entry) or 0) if 0 < deliver_ms <= MAX_TIME_MS else None
 
 
 def text_of(message: Message, field: str) -> str:
-    """A text field. Protobuf's C parser hands out the bytes themselves where they are not UTF-8.
+    """Return a text field. If it is not UTF-8, protobuf's C parser gives its bytes.
 
     Raises:
-        CorruptEntryError: it is no text.
+        CorruptEntryError: the field is not text.
     """
     value = getattr(message, field)
     if not isinstance(value, str):
@@ -204,7 +204,7 @@ def text_of(message: Message, field: str) -> str:
 
 
 def peek_metadata(raw: memoryview) -> pb.MessageMetadata:
-    """Message metadata alone. The checksum is not verified.
+    """Return the message metadata of an entry. The checksum is not verified.
 
     Raises:
         CorruptEntryError: ``malformed_entry``.
@@ -213,7 +213,7 @@ def peek_metadata(raw: memoryview) -> pb.MessageMetadata:
 
 
 def _peek(rest: memoryview) -> pb.MessageMetadata:
-    """Message metadata of an entry without its broker metadata; the checksum is stepped over."""
+    """Return the message metadata of an entry without broker metadata; the checksum is skipped."""
     body = rest[6:] if _magic(rest) == MAGIC_CRC32C else rest
     metadata_bytes, _ = _take_sized(body, "message metadata")
     metadata: pb.MessageMetadata = _parse(pb.MessageMetadata, metadata_bytes, "message metadata")
@@ -223,8 +223,8 @@ def _peek(rest: memoryview) -> pb.MessageMetadata:
 def take_message(
     payload: memoryview, batch_index: int, count: int
 ) -> tuple[pb.SingleMessageMetadata, memoryview, memoryview]:
-    """The next message of a batch's plain payload: its metadata, its value, and the rest of the
-    payload.
+    """Return the next message of a batch's plain payload: its metadata, its value, and the rest of
+    the payload.
 
     Raises:
         CorruptEntryError: ``batch_count``, ``truncated_batch`` or ``malformed_entry``.
@@ -247,8 +247,8 @@ def take_message(
 
 
 def encode_entry(metadata: pb.MessageMetadata, payload: bytes, broker: pb.BrokerEntryMetadata | None = None) -> bytes:
-    """An entry as a producer sends it, checksum included; with ``broker``, as a broker shows it to
-    readers.
+    """Return an entry as a producer sends it, with its checksum; with ``broker``, as a broker sends
+    it to readers.
     """
     metadata_bytes = metadata.SerializeToString()
     body = _U32.pack(len(metadata_bytes)) + metadata_bytes + payload
@@ -260,7 +260,7 @@ def encode_entry(metadata: pb.MessageMetadata, payload: bytes, broker: pb.Broker
 
 
 def encode_batch(messages: list[tuple[pb.SingleMessageMetadata, bytes]]) -> bytes:
-    """The plain payload of a batch; payload sizes are filled in."""
+    """Return the plain payload of a batch; payload sizes are filled in."""
     parts = []
     for metadata, payload in messages:
         metadata.payload_size = len(payload)

@@ -1,12 +1,11 @@
-"""Every field that a producer controls: the values that it may have, and what becomes of one
-outside.
+"""Every field that a producer controls: its range, and the treatment of values out of range.
 
-Brokers store what a producer sends; only its checksum is looked at. So a value outside is met here:
-it becomes a null with its number kept in a property, or the entry is a reject. None of them ends a
-stream.
+Brokers store any metadata that a producer sends; they only check the checksum. So the range is
+checked here: a value out of range becomes null and its number is kept in a property, or the entry
+becomes a reject. No value ends a stream.
 
-``BrokerEntryMetadata`` is the broker's. It is here because a broker that shows such metadata and
-adds none passes on what a producer put in front of its entry.
+``BrokerEntryMetadata`` is normally the broker's. It is in this table because a broker that shows
+broker metadata but adds none passes on what a producer put in front of its entry.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _INT64_MAX = 2**63 - 1
 
 
 class Outside(Enum):
-    """The treatment of a value outside of its range, or of text that is not UTF-8."""
+    """The treatment of a value out of range, or of text that is not UTF-8."""
 
     NULL = "the column is null, a property has the number"
     REJECT = "the entry is a reject"
@@ -34,11 +33,11 @@ class Outside(Enum):
 
 @dataclass(frozen=True)
 class Field:
-    """A field that a producer controls. ``lowest`` and ``highest`` bound a number; ``note`` adds an
-    explanation.
+    """A field that a producer controls. ``lowest`` and ``highest`` are the range of a number;
+    ``note`` adds an explanation.
 
-    ``column`` is the table's, where a number goes into one as it is; ``below`` is for numbers under
-    ``lowest``, where those end otherwise than the ones above.
+    ``column`` is the table's column if a number is written to one unchanged. ``below`` is the
+    treatment of numbers under ``lowest``, if it is not that of numbers above ``highest``.
     """
 
     message: str
@@ -51,7 +50,7 @@ class Field:
     below: Outside | None = None
 
     def fate(self, value: int) -> Outside | None:
-        """Return the treatment of a number; None for one in range."""
+        """Return the treatment of a number; None if it is in range."""
         if self.lowest is not None and value < self.lowest:
             return self.below or self.outside
         return self.outside if self.highest is not None and value > self.highest else None
@@ -142,14 +141,15 @@ _BY_NAME = {(field.message, field.name): field for field in FIELDS}
 
 
 def property_of(column: str) -> str:
-    """The property that keeps a number which its column cannot hold."""
+    """Return the name of the property that keeps a number which its column cannot hold."""
     return f"ledgerlake.{column}"
 
 
 def read_number(source: Message, name: str) -> tuple[int | None, tuple[str, str] | None]:
-    """A number as its column has it, and the property that keeps one which the column cannot hold.
+    """Return a number for its column, and the property that keeps a number which the column cannot
+    hold.
 
-    A number whose rule is to reject is returned as it is; ``rejected`` finds it.
+    A number that makes its entry a reject is returned unchanged; ``rejected`` finds it.
     """
     value = getattr(source, name)
     field = _BY_NAME[source.DESCRIPTOR.name, name]

@@ -1,18 +1,16 @@
-"""Frames: how commands and entries share one byte stream.
+"""Frames: commands and entries in one byte stream.
 
     [total u32] [command size u32] [command] [payload ...]
 
-All integers are big-endian; ``total`` counts everything after itself. A frame without payload has
-``total == 4 + command size``; what is left after the command is the payload, for MESSAGE a raw
-entry.
+All integers are big-endian; ``total`` is the number of bytes after it. A frame without payload has
+``total == 4 + command size``. The bytes after the command are the payload, for MESSAGE a raw entry.
 
 Rules kept here:
   - ``FrameBuffer.next`` has three outcomes: a frame, None (more bytes are needed), or a
     ProtocolError.
-  - A length is checked against the limit before anything waits for or holds that many bytes. A
-    frame without payload has a limit of its own, since a list of topics may be larger than any
-    message.
-  - After a ProtocolError framing is lost: the buffer refuses to go on.
+  - A length is checked against the limit before that many bytes are awaited or allocated. A frame
+    without payload has its own limit, since a list of topics may be larger than any message.
+  - After a ProtocolError the buffer returns no more frames.
 """
 
 from __future__ import annotations
@@ -26,17 +24,17 @@ from ledgerlake.wire import limits
 _U32 = struct.Struct(">I")
 _SIZES = struct.Struct(">II")
 
-# Bytes already taken stay at the front of the buffer until there are this many, so that one memmove
-# pays for many frames.
+# Taken bytes stay at the front of the buffer until there are this many, so that one memmove serves
+# many frames.
 _COMPACT_AFTER_BYTES = 1 << 20
 
-# From this size on a frame that has begun gets room of its own.
+# From this size on an incomplete frame gets its own buffer.
 _LARGE_FRAME_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A complete frame. ``raw`` is all of it, the leading total included; the command is
+    """A complete frame. ``raw`` is all of it, including the leading total; the command is
     ``raw[8:command_end]``.
     """
 
@@ -54,7 +52,7 @@ class Frame:
 
 @dataclass
 class _LargeFrame:
-    """A frame that is still arriving: room for all of it, and how much is there."""
+    """A frame that is still arriving: a buffer for all of it, and the number of bytes received."""
 
     raw: bytearray
     command_end: int
@@ -62,11 +60,10 @@ class _LargeFrame:
 
 
 class FrameBuffer:
-    """Bytes that arrived and are not frames yet.
+    """Received bytes that are not frames yet.
 
-    A large frame that has begun, and is within the limit, gets a buffer of its own: who receives
-    may write into that (``wanted``, ``filled``), and then its bytes are never copied here. ``feed``
-    does as well.
+    An incomplete large frame within the limit gets its own buffer. The receiver may write directly
+    into it (``wanted``, ``filled``), so that its bytes are not copied again; ``feed`` works too.
     """
 
     def __init__(self, limit_bytes: int | None = None) -> None:
@@ -88,13 +85,13 @@ class FrameBuffer:
         self._bytes += data[count:]
 
     def wanted(self) -> memoryview | None:
-        """Return the buffer for the rest of a large frame; None if no frame is under way."""
+        """Return the buffer for the rest of a large frame; None if no large frame is incomplete."""
         if self._large is None or self._large.filled == len(self._large.raw):
             return None
         return memoryview(self._large.raw)[self._large.filled :]
 
     def filled(self, count: int) -> None:
-        """So many bytes of ``wanted`` were written."""
+        """Note that so many bytes were written to ``wanted``."""
         assert self._large is not None
         self._large.filled += count
 
@@ -102,10 +99,10 @@ class FrameBuffer:
         return len(self._bytes) - self._start + (self._large.filled if self._large is not None else 0)
 
     def next(self) -> Frame | None:
-        """The next frame, or None while it is incomplete.
+        """Return the next frame, or None if it is incomplete.
 
         Raises:
-            FrameTooLargeError: the announced length passes the limit.
+            FrameTooLargeError: the announced length is above the limit.
             MalformedFrameError: the command does not fit into its frame.
         """
         if self._broken is not None:
@@ -138,16 +135,16 @@ class FrameBuffer:
         return None
 
     def waiting(self) -> memoryview:
-        """Return the bytes that arrived and were not taken, for a look at several frames at once;
-        release the view before anything is fed or taken.
+        """Return a view of the received bytes that are not taken yet, to find several frames at
+        once. Release the view before the next call.
 
-        Empty while a large frame is under way.
+        It is empty while a large frame is incomplete.
         """
         nothing = self._large is not None or self._broken is not None
         return memoryview(self._bytes)[len(self._bytes) if nothing else self._start :]
 
     def drop(self, size: int) -> None:
-        """So many bytes at the front, which are whole frames, were taken."""
+        """Remove so many bytes, which are complete frames, from the front."""
         self._start += size
         if self._start == len(self._bytes):
             self._bytes.clear()
@@ -167,7 +164,7 @@ class FrameBuffer:
         return self._break(FrameTooLargeError(message, is_command=is_command))
 
     def _begin_large(self, size: int, command_end: int) -> None:
-        """Give the frame that has begun a buffer of its own; its size was checked."""
+        """Allocate a buffer for the incomplete frame, whose size was checked."""
         self._large = _LargeFrame(bytearray(size), command_end)
         arrived = self._bytes[self._start :]
         self._bytes.clear()

@@ -1,20 +1,20 @@
-"""The last message of a compacted topic (PIP-429), from the last entry that is left of it.
+"""The last message of a compacted topic (PIP-429), found in the topic's last remaining entry.
 
-The proposal has a broker send that entry behind its GET_LAST_MESSAGE_ID_RESPONSE (protocol v22),
-and the client find the id:
+In the proposal, the broker sends that entry with its GET_LAST_MESSAGE_ID_RESPONSE (protocol v22),
+and the client finds the id:
 
-    [total u32] [command size u32] [BaseCommand] [stored entry]        no entry: an older broker, the response's id counts
+    [total u32] [command size u32] [BaseCommand] [stored entry]   no entry: the response's id is used
 
-What shipped instead (Pulsar 4.2) has the broker find it, by the list of retained slots that
-compaction leaves in the entry (``compacted_batch_indexes``, field 31 of MessageMetadata). Both are
-honoured; the number of the protocol never decides.
+In Pulsar 4.2, which was released instead, the broker finds the id. It uses the list of retained
+slots that compaction writes into the entry (``compacted_batch_indexes``, field 31 of
+MessageMetadata). Both ways are supported; the protocol version is never used to choose.
 
 Rules kept here:
-  - Compaction keeps every slot of a batch: those taken out say ``compacted_out`` and have no
-    payload.
-  - An entry is a batch if ``num_messages_in_batch`` is present, be it 1.
-  - An encrypted batch is never compacted inside: if its payload cannot be read, its last slot is
-    its last message.
+  - Compaction keeps every slot of a batch: removed messages are marked ``compacted_out`` and have
+    no payload.
+  - An entry is a batch if ``num_messages_in_batch`` is present, even if it is 1.
+  - Compaction does not change the inside of an encrypted batch: if its payload cannot be read, its
+    last slot is its last message.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from ledgerlake.wire.message_id import MessageId
 class LastEntry:
     """The last entry of a compacted topic partition.
 
-    ``metadata`` are the bytes of its MessageMetadata; ``payload`` is decrypted and decompressed, or
-    None if it is encrypted and nobody here has the key. ``partition`` is -1 for a topic without
+    ``metadata`` holds the bytes of its MessageMetadata. ``payload`` is decrypted and decompressed,
+    or None if it is encrypted and there is no key for it. ``partition`` is -1 for a topic without
     partitions.
     """
 
@@ -46,16 +46,17 @@ class LastEntry:
     payload: bytes | None
 
 
-# Finds the id of the last message that a reader will get; may raise what it likes.
+# Finds the id of the last message that a reader will get; may raise any exception.
 PayloadToMessageIdConverter = Callable[[LastEntry], MessageId]
 
 
 def last_message_id(last: LastEntry) -> MessageId:
-    """The id of the last message that a reader will get of an entry as Pulsar's own compaction
-    writes it.
+    """Return the id of the last message that a reader will get from an entry that Pulsar's own
+    compaction wrote.
 
     Raises:
-        CorruptEntryError: the metadata or the batch does not parse, or no message in it was kept.
+        CorruptEntryError: the metadata or the batch does not parse, or it contains no retained
+            message.
     """
     try:
         metadata = pb.MessageMetadata.FromString(last.metadata)

@@ -1,22 +1,21 @@
-"""A limit on everything that the other side may claim.
+"""The limit of every size and count that the other side announces.
 
-Precedents: Pulsar's own default message size is 5 MiB and its frame decoder allows 10 KiB above it
-(``Commands.MESSAGE_SIZE_FRAME_PADDING``); a broker may raise the message size and says so in
-CONNECTED.
+Pulsar's own default message size is 5 MiB, and its frame decoder allows 10 KiB above it
+(``Commands.MESSAGE_SIZE_FRAME_PADDING``). A broker may have a larger message size and announces it
+in CONNECTED.
 """
 
 DEFAULT_MAX_MESSAGE_BYTES = 5 * 1024 * 1024
 FRAME_PADDING_BYTES = 10 * 1024
 
-# A broker may announce any size; this is the most that we agree to hold for one frame.
+# A broker may announce any size; this is the largest accepted size of one frame.
 MAX_MESSAGE_BYTES_CAP = 128 * 1024 * 1024
 
-# The topics of a namespace come as one command, which a broker does not hold to its message size:
+# The topics of a namespace come as one command, to which a broker's message size does not apply:
 # 100,000 names of 300 bytes.
 MAX_COMMAND_BYTES = 32 * 1024 * 1024
 
-# The command of a MESSAGE carries ids. The compiled scan leaves a longer one to the way of single
-# frames.
+# The command of a MESSAGE contains ids. The compiled scan does not handle a longer one.
 MAX_SCANNED_COMMAND_BYTES = 1024 * 1024
 
 MAX_LOOKUP_HOPS = 20
@@ -27,42 +26,42 @@ MAX_PARTITIONS = 100_000
 # time zone.
 MAX_TIME_MS = 253_402_214_399_999
 
-# A batch of more is not what any producer makes; expanded rows of it would take more memory than
-# its bytes suggest.
+# No producer makes a larger batch; its rows would take far more memory than its bytes.
 MAX_BATCH_MESSAGES = 1_000_000
 
-# Decoding an entry takes at most this many times its bytes, stored and plain together, and beside
-# them so many pieces of rows: one that is held, one that is made, Python's objects of odd messages,
-# and what allocators keep of those before. Plain bytes have a limit of their own
-# (``maxUncompressedBytes``), which an entry's claim of its size is checked against.
+# Decoding an entry allocates at most this many times its bytes, stored and plain together, and in
+# addition this many pieces of rows: one that is held, one that is made, Python objects of unusual
+# messages, and memory that allocators keep of earlier ones. Plain bytes have their own limit
+# (``maxUncompressedBytes``), against which the size in an entry is checked.
 DECODING_FACTOR = 32
 DECODED_PIECES = 10
 DECODED_PIECE_BYTES = 32 * 1024 * 1024
 
-# A chunk of a message that has more chunks is refused, and so is a marker that lists more.
+# A chunk of a message with more chunks, or a marker that lists more, becomes a reject.
 MAX_CHUNKS = 10_000
 
-# The producer name and the uuid of a chunk or of a marker, each; both are kept for every incomplete
-# message.
+# The limit of the producer name and of the uuid of a chunk or of a marker. Both are kept for every
+# incomplete message.
 MAX_CHUNK_NAME_BYTES = 1024
 
-# What one task passes on of large messages, in JSON, which is one value of Arrow. What is beyond is
-# a reject.
+# The limit of the JSON in which one task passes on large messages, as one value of Arrow. Messages
+# beyond it become rejects.
 MAX_TASK_EVENT_BYTES = 256 * 1024 * 1024
 
-# Cancels that one task passes on, and the bytes of what they name; the entries of those beyond are
-# rejects.
+# The limit of cancels that one task passes on, and of the bytes of the ids and keys in them.
+# Entries with more become rejects.
 MAX_TASK_CANCELS = 20_000
 MAX_TASK_CANCEL_BYTES = 4 * 1024 * 1024
 
 
 def message_limit_bytes(announced: int | None) -> int:
-    """Return the largest message of a peer that announced a size (None or nonsense: the default)."""
+    """Return the largest message of a peer by the size that it announced; the default if that is
+    None or not usable."""
     return min(announced if announced and announced > 0 else DEFAULT_MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES_CAP)
 
 
 def frame_limit_bytes(max_message_bytes: int | None) -> int:
-    """The largest frame to accept from a peer that announced ``max_message_bytes`` (None or
-    nonsense: the default).
+    """Return the largest accepted frame of a peer by the ``max_message_bytes`` that it announced;
+    by the default if that is None or not usable.
     """
     return message_limit_bytes(max_message_bytes) + FRAME_PADDING_BYTES

@@ -1,8 +1,8 @@
-"""Which broker owns a topic: the lookup conversation as a pure step.
+"""The lookup of the broker that owns a topic, as pure steps.
 
-A LOOKUP is answered with Connect (that broker owns it), Redirect (ask over there), or Failed.
-``proxy_through_service_url`` means: dial the service address again and name the owner in CONNECT,
-because the owner's own address is not reachable from here.
+The answer to a LOOKUP is Connect (that broker owns the topic), Redirect (ask that broker), or
+Failed. ``proxy_through_service_url`` means that the owner's address is not reachable from here:
+connect to the service address again and name the owner in CONNECT.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ledgerlake.wire import limits
 
 @dataclass(frozen=True)
 class Owner:
-    """The broker that serves a topic: its own url, and whether it is reached through the service
+    """The broker that serves a topic: its URL, and whether it is reached through the service
     address.
     """
 
@@ -26,7 +26,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class AskAgain:
-    """The next LOOKUP: at which broker, and whether that one must answer for itself."""
+    """The next LOOKUP: the broker to ask, and whether its answer must be authoritative."""
 
     broker_url: str
     through_proxy: bool
@@ -35,11 +35,11 @@ class AskAgain:
 
 
 def step(topic: str, response: pb.CommandLookupTopicResponse, hops: int, use_tls: bool = False) -> Owner | AskAgain:
-    """Return what a lookup does next after one answer.
+    """Return the next step of a lookup after an answer.
 
     Raises:
         TopicNotFoundError, BrokerError: the broker refused.
-        ProtocolError: no address in the answer, or too many redirects.
+        ProtocolError: the answer has no address, or there were too many redirects.
     """
     if response.response == pb.CommandLookupTopicResponse.Failed or not response.HasField("response"):
         raise refused(f"look up {topic}", response.error, response.message)
@@ -54,7 +54,7 @@ def step(topic: str, response: pb.CommandLookupTopicResponse, hops: int, use_tls
 
 
 def refused(attempt: str, code: int, text: str) -> BrokerError:
-    """The typed error for a broker's answer to what we tried to do."""
+    """Return the typed error for a broker's error answer."""
     name = pb.ServerError.Name(code) if code in pb.ServerError.values() else str(code)
     detail = text.strip().splitlines()[0][:300] if text.strip() else "no reason given"
     if name == "TopicNotFound":

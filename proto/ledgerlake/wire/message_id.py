@@ -1,16 +1,16 @@
-"""Where a message stands: ledger, entry, and the index inside a batch.
+"""Message ids: ledger, entry, and the index inside a batch.
 
-Text form: ``ledger:entry`` or ``ledger:entry:batch``; of a chunked message ``first;last``
-(PIP-107). Byte form (given as hex, base64, or the list of signed or unsigned bytes that Spark's JVM
-connector writes): MessageIdData, as every Pulsar client serialises it; what lacks
-``first_chunk_message_id`` (field 7) is a plain id, as older clients wrote it. What a serialised id
-says of its partition is kept (``partition_of``). Positions order by (ledger, entry); ids of ledgers
-only grow, but are not dense. A batch index of -1 means "the entry itself".
+The text form is ``ledger:entry`` or ``ledger:entry:batch``, and ``first;last`` for a chunked
+message (PIP-107). The byte form is MessageIdData, as every Pulsar client serialises it, given as
+hex, base64, or the list of signed or unsigned bytes that Spark's JVM connector writes. Without
+``first_chunk_message_id`` (field 7) it is a plain id, as older clients wrote it. The partition in a
+serialised id is kept (``partition_of``). Positions are ordered by (ledger, entry); ledger ids only
+grow, but are not consecutive. A batch index of -1 means the entry itself.
 
-A chunked message stands at its last chunk: a ``ChunkMessageId`` orders, equals and hashes by
-``last`` alone, also against plain ids. Reading from it begins at ``first``.
+The position of a chunked message is that of its last chunk: order, equality and hash of a
+``ChunkMessageId`` use ``last`` alone, also beside plain ids. A read from it begins at ``first``.
 
-EARLIEST and LATEST are the protocol's: all ones (-1 as u64) and the largest signed long.
+EARLIEST and LATEST are the protocol's: all bits one (-1 as u64) and the largest signed long.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _LATEST_WIRE = 2**63 - 1
 
 @dataclass(frozen=True, order=True, slots=True)
 class Position:
-    """The place of an entry in a topic partition. ``Position(-1, -1)`` is before everything; entry
-    -1 is before the ledger's first.
+    """The position of an entry in a topic partition. ``Position(-1, -1)`` is before all entries;
+    entry -1 is before the first entry of its ledger.
     """
 
     ledger_id: int
@@ -41,8 +41,8 @@ class Position:
 
     @property
     def before(self) -> Position:
-        """Return the position before this one in the same ledger; a range that begins after that
-        begins here.
+        """Return the position before this one in the same ledger; a range after that one begins
+        with this one.
         """
         return Position(self.ledger_id, self.entry_id - 1)
 
@@ -53,8 +53,8 @@ class Position:
 
     @property
     def is_storable(self) -> bool:
-        """Return whether an entry can stand there: both ids fit a signed 64-bit number, and none is
-        negative.
+        """Return whether an entry can have this position: both ids fit a signed 64-bit number, and
+        none is negative.
         """
         return 0 <= self.ledger_id < 2**63 and 0 <= self.entry_id < 2**63
 
@@ -70,8 +70,8 @@ AFTER_ALL = Position(_LATEST_WIRE, _LATEST_WIRE)
 class MessageId:
     """The id of a message; ``batch_index`` -1 names the whole entry.
 
-    ``partition`` is what a serialised id says of its topic partition, -1 if it says none. Ledger
-    ids are unique in a cluster, so it takes no part in order and equality.
+    ``partition`` is the topic partition's number in a serialised id, -1 if it has none. Ledger ids
+    are unique in a cluster, so order and equality ignore it.
     """
 
     ledger_id: int
@@ -125,15 +125,15 @@ def _standing(message_id: AnyMessageId) -> MessageId:
 
 
 def partition_of(message_id: AnyMessageId) -> int:
-    """Return the partition that an id says it is of; -1 if it says none."""
+    """Return the partition in an id; -1 if it has none."""
     return _standing(message_id).partition
 
 
 def parse_message_id(text: str) -> AnyMessageId:
     """Read ``ledger:entry[:batch]``, ``first;last`` of a chunked message, or a serialised id.
 
-    That one is hex, base64 (also of the URL alphabet), or a list of its bytes, such as ``[8, -41,
-    2, 16, 0]``.
+    A serialised id is hex, base64 (also with the URL alphabet), or a list of its bytes, such as
+    ``[8, -41, 2, 16, 0]``.
 
     Raises:
         UsageError: it is none of these.
@@ -159,7 +159,7 @@ def _from_base64(text: str) -> bytes:
 
 
 def _from_list(text: str) -> bytes:
-    """A JSON list of bytes, signed as Java has them or unsigned."""
+    """Return the bytes of a JSON list of numbers, signed (as in Java) or unsigned."""
     numbers = json.loads(text)
     if not isinstance(numbers, list) or not all(isinstance(number, int) and -128 <= number < 256 for number in numbers):
         raise ValueError("no list of bytes")
@@ -177,8 +177,8 @@ def _parse_text(text: str) -> MessageId | None:
 def from_bytes(serialised: bytes) -> AnyMessageId:
     """Read MessageIdData as any Pulsar client writes it.
 
-    A batch index wins over a first chunk, as in the Java client. A negative one means none: the Go
-    client writes -1.
+    If there is a batch index, a first chunk is ignored, as in the Java client. A negative batch
+    index means none: the Go client writes -1.
 
     Raises:
         DecodeError: the bytes are not MessageIdData.
@@ -192,11 +192,11 @@ def from_bytes(serialised: bytes) -> AnyMessageId:
 
 
 def to_bytes(message_id: AnyMessageId, partition: int | None = None) -> bytes:
-    """Return the bytes that a Java client writes for the same id, batch size 0 included.
+    """Return the bytes that a Java client writes for the same id, including batch size 0.
 
     Args:
-        partition: the topic partition's number, -1 for a topic without partitions; None: what the
-            id says.
+        partition: the topic partition's number, -1 for a topic without partitions; None: the
+            partition in the id.
     """
     partition = partition_of(message_id) if partition is None else partition
     data = _id_data(_standing(message_id), partition)
@@ -216,24 +216,24 @@ def _id_data(message_id: MessageId, partition: int) -> pb.MessageIdData:
 
 
 def from_wire(data: pb.MessageIdData) -> MessageId:
-    """Return the id that MessageIdData names; its first chunk is left out."""
+    """Return the id in MessageIdData, without its first chunk."""
     batch_index, partition = max(data.batch_index, -1), max(data.partition, -1)
     return MessageId(_signed(data.ledger_id), _signed(data.entry_id), batch_index, partition)
 
 
 def to_wire(position: Position) -> pb.MessageIdData:
-    """A position as the protocol writes it; ``BEFORE_ALL`` becomes its EARLIEST, ``AFTER_ALL`` its
+    """Return a position as MessageIdData; ``BEFORE_ALL`` becomes EARLIEST, ``AFTER_ALL`` becomes
     LATEST.
     """
     return pb.MessageIdData(ledger_id=position.ledger_id % 2**64, entry_id=position.entry_id % 2**64)
 
 
 def start_after(position: Position) -> pb.MessageIdData:
-    """The start id that makes a broker deliver from the entry after ``position``.
+    """Return the start id with which a broker delivers from the entry after ``position``.
 
-    A broker steps back one entry from the id that a reader asks for and goes on after that one
-    (``PersistentTopic.getNonDurableSubscription``), so asking for the next entry id skips nothing,
-    also if that id does not exist.
+    A broker goes back one entry from the start id of a reader and delivers what follows that entry
+    (``PersistentTopic.getNonDurableSubscription``). So the next entry id skips nothing, even if
+    that entry does not exist.
     """
     if position in (BEFORE_ALL, AFTER_ALL):
         return to_wire(position)

@@ -9,7 +9,7 @@ from ledgerlake.pb import pulsar_pb2 as pb
 
 @dataclass(frozen=True)
 class ValueSchema:
-    """Its kind by the protocol's number, and the definition, in the language of that kind."""
+    """The kind, by the protocol's number, and the definition, in the language of that kind."""
 
     kind: int = pb.Schema.NoSchema
     definition: bytes = b""
