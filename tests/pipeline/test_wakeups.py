@@ -92,3 +92,13 @@ def test_a_checkpoint_of_an_earlier_release_wakes_everything_once(checkpoint: Ch
     run(checkpoint, 5, wakeups, {TOPIC: None})
     commit(tmp_path, 5)
     assert load_wakeup_times(started(checkpoint).folder) == {}
+
+
+def test_times_that_another_process_replaced_are_written_again_though_they_have_not_changed(
+    checkpoint: Checkpoint,
+) -> None:
+    wakeups = started(checkpoint)
+    wakeups.update(3, {TOPIC: 9000})
+    save_wakeup_times(wakeups.folder, 3, {TOPIC: 5000})
+    wakeups.update(4, {TOPIC: 9000})
+    assert load_wakeup_times(wakeups.folder) == {TOPIC: 9000}

@@ -41,14 +41,16 @@ class Wakeups:
             self._save(0, {name: max(now_ms, (offset.clock_ms or 0) + 1) for name, offset in committed.items()})
 
     def update(self, batch_id: int, changed_ms: dict[str, int | None]) -> None:
-        """Take the wake-up times after a micro-batch, and write them if they have changed.
+        """Take the wake-up times after a micro-batch, and write them unless the planner reads the
+        same already. A second process may have replaced them before it was refused.
 
         Args:
             changed_ms: the times of the topic partitions in the batch; None if one needs no batch.
         """
         merged_ms = {**(self._wakeup_times_ms or {}), **changed_ms}
         wakeup_times_ms = {name: time_ms for name, time_ms in merged_ms.items() if time_ms is not None}
-        if wakeup_times_ms != self._wakeup_times_ms:
+        has_changed = wakeup_times_ms != self._wakeup_times_ms
+        if has_changed or (wakeup_times_ms and wakeup_times_ms != load_wakeup_times(self.folder)):
             self._save(batch_id, wakeup_times_ms)
 
     def _save(self, batch_id: int, wakeup_times_ms: dict[str, int]) -> None:
