@@ -3,7 +3,9 @@
 In the proposal, the broker sends that entry with its GET_LAST_MESSAGE_ID_RESPONSE (protocol v22),
 and the client finds the id:
 
-    [total u32] [command size u32] [BaseCommand] [stored entry]   no entry: the response's id is used
+    [total u32] [command size u32] [BaseCommand] [stored entry]
+
+If there is no entry (older brokers), the id in the response is used.
 
 In Pulsar 4.2, which was released instead, the broker finds the id. It uses the list of retained
 slots that compaction writes into the entry (``compacted_batch_indexes``, field 31 of

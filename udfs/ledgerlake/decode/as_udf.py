@@ -1,7 +1,6 @@
-"""The same decoding on a DataFrame of stored entries, for people who keep raw entries and decode
-them later.
+"""Decoding of a DataFrame of stored entries, for users who keep raw entries and decode them later.
 
-The one file of this room that imports PySpark.
+This is the only module of ``decode`` that imports PySpark.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ _COLUMNS = ["topic", "partition", "ledger_id", "entry_id", "entry"]
 
 
 def decode_messages(entries: DataFrame) -> DataFrame:
-    """Messages of stored entries: columns of ``schema.VIEW``, an entry that is no message with its
-    ``reject_reason``.
+    """Return the messages of stored entries in the columns of ``schema.VIEW``; an entry that is not
+    a message has a ``reject_reason``.
 
     Args:
-        entries: rows as the source's ``view = entries`` gives them; ``topic``, ``partition``,
+        entries: rows of the source's ``view = entries``; ``topic``, ``partition``,
             ``ledger_id``, ``entry_id`` and ``entry`` are used.
     """
     return entries.select(*_COLUMNS).mapInArrow(_decode_batches, from_arrow_schema(schema.VIEW))
 
 
 def compat(messages: DataFrame) -> DataFrame:
-    """Messages in the columns of the JVM connectors, see ``compat``.
+    """Return messages in the columns of the JVM connectors, see ``compat``.
 
     Args:
         messages: rows of the table ``messages``, of ``ledgerlake.api.messages`` or of the bare
@@ -54,7 +53,7 @@ def _decode_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
 
 def _runs(batch: pa.RecordBatch) -> Iterator[tuple[TopicPartition, int, int]]:
-    """Stretches of rows of one topic partition."""
+    """Yield runs of rows of one topic partition."""
     sources = zip(batch["topic"].to_pylist(), batch["partition"].to_pylist(), strict=True)
     start = 0
     for (topic, partition), rows in groupby(sources):

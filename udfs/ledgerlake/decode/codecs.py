@@ -1,5 +1,5 @@
-"""Decompression, bounded: at most the declared size is ever produced, and exactly that is accepted.
-What is declared beyond all that the data can hold allocates nothing.
+"""Bounded decompression: it produces at most the declared size, and anything but the declared size
+is an error. If the data cannot contain as much as is declared, nothing is allocated.
 
 | codec  | bytes on the wire                                                                     |
 |--------|---------------------------------------------------------------------------------------|
@@ -24,17 +24,16 @@ from ledgerlake.pb import pulsar_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# A Pulsar message may not pass the broker's message size compressed; expanded it may be far larger.
+# The broker's limit applies to the compressed message; the plain message may be far larger.
 DEFAULT_MAX_UNCOMPRESSED_BYTES = 128 * 1024 * 1024
 
 
 def decompress(codec: int, data: memoryview, declared_bytes: int, max_bytes: int) -> bytes | memoryview:
-    """The plain bytes of a payload; ``data`` itself where it is not compressed.
+    """Return the plain bytes of a payload; ``data`` itself if it is not compressed.
 
     Raises:
-        CorruptEntryError: ``unknown_codec``, ``too_large`` where the declared size passes
-            ``max_bytes``, or ``bad_compression`` where the data is damaged or is not of the
-            declared size.
+        CorruptEntryError: ``unknown_codec``; ``too_large`` if the declared size is above
+            ``max_bytes``; ``bad_compression`` if the data is damaged or has another size.
     """
     if codec == pb.NONE:
         return data
@@ -63,7 +62,7 @@ def decompress(codec: int, data: memoryview, declared_bytes: int, max_bytes: int
 
 
 def compress(codec: int, data: bytes) -> bytes:
-    """The bytes that a producer would send, in the same shapes that ``decompress`` reads."""
+    """Return the bytes that a producer would send, in the formats that ``decompress`` reads."""
     if codec == pb.LZ4:
         return bytes(lz4.block.compress(data, store_size=False))
     if codec == pb.ZLIB:
@@ -105,9 +104,9 @@ def _snappy(data: memoryview, declared_bytes: int) -> bytes:
     return bytes(cramjam.snappy.decompress_raw(data))
 
 
-# The most bytes that one byte of a format can stand for: the libraries allocate what is declared
-# before they look at the data. LZ4: a length goes on by up to 255 in a byte. ZLIB: 258 bytes in two
-# bits. ZSTD: a block of 128 KiB in four bytes. SNAPPY: a copy of 64 bytes in three.
+# The largest number of plain bytes for one compressed byte of a format: the libraries allocate the
+# declared size before they read the data. LZ4: a length goes on by up to 255 in a byte. ZLIB: 258
+# bytes in two bits. ZSTD: a block of 128 KiB in four bytes. SNAPPY: a copy of 64 bytes in three.
 _MOST_EXPANSION: dict[int, int] = {pb.LZ4: 255, pb.ZLIB: 1032, pb.ZSTD: 32 * 1024, pb.SNAPPY: 22}
 _EXPANSION_BESIDE = 64
 

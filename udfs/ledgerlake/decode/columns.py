@@ -1,4 +1,4 @@
-"""A column of decoded values: what decoding gives, what it takes, and how Python values become one."""
+"""Columns of decoded values: the input and output of decoders, and columns of Python values."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pyarrow as pa
 
 from ledgerlake.errors import SetupError
 
-# Of one schema, nested ones included. A few lines that name each other twice over can stand for
-# more than any machine holds.
+# The limit for one schema, including nested columns. In a short schema, types that each use another
+# one twice can have more columns than any machine can hold.
 COLUMNS_MOST = 10_000
 
 
 @dataclass
 class DecodedValues:
-    """A column, null if a value is null or bad; ``bad`` says by row what is wrong."""
+    """A column, with null for null and bad values; ``bad`` has the reason for each bad row."""
 
     values: pa.Array
     bad: dict[int, str] = field(default_factory=dict)
@@ -25,25 +25,23 @@ class DecodedValues:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The bytes from which values are decoded: the payloads, and the messages' own keys; null if
-    there is none.
-    """
+    """The bytes from which values are decoded: payloads and messages' keys, null if there is none."""
 
     payloads: pa.BinaryArray
     keys: pa.BinaryArray | None = None
 
 
-# Values of one writer's schema as the reader's.
+# Decodes values of one writer's schema as values of the reader's.
 Decoder = Callable[[Encoded], DecodedValues]
 
 
 def too_wide() -> SetupError:
-    """The error of a schema that is too wide."""
+    """Return the error for a schema with too many columns."""
     return SetupError(f"a schema has more than {COLUMNS_MOST} columns; read it with schema = bytes")
 
 
 def build(rows: list[Any], physical: pa.DataType, target: pa.DataType, bad: dict[int, str]) -> pa.Array:
-    """A column of Python values; those that do not fit are noted as bad and null."""
+    """Return a column of Python values; those that do not fit are null, and bad."""
     try:
         return pa.array(rows, physical).cast(target)
     except (TypeError, ValueError, OverflowError):
@@ -58,7 +56,7 @@ def build(rows: list[Any], physical: pa.DataType, target: pa.DataType, bad: dict
 
 
 def decode_rows(payloads: pa.BinaryArray, read: Callable[[bytes], Any]) -> tuple[list[Any], dict[int, str]]:
-    """Values one by one, None for null and bad ones; and what is wrong with those."""
+    """Decode values one by one; return them, None for null and bad ones, and the reasons."""
     rows: list[Any] = []
     bad: dict[int, str] = {}
     for number, payload in enumerate(payloads.to_pylist()):
@@ -73,6 +71,6 @@ def decode_rows(payloads: pa.BinaryArray, read: Callable[[bytes], Any]) -> tuple
 
 
 def first_line(error: Exception) -> str:
-    """An error of a library in one line, with its kind."""
+    """Return the error of a library in one line, with its type."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0][:200]}" if text else type(error).__name__

@@ -1,11 +1,11 @@
 """Messages in the columns of the JVM connectors (StreamNative's and Databricks'), for queries that
-were written for those.
+were written for them.
 
     value, or the fields of a record      by the topic's schema
     __key binary, __topic string, __messageId binary (as every Pulsar client serialises it), __publishTime timestamp,
     __eventTime timestamp, __messageProperties map<string,string>
 
-There is no column for what is no message, so that is an error here, as it is there.
+These columns have no place for a reject, so a reject is an error, as in those connectors.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ _METADATA = [
 
 
 def compat_columns(columns: pa.Schema) -> pa.Schema:
-    """The connectors' columns for messages with these; fields of a record stand for themselves."""
+    """Return the connectors' columns for messages with these columns; each field of a record is
+    one.
+    """
     value = columns.field("value")
     fields = list(value.type) if pa.types.is_struct(value.type) else [value]
     return pa.schema([*(pa.field(field.name, field.type) for field in fields), *_METADATA])
 
 
 def as_compat(messages: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows of the table or of the source in the connectors' columns.
+    """Return rows of the table or of the source in the connectors' columns.
 
     Raises:
-        CorruptEntryError: a row is no message.
+        CorruptEntryError: a row is a reject.
     """
     _refuse_what_is_no_message(messages)
     value = messages["value"]
@@ -57,7 +59,7 @@ def as_compat(messages: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _fields(records: pa.StructArray) -> list[pa.Array]:
-    """The fields of records, null if a record is."""
+    """Return the fields of records, null if the record is null."""
     return list(records.flatten())
 
 

@@ -1,16 +1,16 @@
-"""End-to-end encryption, as Pulsar's clients do it: who has no key has no message.
+"""End-to-end encryption, as in Pulsar's clients.
 
-A producer encrypts each entry's payload, after compression, with a data key of its own: AES-256 in
-GCM, no additional data, the 16-byte tag behind, the nonce in ``encryption_param``. The data key
-stands in the metadata once for each recipient, wrapped by RSA-OAEP (SHA-1), beside the recipient's
-key name. Each chunk of a large message is an entry of its own.
+A producer encrypts each entry's payload, after compression, with its data key: AES-256 in GCM,
+without additional data, followed by the 16-byte tag; the nonce is in ``encryption_param``. The
+metadata contains the data key once for each recipient, wrapped by RSA-OAEP (SHA-1), with the name
+of the recipient's key. Each chunk of a large message is encrypted as its own entry.
 
 Rules kept here:
-  - Private keys come from a folder, as ``<key name>.pem``, or from a function of the user's. A key
-    name is text from outside and never leads out of the folder.
-  - Unwrapped data keys are remembered, a bounded number of them; producers change theirs every few
-    hours. Of an entry's recipients a bounded number is tried.
-  - No error shows a key.
+  - Private keys come from a folder, as ``<key name>.pem``, or from a function of the user. A key
+    name is text from outside; no name leads out of the folder.
+  - A limited number of unwrapped data keys is cached; producers change theirs every few hours. A
+    limited number of an entry's recipients is tried.
+  - No error contains a key.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ TAG_BYTES = 16
 _KEY_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _DATA_KEYS_MOST = 1000
 
-# An entry is tried for its first recipients only: to unwrap a data key takes a millisecond, and a
-# producer may name any number.
+# Only the first recipients of an entry are tried: unwrapping a data key takes a millisecond, and a
+# producer may add any number of recipients.
 _RECIPIENTS_MOST = 100
 
-# The PEM of the private key of this name (with the metadata that its producer gave it), or None for
-# one that is not ours.
+# Returns the PEM of the private key with this name (and the metadata that the producer gave it);
+# None if there is no such key.
 CryptoKeyReader = Callable[[str, Mapping[str, str]], "bytes | None"]
 
 FailureAction = Literal["reject", "fail", "pass"]
@@ -51,11 +51,11 @@ FailureAction = Literal["reject", "fail", "pass"]
 
 @dataclass(frozen=True)
 class CryptoSettings:
-    """The place of private keys, and the treatment of entries that none of them opens.
+    """The place of private keys, and the treatment of entries that none of them decrypts.
 
-    ``failure_action``: ``reject`` makes them rejects, ``fail`` ends the read, ``pass`` makes each
-    one message of the bytes as they are. Without a folder or a function (``package.module:name``)
-    no entry is opened.
+    With the ``failure_action`` ``reject`` these entries become rejects, with ``fail`` the read
+    ends, and with ``pass`` each becomes one message of the encrypted bytes. Without a folder or a
+    function (``package.module:name``) no entry is decrypted.
     """
 
     key_folder: str | None = None
@@ -67,7 +67,7 @@ NO_KEYS = CryptoSettings()
 
 
 def open_entry(entry: RawEntry, settings: CryptoSettings) -> RawEntry:
-    """The entry as it was before encryption; one that is not encrypted as it is.
+    """Return the decrypted entry; the entry itself if it is not encrypted.
 
     Raises:
         CorruptEntryError: ``encrypted`` if no key was configured, ``undecryptable`` if none fits.
@@ -84,7 +84,7 @@ def open_entry(entry: RawEntry, settings: CryptoSettings) -> RawEntry:
 
 
 class _Opener:
-    """The keys of one process."""
+    """The private keys and data keys of one process."""
 
     def __init__(self, settings: CryptoSettings) -> None:
         if settings.key_reader is not None:
@@ -131,7 +131,7 @@ class _Opener:
         return data_key
 
     def _unwrap(self, wrapped: pb.EncryptionKeys) -> AESGCM | None:
-        """Return the data key; None if there is no private key that opens it."""
+        """Return the data key; None if no private key unwraps it."""
         assert self._read_key is not None
         pem = self._read_key(str(wrapped.key), {entry.key: entry.value for entry in wrapped.metadata})
         if pem is None:
@@ -148,11 +148,11 @@ class _Opener:
 
 @lru_cache(maxsize=100)
 def _private_key(pem: bytes) -> rsa.RSAPrivateKey | None:
-    """The key in a PEM, None if it is of another kind. Reading one takes some 50 ms, since its
-    numbers are checked.
+    """Return the RSA key in a PEM file; None if the key has another type. Reading takes about 50
+    ms, because the key's numbers are checked.
 
     Raises:
-        ValueError, TypeError, UnsupportedAlgorithm: it is none, or needs a password.
+        ValueError, TypeError, UnsupportedAlgorithm: it is not a key, or needs a password.
     """
     private = serialization.load_pem_private_key(pem, password=None)
     return private if isinstance(private, rsa.RSAPrivateKey) else None

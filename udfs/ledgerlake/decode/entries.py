@@ -1,4 +1,4 @@
-"""Bundles as one row per stored entry: its bytes, and what both kinds of metadata say."""
+"""Bundles as one row for each stored entry: its bytes, and the fields of both kinds of metadata."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def entry_rows(frames: pa.Buffer | memoryview | bytes, source: TopicPartition) -> pa.RecordBatch:
-    """Rows of ``schema.ENTRIES`` in order; an entry that does not parse has a ``reject_reason`` and
-    its bytes.
+    """Return rows of ``schema.ENTRIES`` in order; an entry that does not parse has a
+    ``reject_reason`` and its bytes.
     """
     buffer, entries = read_entry_table(frames)
     view = buffer.data
@@ -86,7 +86,7 @@ def _microseconds(milliseconds: int | None) -> int | None:
 
 
 def _text(value: Any) -> str:
-    """Protobuf's C parser hands out bytes where a string is not UTF-8; this view shows them as well
-    as it can.
+    """Return a string field. If it is not UTF-8, protobuf's C parser returns bytes, which are
+    decoded with replacement characters.
     """
     return value if isinstance(value, str) else bytes(value).decode("utf-8", "replace")

@@ -1,7 +1,7 @@
-"""Field numbers and wire types of protobuf, as the kernels know them: plain integers, which numba
-compiles in.
+"""Field numbers and wire types of protobuf for the kernels, as plain integers, which numba compiles
+in as constants.
 
-``ENTRY`` are of MessageMetadata, ``SINGLE`` of SingleMessageMetadata, ``BROKER`` of
+``ENTRY`` has the fields of MessageMetadata, ``SINGLE`` of SingleMessageMetadata, ``BROKER`` of
 BrokerEntryMetadata, ``COMMAND`` of CommandMessage, ``ID`` of MessageIdData, ``PROPERTY`` of
 KeyValue.
 """

@@ -648,7 +648,7 @@ def read_batch(buffer, entry, index, messages, column):  # type: ignore[no-untyp
         message[M_VALUE], message[M_VALUE_SIZE] = position, payload_size
         position += payload_size
         message[M_BROKER_INDEX] = entry[E_BROKER_INDEX]
-        # Of a transaction brokers count entries in place of messages.
+        # In a transaction, the broker's index counts entries instead of messages.
         if entry[E_BROKER_INDEX] != NONE and entry[E_TRANSACTION] == NONE:
             message[M_BROKER_INDEX] += batch_index + 1 - count
         if not compacted_out:

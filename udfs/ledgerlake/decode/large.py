@@ -1,11 +1,11 @@
 """A large message from its chunks (PIP-37).
 
-Order of work on the bytes: verify each chunk, decrypt each chunk, join, decompress once;
-``uncompressed_size`` is that of the whole. The row is the last chunk's: position, broker time,
-index and metadata, which producers repeat on every chunk.
+The bytes of each chunk are verified and decrypted, then joined, then decompressed once;
+``uncompressed_size`` is the size of the complete message. Position, broker time, index and metadata
+of the row are those of the last chunk; producers repeat the metadata on every chunk.
 
-Memory: chunks are let go of as they are joined; then the joined bytes and, if compressed, the plain
-ones.
+Memory: each chunk is released when it is joined. After that there are the joined bytes and, if they
+are compressed, the plain bytes.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ if TYPE_CHECKING:
 def read_chunks(
     entries: Iterable[bytes | memoryview | None], count: int, max_bytes: int, sender: tuple[str, str] | None = None
 ) -> Iterator[tuple[bytes | memoryview, RawEntry]]:
-    """Yield each stored entry with its parts, once it is known to be the next chunk of one message.
+    """Yield each stored entry with its parts, after checking that it is the next chunk of the
+    message.
 
     Args:
         entries: in order; None for an entry that the topic no longer has.
-        count: how many chunks the message has.
-        max_bytes: the chunks may not hold more together, before encryption.
-        sender: producer name and uuid that the chunks must have, if they are known: a list of
-            chunks may name those of another message.
+        count: the number of chunks of the message.
+        max_bytes: the limit of all chunks together, without encryption.
+        sender: the producer name and uuid that the chunks must have, if they are known: a marker
+            may list chunks of another message.
 
     Raises:
-        CorruptEntryError: an entry is not the next chunk; ``reason`` says why.
+        CorruptEntryError: an entry is not the next chunk; ``reason`` tells why.
     """
     before: RawEntry | None = None
     size_bytes = 0
@@ -68,17 +69,17 @@ def decode_large(
     crypto: CryptoSettings = NO_KEYS,
     sender: tuple[str, str] | None = None,
 ) -> pa.RecordBatch:
-    """The message as one row of ``schema.MESSAGES``.
+    """Return the message as one row of ``schema.MESSAGES``.
 
     Args:
         entries: the chunks' stored entries, as many as ``positions``, in order.
-        max_bytes: the message may not be larger, packed or plain.
-        crypto: what opens encrypted chunks.
+        max_bytes: the limit of the message, compressed and plain.
+        crypto: how encrypted chunks are decrypted.
         sender: as for ``read_chunks``.
 
     Raises:
-        CorruptEntryError: the chunks are no message; ``reason`` says why.
-        DecryptionError: they are not for us, and the settings say to fail.
+        CorruptEntryError: the chunks are not a message; ``reason`` tells why.
+        DecryptionError: there is no key for them, and the settings are to fail.
     """
     payloads: list[memoryview] = []
     last: RawEntry | None = None
@@ -129,7 +130,7 @@ def _check_sender(first: bytes | memoryview, sender: tuple[str, str] | None) -> 
 
 
 def _checked(entry: RawEntry, chunk_id: int, count: int, before: RawEntry | None) -> RawEntry:
-    """The entry, where it is this chunk of the message that the one before belongs to."""
+    """Return the entry, after checking that it is this chunk of the same message."""
     metadata = entry.metadata
     same = before is None or _message_of(before.metadata) == _message_of(metadata)
     if not same or (metadata.chunk_id, metadata.num_chunks_from_msg) != (chunk_id, count):
@@ -138,8 +139,8 @@ def _checked(entry: RawEntry, chunk_id: int, count: int, before: RawEntry | None
 
 
 def _message_of(metadata: pb.MessageMetadata) -> tuple[str, str, int]:
-    """Which message a chunk is of. A restarted producer uses a uuid again; the publish time tells
-    its messages apart.
+    """Return what identifies the message of a chunk. A restarted producer uses a uuid again; the
+    publish times of its messages differ.
     """
     return metadata.producer_name, metadata.uuid, metadata.publish_time
 

@@ -1,14 +1,14 @@
-"""Bundles of raw entries become Arrow batches of messages, and of rejects.
+"""The decoder: bundles of raw entries to Arrow batches of messages and of rejects.
 
-The way of a bundle: walk its frames, read every entry's metadata, verify checksums, decompress,
-walk the batches, and gather the columns; the loops are ``kernels``. What those call odd goes
-through ``reference`` one entry at a time, and its rows are put back where they belong, so that rows
-always stand in the order of (ledger, entry, batch index).
+The steps for a bundle: read its frames, read every entry's metadata, verify checksums, decompress,
+read the batches, and gather the columns. The loops are in ``kernels``. Entries that they mark as
+odd are decoded by ``reference``, one at a time, and their rows are inserted at their positions, so
+that rows are always in order of (ledger, entry, batch index).
 
-Memory: one slice of a bundle is at a time expanded, at most ``max_bytes`` of plain payload or one
-entry. What belongs to an entry is copied for each of its messages, so rows go out in pieces of
-``DECODED_PIECE_BYTES``; no claim of an entry allocates more than ``DECODING_FACTOR`` times its
-bytes beside that (see ``wire.limits``).
+Memory: one slice of a bundle is decompressed at a time, at most ``max_bytes`` of plain payload or
+one entry. Fields of an entry are copied for each of its messages, so rows are returned in pieces of
+``DECODED_PIECE_BYTES``. Apart from that, an entry allocates at most ``DECODING_FACTOR`` times its
+bytes, whatever sizes it declares (see ``wire.limits``).
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     Bytes = NDArray[np.uint8]
     Matrix = NDArray[np.int64]
 
-# Entries are expanded together up to this much plain payload; a larger single entry stands alone.
+# The largest plain payload of a slice; a larger entry is a slice of its own.
 _SLICE_BYTES = 32 * 1024 * 1024
 
 # The smallest batched message: a length and the required payload size.
 _LEAST_MESSAGE_BYTES = 6
 
-# What the columns of one row take beside keys, properties and value, and what a row of the
-# reference does.
+# The bytes of one row's columns without keys, properties and value; and the same for a row of the
+# reference decoder.
 _ROW_BYTES = 256
 _REFERENCE_ROW_BYTES = 3072
 
@@ -54,7 +54,7 @@ _COPIED_COLUMNS = ("producer_name", "schema_version")
 
 @dataclass(frozen=True)
 class TopicPartition:
-    """Whose entries these are; ``partition`` is -1 for a topic without partitions."""
+    """The topic partition of entries; ``partition`` is -1 for a topic without partitions."""
 
     topic: str
     partition: int
@@ -62,7 +62,7 @@ class TopicPartition:
 
 @dataclass(frozen=True)
 class Decoded:
-    """Rows in order: ``messages`` of ``schema.VIEW`` (no rejects among them), ``rejects`` of
+    """Rows in order: ``messages`` of ``schema.VIEW`` (without rejects), ``rejects`` of
     ``schema.REJECTS``.
     """
 
@@ -94,9 +94,9 @@ class _Rules:
 
 @dataclass(frozen=True)
 class _Slice:
-    """Some entries of one buffer with what was found out about each.
+    """Some entries of one buffer with their metadata.
 
-    ``stored``: by ledger and entry, the stored bytes of those that were decrypted.
+    ``stored`` has the stored bytes of decrypted entries, by ledger and entry.
     """
 
     buffer: Bytes
@@ -117,16 +117,16 @@ def decode_bundle(
     """Decode consecutive MESSAGE frames.
 
     Args:
-        first_entry: what of the first entry belongs to the read; the rest is left out.
-        max_bytes: an entry that expands to more is a reject, be it by compression or by copies of
-            its metadata.
-        crypto: what opens encrypted entries.
-        chunks_as_rejects: parts of large messages become rejects (``chunk_part``); else rows with
-            chunk columns.
+        first_entry: the messages of the first entry that belong to the read; others are left out.
+        max_bytes: an entry that becomes larger, by compression or by copies of its metadata, is a
+            reject.
+        crypto: how encrypted entries are decrypted.
+        chunks_as_rejects: chunks become rejects (``chunk_part``) instead of rows with chunk
+            columns.
 
     Raises:
-        MalformedFrameError: the bundle is not whole frames, which is our own fault.
-        DecryptionError: an entry is not for us, and the settings say to fail.
+        MalformedFrameError: the bundle does not consist of complete frames, which is a bug.
+        DecryptionError: there is no key for an entry, and the settings are to fail.
     """
     buffer, entries = read_entry_table(frames)
     yield from _decode(buffer, entries, source, first_entry, _Rules(max_bytes, crypto, chunks_as_rejects))
@@ -141,8 +141,8 @@ def decode_entries(
     max_bytes: int = DEFAULT_MAX_UNCOMPRESSED_BYTES,
     crypto: CryptoSettings = NO_KEYS,
 ) -> Iterator[Decoded]:
-    """Decode stored entries (the bytes after the command, as ``view = entries`` gives them), one
-    per array element.
+    """Decode stored entries, one for each array element: the bytes after the command, as in
+    ``view = entries``.
     """
     buffer = np.frombuffer(raw.buffers()[2] or b"", dtype=np.uint8)
     offsets = np.frombuffer(raw.buffers()[1], dtype=np.int32)[raw.offset : raw.offset + len(raw) + 1]
@@ -153,13 +153,13 @@ def decode_entries(
 
 
 def as_view(messages: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows of ``schema.MESSAGES`` in the columns of ``schema.VIEW``."""
+    """Return rows of ``schema.MESSAGES`` in the columns of ``schema.VIEW``."""
     missing = [pa.nulls(messages.num_rows, field.type) for field in list(schema.VIEW)[len(schema.MESSAGES) :]]
     return pa.RecordBatch.from_arrays([*messages.columns, *missing], schema=schema.VIEW)
 
 
 def rejects_as_view(rejects: pa.RecordBatch) -> pa.RecordBatch:
-    """Rejects in the columns of ``schema.VIEW``: the entry's bytes in ``value``, and a
+    """Return rejects in the columns of ``schema.VIEW``: the entry's bytes in ``value``, and a
     ``reject_reason``.
     """
     count = rejects.num_rows
@@ -171,11 +171,11 @@ def rejects_as_view(rejects: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def read_entry_table(frames: pa.Buffer | memoryview | bytes) -> tuple[Bytes, Matrix]:
-    """A bundle's bytes, and start, end, ledger and entry of each of its entries (``kernels.E_*``
-    columns).
+    """Return a bundle's bytes, and start, end, ledger and entry of each of its entries
+    (``kernels.E_*`` columns).
 
     Raises:
-        MalformedFrameError: the bundle is not whole frames.
+        MalformedFrameError: the bundle does not consist of complete frames.
     """
     buffer = np.frombuffer(frames, dtype=np.uint8)
     entries = np.zeros((k.count_frames(buffer), k.ENTRY_COLUMNS), dtype=np.int64)
@@ -209,11 +209,11 @@ def _decode(
 def _open_encrypted(
     buffer: Bytes, entries: Matrix, status: NDArray[np.int8], crypto: CryptoSettings
 ) -> tuple[Bytes, dict[tuple[int, int], memoryview]]:
-    """A buffer with entries decrypted in place of those that a key opens, which are read anew; the
-    others stay odd.
+    """Return a buffer in which entries that a key decrypts are replaced by decrypted ones, whose
+    metadata is read again; the others stay odd.
 
-    Beside it, by ledger and entry, the stored bytes of those that were opened: what is rejected is
-    never shown decrypted.
+    Also return the stored bytes of the decrypted entries, by ledger and entry: a reject never
+    contains decrypted bytes.
     """
     opened = {
         row: plain
@@ -242,8 +242,8 @@ def _place(entry: Matrix) -> tuple[int, int]:
 
 
 def _opened(buffer: Bytes, entry: Matrix, crypto: CryptoSettings) -> bytes | None:
-    """The entry without its encryption; None if it has none, or no key opens it, or it is a part of
-    a message.
+    """Return the decrypted entry; None if it is not encrypted, no key decrypts it, or it is a
+    chunk.
     """
     try:
         raw = parse_entry(buffer.data[entry[k.E_START] : entry[k.E_END]])
@@ -264,8 +264,8 @@ def _verify_checksums(buffer: Bytes, entries: Matrix, status: NDArray[np.int8]) 
 
 
 def _slices(entries: Matrix, status: NDArray[np.int8]) -> Iterator[tuple[int, int]]:
-    """Cut where the plain payloads or the messages together would pass a slice's size; at least one
-    entry each.
+    """Yield slices whose plain payloads and messages together stay within a slice's size; each has
+    at least one entry.
     """
     packed = entries[:, k.E_END] - entries[:, k.E_START]
     plain = np.where((status == k.OK) & (entries[:, k.E_COMPRESSION] > 0), entries[:, k.E_UNCOMPRESSED], packed)
@@ -285,7 +285,7 @@ def _slices(entries: Matrix, status: NDArray[np.int8]) -> Iterator[tuple[int, in
 
 
 def _expand(part: _Slice, max_bytes: int) -> _Slice:
-    """Put decompressed payloads behind the buffer and point the entries at them."""
+    """Append decompressed payloads to the buffer, and make the entries refer to them."""
     compressed = np.flatnonzero((part.status == k.OK) & (part.entries[:, k.E_COMPRESSION] > 0))
     if not len(compressed):
         return part
@@ -314,7 +314,7 @@ _POSITION_COLUMNS = [
 
 
 def _shift(entries: Matrix, distance: int) -> None:
-    """Move every position of the entries, if present, to a buffer that begins elsewhere."""
+    """Add an offset to every position of the entries that is present."""
     for column in _POSITION_COLUMNS:
         present = entries[:, column] != k.NONE
         entries[present, column] += distance
@@ -334,8 +334,8 @@ def _decode_slice(part: _Slice, source: TopicPartition, first_entry: BatchRange,
 
 @dataclass
 class _Run:
-    """Messages that are yielded together: those of the kernels by their columns of a slice's
-    fields, and the rows of the odd entries among them.
+    """Messages that are returned together: those of the kernels, as columns of a slice's fields,
+    and the rows of odd entries between them.
     """
 
     start: int = 0
@@ -346,7 +346,7 @@ class _Run:
 
 
 def _runs(part: _Slice, fields: Matrix, source: TopicPartition, rules: _Rules) -> Iterator[_Run]:
-    """The messages of a slice in order, in pieces of a bounded size; one at least."""
+    """Yield the messages of a slice in order, in pieces of limited size; at least one piece."""
     row_bytes = _ROW_BYTES + len(source.topic) + _copied_bytes(part.entries, part.status)
     if (part.status == k.OK).all() and fields.shape[1] * int(row_bytes.max(initial=0)) <= DECODED_PIECE_BYTES:
         yield _Run(0, fields.shape[1])
@@ -385,8 +385,8 @@ def _copied_bytes(entries: Matrix, status: NDArray[np.int8]) -> Matrix:
 
 
 def _allocate_fields(part: _Slice) -> Matrix:
-    """Room for the fields of what the entries claim, but never for more messages than their bytes
-    can hold.
+    """Allocate the fields for as many messages as the entries declare, but not for more than their
+    bytes can contain.
     """
     plain = part.entries[:, k.E_PLAIN_END] - part.entries[:, k.E_PLAIN]
     claimed = np.where(part.entries[:, k.E_BATCH] == k.NONE, 1, part.entries[:, k.E_BATCH])
@@ -396,7 +396,7 @@ def _allocate_fields(part: _Slice) -> Matrix:
 
 
 def _judge(part: _Slice, index: int, rules: _Rules) -> Iterator[Row]:
-    """Return the reference's rows of an entry that the kernels left."""
+    """Return the reference decoder's rows of an odd entry."""
     start, end, ledger_id, entry_id = part.entries[index, [k.E_START, k.E_END, k.E_LEDGER, k.E_ENTRY]].tolist()
     raw = part.stored.get((ledger_id, entry_id)) or part.buffer.data[start:end]
     try:
@@ -456,7 +456,7 @@ def _to_batch(rows: list[Row], source: TopicPartition, target: pa.Schema) -> pa.
 
 def _columns(part: _Slice, fields: Matrix, source: TopicPartition) -> pa.RecordBatch:
     entry = fields[k.M_ENTRY]
-    # Messages lie in the order of their entries.
+    # Messages are in the order of their entries.
     of_entries = np.bincount(entry, minlength=len(part.entries))
     ledger_ids, entry_ids, broker_ms, publish_ms, deliver_ms = (
         np.repeat(part.entries[:, column], of_entries)
@@ -503,13 +503,13 @@ def _columns(part: _Slice, fields: Matrix, source: TopicPartition) -> pa.RecordB
 
 
 def _absent(fields: Matrix, start_field: int, size_field: int) -> Matrix:
-    """Sizes, with NONE if the field is absent."""
+    """Return sizes, with NONE if the field is absent."""
     return np.where(fields[start_field] == k.NONE, k.NONE, fields[size_field])
 
 
 def _per_entry(part: _Slice, start_column: int, size_column: int, kind: pa.DataType, entry: Matrix) -> pa.Array:
-    """Return a field of each message's entry. An odd entry may have half-read positions, but no
-    message belongs to it.
+    """Return a field of each message's entry. An odd entry may have incomplete fields, but has no
+    messages here.
     """
     sizes = np.where(part.status == k.OK, part.entries[:, size_column], k.NONE)
     values = _spans(part.buffer, part.entries[:, start_column], sizes, kind)
@@ -547,7 +547,7 @@ def _validity(present: NDArray[np.bool_]) -> pa.Buffer | None:
 
 def _integers(values: Matrix) -> pa.Array:
     present = values != k.NONE
-    # A copy, or the array would keep every field of its messages.
+    # Without the copy, the array would keep all fields of its messages in memory.
     return pa.Array.from_buffers(pa.int64(), len(values), [_validity(present), pa.py_buffer(values.copy())])
 
 
@@ -560,7 +560,7 @@ def _times(values_ms: Matrix, absent: int) -> pa.Array:
 
 
 def _known(values_ms: Matrix) -> Matrix:
-    """Times, absent if they are out of range."""
+    """Return times, absent if they are out of range."""
     return np.where(values_ms > MAX_TIME_MS, k.NONE, values_ms) if _passes_range(values_ms) else values_ms
 
 

@@ -1,10 +1,10 @@
-"""Entries in formats of the user's own, turned into batches that everything behind understands
-(PIP-96).
+"""Entries in a format of the user, converted to batches that the decoder reads (PIP-96).
 
-The user's function gets an entry's metadata and plain payload and says which messages are in it.
-They are written as a batch in place of the payload, decrypted and uncompressed; position and broker
-timestamp stay as they are, and the broker's index if it counted as many messages. Parts of large
-messages, entries that no key here opens and what a broker wrote for itself go by unasked.
+The user's function gets an entry's metadata and plain payload, and returns the messages in it. They
+replace the payload, as a batch that is neither encrypted nor compressed. The position and the
+broker timestamp do not change, nor does the broker's index if the number of messages is the same.
+The function is not called for chunks, for entries that cannot be decrypted, and for a broker's own
+markers.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class EntryPayload:
 
 @dataclass(frozen=True)
 class PayloadMessage:
-    """A message that the function found. ``value`` None is a null value; ``event_time_ms`` 0 is
-    none.
+    """A message that the function returned. ``value`` None is a null value; ``event_time_ms`` 0
+    means no event time.
     """
 
     value: bytes | None
@@ -56,11 +56,11 @@ def process_entry(
     max_bytes: int,
     crypto: CryptoSettings,
 ) -> bytes | None:
-    """The entry as a batch of what the function found in it, empty for nothing; None if it stays as
-    it is.
+    """Return the entry as a batch of the messages that the function returned, which may be empty;
+    None if the entry stays unchanged.
 
     Raises:
-        CorruptEntryError: ``payload_processor``, with the function's own words.
+        CorruptEntryError: ``payload_processor``, with the function's error.
     """
     try:
         entry = parse_entry(raw)
@@ -71,7 +71,7 @@ def process_entry(
             return None
         plain = decompress(metadata.compression, entry.payload, metadata.uncompressed_size, max_bytes)
     except CorruptEntryError:
-        # Decoding rejects it, and says why.
+        # The decoder rejects the entry, with the reason.
         return None
     try:
         messages = processor(EntryPayload(ledger_id, entry_id, metadata.SerializeToString(), bytes(plain)))

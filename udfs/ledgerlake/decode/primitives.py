@@ -1,5 +1,5 @@
-"""Values of primitive schemas: big-endian, as Pulsar's clients write them. Kinds that differ do not
-mix.
+"""Values of primitive schemas: big-endian, as Pulsar's clients write them. One kind is not
+converted to another.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def _refuse(wrong: NDArray[np.bool_], why: str, present: NDArray[np.bool_], bad:
 
 
 def _fixed(payloads: pa.BinaryArray, dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[np.bool_], dict[int, str]]:
-    """Return values of one size as numbers, a mask of those that are not null, and the errors of
-    those of another size.
+    """Return values of one size as numbers, a mask of the values that are not null, and errors for
+    values of another size.
     """
     count, width = len(payloads), dtype.itemsize
     present = np.ones(count, dtype=bool) if payloads.null_count == 0 else payloads.is_valid().to_numpy(False)

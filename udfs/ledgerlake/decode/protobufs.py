@@ -2,9 +2,9 @@
 
 The definition is JSON: ``fileDescriptorSet`` in base64, and ``rootMessageTypeName``. Messages
 become structs, repeated fields arrays, maps maps with keys as text, enums the names of their values
-(of an unknown field its number), ``uint32`` a ``long`` and ``uint64`` a ``decimal(20, 0)``. A field
-that can tell that it is absent is null then; others have their default, as Protobuf says. A message
-that holds itself has no column.
+(the number of an unknown value), ``uint32`` a ``long`` and ``uint64`` a ``decimal(20, 0)``. A
+missing field is null if Protobuf tracks its presence; otherwise it has its default. A recursive
+message has no column.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TYPES = {
 
 
 def message_type(schema: ValueSchema) -> pa.DataType:
-    """The struct of a schema's root message.
+    """Return the struct of a schema's root message.
 
     Raises:
         SetupError: the schema is damaged, or its message has no column.

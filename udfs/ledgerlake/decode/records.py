@@ -1,21 +1,26 @@
-"""Records of Avro and JSON schemas, both of which the registry defines in Avro's language.
+"""Records of Avro and JSON schemas. The registry defines both in Avro's schema language.
 
-| Avro | column | |---|---| | record; array; map | struct; array; map with ``string`` keys | |
-``[null, T]`` | T, which may be null | | a union of int and long, of float and double | the wider
-one | | string, enum | ``string`` | | bytes, fixed | ``binary``; in JSON ``string``, since Java's
-clients write base64 there and others the text | | decimal of at most 38 digits | ``decimal`` (Avro
-only) | | date; timestamp-millis and -micros; local-timestamp-* | ``date``; ``timestamp``;
-``timestamp_ntz`` | | other logical types | what they stand on |
+| Avro | column |
+|---|---|
+| record; array; map | struct; array; map with ``string`` keys |
+| ``[null, T]`` | T, nullable |
+| a union of int and long, or of float and double | the wider type |
+| string, enum | ``string`` |
+| bytes, fixed | ``binary``; ``string`` in JSON: Java's clients write base64, others the text |
+| decimal of at most 38 digits | ``decimal`` (Avro only) |
+| date | ``date`` |
+| timestamp-millis and -micros | ``timestamp`` |
+| local-timestamp-millis and -micros | ``timestamp_ntz`` |
+| other logical types | the column of the underlying type |
 
-Other unions, and records inside themselves, have no column: such a topic is read with ``schema =
-bytes``.
+Other unions and recursive records have no column; read such a topic with ``schema = bytes``.
 
 Rules kept here:
-  - An Avro value must end where its bytes end. What a damaged one claims of sizes costs no memory:
-    items take bytes, so a schema whose items take none is refused.
-  - JSON is parsed by Arrow a batch at a time. Where that finds anything odd, each value is looked
-    at alone, by the same rules: a number where a string belongs is its text, and nothing else is
-    converted.
+  - An Avro value must end where its bytes end. Sizes in a damaged value allocate no memory: each
+    item needs bytes, and a schema with items of no bytes is refused.
+  - JSON is parsed by Arrow, one batch at a time. If a batch has an unusual value, each value is
+    parsed alone, by the same rules: a number becomes its text if the schema has a string, and
+    nothing else is converted.
 """
 
 from __future__ import annotations
@@ -51,7 +56,7 @@ _PRIMITIVES: dict[str, pa.DataType] = {
     "bytes": pa.binary(),
 }
 
-# As they stand in the bytes; Spark's own have microseconds.
+# The units in the encoded values; Spark's own timestamps have microseconds.
 _LOGICAL: dict[tuple[str, str], pa.DataType] = {
     ("int", "date"): pa.date32(),
     ("long", "timestamp-millis"): pa.timestamp("ms", tz="UTC"),
@@ -66,10 +71,10 @@ _DEPTH_MOST = 50
 
 
 def record_type(schema: ValueSchema) -> pa.DataType:
-    """The column of an Avro or JSON schema.
+    """Return the column type of an Avro or JSON schema.
 
     Raises:
-        SetupError: it has none.
+        SetupError: the schema has no column.
     """
     return _for_spark(_Types(schema).of(_parse(schema.definition)))
 
@@ -126,7 +131,7 @@ def _is_decimal(node: dict[str, Any]) -> bool:
 
 
 class _Types:
-    """Avro's types as Arrow's, in one schema with its names."""
+    """Converts the Avro types of one schema to Arrow's; knows the schema's named types."""
 
     def __init__(self, schema: ValueSchema) -> None:
         self._is_json = schema.kind == pb.Schema.Json
@@ -285,10 +290,10 @@ def _is_simple_part(one: pa.Field) -> bool:
 
 
 def _parse_together(payloads: pa.BinaryArray, physical: pa.DataType) -> pa.Array | None:
-    """All values by one call, or None if any of them is not plainly one object.
+    """Parse all values by one call; return None if one of them is not exactly one object.
 
-    Between two lies a line break, which no JSON string may hold as it is, and each begins and ends
-    as an object does: so as many objects as values means one each.
+    The values are joined by line breaks, which a JSON string cannot contain, and each value begins
+    and ends with braces. So if there are as many objects as values, each value is one object.
     """
     present = payloads.drop_null()
     if not len(present):

@@ -1,7 +1,8 @@
-"""One entry at a time through protobuf: slow, plain, and the judge of everything odd.
+"""The reference decoder: one entry at a time, by protobuf. It is slow and simple, and decides about
+all entries that the kernels do not accept.
 
-The kernels hand over what they do not accept; tests compare both routes on random bytes. Order of
-work on the bytes: checksum, decrypt (chunks only when they are joined), decompress, unbatch.
+Tests compare it with the kernels on random bytes. The steps are: verify the checksum, decrypt
+(chunks when they are joined), decompress, split the batch.
 
 Reasons that end in ``rejects``: ``bad_checksum``, ``malformed_entry``, ``unknown_codec``,
 ``bad_compression``, ``too_large``, ``truncated_batch``, ``batch_count``, ``encrypted``,
@@ -27,25 +28,24 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-# A property's key and the number that its column cannot hold.
+# The key of a property, and the number that its column cannot hold.
 KeptNumber = tuple[str, str] | None
 
-# The property of a message that is the bytes of an entry which no key here opens.
+# The property of a message that consists of the bytes of an entry that cannot be decrypted.
 ENCRYPTED_FOR = "ledgerlake.encrypted_for"
 
 
 def decode_entry(
     raw: memoryview, ledger_id: int, entry_id: int, max_bytes: int, crypto: CryptoSettings = NO_KEYS
 ) -> Iterator[Row]:
-    """The rows (columns of ``schema.VIEW``; times in microseconds) of one entry; none for a
-    server's own marker.
+    """Yield the rows of one entry (columns of ``schema.VIEW``; times in microseconds); none for a
+    broker's own marker.
 
-    Rows are made as they are taken, but what can be wrong with any of them is raised before the
-    first.
+    Rows are made one by one, but every error is raised before the first.
 
     Raises:
-        CorruptEntryError: the entry cannot become messages; ``reason`` says why.
-        DecryptionError: it is not for us, and the settings say to fail.
+        CorruptEntryError: the entry cannot become messages; ``reason`` tells why.
+        DecryptionError: there is no key for it, and the settings are to fail.
     """
     entry = parse_entry(raw)
     metadata = entry.metadata
@@ -106,8 +106,8 @@ def _with_own_columns(
     source: pb.MessageMetadata | pb.SingleMessageMetadata,
     numbered: pb.MessageMetadata | pb.SingleMessageMetadata | None = None,
 ) -> Row:
-    """Return a row with the columns of the message's own metadata: that of the entry for a single
-    message, that in the batch for a batched one.
+    """Return a row with the columns of the message's metadata, which is the entry's for a single
+    message, and the one in the batch for a batched message.
 
     ``numbered`` has the sequence id, if it is not in ``source``. A number that does not fit into
     its column becomes a property.
@@ -136,7 +136,7 @@ def _recipients(source: pb.MessageMetadata | pb.SingleMessageMetadata) -> list[t
 
 
 def key_of(source: pb.MessageMetadata | pb.SingleMessageMetadata) -> tuple[str | None, bytes | None]:
-    """A message's key: its text, or its bytes where it is not text."""
+    """Return a message's key: its text, or its bytes if it is not text."""
     if not source.HasField("partition_key"):
         return None, None
     text: str | bytes = source.partition_key
@@ -146,7 +146,9 @@ def key_of(source: pb.MessageMetadata | pb.SingleMessageMetadata) -> tuple[str |
 
 
 def decode_base64_key(text: str) -> bytes:
-    """The bytes of a key that is not text; what claims to be base64 and is not stays as it is."""
+    """Return the bytes of a key that is not text; a key that is marked as base64 and is not is
+    unchanged.
+    """
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -166,14 +168,14 @@ def _chunk_row(shared: Row, entry: RawEntry) -> Row:
 
 
 def _opaque_row(shared: Row, entry: RawEntry) -> Row:
-    """An entry that nobody here can open, as one message of its bytes; a property names whom it is
-    for.
+    """Return an entry that cannot be decrypted as one message of its bytes; a property has the
+    names of its recipients.
     """
     return {**_with_own_columns(shared, entry.metadata), "is_null": False, "value": bytes(entry.payload)}
 
 
 def large_row(last: RawEntry, ledger_id: int, entry_id: int, first_chunk_id: str) -> Row:
-    """The row of a large message but for its value, from its last chunk.
+    """Return the row of a large message without its value, from its last chunk.
 
     Raises:
         CorruptEntryError: a number of its metadata is out of range.
@@ -205,7 +207,7 @@ def _batch_rows(shared: Row, entry: RawEntry, payload: memoryview, max_bytes: in
         row["message_id"] = f"{shared['message_id']}:{batch_index}"
         row["batch_index"] = batch_index
         row["value"] = None if single.null_value else bytes(value)
-        # Of a transaction brokers count entries in place of messages.
+        # In a transaction, the broker's index counts entries instead of messages.
         if row["broker_index"] is not None and not entry.metadata.HasField("txnid_most_bits"):
             row["broker_index"] += batch_index + 1 - count
         yield row

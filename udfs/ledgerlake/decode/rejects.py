@@ -1,5 +1,5 @@
-"""Rows of ``rejects`` for single entries that were judged elsewhere, such as chunks whose message
-never became whole.
+"""Rows of ``rejects`` for single entries that other modules reject, such as chunks of incomplete
+messages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _U32 = struct.Struct(">I")
 
 @dataclass(frozen=True)
 class RejectedEntry:
-    """An entry and why it became no message; ``entry`` is None if its bytes are lost."""
+    """A rejected entry and the reason; ``entry`` is None if its bytes are lost."""
 
     position: Position
     entry: bytes | memoryview | None
@@ -41,7 +41,7 @@ def reject_rows(rejected: list[RejectedEntry], source: TopicPartition) -> pa.Tab
 
 
 def rejected_row(rejected: RejectedEntry, source: TopicPartition) -> pa.RecordBatch:
-    """Return the row of ``schema.ENTRIES`` of a reject, which may be a loss without an entry."""
+    """Return the row of ``schema.ENTRIES`` for a reject, which may be a loss without an entry."""
     row = {
         "topic": source.topic,
         "partition": source.partition,
@@ -54,7 +54,7 @@ def rejected_row(rejected: RejectedEntry, source: TopicPartition) -> pa.RecordBa
 
 
 def reject_frame(rejected: RejectedEntry) -> memoryview:
-    """Return a frame that carries a reject through a bundle: ``[u32 size] [reason \\0 detail]``
+    """Return the frame of a reject in a bundle: ``[u32 size] [reason \\0 detail]``
     before the entry's bytes.
     """
     header = f"{rejected.reason}\0{rejected.detail}".encode()

@@ -1,5 +1,5 @@
-"""Finds runs of MESSAGE frames in the receive buffer, without an object for each frame (a
-``wire.connection.Scan``).
+"""The scan that finds runs of MESSAGE frames in the receive buffer without an object for each frame
+(a ``wire.connection.Scan``).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The columns that people meet: names and meaning are the contract of the tables.
+"""The columns of tables and views. Users depend on their names and meaning.
 
-``MESSAGES`` is the Delta table, ``VIEW`` the bare source's ``view = messages`` (the table's
-columns, then what only matters if chunks are not put together and bad entries have no table of
-their own), ``REJECTS`` what could not become a message, ``ENTRIES`` the bare source's ``view =
-entries``, ``BUNDLES`` the pipeline's own rows.
+``MESSAGES`` is the Delta table of messages, ``REJECTS`` that of rejects. ``VIEW`` is the bare
+source's ``view = messages``: the table's columns, followed by those for single chunks and for
+rejects. ``ENTRIES`` is the bare source's ``view = entries``. ``BUNDLES`` are the internal rows of
+the pipeline.
 """
 
 from __future__ import annotations
@@ -90,12 +90,12 @@ ENTRIES = pa.schema(
     ]
 )
 
-# One row holds MESSAGE frames as they came from the broker: consecutive ones up to about a mebibyte
-# (kind ``entries``), or another kind of ``split``. ``end_*`` is where the micro-batch's range of
-# this topic partition ends, and ``clock_ms`` what time it is by the batch if it says so, on every
-# row of the range; of the first entry only the messages after ``after_batch_index`` and up to
-# ``until_batch_index`` belong to it (null: no such bound); ``broker_ms`` is the broker's time of
-# the last entry, where it says one.
+# One row has MESSAGE frames as received from the broker: consecutive ones of about a mebibyte (kind
+# ``entries``), or another kind of ``split``. Every row of a range has ``end_*``, the end of the
+# micro-batch's range of this topic partition, and ``clock_ms``, the time of the micro-batch if it
+# has one. Of the first entry, only the messages after ``after_batch_index`` and up to
+# ``until_batch_index`` belong to the range (null: no such bound). ``broker_ms`` is the broker's
+# time of the last entry, null if it has none.
 BUNDLES = pa.schema(
     [
         ("topic", pa.string()),

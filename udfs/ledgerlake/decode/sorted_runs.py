@@ -1,8 +1,8 @@
-"""Merging what stands in order: batches of rows with keys of several columns, held one of each
-source.
+"""A merge of sorted sources: batches of rows with keys of several columns, one batch of each source
+in memory.
 
-A row goes out when nothing earlier can still come. In each step everything up to the smallest of
-the held batches' last keys can: no source has anything earlier left.
+A row is output if no source can still have an earlier one. In each step, these are the rows up to
+the smallest of the last keys of the batches in memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class _Rows(Protocol):
-    """The interface that tables and record batches have in common here."""
+    """The interface of tables and record batches that the merge needs."""
 
     @property
     def num_rows(self) -> int: ...
@@ -35,12 +35,12 @@ def merge_sorted(
     part: Callable[[Rows, int, int], Rows],
     joined: Callable[[list[Rows]], Rows],
 ) -> Iterator[Rows]:
-    """Rows of several sources in order, each source's own in order; their batches are not empty.
+    """Yield the rows of several sorted sources in order; no batch of a source is empty.
 
     Args:
         keys: the key columns of a batch, most significant first.
-        part: so many rows of a batch, from one on.
-        joined: several batches as one, in order.
+        part: returns a number of rows of a batch, from a row on.
+        joined: returns several batches as one, in order.
     """
     heads = {number: rows for number, source in enumerate(sources) if (rows := next(source, None)) is not None}
     while heads:
@@ -59,7 +59,7 @@ def merge_sorted(
 
 
 def count_through(columns: Columns, last: tuple[int, ...]) -> int:
-    """Return how many rows in order come up to and including a key."""
+    """Return how many sorted rows there are up to and including a key."""
     result = np.ones(len(columns[0]), dtype=bool)
     for column, value in zip(reversed(columns), reversed(last), strict=True):
         result = (column < value) | ((column == value) & result)

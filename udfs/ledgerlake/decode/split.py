@@ -1,17 +1,16 @@
-"""A bundle cut where entries go different ways: delayed ones, parts of large messages, and the
-markers that list those.
+"""Bundles split into pieces by the treatment of their entries.
 
-Kinds:
+Kinds of pieces:
 
-    entries   plain entries; all that most topics ever have, and then the bundle stays one piece, untouched
-    delayed   plain entries that say when they are to be delivered, be it long past
+    entries   plain entries; most topics have only these, and then the bundle is one piece
+    delayed   plain entries with a delivery time, even if it is long past
     chunk     one chunk of a large message (PIP-37): ``num_chunks_from_msg`` above 1
     marker    the list of a large message's chunks (PIP-37, option 2), see ``wire.chunks``
-    reject    no message already when it was read, or not there to be read (see ``rejects.reject_frame``)
+    reject    an entry that was rejected when it was read, or is lost (``rejects.reject_frame``)
 
-Chunks, markers and rejects travel alone; a chunk is never ``delayed``, also if it has a delivery
-time. A delivery time counts only if the entry's checksum is right, since what is damaged is
-rejected, not kept waiting until the year that it claims.
+Each chunk, marker and reject is its own piece. A chunk is never ``delayed``, even if it has a
+delivery time. The delivery time of an entry is used only if its checksum is right: a damaged entry
+is rejected at once.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class PieceKind(str, Enum):
-    """The kind of a piece, see above; the value is what stands in the column ``kind``."""
+    """The kind of a piece, see the module; the values are those of the column ``kind``."""
 
     ENTRIES = "entries"
     DELAYED = "delayed"
@@ -50,14 +49,14 @@ class PieceKind(str, Enum):
     REJECT = "reject"
 
 
-# What a bitmap of the delayed index can hold. Brokers close ledgers long before.
+# The largest entry id in a bitmap of the delayed index. Brokers close ledgers long before.
 MAX_DELAYED_ENTRY_ID = 2**32 - 1
 
 
 @dataclass(frozen=True)
 class DelayedEntries:
-    """Entries of a ``delayed`` piece: when each is due (no sooner than it was stored), where it
-    stands, and where its frame ends in the piece.
+    """Entries of a ``delayed`` piece: the due time (not before the entry was stored), the position,
+    and the end of the frame in the piece, of each.
     """
 
     due_ms: Matrix
@@ -67,11 +66,11 @@ class DelayedEntries:
 
 
 def split_bundle(frames: bytes | bytearray | memoryview) -> Iterator[tuple[PieceKind, memoryview, int | None]]:
-    """Pieces of a bundle in order, each with its kind and the broker's time of its last entry, if
-    the broker says one.
+    """Yield the pieces of a bundle in order, each with its kind and the broker's time of its last
+    entry, None if there is none.
 
     Raises:
-        MalformedFrameError: the bundle is not whole frames.
+        MalformedFrameError: the bundle does not consist of complete frames.
     """
     buffer, entries = read_entry_table(frames)
     status = np.zeros(len(entries), dtype=np.int8)
@@ -90,10 +89,10 @@ def split_bundle(frames: bytes | bytearray | memoryview) -> Iterator[tuple[Piece
 
 
 def _pieces(count: int, kinds: dict[int, PieceKind]) -> Iterator[tuple[PieceKind, list[tuple[int, int]]]]:
-    """Kinds with their runs of rows (first and last). Between entries that travel alone there is
-    one piece of each kind.
+    """Yield kinds with their runs of rows (first and last). Between chunks, markers and rejects
+    there is one piece of each other kind.
 
-    That of the very first row comes first.
+    The piece with the first row comes first.
     """
     together: dict[PieceKind, list[tuple[int, int]]] = {}
     rows = sorted({0, count, *kinds, *(row + 1 for row in kinds)})
@@ -123,21 +122,23 @@ def read_delayed(frames: bytes | memoryview) -> DelayedEntries:
 
 
 def only_entry(frames: pa.Buffer | memoryview) -> tuple[Position, memoryview]:
-    """The one entry of a piece that travels alone."""
+    """Return the entry of a piece with a single entry."""
     buffer, entries = read_entry_table(frames)
     start, end, ledger_id, entry_id = entries[0, [k.E_START, k.E_END, k.E_LEDGER, k.E_ENTRY]].tolist()
     return Position(ledger_id, entry_id), buffer.data[start:end]
 
 
 def entries_of(frames: bytes | memoryview) -> dict[Position, bytes]:
-    """The stored entries of a piece by position."""
+    """Return the stored entries of a piece by position."""
     buffer, entries = read_entry_table(frames)
     rows = entries[:, [k.E_LEDGER, k.E_ENTRY, k.E_START, k.E_END]].tolist()
     return {Position(ledger_id, entry_id): bytes(buffer.data[start:end]) for ledger_id, entry_id, start, end in rows}
 
 
 def _broker_ms(raw: memoryview) -> int | None:
-    """The broker's time of an entry; chunks and entries that the kernels leave alone have one too."""
+    """Return the broker's time of an entry, also of chunks and of entries that the kernels do not
+    read.
+    """
     try:
         broker, _ = split_broker_metadata(raw)
     except CorruptEntryError:
@@ -150,7 +151,7 @@ def _span(entries: Matrix, row: int) -> tuple[int, int]:
 
 
 def _delayed(buffer: Bytes, entries: Matrix, status: NDArray[np.int8]) -> Matrix:
-    """Rows of whole, ordinary entries that say when they are to be delivered."""
+    """Return which rows are complete, plain entries with a delivery time."""
     timed = (entries[:, k.E_DELIVER] > 0) & (entries[:, k.E_ENTRY] <= MAX_DELAYED_ENTRY_ID)
     rows = np.flatnonzero((status == k.OK) & timed)
     return np.array([row for row in rows.tolist() if _checksum_fits(buffer, entries[row])], dtype=np.int64)
@@ -162,9 +163,7 @@ def _checksum_fits(buffer: Bytes, entry: Matrix) -> bool:
 
 
 def _kind(raw: memoryview, entry_id: int) -> PieceKind:
-    """Return the kind of an entry; one that cannot be read is plain, so that decoding rejects it
-    whole.
-    """
+    """Return the kind of an entry; an unreadable one is plain, so that the decoder rejects it."""
     try:
         metadata = peek_metadata(raw)
         if metadata.num_chunks_from_msg > 1:

@@ -1,11 +1,11 @@
-"""Messages with typed values: a column by the topic's schema in place of the bytes.
+"""Messages with typed values: the column ``value`` has the type of the topic's schema.
 
-Two columns stand beside it:
+Two columns are added:
 
-    value_bytes     the bytes of what has no typed value, which are chunks of large messages and values that do not fit their
-                    schema; if asked, of every message
-    reject_reason   of a value that does not fit: ``undecodable_value``, or ``unknown_schema`` for a version that the registry
-                    does not have
+    value_bytes     the bytes of messages without a typed value, which are chunks and values that
+                    do not fit their schema; on request, of every message
+    reject_reason   of a value that does not fit: ``undecodable_value``, or ``unknown_schema`` for
+                    a version that the registry does not have
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 UNDECODABLE_VALUE = "undecodable_value"
 UNKNOWN_SCHEMA = "unknown_schema"
 
-# Returns the schema of a version, which messages name; None if the registry has no such version.
+# Returns the schema of a message's version; None if the registry has no such version.
 SchemaOfVersion = Callable[[bytes], "ValueSchema | None"]
 
 
@@ -36,7 +36,7 @@ def typed_columns(columns: pa.Schema, reader: ValueSchema) -> pa.Schema:
     """Return the columns of messages whose values are read by a schema.
 
     Raises:
-        SetupError: no column can have such values.
+        SetupError: no column can hold the values.
     """
     fields = []
     for field in columns:
@@ -82,7 +82,7 @@ def type_values(
 def _by_version(
     versions: pa.Array, encoded: Encoded, reader: ValueSchema, of_version: SchemaOfVersion, reasons: dict[int, str]
 ) -> pa.Array:
-    """All values; ``reasons`` gets those that have none and should."""
+    """Return all values; add to ``reasons`` those of messages that should have a value and do not."""
     codes = versions.dictionary_encode(null_encoding="encode")
     names, numbers = codes.dictionary.to_pylist(), codes.indices.to_numpy()
     target = column_type(reader)
@@ -109,13 +109,13 @@ def _take(encoded: Encoded, rows: NDArray[np.int64]) -> Encoded:
 
 
 def _decode(encoded: Encoded, writer: ValueSchema | None, reader: ValueSchema) -> tuple[DecodedValues, str]:
-    """The values of one version, and why some of them have none."""
+    """Return the values of one version, and the reasons of those that cannot be decoded."""
     if writer is not None:
         try:
             return decoder(writer, reader)(encoded), UNDECODABLE_VALUE
         except SetupError:
-            # A version that cannot be read at all; the reader's own has a column, or nothing would
-            # be read.
+            # No value of this version can be read. The reader's own schema has a column, or the
+            # read would not have begun.
             pass
     present = np.flatnonzero(encoded.payloads.is_valid().to_numpy(False)).tolist()
     nothing = pa.nulls(len(encoded.payloads), column_type(reader))

@@ -1,23 +1,28 @@
 """Values by the schemas of Pulsar's registry: bytes in, Arrow columns out.
 
-A message says by which version of its topic's schema it was written (``schema_version``). It is
-read as the schema that the whole read has chosen, the reader's:
+Each message has the version of the topic's schema with which it was written (``schema_version``).
+All messages of a read are converted to one schema, the reader's schema:
 
-    primitives      big-endian, as Pulsar's clients write them; kinds that differ do not mix
-    Avro            by Avro's own rules of resolution: new fields take their defaults, dropped ones go, numbers widen
-    JSON            fields by name: absent ones are null, unknown ones go
-    key and value   a struct of both; the key from the message's own where it is ``SEPARATED``
-    Protobuf        by the descriptor in the schema (``PROTOBUF_NATIVE``): fields by number, as Protobuf does
+    primitives      big-endian, as Pulsar's clients write them; different kinds cannot be converted
+    Avro            by Avro's schema resolution: new fields get their defaults, removed ones go
+    JSON            fields by name: missing fields are null, unknown fields are dropped
+    key and value   a struct of both; if the schema is ``SEPARATED``, the key is the message's key
+    Protobuf        by the descriptor in the schema (``PROTOBUF_NATIVE``), fields by number
 
-| kind | column | |---|---| | none, BYTES, PROTOBUF (whose registry entry has no descriptor) |
-``binary`` | | STRING; BOOLEAN; INT8 to INT64; FLOAT, DOUBLE | ``string``; ``boolean``; integers;
-``float``, ``double`` | | DATE, TIME, TIMESTAMP, INSTANT | ``timestamp`` | | LOCAL_DATE; LOCAL_TIME;
-LOCAL_DATE_TIME | ``date``; ``long``, nanoseconds of the day; ``timestamp_ntz`` | | AVRO, JSON | a
-struct (see ``records``) | | KEY_VALUE | a struct of ``key`` and ``value`` | | PROTOBUF_NATIVE | a
-struct (see ``protobufs``) |
+| kind | column |
+|---|---|
+| none, BYTES, PROTOBUF (its registry entry has no descriptor) | ``binary`` |
+| STRING, BOOLEAN | ``string``, ``boolean`` |
+| INT8 to INT64; FLOAT, DOUBLE | integers; ``float``, ``double`` |
+| DATE, TIME, TIMESTAMP, INSTANT | ``timestamp`` |
+| LOCAL_DATE, LOCAL_DATE_TIME | ``date``, ``timestamp_ntz`` |
+| LOCAL_TIME | ``long``, nanoseconds of the day |
+| AVRO, JSON | a struct (see ``records``) |
+| KEY_VALUE | a struct of ``key`` and ``value`` |
+| PROTOBUF_NATIVE | a struct (see ``protobufs``) |
 
-A value that does not fit its schema to the last byte is bad, with the reason why; the others of its
-batch are not touched by it.
+A value must fit its schema to the last byte. If it does not, it is bad, and the reason is returned;
+the other values of its batch are not affected.
 """
 
 from __future__ import annotations
@@ -44,10 +49,10 @@ _T = pb.Schema
 
 @cache
 def column_type(schema: ValueSchema) -> pa.DataType:
-    """The column that values of a schema become.
+    """Return the column type for values of a schema.
 
     Raises:
-        SetupError: no column can hold them, or the schema is damaged; says what is in the way.
+        SetupError: no column can hold them, or the schema is damaged; the message tells the reason.
     """
     with _damage_said():
         return _column_type(schema)
@@ -69,7 +74,7 @@ def decoder(writer: ValueSchema, reader: ValueSchema) -> Decoder:
     """Return a decoder that reads values of one schema as those of another.
 
     Raises:
-        SetupError: one of the two is damaged, or their kinds do not mix.
+        SetupError: a schema is damaged, or the kinds of the two cannot be converted.
     """
     with _damage_said():
         return _decoder(writer, reader)
@@ -77,11 +82,11 @@ def decoder(writer: ValueSchema, reader: ValueSchema) -> Decoder:
 
 @contextlib.contextmanager
 def _damage_said() -> Iterator[None]:
-    """A schema is text from outside: where one stands that is no schema, any step of reading it may
-    fail.
+    """Turn any error of the block into a SetupError: a schema is text from outside, and if it is
+    not a valid one, any step of reading it may fail.
 
     Raises:
-        SetupError: it did.
+        SetupError: the block failed.
     """
     try:
         yield
@@ -107,7 +112,7 @@ def _decoder(writer: ValueSchema, reader: ValueSchema) -> Decoder:
 
 @dataclass(frozen=True)
 class _KeyValue:
-    """A key-value schema taken apart; ``separated``: the key is the message's own."""
+    """The parts of a key-value schema; if ``separated``, the key is the message's key."""
 
     key: ValueSchema
     value: ValueSchema
@@ -131,7 +136,7 @@ def _key_value(schema: ValueSchema) -> _KeyValue:
 
 
 def _kind_of(name: str) -> int:
-    """The protocol's number of a kind that stands by name in a key-value schema's properties."""
+    """Return the protocol's number of a kind, by its name in a key-value schema's properties."""
     word = {
         "BOOLEAN": "Bool",
         "BYTES": "NoSchema",
@@ -145,8 +150,8 @@ def _kind_of(name: str) -> int:
 
 
 def _two(data: bytes) -> tuple[bytes | None, bytes | None] | None:
-    """Two parts, each with its length in front (-1: null), that fill the bytes; None if they do
-    not.
+    """Return the two parts of the bytes, each of which follows its length (-1: null); None if they
+    do not fill the bytes.
     """
     parts: list[bytes | None] = []
     start = 0

@@ -1,4 +1,4 @@
-"""The warm-up of compiled code before there is work for it: numba compiles it, or loads it from its
+"""The warm-up of the kernels before the first data: numba compiles them, or loads them from its
 cache.
 """
 
@@ -15,8 +15,8 @@ from ledgerlake.wire.entry import encode_batch, encode_entry
 def warm_up() -> None:
     """Run every kernel once, on messages that need all of them.
 
-    Two entries are needed: a column of a matrix with one row is contiguous, and numba compiles a
-    version of its own for that.
+    There are two entries, because a column of a matrix with one row is contiguous, for which numba
+    compiles another version.
     """
     entry = pb.MessageMetadata(producer_name="p", sequence_id=0, publish_time=0, num_messages_in_batch=1)
     message = pb.SingleMessageMetadata(payload_size=0, partition_key="k", properties=[pb.KeyValue(key="a", value="b")])
