@@ -48,7 +48,7 @@ def rows(folder: Path) -> int:
 def test_a_restart_reads_nothing_again_and_delivers_soon(
     runtime: Runtime, spark: SparkSession, tmp_path: Path, campaign_is_long: bool
 ) -> None:
-    count = 1_000_000 if campaign_is_long else 20_000
+    count = 1_000_000 if campaign_is_long else 5_000
     topic = runtime.topic()
     data = runtime.config(tmp_path, topic)
     due_ms = now_ms() + (240_000 if campaign_is_long else 20_000)
