@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.live, pytest.mark.spark, pytest.mark.slow]
 
 
-def publish_waiting(runtime: Runtime, topic: str, count: int, due_ms: int) -> None:
-    """Messages of which one is due then, and then one every ten milliseconds."""
+def publish_waiting(runtime: Runtime, topic: str, count: int, due_ms: int, gap_ms: int) -> None:
+    """Messages of which one is due then, and then one every ``gap_ms``."""
     cluster = runtime.cluster()
     producer = EntryProducer(cluster, topic)
     metadata = pb.MessageMetadata(producer_name=producer.name, sequence_id=0, publish_time=now_ms())
     for number in range(count):
-        metadata.deliver_at_time = due_ms + 10 * ((number * 7919) % count)
+        metadata.deliver_at_time = due_ms + gap_ms * ((number * 7919) % count)
         producer.send(encode_entry(metadata, b"%-100d" % number))
     producer.close()
     cluster.close()
@@ -48,11 +48,12 @@ def rows(folder: Path) -> int:
 def test_a_restart_reads_nothing_again_and_delivers_soon(
     runtime: Runtime, spark: SparkSession, tmp_path: Path, campaign_is_long: bool
 ) -> None:
-    count = 1_000_000 if campaign_is_long else 5_000
+    # The last message is due after minutes, so that a slow machine finds some waiting.
+    count, gap_ms = (1_000_000, 10) if campaign_is_long else (5_000, 40)
     topic = runtime.topic()
     data = runtime.config(tmp_path, topic)
     due_ms = now_ms() + (240_000 if campaign_is_long else 20_000)
-    publish_waiting(runtime, topic, count, due_ms)
+    publish_waiting(runtime, topic, count, due_ms, gap_ms)
     config = run_once(spark, data)
     delivered = rows(tmp_path)
     assert sum(one.waiting for one in waiting_messages(spark, config)) == count - delivered > 0

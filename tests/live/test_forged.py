@@ -61,7 +61,7 @@ def test_an_entry_that_the_broker_cannot_read_behind_its_metadata_sets_no_time_a
     publish(cluster, topic, unreadable)
     latest.expire()
     assert latest.get().position == good
-    # It waits half a second for an entry, which is no loss: the next micro-batch finds a late one.
+    # It waits half a second for an entry; the next micro-batch finds a late one.
     wait_until(lambda: LatestOffset(cluster, topic).get().position == good)
     assert first_available(cluster, topic).ledger_id == good.ledger_id
     last = publish(cluster, topic, GOOD)

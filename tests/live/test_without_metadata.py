@@ -125,8 +125,8 @@ def test_a_broker_without_entry_metadata_gives_null_columns_one_warning_and_publ
     producer.close()
     data = bare.config(tmp_path, topic)
     ran = ledgerlake_process("run", config_file(tmp_path, data), "--once", "--json")
-    assert json.loads(ran.stdout)["messages"] == 6
     assert (ran.returncode, ran.stderr.count("the broker adds no entry metadata")) == (0, 1)
+    assert json.loads(ran.stdout)["messages"] == 6
     config = parse_config(data)
     rows = DeltaTable(config.delta.path).to_pyarrow_table().to_pylist()
     assert [int(row["value"]) for row in rows] == [-7, -2, 0, 0, 3, 9]
