@@ -387,7 +387,9 @@ def _is_text(message: Message) -> bool:
 
 
 def _field_of_type() -> dict[int, str]:
-    """Return the body of a command: by the protocol, its field number is the value of the type."""
+    """Return the name of the field with the body by command type; the protocol gives that field
+    the number of the type.
+    """
     fields = {field.number: field.name for field in pb.BaseCommand.DESCRIPTOR.fields}
     return {value: fields[value] for value in pb.BaseCommand.Type.values()}
 

@@ -49,14 +49,15 @@ MAX_CHUNK_NAME_BYTES = 1024
 MAX_TASK_EVENT_BYTES = 256 * 1024 * 1024
 
 # The limit of cancels that one task passes on, and of the bytes of the ids and keys in them.
-# Entries with more become rejects.
+# The entries of cancels beyond it become rejects.
 MAX_TASK_CANCELS = 20_000
 MAX_TASK_CANCEL_BYTES = 4 * 1024 * 1024
 
 
 def message_limit_bytes(announced: int | None) -> int:
     """Return the largest message of a peer by the size that it announced; the default if that is
-    None or not usable."""
+    None or not usable.
+    """
     return min(announced if announced and announced > 0 else DEFAULT_MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES_CAP)
 
 

@@ -1,8 +1,8 @@
 """The files of wake-up times: when topic partitions need a micro-batch without new entries. The
 pipeline writes them, the planner reads them.
 
-The two live in different processes. After a micro-batch that changed a time, the pipeline writes, in
-a folder of the checkpoint,
+The two live in different processes. After a micro-batch that changed a time, and after another
+process has replaced the file, the pipeline writes, in a folder of the checkpoint,
 
     <batch>.json    {"version": 1, "wakes": {"persistent://public/default/orders-partition-0": 1777626000123}}
 

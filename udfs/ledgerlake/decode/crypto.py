@@ -148,8 +148,8 @@ class _Opener:
 
 @lru_cache(maxsize=100)
 def _private_key(pem: bytes) -> rsa.RSAPrivateKey | None:
-    """Return the RSA key in a PEM file; None if the key has another type. Reading takes about 50
-    ms, because the key's numbers are checked.
+    """Return the RSA key in a PEM; None if the key has another type. Reading takes about 50 ms,
+    because the key's numbers are checked.
 
     Raises:
         ValueError, TypeError, UnsupportedAlgorithm: it is not a key, or needs a password.

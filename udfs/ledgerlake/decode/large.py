@@ -103,8 +103,8 @@ def decode_large(
 
 
 def _join(payloads: list[memoryview], max_bytes: int) -> memoryview:
-    """Return one buffer of the pieces that have arrived; each piece is let go of on the way, so
-    that memory holds the message once.
+    """Return one buffer of the pieces. Each piece is released when it is copied, so that memory
+    holds the message once.
     """
     size_bytes = sum(map(len, payloads))
     _check_size(size_bytes, max_bytes)

@@ -359,7 +359,7 @@ def _runs(part: _Slice, fields: Matrix, source: TopicPartition, rules: _Rules) -
     for index in [*np.flatnonzero(part.status != k.OK).tolist(), None]:
         reached = fields.shape[1] if index is None else int(behind[index])
         while run.odd_bytes + sizes[reached] - sizes[run.start] > DECODED_PIECE_BYTES and reached > run.stop:
-            # Up to ``stop`` it fits. Without odd entries as many more messages go along as do.
+            # The messages up to ``stop`` fit. Without odd entries, more of them may fit.
             if not run.odd_rows and not run.rejects:
                 fitting = int(np.searchsorted(sizes, sizes[run.start] + DECODED_PIECE_BYTES, "right")) - 1
                 run.stop = min(max(fitting, run.start + 1), reached)

@@ -201,8 +201,8 @@ class _Types:
         return arrow_type
 
     def _takes_no_bytes(self, node: Any) -> bool:
-        """Return whether an item may be encoded as nothing: fixed bytes of which there are none, or
-        a record of such fields alone.
+        """Return whether an item may be encoded in no bytes: fixed bytes of size 0, or a record
+        with only such fields.
         """
         if isinstance(node, str):
             return node in self._named_empty or node.rpartition(".")[2] in self._named_empty

@@ -151,7 +151,7 @@ def _span(entries: Matrix, row: int) -> tuple[int, int]:
 
 
 def _delayed(buffer: Bytes, entries: Matrix, status: NDArray[np.int8]) -> Matrix:
-    """Return which rows are complete, plain entries with a delivery time."""
+    """Return the rows of undamaged, plain entries with a delivery time."""
     timed = (entries[:, k.E_DELIVER] > 0) & (entries[:, k.E_ENTRY] <= MAX_DELAYED_ENTRY_ID)
     rows = np.flatnonzero((status == k.OK) & timed)
     return np.array([row for row in rows.tolist() if _checksum_fits(buffer, entries[row])], dtype=np.int64)
