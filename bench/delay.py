@@ -86,29 +86,29 @@ def main() -> None:
     spark.sparkContext.setLogLevel("ERROR")
     set_up_state(spark)
     spark.dataSource.register(_BenchSource)
-    found = []
+    measures = []
     for messages in options.messages:
-        one = _measure(spark, messages)
-        found.append(one | {"index_bytes_per_message": _index_bytes(messages)})
-        _show(found[-1])
+        measure = _measure(spark, messages)
+        measures.append(measure | {"index_bytes_per_message": _index_bytes(messages)})
+        _show(measures[-1])
     spark.stop()
-    LATEST.write_text(json.dumps(found, indent=2) + "\n")
+    LATEST.write_text(json.dumps(measures, indent=2) + "\n")
 
 
-def _show(one: dict[str, Any]) -> None:
+def _show(measure: dict[str, Any]) -> None:
     print(
-        f"\n{one['messages']:,} messages of {VALUE_BYTES} bytes wait ({one['frame_bytes']} with all that is stored of each)"
+        f"\n{measure['messages']:,} messages of {VALUE_BYTES} bytes wait ({measure['frame_bytes']} with all that is stored of each)"
     )
-    print(f"{'added':<10}{one['added_per_s']:>14,.0f} messages/s")
-    print(f"{'released':<10}{one['released_per_s']:>14,.0f} messages/s")
+    print(f"{'added':<10}{measure['added_per_s']:>14,.0f} messages/s")
+    print(f"{'released':<10}{measure['released_per_s']:>14,.0f} messages/s")
     print(
-        f"{'worker':<10}{one['worker_mb']:>14,.0f} MB at its peak, {one['idle_worker_mb']:,.0f} MB before anything waits"
-    )
-    print(
-        f"{'state':<10}{one['state_mb']:>14,.0f} MB on disk, {one['state_mb'] * 1e6 / one['messages']:,.0f} bytes a message"
+        f"{'worker':<10}{measure['worker_mb']:>14,.0f} MB at its peak, {measure['idle_worker_mb']:,.0f} MB before anything waits"
     )
     print(
-        f"{'index':<10}{one['index_bytes_per_message']:>14.2f} bytes a message in memory "
+        f"{'state':<10}{measure['state_mb']:>14,.0f} MB on disk, {measure['state_mb'] * 1e6 / measure['messages']:,.0f} bytes a message"
+    )
+    print(
+        f"{'index':<10}{measure['index_bytes_per_message']:>14.2f} bytes a message in memory "
         f"(the broker's tracker: {_BROKER_BYTES} for each subscription)",
         flush=True,
     )
@@ -267,8 +267,8 @@ def _frames(first: int, count: int) -> bytes:
 
 def _varint(values: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     shifted = values[:, None] >> (7 * np.arange(size))
-    more = np.where(np.arange(size) < size - 1, 0x80, 0)
-    return ((shifted & 0x7F) | more).astype(np.uint8)
+    continuation_bits = np.where(np.arange(size) < size - 1, 0x80, 0)
+    return ((shifted & 0x7F) | continuation_bits).astype(np.uint8)
 
 
 def _index_bytes(messages: int) -> float:

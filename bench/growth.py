@@ -56,8 +56,8 @@ def main() -> None:
                     print(
                         f"\n{block}\n{'':<24}{'messages/s':>14}{'MB/s':>10}{'CPU s/M':>10}{'CPU s/GB':>10}{'peak MB':>10}"
                     )
-                made, peak_mb = _passes(spark, address, workload, partitions, options.passes)
-                results.append({"block": block, "label": workload.name, **_row(workload, made, peak_mb)})
+                counted_passes, peak_mb = _passes(spark, address, workload, partitions, options.passes)
+                results.append({"block": block, "label": workload.name, **_row(workload, counted_passes, peak_mb)})
         finally:
             spark.stop()
     LATEST.write_text(json.dumps(results, indent=2) + "\n")
@@ -82,13 +82,15 @@ def _passes(
     topic = publish(address, workload, partitions)
     with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
         path = partial(pipeline_to_delta, spark, address.service_url, topic, workload.messages, Path(folder))
-        taken = [spark_pass(path) for _ in range(passes + 1)]
-    return [made for made, _ in taken[1:]], max(peak_mb for _, peak_mb in taken[1:])
+        passes_and_peaks = [spark_pass(path) for _ in range(passes + 1)]
+    return [measured_pass for measured_pass, _ in passes_and_peaks[1:]], max(
+        peak_mb for _, peak_mb in passes_and_peaks[1:]
+    )
 
 
-def _row(workload: Workload, made: list[Pass], peak_mb: float) -> dict[str, float]:
-    seconds = statistics.median(one.seconds for one in made)
-    cpu_s = statistics.median(one.cpu_s for one in made)
+def _row(workload: Workload, counted_passes: list[Pass], peak_mb: float) -> dict[str, float]:
+    seconds = statistics.median(counted_pass.seconds for counted_pass in counted_passes)
+    cpu_s = statistics.median(counted_pass.cpu_s for counted_pass in counted_passes)
     row = {
         "messages_per_s": round(workload.messages / seconds),
         "mb_per_s": round(workload.plain_mb / seconds, 1),

@@ -90,12 +90,16 @@ class _Ticking:
         from ledgerlake.api import run
         from ledgerlake.options.config import parse_config
 
-        own = Path(tempfile.mkdtemp(dir=folder))
+        pipeline_folder = Path(tempfile.mkdtemp(dir=folder))
         config = parse_config(
             {
                 "source": {"service_url": service_url, "topics": [topic]},
-                "stream": {"name": own.name, "checkpoint": str(own / "checkpoint"), "trigger": f"{_TICK_S} seconds"},
-                "delta": {"path": str(own / "messages")},
+                "stream": {
+                    "name": pipeline_folder.name,
+                    "checkpoint": str(pipeline_folder / "checkpoint"),
+                    "trigger": f"{_TICK_S} seconds",
+                },
+                "delta": {"path": str(pipeline_folder / "messages")},
             }
         )
         self._taken: list[BatchResult] = []
@@ -110,9 +114,9 @@ class _Ticking:
         if time.time() // _TICK_S != tick:
             raise SystemExit("publishing took longer than the time between two triggers; raise it")
         cpu_s = spark_cpu_s()
-        while not (found := [one for one in self._taken[before:] if one.messages]):
+        while not (batch_results := [batch_result for batch_result in self._taken[before:] if batch_result.messages]):
             self._pipeline.wait(0.1)
-        (result,) = found
+        (result,) = batch_results
         expect(result.messages, count)
         return Pass(self._trigger_seconds(result.batch_id), spark_cpu_s() - cpu_s)
 
@@ -121,10 +125,14 @@ class _Ticking:
         under a number too.
         """
         while not (
-            found := [one for one in self._progress() if one.batchId == batch_id and "addBatch" in one.durationMs]
+            progresses := [
+                progress
+                for progress in self._progress()
+                if progress.batchId == batch_id and "addBatch" in progress.durationMs
+            ]
         ):
             time.sleep(0.1)
-        return float(found[0].durationMs["triggerExecution"]) / 1000
+        return float(progresses[0].durationMs["triggerExecution"]) / 1000
 
     def _progress(self) -> list[StreamingQueryProgress]:
         assert self._pipeline.query is not None
@@ -171,8 +179,8 @@ def _client_loop(
     publisher.close()
     path = partial(_receive_all, sum(sizes_mib) * MIB, keeps)
     _, base_mb = in_process(path, address.service_url, publisher.topic, 0, 1)
-    made, peak_mb = in_process(path, address.service_url, publisher.topic, len(sizes_mib), rounds + _WARM_UP_ROUNDS)
-    return _row(name, sizes_mib, made[_WARM_UP_ROUNDS:], peak_mb, base_mb, client_mb_per_s)
+    passes, peak_mb = in_process(path, address.service_url, publisher.topic, len(sizes_mib), rounds + _WARM_UP_ROUNDS)
+    return _row(name, sizes_mib, passes[_WARM_UP_ROUNDS:], peak_mb, base_mb, client_mb_per_s)
 
 
 def _receive_all(expected_bytes: int, keeps: bool, service_url: str, topic: str, count: int) -> None:
@@ -187,18 +195,18 @@ def _receive_all(expected_bytes: int, keeps: bool, service_url: str, topic: str,
         initial_position=pulsar.InitialPosition.Earliest,
         receiver_queue_size=10,
     )
-    taken = 0
+    received_bytes = 0
     with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
         for number in range(count):
             message = consumer.receive()
-            taken += len(message.data())
+            received_bytes += len(message.data())
             if keeps:
                 Path(folder, str(number)).write_bytes(message.data())
             consumer.acknowledge(message)
     consumer.unsubscribe()
     client.close()
-    if count and taken != expected_bytes:
-        raise SystemExit(f"{taken} bytes arrived; the measurement is worthless")
+    if count and received_bytes != expected_bytes:
+        raise SystemExit(f"{received_bytes} bytes arrived; the measurement is worthless")
 
 
 def _pipeline(
@@ -210,24 +218,24 @@ def _pipeline(
         with WorkerMemory() as idle:
             pipeline.round(publisher.one_small, 1)
         with WorkerMemory() as memory:
-            made = [pipeline.round(publisher, len(sizes_mib)) for _ in range(rounds + _WARM_UP_ROUNDS)]
+            passes = [pipeline.round(publisher, len(sizes_mib)) for _ in range(rounds + _WARM_UP_ROUNDS)]
         small_s = statistics.median(pipeline.round(publisher.one_small, 1).seconds for _ in range(rounds))
         pipeline.stop()
     publisher.close()
     row = _row(
-        "pipeline to Delta, Spark", sizes_mib, made[_WARM_UP_ROUNDS:], memory.peak_mb, idle.peak_mb, client_mb_per_s
+        "pipeline to Delta, Spark", sizes_mib, passes[_WARM_UP_ROUNDS:], memory.peak_mb, idle.peak_mb, client_mb_per_s
     )
     print(f"  a trigger with one small message takes {small_s:.2f} s")
     return row
 
 
 def _row(
-    name: str, sizes_mib: list[int], made: list[Pass], peak_mb: float, base_mb: float, client_mb_per_s: float | None
+    name: str, sizes_mib: list[int], passes: list[Pass], peak_mb: float, base_mb: float, client_mb_per_s: float | None
 ) -> dict[str, Any]:
     largest_mb = max(sizes_mib) * MIB / 1e6
     total_mb = sum(sizes_mib) * MIB / 1e6
-    rate = total_mb / statistics.median(one.seconds for one in made)
-    cpu_s = statistics.median(one.cpu_s for one in made)
+    rate = total_mb / statistics.median(counted_pass.seconds for counted_pass in passes)
+    cpu_s = statistics.median(counted_pass.cpu_s for counted_pass in passes)
     per_million, per_gb = cpu_s * 1e6 / len(sizes_mib), cpu_s * 1e3 / total_mb
     ratio = rate / client_mb_per_s if client_mb_per_s else 1.0
     multiple, above_base = peak_mb / largest_mb, (peak_mb - base_mb) / largest_mb

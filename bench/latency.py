@@ -79,15 +79,18 @@ def _starts(runtime: Runtime, folder: Path) -> Iterator[dict[str, Any]]:
     print(f"start to first commit, medians of {STARTS} after one uncounted")
     print(f"{'':<40}{'s':>8}{'CPU s':>8}{'peak MB':>10}")
     caches = {"": cache_folder(), ", classes archived": _cache_with_archive(runtime, folder)}
-    made: dict[str, list[Start]] = {}
+    starts_by_name: dict[str, list[Start]] = {}
     for number in range(STARTS + 1):
         for words, cache in caches.items():
-            own = folder / f"start-{number}-{cache.name}"
+            start_folder = folder / f"start-{number}-{cache.name}"
             topic = runtime.topic()
             for place, name in enumerate((f"new tables{words}", f"tables that are there{words}"), 1):
-                made.setdefault(name, []).append(first_commit(runtime, own, topic, place, cache))
-    for name, starts in made.items():
-        row = {key: median(getattr(one, key) for one in starts[1:]) for key in ("seconds", "cpu_s", "peak_mb")}
+                starts_by_name.setdefault(name, []).append(first_commit(runtime, start_folder, topic, place, cache))
+    for name, starts in starts_by_name.items():
+        row = {
+            key: median(getattr(measured_start, key) for measured_start in starts[1:])
+            for key in ("seconds", "cpu_s", "peak_mb")
+        }
         print(f"{name:<40}{row['seconds']:>8.1f}{row['cpu_s']:>8.1f}{row['peak_mb']:>10.0f}", flush=True)
         yield {"block": "start to first commit", "label": name, **row}
 
@@ -145,15 +148,15 @@ def _visible(runtime: Runtime, folder: Path, seconds: int) -> Iterator[dict[str,
     print(f"\n{RATE:,} messages a second for {seconds} s, trigger 200 ms")
     print(f"{'':<40}{'p50 ms':>8}{'p99 ms':>8}{'CPU s/M':>10}{'peak MB':>10}")
     visible, consumed, spent_s, peak_mb = latencies(runtime, folder, seconds)
-    for name, found in (("visible in the table", visible), ("pulsar-client consumer", consumed)):
-        cuts = quantiles(found, n=100)
+    for name, delays_s in (("visible in the table", visible), ("pulsar-client consumer", consumed)):
+        cuts = quantiles(delays_s, n=100)
         row: dict[str, Any] = {"block": "from publishing", "label": name}
         row |= {"p50_ms": round(cuts[49] * 1000), "p99_ms": round(cuts[98] * 1000)}
         print(f"{name:<40}{row['p50_ms']:>8}{row['p99_ms']:>8}", end="")
-        if found is visible:
-            row |= {"cpu_s_per_million": round(spent_s * 1e6 / len(found)), "peak_mb": round(peak_mb)}
+        if delays_s is visible:
+            row |= {"cpu_s_per_million": round(spent_s * 1e6 / len(delays_s)), "peak_mb": round(peak_mb)}
             print(f"{row['cpu_s_per_million']:>10}{row['peak_mb']:>10}", end="")
-        print(f"   of {len(found):,}", flush=True)
+        print(f"   of {len(delays_s):,}", flush=True)
         yield row
 
 
@@ -177,7 +180,9 @@ def latencies(runtime: Runtime, folder: Path, seconds: int) -> tuple[list[float]
     """
     topic = runtime.topic()
     consumed: list[Seen] = []
-    consumer = runtime.client().subscribe(topic, "peer", message_listener=lambda one, got: take(one, got, consumed))
+    consumer = runtime.client().subscribe(
+        topic, "peer", message_listener=lambda receiver, message: take(receiver, message, consumed)
+    )
     running = start(runtime, folder, topic, cache_folder())
     enough = threading.Event()
     publisher = threading.Thread(target=publish, args=(runtime, topic, enough))
@@ -196,14 +201,14 @@ def latencies(runtime: Runtime, folder: Path, seconds: int) -> tuple[list[float]
         running.wait()
         consumer.close()
     counted = [
-        [seen_s - sent_s for sent_s, seen_s in one if began_s <= sent_s < began_s + seconds]
-        for one in (visible, consumed)
+        [seen_s - sent_s for sent_s, seen_s in messages_seen if began_s <= sent_s < began_s + seconds]
+        for messages_seen in (visible, consumed)
     ]
     return counted[0], counted[1], spent_s, memory.peak_mb
 
 
-def take(consumer: Any, message: Any, found: list[Seen]) -> None:
-    found.append((float(message.data()), time.time()))
+def take(consumer: Any, message: Any, messages_seen: list[Seen]) -> None:
+    messages_seen.append((float(message.data()), time.time()))
     consumer.acknowledge(message)
 
 
@@ -227,11 +232,11 @@ def watch(folder: Path, seconds: int) -> tuple[float, list[Seen]]:
     """
     table = DeltaTable(str(folder / "messages"))
     known = set(table.file_uris())
-    found: list[Seen] = []
+    messages_seen: list[Seen] = []
     began_s = now_s = newest_s = time.time()
     while newest_s < began_s + seconds:
         if now_s > began_s + seconds + _PATIENCE_S:
-            raise SystemExit(f"{len(found)} messages came in {seconds + _PATIENCE_S} s")
+            raise SystemExit(f"{len(messages_seen)} messages came in {seconds + _PATIENCE_S} s")
         time.sleep(_POLL_S)
         table.update_incremental()
         now_s = time.time()
@@ -240,8 +245,8 @@ def watch(folder: Path, seconds: int) -> tuple[float, list[Seen]]:
             values = pq.read_table(uri.removeprefix("file://"), columns=["value"])["value"].to_pylist()
             sent_s = [float(value) for value in values]
             newest_s = max([newest_s, *sent_s])
-            found += [(one, now_s) for one in sent_s]
-    return began_s, found
+            messages_seen += [(publish_time_s, now_s) for publish_time_s in sent_s]
+    return began_s, messages_seen
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def _bars(rows: list[tuple[str, dict[str, Any]]], measures: tuple[Measure, ...],
         lines.append(_text(0, y, label))
         for place, measure in enumerate(measures):
             x = _LABEL + place * (_BAR + _GAP)
-            width = _BAR * row[measure.field] / max(one[measure.field] for _, one in rows)
+            width = _BAR * row[measure.field] / max(values[measure.field] for _, values in rows)
             lines.append(f'<rect x="{x}" y="{y - 12}" width="{width:.1f}" height="14" fill="{measure.colour}"/>')
             lines.append(_text(x + width + 6, y, measure.words.format(row[measure.field])))
     return y + _LINE

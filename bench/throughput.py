@@ -121,8 +121,8 @@ class Pass:
 _KIND, _HEADER = (STAGE_ROWS.get_field_index(name) for name in ("kind", "header"))
 
 # With the peak memory (MB) of what made it.
-Taken = tuple[Pass, float]
-Paths = dict[str, "Callable[[], Taken]"]
+PassAndPeak = tuple[Pass, float]
+Paths = dict[str, "Callable[[], PassAndPeak]"]
 
 
 def main() -> None:
@@ -138,8 +138,8 @@ def main() -> None:
     results: list[Measured] = []
     with Broker(settings=SETTINGS) as address:
         for workload in workloads:
-            one, four = (publish(address, workload, partitions) for partitions in (1, PARTITIONS))
-            results += _measure(address.service_url, one, four, workload, options.passes)
+            one_partition, four_partitions = (publish(address, workload, partitions) for partitions in (1, PARTITIONS))
+            results += _measure(address.service_url, one_partition, four_partitions, workload, options.passes)
     LATEST.write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n")
 
 
@@ -183,27 +183,37 @@ def encode(workload: Workload, producer_name: str, start: int) -> bytes:
     return encode_entry(metadata, compress(pb.LZ4, plain))
 
 
-def _measure(service_url: str, one: str, four: str, workload: Workload, passes: int) -> list[Measured]:
+def _measure(
+    service_url: str, one_partition: str, four_partitions: str, workload: Workload, passes: int
+) -> list[Measured]:
     print(
         f"\n{workload.name}: {workload.messages:,} messages; median of {passes} passes after {WARM_UP_PASSES} uncounted"
     )
     print(f"{'path':<32}{'messages/s':>14}{'MB/s':>10}{'ratio':>8}{'CPU s/M':>10}{'peak MB':>10}")
-    with _paths(service_url, one, four, workload.messages) as (of_one, of_four):
-        taken: dict[str, list[Taken]] = {name: [] for name in (*of_one, *of_four)}
+    with _paths(service_url, one_partition, four_partitions, workload.messages) as (of_one, of_four):
+        passes_by_path: dict[str, list[PassAndPeak]] = {name: [] for name in (*of_one, *of_four)}
         for _ in range(WARM_UP_PASSES + passes):
             for turn in zip(of_one.items(), of_four.items(), strict=True):
                 for name, path in turn:
-                    taken[name].append(path())
+                    passes_by_path[name].append(path())
     results: list[Measured] = []
-    for name, each in taken.items():
-        peaks = [peak_mb for _, peak_mb in each]
-        results.append(_row(name, workload, [made for made, _ in each[WARM_UP_PASSES:]], max(peaks), results))
+    for name, path_passes in passes_by_path.items():
+        peaks = [peak_mb for _, peak_mb in path_passes]
+        results.append(
+            _row(
+                name,
+                workload,
+                [measured_pass for measured_pass, _ in path_passes[WARM_UP_PASSES:]],
+                max(peaks),
+                results,
+            )
+        )
         print(f"{'  peak MB by pass':<32}{' '.join(f'{peak:.0f}' for peak in peaks)}", flush=True)
     return results
 
 
 @contextlib.contextmanager
-def _paths(service_url: str, one: str, four: str, count: int) -> Iterator[tuple[Paths, Paths]]:
+def _paths(service_url: str, one_partition: str, four_partitions: str, count: int) -> Iterator[tuple[Paths, Paths]]:
     """Those that read the topic of one partition, in a process each, and those that read the other,
     in one Spark session.
     """
@@ -214,11 +224,11 @@ def _paths(service_url: str, one: str, four: str, count: int) -> Iterator[tuple[
         spark = start_session("bench", "local[2]")
         stack.callback(spark.stop)
 
-        def alone(path: Callable[..., None]) -> Callable[[], Taken]:
-            return partial(stack.enter_context(_process()).apply, _timed, (path, service_url, one, count))
+        def alone(path: Callable[..., None]) -> Callable[[], PassAndPeak]:
+            return partial(stack.enter_context(_process()).apply, _timed, (path, service_url, one_partition, count))
 
-        def in_spark(path: Callable[..., Pass]) -> Callable[[], Taken]:
-            return partial(spark_pass, partial(path, spark, service_url, four, count, folder))
+        def in_spark(path: Callable[..., Pass]) -> Callable[[], PassAndPeak]:
+            return partial(spark_pass, partial(path, spark, service_url, four_partitions, count, folder))
 
         yield (
             {
@@ -259,15 +269,15 @@ def in_process(
 ) -> tuple[list[Pass], float]:
     """The passes and the peak memory of a fresh process that makes them."""
     with _process() as process:
-        taken = [process.apply(_timed, (path, service_url, topic, count)) for _ in range(passes)]
-    return [made for made, _ in taken], taken[-1][1]
+        passes_and_peaks = [process.apply(_timed, (path, service_url, topic, count)) for _ in range(passes)]
+    return [measured_pass for measured_pass, _ in passes_and_peaks], passes_and_peaks[-1][1]
 
 
 def _process() -> Pool:
     return multiprocessing.get_context("spawn").Pool(1)
 
 
-def _timed(path: Callable[..., None], service_url: str, topic: str, count: int) -> Taken:
+def _timed(path: Callable[..., None], service_url: str, topic: str, count: int) -> PassAndPeak:
     began_s, cpu_s = time.perf_counter(), time.process_time()
     path(service_url, topic, count)
     return Pass(time.perf_counter() - began_s, time.process_time() - cpu_s), _peak_mb()
@@ -303,9 +313,9 @@ def _pulsar_batch_receive(service_url: str, topic: str, count: int) -> None:
         receiver_queue_size=10_000,
         batch_receive_policy=pulsar.ConsumerBatchReceivePolicy(5000, 0, 100),
     )
-    taken = 0
-    while taken < count:
-        taken += sum(1 for message in consumer.batch_receive() if message.data() is not None)
+    received_count = 0
+    while received_count < count:
+        received_count += sum(1 for message in consumer.batch_receive() if message.data() is not None)
     consumer.unsubscribe()
     client.close()
 
@@ -321,16 +331,16 @@ def _own_decode(service_url: str, topic: str, count: int) -> None:
     cluster = Cluster(options.client)
     (name,) = cluster.topic_partitions(topic)
     span = EntryRange(name, BEFORE_ALL, resolve_end(cluster, name, "latest").position)
-    taken = sum(batch.num_rows for batch in read_messages(options, span))
+    decoded_count = sum(batch.num_rows for batch in read_messages(options, span))
     cluster.close()
-    expect(taken, count)
+    expect(decoded_count, count)
 
 
-def spark_pass(path: Callable[[], Pass]) -> Taken:
+def spark_pass(path: Callable[[], Pass]) -> PassAndPeak:
     """One pass, and the peak memory of the largest worker meanwhile."""
     with WorkerMemory() as memory:
-        made = path()
-    return made, memory.peak_mb
+        measured_pass = path()
+    return measured_pass, memory.peak_mb
 
 
 def _source_to_noop(spark: SparkSession, service_url: str, topic: str, count: int, folder: Path) -> Pass:
@@ -353,23 +363,23 @@ def pipeline_to_delta(spark: SparkSession, service_url: str, topic: str, count: 
     from ledgerlake.api import run
     from ledgerlake.options.config import parse_config
 
-    own = Path(tempfile.mkdtemp(dir=folder))
-    taken: list[int] = []
+    pipeline_folder = Path(tempfile.mkdtemp(dir=folder))
+    batch_counts: list[int] = []
     config = parse_config(
         {
             "source": {"service_url": service_url, "topics": [topic]},
-            "stream": {"name": own.name, "checkpoint": str(own / "checkpoint")},
-            "delta": {"path": str(own / "messages")},
+            "stream": {"name": pipeline_folder.name, "checkpoint": str(pipeline_folder / "checkpoint")},
+            "delta": {"path": str(pipeline_folder / "messages")},
         }
     )
-    pipeline = run(spark, config, once=True, on_batch=lambda result: taken.append(result.messages))
+    pipeline = run(spark, config, once=True, on_batch=lambda result: batch_counts.append(result.messages))
     cpu_s = spark_cpu_s()
     pipeline.wait()
     cpu_s = spark_cpu_s() - cpu_s
     pipeline.close()
-    expect(sum(taken), count)
+    expect(sum(batch_counts), count)
     seconds = _trigger_seconds(pipeline.query, count, rows_are_messages=False)
-    shutil.rmtree(own)
+    shutil.rmtree(pipeline_folder)
     return Pass(seconds, cpu_s)
 
 
@@ -393,10 +403,12 @@ def summaries(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _trigger_seconds(query: Any, count: int, rows_are_messages: bool) -> float:
-    progress = [one for one in query.recentProgress if one.numInputRows]
+    progresses = [progress for progress in query.recentProgress if progress.numInputRows]
     if rows_are_messages:
-        expect(sum(one.numInputRows for one in progress), count)
-    spent_ms = sum(one.durationMs["triggerExecution"] - one.durationMs["queryPlanning"] for one in progress)
+        expect(sum(progress.numInputRows for progress in progresses), count)
+    spent_ms = sum(
+        progress.durationMs["triggerExecution"] - progress.durationMs["queryPlanning"] for progress in progresses
+    )
     return float(spent_ms) / 1000
 
 
@@ -405,7 +417,9 @@ def spark_cpu_s() -> float:
     ended with the rest.
     """
     me = psutil.Process()
-    brokers = {one for child in me.children() if _is_broker(child) for one in (child, *child.children(recursive=True))}
+    brokers = {
+        process for child in me.children() if _is_broker(child) for process in (child, *child.children(recursive=True))
+    }
     return cpu_s(me, *(child for child in me.children(recursive=True) if child not in brokers))
 
 
@@ -422,9 +436,9 @@ def _is_broker(process: psutil.Process) -> bool:
     return any("pulsar" in word for word in process.cmdline())
 
 
-def expect(taken: int, count: int) -> None:
-    if taken != count:
-        raise SystemExit(f"{taken} messages arrived where {count} were published; the measurement is worthless")
+def expect(arrived: int, count: int) -> None:
+    if arrived != count:
+        raise SystemExit(f"{arrived} messages arrived where {count} were published; the measurement is worthless")
 
 
 class WorkerMemory:
@@ -447,11 +461,11 @@ class WorkerMemory:
 
     def _watch(self) -> None:
         me = psutil.Process()
-        others = {child.pid for child in multiprocessing.active_children()}
+        pool_pids = {child.pid for child in multiprocessing.active_children()}
         while not self._end.wait(0.1):
             for child in me.children(recursive=True):
                 try:
-                    if "python" in child.name() and child.pid not in others:
+                    if "python" in child.name() and child.pid not in pool_pids:
                         self.peak_mb = max(self.peak_mb, child.memory_info().rss / 1e6)
                 except psutil.NoSuchProcess:
                     continue

@@ -20,7 +20,7 @@ def chunk_entries(
     size = -(-len(packed) // count)
     publish_time = int(time.time() * 1000)
     parts = [packed[size * number : size * (number + 1)] for number in range(count)]
-    own: dict[str, Any] = {
+    common_fields: dict[str, Any] = {
         "producer_name": producer_name,
         "sequence_id": 1,
         "publish_time": publish_time,
@@ -31,6 +31,6 @@ def chunk_entries(
         "total_chunk_msg_size": len(packed),
     }
     return [
-        encode_entry(pb.MessageMetadata(**own | {"chunk_id": number} | fields), part)
+        encode_entry(pb.MessageMetadata(**common_fields | {"chunk_id": number} | fields), part)
         for number, part in enumerate(parts)
     ]

@@ -18,8 +18,8 @@ BROKER_TIME_MS = 1_700_000_000_000
 
 
 def metadata(**fields: Any) -> pb.MessageMetadata:
-    own: dict[str, Any] = {"producer_name": "p", "sequence_id": 1, "publish_time": 1_700_000_000_500}
-    return pb.MessageMetadata(**own | fields)
+    defaults: dict[str, Any] = {"producer_name": "p", "sequence_id": 1, "publish_time": 1_700_000_000_500}
+    return pb.MessageMetadata(**defaults | fields)
 
 
 def broker(index: int = 0) -> pb.BrokerEntryMetadata:
@@ -34,10 +34,10 @@ def single(payload: bytes, index: int = 0, **fields: Any) -> bytes:
 def batch(payloads: Sequence[bytes], codec: int = pb.NONE, index: int = 0, **fields: Any) -> bytes:
     """One batched entry; ``index`` is the broker's, of the last message."""
     plain = encode_batch([(pb.SingleMessageMetadata(payload_size=0), payload) for payload in payloads])
-    own = metadata(
+    entry_metadata = metadata(
         **{"compression": codec, "uncompressed_size": len(plain), "num_messages_in_batch": len(payloads)} | fields
     )
-    return encode_entry(own, compress(codec, plain), broker(index))
+    return encode_entry(entry_metadata, compress(codec, plain), broker(index))
 
 
 def bundle(entries: Sequence[bytes], ledger_id: int = 7) -> bytes:

@@ -25,15 +25,15 @@ def _fed_whole(data: bytes) -> list[bytes]:
 
 def _fed_byte_by_byte(data: bytes) -> list[bytes]:
     buffer = FrameBuffer()
-    found: list[bytes] = []
+    frames: list[bytes] = []
     for index in range(len(data)):
         buffer.feed(data[index : index + 1])
-        found += [bytes(frame.raw) for frame in _drain(buffer)]
-    return found
+        frames += [bytes(frame.raw) for frame in _drain(buffer)]
+    return frames
 
 
 def _drain(buffer: FrameBuffer) -> list[Frame]:
-    found = []
+    frames = []
     while (frame := buffer.next()) is not None:
-        found.append(frame)
-    return found
+        frames.append(frame)
+    return frames

@@ -153,12 +153,12 @@ class Peer:
         return [] if self.is_deleted else [TOPIC]
 
     def disconnect(self) -> None:
-        for one in list(self._open):
+        for connection in list(self._open):
             # A thread that waits in ``recv`` would still take what comes on a socket that is only
             # closed.
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
         self._open.clear()
 
     def _accept(self) -> None:
@@ -250,11 +250,14 @@ class Peer:
             connection.send(_encode("ACK_RESPONSE", request_id=event.request_id, consumer_id=event.consumer_id))
         elif isinstance(event, pb.CommandProducer):
             if self.loads_anew:
-                said = [parse_entry(one).metadata for one in self.received]
-                self._replayed = max((max(one.sequence_id, one.highest_sequence_id) for one in said), default=-1)
+                stored_metadata = [parse_entry(entry).metadata for entry in self.received]
+                self._replayed = max(
+                    (max(metadata.sequence_id, metadata.highest_sequence_id) for metadata in stored_metadata),
+                    default=-1,
+                )
             last = max(self._pushed, self._replayed, self.stored[-1][1] if self.stored else -1)
-            named: dict[str, Any] = {"producer_name": event.producer_name, "last_sequence_id": last}
-            connection.send(_encode("PRODUCER_SUCCESS", request_id=event.request_id, **named))
+            answer_fields: dict[str, Any] = {"producer_name": event.producer_name, "last_sequence_id": last}
+            connection.send(_encode("PRODUCER_SUCCESS", request_id=event.request_id, **answer_fields))
         elif isinstance(event, pb.CommandSend):
             self._store(connection, event)
         elif isinstance(event, pb.CommandCloseProducer):
@@ -294,10 +297,10 @@ class Peer:
             connection.send(commands.error(request_id, pb.MetadataError, "Failed to read last entry"))
             return
         if self.unreadable_last:
-            said = (
+            error_text = (
                 "Failed to get batch size for entry java.lang.IllegalStateException: Some required fields are missing"
             )
-            connection.send(commands.error(request_id, pb.MetadataError, said))
+            connection.send(commands.error(request_id, pb.MetadataError, error_text))
             return
         entries = self._seen_by(consumer)
         last = self.last_position or (entries[-1][0] if entries else Position(-1, -1))
@@ -348,6 +351,6 @@ class Peer:
 def _encode(kind: str, payload: bytes = b"", **fields: Any) -> bytes:
     number = pb.BaseCommand.Type.Value(kind)
     command = pb.BaseCommand(type=kind)
-    name = next(one.name for one in pb.BaseCommand.DESCRIPTOR.fields if one.number == number)
+    name = next(descriptor.name for descriptor in pb.BaseCommand.DESCRIPTOR.fields if descriptor.number == number)
     getattr(command, name).CopyFrom(type(getattr(command, name))(**fields))
     return commands.encode(command, payload)

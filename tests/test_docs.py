@@ -51,12 +51,12 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
 
 
 def test_the_picture_of_imports_is_that_of_the_code() -> None:
-    made = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "tools/import_graph.py"], cwd=_ROOT, capture_output=True, text=True, check=True
     )
     page = (_ROOT / "docs" / "imports.md").read_text()
-    assert made.stdout in page, "run python tools/import_graph.py and replace the first picture of docs/imports.md"
-    assert "Circles of rooms: none. Circles of modules: none." in made.stdout
+    assert completed.stdout in page, "run python tools/import_graph.py and replace the first picture of docs/imports.md"
+    assert "Circles of rooms: none. Circles of modules: none." in completed.stdout
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=[mutation.promise for mutation in MUTATIONS])

@@ -10,9 +10,9 @@ import pytest
 from ledgerlake import errors
 
 CLASSES = [
-    one
-    for _, one in inspect.getmembers(errors, inspect.isclass)
-    if issubclass(one, errors.LedgerlakeError) and one is not errors.LedgerlakeError
+    error_class
+    for _, error_class in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(error_class, errors.LedgerlakeError) and error_class is not errors.LedgerlakeError
 ]
 
 

@@ -60,11 +60,11 @@ _BYTES = {
 
 
 def varint(value: int) -> bytes:
-    out = bytearray()
+    encoded = bytearray()
     while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*out, value])
+    return bytes([*encoded, value])
 
 
 def sized(number: int, data: bytes) -> bytes:
@@ -72,8 +72,8 @@ def sized(number: int, data: bytes) -> bytes:
 
 
 def descriptor(field: Field) -> FieldDescriptor:
-    found: FieldDescriptor = _MESSAGES[field.message].DESCRIPTOR.fields_by_name[field.name]
-    return found
+    field_descriptor: FieldDescriptor = _MESSAGES[field.message].DESCRIPTOR.fields_by_name[field.name]
+    return field_descriptor
 
 
 def numbers_at_the_ends(field: Field) -> dict[str, int]:
@@ -87,28 +87,30 @@ def numbers_at_the_ends(field: Field) -> dict[str, int]:
 
 def values_at_the_ends(field: Field) -> dict[str, bytes]:
     """The field's bytes, tag included, by what they say."""
-    own = descriptor(field)
-    if own.type == own.TYPE_MESSAGE:
+    field_descriptor = descriptor(field)
+    if field_descriptor.type == field_descriptor.TYPE_MESSAGE:
         parts = {"empty": b"", "key alone": sized(1, b"k"), "broken": b"\xff", "whole": sized(1, b"k") + sized(2, b"v")}
         parts |= {f"key {name}": sized(1, data) + sized(2, b"v") for name, data in _BYTES.items()}
         parts |= {f"value {name}": sized(1, b"k") + sized(2, data) for name, data in _BYTES.items()}
-        return {name: sized(own.number, part) for name, part in parts.items()}
-    if own.type in (own.TYPE_STRING, own.TYPE_BYTES):
-        return {name: sized(own.number, data) for name, data in _BYTES.items()}
-    return {name: varint(own.number << 3) + varint(value) for name, value in numbers_at_the_ends(field).items()}
+        return {name: sized(field_descriptor.number, part) for name, part in parts.items()}
+    if field_descriptor.type in (field_descriptor.TYPE_STRING, field_descriptor.TYPE_BYTES):
+        return {name: sized(field_descriptor.number, data) for name, data in _BYTES.items()}
+    return {
+        name: varint(field_descriptor.number << 3) + varint(value) for name, value in numbers_at_the_ends(field).items()
+    }
 
 
-def entry(own: bytes, payload: bytes, by_broker: bytes | None) -> bytes:
+def entry(entry_metadata: bytes, payload: bytes, by_broker: bytes | None) -> bytes:
     """An entry of any bytes, with a checksum that fits."""
-    body = struct.pack(">I", len(own)) + own + payload
-    whole = b"\x0e\x01" + struct.pack(">I", crc32c.crc32c(body)) + body
+    body = struct.pack(">I", len(entry_metadata)) + entry_metadata + payload
+    checksummed = b"\x0e\x01" + struct.pack(">I", crc32c.crc32c(body)) + body
     if by_broker is None:
-        return whole
-    return struct.pack(">HI", MAGIC_BROKER_METADATA, len(by_broker)) + by_broker + whole
+        return checksummed
+    return struct.pack(">HI", MAGIC_BROKER_METADATA, len(by_broker)) + by_broker + checksummed
 
 
-def slot(own: bytes, payload: bytes) -> bytes:
-    return struct.pack(">I", len(own)) + own + payload
+def slot(slot_metadata: bytes, payload: bytes) -> bytes:
+    return struct.pack(">I", len(slot_metadata)) + slot_metadata + payload
 
 
 BY_BROKER = pb.BrokerEntryMetadata(broker_timestamp=1_700_000_000_000, index=10).SerializeToString()
@@ -126,35 +128,37 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def entries_with(field: Field, more: bytes) -> list[bytes]:
+def entries_with(field: Field, extra_field: bytes) -> list[bytes]:
     """Entries of every shape, with the broker's metadata and without, that have the field once more
     than they should.
     """
-    found = []
+    entries = []
     slots = pb.SingleMessageMetadata(payload_size=1, sequence_id=3).SerializeToString()
-    in_slot = more if field.message == "SingleMessageMetadata" else b""
+    in_slot = extra_field if field.message == "SingleMessageMetadata" else b""
     batch = slot(slots + in_slot, b"v") + slot(slots, b"w")
     for name, fields in SHAPES.items():
-        own = metadata(**fields).SerializeToString() + (more if field.message == "MessageMetadata" else b"")
+        entry_metadata = metadata(**fields).SerializeToString() + (
+            extra_field if field.message == "MessageMetadata" else b""
+        )
         payload = batch if name == "batch" else b'{"chunks":["1:1","1:2"]}'
-        by_broker = BY_BROKER + more if field.message == "BrokerEntryMetadata" else BY_BROKER
-        found += [entry(own, payload, by_broker), entry(own, payload, None)]
-    return found
+        by_broker = BY_BROKER + extra_field if field.message == "BrokerEntryMetadata" else BY_BROKER
+        entries += [entry(entry_metadata, payload, by_broker), entry(entry_metadata, payload, None)]
+    return entries
 
 
 def test_the_table_has_every_field_of_what_a_producer_sends() -> None:
-    listed = [(field.message, field.name) for field in FIELDS]
-    there = [(name, field.name) for name, kind in _MESSAGES.items() for field in kind.DESCRIPTOR.fields]
-    assert sorted(listed) == sorted(there)
+    table_fields = [(field.message, field.name) for field in FIELDS]
+    sent_fields = [(name, field.name) for name, kind in _MESSAGES.items() for field in kind.DESCRIPTOR.fields]
+    assert sorted(table_fields) == sorted(sent_fields)
 
 
-@pytest.mark.parametrize("field", _IN_ENTRIES, ids=lambda one: f"{one.message}.{one.name}")
+@pytest.mark.parametrize("field", _IN_ENTRIES, ids=lambda field: f"{field.message}.{field.name}")
 def test_a_field_of_any_value_leaves_rows_and_rejects_that_everything_behind_can_hold(
     field: Field, tmp_path: Path
 ) -> None:
     for value in values_at_the_ends(field).values():
         odd = entries_with(field, value)
-        entries = [one for pair in zip(odd, [single(b"good")] * len(odd), strict=True) for one in pair]
+        entries = [raw_entry for pair in zip(odd, [single(b"good")] * len(odd), strict=True) for raw_entry in pair]
         same_both_ways(entries)
         rows = _decode_and_write(entries, tmp_path)
         assert sum(row["value"] == b"good" for row in rows) == len(odd)
@@ -217,35 +221,37 @@ def _plan(raw: bytes) -> None:
     assert from_json(json.loads(json.dumps(to_json(offset)))) == offset
 
 
-@pytest.mark.parametrize("field", _NUMBERS, ids=lambda one: f"{one.message}.{one.name}")
+@pytest.mark.parametrize("field", _NUMBERS, ids=lambda field: f"{field.message}.{field.name}")
 def test_a_number_is_in_its_column_or_a_property_or_a_reject_as_the_table_says(field: Field) -> None:
     assert field.column is not None
     shape = "batch" if field.message == "SingleMessageMetadata" else "single"
     is_signed = descriptor(field).type == descriptor(field).TYPE_INT64
     for unsigned in numbers_at_the_ends(field).values():
         value = unsigned - 2**64 if is_signed and unsigned >= 2**63 else unsigned
-        more = varint(descriptor(field).number << 3) + varint(unsigned)
-        raw = entries_with(field, more)[2 * list(SHAPES).index(shape)]
+        extra_field = varint(descriptor(field).number << 3) + varint(unsigned)
+        raw = entries_with(field, extra_field)[2 * list(SHAPES).index(shape)]
         messages, rejects = decoded([raw])
         fate = field.fate(value)
         assert [row["reason"] for row in rejects] == (["malformed_entry"] if fate is Outside.REJECT else [])
         if fate is Outside.REJECT:
             continue
-        kept = dict(messages[0]["properties"]).get(property_of(field.column))
-        assert kept == (str(value) if fate is Outside.NULL else None)
-        found = pa.array([messages[0][field.column]], schema.VIEW.field(field.column).type).cast(pa.int64())[0].as_py()
+        property_value = dict(messages[0]["properties"]).get(property_of(field.column))
+        assert property_value == (str(value) if fate is Outside.NULL else None)
+        column_value = (
+            pa.array([messages[0][field.column]], schema.VIEW.field(field.column).type).cast(pa.int64())[0].as_py()
+        )
         if fate is Outside.NULL or (field.name == "event_time" and value == 0):
-            assert found is None
+            assert column_value is None
         else:
-            assert found == (value * 1000 if schema.VIEW.field(field.column).type == schema.TIMESTAMP else value)
+            assert column_value == (value * 1000 if schema.VIEW.field(field.column).type == schema.TIMESTAMP else value)
 
 
 @pytest.mark.parametrize("shape", ["chunk", "marker"])
 def test_a_chunk_or_marker_has_the_brokers_time_or_none(shape: str) -> None:
-    own = metadata(**SHAPES[shape] | {"publish_time": MAX_TIME_MS + 1}).SerializeToString()
+    entry_metadata = metadata(**SHAPES[shape] | {"publish_time": MAX_TIME_MS + 1}).SerializeToString()
     payload = b'{"chunks":["1:1","1:2"]}'
     for by_broker, time_ms in ((BY_BROKER, 1_700_000_000_000), (None, None)):
-        ((kind, piece, _),) = split_bundle(bundle([entry(own, payload, by_broker)]))
+        ((kind, piece, _),) = split_bundle(bundle([entry(entry_metadata, payload, by_broker)]))
         position, raw = only_entry(piece)
         assert kind == shape
         assert read_alone(kind, raw, position).time_ms == time_ms
@@ -253,8 +259,8 @@ def test_a_chunk_or_marker_has_the_brokers_time_or_none(shape: str) -> None:
 
 def test_a_delayed_message_with_an_unusable_publish_time_is_due_when_it_says() -> None:
     for publish_time in (MAX_TIME_MS + 1, 2**63 - 1, 2**63, 2**64 - 1):
-        own = metadata(deliver_at_time=1_800_000_000_000, publish_time=publish_time).SerializeToString()
-        ((kind, piece, _),) = split_bundle(bundle([entry(own, b"v", None)]))
+        entry_metadata = metadata(deliver_at_time=1_800_000_000_000, publish_time=publish_time).SerializeToString()
+        ((kind, piece, _),) = split_bundle(bundle([entry(entry_metadata, b"v", None)]))
         assert (kind, read_delayed(piece).due_ms.tolist()) == (PieceKind.DELAYED, [1_800_000_000_000])
 
 

@@ -68,12 +68,12 @@ class Forged(History):
         fields = self._own_fields()
         if self.marker_deliver_in_ms:
             fields["deliver_at_time"] = self.brokers.clock_ms + self.marker_deliver_in_ms
-        listed = json.dumps({"chunks": [str(place) for place in places]}).encode()
-        self._store(topic, self._metadata(num_chunks_from_msg=1, **fields), listed)
+        payload = json.dumps({"chunks": [str(place) for place in places]}).encode()
+        self._store(topic, self._metadata(num_chunks_from_msg=1, **fields), payload)
 
     def _own_fields(self) -> dict[str, Any]:
-        own: dict[str, Any] = {"producer_name": "x", "uuid": "x-1", "properties": [promise()]}
-        return own | {"publish_time": self.brokers.clock_ms}
+        fields: dict[str, Any] = {"producer_name": "x", "uuid": "x-1", "properties": [promise()]}
+        return fields | {"publish_time": self.brokers.clock_ms}
 
     def rejected(self) -> list[tuple[str, str]]:
         """Return what ``rejects`` holds: positions and reasons."""
@@ -118,7 +118,7 @@ def test_a_marker_rejects_no_messages_of_others(edges: Edges) -> None:
     history = Forged(replace(script, entries_per_ledger=1000), edges)
     assert history.play().violations == []
     listed = {str(position) for position in history.listed}
-    assert [one for one in history.rejected() if one[0] in listed] == []
+    assert [reject for reject in history.rejected() if reject[0] in listed] == []
     assert len(history.rejected()) <= 2
 
 
@@ -127,15 +127,15 @@ class Waiting(History):
 
     def _send_marked(self, topic: Topic) -> None:
         """The chunks came in an order that only a marker can tell."""
-        own = {"producer_name": "x", "uuid": "x-1", "publish_time": self.brokers.clock_ms}
-        own |= {"properties": [promise()], "deliver_at_time": MAX_TIME_MS}
+        fields = {"producer_name": "x", "uuid": "x-1", "publish_time": self.brokers.clock_ms}
+        fields |= {"properties": [promise()], "deliver_at_time": MAX_TIME_MS}
         chunks = {"num_chunks_from_msg": 3, "total_chunk_msg_size": 6}
         places = {
-            chunk_id: self._store(topic, self._metadata(chunk_id=chunk_id, **own, **chunks), b"ab")
+            chunk_id: self._store(topic, self._metadata(chunk_id=chunk_id, **fields, **chunks), b"ab")
             for chunk_id in (0, 2, 1)
         }
-        listed = json.dumps({"chunks": [str(places[chunk_id]) for chunk_id in range(3)]}).encode()
-        self._store(topic, self._metadata(num_chunks_from_msg=1, **own), listed)
+        payload = json.dumps({"chunks": [str(places[chunk_id]) for chunk_id in range(3)]}).encode()
+        self._store(topic, self._metadata(num_chunks_from_msg=1, **fields), payload)
 
 
 def test_a_large_message_that_is_never_due_keeps_nothing_in_the_topic(edges: Edges) -> None:

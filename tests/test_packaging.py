@@ -29,18 +29,18 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(out), str(ROOT)]
+    dist_folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(dist_folder), str(ROOT)]
     subprocess.run(command, check=True, capture_output=True)
-    (built,) = out.glob("*.whl")
+    (built,) = dist_folder.glob("*.whl")
     return built
 
 
 def test_the_editable_install_sees_all_three_source_roots() -> None:
     for name in ("ledgerlake.wire.framing", "ledgerlake.decode.schema", "ledgerlake.client.reader"):
-        found = importlib.import_module(name).__file__
-        assert found is not None
-        assert found.startswith(str(ROOT))
+        module_file = importlib.import_module(name).__file__
+        assert module_file is not None
+        assert module_file.startswith(str(ROOT))
 
 
 def test_the_wheel_holds_every_module_and_the_package_itself(wheel: Path) -> None:
@@ -112,11 +112,11 @@ def test_spark_finds_the_format_by_itself_where_the_package_is_installed(runtime
 def _environment_without_us(folder: Path) -> str:
     """A virtual environment that sees this one's packages, except ourselves."""
     venv.create(folder, symlinks=True)
-    here = next(Path(path) for path in sys.path if path.endswith("site-packages"))
-    (there,) = folder.glob("lib/python*/site-packages")
-    for package in here.iterdir():
+    own_site_packages = next(Path(path) for path in sys.path if path.endswith("site-packages"))
+    (site_packages,) = folder.glob("lib/python*/site-packages")
+    for package in own_site_packages.iterdir():
         if "ledgerlake" not in package.name and package.suffix != ".pth":
-            (there / package.name).symlink_to(package)
+            (site_packages / package.name).symlink_to(package)
     return str(folder / "bin" / "python")
 
 

@@ -25,10 +25,14 @@ def threats() -> list[list[str]]:
 @pytest.mark.parametrize(("path", "name"), NAMED, ids=str)
 def test_a_test_that_is_named_is_one_of_make_test(path: str, name: str) -> None:
     body = ast.parse((ROOT / path).read_text()).body
-    (named,) = (one for one in body if isinstance(one, ast.FunctionDef) and one.name == name)
-    of_all = [one.value for one in body if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "pytestmark"]
+    (test_function,) = (node for node in body if isinstance(node, ast.FunctionDef) and node.name == name)
+    of_all = [
+        node.value for node in body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+    ]
     assert not any(
-        "pytest.mark.long" in ast.unparse(mark) for mark in (*named.decorator_list, *of_all) if not _varies(mark)
+        "pytest.mark.long" in ast.unparse(mark)
+        for mark in (*test_function.decorator_list, *of_all)
+        if not _varies(mark)
     )
 
 

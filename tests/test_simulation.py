@@ -120,18 +120,18 @@ def test_a_known_fault_is_found(fault: str, edges: Edges) -> None:
 
 
 @pytest.mark.parametrize(
-    ("commits", "said"),
+    ("commits", "refusal"),
     [
         (1, "has batch 2: it is an older copy; restore the newest one"),
         (2, "has batch 1: it is an older copy; restore the newest one"),
         (50, "there is none at /sim/messages: it was removed; restore it"),
     ],
 )
-def test_a_table_that_is_older_than_its_checkpoint_is_refused(edges: Edges, commits: int, said: str) -> None:
+def test_a_table_that_is_older_than_its_checkpoint_is_refused(edges: Edges, commits: int, refusal: str) -> None:
     restored = Step(8.0, "restore_table", {"table": MESSAGES, "commits": commits, "back_s": 1.0})
     verdict = play(by_hand(put(1.0), put(3.0), put(5.0), restored, put(11.0)), edges)
     assert verdict.violations == []
-    assert said in verdict.refused
+    assert refusal in verdict.refused
 
 
 @pytest.mark.parametrize("kind", ["plain", "reminder"])
@@ -213,11 +213,11 @@ def test_a_message_of_a_topic_made_anew_is_a_reject_if_its_id_waits_already(edge
         edges,
     )
     # Ids come twice, since the cluster was made anew.
-    said: list[str] = []
-    history.oracle.complain = said.append  # type: ignore[assignment, method-assign]
+    complaints: list[str] = []
+    history.oracle.complain = complaints.append  # type: ignore[assignment, method-assign]
     history.play()
-    rejected = [one for one in said if one.endswith("is rejected: delayed_known")]
-    assert [any(f"message {number} at" in one for one in rejected) for number in (21, 22)] == [True, True]
+    rejected = [complaint for complaint in complaints if complaint.endswith("is rejected: delayed_known")]
+    assert [any(f"message {number} at" in complaint for complaint in rejected) for number in (21, 22)] == [True, True]
 
 
 class Elsewhere(History):
@@ -287,7 +287,7 @@ def test_nothing_is_forgotten_while_the_checkpoint_is_there(edges: Edges) -> Non
     killed = Step(4.0, "kill", {"back_s": 5.0, "noticed_s": 0.0})
     verdict = play(by_hand(put(1.0, count=3), killed, put(5.0, count=20), Step(6.0, "forget"), put(12.0)), edges)
     assert verdict.violations == []
-    assert any("is still there" in one for one in verdict.trace)
+    assert any("is still there" in line for line in verdict.trace)
 
 
 class TopicsChange(History):
@@ -325,7 +325,7 @@ def test_a_topic_that_leaves_the_configuration_keeps_its_subscription_and_that_i
     edges: Edges, caplog: pytest.LogCaptureFixture
 ) -> None:
     stop = Step(4.0, "stop", {"back_s": 1.0})
-    back = [Step(10.0, "stop", {"back_s": 1.0}), Step(10.5, "read", {"topics": [TOPIC, TopicsChange.OTHER]})]
+    return_steps = [Step(10.0, "stop", {"back_s": 1.0}), Step(10.5, "read", {"topics": [TOPIC, TopicsChange.OTHER]})]
     script = by_hand(
         put(1.0),
         Step(1.0, "other", {"count": 2}),
@@ -333,12 +333,12 @@ def test_a_topic_that_leaves_the_configuration_keeps_its_subscription_and_that_i
         Step(4.5, "read", {"topics": [TOPIC]}),
         put(7.0),
         Step(8.0, "other", {"count": 9}),
-        *back,
+        *return_steps,
     )
     caplog.set_level(logging.WARNING, left_topics.__name__)
     history = TopicsChange(script, edges)
     assert history.play().violations == []
-    (warning,) = [one.getMessage() for one in caplog.records if "no longer reads" in one.getMessage()]
+    (warning,) = [record.getMessage() for record in caplog.records if "no longer reads" in record.getMessage()]
     assert f"the stream sim no longer reads {history.OTHER}, and its subscription ledgerlake-sim stays" in warning
     assert warning.endswith(f"ledgerlake forget CONFIG --topic {history.OTHER}")
 
@@ -346,7 +346,7 @@ def test_a_topic_that_leaves_the_configuration_keeps_its_subscription_and_that_i
 def test_a_topic_that_left_the_configuration_can_be_forgotten_while_the_checkpoint_is_there(
     edges: Edges, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stop, again = (Step(at_s, "stop", {"back_s": 1.0}) for at_s in (4.0, 9.0))
+    stop, stop_again = (Step(at_s, "stop", {"back_s": 1.0}) for at_s in (4.0, 9.0))
     forgets = Step(7.0, "forget_topic", {"topic": TopicsChange.OTHER})
     script = by_hand(
         put(1.0),
@@ -354,26 +354,26 @@ def test_a_topic_that_left_the_configuration_can_be_forgotten_while_the_checkpoi
         stop,
         Step(4.5, "read", {"topics": [TOPIC]}),
         forgets,
-        again,
+        stop_again,
         put(12.0),
     )
     caplog.set_level(logging.WARNING, left_topics.__name__)
     history = TopicsChange(script, edges)
     assert history.play().violations == []
     assert not history.has_cursor
-    assert sum("no longer reads" in one.getMessage() for one in caplog.records) == 1
+    assert sum("no longer reads" in record.getMessage() for record in caplog.records) == 1
     assert history.settings.source.topics.names == (TOPIC,)
 
 
 def test_a_topic_that_comes_back_after_it_was_forgotten_is_said(edges: Edges, caplog: pytest.LogCaptureFixture) -> None:
-    stop, again = (Step(at_s, "stop", {"back_s": 1.0}) for at_s in (4.0, 9.0))
+    stop, stop_again = (Step(at_s, "stop", {"back_s": 1.0}) for at_s in (4.0, 9.0))
     script = by_hand(
         put(1.0),
         Step(1.0, "other", {"count": 2}),
         stop,
         Step(4.5, "read", {"topics": [TOPIC]}),
         Step(7.0, "forget_topic", {"topic": TopicsChange.OTHER}),
-        again,
+        stop_again,
         Step(9.5, "read", {"topics": [TOPIC, TopicsChange.OTHER]}),
         Step(13.0, "other", {"count": 2}),
     )
@@ -381,7 +381,9 @@ def test_a_topic_that_comes_back_after_it_was_forgotten_is_said(edges: Edges, ca
     history = TopicsChange(script, edges)
     assert history.play().violations == []
     assert history.has_cursor
-    (warning,) = [one.getMessage() for one in caplog.records if "was removed by ledgerlake forget" in one.getMessage()]
+    (warning,) = [
+        record.getMessage() for record in caplog.records if "was removed by ledgerlake forget" in record.getMessage()
+    ]
     assert f"the subscription ledgerlake-sim of {history.OTHER} was removed" in warning
 
 

@@ -45,9 +45,9 @@ def test_a_secret_is_read_where_it_is_said_to_be(tmp_path: Path, monkeypatch: py
         assert parsed(plugin, "env:MY_TOKEN").data() == b"from-env"
         assert parsed(plugin, f"file:{tmp_path}/token").data() == b"from-file"
         assert parsed(plugin, f"file://{tmp_path}/token").data() == b"from-file"
-    held = parsed("token", f"file:{tmp_path}/token")
+    authentication = parsed("token", f"file:{tmp_path}/token")
     (tmp_path / "token").write_text("newer")
-    assert held.data() == b"newer"
+    assert authentication.data() == b"newer"
     assert parsed("basic", '{"userId": "u", "password": "p"}').data() == b"u:p"
     assert parsed("basic", "secret:u:p").method == "basic"
     assert parsed(f"{JAVA}AuthenticationTls", "tlsCertFile:/c,tlsKeyFile:/k") == Authentication(
@@ -97,8 +97,8 @@ def token(claims: dict[str, Any]) -> Authentication:
 
 def test_a_refused_token_is_looked_at_for_when_it_expired() -> None:
     assert hint(token({"exp": 1_700_000_000}), 1_800_000_000) == "; the token expired at 2023-11-14T22:13:20Z"
-    for one in (token({"exp": 1_900_000_000}), token({"sub": "x"}), parsed("token", "token:garbage")):
-        assert hint(one, 1_800_000_000).startswith("; check the token")
+    for authentication in (token({"exp": 1_900_000_000}), token({"sub": "x"}), parsed("token", "token:garbage")):
+        assert hint(authentication, 1_800_000_000).startswith("; check the token")
     assert hint(NO_AUTHENTICATION, 0) == "; no authentication is configured"
 
 
@@ -152,15 +152,15 @@ def issuer() -> Iterator[str]:
 
 def oauth2(issuer: str, folder: Path, secret: str = "hush") -> Authentication:
     (folder / "key.json").write_text(json.dumps({"client_id": "me", "client_secret": secret}))
-    given = {"issuerUrl": issuer, "privateKey": f"file://{folder}/key.json", "audience": "urn:pulsar"}
-    return parsed(f"{JAVA}oauth2.AuthenticationOAuth2", json.dumps(given))
+    parameters = {"issuerUrl": issuer, "privateKey": f"file://{folder}/key.json", "audience": "urn:pulsar"}
+    return parsed(f"{JAVA}oauth2.AuthenticationOAuth2", json.dumps(parameters))
 
 
 def test_oauth2_fetches_a_token_and_keeps_it_until_it_is_about_to_expire(
     issuer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = oauth2(issuer, tmp_path)
-    assert (held.method, held.data(), held.data()) == ("token", b"access-1", b"access-1")
+    authentication = oauth2(issuer, tmp_path)
+    assert (authentication.method, authentication.data(), authentication.data()) == ("token", b"access-1", b"access-1")
     assert Issuer.forms == [
         {
             "grant_type": ["client_credentials"],
@@ -171,22 +171,22 @@ def test_oauth2_fetches_a_token_and_keeps_it_until_it_is_about_to_expire(
     ]
     monkeypatch.setattr(auth, "_SPARE_S", 4000)
     auth._cached_token.cache_clear()
-    assert (held.data(), held.data()) == (b"access-2", b"access-3")
+    assert (authentication.data(), authentication.data()) == (b"access-2", b"access-3")
 
 
-@pytest.mark.parametrize("given", ["as it is", "env", "file", "path", "data"])
+@pytest.mark.parametrize("key_form", ["as it is", "env", "file", "path", "data"])
 def test_an_oauth2_key_is_given_in_any_way_that_a_secret_is(
-    issuer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+    issuer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key_form: str
 ) -> None:
     key = json.dumps({"client_id": "me", "client_secret": "hush"})
     (tmp_path / "key.json").write_text(key)
     monkeypatch.setenv("OAUTH2_KEY", key)
     encoded = base64.b64encode(key.encode()).decode()
     ways = {"env": "env:OAUTH2_KEY", "file": f"file:{tmp_path}/key.json", "path": f"{tmp_path}/key.json"}
-    private_key = {"as it is": key, "data": f"data:application/json;base64,{encoded}", **ways}[given]
+    private_key = {"as it is": key, "data": f"data:application/json;base64,{encoded}", **ways}[key_form]
     parameters = json.dumps({"issuerUrl": issuer, "privateKey": private_key, "audience": "urn:pulsar"})
-    held = parsed(f"{JAVA}oauth2.AuthenticationOAuth2", f"secret:{parameters}")
-    assert held.data() == b"access-1"
+    authentication = parsed(f"{JAVA}oauth2.AuthenticationOAuth2", f"secret:{parameters}")
+    assert authentication.data() == b"access-1"
 
 
 @pytest.mark.parametrize(
@@ -220,11 +220,11 @@ def test_an_issuer_that_refuses_is_not_asked_again(issuer: str, tmp_path: Path, 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
 def test_an_issuer_that_is_busy_is_asked_again(issuer: str, tmp_path: Path, status: int) -> None:
     Issuer.failures += 2 * [(status, {})]
-    held = oauth2(issuer, tmp_path)
+    authentication = oauth2(issuer, tmp_path)
     with pytest.raises(TransportError, match=f"the OAuth2 issuer {issuer} is not available now, status {status}"):
-        held.data()
+        authentication.data()
     with Peer() as peer:
-        cluster = Cluster(ClientSettings(peer.url, authentication=held, give_up_after_s=30))
+        cluster = Cluster(ClientSettings(peer.url, authentication=authentication, give_up_after_s=30))
         assert cluster.all_partitions(TopicSelection((TOPIC,))) == [TOPIC]
         cluster.close()
     assert len(Issuer.forms) == 3
@@ -258,16 +258,16 @@ def test_an_issuer_is_left_alone_for_as_long_as_it_asks(
     clock = Clock()
     monkeypatch.setattr(auth, "time", clock)
     Issuer.failures.append((503, {"Retry-After": retry_after}))
-    held = oauth2(issuer, tmp_path)
+    authentication = oauth2(issuer, tmp_path)
     with pytest.raises(TransportError):
-        held.data()
+        authentication.data()
     clock.now_s += pause_s - 0.5
     if pause_s:
         with pytest.raises(TransportError, match="is not available now"):
-            held.data()
+            authentication.data()
         assert len(Issuer.forms) == 1
     clock.now_s += 0.5
-    assert held.data() == b"access-2"
+    assert authentication.data() == b"access-2"
 
 
 @pytest.mark.parametrize("expires_in", ["soon", None, [], "-1", "NaN"])
@@ -275,8 +275,8 @@ def test_a_token_without_a_usable_lifetime_is_used_once(
     issuer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expires_in: object
 ) -> None:
     monkeypatch.setattr(Issuer, "expires_in", expires_in)
-    held = oauth2(issuer, tmp_path)
-    assert (held.data(), held.data()) == (b"access-1", b"access-2")
+    authentication = oauth2(issuer, tmp_path)
+    assert (authentication.data(), authentication.data()) == (b"access-1", b"access-2")
 
 
 def test_a_broker_is_told_who_we_are_and_again_when_it_asks(tmp_path: Path) -> None:

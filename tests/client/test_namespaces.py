@@ -29,8 +29,8 @@ RETURNS = [f"{NAMESPACE}/returns-north", f"{NAMESPACE}/returns-south"]
 
 @pytest.fixture
 def peer() -> Iterator[Peer]:
-    with Peer(topics=[*RETURNS[:1], *PARTITIONS], tells_of_topics=True) as one:
-        yield one
+    with Peer(topics=[*RETURNS[:1], *PARTITIONS], tells_of_topics=True) as broker:
+        yield broker
 
 
 def selection(local: str) -> TopicSelection:

@@ -45,7 +45,7 @@ def test_what_pulsar_does_not_take_for_a_partition_is_a_topic_of_its_own(number:
 )
 def test_service_urls(url: str, expected: list[Address]) -> None:
     assert parse_service_url(url) == expected
-    assert [parse_service_url(one.url) for one in expected] == [[one] for one in expected]
+    assert [parse_service_url(address.url) for address in expected] == [[address] for address in expected]
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_pattern_matches_the_whole_local_name_of_a_topic(
 ) -> None:
     selection = TopicSelection(pattern=full_pattern(pattern))
     assert (selection.namespace, selection.is_persistent) == ("public/default", True)
-    assert all(selection.matches(f"persistent://public/default/{one}") for one in matching)
+    assert all(selection.matches(f"persistent://public/default/{name}") for name in matching)
     assert not any(selection.matches(f"persistent://public/default/{other}") for other in others)
 
 

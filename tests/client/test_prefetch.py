@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def threads() -> list[str]:
-    return [one.name for one in threading.enumerate() if one.name == "ledgerlake-prefetch"]
+    return [thread.name for thread in threading.enumerate() if thread.name == "ledgerlake-prefetch"]
 
 
 def test_items_come_in_order_and_the_thread_ends_with_them() -> None:
@@ -24,17 +24,17 @@ def test_items_come_in_order_and_the_thread_ends_with_them() -> None:
 
 
 def test_no_more_is_taken_ahead_than_asked_for() -> None:
-    taken = []
+    taken_numbers = []
 
     def source() -> Generator[int, None, None]:
         for number in range(100):
-            taken.append(number)
+            taken_numbers.append(number)
             yield number
 
     items = prefetched(source(), 3)
     assert next(items) == 0
     time.sleep(0.3)
-    assert len(taken) <= 1 + 3 + 1
+    assert len(taken_numbers) <= 1 + 3 + 1
 
 
 def test_what_the_source_raises_is_raised_behind_what_it_gave() -> None:

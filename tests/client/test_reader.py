@@ -40,10 +40,10 @@ NEVER_S = 3600.0
 
 
 def read_all(reader: EntryReader, end: Position) -> list[int]:
-    found = []
+    entry_ids = []
     while (entry := next_until(reader, end)) is not None:
-        found.append(entry.entry_id)
-    return found
+        entry_ids.append(entry.entry_id)
+    return entry_ids
 
 
 def test_entries_come_in_order_and_end_where_the_range_ends() -> None:

@@ -27,11 +27,11 @@ def by_reference(entries: list[bytes]) -> tuple[pa.Table, list[tuple[int, str]]]
     rejects: list[tuple[int, str]] = []
     for number, entry in enumerate(entries):
         try:
-            found = decode_entry(memoryview(entry), 7, number, 1 << 27)
+            entry_rows = decode_entry(memoryview(entry), 7, number, 1 << 27)
         except CorruptEntryError as error:
             rejects.append((number, error.reason))
             continue
-        rows += [{"topic": SOURCE.topic, "partition": SOURCE.partition, "late": False, **row} for row in found]
+        rows += [{"topic": SOURCE.topic, "partition": SOURCE.partition, "late": False, **row} for row in entry_rows]
     return pa.Table.from_pylist(rows, schema=schema.VIEW), rejects
 
 

@@ -49,7 +49,7 @@ def test_a_binary_key_a_batch_and_what_is_absent() -> None:
     binary = compat(single(b"v", partition_key="/w==", partition_key_b64_encoded=True))[0]
     assert binary["__key"] == b"\xff"
     first, second = compat(batch([b"a", b"b"]))
-    assert [str(from_bytes(one["__messageId"])) for one in (first, second)] == ["7:0:0", "7:0:1"]
+    assert [str(from_bytes(row["__messageId"])) for row in (first, second)] == ["7:0:0", "7:0:1"]
     assert (first["__key"], first["__eventTime"], first["__topic"]) == (None, None, TOPIC)
 
 
@@ -59,10 +59,10 @@ def test_fields_of_a_record_stand_for_themselves() -> None:
     typed = type_values(
         rows(single(b'{"a":1}'), single(b"", null_value=True)), schema, lambda _: schema, keep_bytes=False
     )
-    found = as_compat(typed)
-    assert found.schema == compat_columns(typed.schema)
-    assert found.schema.names[:2] == ["a", "b"]
-    assert (found["a"].to_pylist(), found["b"].to_pylist()) == ([1, None], [None, None])
+    columns = as_compat(typed)
+    assert columns.schema == compat_columns(typed.schema)
+    assert columns.schema.names[:2] == ["a", "b"]
+    assert (columns["a"].to_pylist(), columns["b"].to_pylist()) == ([1, None], [None, None])
 
 
 def test_what_is_no_message_is_an_error_that_names_it() -> None:

@@ -33,7 +33,7 @@ def moment(milliseconds: int) -> datetime:
 
 
 def test_every_column_of_a_single_message() -> None:
-    own = metadata(
+    entry_metadata = metadata(
         sequence_id=5,
         event_time=1_600_000_000_000,
         deliver_at_time=1_800_000_000_000,
@@ -41,9 +41,9 @@ def test_every_column_of_a_single_message() -> None:
         ordering_key=b"\x00order",
         schema_version=b"\0" * 7 + b"\x02",
     )
-    own.properties.add(key="a", value="1")
-    own.properties.add(key="ä", value="")
-    messages, rejects = decoded([encode_entry(own, b"value", broker(41))])
+    entry_metadata.properties.add(key="a", value="1")
+    entry_metadata.properties.add(key="ä", value="")
+    messages, rejects = decoded([encode_entry(entry_metadata, b"value", broker(41))])
     assert rejects == []
     assert messages == [
         {
@@ -100,12 +100,20 @@ def test_batched_messages_have_their_own_metadata() -> None:
     first.properties.add(key="x", value="y")
     second = pb.SingleMessageMetadata(payload_size=0, null_value=True)
     plain = encode_batch([(first, b"v"), (second, b"")])
-    own = metadata(sequence_id=70, num_messages_in_batch=2, uncompressed_size=len(plain), partition_key="not this")
-    messages, _ = decoded([encode_entry(own, plain, broker(1))])
-    one, two = messages
-    assert (one["key"], one["event_time"], one["sequence_id"]) == ("k", moment(5), 77)
-    assert (one["ordering_key"], one["properties"]) == (b"o", [("x", "y")])
-    assert (two["key"], two["event_time"], two["sequence_id"], two["is_null"], two["value"]) == (
+    entry_metadata = metadata(
+        sequence_id=70, num_messages_in_batch=2, uncompressed_size=len(plain), partition_key="not this"
+    )
+    messages, _ = decoded([encode_entry(entry_metadata, plain, broker(1))])
+    first_row, second_row = messages
+    assert (first_row["key"], first_row["event_time"], first_row["sequence_id"]) == ("k", moment(5), 77)
+    assert (first_row["ordering_key"], first_row["properties"]) == (b"o", [("x", "y")])
+    assert (
+        second_row["key"],
+        second_row["event_time"],
+        second_row["sequence_id"],
+        second_row["is_null"],
+        second_row["value"],
+    ) == (
         None,
         None,
         70,
@@ -116,8 +124,8 @@ def test_batched_messages_have_their_own_metadata() -> None:
 
 def test_slots_that_compaction_emptied_are_skipped_and_keep_their_index() -> None:
     plain = bytes.fromhex("0000000812026b30180020010000000612026b3018027631")
-    own = metadata(num_messages_in_batch=2, uncompressed_size=len(plain))
-    messages, rejects = decoded([encode_entry(own, plain, broker(9))])
+    entry_metadata = metadata(num_messages_in_batch=2, uncompressed_size=len(plain))
+    messages, rejects = decoded([encode_entry(entry_metadata, plain, broker(9))])
     assert rejects == []
     assert [(row["message_id"], row["broker_index"], row["key"], row["value"]) for row in messages] == [
         ("7:0:1", 9, "k0", b"v1")
@@ -194,8 +202,6 @@ def test_parts_of_a_large_message_are_rows_for_those_who_ask() -> None:
 
 
 def test_odd_entries_stand_where_they_belong() -> None:
-    odd = single(b"odd", partition_key="k", replicate_to=["elsewhere"])
-    odd += b""
     entries = [batch([b"1", b"2"]), single(b"part", uuid="u", num_chunks_from_msg=2, chunk_id=0), batch([b"3"])]
     messages, _ = decoded(entries, chunks_as_rejects=False)
     assert [row["value"] for row in messages] == [b"1", b"2", b"part", b"3"]
@@ -208,8 +214,8 @@ def test_what_an_earlier_batch_took_of_the_first_entry_is_left_out() -> None:
 
 @pytest.mark.parametrize("more", [{}, {"uuid": "makes it go the plain route"}])
 def test_a_broker_gives_one_number_to_a_whole_batch_of_a_transaction(more: dict[str, Any]) -> None:
-    own: dict[str, Any] = {"txnid_most_bits": 0, "txnid_least_bits": 7, **more}
-    messages, _ = decoded([batch([b"0", b"1", b"2"], index=5, **own), batch([b"3", b"4"], index=7)])
+    fields: dict[str, Any] = {"txnid_most_bits": 0, "txnid_least_bits": 7, **more}
+    messages, _ = decoded([batch([b"0", b"1", b"2"], index=5, **fields), batch([b"3", b"4"], index=7)])
     assert [row["broker_index"] for row in messages] == [5, 5, 5, 6, 7]
 
 
@@ -233,14 +239,14 @@ PLAIN_ROUTE = [pytest.param({}, id="kernels"), pytest.param({"uuid": "u"}, id="r
 def test_what_is_copied_for_each_message_of_a_batch_goes_out_in_bounded_pieces(more: dict[str, Any]) -> None:
     count, name = 1_000, "p" * 100_000
     entries = [single(b"before"), batch([b"v"] * count, producer_name=name, index=count, **more), single(b"behind")]
-    seen: list[str] = []
+    message_ids: list[str] = []
     pieces = 0
     for part in decode_bundle(bundle(entries), SOURCE):
         assert part.messages.nbytes < 1.5 * limits.DECODED_PIECE_BYTES
         assert part.rejects.num_rows == 0
-        seen += part.messages["message_id"].to_pylist()
+        message_ids += part.messages["message_id"].to_pylist()
         pieces += 1
-    assert seen == ["7:0", *(f"7:1:{number}" for number in range(count)), "7:2"]
+    assert message_ids == ["7:0", *(f"7:1:{number}" for number in range(count)), "7:2"]
     assert pieces > count * len(name) // (2 * limits.DECODED_PIECE_BYTES)
 
 
@@ -250,7 +256,7 @@ def test_a_batch_whose_copies_of_its_metadata_pass_the_limit_is_a_reject(
     more: dict[str, Any], copied: dict[str, Any]
 ) -> None:
     entry = batch([b"v"] * 100, **copied, **more)
-    assert [len(found) for found in decoded([entry], max_bytes=100_100)] == [100, 0]
+    assert [len(rows) for rows in decoded([entry], max_bytes=100_100)] == [100, 0]
     messages, rejects = decoded([single(b"before"), entry], max_bytes=99_999)
     assert [row["value"] for row in messages] == [b"before"]
     assert [row["reason"] for row in rejects] == ["too_large"]
@@ -272,15 +278,15 @@ def test_pieces_of_any_size_are_the_same_rows_in_the_same_order(monkeypatch: pyt
     rng = random.Random(11)
     for _ in range(5):
         entries = [
-            damaged(one, rng) if rng.random() < 0.2 else one
-            for one in (random_entry(rng) for _ in range(rng.randrange(30)))
+            damaged(entry, rng) if rng.random() < 0.2 else entry
+            for entry in (random_entry(rng) for _ in range(rng.randrange(30)))
         ]
         entries.append(batch([b"x"] * 30, uuid="the reference's"))
         monkeypatch.setattr(messages_module, "DECODED_PIECE_BYTES", 2**30)
-        whole = decoded(entries, first_entry=BatchRange(after=0))
+        expected = decoded(entries, first_entry=BatchRange(after=0))
         for size in (1, 2_000, 20_000):
             monkeypatch.setattr(messages_module, "DECODED_PIECE_BYTES", size)
-            assert decoded(entries, first_entry=BatchRange(after=0)) == whole
+            assert decoded(entries, first_entry=BatchRange(after=0)) == expected
 
 
 @pytest.mark.parametrize("more", PLAIN_ROUTE)
@@ -304,10 +310,12 @@ def test_decoding_allocates_no_more_than_the_stated_factor(
 
 @pytest.mark.parametrize("beyond", [1_790_000_000_000_000, 2**63 - 1, 2**63, 2**64 - 1])
 def test_a_time_out_of_range_is_null_and_its_number_a_property(beyond: int) -> None:
-    slots = [(pb.SingleMessageMetadata(payload_size=0, event_time=one), b"") for one in (5, beyond)]
+    slots = [(pb.SingleMessageMetadata(payload_size=0, event_time=event_time), b"") for event_time in (5, beyond)]
     slots[0][0].properties.add(key="a", value="1")
-    own = metadata(publish_time=beyond, num_messages_in_batch=2, uncompressed_size=0)
-    messages, rejects = decoded([encode_entry(own, encode_batch(slots), broker(2)), single(b"", event_time=beyond)])
+    entry_metadata = metadata(publish_time=beyond, num_messages_in_batch=2, uncompressed_size=0)
+    messages, rejects = decoded(
+        [encode_entry(entry_metadata, encode_batch(slots), broker(2)), single(b"", event_time=beyond)]
+    )
     assert rejects == []
     published, event = ("ledgerlake.publish_time", str(beyond)), ("ledgerlake.event_time", str(beyond))
     assert [(row["publish_time"], row["event_time"], row["properties"]) for row in messages] == [
@@ -363,36 +371,36 @@ def test_the_columns_are_the_contract() -> None:
 
 def random_entry(rng: random.Random) -> bytes:
     """An entry of any legal shape."""
-    own = metadata(sequence_id=rng.randrange(2**40), producer_name=rng.choice(["p", "prodücer", ""]))
+    entry_metadata = metadata(sequence_id=rng.randrange(2**40), producer_name=rng.choice(["p", "prodücer", ""]))
     singles = []
     for _ in range(rng.choice([0, 1, 1, 2, 7])):
-        one = pb.SingleMessageMetadata(payload_size=0)
-        decorate(one, rng)
+        slot = pb.SingleMessageMetadata(payload_size=0)
+        decorate(slot, rng)
         if rng.random() < 0.1:
-            one.compacted_out = True
+            slot.compacted_out = True
         if rng.random() < 0.5:
-            one.sequence_id = rng.randrange(2**40)
-        singles.append((one, rng.randbytes(rng.choice([0, 1, 20, 300]))))
+            slot.sequence_id = rng.randrange(2**40)
+        singles.append((slot, rng.randbytes(rng.choice([0, 1, 20, 300]))))
     if not singles:
-        decorate(own, rng)
+        decorate(entry_metadata, rng)
     plain = encode_batch(singles) if singles else rng.randbytes(rng.choice([0, 5, 500]))
     if singles:
-        own.num_messages_in_batch = len(singles)
+        entry_metadata.num_messages_in_batch = len(singles)
     if rng.random() < 0.2:
-        own.deliver_at_time = rng.randrange(2**42)
+        entry_metadata.deliver_at_time = rng.randrange(2**42)
     if rng.random() < 0.2:
-        own.schema_version = rng.randbytes(8)
+        entry_metadata.schema_version = rng.randbytes(8)
     if rng.random() < 0.1:
-        own.highest_sequence_id = 2**40
-        own.txnid_most_bits = 3
+        entry_metadata.highest_sequence_id = 2**40
+        entry_metadata.txnid_most_bits = 3
     if rng.random() < 0.2:
-        own.MergeFromString(rng.choice([b"\x82\x02\x03abc", b"\x88\x02\x05", b"\x91\x02" + b"8bytes!!"]))
-    own.compression = rng.choice([pb.NONE, pb.LZ4, pb.ZLIB, pb.ZSTD, pb.SNAPPY])
-    own.uncompressed_size = len(plain)
+        entry_metadata.MergeFromString(rng.choice([b"\x82\x02\x03abc", b"\x88\x02\x05", b"\x91\x02" + b"8bytes!!"]))
+    entry_metadata.compression = rng.choice([pb.NONE, pb.LZ4, pb.ZLIB, pb.ZSTD, pb.SNAPPY])
+    entry_metadata.uncompressed_size = len(plain)
     from ledgerlake.decode.codecs import compress
 
     entry_broker = rng.choice([None, broker(rng.randrange(2**40)), pb.BrokerEntryMetadata(index=7)])
-    return encode_entry(own, compress(own.compression, plain), entry_broker)
+    return encode_entry(entry_metadata, compress(entry_metadata.compression, plain), entry_broker)
 
 
 def decorate(target: Any, rng: random.Random) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LIMIT = 1_000_000
 
 
-def ready(with_scan: bool) -> Connection:
+def connected_client(with_scan: bool) -> Connection:
     client = Connection(Role.CLIENT)
     client.send(commands.connect("test"))
     client.receive_data(commands.connected("test server", LIMIT))
@@ -48,36 +48,36 @@ def outcome(pieces: list[bytes], with_scan: bool) -> tuple[list[Any], list[int],
     """What came of some bytes, entry by entry and with the error that ended it; the permits; what
     was answered.
     """
-    client = ready(with_scan)
-    found: list[Any] = []
+    client = connected_client(with_scan)
+    entries_and_error: list[Any] = []
     counts: list[int] = []
     try:
         for event in events(client, pieces):
             if isinstance(event, EntriesReceived):
-                found += event.each()
+                entries_and_error += event.each()
                 counts += event.message_counts.tolist()
             elif isinstance(event, EntryReceived):
-                found.append(event)
+                entries_and_error.append(event)
                 counts.append(message_count(event.entry))
             else:
-                found.append(event.SerializePartialToString() if isinstance(event, Message) else event)
+                entries_and_error.append(event.SerializePartialToString() if isinstance(event, Message) else event)
     except ProtocolError as error:
-        found.append((type(error), error.message))
-    return found, counts, client.data_to_send()
+        entries_and_error.append((type(error), error.message))
+    return entries_and_error, counts, client.data_to_send()
 
 
 def run(*entries: bytes, **more: Any) -> EntriesReceived:
-    found = scan(memoryview(bundle(entries, **more)), LIMIT)
-    assert found is not None
-    return found
+    received = scan(memoryview(bundle(entries, **more)), LIMIT)
+    assert received is not None
+    return received
 
 
 def test_plain_entries_come_as_one_run_with_their_frames_untouched() -> None:
     entries = [single(b"a"), batch([b"b", b"c"]), single(b"d", partition_key="k")]
-    found = run(*entries)
-    assert [bytes(one.entry) for one in found.each()] == entries
-    assert found.frames == bundle(entries)
-    assert (found.position, found.last, found.message_count) == (Position(7, 0), Position(7, 2), 4)
+    received = run(*entries)
+    assert [bytes(entry.entry) for entry in received.each()] == entries
+    assert received.frames == bundle(entries)
+    assert (received.position, received.last, received.message_count) == (Position(7, 0), Position(7, 2), 4)
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,9 @@ def test_plain_entries_come_as_one_run_with_their_frames_untouched() -> None:
 )
 def test_a_run_ends_before(next_frame: bytes) -> None:
     plain = bundle([single(b"a"), single(b"b")])
-    found = scan(memoryview(plain + next_frame), LIMIT)
-    assert found is not None
-    assert found.frames == plain
+    received = scan(memoryview(plain + next_frame), LIMIT)
+    assert received is not None
+    assert received.frames == plain
 
 
 def test_there_is_no_run_where_the_first_frame_is_not_whole_or_no_entry() -> None:
@@ -108,18 +108,18 @@ def test_there_is_no_run_where_the_first_frame_is_not_whole_or_no_entry() -> Non
 
 
 def test_a_run_is_cut_at_positions() -> None:
-    found = run(*(single(str(number).encode()) for number in range(5)))
-    behind, before = found.after(Position(7, 1)), found.until(Position(7, 1))
+    received = run(*(single(str(number).encode()) for number in range(5)))
+    behind, before = received.after(Position(7, 1)), received.until(Position(7, 1))
     assert behind is not None
     assert before is not None
-    assert [one.entry_id for one in behind.each()] == [2, 3, 4]
-    assert [one.entry_id for one in before.each()] == [0, 1]
-    assert bytes(before.frames) + bytes(behind.frames) == found.frames
-    assert found.after(Position(6, 9)) is found
-    assert found.until(Position(8, 0)) is found
-    assert found.after(Position(7, 4)) is None
-    assert found.after(Position(8, -1)) is None
-    assert found.until(Position(6, 9)) is None
+    assert [entry.entry_id for entry in behind.each()] == [2, 3, 4]
+    assert [entry.entry_id for entry in before.each()] == [0, 1]
+    assert bytes(before.frames) + bytes(behind.frames) == received.frames
+    assert received.after(Position(6, 9)) is received
+    assert received.until(Position(8, 0)) is received
+    assert received.after(Position(7, 4)) is None
+    assert received.after(Position(8, -1)) is None
+    assert received.until(Position(6, 9)) is None
 
 
 def odd_command(rng: random.Random) -> bytes:

@@ -23,8 +23,8 @@ DUE_MS = STORED_MS + 60_000
 
 
 def entry(deliver_ms: int | None = None, broker_ms: int | None = STORED_MS, value: bytes = b"v", **more: Any) -> bytes:
-    own: dict[str, Any] = {"producer_name": "p", "sequence_id": 1, "publish_time": STORED_MS - 5000}
-    metadata = pb.MessageMetadata(**own | more)
+    defaults: dict[str, Any] = {"producer_name": "p", "sequence_id": 1, "publish_time": STORED_MS - 5000}
+    metadata = pb.MessageMetadata(**defaults | more)
     if deliver_ms is not None:
         metadata.deliver_at_time = deliver_ms
     return encode_entry(metadata, value, pb.BrokerEntryMetadata(broker_timestamp=broker_ms) if broker_ms else None)
@@ -36,12 +36,14 @@ LATER = entry(STORED_MS + 1)
 
 def pieces(*entries: bytes) -> list[tuple[str, list[int], int | None]]:
     """Kind, entry ids and time of each piece."""
-    found = split_bundle(bundle(entries))
-    return [(kind, [one.entry_id for one in entries_of(view)], time_ms) for kind, view, time_ms in found]
+    split_pieces = split_bundle(bundle(entries))
+    return [
+        (kind, [position.entry_id for position in entries_of(view)], time_ms) for kind, view, time_ms in split_pieces
+    ]
 
 
 @pytest.mark.parametrize(
-    ("given", "kind"),
+    ("raw", "kind"),
     [
         pytest.param(LATER, PieceKind.DELAYED, id="later than it was stored"),
         pytest.param(entry(1), PieceKind.DELAYED, id="long past, to be delivered at once"),
@@ -54,8 +56,8 @@ def pieces(*entries: bytes) -> list[tuple[str, list[int], int | None]]:
         pytest.param(entry(2**62), PieceKind.ENTRIES, id="a time beyond all, to be rejected"),
     ],
 )
-def test_an_entry_is_delayed_where_it_says_a_time_and_its_bytes_are_whole(given: bytes, kind: str) -> None:
-    assert [piece[0] for piece in pieces(given)] == [kind]
+def test_an_entry_is_delayed_where_it_says_a_time_and_its_bytes_are_whole(raw: bytes, kind: str) -> None:
+    assert [piece[0] for piece in pieces(raw)] == [kind]
 
 
 def test_a_bundle_without_delayed_entries_stays_one_piece_without_a_copy() -> None:
@@ -66,16 +68,16 @@ def test_a_bundle_without_delayed_entries_stays_one_piece_without_a_copy() -> No
 
 
 @pytest.mark.parametrize(
-    "given",
+    "fields",
     [
         pytest.param({"num_chunks_from_msg": 2, "chunk_id": 0}, id="chunk"),
         pytest.param({"replicated_from": "a"}, id="plain"),
         pytest.param({"compacted_batch_indexes": [1]}, id="with a field that kernels leave"),
     ],
 )
-def test_every_piece_says_the_brokers_time_of_its_last_entry(given: dict[str, Any]) -> None:
-    assert [piece[2] for piece in pieces(entry(**given))] == [STORED_MS]
-    assert [piece[2] for piece in pieces(entry(broker_ms=None, **given))] == [None]
+def test_every_piece_says_the_brokers_time_of_its_last_entry(fields: dict[str, Any]) -> None:
+    assert [piece[2] for piece in pieces(entry(**fields))] == [STORED_MS]
+    assert [piece[2] for piece in pieces(entry(broker_ms=None, **fields))] == [None]
 
 
 def test_mixed_entries_are_two_pieces_and_that_of_the_first_entry_comes_first() -> None:
@@ -88,8 +90,8 @@ def test_mixed_entries_are_two_pieces_and_that_of_the_first_entry_comes_first() 
 
 def test_entries_that_travel_alone_keep_their_place() -> None:
     first, second = chunk_entries(b"large message", 2)
-    found = pieces(PLAIN, LATER, first, LATER, PLAIN, second, PLAIN)
-    assert [one[:2] for one in found] == [
+    split_pieces = pieces(PLAIN, LATER, first, LATER, PLAIN, second, PLAIN)
+    assert [piece[:2] for piece in split_pieces] == [
         (PieceKind.ENTRIES, [0]),
         (PieceKind.DELAYED, [1]),
         (PieceKind.CHUNK, [2]),
@@ -105,21 +107,21 @@ def test_nothing_is_lost_whatever_the_mixture() -> None:
     choices = [PLAIN, LATER, chunk_entries(b"large message", 2)[0], b"garbage"]
     for _ in range(300):
         entries = [rng.choice(choices) for _ in range(rng.randint(0, 12))]
-        found = [message_id for _, ids, _ in pieces(*entries) for message_id in ids]
-        assert sorted(found) == list(range(len(entries)))
+        entry_ids = [message_id for _, ids, _ in pieces(*entries) for message_id in ids]
+        assert sorted(entry_ids) == list(range(len(entries)))
 
 
 def test_what_is_known_of_delayed_entries() -> None:
-    odd = entry(STORED_MS + 7, compacted_batch_indexes=[1])
+    odd_entry = entry(STORED_MS + 7, compacted_batch_indexes=[1])
     past, published = entry(5), entry(5, broker_ms=None)
-    frames = bundle([LATER, odd, past, published])
-    found = read_delayed(frames)
-    assert found.due_ms.tolist() == [STORED_MS + 1, STORED_MS + 7, STORED_MS, 5]
-    assert list(zip(found.ledger_ids.tolist(), found.entry_ids.tolist(), strict=True)) == [
+    frames = bundle([LATER, odd_entry, past, published])
+    delayed = read_delayed(frames)
+    assert delayed.due_ms.tolist() == [STORED_MS + 1, STORED_MS + 7, STORED_MS, 5]
+    assert list(zip(delayed.ledger_ids.tolist(), delayed.entry_ids.tolist(), strict=True)) == [
         (7, number) for number in range(4)
     ]
-    assert found.frame_ends.tolist()[-1] == len(frames)
-    assert entries_of(frames) == {Position(7, row): one for row, one in enumerate([LATER, odd, past, published])}
+    assert delayed.frame_ends.tolist()[-1] == len(frames)
+    assert entries_of(frames) == {Position(7, row): raw for row, raw in enumerate([LATER, odd_entry, past, published])}
 
 
 @pytest.mark.parametrize("broker_ms", [2**63 - 1, 2**63, 2**64 - 1])

@@ -25,7 +25,7 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.value_schema import ValueSchema
 from tests.decode.protobuf_schemas import protobuf
 
-T = pb.Schema
+SchemaType = pb.Schema
 UTC = timezone.utc
 
 
@@ -33,52 +33,52 @@ def read(
     schema: ValueSchema, payloads: list[bytes | None], writer: ValueSchema | None = None, keys: list[Any] | None = None
 ) -> tuple[list[Any], dict[int, str]]:
     encoded = Encoded(pa.array(payloads, pa.binary()), None if keys is None else pa.array(keys, pa.binary()))
-    found = decoder(writer or schema, schema)(encoded)
-    assert found.values.type == column_type(schema)
-    assert len(found.values) == len(payloads)
-    return found.values.to_pylist(), found.bad
+    decoded = decoder(writer or schema, schema)(encoded)
+    assert decoded.values.type == column_type(schema)
+    assert len(decoded.values) == len(payloads)
+    return decoded.values.to_pylist(), decoded.bad
 
 
 def avro(*fields: dict[str, Any], name: str = "R") -> ValueSchema:
-    return ValueSchema(T.Avro, json.dumps({"type": "record", "name": name, "fields": list(fields)}).encode())
+    return ValueSchema(SchemaType.Avro, json.dumps({"type": "record", "name": name, "fields": list(fields)}).encode())
 
 
 def as_json(schema: ValueSchema) -> ValueSchema:
-    return ValueSchema(T.Json, schema.definition)
+    return ValueSchema(SchemaType.Json, schema.definition)
 
 
 def written(schema: ValueSchema, value: Any) -> bytes:
-    out = io.BytesIO()
-    fastavro.schemaless_writer(out, fastavro.parse_schema(json.loads(schema.definition)), value)
-    return out.getvalue()
+    encoded = io.BytesIO()
+    fastavro.schemaless_writer(encoded, fastavro.parse_schema(json.loads(schema.definition)), value)
+    return encoded.getvalue()
 
 
-def one(name: str, kind: Any, **more: Any) -> dict[str, Any]:
+def field(name: str, kind: Any, **more: Any) -> dict[str, Any]:
     return {"name": name, "type": kind, **more}
 
 
 @pytest.mark.parametrize(
     ("kind", "payload", "value"),
     [
-        (T.String, "grüße".encode(), "grüße"),
-        (T.String, b"", ""),
-        (T.Bool, b"\1", True),
-        (T.Bool, b"\0", False),
-        (T.Int8, b"\xff", -1),
-        (T.Int16, struct.pack(">h", -300), -300),
-        (T.Int32, struct.pack(">i", 2**31 - 1), 2**31 - 1),
-        (T.Int64, struct.pack(">q", -(2**63)), -(2**63)),
-        (T.Float, struct.pack(">f", 1.5), 1.5),
-        (T.Double, struct.pack(">d", -0.1), -0.1),
-        (T.Date, struct.pack(">q", 86_400_000), datetime(1970, 1, 2, tzinfo=UTC)),
-        (T.Time, struct.pack(">q", 1), datetime(1970, 1, 1, microsecond=1000, tzinfo=UTC)),
-        (T.Timestamp, struct.pack(">q", -1), datetime(1969, 12, 31, 23, 59, 59, 999000, tzinfo=UTC)),
-        (T.Instant, struct.pack(">qi", 1, 5000), datetime(1970, 1, 1, 0, 0, 1, 5, tzinfo=UTC)),
-        (T.LocalDate, struct.pack(">q", -1), date(1969, 12, 31)),
-        (T.LocalTime, struct.pack(">q", 123_456_789), 123_456_789),
-        (T.LocalDateTime, struct.pack(">qq", 1, 60 * 10**9), datetime(1970, 1, 2, 0, 1)),
-        (T.NoSchema, b"\xff\0", b"\xff\0"),
-        (T.Protobuf, b"\x08\x01", b"\x08\x01"),
+        (SchemaType.String, "grüße".encode(), "grüße"),
+        (SchemaType.String, b"", ""),
+        (SchemaType.Bool, b"\1", True),
+        (SchemaType.Bool, b"\0", False),
+        (SchemaType.Int8, b"\xff", -1),
+        (SchemaType.Int16, struct.pack(">h", -300), -300),
+        (SchemaType.Int32, struct.pack(">i", 2**31 - 1), 2**31 - 1),
+        (SchemaType.Int64, struct.pack(">q", -(2**63)), -(2**63)),
+        (SchemaType.Float, struct.pack(">f", 1.5), 1.5),
+        (SchemaType.Double, struct.pack(">d", -0.1), -0.1),
+        (SchemaType.Date, struct.pack(">q", 86_400_000), datetime(1970, 1, 2, tzinfo=UTC)),
+        (SchemaType.Time, struct.pack(">q", 1), datetime(1970, 1, 1, microsecond=1000, tzinfo=UTC)),
+        (SchemaType.Timestamp, struct.pack(">q", -1), datetime(1969, 12, 31, 23, 59, 59, 999000, tzinfo=UTC)),
+        (SchemaType.Instant, struct.pack(">qi", 1, 5000), datetime(1970, 1, 1, 0, 0, 1, 5, tzinfo=UTC)),
+        (SchemaType.LocalDate, struct.pack(">q", -1), date(1969, 12, 31)),
+        (SchemaType.LocalTime, struct.pack(">q", 123_456_789), 123_456_789),
+        (SchemaType.LocalDateTime, struct.pack(">qq", 1, 60 * 10**9), datetime(1970, 1, 2, 0, 1)),
+        (SchemaType.NoSchema, b"\xff\0", b"\xff\0"),
+        (SchemaType.Protobuf, b"\x08\x01", b"\x08\x01"),
     ],
 )
 def test_every_primitive_is_read_and_null_stays_null(kind: int, payload: bytes, value: Any) -> None:
@@ -88,24 +88,24 @@ def test_every_primitive_is_read_and_null_stays_null(kind: int, payload: bytes, 
 @pytest.mark.parametrize(
     ("kind", "payload"),
     [
-        (T.String, b"\xff"),
-        (T.Bool, b""),
-        (T.Int8, b"\0\0"),
-        (T.Int64, b"\0" * 7),
-        (T.Double, b""),
-        (T.Timestamp, struct.pack(">q", 2**62)),
-        (T.Instant, struct.pack(">qi", 2**62, 0)),
-        (T.LocalDate, struct.pack(">q", 2**40)),
-        (T.LocalDateTime, struct.pack(">qq", -(2**62), 0)),
+        (SchemaType.String, b"\xff"),
+        (SchemaType.Bool, b""),
+        (SchemaType.Int8, b"\0\0"),
+        (SchemaType.Int64, b"\0" * 7),
+        (SchemaType.Double, b""),
+        (SchemaType.Timestamp, struct.pack(">q", 2**62)),
+        (SchemaType.Instant, struct.pack(">qi", 2**62, 0)),
+        (SchemaType.LocalDate, struct.pack(">q", 2**40)),
+        (SchemaType.LocalDateTime, struct.pack(">qq", -(2**62), 0)),
     ],
 )
 def test_a_bad_primitive_spoils_nothing_beside_it(kind: int, payload: bytes) -> None:
     good: dict[int, bytes] = {
-        T.String: b"x",
-        T.Bool: b"\1",
-        T.Int8: b"\1",
-        T.Instant: b"\0" * 12,
-        T.LocalDateTime: b"\0" * 16,
+        SchemaType.String: b"x",
+        SchemaType.Bool: b"\1",
+        SchemaType.Int8: b"\1",
+        SchemaType.Instant: b"\0" * 12,
+        SchemaType.LocalDateTime: b"\0" * 16,
     }
     values, bad = read(ValueSchema(kind), [good.get(kind, b"\0" * 8), payload, None])
     assert list(bad) == [1]
@@ -115,25 +115,25 @@ def test_a_bad_primitive_spoils_nothing_beside_it(kind: int, payload: bytes) -> 
 
 def test_avro_records_with_every_type_become_structs() -> None:
     schema = avro(
-        one("i", "int"),
-        one("l", "long"),
-        one("f", "float"),
-        one("d", "double"),
-        one("b", "boolean"),
-        one("s", ["null", "string"], default=None),
-        one("raw", "bytes"),
-        one("color", {"type": "enum", "name": "Color", "symbols": ["RED", "BLUE"]}),
-        one("list", {"type": "array", "items": {"type": "record", "name": "Inner", "fields": [one("x", "int")]}}),
-        one("again", "Inner"),
-        one("map", {"type": "map", "values": "long"}),
-        one("at", {"type": "long", "logicalType": "timestamp-millis"}),
-        one("at_us", {"type": "long", "logicalType": "timestamp-micros"}),
-        one("local", {"type": "long", "logicalType": "local-timestamp-millis"}),
-        one("day", {"type": "int", "logicalType": "date"}),
-        one("price", {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}),
-        one("id", {"type": "string", "logicalType": "uuid"}),
-        one("wide", ["int", "long"]),
-        one("mac", {"type": "fixed", "name": "Mac", "size": 2}),
+        field("i", "int"),
+        field("l", "long"),
+        field("f", "float"),
+        field("d", "double"),
+        field("b", "boolean"),
+        field("s", ["null", "string"], default=None),
+        field("raw", "bytes"),
+        field("color", {"type": "enum", "name": "Color", "symbols": ["RED", "BLUE"]}),
+        field("list", {"type": "array", "items": {"type": "record", "name": "Inner", "fields": [field("x", "int")]}}),
+        field("again", "Inner"),
+        field("map", {"type": "map", "values": "long"}),
+        field("at", {"type": "long", "logicalType": "timestamp-millis"}),
+        field("at_us", {"type": "long", "logicalType": "timestamp-micros"}),
+        field("local", {"type": "long", "logicalType": "local-timestamp-millis"}),
+        field("day", {"type": "int", "logicalType": "date"}),
+        field("price", {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}),
+        field("id", {"type": "string", "logicalType": "uuid"}),
+        field("wide", ["int", "long"]),
+        field("mac", {"type": "fixed", "name": "Mac", "size": 2}),
     )
     value = {
         "i": 1, "l": 2**40, "f": 0.5, "d": 0.25, "b": True, "s": None, "raw": b"\xff", "color": "BLUE",
@@ -142,21 +142,23 @@ def test_avro_records_with_every_type_become_structs() -> None:
         "local": datetime(2026, 5, 1, 9), "day": date(2026, 5, 1), "price": Decimal("12.34"),
         "id": "5f3b", "wide": 2**40, "mac": b"ab",
     }  # fmt: skip
-    payload = written(ValueSchema(T.Avro, schema.definition.replace(b'"uuid"', b'"none"')), value)
+    payload = written(ValueSchema(SchemaType.Avro, schema.definition.replace(b'"uuid"', b'"none"')), value)
     values, bad = read(schema, [payload, None])
     assert bad == {}
     assert values == [{**value, "map": [("a", 1)]}, None]
 
 
 def test_avro_evolves_by_its_own_rules() -> None:
-    old = avro(one("a", "int"), one("gone", "string"))
-    new = avro(one("a", "long"), one("added", "string", default="none"), one("maybe", ["null", "int"], default=None))
+    old = avro(field("a", "int"), field("gone", "string"))
+    new = avro(
+        field("a", "long"), field("added", "string", default="none"), field("maybe", ["null", "int"], default=None)
+    )
     assert read(new, [written(old, {"a": 1, "gone": "x"})], old) == ([{"a": 1, "added": "none", "maybe": None}], {})
     assert read(old, [written(old, {"a": 1, "gone": "x"})]) == ([{"a": 1, "gone": "x"}], {})
 
 
 def test_an_avro_value_ends_where_its_bytes_end() -> None:
-    schema = avro(one("a", "string"), one("b", "int"))
+    schema = avro(field("a", "string"), field("b", "int"))
     good = written(schema, {"a": "hello", "b": 1})
     values, bad = read(schema, [good, good[:-1], good + b"\0", b"", b"\x80" * 20, b"\x09xx", good])
     assert sorted(bad) == [1, 2, 3, 4, 5]
@@ -193,7 +195,7 @@ def test_an_avro_value_ends_where_its_bytes_end() -> None:
 )
 def test_what_no_column_can_hold_is_refused_with_the_reason(definition: bytes, why: str) -> None:
     with pytest.raises(SetupError, match=why):
-        column_type(ValueSchema(T.Avro, definition))
+        column_type(ValueSchema(SchemaType.Avro, definition))
 
 
 def test_an_array_of_records_with_any_bytes_has_a_column() -> None:
@@ -201,16 +203,16 @@ def test_an_array_of_records_with_any_bytes_has_a_column() -> None:
     definition = (
         b'{"type":"array","items":{"type":"record","name":"A","fields":[%s,{"name":"i","type":"int"}]}}' % empty
     )
-    assert pa.types.is_list(column_type(ValueSchema(T.Avro, definition)))
+    assert pa.types.is_list(column_type(ValueSchema(SchemaType.Avro, definition)))
 
 
 JSON = as_json(
     avro(
-        one("a", "int"),
-        one("s", ["null", "string"]),
-        one("d", "double"),
-        one("l", {"type": "array", "items": "long"}),
-        one("in", {"type": "record", "name": "I", "fields": [one("b", "boolean")]}),
+        field("a", "int"),
+        field("s", ["null", "string"]),
+        field("d", "double"),
+        field("l", {"type": "array", "items": "long"}),
+        field("in", {"type": "record", "name": "I", "fields": [field("b", "boolean")]}),
     )
 )
 
@@ -254,10 +256,10 @@ def test_values_cannot_borrow_from_each_other() -> None:
 def test_times_maps_enums_and_bytes_in_json() -> None:
     schema = as_json(
         avro(
-            one("at", {"type": "long", "logicalType": "timestamp-millis"}),
-            one("m", {"type": "map", "values": "int"}),
-            one("e", {"type": "enum", "name": "E", "symbols": ["X"]}),
-            one("raw", "bytes"),
+            field("at", {"type": "long", "logicalType": "timestamp-millis"}),
+            field("m", {"type": "map", "values": "int"}),
+            field("e", {"type": "enum", "name": "E", "symbols": ["X"]}),
+            field("raw", "bytes"),
         )
     )
     values, bad = read(schema, [b'{"at":1000,"m":{"k":1},"e":"X","raw":"/w=="}', b'{"at":"x"}', b'{"e":7}'])
@@ -288,14 +290,14 @@ def test_plain_json_takes_the_way_of_whole_batches() -> None:
 
 
 def key_value(key: ValueSchema, value: ValueSchema, encoding: str, names: tuple[str, str]) -> ValueSchema:
-    definition = b"".join(struct.pack(">i", len(one.definition)) + one.definition for one in (key, value))
+    definition = b"".join(struct.pack(">i", len(part.definition)) + part.definition for part in (key, value))
     properties = {"key.schema.type": names[0], "value.schema.type": names[1], "kv.encoding.type": encoding}
-    return ValueSchema(T.KeyAndValue, definition, tuple(sorted(properties.items())))
+    return ValueSchema(SchemaType.KeyAndValue, definition, tuple(sorted(properties.items())))
 
 
 def test_key_and_value_in_one_payload() -> None:
-    value = avro(one("a", "int"))
-    schema = key_value(ValueSchema(T.String), value, "INLINE", ("STRING", "AVRO"))
+    value = avro(field("a", "int"))
+    schema = key_value(ValueSchema(SchemaType.String), value, "INLINE", ("STRING", "AVRO"))
     encoded = written(value, {"a": 5})
     both = struct.pack(">i", 1) + b"k" + struct.pack(">i", len(encoded)) + encoded
     no_value = struct.pack(">i", 1) + b"k" + struct.pack(">i", -1)
@@ -305,7 +307,7 @@ def test_key_and_value_in_one_payload() -> None:
 
 
 def test_a_separate_key_is_the_messages_own() -> None:
-    schema = key_value(ValueSchema(T.Int32), ValueSchema(T.Bool), "SEPARATED", ("INT32", "BOOLEAN"))
+    schema = key_value(ValueSchema(SchemaType.Int32), ValueSchema(SchemaType.Bool), "SEPARATED", ("INT32", "BOOLEAN"))
     values, bad = read(schema, [b"\1", b"\0", b"\1", b"xx"], keys=[b"\0\0\0\7", b"x", None, b"\0\0\0\7"])
     assert values == [{"key": 7, "value": True}, None, {"key": None, "value": True}, None]
     assert sorted(bad) == [1, 3]
@@ -313,18 +315,20 @@ def test_a_separate_key_is_the_messages_own() -> None:
 
 def test_a_damaged_key_value_schema_is_refused() -> None:
     with pytest.raises(SetupError, match="two parts"):
-        column_type(ValueSchema(T.KeyAndValue, b"\0\0\0\5x"))
+        column_type(ValueSchema(SchemaType.KeyAndValue, b"\0\0\0\5x"))
     with pytest.raises(SetupError, match="unknown kind 'COLOR'"):
-        column_type(key_value(ValueSchema(T.String), ValueSchema(T.String), "INLINE", ("COLOR", "STRING")))
+        column_type(
+            key_value(ValueSchema(SchemaType.String), ValueSchema(SchemaType.String), "INLINE", ("COLOR", "STRING"))
+        )
 
 
 def test_kinds_do_not_mix() -> None:
     with pytest.raises(SetupError, match="kind Int32 is none of kind String"):
-        decoder(ValueSchema(T.Int32), ValueSchema(T.String))
+        decoder(ValueSchema(SchemaType.Int32), ValueSchema(SchemaType.String))
 
 
 def test_whatever_was_written_can_be_read_as_bytes() -> None:
-    assert read(ValueSchema(), [b"\0\0\0\1", None], writer=ValueSchema(T.Int32)) == ([b"\0\0\0\1", None], {})
+    assert read(ValueSchema(), [b"\0\0\0\1", None], writer=ValueSchema(SchemaType.Int32)) == ([b"\0\0\0\1", None], {})
 
 
 def test_protobuf_is_read_by_its_descriptor() -> None:
@@ -352,7 +356,7 @@ def test_protobuf_is_read_by_its_descriptor() -> None:
 
 def test_a_protobuf_schema_that_is_damaged_or_endless_is_refused() -> None:
     with pytest.raises(SetupError, match="descriptor is damaged"):
-        column_type(ValueSchema(T.ProtobufNative, b"{}"))
+        column_type(ValueSchema(SchemaType.ProtobufNative, b"{}"))
     with pytest.raises(SetupError, match="descriptor is damaged"):
         column_type(protobuf("shop.None"))
     with pytest.raises(SetupError, match=r"shop\.Node of a schema holds itself"):
@@ -360,7 +364,7 @@ def test_a_protobuf_schema_that_is_damaged_or_endless_is_refused() -> None:
 
 
 def test_a_long_time_is_not_cut() -> None:
-    schema = avro(one("at", {"type": "long", "logicalType": "timestamp-millis"}))
+    schema = avro(field("at", {"type": "long", "logicalType": "timestamp-millis"}))
     late = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=365_000 * 5)
     values, bad = read(schema, [written(schema, {"at": late}), written(schema, {"at": 2**62})])
     assert values[0] == {"at": late}
@@ -378,10 +382,10 @@ def test_a_long_time_is_not_cut() -> None:
         pytest.param("[" * 100_000, id="nested without end"),
     ],
 )
-@pytest.mark.parametrize("kind", [T.Avro, T.Json, T.ProtobufNative])
+@pytest.mark.parametrize("kind", [SchemaType.Avro, SchemaType.Json, SchemaType.ProtobufNative])
 def test_a_schema_that_is_none_is_one_sentence(kind: int, definition: str) -> None:
     schema = ValueSchema(kind, definition.encode())
-    if "symbols" in definition and kind == T.Json:
+    if "symbols" in definition and kind == SchemaType.Json:
         return
     with pytest.raises(SetupError):
         decoder(schema, schema)
@@ -391,7 +395,7 @@ def test_a_part_of_a_key_value_schema_with_damaged_properties_is_one_sentence() 
     definition = (0).to_bytes(4, "big") * 2
     properties = {"key.schema.type": "STRING", "value.schema.type": "STRING", "key.schema.properties": "{"}
     with pytest.raises(SetupError, match="damaged"):
-        column_type(ValueSchema(T.KeyAndValue, definition, tuple(sorted(properties.items()))))
+        column_type(ValueSchema(SchemaType.KeyAndValue, definition, tuple(sorted(properties.items()))))
 
 
 def doubled(levels: int) -> str:
@@ -403,7 +407,7 @@ def doubled(levels: int) -> str:
     return json.dumps(node)
 
 
-@pytest.mark.parametrize("kind", [T.Avro, T.Json])
+@pytest.mark.parametrize("kind", [SchemaType.Avro, SchemaType.Json])
 def test_a_schema_of_more_columns_than_can_be_is_refused(kind: int) -> None:
     assert column_type(ValueSchema(kind, doubled(10).encode())).num_fields == 2
     with pytest.raises(SetupError, match="more than 10000 columns"):
@@ -421,7 +425,7 @@ def test_a_protobuf_schema_of_more_columns_than_can_be_is_refused() -> None:
     for root, fits in (("w.M5", True), ("w.M39", False)):
         definition = json.dumps({"fileDescriptorSet": packed, "rootMessageTypeName": root}).encode()
         if fits:
-            assert column_type(ValueSchema(T.ProtobufNative, definition)).num_fields == 2
+            assert column_type(ValueSchema(SchemaType.ProtobufNative, definition)).num_fields == 2
             continue
         with pytest.raises(SetupError, match="more than 10000 columns"):
-            column_type(ValueSchema(T.ProtobufNative, definition))
+            column_type(ValueSchema(SchemaType.ProtobufNative, definition))

@@ -40,12 +40,12 @@ def cancels_of(targets: list[str], codec: int = pb.NONE) -> bytes:
 
     slots = []
     for target in targets:
-        one = pb.SingleMessageMetadata(payload_size=0)
-        one.properties.add(key="ledgerlake.cancel", value=f"key={target}")
-        slots.append((one, b""))
+        slot = pb.SingleMessageMetadata(payload_size=0)
+        slot.properties.add(key="ledgerlake.cancel", value=f"key={target}")
+        slots.append((slot, b""))
     plain = encode_batch(slots)
-    own = metadata(num_messages_in_batch=len(slots), uncompressed_size=len(plain), compression=codec)
-    return encode_entry(own, compress(codec, plain))
+    entry_metadata = metadata(num_messages_in_batch=len(slots), uncompressed_size=len(plain), compression=codec)
+    return encode_entry(entry_metadata, compress(codec, plain))
 
 
 def messages(*entries: bytes) -> pa.RecordBatch:
@@ -54,13 +54,13 @@ def messages(*entries: bytes) -> pa.RecordBatch:
 
 
 def test_cancels_stand_among_other_messages_with_and_without_properties() -> None:
-    own: list[dict[str, Any]] = [
+    fields: list[dict[str, Any]] = [
         {"properties": [pb.KeyValue(key="a", value="1"), pb.KeyValue(key="ledgerlake.cancel", value="key=x")]}
     ]
-    found = messages(single(b"1"), single(b"2", **own[0]), single(b"3", properties=[pb.KeyValue(key="b", value="")]))
-    assert [(cancel.position.entry_id, cancel.target) for cancel in find_cancels(found)] == [(1, "x")]
-    assert [cancel.position.entry_id for cancel in find_cancels(found.slice(1, 2))] == [1]
-    assert list(find_cancels(found.slice(2))) == []
+    rows = messages(single(b"1"), single(b"2", **fields[0]), single(b"3", properties=[pb.KeyValue(key="b", value="")]))
+    assert [(cancel.position.entry_id, cancel.target) for cancel in find_cancels(rows)] == [(1, "x")]
+    assert [cancel.position.entry_id for cancel in find_cancels(rows.slice(1, 2))] == [1]
+    assert list(find_cancels(rows.slice(2))) == []
 
 
 def test_a_cancel_without_a_known_time_is_of_1970() -> None:
@@ -72,7 +72,7 @@ def test_the_same_cancel_many_times_in_an_entry_is_one() -> None:
     entry = cancels_of(["k"] * 100_000, pb.ZSTD)
     assert len(entry) < 1000
     accepted, refused = TaskCancels().take(messages(entry))
-    assert ([one.target for one in accepted], refused) == (["k"], [])
+    assert ([cancel.target for cancel in accepted], refused) == (["k"], [])
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_beyond_the_limit_the_entry_of_a_cancel_is_named_once(
     monkeypatch.setattr(cancel_messages, limit, most)
     cancels = TaskCancels()
     accepted, refused = cancels.take(messages(cancels_of(list("ab")), cancels_of(list("cdef")), cancels_of(list("gh"))))
-    assert [one.target for one in accepted] == ["a", "b", "c"]
-    assert [one.entry_id for one in refused] == [1, 2]
+    assert [cancel.target for cancel in accepted] == ["a", "b", "c"]
+    assert [position.entry_id for position in refused] == [1, 2]
     assert cancels.take(messages(single(b"nothing"), single(b"again"), cancels_of(["z"])))[1] == []
 
 
@@ -107,11 +107,11 @@ def test_a_task_passes_a_bounded_number_on_and_the_others_are_rejects(
     pieces = [Piece(PieceKind.ENTRIES, memoryview(bundle(entries)))]
     rows = [row for batch in ingest_range(pieces, span, settings, BatchSettings(0, {})) for row in batch.to_pylist()]
     report = json.loads(rows[-1]["header"])
-    assert len([one for one in report["events"] if one[0] == "Cancel"]) == 10
+    assert len([event for event in report["events"] if event[0] == "Cancel"]) == 10
     assert sum(file["rows"] for file in report["result"]["messages"]) == 20
     assert sum(file["rows"] for file in report["result"]["rejects"]) == 3
 
 
 def test_an_accepted_cancel_is_what_the_message_says() -> None:
-    (found,) = find_cancels(messages(cancels_of(["k"])))
-    assert found == Cancel("key", "k", Position(7, 0), metadata().publish_time)
+    (cancel,) = find_cancels(messages(cancels_of(["k"])))
+    assert cancel == Cancel("key", "k", Position(7, 0), metadata().publish_time)

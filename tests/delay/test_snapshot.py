@@ -41,35 +41,35 @@ def keys_at(*times_ms: int) -> list[Key]:
 def test_segments_end_by_time_and_by_count(times_ms: list[int], step_ms: int, most: int, sizes: list[int]) -> None:
     keys = keys_at(*times_ms)
     for pieces in ([keys], [keys[:3], keys[3:4], keys[4:]]):
-        found = list(cut_segments((index_rows(piece) for piece in pieces), step_ms, most))
-        assert [one.num_rows for one in found] == sizes
-        assert [key for segment in found for key in keys_of(segment)] == keys
+        segments = list(cut_segments((index_rows(piece) for piece in pieces), step_ms, most))
+        assert [segment.num_rows for segment in segments] == sizes
+        assert [key for segment in segments for key in keys_of(segment)] == keys
 
 
 def test_segments_end_by_bytes_and_a_large_entry_has_its_own() -> None:
     sizes = [SEGMENT_BYTES // 2, SEGMENT_BYTES // 2, 1, 2 * SEGMENT_BYTES, 1, 1]
-    found = list(cut_segments([index_rows(keys_at(*range(len(sizes))), [bytes(size) for size in sizes])]))
-    assert [one.num_rows for one in found] == [2, 1, 1, 2]
+    segments = list(cut_segments([index_rows(keys_at(*range(len(sizes))), [bytes(size) for size in sizes])]))
+    assert [segment.num_rows for segment in segments] == [2, 1, 1, 2]
 
 
 def test_rows_come_in_order_and_once() -> None:
     rows = index_rows([(5, 1, 1), (3, 2, 9), (3, 1, 9), (5, 1, 1)], [b"a", b"b", None, b"a"])
-    found = sort_rows([rows, index_rows([(3, 2, 9), (4, 1, 0)], [b"b", b"c"])])
-    assert keys_of(found) == [(3, 1, 9), (3, 2, 9), (4, 1, 0), (5, 1, 1)]
-    assert found["frame"].to_pylist() == [None, b"b", b"c", b"a"]
+    merged = sort_rows([rows, index_rows([(3, 2, 9), (4, 1, 0)], [b"b", b"c"])])
+    assert keys_of(merged) == [(3, 1, 9), (3, 2, 9), (4, 1, 0), (5, 1, 1)]
+    assert merged["frame"].to_pylist() == [None, b"b", b"c", b"a"]
 
 
 def test_metadata_knows_what_is_in_its_segment() -> None:
-    found = describe_segment(index_rows([(5, 1, 7), (5, 2, 7), (9, 1, 3)]))
-    assert (found.min_ms, found.max_ms, found.count) == (5, 9, 3)
-    assert {ledger_id: list(entries) for ledger_id, entries in found.entries.items()} == {1: [3, 7], 2: [7]}
+    segment_metadata = describe_segment(index_rows([(5, 1, 7), (5, 2, 7), (9, 1, 3)]))
+    assert (segment_metadata.min_ms, segment_metadata.max_ms, segment_metadata.count) == (5, 9, 3)
+    assert {ledger_id: list(entries) for ledger_id, entries in segment_metadata.entries.items()} == {1: [3, 7], 2: [7]}
 
 
-@pytest.mark.parametrize("kept", ["all", "some", "none"])
-def test_bytes_read_back_are_what_was_written(kept: str) -> None:
+@pytest.mark.parametrize("frames_kept", ["all", "some", "none"])
+def test_bytes_read_back_are_what_was_written(frames_kept: str) -> None:
     rng = random.Random(1)
     keys = sorted({(rng.randrange(10**6), rng.randrange(5), rng.randrange(2**32)) for _ in range(3000)})
-    frames = [rng.randbytes(rng.randrange(1, 300)) if kept == "all" or (kept == "some" and rng.random() < 0.5) else None for _ in keys]  # fmt: skip
+    frames = [rng.randbytes(rng.randrange(1, 300)) if frames_kept == "all" or (frames_kept == "some" and rng.random() < 0.5) else None for _ in keys]  # fmt: skip
     segments = list(cut_segments([index_rows(keys, frames)], 50_000, 100))
     metadata = [describe_segment(segment) for segment in segments]
     assert metadata_from_bytes(metadata_to_bytes(metadata)) == metadata
@@ -93,8 +93,8 @@ def test_bitmaps_are_the_bytes_that_pulsars_java_writes(entries: list[int], gold
 def test_what_a_broker_wrote_has_no_version_and_is_read() -> None:
     theirs = pb.SnapshotMetadata()
     theirs.metadata_list.add(max_schedule_timestamp=9, min_schedule_timestamp=5)
-    (found,) = metadata_from_bytes(theirs.SerializeToString())
-    assert (found.min_ms, found.max_ms, found.count) == (5, 9, 0)
+    (segment_metadata,) = metadata_from_bytes(theirs.SerializeToString())
+    assert (segment_metadata.min_ms, segment_metadata.max_ms, segment_metadata.count) == (5, 9, 0)
 
 
 def test_a_newer_version_is_refused_with_advice() -> None:

@@ -31,12 +31,12 @@ def add(tracker: DelayedTracker, *keys: Key) -> None:
 
 
 def take(tracker: DelayedTracker, cutoff_ms: int) -> list[Key]:
-    found: list[Key] = []
+    taken_keys: list[Key] = []
     for batch in tracker.take_due(cutoff_ms):
         keys = [key_at(batch, row) for row in range(batch.num_rows)]
         assert batch["frame"].to_pylist() == [frame_of(key) for key in keys]
-        found += keys
-    return found
+        taken_keys += keys
+    return taken_keys
 
 
 def sealed(tracker: DelayedTracker) -> list[int]:
@@ -56,11 +56,11 @@ def test_test() -> None:
 
 def test_with_timer() -> None:
     tracker = DelayedTracker(MemoryStorage(), SMALL)
-    wanted = []
+    next_due_times_ms = []
     for number, time_ms in enumerate((20, 10, 30)):
         add(tracker, (time_ms, 1, number))
-        wanted.append(tracker.next_due_ms)
-    assert wanted == [20, 10, 10]
+        next_due_times_ms.append(tracker.next_due_ms)
+    assert next_due_times_ms == [20, 10, 10]
 
 
 def test_add_within_tick_time() -> None:
@@ -113,17 +113,17 @@ def test_no_more_buckets_than_the_maximum_and_all_is_taken_once(most: int) -> No
     settings = DelaySettings(2, 1, 10, 3, most)
     tracker = DelayedTracker(storage, settings)
     keys = [((ledger_id * 7) % 50, ledger_id, entry_id) for ledger_id in range(40) for entry_id in range(3)]
-    taken: list[Key] = []
+    taken_keys: list[Key] = []
     for number, key in enumerate(keys):
         add(tracker, key)
         assert len(sealed(tracker)) <= most
         if number == 60:
-            taken += take(tracker, 20)
-            assert taken == sorted(key for key in keys[:61] if key[0] <= 20)
+            taken_keys += take(tracker, 20)
+            assert taken_keys == sorted(key for key in keys[:61] if key[0] <= 20)
     tracker = DelayedTracker(storage, settings, tracker.save())
     assert len(storage.buckets) == len(tracker.buckets)
-    rest = take(tracker, 50)
-    assert rest == sorted(set(keys) - set(taken))
+    remaining_keys = take(tracker, 50)
+    assert remaining_keys == sorted(set(keys) - set(taken_keys))
 
 
 def test_the_two_neighbours_with_the_fewest_messages_are_merged() -> None:
@@ -166,8 +166,8 @@ def test_what_was_due_while_nobody_looked_is_taken_after_a_restart() -> None:
     storage = MemoryStorage()
     tracker = DelayedTracker(storage, SMALL)
     add(tracker, *((number, number, 0) for number in range(100)))
-    again = DelayedTracker(storage, SMALL, record_from_json(record_to_json(tracker.save())))
-    assert take(again, 1_000_000) == [(number, number, 0) for number in range(100)]
+    restarted = DelayedTracker(storage, SMALL, record_from_json(record_to_json(tracker.save())))
+    assert take(restarted, 1_000_000) == [(number, number, 0) for number in range(100)]
 
 
 def test_a_message_added_again_is_not_taken_twice() -> None:
@@ -189,9 +189,9 @@ def test_only_what_was_added_before_is_left_out_of_a_batch() -> None:
     add(tracker, *even)
     tracker = DelayedTracker(storage, SMALL, tracker.save())
     assert len(take(tracker, 49)) == 25
-    every = [(number, number // 10, number % 10) for number in range(120)]
-    tracker.add(index_rows(every, [frame_of(one) for one in every]))
-    assert take(tracker, 120) == [one for one in every if one not in even[:25]]
+    all_keys = [(number, number // 10, number % 10) for number in range(120)]
+    tracker.add(index_rows(all_keys, [frame_of(key) for key in all_keys]))
+    assert take(tracker, 120) == [key for key in all_keys if key not in even[:25]]
 
 
 def test_an_output_that_joins_keeps_its_own_position() -> None:
@@ -211,8 +211,8 @@ def test_what_every_output_has_passed_is_trimmed() -> None:
     tracker.add_output("other", Position(2, 3))
     record = tracker.save()
     assert tracker.count == 20
-    again = DelayedTracker(storage, SMALL, record)
-    assert [key[1:] for key in take(again, 99)] == [(number // 10, number % 10) for number in range(20, 40)]
+    restarted = DelayedTracker(storage, SMALL, record)
+    assert [key[1:] for key in take(restarted, 99)] == [(number // 10, number % 10) for number in range(20, 40)]
 
 
 def test_oldest_is_never_behind_a_message_that_waits() -> None:
@@ -221,8 +221,8 @@ def test_oldest_is_never_behind_a_message_that_waits() -> None:
     assert tracker.oldest is None
     add(tracker, (5, 2, 0), (9, 1, 7))
     assert tracker.oldest == Position(1, 7)
-    again = DelayedTracker(storage, SMALL, tracker.save())
-    assert again.oldest == Position(1, 7)
+    restarted = DelayedTracker(storage, SMALL, tracker.save())
+    assert restarted.oldest == Position(1, 7)
 
 
 def test_a_missing_bucket_is_an_error_that_says_so() -> None:
@@ -249,8 +249,8 @@ def test_the_golden_index_is_still_read_and_still_written() -> None:
     assert json.loads(record_to_json(record)) == golden["record"]
     tracker = DelayedTracker(storage, DelaySettings(), record)
     assert sorted(storage.buckets) == [1, 3], "a doomed bucket goes when its record is used"
-    found = [(key_at(one, row), one["frame"][row].as_py()) for one in tracker.take_due(2 * 10**12) for row in range(one.num_rows)]  # fmt: skip
-    assert found == [
+    messages = [(key_at(batch, row), batch["frame"][row].as_py()) for batch in tracker.take_due(2 * 10**12) for row in range(batch.num_rows)]  # fmt: skip
+    assert messages == [
         ((1700000000005, 1, 1), b"second"),
         ((1700000000006, 1, 2), None),
         ((1700000000020, 2, 0), b"fourth"),

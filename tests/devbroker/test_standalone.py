@@ -40,8 +40,8 @@ def test_a_broker_is_started_found_described_and_stopped_by_command(tmp_path: Pa
     try:
         assert set(started) == {"service_url", "admin_url", "pid", "data_dir"}
         assert started["data_dir"] == folder
-        again = json.loads(ledgerlake("broker", "start", "--json", "--data-dir", folder).stdout)
-        assert again == started
+        started_again = json.loads(ledgerlake("broker", "start", "--json", "--data-dir", folder).stdout)
+        assert started_again == started
         status = json.loads(ledgerlake("broker", "status", "--json", "--data-dir", folder).stdout)
         assert status == started
         exports = ledgerlake("broker", "env", "--data-dir", folder).stdout
@@ -55,14 +55,14 @@ def test_a_broker_is_started_found_described_and_stopped_by_command(tmp_path: Pa
 
 @pytest.mark.long
 def test_two_brokers_run_at_once_and_a_temporary_folder_goes_with_its_broker() -> None:
-    one, other = Broker(), Broker()
+    first_broker, second_broker = Broker(), Broker()
     try:
-        first, second = one.start(), other.start()
+        first, second = first_broker.start(), second_broker.start()
         assert first.service_url != second.service_url
         assert os.path.isdir(first.data_dir)
     finally:
-        one.stop()
-        other.stop()
+        first_broker.stop()
+        second_broker.stop()
     assert not os.path.exists(first.data_dir)
 
 
@@ -117,16 +117,16 @@ def test_a_broker_that_does_not_come_up_is_told_with_the_last_cause_in_its_log(
 
 
 def test_ports_are_free_ones_that_no_outgoing_connection_is_given() -> None:
-    found = ports.free_ports(4)
-    assert len(set(found)) == 4
-    assert all(10_000 <= port < 32_768 for port in found)
+    free_ports = ports.free_ports(4)
+    assert len(set(free_ports)) == 4
+    assert all(10_000 <= port < 32_768 for port in free_ports)
 
 
 def test_a_port_on_which_something_listens_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        taken = listener.getsockname()[1]
-        monkeypatch.setattr(ports, "_LOWEST", taken)
+        listening_port = listener.getsockname()[1]
+        monkeypatch.setattr(ports, "_LOWEST", listening_port)
         monkeypatch.setattr(ports, "_TRIES", 1)
         with pytest.raises(OSError, match="no 1 free ports"):
             ports.free_ports(1)

@@ -35,17 +35,17 @@ def main() -> int:
     if arguments.index is not None:
         return max(_repeat(target, arguments.seed, arguments.index) for target in targets)
     failures = Path(arguments.failures)
-    each = -(-arguments.count // len(targets))
+    inputs_per_target = -(-arguments.count // len(targets))
     total, peak, failed = 0, Result(), 0
     began = time.monotonic()
     print(f"{'target':18} {'inputs':>11} {'taken':>11} {'refused':>11} {'a second':>9} {'memory':>9}  failures")
     for target in targets:
-        result = run_apart(target, arguments.seed, -(-each // target.cost))
+        result = run_apart(target, arguments.seed, -(-inputs_per_target // target.cost))
         for failure in result.failures:
             print(f"{target.name}: {failure.what} ({result.failed[failure.what]} times)")
             print(f"    {_save(failures, failure)}; again: {failure.command}")
         total, failed = total + result.count, failed + result.failed.total()
-        peak = max(peak, result, key=lambda one: one.memory_bytes)
+        peak = max(peak, result, key=lambda target_result: target_result.memory_bytes)
         print(
             f"{target.name:18} {result.count:>11,} {result.taken:>11,} {result.refused:>11,} "
             f"{result.count / max(result.seconds, 1e-9):>9,.0f} {result.memory_bytes / MIB:>5.1f} MiB  {result.failed.total()}",

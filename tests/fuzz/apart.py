@@ -51,10 +51,10 @@ def _parts(target: Target, seed: int, start: int, stop: int) -> Iterator[Result]
         results: Any = context.Queue()
         process = context.Process(target=_work, args=(target.name, seed, start, stop, place, results))
         process.start()
-        found = _wait(process, results, place)
-        if found is not None:
+        part_result = _wait(process, results, place)
+        if part_result is not None:
             process.join()
-            yield found
+            yield part_result
             return
         index = place.value
         what = f"the process died ({process.exitcode})"

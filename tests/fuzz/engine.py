@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import os
 import random
 import resource
 import signal
@@ -28,7 +29,8 @@ import traceback
 import tracemalloc
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -47,6 +49,9 @@ TRACED_EVERY = 50
 
 # Free memory is given back to the system when the resident set is so much larger than at the start.
 _GIVE_BACK_BYTES = 64 * MIB
+
+# Writing 5 to it makes the largest resident set so far the present one.
+_CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True)
@@ -214,11 +219,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.peak_bytes = 0
-        self._reset: TextIO | None
-        try:
-            self._reset = open("/proc/self/clear_refs", "w")  # noqa: SIM115  closed with the process
-        except OSError:
-            self._reset = None
+        self._can_reset = os.access(_CLEAR_REFS, os.W_OK)
         self._least_bytes = self._resident_bytes()
 
     @contextlib.contextmanager
@@ -233,17 +234,16 @@ class Memory:
         try:
             yield
         finally:
-            self.peak_bytes = self._peak_bytes() - before if self._reset is not None else 0
+            self.peak_bytes = self._peak_bytes() - before if self._can_reset else 0
             if traced:
                 self.peak_bytes = max(self.peak_bytes, tracemalloc.get_traced_memory()[1])
                 tracemalloc.stop()
 
     def _resident_bytes(self) -> int:
         """The resident set now; the system counts its peak from here on."""
-        if self._reset is None:
+        if not self._can_reset:
             return 0
-        self._reset.write("5")
-        self._reset.flush()
+        _CLEAR_REFS.write_text("5")
         return self._peak_bytes()
 
     @staticmethod

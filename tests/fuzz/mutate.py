@@ -47,13 +47,13 @@ def edge(rng: Rng) -> int:
 
 def varint(value: int, overlong: int = 0) -> bytes:
     value %= 2**64
-    out = bytearray()
+    encoded_number = bytearray()
     while value > 0x7F or overlong > 0:
         overlong -= value <= 0x7F
-        out.append(value & 0x7F | 0x80)
+        encoded_number.append(value & 0x7F | 0x80)
         value >>= 7
-    out.append(value)
-    return bytes(out)
+    encoded_number.append(value)
+    return bytes(encoded_number)
 
 
 def some_bytes(rng: Rng, data: bytes, others: Sequence[bytes] = ()) -> bytes:
@@ -77,8 +77,8 @@ def some_bytes(rng: Rng, data: bytes, others: Sequence[bytes] = ()) -> bytes:
             broken[place:place] = rng.randbytes(rng.choice([1, 2, 4, 30]))
         elif kind == 6 and size >= 4:
             at = rng.randrange(size - 3)
-            given = int.from_bytes(broken[at : at + 4], "big")
-            number = rng.choice([given + 1, given - 1, edge(rng), size, size - at, given * 2])
+            stored_number = int.from_bytes(broken[at : at + 4], "big")
+            number = rng.choice([stored_number + 1, stored_number - 1, edge(rng), size, size - at, stored_number * 2])
             broken[at : at + 4] = (number % 2**32).to_bytes(4, "big")
         elif kind == 7 and others:
             other = rng.choice(others)
@@ -96,7 +96,7 @@ Field = list[Any]
 
 def fields_of(data: bytes) -> list[Field] | None:
     """None if the bytes are no message."""
-    found: list[Field] = []
+    fields: list[Field] = []
     place = 0
     while place < len(data):
         tag, place = _varint_at(data, place)
@@ -107,7 +107,7 @@ def fields_of(data: bytes) -> list[Field] | None:
             value, place = _varint_at(data, place)
             if place < 0:
                 return None
-            found.append([tag >> 3, 0, value])
+            fields.append([tag >> 3, 0, value])
             continue
         if kind == 2:
             size, place = _varint_at(data, place)
@@ -115,9 +115,9 @@ def fields_of(data: bytes) -> list[Field] | None:
             size = {1: 8, 5: 4}.get(kind, -1)
         if place < 0 or not 0 <= size <= len(data) - place:
             return None
-        found.append([tag >> 3, kind, data[place : place + size]])
+        fields.append([tag >> 3, kind, data[place : place + size]])
         place += size
-    return found
+    return fields
 
 
 def _varint_at(data: bytes, place: int) -> tuple[int, int]:
@@ -133,17 +133,17 @@ def _varint_at(data: bytes, place: int) -> tuple[int, int]:
 
 def encoded(fields: list[Field], rng: Rng | None = None) -> bytes:
     """With ``rng``, now and then a number in more bytes than it needs."""
-    out = bytearray()
+    encoded_fields = bytearray()
     for number, kind, value in fields:
         odd = rng is not None and rng.random() < 0.01
-        out += varint(number << 3 | kind, 1 if odd else 0)
+        encoded_fields += varint(number << 3 | kind, 1 if odd else 0)
         if kind == 0:
-            out += varint(value, rng.randrange(9) if odd and rng else 0)
+            encoded_fields += varint(value, rng.randrange(9) if odd and rng else 0)
         elif kind == 2:
-            out += varint(len(value)) + value
+            encoded_fields += varint(len(value)) + value
         else:
-            out += value
-    return bytes(out)
+            encoded_fields += value
+    return bytes(encoded_fields)
 
 
 def message(rng: Rng, data: bytes, most: int = 3, depth: int = 0) -> bytes:
@@ -153,10 +153,10 @@ def message(rng: Rng, data: bytes, most: int = 3, depth: int = 0) -> bytes:
         return some_bytes(rng, data)
     for _ in range(rng.randint(1, most)):
         _change_field(rng, fields, depth)
-    out = encoded(fields, rng)
+    changed = encoded(fields, rng)
     if rng.random() < 0.05:
-        out = some_bytes(rng, out)
-    return out
+        changed = some_bytes(rng, changed)
+    return changed
 
 
 def _change_field(rng: Rng, fields: list[Field], depth: int) -> None:
@@ -217,29 +217,29 @@ def a_text(rng: Rng) -> str:
     return rng.choice(_TEXTS) if rng.random() < 0.8 else str(edge(rng))
 
 
-def text(rng: Rng, given: str, others: Sequence[str] = ()) -> str:
+def text(rng: Rng, content: str, others: Sequence[str] = ()) -> str:
     """A text with characters, numbers or whole words changed."""
     for _ in range(rng.choice([1, 1, 2, 3])):
-        place, end = sorted((rng.randrange(len(given) + 1), rng.randrange(len(given) + 1)))
+        place, end = sorted((rng.randrange(len(content) + 1), rng.randrange(len(content) + 1)))
         kind = rng.randrange(8)
         if kind == 0:
-            given = given[:place] + rng.choice("0123456789:;-+.,/\\[]{}\"'=²١ \n\t\0aZ%_éT") + given[place:]
+            content = content[:place] + rng.choice("0123456789:;-+.,/\\[]{}\"'=²١ \n\t\0aZ%_éT") + content[place:]
         elif kind == 1:
-            given = given[:place] + given[place + 1 :]
+            content = content[:place] + content[place + 1 :]
         elif kind == 2:
-            given = given[:place]
+            content = content[:place]
         elif kind == 3:
-            given = given[:place] + a_text(rng) + given[end:]
+            content = content[:place] + a_text(rng) + content[end:]
         elif kind == 4:
-            given = given[:end] + given[place:]
+            content = content[:end] + content[place:]
         elif kind == 5 and others:
             other = rng.choice(others)
-            given = given[:place] + other[rng.randrange(len(other) + 1) :]
+            content = content[:place] + other[rng.randrange(len(other) + 1) :]
         elif kind == 6:
-            given = given[:place] + str(edge(rng)) + given[min(end, place + 4) :]
+            content = content[:place] + str(edge(rng)) + content[min(end, place + 4) :]
         else:
-            given = given[:place] + rng.choice('[({"') * rng.choice([1, 1, 1, 60, 60, 3000]) + given[end:]
-    return given[:20_000]
+            content = content[:place] + rng.choice('[({"') * rng.choice([1, 1, 1, 60, 60, 3000]) + content[end:]
+    return content[:20_000]
 
 
 def json_value(rng: Rng) -> Any:
@@ -281,11 +281,11 @@ def json_tree(rng: Rng, tree: Any) -> Any:
     return tree
 
 
-def json_text(rng: Rng, given: str) -> str:
+def json_text(rng: Rng, content: str) -> str:
     """JSON with some places changed, or no JSON any more."""
     if rng.random() < 0.15:
-        return text(rng, given)
-    tree = json.loads(given)
+        return text(rng, content)
+    tree = json.loads(content)
     for _ in range(rng.choice([1, 1, 2, 4])):
         tree = json_tree(rng, tree)
     return json.dumps(tree)

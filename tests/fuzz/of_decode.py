@@ -75,8 +75,10 @@ def _judge_bundle(crypto: CryptoSettings, data: bytes) -> int:
     rejects = pa.Table.from_batches([part.rejects for part in parts], schema.REJECTS)
     expected, expected_rejects = _by_reference(data, places, crypto)
     assert _as_numbers(messages).equals(_as_numbers(expected)), _difference(messages, expected)
-    found = list(zip(rejects["entry_id"].to_pylist(), rejects["reason"].to_pylist(), rejects["entry"].to_pylist()))
-    assert found == expected_rejects
+    decoded_rejects = list(
+        zip(rejects["entry_id"].to_pylist(), rejects["reason"].to_pylist(), rejects["entry"].to_pylist())
+    )
+    assert decoded_rejects == expected_rejects
     for part in parts:
         part.messages.validate(full=True)
         part.rejects.validate(full=True)
@@ -84,7 +86,9 @@ def _judge_bundle(crypto: CryptoSettings, data: bytes) -> int:
     ledger_ids, entry_ids = (np.array([place[at] for place in places], dtype=np.int64) for at in (2, 3))
     stored = list(decode_entries(pa.array(entries, pa.binary()), ledger_ids, entry_ids, SOURCE, **options))
     assert (
-        sum(one.messages.num_rows for one in stored) + sum(one.rejects.num_rows for one in stored) >= rejects.num_rows
+        sum(stored_part.messages.num_rows for stored_part in stored)
+        + sum(stored_part.rejects.num_rows for stored_part in stored)
+        >= rejects.num_rows
     )
     return int(messages.num_rows + rejects.num_rows)
 
@@ -97,11 +101,11 @@ def _by_reference(
     for start, end, ledger_id, entry_id in places:
         raw = memoryview(data)[start:end]
         try:
-            found = decode_entry(raw, ledger_id, entry_id, MOST_BYTES, crypto)
+            message_rows = decode_entry(raw, ledger_id, entry_id, MOST_BYTES, crypto)
         except CorruptEntryError as error:
             rejects.append((entry_id, error.reason, bytes(raw)))
             continue
-        rows += [{"topic": SOURCE.topic, "partition": SOURCE.partition, "late": False, **row} for row in found]
+        rows += [{"topic": SOURCE.topic, "partition": SOURCE.partition, "late": False, **row} for row in message_rows]
     rows.sort(key=lambda row: tuple(row[name] for name in _IDS))
     return pa.Table.from_pylist(rows, schema=schema.VIEW), rejects
 
@@ -115,15 +119,15 @@ def _as_numbers(rows: pa.Table) -> pa.Table:
     return plain.take(pa.array(np.lexsort([plain[name].to_numpy() for name in reversed(_IDS)])))
 
 
-def _difference(one: pa.Table, other: pa.Table) -> str:
-    one, other = _as_numbers(one), _as_numbers(other)
-    if one.num_rows != other.num_rows:
-        return f"{one.num_rows} rows and {other.num_rows}"
+def _difference(decoded_rows: pa.Table, expected_rows: pa.Table) -> str:
+    decoded_rows, expected_rows = _as_numbers(decoded_rows), _as_numbers(expected_rows)
+    if decoded_rows.num_rows != expected_rows.num_rows:
+        return f"{decoded_rows.num_rows} rows and {expected_rows.num_rows}"
     return str(
         [
-            (name, one[name].to_pylist(), other[name].to_pylist())
-            for name in one.column_names
-            if not one[name].equals(other[name])
+            (name, decoded_rows[name].to_pylist(), expected_rows[name].to_pylist())
+            for name in decoded_rows.column_names
+            if not decoded_rows[name].equals(expected_rows[name])
         ]
     )[:2000]
 
@@ -137,18 +141,20 @@ def _a_wide_bundle(rng: Rng) -> bytes:
         slot = pb.SingleMessageMetadata(
             payload_size=0, properties=[pb.KeyValue(key="k", value="v")] * rng.choice([0, 0, 3])
         )
-        own = metadata(
+        entry_metadata = metadata(
             num_messages_in_batch=count, producer_name="p" * size, schema_version=b"v" * rng.choice([0, size])
         )
-        own.event_time = rng.choice([0, 2**63, mutate.edge(rng) % 2**64])
-        own.publish_time = rng.choice([own.publish_time, 2**64 - 1])
-        entries.append(encode_entry(own, encode_batch([(slot, b"")] * count), rng.choice([None, broker(30_000)])))
+        entry_metadata.event_time = rng.choice([0, 2**63, mutate.edge(rng) % 2**64])
+        entry_metadata.publish_time = rng.choice([entry_metadata.publish_time, 2**64 - 1])
+        entries.append(
+            encode_entry(entry_metadata, encode_batch([(slot, b"")] * count), rng.choice([None, broker(30_000)]))
+        )
     return b"".join(commands.message(1, 7, number, entry) for number, entry in enumerate(entries))
 
 
 def _judge_wide(data: bytes) -> int:
     """Rows in pieces. One is held while the next is made, and Arrow keeps some of what was freed."""
-    return sum(one.messages.num_rows + one.rejects.num_rows for one in decode_bundle(data, SOURCE))
+    return sum(part.messages.num_rows + part.rejects.num_rows for part in decode_bundle(data, SOURCE))
 
 
 def _judge_entry_rows(data: bytes) -> int:
@@ -161,10 +167,10 @@ def _judge_split(data: bytes) -> int:
     places = _places(data)
     pieces = list(split_bundle(data))
     assert sum(len(frames) for _, frames, _ in pieces) == len(data)
-    found: dict[tuple[int, int], list[bytes]] = {}
+    entries_by_id: dict[tuple[int, int], list[bytes]] = {}
     for kind, frames, _ in pieces:
         for start, end, ledger_id, entry_id in _places(bytes(frames)):
-            found.setdefault((ledger_id, entry_id), []).append(bytes(frames[start:end]))
+            entries_by_id.setdefault((ledger_id, entry_id), []).append(bytes(frames[start:end]))
         if kind == PieceKind.DELAYED:
             _check_delayed(bytes(frames))
         elif kind in (PieceKind.CHUNK, PieceKind.MARKER):
@@ -175,7 +181,7 @@ def _judge_split(data: bytes) -> int:
     expected: dict[tuple[int, int], list[bytes]] = {}
     for start, end, ledger_id, entry_id in places:
         expected.setdefault((ledger_id, entry_id), []).append(data[start:end])
-    assert found == expected
+    assert entries_by_id == expected
     return len(pieces)
 
 
@@ -201,13 +207,13 @@ def _judge_rejects(data: bytes) -> int:
         raw = data[start:end]
         rejected = RejectedEntry(Position(ledger_id, entry_id), raw, "reason", "detail \0 more")
         assert read_reject(reject_frame(rejected)) == rejected
-        for one in (
+        for reject in (
             rejected,
             RejectedEntry(rejected.position, raw, "reason"),
             RejectedEntry(rejected.position, None, "r"),
         ):
-            reject_rows([one], SOURCE).validate(full=True)
-            rejected_row(one, SOURCE).validate(full=True)
+            reject_rows([reject], SOURCE).validate(full=True)
+            rejected_row(reject, SOURCE).validate(full=True)
     return len(data)
 
 
@@ -222,7 +228,7 @@ def _some_chunks(rng: Rng) -> bytes:
         rng.shuffle(order)
     if rng.random() < 0.4:
         order.insert(rng.randrange(len(order)), rng.choice(order))
-    changed = [seeds.an_entry(rng, (one,)) if rng.random() < 0.3 else one for one in order]
+    changed = [seeds.an_entry(rng, (entry,)) if rng.random() < 0.3 else entry for entry in order]
     return b"".join(commands.message(1, 7, number, entry) for number, entry in enumerate(changed))
 
 
@@ -301,20 +307,22 @@ def _an_encrypted_entry(rng: Rng) -> bytes:
 
 
 def _processor(payload: EntryPayload) -> list[PayloadMessage] | None:
-    own = pb.MessageMetadata.FromString(payload.metadata)
+    entry_metadata = pb.MessageMetadata.FromString(payload.metadata)
     if not payload.payload:
         return None
     return [
         PayloadMessage(
-            payload.payload[:9], properties={"codec": str(own.compression)}, event_time_ms=own.event_time % 2**40
+            payload.payload[:9],
+            properties={"codec": str(entry_metadata.compression)},
+            event_time_ms=entry_metadata.event_time % 2**40,
         )
     ] * 2
 
 
 def _judge_processed(data: bytes) -> int:
-    made = process_entry(_processor, memoryview(data), 7, 3, MOST_BYTES, OURS)
-    if made:
-        parse_entry(made)
+    processed = process_entry(_processor, memoryview(data), 7, 3, MOST_BYTES, OURS)
+    if processed:
+        parse_entry(processed)
     return 1
 
 
@@ -339,9 +347,11 @@ _ROW = {
 
 @cache
 def _avro_value() -> bytes:
-    out = io.BytesIO()
-    fastavro.schemaless_writer(out, fastavro.parse_schema(records._plain(_AVRO)), _ROW | {"d": Decimal("2.58")})
-    return out.getvalue()
+    encoded_value = io.BytesIO()
+    fastavro.schemaless_writer(
+        encoded_value, fastavro.parse_schema(records._plain(_AVRO)), _ROW | {"d": Decimal("2.58")}
+    )
+    return encoded_value.getvalue()
 
 
 @cache
@@ -405,12 +415,12 @@ def _schema(kind: int, definition: bytes, properties: bytes = b"{}") -> bytes:
 def _read_schema(data: bytes) -> ValueSchema:
     kind, definition, properties = [*mutate.unpacked(data), b"", b"", b""][:3]
     try:
-        named = json.loads(properties)
-        given = tuple(sorted((str(key), str(value)) for key, value in named.items()))
+        property_values = json.loads(properties)
+        named_properties = tuple(sorted((str(key), str(value)) for key, value in property_values.items()))
     except (ValueError, AttributeError, RecursionError):
-        given = ()
+        named_properties = ()
     number = int.from_bytes(kind[:4], "big")
-    return ValueSchema(number - 2**32 if number >= 2**31 else number, definition, given)
+    return ValueSchema(number - 2**32 if number >= 2**31 else number, definition, named_properties)
 
 
 @cache
@@ -455,11 +465,11 @@ def _judge_schema(data: bytes) -> int:
     payloads = pa.array([parts[2], None, b"", parts[2][:-1]], pa.binary())
     for writer, reader in ((changed, changed), (changed, known), (known, changed)):
         try:
-            found = decoder(writer, reader)(Encoded(payloads))
+            decoded = decoder(writer, reader)(Encoded(payloads))
         except SetupError:
             continue
-        found.values.validate(full=True)
-        assert found.values.type.equals(column_type(reader))
+        decoded.values.validate(full=True)
+        assert decoded.values.type.equals(column_type(reader))
     column_type(changed)
     return 1
 
@@ -484,9 +494,9 @@ def _judge_values(data: bytes) -> int:
     """No value stops the others: each is a value or bad."""
     parts = mutate.unpacked(data)
     reader = _read_schema(parts[0]) if parts else ValueSchema()
-    found = decoder(reader, reader)(Encoded(pa.array(parts[1:], pa.binary())))
-    found.values.validate(full=True)
-    assert found.values.null_count >= len(found.bad)
+    decoded = decoder(reader, reader)(Encoded(pa.array(parts[1:], pa.binary())))
+    decoded.values.validate(full=True)
+    assert decoded.values.null_count >= len(decoded.bad)
     return len(parts)
 
 
@@ -497,10 +507,10 @@ def _judge_typed(data: bytes) -> int:
     parts = mutate.unpacked(data)
     reader = _read_schema(parts[0]) if parts else ValueSchema()
     frames = b"".join(commands.message(1, 7, number, _typed_entry(part)) for number, part in enumerate(parts[1:]))
-    for one in decode_bundle(frames, SOURCE, max_bytes=MOST_BYTES):
-        typed = type_values(one.messages, reader, lambda version: reader if version else None, keep_bytes=True)
+    for decoded in decode_bundle(frames, SOURCE, max_bytes=MOST_BYTES):
+        typed = type_values(decoded.messages, reader, lambda version: reader if version else None, keep_bytes=True)
         typed.validate(full=True)
-        find_cancels(one.messages)
+        find_cancels(decoded.messages)
         with contextlib.suppress(CorruptEntryError):
             as_compat(typed).validate(full=True)
     return len(parts)
@@ -508,12 +518,12 @@ def _judge_typed(data: bytes) -> int:
 
 def _typed_entry(value: bytes) -> bytes:
     text = value.decode("utf-8", "replace")
-    own: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "schema_version": value[:2],
         "partition_key": text,
         "partition_key_b64_encoded": len(value) % 2 == 0,
     }
-    return single(value, **own, properties=[pb.KeyValue(key="ledgerlake.cancel", value=f"id={text}")])
+    return single(value, **fields, properties=[pb.KeyValue(key="ledgerlake.cancel", value=f"id={text}")])
 
 
 def _bundles_of(entries: Any) -> Any:

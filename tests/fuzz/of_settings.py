@@ -98,8 +98,8 @@ _NAMES = [
 ]  # fmt: skip
 
 
-def _texts(given: list[str]) -> Callable[[Rng], bytes]:
-    return lambda rng: mutate.text(rng, rng.choice(given), given).encode("utf-8", "surrogatepass")
+def _texts(texts: list[str]) -> Callable[[Rng], bytes]:
+    return lambda rng: mutate.text(rng, rng.choice(texts), texts).encode("utf-8", "surrogatepass")
 
 
 def _text(data: bytes) -> str:
@@ -139,25 +139,25 @@ def _judge_configuration(data: bytes) -> int:
 
 
 def _some_options(rng: Rng) -> bytes:
-    given: dict[str, Any] = dict(_OPTIONS)
+    options: dict[str, Any] = dict(_OPTIONS)
     for _ in range(rng.choice([1, 2, 3])):
-        name = rng.choice([*given, *_MORE_OPTIONS])
+        name = rng.choice([*options, *_MORE_OPTIONS])
         kind = rng.randrange(5)
         if kind == 0:
-            given.pop(name, None)
+            options.pop(name, None)
         elif kind == 1:
-            given[name] = _MORE_OPTIONS.get(name, given.get(name))
+            options[name] = _MORE_OPTIONS.get(name, options.get(name))
         elif kind == 2:
-            given[mutate.text(rng, name)] = given.pop(name, "x")
+            options[mutate.text(rng, name)] = options.pop(name, "x")
         else:
-            given[name] = mutate.text(rng, given.get(name) or _MORE_OPTIONS.get(name, ""), [*_BOUNDS, *_NAMES])
-        given = given or dict(_OPTIONS)
-    return json.dumps(given).encode()
+            options[name] = mutate.text(rng, options.get(name) or _MORE_OPTIONS.get(name, ""), [*_BOUNDS, *_NAMES])
+        options = options or dict(_OPTIONS)
+    return json.dumps(options).encode()
 
 
 def _judge_options(data: bytes) -> int:
-    given = json.loads(data)
-    options = parse_options({str(name): str(value) for name, value in given.items()})
+    option_texts = json.loads(data)
+    options = parse_options({str(name): str(value) for name, value in option_texts.items()})
     options.starting_of("persistent://public/default/a-partition-0", "latest")
     options.ending_of("persistent://public/default/a")
     hash(options)
@@ -212,8 +212,8 @@ def _refusal(read: Callable[[], Any]) -> UsageError | None:
 
 def _judge_cancel(data: bytes) -> int:
     """A producer's word: never an error."""
-    found = parse_cancel(_text(data), Position(7, 3), 1_700_000_000_000)
-    return 0 if found is None else 1
+    cancel = parse_cancel(_text(data), Position(7, 3), 1_700_000_000_000)
+    return 0 if cancel is None else 1
 
 
 TARGETS = [

@@ -52,8 +52,8 @@ _SETTINGS = DelaySettings(
 )
 
 
-def _texts(*given: str) -> Callable[[Rng], bytes]:
-    return lambda rng: mutate.json_text(rng, rng.choice(given)).encode("utf-8", "surrogatepass")
+def _texts(*texts: str) -> Callable[[Rng], bytes]:
+    return lambda rng: mutate.json_text(rng, rng.choice(texts)).encode("utf-8", "surrogatepass")
 
 
 def _texts_of(make: Callable[[], list[str]]) -> Callable[[Rng], bytes]:
@@ -74,13 +74,13 @@ _OFFSETS = [
 
 def _judge_offset(data: bytes) -> int:
     try:
-        given = json.loads(_text(data))
+        stored_offset = json.loads(_text(data))
     except (ValueError, RecursionError):
         return 0  # Spark's own line, or not: from_json gets what was parsed
-    offset = from_json(given)
+    offset = from_json(stored_offset)
     assert from_json(to_json(offset)) == offset
-    for one in offset.values():
-        one.is_beyond(PartitionOffset(BEFORE_ALL))
+    for partition_offset in offset.values():
+        partition_offset.is_beyond(PartitionOffset(BEFORE_ALL))
     return len(offset)
 
 
@@ -104,38 +104,38 @@ _SUMMARY = StateSummary([{"f": 1}], Position(7, 1), 5, 1, 600, 2, 7, Position(7,
 
 
 def _judge_set(data: bytes) -> int:
-    found = incomplete_from_json(_text(data))
-    assert incomplete_from_json(incomplete_to_json(found)) == found
-    pending = IncompleteMessages(Limits(), [found])
+    incomplete = incomplete_from_json(_text(data))
+    assert incomplete_from_json(incomplete_to_json(incomplete)) == incomplete
+    pending = IncompleteMessages(Limits(), [incomplete])
     pending.arrive(Chunk(_KEY, Position(7, 9), 2, 3, 900, 300, 1_700_000_000_000, 1_700_000_000_000))
     pending.expire(1_800_000_000_000)
     return 1
 
 
 def _judge_report(data: bytes) -> int:
-    found = report_from_json(_text(data))
-    assert report_from_json(report_to_json(found)) == found
+    report = report_from_json(_text(data))
+    assert report_from_json(report_to_json(report)) == report
     return 1
 
 
 def _judge_summary(data: bytes) -> int:
-    found = summary_from_json(_text(data))
-    assert summary_from_json(summary_to_json(found)) == found
+    summary = summary_from_json(_text(data))
+    assert summary_from_json(summary_to_json(summary)) == summary
     return 1
 
 
 def _judge_cancels(data: bytes) -> int:
-    found = cancels_from_json(_text(data))
-    assert cancels_from_json(cancels_to_json(found.all)).all == found.all
-    found.is_cancelled(Position(7, 3), -1, "k", 1_800_000_000_000)
-    found.needed_after(1_700_000_000_000)
-    assert len(found.keys) + len(found.positions) <= len(found)
-    return len(found)
+    cancels = cancels_from_json(_text(data))
+    assert cancels_from_json(cancels_to_json(cancels.all)).all == cancels.all
+    cancels.is_cancelled(Position(7, 3), -1, "k", 1_800_000_000_000)
+    cancels.needed_after(1_700_000_000_000)
+    assert len(cancels.keys) + len(cancels.positions) <= len(cancels)
+    return len(cancels)
 
 
 def _judge_large(data: bytes) -> int:
-    found = separately_stored_from_json(_text(data))
-    assert separately_stored_from_json(separately_stored_to_json(found)) == found
+    large_messages = separately_stored_from_json(_text(data))
+    assert separately_stored_from_json(separately_stored_to_json(large_messages)) == large_messages
     return 1
 
 
@@ -190,27 +190,27 @@ def _values(metadata: bool) -> list[bytes]:
 
 
 def _judge_record(data: bytes) -> int:
-    found = record_from_json(_text(data))
-    assert record_from_json(record_to_json(found)) == found
-    return len(found.buckets)
+    record = record_from_json(_text(data))
+    assert record_from_json(record_to_json(record)) == record
+    return len(record.buckets)
 
 
 def _judge_metadata(data: bytes) -> int:
-    found = metadata_from_bytes(data)
-    metadata_to_bytes(found)
-    for one in found:
-        for entries in one.entries.values():
+    segments_metadata = metadata_from_bytes(data)
+    metadata_to_bytes(segments_metadata)
+    for segment in segments_metadata:
+        for entries in segment.entries.values():
             entries.union(entries)
             if len(entries) < 100_000:
                 list(entries)
-    return len(found)
+    return len(segments_metadata)
 
 
 def _judge_segment(data: bytes) -> int:
-    found = segment_from_bytes(data)
-    found.validate(full=True)
-    segment_to_bytes(found)
-    return int(found.num_rows)
+    segment = segment_from_bytes(data)
+    segment.validate(full=True)
+    segment_to_bytes(segment)
+    return int(segment.num_rows)
 
 
 def _an_index(rng: Rng) -> bytes:
@@ -291,8 +291,8 @@ def _any_of(make: Callable[[], list[bytes]]) -> Callable[[Rng], bytes]:
     return lambda rng: mutate.message(rng, rng.choice(make()))
 
 
-def _json_of(*given: Any) -> Callable[[Rng], bytes]:
-    return _texts(*given)
+def _json_of(*texts: Any) -> Callable[[Rng], bytes]:
+    return _texts(*texts)
 
 
 _REFUSED = (OffsetError,)

@@ -68,14 +68,14 @@ _ANSWERS = [
 def commands_of_a_broker() -> list[bytes]:
     entries = seeds.all_entries()
     position = ids.to_wire(ids.Position(7, 3))
-    found = [commands.encode(text_format.Parse(answer, pb.BaseCommand())) for answer in _ANSWERS]
+    frames = [commands.encode(text_format.Parse(answer, pb.BaseCommand())) for answer in _ANSWERS]
     last = pb.CommandGetLastMessageIdResponse(last_message_id=position, request_id=1)
     command = pb.BaseCommand(type=pb.BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE, get_last_message_id_response=last)
-    found.append(commands.encode(command, entries[0]))
-    found += [commands.ping(), commands.pong(), commands.success(4), commands.error(1, pb.MetadataError, "why\nmore")]
-    found += [commands.close_consumer(1, 2), commands.connected("b", 5 * MIB), commands.connected("b", 2**31 - 1)]
-    found += [commands.message(1, 7, number, entry) for number, entry in enumerate(entries[:12])]
-    return found
+    frames.append(commands.encode(command, entries[0]))
+    frames += [commands.ping(), commands.pong(), commands.success(4), commands.error(1, pb.MetadataError, "why\nmore")]
+    frames += [commands.close_consumer(1, 2), commands.connected("b", 5 * MIB), commands.connected("b", 2**31 - 1)]
+    frames += [commands.message(1, 7, number, entry) for number, entry in enumerate(entries[:12])]
+    return frames
 
 
 @cache
@@ -100,10 +100,10 @@ def commands_of_a_client() -> list[bytes]:
     ]
 
 
-def _stream(rng: Rng, given: Sequence[bytes]) -> bytes:
-    frames = [_frame(rng, rng.choice(given)) for _ in range(rng.choice([1, 2, 3, 6]))]
+def _stream(rng: Rng, seed_frames: Sequence[bytes]) -> bytes:
+    frames = [_frame(rng, rng.choice(seed_frames)) for _ in range(rng.choice([1, 2, 3, 6]))]
     data = b"".join(frames)
-    return mutate.some_bytes(rng, data, given) if rng.random() < 0.25 else data
+    return mutate.some_bytes(rng, data, seed_frames) if rng.random() < 0.25 else data
 
 
 def _frame(rng: Rng, frame: bytes) -> bytes:
@@ -123,16 +123,16 @@ def _frame(rng: Rng, frame: bytes) -> bytes:
 def _judge_frames(data: bytes) -> int:
     def outcome(pieces: Sequence[bytes]) -> tuple[list[tuple[bytes, int]], LedgerlakeError | None]:
         buffer = FrameBuffer()
-        found: list[tuple[bytes, int]] = []
+        read_frames: list[tuple[bytes, int]] = []
         try:
             for piece in pieces:
                 buffer.feed(piece)
                 while (frame := buffer.next()) is not None:
                     assert len(frame.command) + len(frame.payload) + 8 == len(frame.raw)
-                    found.append((bytes(frame.raw), frame.command_end))
+                    read_frames.append((bytes(frame.raw), frame.command_end))
         except ProtocolError as error:
-            return found, error
-        return found, None
+            return read_frames, error
+        return read_frames, None
 
     frames, error = outcome([data])
     for pieces in ([data[at : at + 1] for at in range(len(data[:2000]))] + [data[2000:]], pieces_of(data)):
@@ -146,10 +146,10 @@ def _judge_frames(data: bytes) -> int:
 # Connections.
 
 
-def _client(ready: bool = True, with_scan: bool = False) -> Connection:
+def _client(is_connected: bool = True, with_scan: bool = False) -> Connection:
     client = Connection(Role.CLIENT)
     client.send(commands.connect("fuzz"))
-    if ready:
+    if is_connected:
         client.receive_data(commands.connected("broker", 5 * MIB))
         client.next_event()
     client.data_to_send()
@@ -174,24 +174,24 @@ def _heard(
     connection: Connection, pieces: Sequence[bytes]
 ) -> tuple[list[Any], list[int], bytes, LedgerlakeError | None]:
     """Events as values, what entries cost, what was answered, and the error that ended it."""
-    found: list[Any] = []
+    event_values: list[Any] = []
     counts: list[int] = []
     try:
         for event in _events(connection, pieces):
             if isinstance(event, EntriesReceived):
-                found += [_entry_value(one) for one in event.each()]
+                event_values += [_entry_value(received) for received in event.each()]
                 counts += event.message_counts.tolist()
             elif isinstance(event, EntryReceived):
-                found.append(_entry_value(event))
+                event_values.append(_entry_value(event))
                 counts.append(event.message_count)
             elif isinstance(event, LastMessageIdReceived):
-                found.append((event.request_id, event.answer.SerializePartialToString(), event.entry))
+                event_values.append((event.request_id, event.answer.SerializePartialToString(), event.entry))
             else:
-                found.append(event.SerializePartialToString())
+                event_values.append(event.SerializePartialToString())
                 _use(event)
     except ProtocolError as error:
-        return found, counts, connection.data_to_send(), error
-    return found, counts, connection.data_to_send(), None
+        return event_values, counts, connection.data_to_send(), error
+    return event_values, counts, connection.data_to_send(), None
 
 
 def _entry_value(event: EntryReceived) -> tuple[Any, ...]:
@@ -216,20 +216,20 @@ def _use(event: Message) -> None:
 
 
 def _judge_client(data: bytes) -> int:
-    whole = _heard(_client(), [data])
-    _same(whole, _heard(_client(), pieces_of(data)))
-    if whole[3] is not None:
-        raise whole[3]
-    _heard(_client(ready=False), [data])
-    return len(whole[0])
+    fed_at_once = _heard(_client(), [data])
+    _same(fed_at_once, _heard(_client(), pieces_of(data)))
+    if fed_at_once[3] is not None:
+        raise fed_at_once[3]
+    _heard(_client(is_connected=False), [data])
+    return len(fed_at_once[0])
 
 
 def _judge_server(data: bytes) -> int:
-    whole = _heard(_server(), [data])
-    _same(whole, _heard(_server(), pieces_of(data)))
-    if whole[3] is not None:
-        raise whole[3]
-    return len(whole[0])
+    fed_at_once = _heard(_server(), [data])
+    _same(fed_at_once, _heard(_server(), pieces_of(data)))
+    if fed_at_once[3] is not None:
+        raise fed_at_once[3]
+    return len(fed_at_once[0])
 
 
 def _judge_scan(data: bytes) -> int:
@@ -241,9 +241,9 @@ def _judge_scan(data: bytes) -> int:
     return len(with_scan[0])
 
 
-def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
-    assert one[:3] == other[:3]
-    assert str(one[3]) == str(other[3])
+def _same(first: tuple[Any, ...], second: tuple[Any, ...]) -> None:
+    assert first[:3] == second[:3]
+    assert str(first[3]) == str(second[3])
 
 
 def _messages(rng: Rng) -> bytes:
@@ -270,12 +270,12 @@ def _judge_entry(data: bytes) -> int:
     wire_entry.delivery_time_ms(entry)
     for field in ("producer_name", "uuid", "partition_key"):
         wire_entry.text_of(entry.metadata, field)
-    payload, found = entry.payload, 0
+    payload, taken_count = entry.payload, 0
     count = 0 if entry.metadata.compression else entry.metadata.num_messages_in_batch
     for index in range(max(count, 0)):
         _, _, payload = wire_entry.take_message(payload, index, count)
-        found += 1
-    return found
+        taken_count += 1
+    return taken_count
 
 
 def _judge_marker(data: bytes) -> int:
@@ -288,8 +288,8 @@ def _a_marker(rng: Rng) -> bytes:
     if rng.random() < 0.3:
         parts = seeds.Parts(parts.broker, parts.has_checksum, mutate.message(rng, parts.metadata), parts.payload)
     if rng.random() < 0.8:
-        listed = mutate.json_text(rng, parts.payload.decode()).encode("utf-8", "surrogatepass")
-        parts = seeds.Parts(parts.broker, parts.has_checksum, parts.metadata, listed)
+        listed_chunks = mutate.json_text(rng, parts.payload.decode()).encode("utf-8", "surrogatepass")
+        parts = seeds.Parts(parts.broker, parts.has_checksum, parts.metadata, listed_chunks)
     return parts.put_together()
 
 
@@ -297,18 +297,18 @@ def _a_marker(rng: Rng) -> bytes:
 
 
 def _a_last_entry(rng: Rng) -> bytes:
-    given = seeds.take_apart(seeds.an_entry(rng, seeds.plain_entries()))
-    if given is None:
+    parts = seeds.take_apart(seeds.an_entry(rng, seeds.plain_entries()))
+    if parts is None:
         return mutate.packed(rng.randbytes(8), rng.randbytes(20))
     has_payload = rng.random() < 0.8
-    return mutate.packed(given.metadata, *([given.payload] if has_payload else []))
+    return mutate.packed(parts.metadata, *([parts.payload] if has_payload else []))
 
 
 def _judge_last_entry(data: bytes) -> int:
     parts = mutate.unpacked(data)
     metadata, payload = parts[0] if parts else b"", parts[1] if len(parts) > 1 else None
-    found = last_message_id(LastEntry(7, 3, -1, metadata, payload))
-    assert found.position == ids.Position(7, 3)
+    last_id = last_message_id(LastEntry(7, 3, -1, metadata, payload))
+    assert last_id.position == ids.Position(7, 3)
     return 1
 
 
@@ -323,7 +323,7 @@ _ID_TEXTS = [
 def _an_id_text(rng: Rng) -> bytes:
     if rng.random() < 0.4:
         data = mutate.message(rng, _id_bytes(rng))
-        word = rng.choice([data.hex(), str(list(data)), str([one - 256 if one > 127 else one for one in data])])
+        word = rng.choice([data.hex(), str(list(data)), str([byte - 256 if byte > 127 else byte for byte in data])])
     else:
         word = mutate.text(rng, rng.choice(_ID_TEXTS), _ID_TEXTS)
     return word.encode("utf-8", "surrogatepass")
@@ -338,19 +338,19 @@ def _id_bytes(rng: Rng) -> bytes:
 
 
 def _judge_id_text(data: bytes) -> int:
-    found = ids.parse_message_id(data.decode("utf-8", "surrogatepass"))
-    again = ids.parse_message_id(str(found))
-    assert str(again) == str(found)
+    message_id = ids.parse_message_id(data.decode("utf-8", "surrogatepass"))
+    parsed_again = ids.parse_message_id(str(message_id))
+    assert str(parsed_again) == str(message_id)
     return 1
 
 
 def _judge_id_bytes(data: bytes) -> int:
     try:
-        found = ids.from_bytes(data)
+        message_id = ids.from_bytes(data)
     except DecodeError as error:
         # Documented of this one function; text is read by another, which says it in ours.
         raise UsageError(str(error)) from None
-    assert ids.from_bytes(ids.to_bytes(found)) == found
+    assert ids.from_bytes(ids.to_bytes(message_id)) == message_id
     return 1
 
 

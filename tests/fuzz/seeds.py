@@ -40,21 +40,23 @@ _MOST_PLAIN_BYTES = 1 << 20
 
 def _slots() -> bytes:
     """A batch with all that a message of a batch can say; one slot was compacted away."""
-    given = [
+    slots_metadata = [
         pb.SingleMessageMetadata(payload_size=0, partition_key="k", event_time=5, sequence_id=77, ordering_key=b"o"),
         pb.SingleMessageMetadata(payload_size=0, null_value=True),
         pb.SingleMessageMetadata(payload_size=0, partition_key="AAH/", partition_key_b64_encoded=True),
         pb.SingleMessageMetadata(payload_size=0, compacted_out=True, partition_key="gone"),
         pb.SingleMessageMetadata(payload_size=0, properties=[pb.KeyValue(key="ä", value="1")], null_partition_key=True),
     ]
-    return encode_batch([(one, b"" if one.null_value or one.compacted_out else b"value " * 5) for one in given])
+    return encode_batch(
+        [(slot, b"" if slot.null_value or slot.compacted_out else b"value " * 5) for slot in slots_metadata]
+    )
 
 
 def _of_java(**more: Any) -> pb.MessageMetadata:
     """Metadata as the Java client writes it."""
-    own = metadata(uncompressed_size=5, null_value=False, null_partition_key=False, **more)
-    own.properties.add(key="traceparent", value="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
-    return own
+    entry_metadata = metadata(uncompressed_size=5, null_value=False, null_partition_key=False, **more)
+    entry_metadata.properties.add(key="traceparent", value="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+    return entry_metadata
 
 
 @cache
@@ -63,17 +65,17 @@ def plain_entries() -> tuple[bytes, ...]:
     many = encode_batch(
         [(pb.SingleMessageMetadata(payload_size=0, sequence_id=number), b"%d" % number) for number in range(40)]
     )
-    found = [single(b"value"), single(b""), single(b"v", partition_key="k", event_time=5, ordering_key=b"o")]
+    entries = [single(b"value"), single(b""), single(b"v", partition_key="k", event_time=5, ordering_key=b"o")]
     for codec in _CODECS:
-        found.append(batch([b"a", b"", b"c" * 90], codec, index=10))
-        own = metadata(num_messages_in_batch=5, compression=codec, uncompressed_size=len(slots))
-        found.append(encode_entry(own, compress(codec, slots), broker(9)))
-        own = metadata(compression=codec, uncompressed_size=600, schema_version=b"\0" * 7 + b"\x02")
-        found.append(encode_entry(own, compress(codec, b"large " * 100), broker(3)))
+        entries.append(batch([b"a", b"", b"c" * 90], codec, index=10))
+        entry_metadata = metadata(num_messages_in_batch=5, compression=codec, uncompressed_size=len(slots))
+        entries.append(encode_entry(entry_metadata, compress(codec, slots), broker(9)))
+        entry_metadata = metadata(compression=codec, uncompressed_size=600, schema_version=b"\0" * 7 + b"\x02")
+        entries.append(encode_entry(entry_metadata, compress(codec, b"large " * 100), broker(3)))
     # As the Go client writes batches, and the C++ client single messages.
     go = metadata(num_messages_in_batch=40, highest_sequence_id=40, uncompressed_size=len(many))
-    found += [encode_entry(go, many, broker(60)), encode_entry(_of_java(), b"value", broker(5))]
-    found += [
+    entries += [encode_entry(go, many, broker(60)), encode_entry(_of_java(), b"value", broker(5))]
+    entries += [
         encode_entry(_of_java(replicated_from="west", replicate_to=["east"]), b"value", broker(5)),
         encode_entry(metadata(txnid_most_bits=0, txnid_least_bits=7, num_messages_in_batch=5), slots, broker(5)),
         encode_entry(metadata(compacted_batch_indexes=[0, 4], num_messages_in_batch=5), slots, broker(5)),
@@ -82,7 +84,7 @@ def plain_entries() -> tuple[bytes, ...]:
         single(b"", marker_type=21),
         _without_checksum(single(b"no checksum")),
     ]
-    return tuple(found)
+    return tuple(entries)
 
 
 def _without_checksum(entry: bytes) -> bytes:
@@ -96,17 +98,17 @@ def large_entries() -> tuple[bytes, ...]:
     """Chunks of two producers, one of them encrypting nothing and promising a marker, and that
     marker.
     """
-    own = metadata(compression=pb.LZ4, uncompressed_size=900)
+    entry_metadata = metadata(compression=pb.LZ4, uncompressed_size=900)
     packed = compress(pb.LZ4, bytes(range(256)) * 3 + b"x" * 132)
     promised = metadata(producer_name="q", properties=[promise()], deliver_at_time=1_800_000_000_000)
-    chunks = [*encode_chunks(own, packed, 200), *encode_chunks(promised, b"plain chunk " * 20, 100)]
+    chunks = [*encode_chunks(entry_metadata, packed, 200), *encode_chunks(promised, b"plain chunk " * 20, 100)]
     marker = encode_marker(promised, 9, [Position(7, number) for number in range(4, 7)])
     return tuple(_stored(entry, number) for number, entry in enumerate([*chunks, marker]))
 
 
 def _stored(entry: bytes, index: int) -> bytes:
-    shown = broker(index).SerializeToString()
-    return b"\x0e\x02" + _U32.pack(len(shown)) + shown + entry
+    broker_metadata = broker(index).SerializeToString()
+    return b"\x0e\x02" + _U32.pack(len(broker_metadata)) + broker_metadata + entry
 
 
 @cache
@@ -137,28 +139,28 @@ class Parts:
 
     def put_together(self) -> bytes:
         body = _U32.pack(len(self.metadata)) + self.metadata + self.payload
-        out = b"" if self.broker is None else b"\x0e\x02" + _U32.pack(len(self.broker)) + self.broker
+        head = b"" if self.broker is None else b"\x0e\x02" + _U32.pack(len(self.broker)) + self.broker
         if self.has_checksum:
-            out += b"\x0e\x01" + _U32.pack(crc32c.crc32c(body))
-        return out + body
+            head += b"\x0e\x01" + _U32.pack(crc32c.crc32c(body))
+        return head + body
 
 
 def take_apart(entry: bytes) -> Parts | None:
     """None if it is no entry. The checksum is not looked at."""
-    shown = None
+    broker_metadata = None
     if entry[:2] == b"\x0e\x02" and len(entry) >= 6:
         end = 6 + int.from_bytes(entry[2:6], "big")
-        shown, entry = entry[6:end], entry[end:]
+        broker_metadata, entry = entry[6:end], entry[end:]
     has_checksum = entry[:2] == b"\x0e\x01"
     body = entry[6:] if has_checksum else entry
     if len(body) < 4 or (size := int.from_bytes(body[:4], "big")) > len(body) - 4:
         return None
-    return Parts(shown, has_checksum, body[4 : 4 + size], body[4 + size :])
+    return Parts(broker_metadata, has_checksum, body[4 : 4 + size], body[4 + size :])
 
 
-def an_entry(rng: Rng, given: tuple[bytes, ...] | None = None) -> bytes:
+def an_entry(rng: Rng, seed_entries: tuple[bytes, ...] | None = None) -> bytes:
     """An entry, most often with something changed in it."""
-    entries = given or all_entries()
+    entries = seed_entries or all_entries()
     entry = rng.choice(entries)
     kind = rng.random()
     parts = take_apart(entry)
@@ -174,8 +176,8 @@ def an_entry(rng: Rng, given: tuple[bytes, ...] | None = None) -> bytes:
     elif kind < 0.35:
         parts = replace(parts, has_checksum=not parts.has_checksum)
     if rng.random() < 0.25:
-        shown = parts.broker if parts.broker is not None else broker(3).SerializeToString()
-        parts = replace(parts, broker=mutate.message(rng, shown) if rng.random() < 0.9 else None)
+        broker_metadata = parts.broker if parts.broker is not None else broker(3).SerializeToString()
+        parts = replace(parts, broker=mutate.message(rng, broker_metadata) if rng.random() < 0.9 else None)
     if rng.random() < 0.6:
         parts = replace(parts, metadata=mutate.message(rng, parts.metadata))
     if rng.random() < 0.4:
@@ -188,15 +190,17 @@ def _with_changed_payload(rng: Rng, parts: Parts) -> Parts:
     if rng.random() < 0.3:
         return replace(parts, payload=mutate.some_bytes(rng, parts.payload))
     try:
-        own = pb.MessageMetadata.FromString(parts.metadata)
-        size = min(own.uncompressed_size, _MOST_PLAIN_BYTES)
-        plain = bytes(decompress(own.compression, memoryview(parts.payload), size, _MOST_PLAIN_BYTES))
+        entry_metadata = pb.MessageMetadata.FromString(parts.metadata)
+        size = min(entry_metadata.uncompressed_size, _MOST_PLAIN_BYTES)
+        plain = bytes(decompress(entry_metadata.compression, memoryview(parts.payload), size, _MOST_PLAIN_BYTES))
     except (LedgerlakeError, Exception):
         return replace(parts, payload=mutate.some_bytes(rng, parts.payload))
-    plain = a_batch(rng, plain) if own.HasField("num_messages_in_batch") else mutate.some_bytes(rng, plain)
+    plain = a_batch(rng, plain) if entry_metadata.HasField("num_messages_in_batch") else mutate.some_bytes(rng, plain)
     if rng.random() < 0.8:
-        own.uncompressed_size = len(plain)
-    return replace(parts, metadata=own.SerializePartialToString(), payload=compress(own.compression, plain))
+        entry_metadata.uncompressed_size = len(plain)
+    return replace(
+        parts, metadata=entry_metadata.SerializePartialToString(), payload=compress(entry_metadata.compression, plain)
+    )
 
 
 def a_batch(rng: Rng, plain: bytes) -> bytes:
@@ -228,12 +232,13 @@ def a_batch(rng: Rng, plain: bytes) -> bytes:
     return b"".join(_U32.pack(len(slot[0])) + slot[0] + slot[1] for slot in slots)
 
 
-def a_bundle(rng: Rng, given: tuple[bytes, ...] | None = None) -> bytes:
+def a_bundle(rng: Rng, seed_entries: tuple[bytes, ...] | None = None) -> bytes:
     """Frames with entries, each changed or not; now and then the frames themselves are."""
     first = rng.choice([0, 0, 0, 5, 2**31 - 1, 2**32 - 2, 2**62, 2**63 - 4])
     ledger_id = rng.choice([7, 7, 7, 0, 2**63 - 1])
     frames = [
-        commands.message(1, ledger_id, first + number, an_entry(rng, given)) for number in range(rng.choice([1, 2, 3]))
+        commands.message(1, ledger_id, first + number, an_entry(rng, seed_entries))
+        for number in range(rng.choice([1, 2, 3]))
     ]
     data = b"".join(frames)
     return mutate.some_bytes(rng, data) if rng.random() < 0.03 else data

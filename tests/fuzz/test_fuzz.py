@@ -18,7 +18,7 @@ CORPUS = sorted(path for path in GOLDEN.glob("*/*.hex") if path.parent.name != "
 COUNT = 60
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=lambda one: one.name)
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_inputs_are_read_or_refused_in_bounded_memory(target: Target) -> None:
     count = -(-COUNT // target.cost)
     result = run(target, 1, 0, count, traced_every=10)
@@ -26,7 +26,7 @@ def test_inputs_are_read_or_refused_in_bounded_memory(target: Target) -> None:
     assert [(failure.what, failure.command, failure.detail) for failure in result.failures] == []
 
 
-@pytest.mark.parametrize("path", CORPUS, ids=lambda one: f"{one.parent.name}-{one.stem}")
+@pytest.mark.parametrize("path", CORPUS, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_what_was_found_once_stays_mended(path: Path) -> None:
     failure, _, _ = judge(target_of(path.parent.name), bytes.fromhex(path.read_text()))
     assert failure is None

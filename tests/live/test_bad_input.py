@@ -77,7 +77,7 @@ def test_messages_with_times_beyond_all_arrive_without_them_and_the_stream_goes_
     spark: SparkSession, tmp_path: Path, writer: str
 ) -> None:
     beyond = 1_790_000_000_000_000
-    slots = [(pb.SingleMessageMetadata(payload_size=0, event_time=one), b"slot") for one in (beyond, 5)]
+    slots = [(pb.SingleMessageMetadata(payload_size=0, event_time=event_time), b"slot") for event_time in (beyond, 5)]
     entries = [
         encode_entry(metadata(publish_time=beyond, event_time=2**64 - 1, sequence_id=2**63), b"nothing known"),
         encode_entry(metadata(num_messages_in_batch=2), encode_batch(slots)),
@@ -96,9 +96,9 @@ def test_messages_with_times_beyond_all_arrive_without_them_and_the_stream_goes_
         assert config is not None
         verdict = verify(config)
     assert (verdict.clean, verdict.rejects) == (True, 2)
-    found = rows_by_position(config.delta.path)
-    assert [row["value"] for row in found] == 2 * [b"nothing known", b"slot", b"slot", b"due long ago", b""]
-    first, slot = found[0], found[1]
+    rows = rows_by_position(config.delta.path)
+    assert [row["value"] for row in rows] == 2 * [b"nothing known", b"slot", b"slot", b"due long ago", b""]
+    first, slot = rows[0], rows[1]
     assert (first["publish_time"], first["event_time"], first["sequence_id"]) == (None, None, None)
     assert first["properties"] == {
         "ledgerlake.publish_time": str(beyond),
@@ -106,7 +106,7 @@ def test_messages_with_times_beyond_all_arrive_without_them_and_the_stream_goes_
         "ledgerlake.sequence_id": str(2**63),
     }
     assert (slot["event_time"], slot["properties"]) == (None, {"ledgerlake.event_time": str(beyond)})
-    assert (found[0]["late"], found[9]["late"]) == (False, True)
+    assert (rows[0]["late"], rows[9]["late"]) == (False, True)
 
 
 def flipped(entry: bytes, position: int) -> bytes:

@@ -67,7 +67,7 @@ class Publisher(threading.Thread):
         self._producer.close()
 
 
-def held(checkpoint: Path) -> tuple[int, int]:
+def file_count_and_bytes(checkpoint: Path) -> tuple[int, int]:
     """Files below a checkpoint, and their bytes."""
     paths = [os.path.join(root, name) for root, _, names in os.walk(checkpoint) for name in names]
     return len(paths), sum(os.path.getsize(path) for path in paths if os.path.exists(path))
@@ -88,12 +88,12 @@ def test_a_checkpoint_does_not_grow_with_the_number_of_micro_batches(
     try:
         # Of these Spark has removed few, and keeps that many at most.
         wait_for_batches(done, 2 * retained + 4)
-        files, size_bytes = held(tmp_path / "checkpoint")
+        files, size_bytes = file_count_and_bytes(tmp_path / "checkpoint")
         wait_for_batches(done, batches)
         publisher.stop()
         # Old state goes once in a while, by a thread of its own.
-        wait_until(lambda: held(tmp_path / "checkpoint")[0] <= files * 1.2)
-        now = held(tmp_path / "checkpoint")
+        wait_until(lambda: file_count_and_bytes(tmp_path / "checkpoint")[0] <= files * 1.2)
+        now = file_count_and_bytes(tmp_path / "checkpoint")
         print(f"{files} files, {size_bytes:,} bytes after the first batches; {now[0]}, {now[1]:,} after {len(done)}")
         assert now[1] <= size_bytes * 1.5
     finally:

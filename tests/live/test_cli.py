@@ -30,34 +30,39 @@ pytestmark = pytest.mark.live
 
 def test_a_broker_that_is_down(runtime: Runtime, tmp_path: Path) -> None:
     data = runtime.config(tmp_path, "t", service_url="pulsar://127.0.0.1:1")
-    said = sentence(ledgerlake("run", config_file(tmp_path, data), "--once"), 3)
+    error_text = sentence(ledgerlake("run", config_file(tmp_path, data), "--once"), 3)
     assert (
-        said
+        error_text
         == "ledgerlake: no broker listens at pulsar://127.0.0.1:1 (Connection refused); start it or correct the service url"
     )
 
 
 def test_a_port_that_is_not_pulsars(runtime: Runtime, tmp_path: Path) -> None:
     wrong = runtime.admin_url.replace("http://", "pulsar://")
-    said = sentence(
+    error_text = sentence(
         ledgerlake("run", config_file(tmp_path, runtime.config(tmp_path, "t", service_url=wrong)), "--once"), 3
     )
-    assert "does not speak Pulsar's binary protocol; check the port" in said
+    assert "does not speak Pulsar's binary protocol; check the port" in error_text
 
 
 def test_a_topic_that_is_missing(runtime: Runtime, tmp_path: Path) -> None:
-    said = sentence(ledgerlake("run", config_file(tmp_path, runtime.config(tmp_path, "absent-topic")), "--once"), 3)
-    assert "persistent://public/default/absent-topic: the topic does not exist; create it or correct its name" in said
+    error_text = sentence(
+        ledgerlake("run", config_file(tmp_path, runtime.config(tmp_path, "absent-topic")), "--once"), 3
+    )
+    assert (
+        "persistent://public/default/absent-topic: the topic does not exist; create it or correct its name"
+        in error_text
+    )
 
 
 def test_a_bad_option() -> None:
-    said = sentence(ledgerlake("run", "--onse", "x.toml"), 2)
-    assert said == "ledgerlake: unrecognized arguments: --onse; see 'ledgerlake --help'"
+    error_text = sentence(ledgerlake("run", "--onse", "x.toml"), 2)
+    assert error_text == "ledgerlake: unrecognized arguments: --onse; see 'ledgerlake --help'"
 
 
 def test_a_bad_key(runtime: Runtime, tmp_path: Path) -> None:
-    said = sentence(ledgerlake("run", config_file(tmp_path, runtime.config(tmp_path, "t", topicz=["a"]))), 2)
-    assert said.endswith("pipeline.toml: [source] has no key 'topicz'; did you mean 'topics'?")
+    error_text = sentence(ledgerlake("run", config_file(tmp_path, runtime.config(tmp_path, "t", topicz=["a"]))), 2)
+    assert error_text.endswith("pipeline.toml: [source] has no key 'topicz'; did you mean 'topics'?")
 
 
 @pytest.mark.long
@@ -65,17 +70,17 @@ def test_a_path_that_cannot_be_written(runtime: Runtime, tmp_path: Path) -> None
     topic = runtime.topic()
     (tmp_path / "file").write_text("")
     data = runtime.config(tmp_path / "file", topic)
-    said = sentence(ledgerlake_process("run", config_file(tmp_path / "config", data), "--once"), 2)
-    assert "choose another path" in said
+    error_text = sentence(ledgerlake_process("run", config_file(tmp_path / "config", data), "--once"), 2)
+    assert "choose another path" in error_text
 
 
 def test_no_java(runtime: Runtime, tmp_path: Path) -> None:
     data = runtime.config(tmp_path, runtime.topic())
-    said = sentence(
+    error_text = sentence(
         ledgerlake_process("run", config_file(tmp_path, data), "--once", PATH="/nonexistent", JAVA_HOME=""), 2
     )
-    assert "Java is missing" in said
-    assert "apt-get install" in said
+    assert "Java is missing" in error_text
+    assert "apt-get install" in error_text
 
 
 def test_a_configuration_that_is_not_there() -> None:
@@ -86,8 +91,8 @@ def test_a_configuration_that_is_not_there() -> None:
 
 def test_a_table_that_is_not_there_yet(runtime: Runtime, tmp_path: Path) -> None:
     data = runtime.config(tmp_path, runtime.topic())
-    said = sentence(ledgerlake("verify", config_file(tmp_path, data)), 3)
-    assert said == f"ledgerlake: there is no table at {tmp_path / 'messages'}; run the pipeline first"
+    error_text = sentence(ledgerlake("verify", config_file(tmp_path, data)), 3)
+    assert error_text == f"ledgerlake: there is no table at {tmp_path / 'messages'}; run the pipeline first"
 
 
 def test_debug_shows_the_traceback(runtime: Runtime, tmp_path: Path) -> None:

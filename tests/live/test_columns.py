@@ -88,8 +88,8 @@ def test_what_was_sent_is_what_stands_in_the_table(runtime: Runtime, spark: Spar
 
 def _moment(text: str) -> datetime:
     """Java's shortest form: no fraction where it is zero."""
-    whole, _, fraction = text.rstrip("Z").partition(".")
-    return datetime.fromisoformat(f"{whole}.{fraction:0<6}+00:00")
+    seconds_part, _, fraction = text.rstrip("Z").partition(".")
+    return datetime.fromisoformat(f"{seconds_part}.{fraction:0<6}+00:00")
 
 
 def _milliseconds(moment: Any) -> int | None:

@@ -115,13 +115,13 @@ def rows_of(runtime: Runtime, topic: str) -> list[tuple[str | None, bytes]]:
 def seen_by_pulsar_client(runtime: Runtime, topic: str) -> list[tuple[str | None, bytes]]:
     """The same by pulsar-client, which hands out the emptied slots of a batch as well."""
     reader = runtime.client().create_reader(topic, pulsar.MessageId.earliest, is_read_compacted=True)
-    found = []
+    keys_and_values = []
     with contextlib.suppress(pulsar.Timeout):
         while True:
             message = reader.read_next(500)
-            found.append((message.partition_key() or None, message.data()))
+            keys_and_values.append((message.partition_key() or None, message.data()))
     reader.close()
-    return [one for one in found if one != (None, b"")]
+    return [key_and_value for key_and_value in keys_and_values if key_and_value != (None, b"")]
 
 
 def test_an_empty_topic_and_one_of_which_nothing_was_kept_end_nowhere(runtime: Runtime) -> None:
@@ -219,8 +219,8 @@ def test_a_pipeline_of_a_compacted_topic_ends_by_itself_and_goes_on_live(
         ("k4", None, True),
     ]
     topic.compact()
-    given = {"service.url": runtime.service_url, "topic": topic.name, "readCompacted": "true"}
-    latest = {row.key: bytes(row.value) for row in spark.read.format("ledgerlake").options(**given).load().collect()}
+    options = {"service.url": runtime.service_url, "topic": topic.name, "readCompacted": "true"}
+    latest = {row.key: bytes(row.value) for row in spark.read.format("ledgerlake").options(**options).load().collect()}
     assert latest == {f"k{key}": b"5" if key == 3 else b"4" for key in range(10) if key != 4}
 
 
@@ -237,25 +237,27 @@ def captured(runtime: Runtime) -> tuple[list[EntryReceived], list[EntryReceived]
 
 def entries_of(cluster: Cluster, topic: str) -> list[EntryReceived]:
     reader = EntryReader(cluster, topic, BEFORE_ALL)
-    found = []
+    entries = []
     while (entry := reader.next(1)) is not None:
-        found.append(entry)
+        entries.append(entry)
     cluster.close()
-    return found
+    return entries
 
 
 def peer_with(captured: tuple[list[EntryReceived], list[EntryReceived]]) -> Peer:
     """A broker that knows protocol v22, with what the live one stored."""
-    stored, kept = ([(Position(one.ledger_id, one.entry_id), bytes(one.entry)) for one in part] for part in captured)
-    return Peer(entries=stored, compacted=kept, last_entry=kept[-1][1])
+    stored, compacted_entries = (
+        [(Position(entry.ledger_id, entry.entry_id), bytes(entry.entry)) for entry in part] for part in captured
+    )
+    return Peer(entries=stored, compacted=compacted_entries, last_entry=compacted_entries[-1][1])
 
 
 def test_a_broker_that_sends_the_last_entry_is_understood(captured: Any) -> None:
     with peer_with(captured) as peer:
         cluster = Cluster(replace(parse_options({"service.url": peer.url, "topic": TOPIC}).client, read_compacted=True))
-        found = last_message(EntryReader(cluster, TOPIC, AFTER_ALL))
+        last_id = last_message(EntryReader(cluster, TOPIC, AFTER_ALL))
         cluster.close()
-        assert found == MessageId(peer.entries[-1][0].ledger_id, 1, 1)
+        assert last_id == MessageId(peer.entries[-1][0].ledger_id, 1, 1)
 
 
 def test_an_older_client_gets_no_entry_from_it_and_reads_as_before(captured: Any) -> None:

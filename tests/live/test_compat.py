@@ -43,14 +43,18 @@ THEIR_COLUMNS = [
 
 def publish(runtime: Runtime, topic: str, values: Any, schema: Any = None, **options: Any) -> list[pulsar.MessageId]:
     """Send values in turn, in batches of a hundred where they are many."""
-    given = {"batching_max_messages": 100, "batching_max_publish_delay_ms": 1000, "block_if_queue_full": True} | options
-    producer = runtime.client().create_producer(topic, schema=schema or ps.StringSchema(), **given)
-    found: list[pulsar.MessageId] = []
+    producer_options = {
+        "batching_max_messages": 100,
+        "batching_max_publish_delay_ms": 1000,
+        "block_if_queue_full": True,
+    } | options
+    producer = runtime.client().create_producer(topic, schema=schema or ps.StringSchema(), **producer_options)
+    message_ids: list[pulsar.MessageId] = []
     for value in values:
-        producer.send_async(value, lambda _result, message_id: found.append(message_id))
+        producer.send_async(value, lambda _result, message_id: message_ids.append(message_id))
     producer.flush()
     producer.close()
-    return found
+    return message_ids
 
 
 def theirs(runtime: Runtime, **options: str) -> dict[str, str]:
@@ -86,7 +90,7 @@ class Stream:
 
 def as_byte_list(message_id: pulsar.MessageId) -> list[int]:
     """As their offsets have it: signed bytes."""
-    return [one - 256 if one > 127 else one for one in message_id.serialize()]
+    return [byte - 256 if byte > 127 else byte for byte in message_id.serialize()]
 
 
 @pytest.mark.parametrize("is_batched", [True, pytest.param(False, marks=pytest.mark.long)])
@@ -135,10 +139,10 @@ def test_columns_are_theirs(runtime: Runtime, spark: SparkSession) -> None:
     publish(runtime, plain, ["x"])
     publish(runtime, record, [Row(a=1, b="x")], schema=ps.AvroSchema(Row))
     assert batch(spark, runtime, topic=plain).dtypes == [("value", "string"), *THEIR_COLUMNS]
-    found = batch(spark, runtime, topic=record)
-    assert found.dtypes == [("a", "int"), ("b", "string"), *THEIR_COLUMNS]
-    assert found.select("a", "b", "__topic").collect() == [(1, "x", record)]
-    message_id = pulsar.MessageId.deserialize(bytes(found.collect()[0]["__messageId"]))
+    frame = batch(spark, runtime, topic=record)
+    assert frame.dtypes == [("a", "int"), ("b", "string"), *THEIR_COLUMNS]
+    assert frame.select("a", "b", "__topic").collect() == [(1, "x", record)]
+    message_id = pulsar.MessageId.deserialize(bytes(frame.collect()[0]["__messageId"]))
     assert message_id.ledger_id() >= 0
 
 
@@ -160,10 +164,10 @@ def test_rows_of_a_batch_are_counted_and_one_source_can_be_joined_with_itself(
     topic = runtime.topic()
     publish(runtime, topic, [str(number) for number in range(30)])
     stream = Stream(spark, runtime, tmp_path, topic=topic, startingOffsets="earliest")
-    assert sum(one.numInputRows for one in stream.run().recentProgress) == 30
+    assert sum(progress.numInputRows for progress in stream.run().recentProgress) == 30
     source = spark.readStream.format("ledgerlake").options(**theirs(runtime, topic=topic, startingOffsets="earliest"))
-    left = source.load().selectExpr("value as v")
-    joined = left.join(left.selectExpr("v as w"), expr("v = w"))
+    stream_values = source.load().selectExpr("value as v")
+    joined = stream_values.join(stream_values.selectExpr("v as w"), expr("v = w"))
     query = joined.writeStream.format("memory").queryName("joined").trigger(availableNow=True)
     assert query.option("checkpointLocation", str(tmp_path / "joined")).start().awaitTermination(120)
     assert spark.table("joined").where("v = w").count() == 30
@@ -215,9 +219,9 @@ def test_waiting_for_a_topic_that_does_not_exist_yet(runtime: Runtime, spark: Sp
 
     maker = threading.Thread(target=make)
     maker.start()
-    found = batch(spark, runtime, topic=topic, waitingForNonExistedTopic="true", schema="bytes")
+    frame = batch(spark, runtime, topic=topic, waitingForNonExistedTopic="true", schema="bytes")
     maker.join()
-    assert [bytes(row.value) for row in found.collect()] in ([b"x"], [])
+    assert [bytes(row.value) for row in frame.collect()] in ([b"x"], [])
     assert [bytes(row.value) for row in batch(spark, runtime, topic=topic, schema="bytes").collect()] == [b"x"]
 
 
@@ -238,7 +242,7 @@ def test_limited_batches_of_batched_topics_double_nothing(
     stream = Stream(spark, runtime, tmp_path, **options)
     query = stream.run()
     assert stream.values() == [f"{number:06d}" for number in range(8_000)]
-    assert len([one for one in query.recentProgress if one.numInputRows]) > 3
+    assert len([progress for progress in query.recentProgress if progress.numInputRows]) > 3
 
 
 def test_nothing_is_left_on_the_broker(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
@@ -297,16 +301,16 @@ def test_chunked_messages_are_no_loss_and_delays_are_kept(
     producer.close()
     run_once(spark, config)
     rows = spark.read.format("delta").load(str(tmp_path / "messages"))
-    found = compat(rows).orderBy("__publishTime").collect()
-    assert Counter(bytes(row.value)[:1] for row in found) == {b"a": 1, b"s": 1, b"b": 1}
+    compat_rows = compat(rows).orderBy("__publishTime").collect()
+    assert Counter(bytes(row.value)[:1] for row in compat_rows) == {b"a": 1, b"s": 1, b"b": 1}
 
 
 def test_one_partition_is_read_by_several_tasks(runtime: Runtime, spark: SparkSession) -> None:
     topic = runtime.topic()
     publish(runtime, topic, (f"{number:05d}" for number in range(10_000)))
-    found = batch(spark, runtime, topic=topic, minPartitions="4")
-    assert found.rdd.getNumPartitions() == 4
-    assert sorted(row.value for row in found.collect()) == [f"{number:05d}" for number in range(10_000)]
+    frame = batch(spark, runtime, topic=topic, minPartitions="4")
+    assert frame.rdd.getNumPartitions() == 4
+    assert sorted(row.value for row in frame.collect()) == [f"{number:05d}" for number in range(10_000)]
 
 
 @pytest.mark.long

@@ -68,11 +68,11 @@ def test_delays_among_other_messages_are_kept(
     def produce(number: int) -> None:
         rng = random.Random(number)
         producer = runtime.client().create_producer(topic, block_if_queue_full=True)
-        for one in range(messages):
-            delay_ms = rng.randrange(most_delay_ms) if one % 6 else None
+        for index in range(messages):
+            delay_ms = rng.randrange(most_delay_ms) if index % 6 else None
             deliver_ms = None if delay_ms is None else now_ms() + delay_ms
-            producer.send_async(b"%d-%d" % (number, one), lambda *_: None, deliver_at=deliver_ms)
-            if one % 100 == 0:
+            producer.send_async(b"%d-%d" % (number, index), lambda *_: None, deliver_at=deliver_ms)
+            if index % 100 == 0:
                 time.sleep(0.1)
         producer.flush()
         producer.close()
@@ -91,11 +91,11 @@ def test_delays_among_other_messages_are_kept(
     assert (verdict.messages, verdict.waiting, verdict.late, verdict.rejects) == (count + 4 * messages, 0, 0, 0), (
         verdict.sentence()
     )
-    held = [row for row in table_rows(tmp_path) if row["delivered_at"] is not None and row["value"] != b"warm"]
-    assert len(held) > 2 * messages
-    lateness_ms = sorted(milliseconds(row["delivered_at"]) - milliseconds(row["deliver_at"]) for row in held)
+    delayed_rows = [row for row in table_rows(tmp_path) if row["delivered_at"] is not None and row["value"] != b"warm"]
+    assert len(delayed_rows) > 2 * messages
+    lateness_ms = sorted(milliseconds(row["delivered_at"]) - milliseconds(row["deliver_at"]) for row in delayed_rows)
     visible_ms = []
-    for row in held:
+    for row in delayed_rows:
         place = bisect.bisect_left(commits_ms, milliseconds(row["delivered_at"]))
         if place < len(commits_ms):
             visible_ms.append(commits_ms[place] - milliseconds(row["deliver_at"]))
@@ -129,8 +129,8 @@ def test_an_idle_topic_releases_on_time_whatever_keeps_the_messages(
         wait_until(lambda: backlog(runtime, topic) == 0)
     rows = table_rows(tmp_path)[1:]
     assert [row["value"] for row in rows] == [b"%d" % number for number in range(100)]
-    for one, row in enumerate(rows):
-        assert milliseconds(row["deliver_at"]) == due_ms + one % 50
+    for index, row in enumerate(rows):
+        assert milliseconds(row["deliver_at"]) == due_ms + index % 50
         assert milliseconds(row["delivered_at"]) >= milliseconds(row["deliver_at"])
     verdict = verify(parse_config(data))
     assert verdict.clean, verdict.sentence()
@@ -150,11 +150,11 @@ def test_what_waits_survives_restarts_and_is_shown(runtime: Runtime, spark: Spar
         verdict = run_and_verify(spark, data)
         assert verdict.clean, verdict.sentence()
         assert (verdict.messages, verdict.waiting) == (0, 60 * (part + 1))
-    shown = waiting_messages(spark, parse_config(data))
-    assert sum(one.waiting for one in shown) == 180
-    assert sum(one.horizon["within an hour"] for one in shown) == 180
-    assert all(due_ms <= one.next_due_ms[0] < due_ms + 60 for one in shown)
-    assert all(f"{one.waiting:,} messages wait" in one.sentence() for one in shown)
+    partitions = waiting_messages(spark, parse_config(data))
+    assert sum(partition.waiting for partition in partitions) == 180
+    assert sum(partition.horizon["within an hour"] for partition in partitions) == 180
+    assert all(due_ms <= partition.next_due_ms[0] < due_ms + 60 for partition in partitions)
+    assert all(f"{partition.waiting:,} messages wait" in partition.sentence() for partition in partitions)
     soon_ms = now_ms() + 1000
     publish_delayed(runtime, topic, [(b"soon-%d" % number, soon_ms + number) for number in range(60)])
     time.sleep(max(0, soon_ms + 100 - now_ms()) / 1000)
@@ -165,8 +165,8 @@ def test_what_waits_survives_restarts_and_is_shown(runtime: Runtime, spark: Spar
 
 
 def state_files(folder: Path) -> dict[Path, bytes]:
-    found = (folder / "checkpoint" / "state" / "0").rglob("*.changelog")
-    return {path: path.read_bytes() for path in found if not path.name.startswith(".")}
+    paths = (folder / "checkpoint" / "state" / "0").rglob("*.changelog")
+    return {path: path.read_bytes() for path in paths if not path.name.startswith(".")}
 
 
 def test_a_second_run_of_a_micro_batch_leaves_the_state_files_of_the_first_as_they_are(
@@ -246,7 +246,7 @@ def test_a_large_message_that_only_its_marker_tells_waits_and_holds_nothing_in_t
     assert isinstance(large, ChunkMessageId)
     config = run_once(spark, runtime.config(tmp_path, topic, starting=f"after {large.first}"))
     assert [row["value"] for row in table_rows(tmp_path)] == [b"small"]
-    assert [one.waiting for one in waiting_messages(spark, config)] == [1]
+    assert [partition.waiting for partition in waiting_messages(spark, config)] == [1]
     assert backlog(runtime, topic) == 0
 
 
@@ -296,22 +296,22 @@ def test_messages_for_any_sink_wait_too(runtime: Runtime, spark: SparkSession, t
     due_ms = now_ms() + 30_000
     publish_delayed(runtime, topic, [(b"now", None), (b"later", due_ms), (b"never", due_ms)])
     config = parse_config(data)
-    found: list[Any] = []
+    rows: list[Any] = []
     query = (
         messages(spark, config)
         .select("entry_id", "value", "deliver_at", "delivered_at")
-        .writeStream.foreachBatch(lambda batch, _: found.extend(batch.collect()))
+        .writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
         .option("checkpointLocation", str(tmp_path / "own"))
         .trigger(processingTime="500 milliseconds")
         .start()
     )
     try:
-        wait_until(lambda: len(found) == 1)
+        wait_until(lambda: len(rows) == 1)
         cancel(config, "id", f"{runtime.first_ledger(topic)}:2")
-        wait_until(lambda: len(found) == 3)
+        wait_until(lambda: len(rows) == 3)
         assert now_ms() >= due_ms
-        assert sorted(bytes(row.value or b"") for row in found) == [b"", b"later", b"now"]
-        (later,) = [row for row in found if bytes(row.value) == b"later"]
+        assert sorted(bytes(row.value or b"") for row in rows) == [b"", b"later", b"now"]
+        (later,) = [row for row in rows if bytes(row.value) == b"later"]
         assert later.delivered_at >= later.deliver_at
     finally:
         query.stop()

@@ -56,12 +56,14 @@ def test_a_restart_reads_nothing_again_and_delivers_soon(
     publish_waiting(runtime, topic, count, due_ms, gap_ms)
     config = run_once(spark, data)
     delivered = rows(tmp_path)
-    assert sum(one.waiting for one in waiting_messages(spark, config)) == count - delivered > 0
+    assert sum(partition.waiting for partition in waiting_messages(spark, config)) == count - delivered > 0
     before = sent_by_broker(runtime, topic)
     began_ms = now_ms()
     with running(spark, data):
         wait_until(lambda: rows(tmp_path) > delivered)
         took_ms = now_ms() - began_ms
-    again = sent_by_broker(runtime, topic) - before
-    print(f"{count:,} waiting: first due message in the table after {took_ms:,} ms; the broker sent {again} entries")
-    assert again == 0
+    sent_again = sent_by_broker(runtime, topic) - before
+    print(
+        f"{count:,} waiting: first due message in the table after {took_ms:,} ms; the broker sent {sent_again} entries"
+    )
+    assert sent_again == 0

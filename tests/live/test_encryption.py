@@ -69,7 +69,7 @@ def test_messages_for_our_keys_are_read_and_those_for_others_are_rejects(
         for shape in SHAPES:
             for key in ("first", "second"):
                 values += publish(runtime, topic, ours, key, codec, shape)
-    foreign = [one for shape in SHAPES for one in publish(runtime, topic, theirs, "third", "LZ4", shape)]
+    foreign = [value for shape in SHAPES for value in publish(runtime, topic, theirs, "third", "LZ4", shape)]
     plain = runtime.client().create_producer(topic)
     plain.send(b"not encrypted")
     data = runtime.config(tmp_path, topic, crypto_key_folder=str(ours))

@@ -38,10 +38,10 @@ def publish(cluster: Cluster, topic: str, *entries: bytes) -> Position:
 
 def stamps(cluster: Cluster, topic: str, end: Position) -> dict[Position, Stamp]:
     reader = EntryReader(cluster, topic, BEFORE_ALL)
-    found = {}
+    entry_stamps = {}
     while (received := next_until(reader, end)) is not None:
-        found[received.position] = read_stamp(received.entry)
-    return found
+        entry_stamps[received.position] = read_stamp(received.entry)
+    return entry_stamps
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_an_entry_that_the_broker_cannot_read_behind_its_metadata_sets_no_time_a
     last = publish(cluster, topic, GOOD)
     latest.expire()
     assert latest.get().position == last
-    found = stamps(cluster, topic, last)
-    assert list(found) == [good, last]
-    assert all(one.by_broker and one.time_ms < FORGED.broker_timestamp for one in found.values())
+    entry_stamps = stamps(cluster, topic, last)
+    assert list(entry_stamps) == [good, last]
+    assert all(stamp.by_broker and stamp.time_ms < FORGED.broker_timestamp for stamp in entry_stamps.values())
 
 
 @pytest.mark.long

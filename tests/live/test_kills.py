@@ -142,7 +142,7 @@ def _kill_a_worker(driver: int, rng: random.Random) -> None:
     """End one of Spark's Python workers, if there is one; the task that it was in is tried again."""
     with contextlib.suppress(psutil.NoSuchProcess):
         below = psutil.Process(driver).children(recursive=True)
-        daemons = [one for one in below if _DAEMONS & set(one.cmdline())]
+        daemons = [process for process in below if _DAEMONS & set(process.cmdline())]
         workers = [daemon for daemon in daemons if daemon.parent() in daemons]
         if workers:
             rng.choice(workers).kill()

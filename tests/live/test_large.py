@@ -45,16 +45,16 @@ def read_with_pulsar_client(runtime: Runtime, topic: str) -> Iterator[Any]:
 
 def drained(frame: DataFrame, checkpoint: Path) -> list[bytes]:
     """Values that a stream brings until there are no more, in the order of their positions."""
-    found: list[Any] = []
+    rows: list[Any] = []
     query = (
         frame.select("ledger_id", "entry_id", "value")
-        .writeStream.foreachBatch(lambda batch, _: found.extend(batch.collect()))
+        .writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
         .option("checkpointLocation", str(checkpoint))
         .trigger(availableNow=True)
         .start()
     )
     query.awaitTermination()
-    return [bytes(row.value) for row in sorted(found, key=lambda row: (row.ledger_id, row.entry_id))]
+    return [bytes(row.value) for row in sorted(rows, key=lambda row: (row.ledger_id, row.entry_id))]
 
 
 def rejected(folder: Path) -> list[tuple[str, int]]:
@@ -115,11 +115,11 @@ def test_messages_of_all_sizes_and_codecs_from_eight_producers_arrive_whole_and_
     wait_until(lambda: pipeline.wait(0.1) or sum(result.messages for result in results) >= 32)
     pipeline.stop()
     pipeline.close()
-    found = hashes(tmp_path)
-    assert found.keys() == sent.keys()
+    rows_by_hash = hashes(tmp_path)
+    assert rows_by_hash.keys() == sent.keys()
     assert len(table_rows(tmp_path)) == 32
     for name, message_id in sent.items():
-        row = found[name]
+        row = rows_by_hash[name]
         if isinstance(message_id, ChunkMessageId):
             assert row["first_chunk_id"] == str(message_id.first)
             assert row["message_id"] == str(message_id.last)
@@ -127,7 +127,7 @@ def test_messages_of_all_sizes_and_codecs_from_eight_producers_arrive_whole_and_
         else:
             assert (row["message_id"], row["chunk_count"], row["first_chunk_id"]) == (str(message_id), None, None)
     assert verify(config).clean
-    assert sum(isinstance(one, ChunkMessageId) for one in sent.values()) >= 8
+    assert sum(isinstance(sent_id, ChunkMessageId) for sent_id in sent.values()) >= 8
 
 
 def test_a_message_that_spans_runs_is_held_in_state_and_pinned_on_the_broker(
@@ -139,8 +139,13 @@ def test_a_message_that_spans_runs_is_held_in_state_and_pinned_on_the_broker(
     data = runtime.config(tmp_path, topic)
     publish_entries(runtime, topic, [small(b"before"), *entries[:3]])
     config = run_once(spark, data)
-    (waiting,) = open_messages(spark, config)
-    assert (waiting.uuid, waiting.present, waiting.missing, waiting.held_bytes) == ("p-1", 3, 3, 1_500_000)
+    (open_message,) = open_messages(spark, config)
+    assert (open_message.uuid, open_message.present, open_message.missing, open_message.held_bytes) == (
+        "p-1",
+        3,
+        3,
+        1_500_000,
+    )
     assert backlog(runtime, topic) == 3
     assert verify(config).open_chunks == 3
     publish_entries(runtime, topic, [*entries[3:], small(b"behind")])
@@ -159,7 +164,8 @@ def test_one_pending_set_is_enough_for_three_interleaved_messages(
     topic = runtime.topic()
     payloads = [random.Random(seed).randbytes(1_000_000) for seed in range(3)]
     sets = [
-        chunk_entries(one, 4, uuid=f"p{number}-1", producer_name=f"p{number}") for number, one in enumerate(payloads)
+        chunk_entries(payload, 4, uuid=f"p{number}-1", producer_name=f"p{number}")
+        for number, payload in enumerate(payloads)
     ]
     data = runtime.config(tmp_path, topic) | {"chunks": {"max_pending": 1}}
     for step in zip(*sets):
@@ -194,14 +200,16 @@ def test_what_claims_too_much_or_nonsense_is_rejected_and_the_stream_goes_on(
     runtime: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:
     topic = runtime.topic()
-    odd: list[dict[str, Any]] = [
+    odd_fields: list[dict[str, Any]] = [
         {"total_chunk_msg_size": 2**31 - 1},
         {"chunk_id": 7},
         {"chunk_id": -1},
         {"total_chunk_msg_size": -5},
         {"num_chunks_from_msg": 2**31 - 1, "chunk_id": 0},
     ]
-    entries = [chunk_entries(b"x" * 100, 2, uuid=f"odd-{number}", **one)[0] for number, one in enumerate(odd)]
+    entries = [
+        chunk_entries(b"x" * 100, 2, uuid=f"odd-{number}", **fields)[0] for number, fields in enumerate(odd_fields)
+    ]
     halves = [chunk_entries(b"y" * 20, 2, uuid=f"open-{number}") for number in range(20_000)]
     open_sets = [first for first, _ in halves]
     publish_entries(
@@ -210,8 +218,8 @@ def test_what_claims_too_much_or_nonsense_is_rejected_and_the_stream_goes_on(
     config = run_once(spark, runtime.config(tmp_path, topic))
     good, end = table_rows(tmp_path)
     assert (good["value"], end["value"]) == (b"good" * 500, b"end")
-    found = rejected(tmp_path)
-    assert [reason for reason, entry in sorted(found, key=lambda one: one[1]) if entry < 5] == [
+    reasons_and_entries = rejected(tmp_path)
+    assert [reason for reason, entry in sorted(reasons_and_entries, key=lambda reject: reject[1]) if entry < 5] == [
         "too_large",
         "chunk_invalid",
         "chunk_invalid",
@@ -219,7 +227,7 @@ def test_what_claims_too_much_or_nonsense_is_rejected_and_the_stream_goes_on(
         "too_large",
     ]
     limits = config.chunks.limits
-    evicted = [entry for reason, entry in found if reason == "chunk_evicted"]
+    evicted = [entry for reason, entry in reasons_and_entries if reason == "chunk_evicted"]
     assert len(evicted) == 20_000 + 1 - limits.max_pending - limits.max_spilled
     publish_entries(runtime, topic, [halves[-1][1], small(b"more")])
     run_once(spark, runtime.config(tmp_path, topic))
@@ -241,23 +249,37 @@ def large_and_small(runtime: Runtime) -> tuple[str, list[Any]]:
     [
         pytest.param(str, ["l1", "s2", "l3", "s4"], 0, id="at a large message"),
         pytest.param(
-            lambda one: f"after {one}", ["s2", "l3", "s4"], 0, id="after a large message", marks=pytest.mark.long
+            lambda message_id: f"after {message_id}",
+            ["s2", "l3", "s4"],
+            0,
+            id="after a large message",
+            marks=pytest.mark.long,
         ),
         pytest.param(
-            lambda one: str(one.first),
+            lambda message_id: str(message_id.first),
             ["l1", "s2", "l3", "s4"],
             0,
             id="at the plain id of its first chunk",
             marks=pytest.mark.long,
         ),
         pytest.param(
-            lambda one: f"after {one.first}", ["s2", "l3", "s4"], 2, id="after its first chunk", marks=pytest.mark.long
+            lambda message_id: f"after {message_id.first}",
+            ["s2", "l3", "s4"],
+            2,
+            id="after its first chunk",
+            marks=pytest.mark.long,
         ),
-        pytest.param(lambda one: str(one.last), ["s2", "l3", "s4"], 1, id="at the plain id of its last chunk"),
         pytest.param(
-            lambda one: f"after {one.last}", ["s2", "l3", "s4"], 0, id="after its last chunk", marks=pytest.mark.long
+            lambda message_id: str(message_id.last), ["s2", "l3", "s4"], 1, id="at the plain id of its last chunk"
         ),
-        pytest.param(lambda one: to_bytes(one).hex(), ["l1", "s2", "l3", "s4"], 0, id="serialised"),
+        pytest.param(
+            lambda message_id: f"after {message_id.last}",
+            ["s2", "l3", "s4"],
+            0,
+            id="after its last chunk",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(lambda message_id: to_bytes(message_id).hex(), ["l1", "s2", "l3", "s4"], 0, id="serialised"),
     ],
 )
 def test_a_start_at_a_large_message(
@@ -292,12 +314,13 @@ def test_several_readers_of_one_partition_bring_all_chunks_of_a_message_together
     topic = runtime.topic()
     rng = random.Random(5)
     payloads = [rng.randbytes(rng.randint(50_000, 400_000)) for _ in range(12)]
-    waiting = [
-        chunk_entries(one, 6, uuid=f"p{number}-0", producer_name=f"p{number}") for number, one in enumerate(payloads)
+    chunk_sets = [
+        chunk_entries(payload, 6, uuid=f"p{number}-0", producer_name=f"p{number}")
+        for number, payload in enumerate(payloads)
     ]
     entries: list[bytes] = []
-    while any(waiting):
-        entries.append(rng.choice([one for one in waiting if one]).pop(0))
+    while any(chunk_sets):
+        entries.append(rng.choice([chunks for chunks in chunk_sets if chunks]).pop(0))
         entries += [small(b"small")] * rng.randint(0, 2)
     publish_entries(runtime, topic, entries)
     config = run_once(spark, runtime.config(tmp_path, topic, min_partitions=4))
@@ -330,7 +353,11 @@ def test_a_marker_brings_a_large_message_to_a_query_that_began_in_its_middle(
         assert (rows[0]["key"], dict(rows[0]["properties"])["a"]) == ("k", "b")
         assert rejected(tmp_path / folder) == []
     received = list(read_with_pulsar_client(runtime, topic))
-    assert [one.data() for one in received if "ledgerlake.chunks" not in one.properties() or one.data() in values] == [
+    assert [
+        message.data()
+        for message in received
+        if "ledgerlake.chunks" not in message.properties() or message.data() in values
+    ] == [
         *values,
         b"small",
     ]

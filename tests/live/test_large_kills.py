@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.long]
 
 
-def interleaved(rng: random.Random, waiting: list[list[bytes]], stop_at: int) -> list[bytes]:
+def interleaved(rng: random.Random, chunk_sets: list[list[bytes]], stop_at: int) -> list[bytes]:
     """Entries of several messages in a random order that keeps each one's own, until so many are
     left.
     """
-    taken = []
-    while sum(map(len, waiting)) > stop_at:
-        taken.append(rng.choice([one for one in waiting if one]).pop(0))
+    entries = []
+    while sum(map(len, chunk_sets)) > stop_at:
+        entries.append(rng.choice([chunks for chunks in chunk_sets if chunks]).pop(0))
         if rng.random() < 0.3:
-            taken.append(small(b"small"))
-    return taken
+            entries.append(small(b"small"))
+    return entries
 
 
 @pytest.mark.parametrize("broker_restarts", [False, True], ids=["driver", "driver and broker"])
@@ -53,13 +53,13 @@ def test_messages_that_were_half_published_at_a_kill_are_whole_afterwards(
         config = config_file(tmp_path, runtime.config(tmp_path, topic))
         checkpoint = tmp_path / "checkpoint"
         payloads = [rng.randbytes(rng.randint(500_000, 4_000_000)) for _ in range(20)]
-        waiting = [
-            chunk_entries(one, rng.randint(3, 8), uuid=f"p{number}-0", producer_name=f"p{number}")
-            for number, one in enumerate(payloads)
+        chunk_sets = [
+            chunk_entries(payload, rng.randint(3, 8), uuid=f"p{number}-0", producer_name=f"p{number}")
+            for number, payload in enumerate(payloads)
         ]
-        total = sum(map(len, waiting))
+        total = sum(map(len, chunk_sets))
         for kill in range(kills):
-            half = interleaved(rng, waiting, total - (kill + 1) * total // (kills + 1))
+            half = interleaved(rng, chunk_sets, total - (kill + 1) * total // (kills + 1))
             publish_entries(runtime, topic, half[: len(half) // 2])
             with open(tmp_path / f"run-{kill}.log", "wb") as errors:
                 running = subprocess.Popen([sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=errors)
@@ -75,11 +75,11 @@ def test_messages_that_were_half_published_at_a_kill_are_whole_afterwards(
                 runtime.broker.start()
         listed = ledgerlake_process("state", config, "--json")
         assert 0 < len(json.loads(listed.stdout)["large"]) <= 20
-        publish_entries(runtime, topic, interleaved(rng, waiting, 0))
+        publish_entries(runtime, topic, interleaved(rng, chunk_sets, 0))
         last = ledgerlake_process("run", config, "--once")
         assert last.returncode == 0, last.stderr
         verified = ledgerlake("verify", config, "--json")
         assert verified.returncode == 0, verified.stdout
-        found = [hashlib.sha256(row["value"]).digest() for row in table_rows(tmp_path) if row["chunk_count"]]
-        assert sorted(found) == sorted(hashlib.sha256(payload).digest() for payload in payloads)
+        digests = [hashlib.sha256(row["value"]).digest() for row in table_rows(tmp_path) if row["chunk_count"]]
+        assert sorted(digests) == sorted(hashlib.sha256(payload).digest() for payload in payloads)
         assert DeltaTable(str(tmp_path / "rejects")).to_pyarrow_table().num_rows == 0

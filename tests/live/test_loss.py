@@ -49,7 +49,11 @@ def begin_another_ledger(runtime: Runtime, topic: str) -> None:
 
 def trim(runtime: Runtime, topic: str) -> None:
     """Forget the pipeline's cursor and let the broker remove every ledger that is full."""
-    for name in [one for one in runtime.admin("GET", topic, "/subscriptions") if one.startswith("ledgerlake-test")]:
+    for name in [
+        subscription
+        for subscription in runtime.admin("GET", topic, "/subscriptions")
+        if subscription.startswith("ledgerlake-test")
+    ]:
         runtime.admin("DELETE", topic, f"/subscription/{name}?force=true")
     before = runtime.first_ledger(topic)
     begin_another_ledger(runtime, topic)
@@ -129,32 +133,32 @@ def test_a_start_that_the_topic_no_longer_has_is_loss_and_earliest_is_not(
     assert first is not None
     trim(trimming, topic)
     send(trimming, topic, range(10, 12))
-    given = {"service.url": trimming.service_url, "topic": topic}
+    options = {"service.url": trimming.service_url, "topic": topic}
     with pytest.raises(Exception, match="an unknown number of messages after"):
         spark.read.format("ledgerlake").options(
-            **given, startingOffsets=f"{first.ledger_id}:{first.entry_id + 3}"
+            **options, startingOffsets=f"{first.ledger_id}:{first.entry_id + 3}"
         ).load().collect()
-    assert spark.read.format("ledgerlake").options(**given).load().count() == 2
+    assert spark.read.format("ledgerlake").options(**options).load().count() == 2
 
 
 def test_a_topic_of_which_every_ledger_was_trimmed_has_no_messages(trimming: Runtime, spark: SparkSession) -> None:
     topic = trimming.topic()
     send(trimming, topic, range(5))
     trim(trimming, topic)
-    given = {"service.url": trimming.service_url, "topic": topic}
-    assert spark.read.format("ledgerlake").options(**given).load().count() == 0
+    options = {"service.url": trimming.service_url, "topic": topic}
+    assert spark.read.format("ledgerlake").options(**options).load().count() == 0
 
 
 def test_chunks_holes_and_ledgers_between_are_no_loss(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
     topic = runtime.topic()
     data = runtime.config(tmp_path, topic)
-    one, other = chunk_entries(b"a" * 1000, 4, uuid="one"), chunk_entries(b"b" * 1000, 4, uuid="other")
-    publish_entries(runtime, topic, [small(b"0"), one[0], other[0], one[1]])
+    first_chunks, second_chunks = chunk_entries(b"a" * 1000, 4, uuid="one"), chunk_entries(b"b" * 1000, 4, uuid="other")
+    publish_entries(runtime, topic, [small(b"0"), first_chunks[0], second_chunks[0], first_chunks[1]])
     run_once(spark, data)
     begin_another_ledger(runtime, topic)
-    publish_entries(runtime, topic, [other[1], one[2], other[2], small(b"1")])
+    publish_entries(runtime, topic, [second_chunks[1], first_chunks[2], second_chunks[2], small(b"1")])
     begin_another_ledger(runtime, topic)
-    publish_entries(runtime, topic, [one[3], other[3]])
+    publish_entries(runtime, topic, [first_chunks[3], second_chunks[3]])
     run_once(spark, data)
     assert sorted(row["value"][:1] for row in table_rows(tmp_path)) == [b"0", b"1", b"a", b"b"]
     assert rejects_rows(tmp_path) == []

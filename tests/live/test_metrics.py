@@ -24,22 +24,22 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.live, pytest.mark.spark]
 
-Found = dict[str, float]
+Samples = dict[str, float]
 
 
-def fetched(port: int) -> Found:
+def fetched(port: int) -> Samples:
     with urllib.request.urlopen(f"http://localhost:{port}/metrics", timeout=10) as response:
         lines = [line for line in response.read().decode().splitlines() if not line.startswith("#")]
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 
 
-def once(port: int, is_true: Callable[[Found], bool]) -> Found:
+def samples_when(port: int, is_true: Callable[[Samples], bool]) -> Samples:
     """The metrics as soon as something holds of them."""
     deadline = time.monotonic() + 300
-    while not is_true(found := fetched(port)):
-        assert time.monotonic() < deadline, found
+    while not is_true(samples := fetched(port)):
+        assert time.monotonic() < deadline, samples
         time.sleep(0.2)
-    return found
+    return samples
 
 
 def test_a_pipeline_shows_its_rate_lag_rejects_and_what_waits(
@@ -57,14 +57,14 @@ def test_a_pipeline_shows_its_rate_lag_rejects_and_what_waits(
         assert pipeline.metrics is not None
         port = pipeline.metrics.port
         labels = f'{{query="measured",topic_partition="{topic}"}}'
-        found = once(port, lambda one: one.get('ledgerlake_messages_total{query="measured"}') == 100)
-        assert found[f"ledgerlake_waiting_messages{labels}"] == 1
-        assert found[f"ledgerlake_next_due_timestamp_seconds{labels}"] == due_ms / 1000
-        assert found['ledgerlake_rejects_total{query="measured"}'] == 0
-        once(port, lambda one: one.get(f"ledgerlake_lag_messages{labels}") == 0)
+        samples = samples_when(port, lambda scraped: scraped.get('ledgerlake_messages_total{query="measured"}') == 100)
+        assert samples[f"ledgerlake_waiting_messages{labels}"] == 1
+        assert samples[f"ledgerlake_next_due_timestamp_seconds{labels}"] == due_ms / 1000
+        assert samples['ledgerlake_rejects_total{query="measured"}'] == 0
+        samples_when(port, lambda scraped: scraped.get(f"ledgerlake_lag_messages{labels}") == 0)
         producer.send(b"more")
-        found = once(port, lambda one: one['ledgerlake_messages_total{query="measured"}'] == 101)
-        assert found['ledgerlake_messages_per_second{query="measured"}'] > 0
+        samples = samples_when(port, lambda scraped: scraped['ledgerlake_messages_total{query="measured"}'] == 101)
+        assert samples['ledgerlake_messages_per_second{query="measured"}'] > 0
     finally:
         pipeline.stop()
         pipeline.close()
@@ -87,18 +87,18 @@ def test_a_query_on_the_bare_source_shows_how_far_it_is_behind(
         query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
         name = f'ledgerlake_lag_messages{{query="behind",topic_partition="{topic}"}}'
 
-        seen: list[float] = []
+        lags: list[float] = []
 
-        def is_read(found: Found) -> bool:
-            if name in found:
-                seen.append(found[name])
-            return seen[-1:] == [0]
+        def is_read(samples: Samples) -> bool:
+            if name in samples:
+                lags.append(samples[name])
+            return lags[-1:] == [0]
 
-        once(metrics.port, is_read)
-        assert seen == sorted(seen, reverse=True)
-        assert {0} < set(seen) <= {40, 30, 20, 10, 0}
+        samples_when(metrics.port, is_read)
+        assert lags == sorted(lags, reverse=True)
+        assert {0} < set(lags) <= {40, 30, 20, 10, 0}
         query.stop()
-        once(metrics.port, lambda one: not one)
+        samples_when(metrics.port, lambda scraped: not scraped)
         with pytest.raises(SetupError, match=f"metrics cannot be served on port {metrics.port}"):
             ServedMetrics(spark, metrics.port)
     finally:

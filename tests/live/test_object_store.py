@@ -63,8 +63,8 @@ def values(store: ObjectStore, path: str) -> list[bytes]:
     """The values of a table by an independent reader, in the order of their positions."""
     table = DeltaTable(path.replace("s3a:", "s3:"), storage_options=store.delta_options).to_pyarrow_table()
     order = [(name, "ascending") for name in ("partition", "ledger_id", "entry_id", "batch_index")]
-    found: list[bytes] = table.sort_by(order)["value"].to_pylist()
-    return found
+    table_values: list[bytes] = table.sort_by(order)["value"].to_pylist()
+    return table_values
 
 
 @pytest.mark.parametrize("scheme", ["s3", pytest.param("s3a", marks=pytest.mark.long)])

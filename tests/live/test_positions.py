@@ -77,7 +77,7 @@ def entry(publish_ms: int, number: int, count: int) -> bytes:
     metadata = pb.MessageMetadata(producer_name="p", sequence_id=number, publish_time=publish_ms)
     if not count:
         return encode_entry(metadata, b"%d" % number)
-    plain = encode_batch([(pb.SingleMessageMetadata(), b"%d" % (number + one)) for one in range(count)])
+    plain = encode_batch([(pb.SingleMessageMetadata(), b"%d" % (number + offset)) for offset in range(count)])
     metadata.num_messages_in_batch = count
     return encode_entry(metadata, plain)
 
@@ -86,12 +86,12 @@ def every_entry(cluster: Cluster, topic: str) -> list[Stored]:
     reader = EntryReader(cluster, topic, BEFORE_ALL)
     last = last_position(reader)
     assert last is not None
-    found = []
-    while (one := next_until(reader, last)) is not None:
-        position = Position(one.ledger_id, one.entry_id)
-        found.append(Stored(position, read_stamp(one.entry), message_count(one.entry)))
+    entries = []
+    while (received := next_until(reader, last)) is not None:
+        position = Position(received.ledger_id, received.entry_id)
+        entries.append(Stored(position, read_stamp(received.entry), message_count(received.entry)))
     reader.close()
-    return found
+    return entries
 
 
 @pytest.fixture(scope="module")
@@ -103,9 +103,9 @@ def topic(runtime: Runtime) -> str:
 
 @pytest.fixture
 def cluster(runtime: Runtime) -> Iterator[Cluster]:
-    one = runtime.cluster()
-    yield one
-    one.close()
+    cluster_client = runtime.cluster()
+    yield cluster_client
+    cluster_client.close()
 
 
 class Reads:
@@ -131,13 +131,13 @@ def test_times_are_found_exactly_and_in_few_reads(
 ) -> None:
     rng = random.Random(2)
     entries = every_entry(cluster, topic)
-    assert sum(one.count for one in entries) == MESSAGES
-    assert len({one.position.ledger_id for one in entries}) >= 3
+    assert sum(stored.count for stored in entries) == MESSAGES
+    assert len({stored.position.ledger_id for stored in entries}) >= 3
     theirs = runtime.client().create_reader(topic, pulsar.MessageId.earliest)
     reads, ours_s, rest_s, seek_s, rest_off, seek_off = Reads(monkeypatch), [], [], [], 0, 0
     for _ in range(SEARCHES):
         asked_ms = rng.randint(entries[0].stamp.time_ms - 5, entries[-1].stamp.time_ms)
-        expected = next(one.position for one in entries if one.stamp.time_ms >= asked_ms)
+        expected = next(stored.position for stored in entries if stored.stamp.time_ms >= asked_ms)
         began_s = time.monotonic()
         start = resolve_start(cluster, topic, AtTime(asked_ms))
         ours_s.append(time.monotonic() - began_s)
@@ -172,10 +172,10 @@ def test_numbers_are_found_to_the_message_and_in_few_reads(
     rng = random.Random(3)
     entries = every_entry(cluster, topic)
     place: dict[int, tuple[Position, int]] = {}
-    for one in entries:
-        assert one.stamp.index is not None
-        for batch_index in range(one.count):
-            place[one.stamp.index - one.count + 1 + batch_index] = (one.position, batch_index)
+    for stored in entries:
+        assert stored.stamp.index is not None
+        for batch_index in range(stored.count):
+            place[stored.stamp.index - stored.count + 1 + batch_index] = (stored.position, batch_index)
     assert set(place) == set(range(MESSAGES))
     reads = Reads(monkeypatch)
     searches = 1000 if campaign_is_long else 200
@@ -195,8 +195,10 @@ def test_a_range_of_numbers_or_times_is_the_same_rows_each_time(
     spark: SparkSession, runtime: Runtime, topic: str
 ) -> None:
     def read(**options: str) -> list[Any]:
-        given = {"service.url": runtime.service_url, "topic": topic, **options}
-        rows = spark.read.format("ledgerlake").options(**given).load().select("broker_index", "value", "message_id")
+        all_options = {"service.url": runtime.service_url, "topic": topic, **options}
+        rows = (
+            spark.read.format("ledgerlake").options(**all_options).load().select("broker_index", "value", "message_id")
+        )
         return sorted(rows.collect())
 
     rows = read(startingIndex="12345", endingIndex="54321", minPartitions="2")
@@ -214,9 +216,9 @@ def test_times_cut_a_topic_into_parts_that_fit(
 ) -> None:
     entries = every_entry(cluster, topic)
     middle_ms = str(entries[len(entries) // 2].stamp.time_ms)
-    given = {"service.url": runtime.service_url, "topic": topic}
-    before = spark.read.format("ledgerlake").options(**given, endingTime=middle_ms).load().count()
-    behind = spark.read.format("ledgerlake").options(**given, startingTime=middle_ms).load().count()
+    options = {"service.url": runtime.service_url, "topic": topic}
+    before = spark.read.format("ledgerlake").options(**options, endingTime=middle_ms).load().count()
+    behind = spark.read.format("ledgerlake").options(**options, startingTime=middle_ms).load().count()
     assert before + behind == MESSAGES
     assert min(before, behind) > 0
 
@@ -234,8 +236,8 @@ def test_a_pipeline_runs_between_two_numbers_and_its_lag_is_the_truth(
     data["source"]["ending"] = "index 80004"
     run_once(spark, data)
     assert [int(row["value"]) for row in table_rows(tmp_path)] == list(range(70_000, 80_005))
-    said = ledgerlake("lag", config_file(tmp_path, data), "--json")
-    assert (said.returncode, json.loads(said.stdout)["messages"]) == (0, MESSAGES - 80_005)
+    lag_output = ledgerlake("lag", config_file(tmp_path, data), "--json")
+    assert (lag_output.returncode, json.loads(lag_output.stdout)["messages"]) == (0, MESSAGES - 80_005)
     data["source"]["ending"] = "latest"
     run_once(spark, data)
     (lag,) = find_lags(config)
@@ -260,21 +262,28 @@ def test_a_pipeline_starts_at_a_time(runtime: Runtime, spark: SparkSession, tmp_
 def test_a_place_is_shown_with_its_neighbours(runtime: Runtime, topic: str, cluster: Cluster) -> None:
     entries = every_entry(cluster, topic)
     for index in (0, 5000, MESSAGES - 1):
-        said = ledgerlake("positions", topic, "--index", str(index), "--service-url", runtime.service_url, "--json")
-        place = json.loads(said.stdout)
-        number = next(number for number, one in enumerate(entries) if (one.stamp.index or 0) >= index)
-        shown = [
-            None if one is None else Position(one["ledger_id"], one["entry_id"])
-            for one in map(place.get, ("before", "at", "after"))
+        completed = ledgerlake(
+            "positions", topic, "--index", str(index), "--service-url", runtime.service_url, "--json"
+        )
+        place = json.loads(completed.stdout)
+        number = next(number for number, stored in enumerate(entries) if (stored.stamp.index or 0) >= index)
+        neighbours = [
+            None if neighbour is None else Position(neighbour["ledger_id"], neighbour["entry_id"])
+            for neighbour in map(place.get, ("before", "at", "after"))
         ]
-        around = [entries[one].position if 0 <= one < len(entries) else None for one in range(number - 1, number + 2)]
-        assert shown == around
-        again = ledgerlake("positions", topic, "--id", place["serialised"], "--service-url", runtime.service_url)
-        assert again.stdout.splitlines()[0] == f"{topic}: {place['message_id']} ({place['serialised']})"
+        around = [
+            entries[neighbour_number].position if 0 <= neighbour_number < len(entries) else None
+            for neighbour_number in range(number - 1, number + 2)
+        ]
+        assert neighbours == around
+        completed_by_id = ledgerlake(
+            "positions", topic, "--id", place["serialised"], "--service-url", runtime.service_url
+        )
+        assert completed_by_id.stdout.splitlines()[0] == f"{topic}: {place['message_id']} ({place['serialised']})"
     time_ms = entries[77].stamp.time_ms
-    said = ledgerlake("positions", topic, "--at", str(time_ms), "--service-url", runtime.service_url, "--json")
-    first = next(one for one in entries if one.stamp.time_ms >= time_ms)
-    assert json.loads(said.stdout)["at"]["broker_index"] == first.stamp.index
+    completed = ledgerlake("positions", topic, "--at", str(time_ms), "--service-url", runtime.service_url, "--json")
+    first = next(stored for stored in entries if stored.stamp.time_ms >= time_ms)
+    assert json.loads(completed.stdout)["at"]["broker_index"] == first.stamp.index
 
 
 @pytest.mark.long
@@ -298,11 +307,11 @@ def test_where_a_broker_began_to_add_metadata_in_mid_life_the_search_is_right(tm
             producer.send(entry(5, number, 0))
         producer.close()
         entries = every_entry(cluster, topic)
-        assert [one.stamp.by_broker for one in entries] == [False] * 300 + [True] * 500
-        for one in random.Random(4).sample(entries[301:], 50):
-            found = resolve_start(cluster, topic, AtTime(one.stamp.time_ms))
-            expected = next(two for two in entries[300:] if two.stamp.time_ms >= one.stamp.time_ms)
-            assert found.next_position == expected.position
+        assert [stored.stamp.by_broker for stored in entries] == [False] * 300 + [True] * 500
+        for sought in random.Random(4).sample(entries[301:], 50):
+            start = resolve_start(cluster, topic, AtTime(sought.stamp.time_ms))
+            expected = next(candidate for candidate in entries[300:] if candidate.stamp.time_ms >= sought.stamp.time_ms)
+            assert start.next_position == expected.position
         first_number = entries[300].stamp.index
         assert first_number is not None
         assert resolve_start(cluster, topic, AtIndex(first_number + 5)).next_position == entries[305].position
@@ -327,14 +336,18 @@ def test_every_id_of_pulsar_client_is_ours_and_the_other_way_round(runtime: Runt
     for theirs in ids:
         serialised = theirs.serialize()
         ours = from_bytes(serialised)
-        forms = [serialised.hex(), str(list(serialised)), str([one - 256 if one > 127 else one for one in serialised])]
+        forms = [
+            serialised.hex(),
+            str(list(serialised)),
+            str([byte - 256 if byte > 127 else byte for byte in serialised]),
+        ]
         assert {str(parse_message_id(form)) for form in forms} == {str(ours)}
-        back = pulsar.MessageId.deserialize(to_bytes(ours, theirs.partition()))
-        assert (back.ledger_id(), back.entry_id(), back.batch_index(), back.partition()) == (
+        client_id = pulsar.MessageId.deserialize(to_bytes(ours, theirs.partition()))
+        assert (client_id.ledger_id(), client_id.entry_id(), client_id.batch_index(), client_id.partition()) == (
             theirs.ledger_id(),
             theirs.entry_id(),
             theirs.batch_index(),
             theirs.partition(),
         )
-        assert str(from_bytes(back.serialize())) == str(ours)
+        assert str(from_bytes(client_id.serialize())) == str(ours)
     assert ";" in str(from_bytes(ids[-1].serialize()))

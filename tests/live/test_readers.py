@@ -45,8 +45,8 @@ def table(runtime: Runtime, spark: SparkSession, tmp_path_factory: pytest.TempPa
 
 
 def in_order(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
-    found = [tuple(bytes(row[name]) if name == "value" else row[name] for name in COLUMNS) for row in rows]
-    return sorted(found, key=lambda row: int(row[4]))
+    row_tuples = [tuple(bytes(row[name]) if name == "value" else row[name] for name in COLUMNS) for row in rows]
+    return sorted(row_tuples, key=lambda row: int(row[4]))
 
 
 def test_spark_deltalake_and_polars_read_the_same_rows(spark: SparkSession, table: Path) -> None:
@@ -65,9 +65,9 @@ def test_a_query_by_time_reads_few_files(spark: SparkSession, table: Path) -> No
     rows = spark.read.format("delta").load(str(table))
     (middle,) = rows.where(f"broker_index = {BATCHES * MESSAGES // 2}").select("broker_timestamp").first()
     until = middle + timedelta(milliseconds=1)
-    found = rows.where(rows.broker_timestamp >= middle).where(rows.broker_timestamp < until)
-    assert found.count() > 0
-    assert len(found.inputFiles()) < 0.05 * files
+    by_time = rows.where(rows.broker_timestamp >= middle).where(rows.broker_timestamp < until)
+    assert by_time.count() > 0
+    assert len(by_time.inputFiles()) < 0.05 * files
     by_index = rows.where(f"broker_index between {MESSAGES} and {MESSAGES + 5}")
     assert by_index.count() == 6
     assert len(by_index.inputFiles()) < 0.05 * files

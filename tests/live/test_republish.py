@@ -55,13 +55,13 @@ pytestmark = [pytest.mark.live, pytest.mark.spark]
 
 def read_all(runtime: Runtime, topic: str) -> list[Any]:
 
-    found = []
+    messages = []
     for partition in runtime.client().get_topic_partitions(topic):
         reader = runtime.client().create_reader(partition, pulsar.MessageId.earliest)
         while reader.has_message_available():
-            found.append(reader.read_next(10_000))
+            messages.append(reader.read_next(10_000))
         reader.close()
-    return found
+    return messages
 
 
 def read_entries(runtime: Runtime, topic: str) -> list[bytes]:
@@ -69,12 +69,12 @@ def read_entries(runtime: Runtime, topic: str) -> list[bytes]:
     cluster = runtime.cluster()
     reader = EntryReader(cluster, topic, BEFORE_ALL)
     end = last_position(reader, BEFORE_ALL) or BEFORE_ALL
-    found = []
-    while (one := next_until(reader, end)) is not None:
-        found.append(bytes(one.entry))
+    entries = []
+    while (received := next_until(reader, end)) is not None:
+        entries.append(bytes(received.entry))
     reader.close()
     cluster.close()
-    return found
+    return entries
 
 
 def test_each_output_gets_each_message_once_also_when_one_failed_for_a_while(
@@ -98,7 +98,7 @@ def test_each_output_gets_each_message_once_also_when_one_failed_for_a_while(
     finally:
         pipeline.stop()
         pipeline.close()
-    values = [one.data() for one in read_all(runtime, target)]
+    values = [message.data() for message in read_all(runtime, target)]
     assert sorted(values) == sorted(
         b"%s %d" % (part, number) for part in (b"first", b"second") for number in range(200)
     )
@@ -132,14 +132,14 @@ def test_a_message_keeps_what_it_has_and_says_where_it_comes_from(
     time.sleep(1)
     verdict = run_and_verify(spark, data)
     assert verdict.clean, verdict.sentence()
-    found = read_all(runtime, target)
-    assert sorted(one.partition_key() for one in found) == sorted(sent)
-    for one in found:
-        content, message_id = sent[one.partition_key()]
-        number = int(one.partition_key().removeprefix("key-"))
-        assert one.data() == content
-        assert (one.ordering_key(), one.event_timestamp()) == ("order", 1_700_000_000_123 + number)
-        properties = one.properties()
+    messages = read_all(runtime, target)
+    assert sorted(delivered.partition_key() for delivered in messages) == sorted(sent)
+    for message in messages:
+        content, message_id = sent[message.partition_key()]
+        number = int(message.partition_key().removeprefix("key-"))
+        assert message.data() == content
+        assert (message.ordering_key(), message.event_timestamp()) == ("order", 1_700_000_000_123 + number)
+        properties = message.properties()
         stored_ms = int(properties.pop("ledgerlake.broker_timestamp"))
         assert due_ms - 5000 < stored_ms <= now_ms()
         assert properties == {
@@ -148,7 +148,7 @@ def test_a_message_keeps_what_it_has_and_says_where_it_comes_from(
             "ledgerlake.message_id": f"{message_id.ledger_id()}:{message_id.entry_id()}",
             "ledgerlake.deliver_at": str(due_ms + number),
         }
-        assert one.message_id().partition() == java_hash(one.partition_key()) % 3
+        assert message.message_id().partition() == java_hash(message.partition_key()) % 3
 
 
 def test_an_output_that_joins_at_the_end_gets_what_is_published_from_then_on(
@@ -166,7 +166,7 @@ def test_an_output_that_joins_at_the_end_gets_what_is_published_from_then_on(
     time.sleep(max(0, due_ms + 500 - now_ms()) / 1000)
     verdict = run_and_verify(spark, data)
     assert (verdict.clean, verdict.messages) == (True, 2), verdict.sentence()
-    assert [one.data() for one in read_all(runtime, target)] == [b"after"]
+    assert [message.data() for message in read_all(runtime, target)] == [b"after"]
 
 
 def test_a_message_that_the_target_does_not_take_has_a_stand_in_there_and_holds_up_no_other(
@@ -183,10 +183,10 @@ def test_a_message_that_the_target_does_not_take_has_a_stand_in_there_and_holds_
     time.sleep(1)
     verdict = run_and_verify(spark, data)
     assert (verdict.clean, verdict.messages) == (True, 4), verdict.sentence()
-    found = read_all(runtime, target)
-    assert [one.data() for one in found] == [b"", b"before", b"", b"after"]
-    for one in (found[0], found[2]):
-        properties = one.properties()
+    messages = read_all(runtime, target)
+    assert [delivered.data() for delivered in messages] == [b"", b"before", b"", b"after"]
+    for stand_in in (messages[0], messages[2]):
+        properties = stand_in.properties()
         assert (properties["ledgerlake.too_large"], "own" in properties) == ("true", False)
         assert properties["ledgerlake.topic"] == source
 
@@ -216,24 +216,24 @@ def test_a_large_message_is_whole_on_a_topic_that_is_unloaded_amid_its_chunks(
     value, sent = random.Random(1).randbytes(14 * 2**20), itertools.count(1)
     send = NumberedProducer._send
 
-    def unloads(self: NumberedProducer, one: NumberedEntry) -> None:
-        if one.is_chunk and next(sent) == 3:
+    def unloads(self: NumberedProducer, entry: NumberedEntry) -> None:
+        if entry.is_chunk and next(sent) == 3:
             wait_until(lambda: len(read_entries(runtime, target)) >= large + 2)
             runtime.admin("PUT", target, "/unload")
-        send(self, one)
+        send(self, entry)
 
     monkeypatch.setattr(NumberedProducer, "_send", unloads)
     ended: list[LedgerlakeError] = []
     outbox = filled(tmp_path, 3, large={large: value})
-    one = Republisher(outbox, ClientSettings(runtime.service_url), target, "s", lambda: True, ended.append)
-    one.start()
+    republisher = Republisher(outbox, ClientSettings(runtime.service_url), target, "s", lambda: True, ended.append)
+    republisher.start()
     try:
-        one.drain(60.0)
+        republisher.drain(60.0)
     finally:
-        one.stop()
+        republisher.stop()
     assert next(sent) > 4, "the chunks were sent again"
     expected = [value if number == large else b"%d" % number for number in range(3)]
-    assert [one.data() for one in read_all(runtime, target)] == expected
+    assert [message.data() for message in read_all(runtime, target)] == expected
 
 
 @pytest.mark.slow
@@ -259,17 +259,19 @@ def test_a_target_that_is_suspended_amid_many_messages_gets_all_of_them_in_order
                 suspended.set()
 
         monkeypatch.setattr(_Sender, "_answered", suspend)
-        one = Republisher(outbox, ClientSettings(runtime.service_url), target, "s", lambda: True, lambda _error: None)
-        one.start()
+        republisher = Republisher(
+            outbox, ClientSettings(runtime.service_url), target, "s", lambda: True, lambda _error: None
+        )
+        republisher.start()
         try:
-            one.notify()
+            republisher.notify()
             assert suspended.wait(60)
             time.sleep(40)
             os.kill(process, signal.SIGCONT)
-            one.drain(240)
+            republisher.drain(240)
         finally:
             os.kill(process, signal.SIGCONT)
-            one.stop()
+            republisher.stop()
         values = [message.data() for message in read_all(runtime, target)]
         expected = [b"%d" % number for number in range(count)]
         if deduplicates:
@@ -296,18 +298,20 @@ def test_each_message_is_on_the_topic_once_after_kills(tmp_path: Path) -> None:
             # Due from the start of this run to some time after its end, so that there is always
             # something to commit.
             due_ms = now_ms() + 8000
-            own = range(kill * 1500, (kill + 1) * 1500)
-            publish_delayed(runtime, source, [(b"%d" % one, due_ms + place * 20) for place, one in enumerate(own)])
+            numbers = range(kill * 1500, (kill + 1) * 1500)
+            publish_delayed(
+                runtime, source, [(b"%d" % number, due_ms + place * 20) for place, number in enumerate(numbers)]
+            )
             log = tmp_path / f"run-{kill}.log"
             with open(log, "wb") as errors:
-                one = subprocess.Popen([sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=errors)
+                process = subprocess.Popen([sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=errors)
             try:
-                wait_for_commits(checkpoint, commits(checkpoint) + 1, one)
+                wait_for_commits(checkpoint, commits(checkpoint) + 1, process)
                 time.sleep(rng.uniform(0, 6))
-                assert one.poll() is None, log.read_text()
+                assert process.poll() is None, log.read_text()
             finally:
-                one.send_signal(signal.SIGKILL)
-                one.wait()
+                process.send_signal(signal.SIGKILL)
+                process.wait()
         time.sleep(max(0, due_ms + 31_000 - now_ms()) / 1000)
         last = ledgerlake_process("run", config, "--once")
         assert last.returncode == 0, last.stderr
@@ -333,19 +337,19 @@ def test_a_micro_batch_that_was_sent_before_the_broker_forgot_its_producer_is_th
 
         monkeypatch.setattr(outbox, "sent", killed)
         settings = ClientSettings(runtime.service_url)
-        one = Republisher(outbox, settings, target, "s", lambda: True, lambda _error: None)
-        one.start()
+        republisher = Republisher(outbox, settings, target, "s", lambda: True, lambda _error: None)
+        republisher.start()
         wait_until(lambda: len(read_all(runtime, target)) == 500)
-        one.stop()
+        republisher.stop()
         time.sleep(110)
-        again = Outbox(Place(str(tmp_path)))
-        again.begin(0, outbox.name)
-        probe = _Sender(settings, target, one._name, _Known(), threading.Event())
+        reopened_outbox = Outbox(Place(str(tmp_path)))
+        reopened_outbox.begin(0, outbox.name)
+        probe = _Sender(settings, target, republisher._name, _Known(), threading.Event())
         with probe:
             probe.would_begin()
             assert probe._producer("t", f"{target}-partition-0").stored == -1, "the broker still knows it"
-        two = Republisher(again, settings, target, "s", lambda: True, lambda _error: None)
-        two.start()
-        two.drain(60)
-        two.stop()
+        second_republisher = Republisher(reopened_outbox, settings, target, "s", lambda: True, lambda _error: None)
+        second_republisher.start()
+        second_republisher.drain(60)
+        second_republisher.stop()
         assert [message.data() for message in read_all(runtime, target)] == [b"%d" % number for number in range(500)]

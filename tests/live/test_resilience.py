@@ -43,30 +43,30 @@ def test_a_reader_resumes_exactly_after_an_unload(runtime: Runtime) -> None:
     reader = EntryReader(runtime.cluster(), topic, BEFORE_ALL, window=20)
     last = last_position(reader)
     assert last is not None
-    found = []
+    payloads = []
     while (entry := next_until(reader, last)) is not None:
-        found.append(payload(bytes(entry.entry)))
-        if len(found) in (50, 200, 201):
+        payloads.append(payload(bytes(entry.entry)))
+        if len(payloads) in (50, 200, 201):
             runtime.admin("PUT", topic, "/unload")
-    assert found == list(range(500))
+    assert payloads == list(range(500))
 
 
 @pytest.mark.long
 def test_a_reader_resumes_exactly_after_a_broker_restart() -> None:
-    with start_runtime(broker_metadata=True) as own:
-        topic = own.topic()
-        publish(own, topic, range(300))
-        reader = EntryReader(own.cluster(), topic, BEFORE_ALL, window=20)
+    with start_runtime(broker_metadata=True) as restarting:
+        topic = restarting.topic()
+        publish(restarting, topic, range(300))
+        reader = EntryReader(restarting.cluster(), topic, BEFORE_ALL, window=20)
         last = last_position(reader)
         assert last is not None
-        assert own.broker is not None
-        found = []
+        assert restarting.broker is not None
+        payloads = []
         while (entry := next_until(reader, last)) is not None:
-            found.append(payload(bytes(entry.entry)))
-            if len(found) == 100:
-                own.broker.kill()
-                threading.Thread(target=own.broker.start).start()
-        assert found == list(range(300))
+            payloads.append(payload(bytes(entry.entry)))
+            if len(payloads) == 100:
+                restarting.broker.kill()
+                threading.Thread(target=restarting.broker.start).start()
+        assert payloads == list(range(300))
 
 
 def test_a_cursor_is_kept_alive_on_an_idle_connection(runtime: Runtime) -> None:

@@ -44,8 +44,8 @@ def test_a_topic_read_in_runs_is_the_topic_read_entry_by_entry(runtime: Runtime)
     end = resolve_end(cluster, topic, "latest").position
     plain = EntryReader(cluster, topic, BEFORE_ALL)
     singles: list[EntryReceived] = []
-    while (one := next_until(plain, end)) is not None:
-        singles.append(one)
+    while (entry_received := next_until(plain, end)) is not None:
+        singles.append(entry_received)
     plain.close()
     reader = EntryReader(cluster, topic, BEFORE_ALL, scan=scan)
     together: list[EntryReceived] = []
@@ -54,7 +54,7 @@ def test_a_topic_read_in_runs_is_the_topic_read_entry_by_entry(runtime: Runtime)
         longest = max(longest, len(received.entry_ids) if isinstance(received, EntriesReceived) else 1)
         together += received.each()
     cluster.close()
-    assert [(one.position, bytes(one.entry)) for one in together] == [
+    assert [(entry.position, bytes(entry.entry)) for entry in together] == [
         (single.position, bytes(single.entry)) for single in singles
     ]
     assert len(singles) > 600

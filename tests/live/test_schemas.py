@@ -116,13 +116,13 @@ def register(runtime: Runtime, topic: str, kind: str, definition: str, propertie
 
 
 def read_typed(runtime: Runtime, spark: SparkSession, topics: str, **options: str) -> DataFrame:
-    given = {"service.url": runtime.service_url, "topics": topics, "schema": "auto"} | options
-    return spark.read.format("ledgerlake").options(**given).load().orderBy("topic", "ledger_id", "entry_id")
+    all_options = {"service.url": runtime.service_url, "topics": topics, "schema": "auto"} | options
+    return spark.read.format("ledgerlake").options(**all_options).load().orderBy("topic", "ledger_id", "entry_id")
 
 
 def values(frame: DataFrame) -> list[Any]:
-    found = [row["value"] for row in frame.collect()]
-    return [one.asDict(recursive=True) if hasattr(one, "asDict") else one for one in found]
+    row_values = [row["value"] for row in frame.collect()]
+    return [value.asDict(recursive=True) if hasattr(value, "asDict") else value for value in row_values]
 
 
 @pytest.mark.parametrize("kind", [ps.JsonSchema, ps.AvroSchema])
@@ -144,8 +144,8 @@ def test_a_stream_reads_typed_values_and_bad_ones_are_rejects(
     send(runtime, topic, ps.AvroSchema(Order), [order(Order, 1)])
     send(runtime, topic, ps.BytesSchema(), [b"\xff\xff"])
     send(runtime, topic, ps.AvroSchema(Order), [order(Order, 3)])
-    given = {"service.url": runtime.service_url, "topic": topic, "schema": "auto", "startingOffsets": "earliest"}
-    stream = spark.readStream.format("ledgerlake").options(**given).load()
+    options = {"service.url": runtime.service_url, "topic": topic, "schema": "auto", "startingOffsets": "earliest"}
+    stream = spark.readStream.format("ledgerlake").options(**options).load()
     query = (
         stream.writeStream.format("parquet")
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
@@ -178,10 +178,10 @@ def test_numbers(runtime: Runtime, spark: SparkSession, name: str, form: str, go
     register(runtime, topic, name, "", {})
     send(runtime, topic, Primitive(name, form), good)
     send(runtime, topic, ps.BytesSchema(), [b"abc"])
-    found = read_typed(runtime, spark, topic)
-    assert dict(found.dtypes)["value"] == column
-    assert values(found) == [*good, None]
-    assert [row.reject_reason for row in found.collect()] == [None, None, "undecodable_value"]
+    frame = read_typed(runtime, spark, topic)
+    assert dict(frame.dtypes)["value"] == column
+    assert values(frame) == [*good, None]
+    assert [row.reject_reason for row in frame.collect()] == [None, None, "undecodable_value"]
 
 
 def test_strings_and_bytes(runtime: Runtime, spark: SparkSession) -> None:
@@ -207,10 +207,10 @@ def test_kinds_that_only_java_writes(
     topic = runtime.topic()
     register(runtime, topic, kind, "", {})
     send(runtime, topic, ps.BytesSchema(), [payload])
-    (found,) = values(read_typed(runtime, spark, topic))
+    (value,) = values(read_typed(runtime, spark, topic))
     if kind == "TIMESTAMP":
-        found, expected = found.astimezone(timezone.utc), expected.replace(tzinfo=timezone.utc)
-    assert found == expected
+        value, expected = value.astimezone(timezone.utc), expected.replace(tzinfo=timezone.utc)
+    assert value == expected
 
 
 @pytest.mark.parametrize("encoding", ["INLINE", "SEPARATED"])
@@ -249,8 +249,8 @@ def test_topics_of_different_schemas_are_refused_or_read_as_bytes(runtime: Runti
     send(runtime, number, Primitive("INT32", ">i"), [1])
     with pytest.raises(AnalysisException, match="have different schemas"):
         read_typed(runtime, spark, f"{text},{number}")
-    found = read_typed(runtime, spark, f"{text},{number}", allowDifferentTopicSchemas="true")
-    assert values(found) == [bytearray(b"x"), bytearray(b"\0\0\0\1")]
+    frame = read_typed(runtime, spark, f"{text},{number}", allowDifferentTopicSchemas="true")
+    assert values(frame) == [bytearray(b"x"), bytearray(b"\0\0\0\1")]
 
 
 def test_the_table_keeps_bytes_and_is_read_by_schema_later(

@@ -72,11 +72,11 @@ def test_a_token_in_a_file_opens_the_broker(secured: Runtime, spark: SparkSessio
     topic = secured.topic(partitions=2)
     publish(secured, topic, range(10))
     data = config(secured, tmp_path, topic, method="token", token=f"file:{secured.security.folder}/admin.token")
-    made = run_once(spark, data)
+    parsed_config = run_once(spark, data)
     assert sorted(int(row["value"]) for row in table_rows(tmp_path)) == list(range(10))
-    assert verify(made).clean
-    shown = ledgerlake("peek", topic, "--config", config_file(tmp_path, data), "-n", "1")
-    assert (shown.returncode, len(shown.stdout.splitlines())) == (0, 2)
+    assert verify(parsed_config).clean
+    peeked = ledgerlake("peek", topic, "--config", config_file(tmp_path, data), "-n", "1")
+    assert (peeked.returncode, len(peeked.stdout.splitlines())) == (0, 2)
 
 
 def test_a_client_certificate_opens_it_too(secured: Runtime, spark: SparkSession, tmp_path: Path) -> None:
@@ -114,9 +114,9 @@ def test_a_topic_that_we_may_not_read_is_named(secured: Runtime, tmp_path: Path)
     assert secured.security is not None
     allowed, forbidden = secured.topic(), secured.topic()
     secured.admin("POST", allowed, "/permissions/reader", ["consume"])
-    said = said_by(secured, tmp_path, allowed, forbidden, method="token", token=secured.security.token("reader"))
-    assert forbidden in said
-    assert "AuthorizationError" in said
+    error_text = said_by(secured, tmp_path, allowed, forbidden, method="token", token=secured.security.token("reader"))
+    assert forbidden in error_text
+    assert "AuthorizationError" in error_text
 
 
 def test_a_token_that_expires_in_mid_stream_is_refreshed(secured: Runtime, spark: SparkSession, tmp_path: Path) -> None:
@@ -159,9 +159,9 @@ def test_secrets_are_in_no_plan_progress_offset_or_log(secured: Runtime, spark: 
     stream = messages(spark, parse_config(data))
     query = stream.writeStream.format("memory").queryName("secrets").trigger(availableNow=True).start()
     query.awaitTermination()
-    shown = [str(stream._jdf.queryExecution()), str(query.lastProgress), repr(parse_config(data))]
-    shown += [str(query._jsq.explainInternal(True)), repr(parse_config(data).source)]
-    assert [one for one in shown if secret in one] == []
+    descriptions = [str(stream._jdf.queryExecution()), str(query.lastProgress), repr(parse_config(data))]
+    descriptions += [str(query._jsq.explainInternal(True)), repr(parse_config(data).source)]
+    assert [text for text in descriptions if secret in text] == []
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len(files) > 5
     assert [file for file in files if secret.encode() in file.read_bytes()] == []

@@ -53,7 +53,7 @@ def values(spark: SparkSession, path: str) -> list[int]:
     return [int(row.value) for row in rows]
 
 
-def made(spark: SparkSession, path: str, feature: str) -> None:
+def make_table(spark: SparkSession, path: str, feature: str) -> None:
     """A table with a feature."""
     if feature == "partition columns":
         Table(Place(f"{path}-plain"), schema.MESSAGES).create()
@@ -79,7 +79,7 @@ def test_a_table_with_a_feature_is_written_all_the_same(
     runtime: Runtime, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, feature: str
 ) -> None:
     topic = runtime.topic()
-    made(spark, str(tmp_path / "messages"), feature)
+    make_table(spark, str(tmp_path / "messages"), feature)
     publish(runtime, topic, range(30))
     data = runtime.config(tmp_path, topic, max_rows_per_trigger=10)
     with caplog.at_level(logging.WARNING):
@@ -131,7 +131,7 @@ def test_a_batch_without_rows_is_recorded(spark: SparkSession, tmp_path: Path) -
 
 def test_a_violated_constraint_is_one_sentence(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
     topic = runtime.topic()
-    made(spark, str(tmp_path / "messages"), "checkConstraints")
+    make_table(spark, str(tmp_path / "messages"), "checkConstraints")
     spark.sql(f"alter table delta.`{tmp_path / 'messages'}` add constraint few check (entry_id < 0)")
     publish(runtime, topic, range(5))
     with pytest.raises(TableError, match=r"batch 0 could not be committed to .*few.*entry_id"):
@@ -142,7 +142,7 @@ def test_the_writer_is_chosen_by_the_table(spark: SparkSession, tmp_path: Path) 
     path, staging = str(tmp_path / "table"), str(tmp_path / "staging")
     assert type(open_table(Place(path), schema.MESSAGES, "auto", Place(staging))) is Table
     assert type(open_table(Place(path), schema.MESSAGES, "spark", Place(staging))) is SparkTable
-    made(spark, path, "changeDataFeed")
+    make_table(spark, path, "changeDataFeed")
     assert type(open_table(Place(path), schema.MESSAGES, "auto", Place(staging))) is SparkTable
     assert type(open_table(Place(path), schema.MESSAGES, "arrow", Place(staging))) is Table
     shutil.rmtree(path)

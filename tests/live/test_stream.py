@@ -87,31 +87,31 @@ def test_a_start_at_a_message_begins_with_that_message(
 ) -> None:
     topic = runtime.topic()
     publish_numbers(runtime, topic, range(40), batch)
-    everything = (
+    topic_rows = (
         spark.read.format("ledgerlake").option("service.url", runtime.service_url).option("topic", topic).load()
     )
-    wanted = next(row.message_id for row in everything.collect() if row.value == b"17")
-    frame = source(spark, runtime, topic, startingOffsets=wanted).load()
+    message_id = next(row.message_id for row in topic_rows.collect() if row.value == b"17")
+    frame = source(spark, runtime, topic, startingOffsets=message_id).load()
     assert [number for part in drain(frame, tmp_path)[0] for number in part] == list(range(17, 40))
 
 
 def test_latest_takes_only_what_comes_after_the_start(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
     topic = runtime.topic()
     publish_numbers(runtime, topic, range(10))
-    seen: list[int] = []
+    values: list[int] = []
 
     def keep(batch: DataFrame, _number: int) -> None:
-        seen.extend(int(row.value) for row in batch.collect())
+        values.extend(int(row.value) for row in batch.collect())
 
     frame = source(spark, runtime, topic, startingOffsets="latest").load()
     query = frame.writeStream.foreachBatch(keep).option("checkpointLocation", str(tmp_path)).start()
     try:
         query.processAllAvailable()
         publish_numbers(runtime, topic, range(10, 15))
-        wait_until(lambda: len(seen) >= 5)
+        wait_until(lambda: len(values) >= 5)
     finally:
         query.stop()
-    assert seen == list(range(10, 15))
+    assert values == list(range(10, 15))
 
 
 def test_a_batch_read_is_bounded_on_both_sides(runtime: Runtime, spark: SparkSession) -> None:

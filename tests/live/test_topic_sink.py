@@ -59,17 +59,17 @@ def rows(spark: SparkSession, count: int) -> list[tuple[Any, ...]]:
 
 
 def write(frame: DataFrame, runtime: Runtime, **options: str) -> None:
-    given = {"service.url": runtime.service_url} | options
-    frame.write.format("ledgerlake").options(**given).mode("append").save()
+    all_options = {"service.url": runtime.service_url} | options
+    frame.write.format("ledgerlake").options(**all_options).mode("append").save()
 
 
 def received(runtime: Runtime, topic: str, count: int) -> list[pulsar.Message]:
     """What pulsar-client's reader gets."""
     reader = runtime.client().create_reader(topic, pulsar.MessageId.earliest)
-    found = [reader.read_next(10_000) for _ in range(count)]
+    messages = [reader.read_next(10_000) for _ in range(count)]
     assert not reader.has_message_available()
     reader.close()
-    return found
+    return messages
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -100,18 +100,18 @@ def test_what_was_written_is_what_the_table_gets(runtime: Runtime, spark: SparkS
     )
     write(frame, runtime, topic=topic)
     config = run_once(spark, runtime.config(tmp_path, topic))
-    found = rows_by_position(config.delta.path)
-    assert len(found) == 101
-    null = next(row for row in found if row["is_null"])
+    stored_rows = rows_by_position(config.delta.path)
+    assert len(stored_rows) == 101
+    null = next(row for row in stored_rows if row["is_null"])
     assert (null["key_bytes"], null["value"]) == (b"\xff\0", None)
-    by_value = {row["value"]: row for row in found if row["value"] is not None}
+    by_value = {row["value"]: row for row in stored_rows if row["value"] is not None}
     for value, key, ordering_key, properties, event_time in sent:
         row = by_value[value]
         assert (row["key_bytes"] or b"").decode() == (key or "")
         assert (row["ordering_key"], row["properties"]) == (ordering_key, properties)
         assert (row["event_time"] is None) == (event_time is None)
     partitions: dict[bytes, int] = {}
-    for row in found:
+    for row in stored_rows:
         if row["key_bytes"] is not None:
             assert partitions.setdefault(row["key_bytes"], row["partition"]) == row["partition"]
 
@@ -125,9 +125,9 @@ def test_large_and_delayed_messages(runtime: Runtime, spark: SparkSession, tmp_p
     ).coalesce(1)
     write(frame, runtime, topic=topic)
     config = run_once(spark, runtime.config(tmp_path, topic))
-    found = rows_by_position(config.delta.path)
-    assert [row["value"] for row in found] == [b"small", large]
-    assert found[1]["chunk_count"] == 3
+    stored_rows = rows_by_position(config.delta.path)
+    assert [row["value"] for row in stored_rows] == [b"small", large]
+    assert stored_rows[1]["chunk_count"] == 3
     view = spark.read.format("ledgerlake").option("service.url", runtime.service_url).option("topic", topic).load()
     assert [row.deliver_at.timestamp() for row in view.where("deliver_at is not null").collect()] == [due.timestamp()]
 
@@ -141,7 +141,7 @@ def test_their_columns_and_a_topic_for_each_row(runtime: Runtime, spark: SparkSe
     write(frame, runtime)
     (message,) = received(runtime, first, 1)
     assert (message.data(), message.partition_key(), message.properties()) == (b"a", "k", {"p": "1"})
-    assert [one.data() for one in received(runtime, second, 1)] == [b"b"]
+    assert [second_message.data() for second_message in received(runtime, second, 1)] == [b"b"]
 
 
 @pytest.mark.parametrize(
@@ -188,10 +188,12 @@ def test_a_producer_goes_on_over_a_disconnect_and_an_unload(deduplicating: Runti
         if number % 1000 == 700:
             cluster.close()
     producer.flush()
-    assert [one.data() for one in received(deduplicating, topic, 3000)] == [b"%d" % number for number in range(3000)]
+    assert [message.data() for message in received(deduplicating, topic, 3000)] == [
+        b"%d" % number for number in range(3000)
+    ]
     producer.close()
-    again = NumberedProducer(cluster, topic, "steady")
-    assert again.last_sequence_id == 2999
+    successor = NumberedProducer(cluster, topic, "steady")
+    assert successor.last_sequence_id == 2999
     cluster.close()
 
 
@@ -214,7 +216,9 @@ def test_a_micro_batch_that_is_run_again_stores_nothing_twice(
     (checkpoint / "commits" / str(last)).unlink()
     (checkpoint / "commits" / f".{last}.crc").unlink(missing_ok=True)
     run()
-    values = [one.data() for number in range(2) for one in received_all(deduplicating, f"{topic}-partition-{number}")]
+    values = [
+        message.data() for number in range(2) for message in received_all(deduplicating, f"{topic}-partition-{number}")
+    ]
     assert sorted(values) == sorted(b"%07d" % number for number in range(2000))
 
 
@@ -239,11 +243,11 @@ def write_files(folder: Path, files: int, rows_each: int) -> None:
 
 def received_all(runtime: Runtime, topic_partition: str) -> list[pulsar.Message]:
     reader = runtime.client().create_reader(topic_partition, pulsar.MessageId.earliest)
-    found = []
+    messages = []
     while reader.has_message_available():
-        found.append(reader.read_next(10_000))
+        messages.append(reader.read_next(10_000))
     reader.close()
-    return found
+    return messages
 
 
 @pytest.mark.slow

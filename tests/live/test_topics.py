@@ -40,7 +40,7 @@ def send(runtime: Runtime, topic: str, values: range) -> None:
     producer.close()
 
 
-def found(folder: Path) -> Counter[tuple[str, int]]:
+def row_counts(folder: Path) -> Counter[tuple[str, int]]:
     try:
         table = DeltaTable(str(folder / "messages")).to_pyarrow_table(columns=["topic", "value"])
     except TableNotFoundError:
@@ -49,8 +49,8 @@ def found(folder: Path) -> Counter[tuple[str, int]]:
 
 
 def wait_for(folder: Path, expected: set[tuple[str, int]], pipeline: Any) -> None:
-    wait_until(lambda: expected <= set(found(folder)) or pipeline.wait(0.5))
-    assert expected <= set(found(folder)), "the pipeline has ended"
+    wait_until(lambda: expected <= set(row_counts(folder)) or pipeline.wait(0.5))
+    assert expected <= set(row_counts(folder)), "the pipeline has ended"
 
 
 @pytest.mark.slow
@@ -62,8 +62,8 @@ def test_many_topics_come_and_go_while_a_pipeline_runs(
     names = [f"{base}-{number}" for number in range(10 * tenth)]
     expected: set[tuple[str, int]] = set()
 
-    def create(some: list[str]) -> None:
-        for name in some:
+    def create(new_names: list[str]) -> None:
+        for name in new_names:
             runtime.admin("PUT", name)
             send(runtime, name, range(3))
             expected.update((name, value) for value in range(3))
@@ -84,13 +84,13 @@ def test_many_topics_come_and_go_while_a_pipeline_runs(
             send(runtime, name, range(3, 5))
             expected.update((name, value) for value in range(3, 5))
         wait_for(tmp_path, set(expected), pipeline)
-    assert found(tmp_path) == Counter(expected)
+    assert row_counts(tmp_path) == Counter(expected)
     assert rejects_rows(tmp_path) == []
     cursor = f"ledgerlake-{data['stream']['name']}"
-    held = [name for name in names[3 * tenth :] if cursor in runtime.admin("GET", name, "/subscriptions")]
-    assert len(held) == 7 * tenth
+    with_cursor = [name for name in names[3 * tenth :] if cursor in runtime.admin("GET", name, "/subscriptions")]
+    assert len(with_cursor) == 7 * tenth
     run_once(spark, data)
-    assert found(tmp_path) == Counter(expected)
+    assert row_counts(tmp_path) == Counter(expected)
 
 
 def test_the_broker_tells_when_topics_come_and_go(runtime: Runtime) -> None:
@@ -131,32 +131,32 @@ def test_partitions_that_are_added_are_read_from_their_beginning(
         producer.send(b"%d" % (100 + partition))
         producer.close()
     run_once(spark, data)
-    assert sorted(value for _, value in found(tmp_path)) == [*range(10), 100, 101, 102]
+    assert sorted(value for _, value in row_counts(tmp_path)) == [*range(10), 100, 101, 102]
 
 
 def test_a_deleted_topic_ends_a_pipeline_or_is_left_behind(
     runtime: Runtime, spark: SparkSession, tmp_path: Path
 ) -> None:
-    kept, gone = runtime.topic(), runtime.topic()
-    for topic in (kept, gone):
+    kept_topic, deleted_topic = runtime.topic(), runtime.topic()
+    for topic in (kept_topic, deleted_topic):
         send(runtime, topic, range(5))
-    prefix = kept.rpartition("-")[0]
+    prefix = kept_topic.rpartition("-")[0]
     data = runtime.config(tmp_path)
     del data["source"]["topics"]
-    data["source"]["topics_pattern"] = f"{prefix}-({kept.rpartition('-')[2]}|{gone.rpartition('-')[2]})"
+    data["source"]["topics_pattern"] = f"{prefix}-({kept_topic.rpartition('-')[2]}|{deleted_topic.rpartition('-')[2]})"
     run_once(spark, data)
-    runtime.admin("DELETE", gone, "?force=true")
-    send(runtime, kept, range(5, 8))
+    runtime.admin("DELETE", deleted_topic, "?force=true")
+    send(runtime, kept_topic, range(5, 8))
     run_once(spark, data)
-    assert sorted(found(tmp_path)) == sorted(
-        [(kept, value) for value in range(8)] + [(gone, value) for value in range(5)]
+    assert sorted(row_counts(tmp_path)) == sorted(
+        [(kept_topic, value) for value in range(8)] + [(deleted_topic, value) for value in range(5)]
     )
-    runtime.admin("PUT", gone)
-    send(runtime, gone, range(50, 53))
+    runtime.admin("PUT", deleted_topic)
+    send(runtime, deleted_topic, range(50, 53))
     run_once(spark, data)
-    assert found(tmp_path)[(gone, 52)] == 1
-    named = runtime.config(tmp_path / "named", kept, gone)
-    run_once(spark, named)
-    runtime.admin("DELETE", gone, "?force=true")
+    assert row_counts(tmp_path)[(deleted_topic, 52)] == 1
+    named_config = runtime.config(tmp_path / "named", kept_topic, deleted_topic)
+    run_once(spark, named_config)
+    runtime.admin("DELETE", deleted_topic, "?force=true")
     with pytest.raises((TopicNotFoundError, DataLossError)):
-        run_once(spark, named)
+        run_once(spark, named_config)

@@ -118,10 +118,10 @@ def test_a_broker_without_entry_metadata_gives_null_columns_one_warning_and_publ
     topic = bare.topic()
     producer = EntryProducer(bare.cluster(), topic, "skewed")
     for number, minutes in enumerate([0, 9, -7, 3, -2, 0]):
-        own = pb.MessageMetadata(
+        metadata = pb.MessageMetadata(
             producer_name="skewed", sequence_id=number, publish_time=1_700_000_000_000 + 60_000 * minutes
         )
-        producer.send(encode_entry(own, b"%d" % minutes))
+        producer.send(encode_entry(metadata, b"%d" % minutes))
     producer.close()
     data = bare.config(tmp_path, topic)
     ran = ledgerlake_process("run", config_file(tmp_path, data), "--once", "--json")
@@ -134,8 +134,8 @@ def test_a_broker_without_entry_metadata_gives_null_columns_one_warning_and_publ
     assert verify(config).clean
     publish_numbers(bare, topic, range(100, 101))
     producer = EntryProducer(bare.cluster(), topic, "latecomer")
-    own = pb.MessageMetadata(producer_name="latecomer", sequence_id=1, publish_time=1_600_000_000_000)
-    producer.send(encode_entry(own, b"1"))
+    metadata = pb.MessageMetadata(producer_name="latecomer", sequence_id=1, publish_time=1_600_000_000_000)
+    producer.send(encode_entry(metadata, b"1"))
     producer.close()
     run_once(spark, data)
     assert {int(row["value"]): row["late"] for row in rows_by_position(config.delta.path)}[1] is True

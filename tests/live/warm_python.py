@@ -116,7 +116,7 @@ def _run(
     os.environ.update(environment)
     os.chdir(folder)
     sys.argv = arguments
-    sys.path[1:1] = [one for one in environment.get("PYTHONPATH", "").split(":") if one not in sys.path]
+    sys.path[1:1] = [path for path in environment.get("PYTHONPATH", "").split(":") if path not in sys.path]
     sys.modules.pop(arguments[0], None)
     code = 0
     try:

@@ -50,21 +50,21 @@ def reference(chunks: list[Chunk]) -> list[tuple[ChunkedMessageKey, tuple[Positi
     open_sets: dict[ChunkedMessageKey, list[Chunk]] = {}
     delivered = []
     for chunk in chunks:
-        held = open_sets.get(chunk.key)
+        open_set = open_sets.get(chunk.key)
         if chunk.chunk_id == 0:
             open_sets[chunk.key] = [chunk]
-        elif held is None or _message_of(chunk) != _message_of(held[0]):
+        elif open_set is None or _message_of(chunk) != _message_of(open_set[0]):
             continue
-        elif chunk.chunk_id > len(held):
+        elif chunk.chunk_id > len(open_set):
             del open_sets[chunk.key]
-        elif chunk.chunk_id == len(held):
-            held.append(chunk)
-            so_far = sum(one.size_bytes for one in held)
-            complete = len(held) == chunk.chunk_count
+        elif chunk.chunk_id == len(open_set):
+            open_set.append(chunk)
+            so_far = sum(held_chunk.size_bytes for held_chunk in open_set)
+            complete = len(open_set) == chunk.chunk_count
             if so_far > chunk.total_bytes or (complete and so_far != chunk.total_bytes):
                 del open_sets[chunk.key]
             elif complete:
-                delivered.append((chunk.key, tuple(one.position for one in held)))
+                delivered.append((chunk.key, tuple(held_chunk.position for held_chunk in open_set)))
                 del open_sets[chunk.key]
     return delivered
 
@@ -75,10 +75,10 @@ def _message_of(chunk: Chunk) -> tuple[int, int, int]:
 
 def play_all(play_one: Callable[[int], Played], seeds: range) -> list[Played]:
     """What came of each seed; a failure names its own."""
-    found = []
+    played = []
     for seed in seeds:
         try:
-            found.append(play_one(seed))
+            played.append(play_one(seed))
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
-    return found
+    return played

@@ -118,9 +118,9 @@ class Life:
 
     def add(self) -> None:
         keys = [self.fresh_key() for _ in range(self.rng.choice([1, 1, 3, 30]))]
-        again = sorted(self.ended.waits & self.now.waits, key=lambda one: one[1:])
-        again = [one for one in again if self.rng.random() < 0.05]
-        self.tracker.add(index_rows(again, [frame_of(one) for one in again]))
+        known_keys = sorted(self.ended.waits & self.now.waits, key=lambda key: key[1:])
+        known_keys = [key for key in known_keys if self.rng.random() < 0.05]
+        self.tracker.add(index_rows(known_keys, [frame_of(key) for key in known_keys]))
         self.tracker.add(index_rows(keys, [frame_of(key) for key in keys]))
         self.now.waits |= set(keys)
         assert self.tracker.count == len(self.now.waits)
@@ -134,13 +134,13 @@ class Life:
 
     def take(self) -> None:
         self.clock_ms += self.rng.choice([0, 1, 10, 100])
-        found = []
+        taken_keys = []
         for batch in self.tracker.take_due(self.clock_ms):
             keys = [key_at(batch, row) for row in range(batch.num_rows)]
             assert batch["frame"].to_pylist() == [frame_of(key) for key in keys]
-            found += keys
+            taken_keys += keys
         due = sorted(wait for wait in self.now.waits if wait[0] <= self.clock_ms)
-        assert found == due
+        assert taken_keys == due
         self.now.waits -= set(due)
 
     def look(self) -> None:

@@ -29,7 +29,7 @@ def cut(rng: random.Random, chunks: list[Chunk], most: int) -> list[list[Chunk]]
 
 
 def run_batch(stage: Stage, tasks: list[list[Chunk]], settled: Settled, rng: random.Random) -> None:
-    rows = [row for one in tasks for row in task(one, stage.limits, settled)]
+    rows = [row for task_chunks in tasks for row in task(task_chunks, stage.limits, settled)]
     settled.rows(stage.run(rows, rng))
 
 
@@ -43,11 +43,13 @@ def play(seed: int) -> Settled:
         if rng.random() < 0.3:
             run_batch(stage.copy(), tasks, Settled(), rng)
         run_batch(stage, tasks, settled, rng)
-    assert sorted(settled.delivered, key=lambda one: one[-1]) == [positions for _, positions in reference(chunks)]
+    assert sorted(settled.delivered, key=lambda positions: positions[-1]) == [
+        positions for _, positions in reference(chunks)
+    ]
     for now_ms in (10**9, 2 * 10**9):
         settled.rows(stage.run(task([], limits, Settled(), now_ms=now_ms)))
-    assert not any(one.values for one in stage.states.values())
-    accounted = [position for one in settled.delivered for position in one]
+    assert not any(state.values for state in stage.states.values())
+    accounted = [position for positions in settled.delivered for position in positions]
     accounted += [position for _, position in settled.rejected]
     assert sorted(accounted) == [chunk.position for chunk in chunks]
     return settled
@@ -55,6 +57,6 @@ def play(seed: int) -> Settled:
 
 @pytest.mark.parametrize("start", range(0, SEEDS, _AT_ONCE))
 def test_no_cut_into_batches_and_tasks_and_no_kill_changes_what_is_delivered(start: int) -> None:
-    found = play_all(play, range(start, start + _AT_ONCE))
-    assert sum(one.read_again for one in found) > 0
-    assert sum(len(one.delivered) for one in found) > _AT_ONCE
+    plays = play_all(play, range(start, start + _AT_ONCE))
+    assert sum(settled.read_again for settled in plays) > 0
+    assert sum(len(settled.delivered) for settled in plays) > _AT_ONCE

@@ -102,8 +102,8 @@ class Stage:
             count = rng.randint(1, len(rows)) if rng else len(rows)
             frames.append(pa.Table.from_batches(rows[:count]).to_pandas())
             rows = rows[count:]
-        found = processor.handleInputRows((SOURCE.topic, SOURCE.partition), iter(frames), None)
-        return [row for frame in found for row in frame.itertuples(index=False)]
+        frames_out = processor.handleInputRows((SOURCE.topic, SOURCE.partition), iter(frames), None)
+        return [row for frame in frames_out for row in frame.itertuples(index=False)]
 
 
 @dataclass
@@ -124,21 +124,21 @@ class Settled:
 
     def rows(self, rows: list[Any]) -> None:
         """Rows of the stage, checked against what ``rows`` promises of their order."""
-        waiting = list(rows)
-        while waiting:
-            row = waiting.pop(0)
+        remaining_rows = list(rows)
+        while remaining_rows:
+            row = remaining_rows.pop(0)
             if row.kind == RowKind.MESSAGE:
                 note = json.loads(row.header)
-                positions = tuple(Position(*one) for one in note["positions"])
+                positions = tuple(Position(*pair) for pair in note["positions"])
                 count = 0 if note["read_again"] else len(positions)
-                parts, waiting = waiting[:count], waiting[count:]
+                parts, remaining_rows = remaining_rows[:count], remaining_rows[count:]
                 assert all(part.kind == RowKind.MESSAGE_CHUNK for part in parts)
                 self._deliver(positions, None if note["read_again"] else [part.entry for part in parts])
             elif row.kind == RowKind.REJECT:
                 self.rejected.append((row.header, Position(row.ledger_id, row.entry_id)))
             else:
                 assert row.kind == RowKind.SUMMARY
-                assert not waiting
+                assert not remaining_rows
                 self.summary = summary_from_json(row.header)
 
     def _deliver(self, positions: tuple[Position, ...], entries: Sequence[Entry | None] | None) -> None:

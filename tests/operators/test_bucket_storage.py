@@ -25,9 +25,11 @@ SEGMENTS = [bytes([number]) * size for number, size in enumerate([5, 100, 300_00
 @pytest.fixture(params=["state", "folder"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(bucket_storage, "_recent", bucket_storage._Recent(10**6))
-    one = StateStorage(DictState()) if request.param == "state" else FolderStorage(Place(str(tmp_path / "buckets")), [])
-    one.start()
-    return one
+    fresh_storage = (
+        StateStorage(DictState()) if request.param == "state" else FolderStorage(Place(str(tmp_path / "buckets")), [])
+    )
+    fresh_storage.start()
+    return fresh_storage
 
 
 def save(storage: Any, segments: list[bytes]) -> int:
@@ -47,18 +49,18 @@ def test_every_segment_is_read_back(storage: Any) -> None:
 
 def test_what_is_not_there_is_an_error_that_says_so(storage: Any) -> None:
     bucket_id = save(storage, SEGMENTS)
-    for asked, number in ((bucket_id, 9), (bucket_id + 1, 0), (bucket_id + 1, 3)):
-        with pytest.raises(OffsetError, match=f"bucket {asked} of delayed messages lacks its value"):
-            storage.get_segment(asked, number)
+    for asked_id, number in ((bucket_id, 9), (bucket_id + 1, 0), (bucket_id + 1, 3)):
+        with pytest.raises(OffsetError, match=f"bucket {asked_id} of delayed messages lacks its value"):
+            storage.get_segment(asked_id, number)
 
 
 def test_a_deleted_bucket_leaves_nothing_in_the_state_and_may_be_deleted_again() -> None:
     storage = StateStorage(DictState())
-    bucket_id, kept = save(storage, SEGMENTS), save(storage, SEGMENTS[:1])
+    bucket_id, kept_id = save(storage, SEGMENTS), save(storage, SEGMENTS[:1])
     storage.delete_bucket(bucket_id)
     storage.delete_bucket(bucket_id)
-    assert storage.get_segment(kept, 1) == SEGMENTS[0]
-    storage.delete_bucket(kept)
+    assert storage.get_segment(kept_id, 1) == SEGMENTS[0]
+    storage.delete_bucket(kept_id)
     assert not storage._state.exists()
 
 
@@ -145,13 +147,13 @@ def test_what_killed_tasks_left_in_a_folder_goes_a_day_after_it_was_noticed(tmp_
 
 
 def test_buckets_in_the_place_of_older_releases_are_read_and_only_ours_go(tmp_path: Path) -> None:
-    own, shared = tmp_path / "own", tmp_path / "shared"
-    old = start_again(shared, [])
-    ours, others = save(old, SEGMENTS), save(old, SEGMENTS)
-    storage = start_again(own, [ours], shared=Place(str(shared)))
-    assert storage.get_segment(ours, 1) == SEGMENTS[0]
-    storage.delete_bucket(ours)
-    for folder in (own, shared):
+    own_folder, shared_folder = tmp_path / "own", tmp_path / "shared"
+    old = start_again(shared_folder, [])
+    own_bucket, other_bucket = save(old, SEGMENTS), save(old, SEGMENTS)
+    storage = start_again(own_folder, [own_bucket], shared=Place(str(shared_folder)))
+    assert storage.get_segment(own_bucket, 1) == SEGMENTS[0]
+    storage.delete_bucket(own_bucket)
+    for folder in (own_folder, shared_folder):
         a_day_passes(folder)
-    start_again(own, [], shared=Place(str(shared)))
-    assert (names(own), names(shared)) == ([], [str(others)])
+    start_again(own_folder, [], shared=Place(str(shared_folder)))
+    assert (names(own_folder), names(shared_folder)) == ([], [str(other_bucket)])

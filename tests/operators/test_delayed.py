@@ -71,7 +71,7 @@ def frame(
     if batch is not None:
         metadata.num_messages_in_batch = batch
         singles = [pb.SingleMessageMetadata(payload_size=0, partition_key=key or "") for _ in range(batch)]
-        value = encode_batch([(one, value + b":%d" % number) for number, one in enumerate(singles)])
+        value = encode_batch([(single, value + b":%d" % number) for number, single in enumerate(singles)])
     return commands.message(1, ledger_id, entry_id, encode_entry(metadata, value, broker))
 
 
@@ -99,28 +99,28 @@ class Play:
         rows = [*rows, *(stage_row(SOURCE, RowKind.CHUNK, position, entry=entry) for position, entry in parts)]
         rows += [stage_row(SOURCE, RowKind.DELAYED, entry=b"".join(frames))] if frames else []
         rows.append(stage_row(SOURCE, RowKind.REPORT, header=report_to_json(report)))
-        found = self.stage.run(rows)
-        self.kinds = [row.kind for row in found]
+        out_rows = self.stage.run(rows)
+        self.kinds = [row.kind for row in out_rows]
         before = len(self.values)
-        self._settle([pa_row(row) for row in found])
+        self._settle([pa_row(row) for row in out_rows])
         return self.values[before:]
 
     def _settle(self, rows: list[pa.RecordBatch]) -> None:
         decoder = OutcomeDecoder(
             SOURCE, parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"}), 10**6, delays_messages=True
         )
-        for _, found in read_stage_rows(rows):
-            if isinstance(found, StateSummary):
-                self.summary = found
-            elif isinstance(found, Cancels):
-                decoder.cancels = found
+        for _, outcome in read_stage_rows(rows):
+            if isinstance(outcome, StateSummary):
+                self.summary = outcome
+            elif isinstance(outcome, Cancels):
+                decoder.cancels = outcome
             else:
-                for one in decoder.decode(found):
-                    if isinstance(one, list):
-                        self.rejects += one
+                for decoded in decoder.decode(outcome):
+                    if isinstance(decoded, list):
+                        self.rejects += decoded
                     else:
-                        assert one["delivered_at"].null_count == 0
-                        self.values += one["value"].to_pylist()
+                        assert decoded["delivered_at"].null_count == 0
+                        self.values += decoded["value"].to_pylist()
 
     def state(self, name: str) -> dict[Any, Any]:
         return self.stage.states[name].values
@@ -154,9 +154,9 @@ def test_a_batch_in_which_nothing_happens_writes_nothing() -> None:
     play = Play()
     play(frame(0, 30), at_s=0)
     play(at_s=1)
-    before = sum(one.writes for one in play.stage.states.values())
+    before = sum(state.writes for state in play.stage.states.values())
     play(at_s=2)
-    assert sum(one.writes for one in play.stage.states.values()) == before
+    assert sum(state.writes for state in play.stage.states.values()) == before
 
 
 def test_what_waited_is_let_go_also_when_delays_are_no_longer_held() -> None:
@@ -188,15 +188,15 @@ def test_a_large_message_waits_with_its_chunks_and_leaves_nothing() -> None:
 
 def test_what_has_the_id_of_a_message_that_waits_is_a_reject() -> None:
     play = Play()
-    at = tuple(Position(1, one) for one in (3, 5, 7))
+    at = tuple(Position(1, entry_id) for entry_id in (3, 5, 7))
     parts = list(zip(at, chunk_entries(b"large message", 3), strict=True))
     play(frame(0, 30), events=[DelayedLargeMessage(at, STORED_MS + 10_000, bytes_kept=True)], parts=parts, at_s=0)
-    again = list(zip(at, chunk_entries(b"other message", 3), strict=True))
+    other_parts = list(zip(at, chunk_entries(b"other message", 3), strict=True))
     play(
         frame(0, 60),
         frame(1, 60),
         events=[DelayedLargeMessage(at, STORED_MS + 20_000, bytes_kept=True)],
-        parts=again,
+        parts=other_parts,
         at_s=1,
     )
     assert [(reject.position, reject.reason, reject.entry is None) for reject in play.rejects] == [
@@ -308,7 +308,7 @@ def test_cancelled_messages_are_rejects_with_their_bytes_when_they_would_have_be
     assert play(at_s=40) == [b"1:1"]
     expected = entries_of(b"".join(frames))
     assert [(reject.position.entry_id, reject.reason, reject.entry) for reject in play.rejects] == [
-        (one, "cancelled", expected[Position(1, one)]) for one in (0, 2, 3)
+        (entry_id, "cancelled", expected[Position(1, entry_id)]) for entry_id in (0, 2, 3)
     ]
 
 
@@ -325,15 +325,15 @@ def test_a_cancel_of_one_message_of_a_batch_leaves_the_others() -> None:
     play(*frames, at_s=0)
     play(events=[cancel("id", "1:0:1", 7), cancel("id", "1:1", 8), cancel("id", "1:2:0", 9)], at_s=1)
     assert play(at_s=30) == [b"1:0:0", b"1:0:2", b"1:2"]
-    whole = entries_of(b"".join(frames))
+    entries = entries_of(b"".join(frames))
     assert [(reject.position.entry_id, reject.detail, reject.entry) for reject in play.rejects] == [
-        (0, "messages 1 of the batch", whole[Position(1, 0)]),
-        (1, "messages 0, 1 of the batch", whole[Position(1, 1)]),
+        (0, "messages 1 of the batch", entries[Position(1, 0)]),
+        (1, "messages 0, 1 of the batch", entries[Position(1, 1)]),
     ]
 
 
 @pytest.mark.parametrize(
-    ("fields", "named"),
+    ("fields", "key"),
     [
         pytest.param({"partition_key": "plain"}, "plain", id="text"),
         pytest.param({"partition_key": "/wD+", "partition_key_b64_encoded": True}, "/wD+", id="binary"),
@@ -341,13 +341,13 @@ def test_a_cancel_of_one_message_of_a_batch_leaves_the_others() -> None:
         pytest.param({"partition_key": "???", "partition_key_b64_encoded": True}, "Pz8/", id="no base64"),
     ],
 )
-def test_a_cancel_by_key_hits_small_and_large_messages_alike(fields: dict[str, Any], named: str) -> None:
+def test_a_cancel_by_key_hits_small_and_large_messages_alike(fields: dict[str, Any], key: str) -> None:
     play = Play()
     at = tuple(Position(1, number) for number in range(3))
     large = chunk_entries(b"large message", 3, deliver_at_time=STORED_MS + 30_000, **fields)
     waits = DelayedLargeMessage(at, STORED_MS + 30_000, bytes_kept=True)
     play(frame(4, 30, **fields), frame(5, 30, "other"), events=[waits], parts=list(zip(at, large, strict=True)), at_s=0)
-    play(events=[cancel("key", named, 7)], at_s=1)
+    play(events=[cancel("key", key, 7)], at_s=1)
     assert play(at_s=30) == [b"1:5"]
     assert {reject.position.entry_id for reject in play.rejects} == {0, 1, 2, 4}
 
@@ -491,8 +491,8 @@ def test_an_entry_of_which_several_cancels_are_refused_is_one_reject(monkeypatch
     ],
 )
 def test_a_cancel_names_an_id_or_a_key(text: str, target: tuple[str, str] | None) -> None:
-    found = parse_cancel(text, Position(1, 1), 5)
-    assert (found and (found.by, found.target)) == target
+    parsed = parse_cancel(text, Position(1, 1), 5)
+    assert (parsed and (parsed.by, parsed.target)) == target
 
 
 def test_cancels_in_state_are_readable_by_later_releases_and_newer_ones_are_refused() -> None:
@@ -560,8 +560,8 @@ def test_buckets_that_an_older_release_wrote_are_found(tmp_path: Path, query: Ca
     query("a")
     play = Play(folder=Place(str(tmp_path)))
     play(frame(0, 30), frame(1, 31), at_s=0)
-    own = Path(bucket_folders.bucket_folder(Place(str(tmp_path)), SOURCE, "a").root)
-    own.rename(bucket_folders.shared_bucket_folder(Place(str(tmp_path)), SOURCE).root)
+    bucket_folder = Path(bucket_folders.bucket_folder(Place(str(tmp_path)), SOURCE, "a").root)
+    bucket_folder.rename(bucket_folders.shared_bucket_folder(Place(str(tmp_path)), SOURCE).root)
     query("a")
     assert play(at_s=30) == [b"1:0"]
     assert play(frame(2, 33), at_s=33) == [b"1:1", b"1:2"]

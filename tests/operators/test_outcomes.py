@@ -38,9 +38,9 @@ def rows(tables: Any) -> list[dict[str, Any]]:
 def test_a_set_that_was_put_aside_is_read_again_from_the_topic() -> None:
     with Peer() as peer:
         fill(peer)
-        (found,) = decoder(peer).decode(Assembled(AT, None))
-        assert not isinstance(found, list)
-        assert found.to_pylist()[0]["value"] == b"large message"
+        (decoded,) = decoder(peer).decode(Assembled(AT, None))
+        assert not isinstance(decoded, list)
+        assert decoded.to_pylist()[0]["value"] == b"large message"
 
 
 def test_what_the_topic_no_longer_has_becomes_rejects_with_positions() -> None:
@@ -48,9 +48,9 @@ def test_what_the_topic_no_longer_has_becomes_rejects_with_positions() -> None:
         fill(peer)
         del peer.entries[:2]
         judge = decoder(peer)
-        (found,) = judge.decode(Assembled(AT, None, known=AT))
-        assert isinstance(found, list)
-        written = rows(judge.reject_tables(found))
+        (rejects,) = judge.decode(Assembled(AT, None, known=AT))
+        assert isinstance(rejects, list)
+        written = rows(judge.reject_tables(rejects))
         assert [(row["reason"], row["entry_id"], row["entry"]) for row in written] == [
             ("chunk_trimmed", 1, None),
             ("chunk_trimmed", 2, ENTRIES[1]),
@@ -62,9 +62,9 @@ def test_chunks_without_bytes_are_read_again_to_be_rejected_whole() -> None:
     with Peer() as peer:
         fill(peer)
         judge = decoder(peer)
-        (found,) = judge.decode(Rejected("chunk_expired", [(AT[2], None), (AT[0], b"held"), (AT[1], None)]))
-        assert isinstance(found, list)
-        written = rows(judge.reject_tables(found))
+        (rejects,) = judge.decode(Rejected("chunk_expired", [(AT[2], None), (AT[0], b"held"), (AT[1], None)]))
+        assert isinstance(rejects, list)
+        written = rows(judge.reject_tables(rejects))
         assert [(row["entry_id"], row["entry"]) for row in written] == [(1, b"held"), (2, ENTRIES[1]), (4, ENTRIES[2])]
         assert written[1]["detail"] == "chunk 1 of 3 of p-1"
 
@@ -92,9 +92,9 @@ def test_an_entry_that_a_marker_lists_falsely_ends_the_message_and_not_the_strea
         positions = Position(7, 0), Position(7, 1)
         key = ChunkedMessageKey("p", "p-1")
         message = Assembled(positions, None, delivered_ms=10**12, key=key, known=positions[:1])
-        (found,) = judge.decode(message)
-        assert isinstance(found, list)
-        assert [(reject.position, reject.reason) for reject in found] == [(positions[0], reason)]
+        (rejects,) = judge.decode(message)
+        assert isinstance(rejects, list)
+        assert [(reject.position, reject.reason) for reject in rejects] == [(positions[0], reason)]
 
 
 @pytest.mark.parametrize("is_rejected", [False, True])
@@ -106,9 +106,9 @@ def test_a_marker_of_thousands_of_missing_entries_asks_the_broker_a_few_times(is
         positions = (Position(7, 0), *(Position(7, 20 * number) for number in range(1, 2000)))
         message = Assembled(positions, None, key=ChunkedMessageKey("p", "p-1"), known=positions[:1])
         rejected = RejectedPositions("malformed_marker", positions[:1])
-        (found,) = judge.decode(rejected if is_rejected else message)
-        assert isinstance(found, list)
-        written = rows(judge.reject_tables(found))
+        (rejects,) = judge.decode(rejected if is_rejected else message)
+        assert isinstance(rejects, list)
+        written = rows(judge.reject_tables(rejects))
         reason = "malformed_marker" if is_rejected else "chunk_trimmed"
         assert [(row["entry_id"], row["reason"]) for row in written] == [(0, reason)]
         assert len(peer.requests) < 30
@@ -119,6 +119,6 @@ def test_an_entry_that_is_read_again_and_is_not_delayed_any_more_is_delivered_an
         peer.add(single(b"of a topic that was created anew", partition_key="a"))
         judge = decoder(peer)
         judge.cancels = cancels()
-        (found,) = judge.decode(DuePositions([Position(7, 0)], 10**12, {}))
-        assert not isinstance(found, list)
-        assert found["value"].to_pylist() == [b"of a topic that was created anew"]
+        (decoded,) = judge.decode(DuePositions([Position(7, 0)], 10**12, {}))
+        assert not isinstance(decoded, list)
+        assert decoded["value"].to_pylist() == [b"of a topic that was created anew"]

@@ -24,7 +24,7 @@ from tests.chunks import chunk_entries
 from tests.operators.stage import Settled, Stage, task
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-A, B = ChunkedMessageKey("a", "a-1"), ChunkedMessageKey("b", "b-1")
+KEY_A, KEY_B = ChunkedMessageKey("a", "a-1"), ChunkedMessageKey("b", "b-1")
 LIMITS = Limits(expire_after_ms=1000)
 
 
@@ -44,7 +44,7 @@ class Play:
         self.settled = Settled()
 
     def __call__(self, *tasks: list[Chunk | Marker], now_ms: int | None = None) -> None:
-        rows = [row for one in tasks for row in task(one, self.stage.limits, self.settled, now_ms)]
+        rows = [row for task_chunks in tasks for row in task(task_chunks, self.stage.limits, self.settled, now_ms)]
         self.settled.rows(self.stage.run(rows))
 
     @property
@@ -53,7 +53,7 @@ class Play:
 
     @property
     def writes(self) -> int:
-        return sum(one.writes for one in self.stage.states.values())
+        return sum(state.writes for state in self.stage.states.values())
 
 
 @pytest.mark.parametrize("own", [{"uuid": "u" * 1025}, {"producer_name": "p" * 1025}])
@@ -83,10 +83,12 @@ def test_a_marker_lists_no_more_chunks_than_a_message_may_have() -> None:
         producer_name="p", uuid="p-1", publish_time=1, sequence_id=1, num_chunks_from_msg=1, properties=[promise()]
     )
     listed = [f"1:{entry}" for entry in range(LIMITS.max_chunks + 1)]
-    most, more = (encode_entry(metadata, json.dumps({"chunks": one}).encode()) for one in (listed[1:], listed))
-    assert isinstance(read_alone(PieceKind.MARKER, most, Position(2, 0)), Marker)
+    longest_marker, too_long_marker = (
+        encode_entry(metadata, json.dumps({"chunks": ids}).encode()) for ids in (listed[1:], listed)
+    )
+    assert isinstance(read_alone(PieceKind.MARKER, longest_marker, Position(2, 0)), Marker)
     with pytest.raises(CorruptEntryError, match="more than 10000 chunks") as raised:
-        read_alone(PieceKind.MARKER, more, Position(2, 0))
+        read_alone(PieceKind.MARKER, too_long_marker, Position(2, 0))
     assert raised.value.reason == "malformed_marker"
 
 
@@ -105,25 +107,34 @@ def test_what_a_task_reports_of_chunks_is_bounded(monkeypatch: pytest.MonkeyPatc
 
 def test_what_begins_and_ends_within_a_batch_never_touches_the_state() -> None:
     play = Play()
-    play([chunk(A, 0, 0), chunk(B, 1, 0), chunk(A, 2, 1), chunk(B, 3, 1), chunk(A, 4, 2), chunk(B, 5, 2)])
+    play(
+        [
+            chunk(KEY_A, 0, 0),
+            chunk(KEY_B, 1, 0),
+            chunk(KEY_A, 2, 1),
+            chunk(KEY_B, 3, 1),
+            chunk(KEY_A, 4, 2),
+            chunk(KEY_B, 5, 2),
+        ]
+    )
     assert play.settled.delivered == [at(0, 2, 4), at(1, 3, 5)]
     assert play.writes == 0
 
 
 def test_what_is_open_waits_in_the_state_part_by_part() -> None:
     play = Play()
-    play([chunk(A, 0, 0), chunk(A, 1, 1)])
+    play([chunk(KEY_A, 0, 0), chunk(KEY_A, 1, 1)])
     assert play.state == {"sets": 1, "parts": 2}
-    play([chunk(A, 2, 2)])
+    play([chunk(KEY_A, 2, 2)])
     assert play.settled.delivered == [at(0, 1, 2)]
     assert play.state == {"sets": 0, "parts": 0}
 
 
 def test_a_batch_that_completes_a_message_writes_none_of_its_last_parts() -> None:
     play = Play()
-    play([chunk(A, 0, 0)])
+    play([chunk(KEY_A, 0, 0)])
     before = play.writes
-    play([chunk(A, 1, 1), chunk(A, 2, 2)])
+    play([chunk(KEY_A, 1, 1), chunk(KEY_A, 2, 2)])
     assert play.settled.delivered == [at(0, 1, 2)]
     assert play.writes == before
 
@@ -131,22 +142,22 @@ def test_a_batch_that_completes_a_message_writes_none_of_its_last_parts() -> Non
 def test_bytes_that_do_not_fit_into_memory_wait_in_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stateful, "_FRESH_BYTES", 15)
     play = Play()
-    play([chunk(A, 0, 0)])
-    play([chunk(A, 1, 1), chunk(A, 2, 2)])
+    play([chunk(KEY_A, 0, 0)])
+    play([chunk(KEY_A, 1, 1), chunk(KEY_A, 2, 2)])
     assert play.settled.delivered == [at(0, 1, 2)]
     assert play.state == {"sets": 0, "parts": 0}
 
 
 def test_several_tasks_of_one_topic_partition_meet_in_the_order_of_their_ranges() -> None:
     play = Play()
-    play([chunk(A, 4, 2)], [chunk(A, 2, 1)], [chunk(A, 0, 0)])
+    play([chunk(KEY_A, 4, 2)], [chunk(KEY_A, 2, 1)], [chunk(KEY_A, 0, 0)])
     assert play.settled.delivered == [at(0, 2, 4)]
 
 
 def test_a_message_that_begins_again_in_a_later_batch_gives_up_the_old_set() -> None:
     play = Play()
-    play([chunk(A, 0, 0), chunk(A, 1, 1)])
-    play([chunk(A, 2, 0), chunk(A, 3, 1), chunk(A, 4, 2)])
+    play([chunk(KEY_A, 0, 0), chunk(KEY_A, 1, 1)])
+    play([chunk(KEY_A, 2, 0), chunk(KEY_A, 3, 1), chunk(KEY_A, 4, 2)])
     assert play.settled.delivered == [at(2, 3, 4)]
     assert play.settled.rejected == [("chunk_resent", position) for position in at(0, 1)]
     assert play.state == {"sets": 0, "parts": 0}
@@ -165,7 +176,7 @@ def test_with_one_pending_set_three_interleaved_messages_are_delivered_by_readin
 
 def test_a_set_expires_on_a_clock_alone() -> None:
     play = Play()
-    play([chunk(A, 0, 0)])
+    play([chunk(KEY_A, 0, 0)])
     assert play.settled.summary is not None
     assert play.settled.summary.expires_ms == 6000
     play([], now_ms=6000)
@@ -177,19 +188,19 @@ def test_a_set_expires_on_a_clock_alone() -> None:
 
 def test_the_standing_says_where_the_oldest_open_message_begins() -> None:
     play = Play()
-    play([chunk(A, 0, 0), chunk(B, 1, 0)])
+    play([chunk(KEY_A, 0, 0), chunk(KEY_B, 1, 0)])
     summary = play.settled.summary
     assert summary is not None
     assert (summary.oldest_incomplete, summary.incomplete_count) == (Position(1, 0), 2)
-    play([chunk(A, 2, 1), chunk(A, 3, 2)])
+    play([chunk(KEY_A, 2, 1), chunk(KEY_A, 3, 2)])
     assert play.settled.summary is not None
     assert play.settled.summary.oldest_incomplete == Position(1, 1)
 
 
 def test_a_marker_delivers_what_a_query_that_began_in_the_middle_could_not() -> None:
     play = Play()
-    play([chunk(A, 1, 1, has_marker=True)])
-    play([chunk(A, 2, 2, has_marker=True), Marker("a", "a-1", at(0, 1, 2), 5003)])
+    play([chunk(KEY_A, 1, 1, has_marker=True)])
+    play([chunk(KEY_A, 2, 2, has_marker=True), Marker("a", "a-1", at(0, 1, 2), 5003)])
     assert play.settled.delivered == [at(0, 1, 2)]
     assert play.settled.read_again == 1
     assert play.settled.rejected == []
@@ -197,19 +208,19 @@ def test_a_marker_delivers_what_a_query_that_began_in_the_middle_could_not() -> 
 
 def test_a_marker_behind_a_whole_message_changes_nothing() -> None:
     play = Play()
-    whole = [chunk(A, number, number, has_marker=True) for number in range(3)]
-    play([*whole[:2]])
-    play([whole[2], Marker("a", "a-1", at(0, 1, 2), 5003)])
+    chunks = [chunk(KEY_A, number, number, has_marker=True) for number in range(3)]
+    play([*chunks[:2]])
+    play([chunks[2], Marker("a", "a-1", at(0, 1, 2), 5003)])
     assert play.settled.delivered == [at(0, 1, 2)]
 
 
 def test_an_open_set_in_state_is_readable_by_later_releases_and_a_newer_one_is_refused() -> None:
     golden = (GOLDEN / "open-set-v2.json").read_text()
-    one = IncompleteMessage(
+    incomplete = IncompleteMessage(
         ChunkedMessageKey("p", "p-7"), 3, 11, 1_777_626_000_123, 1_777_625_999_000, at(0, 4), 8, spilled=True
     )
-    assert incomplete_from_json(golden) == one
-    assert json.loads(incomplete_to_json(one)) == json.loads(golden)
+    assert incomplete_from_json(golden) == incomplete
+    assert json.loads(incomplete_to_json(incomplete)) == json.loads(golden)
     with pytest.raises(OffsetError, match="newer Ledgerlake"):
         incomplete_from_json('{"version": 3}')
 
@@ -232,9 +243,9 @@ def test_an_open_set_of_version_1_has_the_age_that_the_clock_gives_it_now() -> N
 
 def test_without_a_time_by_the_broker_a_set_is_as_old_as_the_batch_that_opened_it() -> None:
     play = Play()
-    bare = replace(chunk(A, 0, 0), time_ms=None, publish_ms=10**15)
+    bare = replace(chunk(KEY_A, 0, 0), time_ms=None, publish_ms=10**15)
     play([bare], now_ms=5000)
-    play([replace(chunk(B, 1, 0), time_ms=None, publish_ms=1)], now_ms=6000)
+    play([replace(chunk(KEY_B, 1, 0), time_ms=None, publish_ms=1)], now_ms=6000)
     assert play.settled.rejected == []
     play([], now_ms=6001)
     assert play.settled.rejected == [("chunk_expired", Position(1, 0))]
@@ -244,7 +255,10 @@ def test_without_a_time_by_the_broker_a_set_is_as_old_as_the_batch_that_opened_i
 
 @pytest.mark.parametrize("publish_time", [0, 2**63 - 1, 2**63, 2**64 - 1])
 def test_any_publish_time_tells_a_restarted_producers_chunks_apart_and_fits_into_the_state(publish_time: int) -> None:
-    first, other = (chunk_entries(b"large message", 2, publish_time=one)[0] for one in (publish_time, publish_time ^ 1))
-    chunks = [read_chunk(one, Position(1, 0)) for one in (first, other)]
+    first, other = (
+        chunk_entries(b"large message", 2, publish_time=publish_ms)[0]
+        for publish_ms in (publish_time, publish_time ^ 1)
+    )
+    chunks = [read_chunk(raw, Position(1, 0)) for raw in (first, other)]
     assert chunks[0].publish_ms != chunks[1].publish_ms
     assert -(2**63) <= chunks[0].publish_ms < 2**63

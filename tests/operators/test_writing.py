@@ -101,14 +101,14 @@ def test_an_entry_of_which_a_part_belongs_to_the_range_travels_alone(
     task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batched = batch([b"a", b"b", b"c"], deliver_at_time=FAST_MS)
-    found = pieces([batched, batched])
-    monkeypatch.setitem(globals(), "pieces", lambda _: [replace(found[0], first_entry=BatchRange(0, 1))])
+    split_pieces = pieces([batched, batched])
+    monkeypatch.setitem(globals(), "pieces", lambda _: [replace(split_pieces[0], first_entry=BatchRange(0, 1))])
     rows = [row for rows in task(tmp_path, [batched, batched]) for row in rows.to_pylist()]
     assert [(row["kind"], row["entry_id"], row["header"]) for row in rows[:2]] == [
         ("delayed", 0, "[0, 1]"),
         ("delayed", -1, None),
     ]
-    assert b"".join(row["entry"] for row in rows[:2]) == found[0].frames
+    assert b"".join(row["entry"] for row in rows[:2]) == split_pieces[0].frames
 
 
 @pytest.mark.parametrize("task", [written, forwarded])

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 
 def data(**sections: dict[str, Any]) -> dict[str, Any]:
-    whole: dict[str, Any] = {
+    configuration: dict[str, Any] = {
         "source": {"service_url": "pulsar://h:1", "topics": ["orders"]},
         "stream": {"name": "orders"},
         "delta": {"path": "lake/orders"},
     }
     for name, changes in sections.items():
-        whole[name] = {**whole.get(name, {}), **changes}
-    return whole
+        configuration[name] = {**configuration.get(name, {}), **changes}
+    return configuration
 
 
 def test_defaults_follow_the_name_and_the_path() -> None:

@@ -65,9 +65,9 @@ def test_a_pipeline_shows_what_its_batches_brought() -> None:
     metrics.add_batch("orders", first, 10.0)
     metrics.add_batch("orders", BatchResult(1, 50, repeated=True, kept_bytes=7, next_due_ms={NAME: None}), 10.5)
     metrics.add_progress("orders", {NAME: Behind(20, 1500)}, 3.0)
-    found = dict(line.rsplit(" ", 1) for line in text(metrics))
+    samples = dict(line.rsplit(" ", 1) for line in text(metrics))
     labels = f'{{query="orders",topic_partition="{NAME}"}}'
-    assert found == {
+    assert samples == {
         f"ledgerlake_lag_messages{labels}": "20.0",
         f"ledgerlake_lag_seconds{labels}": "1.5",
         f"ledgerlake_lag_bytes{labels}": "1000.0",

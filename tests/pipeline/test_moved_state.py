@@ -24,8 +24,8 @@ def write_metadata(checkpoint: Path, *places: str) -> Path:
 
 
 def names(file: Path) -> list[str]:
-    found: list[str] = json.loads(file.read_text().splitlines()[1])["stateStoreInfo"][0]["stateSchemaFilePaths"]
-    return found
+    paths: list[str] = json.loads(file.read_text().splitlines()[1])["stateStoreInfo"][0]["stateSchemaFilePaths"]
+    return paths
 
 
 def test_names_of_another_place_become_those_of_this_one(tmp_path: Path) -> None:

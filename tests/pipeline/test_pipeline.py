@@ -166,8 +166,8 @@ def test_what_the_tables_held_is_kept_with_the_ends(tmp_path: Path) -> None:
     keeper.add(LastRun(3, None), {}, {"messages": SeenBatch("lake/m", 3), "rejects": SeenBatch("lake/r", 3)})
     keeper.add(LastRun(4, None), {"t": Position(1, 2)}, {"messages": SeenBatch("lake/m", 4)})
     keeper.add(LastRun(5, None), {})
-    kept = {"messages": SeenBatch("lake/m", 4), "rejects": SeenBatch("lake/r", 3)}
-    assert CursorKeeper(None, "s", checkpoint).tables() == kept  # type: ignore[arg-type]
+    tables = {"messages": SeenBatch("lake/m", 4), "rejects": SeenBatch("lake/r", 3)}
+    assert CursorKeeper(None, "s", checkpoint).tables() == tables  # type: ignore[arg-type]
 
 
 def test_ends_of_an_earlier_release_say_nothing_of_tables_and_those_of_a_newer_one_are_refused(tmp_path: Path) -> None:
@@ -266,15 +266,15 @@ def test_a_broker_that_is_not_there_is_found_out_before_anything_waits(monkeypat
 
 
 @pytest.mark.parametrize(
-    ("planned", "batch_id", "kept"),
+    ("planned", "batch_id", "is_compared"),
     [(range(90, 101), 60, False), (range(90, 101), 90, False), (range(90, 101), 91, True), (range(3), 0, True)],
 )
 def test_a_batch_is_compared_as_long_as_sparks_log_reaches_back_to_it(
-    tmp_path: Path, planned: range, batch_id: int, kept: bool
+    tmp_path: Path, planned: range, batch_id: int, is_compared: bool
 ) -> None:
     pipeline, table = with_a_table(tmp_path, planned, BatchRecord("s", "ledgerlake:s:q", batch_id, 111))
-    assert pipeline._components.checkpoint.log.keeps(batch_id) == kept
-    if not kept:
+    assert pipeline._components.checkpoint.log.keeps(batch_id) == is_compared
+    if not is_compared:
         return pipeline._components.start.compare_with_tables([table])
     with pytest.raises(CheckpointError, match="has another batch"):
         pipeline._components.start.compare_with_tables([table])
@@ -289,7 +289,7 @@ def test_a_hole_in_sparks_log_is_an_incomplete_copy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "held", "is_there", "said"),
+    ("path", "held_batch_id", "is_there", "message"),
     [
         ("messages", 4, True, None),
         ("messages", 5, True, "has batch 4: it is an older copy"),
@@ -300,14 +300,16 @@ def test_a_hole_in_sparks_log_is_an_incomplete_copy(tmp_path: Path) -> None:
     ],
 )
 def test_a_table_holds_what_the_checkpoint_saw_in_it_or_is_a_new_one(
-    tmp_path: Path, path: str, held: int, is_there: bool, said: str | None
+    tmp_path: Path, path: str, held_batch_id: int, is_there: bool, message: str | None
 ) -> None:
     pipeline, table = with_a_table(tmp_path, range(6), BatchRecord("s", "ledgerlake:s:q", 4, 111))
-    pipeline._components.cursors.add(LastRun(held, None), {}, {"messages": SeenBatch(str(tmp_path / path), held)})
+    pipeline._components.cursors.add(
+        LastRun(held_batch_id, None), {}, {"messages": SeenBatch(str(tmp_path / path), held_batch_id)}
+    )
     tables = [table] if is_there else []
-    if said is None:
+    if message is None:
         return pipeline._components.start.check_tables_are_newest(tables)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         pipeline._components.start.check_tables_are_newest(tables)
     return None
 

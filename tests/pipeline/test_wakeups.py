@@ -45,12 +45,12 @@ def started(checkpoint: Checkpoint) -> Wakeups:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Checkpoint:
     """Two micro-batches; a message that waits came with the first."""
-    found = Checkpoint(Place(str(tmp_path)))
-    wakeups = started(found)
+    new_checkpoint = Checkpoint(Place(str(tmp_path)))
+    wakeups = started(new_checkpoint)
     for batch_id, wakeup_times_ms in ((3, {TOPIC: 9000}), (4, {})):
-        run(found, batch_id, wakeups, wakeup_times_ms)  # type: ignore[arg-type]
+        run(new_checkpoint, batch_id, wakeups, wakeup_times_ms)  # type: ignore[arg-type]
         commit(tmp_path, batch_id)
-    return found
+    return new_checkpoint
 
 
 def test_a_restart_knows_the_times(checkpoint: Checkpoint) -> None:

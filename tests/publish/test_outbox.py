@@ -37,13 +37,13 @@ def begun(folder: Path, committed: int | None = None) -> Outbox:
 
 
 def numbers(outbox: Outbox) -> list[tuple[str, int]]:
-    return [(file.name, file.first_sequence) for found in outbox.ready() for file in found.files]
+    return [(file.name, file.first_sequence) for outbox_batch in outbox.ready() for file in outbox_batch.files]
 
 
 def test_messages_are_numbered_one_after_another_by_topic_partition(tmp_path: Path) -> None:
     outbox = begun(tmp_path)
-    found = [written(tmp_path, name, rows) for name, rows in (("a.parquet", 3), ("b.parquet", 2), ("c.parquet", 7))]
-    outbox.add(batch(4), {"t-0": found[:2], "t-1": found[2:]})
+    files = [written(tmp_path, name, rows) for name, rows in (("a.parquet", 3), ("b.parquet", 2), ("c.parquet", 7))]
+    outbox.add(batch(4), {"t-0": files[:2], "t-1": files[2:]})
     outbox.commit(4)
     outbox.add(batch(6), {"t-0": [written(tmp_path, "d.parquet", 1)], "t-1": []})
     outbox.commit(6)
@@ -58,13 +58,13 @@ def test_a_batch_that_is_run_again_gives_the_same_numbers_also_when_it_was_sent_
     outbox.add(batch(2), {"t": [written(tmp_path, "b.parquet", 2)]})
     assert numbers(outbox) == [("a.parquet", 0)], "batch 2 is not in the table"
     outbox.sent(outbox.ready()[0])
-    again = begun(tmp_path, committed=1)
-    assert again.name == outbox.name
-    again.add(batch(2), {"t": [written(tmp_path, "b2.parquet", 2)]})
-    again.commit(2)
-    assert numbers(again) == [("b.parquet", 3)]
+    reopened = begun(tmp_path, committed=1)
+    assert reopened.name == outbox.name
+    reopened.add(batch(2), {"t": [written(tmp_path, "b2.parquet", 2)]})
+    reopened.commit(2)
+    assert numbers(reopened) == [("b.parquet", 3)]
     assert not (tmp_path / "b2.parquet").exists()
-    again.sent(again.ready()[0])
+    reopened.sent(reopened.ready()[0])
     third = begun(tmp_path, committed=2)
     third.add(batch(2), {"t": [written(tmp_path, "b3.parquet", 2)]})
     third.commit(2)
@@ -77,11 +77,11 @@ def test_a_batch_that_is_run_again_gives_the_same_numbers_also_when_it_was_sent_
 def test_a_batch_that_is_planned_anew_replaces_one_that_never_committed(tmp_path: Path) -> None:
     outbox = begun(tmp_path)
     outbox.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
-    again = begun(tmp_path)
-    again.add(batch(1, digest=2), {"t": [written(tmp_path, "b.parquet", 4)]})
-    again.commit(1)
-    assert numbers(again) == [("b.parquet", 0)]
-    assert again.messages == 4
+    reopened = begun(tmp_path)
+    reopened.add(batch(1, digest=2), {"t": [written(tmp_path, "b.parquet", 4)]})
+    reopened.commit(1)
+    assert numbers(reopened) == [("b.parquet", 0)]
+    assert reopened.messages == 4
     assert not (tmp_path / "a.parquet").exists()
 
 
@@ -151,8 +151,8 @@ def test_a_process_that_is_suspended_while_it_opens_the_outbox_removes_nothing_o
 
     monkeypatch.setattr(Outbox, "_load", load_and_be_suspended)
     Outbox(Place(str(tmp_path))).begin(None, name)
-    (found,) = successors[0].ready()
-    assert successors[0].is_present(found, found.files[0])
+    (outbox_batch,) = successors[0].ready()
+    assert successors[0].is_present(outbox_batch, outbox_batch.files[0])
 
 
 def test_an_owner_that_gets_the_stream_back_sends_what_its_tasks_wrote_before(tmp_path: Path) -> None:
@@ -161,8 +161,8 @@ def test_an_owner_that_gets_the_stream_back_sends_what_its_tasks_wrote_before(tm
     begun(tmp_path, committed=1)
     older.add(batch(2), {"t": [file]})
     older.commit(2)
-    (found,) = older.ready()
-    assert older.is_present(found, found.files[0])
+    (outbox_batch,) = older.ready()
+    assert older.is_present(outbox_batch, outbox_batch.files[0])
 
 
 def test_an_owner_that_gets_the_stream_back_numbers_behind_what_its_successor_sent(tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_an_owner_that_gets_the_stream_back_numbers_behind_what_its_successor_se
     for number in range(2):
         successor.add(batch(number), {"t": [written(tmp_path, f"{number}.parquet", 2)]})
         successor.commit(number)
-    for found in successor.ready():
-        successor.sent(found)
+    for outbox_batch in successor.ready():
+        successor.sent(outbox_batch)
     older.add(batch(2), {"t": [written(tmp_path, "2.parquet", 3)]})
     older.commit(2)
     assert numbers(older) == [("2.parquet", 4)]
@@ -195,8 +195,8 @@ def test_what_was_sent_leaves_one_record_that_keeps_the_numbers(tmp_path: Path) 
     for number in range(5):
         outbox.add(batch(number), {"t": [written(tmp_path, f"{number}.parquet", 2)]})
         outbox.commit(number)
-    for found in outbox.ready():
-        outbox.sent(found)
+    for outbox_batch in outbox.ready():
+        outbox.sent(outbox_batch)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000004.json", "0000000004.sent", "outbox.json"]
     assert begun(tmp_path, committed=4).messages == 10
 
@@ -205,21 +205,21 @@ def test_a_file_that_is_missing_does_not_count_as_sent(tmp_path: Path) -> None:
     outbox = begun(tmp_path)
     outbox.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
     (tmp_path / "a.parquet").unlink()
-    again = begun(tmp_path, committed=1)
+    reopened = begun(tmp_path, committed=1)
     with pytest.raises(CheckpointError, match=r"lacks a\.parquet, which holds 3 due messages of t that were not sent"):
-        again.is_present(again.ready()[0], again.ready()[0].files[0])
+        reopened.is_present(reopened.ready()[0], reopened.ready()[0].files[0])
 
 
 def test_a_file_that_a_successor_has_sent_and_removed_is_not_missing(tmp_path: Path) -> None:
     suspended = begun(tmp_path)
     suspended.add(batch(5), {"t": [written(tmp_path, "a.parquet", 2)]})
     suspended.commit(5)
-    (found,) = suspended.ready()
+    (outbox_batch,) = suspended.ready()
     successor = begun(tmp_path, committed=5)
     successor.add(batch(6), {"t": [written(tmp_path, "b.parquet", 1)]})
     successor.commit(6)
     successor.sent(successor.ready()[0])
-    assert not suspended.is_present(found, found.files[0])
+    assert not suspended.is_present(outbox_batch, outbox_batch.files[0])
     assert numbers(suspended) == []
 
 
@@ -228,11 +228,11 @@ def test_a_record_that_is_written_after_its_batch_was_sent_and_removed_does_not_
     tmp_path: Path, later: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     suspended = begun(tmp_path)
-    mine = written(tmp_path, "late.parquet", 3)
+    late_file = written(tmp_path, "late.parquet", 3)
     look = suspended._stored
 
     def suspended_here(batch_id: int) -> OutboxBatch | None:
-        found = look(batch_id)
+        stored_batch = look(batch_id)
         successor = begun(tmp_path)
         successor.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
         successor.commit(1)
@@ -241,10 +241,10 @@ def test_a_record_that_is_written_after_its_batch_was_sent_and_removed_does_not_
         if later == "sent":
             successor.commit(2)
             successor.sent(successor.ready()[0])
-        return found
+        return stored_batch
 
     monkeypatch.setattr(suspended, "_stored", suspended_here)
-    suspended.add(batch(1), {"t": [mine]})
+    suspended.add(batch(1), {"t": [late_file]})
     suspended.commit(1)
     assert (tmp_path / "0000000001.json").exists()
     assert numbers(suspended) == []
@@ -258,9 +258,9 @@ def test_a_record_that_is_written_after_its_batch_was_sent_and_removed_does_not_
 def test_an_outbox_that_is_gone_or_another_one_is_refused_and_nothing_is_made(tmp_path: Path) -> None:
     folder = tmp_path / "outbox"
     name = begun(folder).name
-    again = Outbox(Place(str(folder)))
-    again.begin(None, name)
-    assert again.name == name
+    reopened = Outbox(Place(str(folder)))
+    reopened.begin(None, name)
+    assert reopened.name == name
     with pytest.raises(CheckpointError, match=r"outbox is another one, .* restore it .* or remove .*outbox\.json"):
         Outbox(Place(str(folder))).begin(None, "other")
     (folder / "outbox.json").unlink()
@@ -278,13 +278,13 @@ def test_a_batch_that_did_not_commit_is_numbered_again_behind_the_one_that_was_s
     outbox.commit(5)
     outbox.sent(outbox.ready()[0])
     outbox.add(batch(6), {"t": [written(tmp_path, "six.parquet", 2)]})
-    again = begun(tmp_path, committed=5)
-    assert again.messages_up_to(5) == 3
+    reopened = begun(tmp_path, committed=5)
+    assert reopened.messages_up_to(5) == 3
     # Another run of it, of which a task was tried again, has files of other names.
     (tmp_path / "six.parquet").unlink()
-    again.add(batch(6), {"t": [written(tmp_path, "again.parquet", 2)]})
-    again.commit(6)
-    assert numbers(again) == [("again.parquet", 3)]
+    reopened.add(batch(6), {"t": [written(tmp_path, "again.parquet", 2)]})
+    reopened.commit(6)
+    assert numbers(reopened) == [("again.parquet", 3)]
 
 
 def test_an_outbox_of_version_1_goes_on_with_its_numbers(tmp_path: Path) -> None:
@@ -322,14 +322,14 @@ def test_how_the_sending_of_a_batch_began_stands_until_it_is_sent(tmp_path: Path
     outbox = begun(tmp_path)
     outbox.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
     outbox.commit(1)
-    (found,) = outbox.ready()
-    assert outbox.begin_sending(found, Sending(2, {"due": Position(7, 4)})) == (
+    (outbox_batch,) = outbox.ready()
+    assert outbox.begin_sending(outbox_batch, Sending(2, {"due": Position(7, 4)})) == (
         Sending(2, {"due": Position(7, 4)}),
         False,
     )
-    again = begun(tmp_path, committed=1)
-    assert again.begin_sending(found, Sending(5)) == (Sending(2, {"due": Position(7, 4)}), True)
-    again.sent(found)
+    reopened = begun(tmp_path, committed=1)
+    assert reopened.begin_sending(outbox_batch, Sending(5)) == (Sending(2, {"due": Position(7, 4)}), True)
+    reopened.sent(outbox_batch)
     assert list(tmp_path.glob("*.begun")) == []
 
 
@@ -338,18 +338,18 @@ def test_a_process_that_was_suspended_cannot_change_how_its_successor_began(
 ) -> None:
     suspended = begun(tmp_path)
     suspended.add(batch(1), {"t": [written(tmp_path, "a.parquet", 3)]})
-    (found,) = begun(tmp_path, committed=1).ready()
+    (outbox_batch,) = begun(tmp_path, committed=1).ready()
     look = suspended._begun
 
     def suspended_here(batch_id: int) -> Sending | None:
         monkeypatch.setattr(suspended, "_begun", look)
         assert look(batch_id) is None
-        assert begun(tmp_path, committed=1).begin_sending(found, Sending(12)) == (Sending(12), False)
+        assert begun(tmp_path, committed=1).begin_sending(outbox_batch, Sending(12)) == (Sending(12), False)
         return None
 
     monkeypatch.setattr(suspended, "_begun", suspended_here)
-    assert suspended.begin_sending(found, Sending(9)) == (Sending(12), True)
-    assert begun(tmp_path, committed=1).begin_sending(found, Sending(20)) == (Sending(12), True)
+    assert suspended.begin_sending(outbox_batch, Sending(9)) == (Sending(12), True)
+    assert begun(tmp_path, committed=1).begin_sending(outbox_batch, Sending(20)) == (Sending(12), True)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"version": 1}', '{"version": 1, "partitions": 0, "ends": {}}'])

@@ -98,22 +98,22 @@ class Producer:
                     self._broker.is_away = not pending
                     continue
                 self._pending = []
-            for one in pending:
-                self._answer(one)
-        for one in self._pending:
-            one.on_receipt(Receipt("AlreadyClosed"))
+            for sent in pending:
+                self._answer(sent)
+        for sent in self._pending:
+            sent.on_receipt(Receipt("AlreadyClosed"))
 
-    def _answer(self, one: Sent) -> None:
-        if one.content == self._broker.breaks_at:
+    def _answer(self, sent: Sent) -> None:
+        if sent.content == self._broker.breaks_at:
             self._broker.breaks_at = None
             self._closed.set()
         if self._closed.is_set():
-            one.on_receipt(Receipt("AlreadyClosed"))
+            sent.on_receipt(Receipt("AlreadyClosed"))
             return
-        if one.sequence > self._broker.last or not self._broker.deduplicates:
-            self._broker.stored.append((one.content, one.properties))
-            self._broker.last = max(self._broker.last, one.sequence)
-        one.on_receipt(Receipt("Ok", Position(7, len(self._broker.stored))))
+        if sent.sequence > self._broker.last or not self._broker.deduplicates:
+            self._broker.stored.append((sent.content, sent.properties))
+            self._broker.last = max(self._broker.last, sent.sequence)
+        sent.on_receipt(Receipt("Ok", Position(7, len(self._broker.stored))))
 
 
 class Client:
@@ -135,23 +135,23 @@ class Client:
 
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
-    made = Broker()
-    monkeypatch.setattr(republisher, "TargetClient", lambda _settings: Client(made))
+    scripted_broker = Broker()
+    monkeypatch.setattr(republisher, "TargetClient", lambda _settings: Client(scripted_broker))
     monkeypatch.setattr(republisher, "TargetReader", NoTargetReader)
     monkeypatch.setattr(republisher, "_RETRY_FIRST_S", 0.01)
     monkeypatch.setattr(republisher, "_RETRY_MOST_S", 0.05)
-    return made
+    return scripted_broker
 
 
 def send(outbox: Outbox, timeout_s: float = 20.0) -> list[LedgerlakeError]:
     """Send everything; what ended the query."""
     ended: list[LedgerlakeError] = []
-    one = Republisher(outbox, ClientSettings("pulsar://broker"), "due", "s", lambda: True, ended.append)
-    one.start()
+    due_publisher = Republisher(outbox, ClientSettings("pulsar://broker"), "due", "s", lambda: True, ended.append)
+    due_publisher.start()
     try:
-        one.drain(timeout_s)
+        due_publisher.drain(timeout_s)
     finally:
-        one.stop()
+        due_publisher.stop()
     return ended
 
 
@@ -203,16 +203,18 @@ def test_a_message_that_a_policy_of_the_topic_refuses_is_replaced_and_those_afte
     ended: list[LedgerlakeError] = []
     outbox = filled(tmp_path, 50, large={20: b"L" * 5000})
     with Peer(largest_stored_bytes=2000) as peer:
-        one = Republisher(outbox, ClientSettings(peer.url, give_up_after_s=2), TOPIC, "s", lambda: True, ended.append)
-        one.start()
-        one.drain(20.0)
-        one.stop()
+        due_publisher = Republisher(
+            outbox, ClientSettings(peer.url, give_up_after_s=2), TOPIC, "s", lambda: True, ended.append
+        )
+        due_publisher.start()
+        due_publisher.drain(20.0)
+        due_publisher.stop()
         assert [first for first, _ in peer.stored] == list(range(50))
-    kept = {found.metadata.sequence_id: found for found in map(parse_entry, peer.received)}
-    assert [bytes(kept[number].payload) for number in range(50)] == [
+    entries_by_sequence = {entry.metadata.sequence_id: entry for entry in map(parse_entry, peer.received)}
+    assert [bytes(entries_by_sequence[number].payload) for number in range(50)] == [
         b"" if number == 20 else b"%d" % number for number in range(50)
     ]
-    assert "ledgerlake.too_large" in {entry.key for entry in kept[20].metadata.properties}
+    assert "ledgerlake.too_large" in {entry.key for entry in entries_by_sequence[20].metadata.properties}
 
 
 def test_a_sender_that_waits_for_a_broker_can_be_stopped(tmp_path: Path, broker: Broker, monkeypatch: Any) -> None:
@@ -239,12 +241,12 @@ def test_an_outbox_that_is_damaged_ends_the_query_with_its_sentence(
     else:
         (tmp_path / "part.parquet").write_bytes(b"PAR1 and no more")
     ended: list[LedgerlakeError] = []
-    one = Republisher(outbox, ClientSettings("pulsar://broker"), "due", "s", lambda: True, ended.append)
-    one.start()
+    due_publisher = Republisher(outbox, ClientSettings("pulsar://broker"), "due", "s", lambda: True, ended.append)
+    due_publisher.start()
     for _ in range(2):
         with pytest.raises(CheckpointError, match=r"part\.parquet.*not sent; restore it from a"):
-            one.drain(20.0)
-    one.stop()
+            due_publisher.drain(20.0)
+    due_publisher.stop()
     assert len(ended) == 1
     assert len(outbox.ready()) == 1
     assert broker.stored == []

@@ -60,17 +60,18 @@ class Broker:
     stored: list[Stored] = field(default_factory=list)
     topic: Peer | None = None
 
-    def store(self, one: Stored) -> Position:
-        self.stored.append(one)
+    def store(self, message: Stored) -> Position:
+        self.stored.append(message)
         if self.topic is not None:
             self.topic.add(
-                single(one.value, producer_name=one.producer, sequence_id=one.sequence), first=len(self.stored)
+                single(message.value, producer_name=message.producer, sequence_id=message.sequence),
+                first=len(self.stored),
             )
         return Position(7, len(self.stored))
 
     @property
     def values(self) -> Counter[bytes]:
-        return Counter(one.value for one in self.stored)
+        return Counter(message.value for message in self.stored)
 
 
 class Producer:
@@ -107,12 +108,12 @@ class Client:
 
 @pytest.fixture
 def broker(monkeypatch: pytest.MonkeyPatch) -> Broker:
-    made = Broker()
-    monkeypatch.setattr(republisher, "TargetClient", lambda _settings: Client(made))
+    scripted_broker = Broker()
+    monkeypatch.setattr(republisher, "TargetClient", lambda _settings: Client(scripted_broker))
     monkeypatch.setattr(republisher, "TargetReader", NoTargetReader)
     monkeypatch.setattr(republisher, "_RETRY_FIRST_S", 0.01)
     monkeypatch.setattr(republisher, "_RETRY_MOST_S", 0.05)
-    return made
+    return scripted_broker
 
 
 @pytest.fixture
@@ -147,12 +148,12 @@ def opened(folder: Path) -> Outbox:
 
 
 def send(outbox: Outbox, timeout_s: float = 20.0, url: str = "pulsar://broker") -> None:
-    one = Republisher(outbox, ClientSettings(url), TOPIC, "s", lambda: True, lambda _error: None)
-    one.start()
+    due_publisher = Republisher(outbox, ClientSettings(url), TOPIC, "s", lambda: True, lambda _error: None)
+    due_publisher.start()
     try:
-        one.drain(timeout_s)
+        due_publisher.drain(timeout_s)
     finally:
-        one.stop()
+        due_publisher.stop()
 
 
 def send_in_part(outbox: Outbox, broker: Broker, count: int) -> None:
@@ -188,8 +189,8 @@ def test_micro_batches_behind_it_are_routed_among_the_partitions_that_there_are_
     broker.partitions = 3
     send(opened(tmp_path))
     assert broker.values == Counter(VALUES + later)
-    assert {one.target[-1] for one in broker.stored if one.value in VALUES} == {"0"}
-    assert {one.target[-1] for one in broker.stored if one.value in later} == {"0", "1"}
+    assert {message.target[-1] for message in broker.stored if message.value in VALUES} == {"0"}
+    assert {message.target[-1] for message in broker.stored if message.value in later} == {"0", "1"}
 
 
 def test_a_topic_that_was_made_again_with_fewer_partitions_gets_what_is_left(tmp_path: Path, broker: Broker) -> None:
@@ -264,6 +265,6 @@ def test_a_topic_that_may_not_be_read_holds_up_nothing_and_is_named(
     with caplog.at_level(logging.WARNING):
         send(opened(tmp_path), url=readable.url)
     assert set(broker.values) == set(VALUES)
-    said = [record.message for record in caplog.records if "and the topic does not tell" in record.message]
-    assert len(said) == 1
-    assert said[0].endswith("; some may be there twice")
+    warnings = [record.message for record in caplog.records if "and the topic does not tell" in record.message]
+    assert len(warnings) == 1
+    assert warnings[0].endswith("; some may be there twice")

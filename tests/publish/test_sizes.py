@@ -27,7 +27,7 @@ VALUE = random.Random(1).randbytes(3 * MEBIBYTE)
 
 def chunks_of(peer: Peer) -> list[pb.MessageMetadata]:
     """The metadata of entries that are chunks of one message, once they are seen to be ``VALUE``."""
-    entries = [parse_entry(one) for one in peer.received]
+    entries = [parse_entry(raw) for raw in peer.received]
     chunks = [entry for entry in entries if entry.metadata.num_chunks_from_msg > 1]
     assert b"".join(bytes(chunk.payload) for chunk in chunks) == VALUE
     assert [chunk.metadata.chunk_id for chunk in chunks] == list(range(len(chunks)))
@@ -50,7 +50,7 @@ def test_a_row_is_sent_in_chunks_that_the_broker_takes(max_message_bytes: int) -
     with Peer(max_message_bytes=max_message_bytes) as peer:
         write(peer, value=[VALUE], key=["k" * 5000])
         chunks_of(peer)
-        sizes = [len(one) for one in peer.received]
+        sizes = [len(entry) for entry in peer.received]
         assert max(sizes) <= max_message_bytes
         assert min(sizes[:-1]) >= max_message_bytes - 40
 
@@ -93,7 +93,7 @@ def test_a_row_whose_chunks_broke_off_is_sent_whole_to_a_broker_with_another_lim
 def test_a_row_is_whole_on_a_topic_that_was_loaded_again_amid_its_chunks(received: int) -> None:
     with Peer(max_message_bytes=MEBIBYTE, drop_after_received=received, loads_anew=True) as peer:
         write(peer, value=[VALUE, b"after"])
-        assert [one for one, _ in peer.stored] == [1, 2]
+        assert [sequence_id for sequence_id, _ in peer.stored] == [1, 2]
 
 
 @pytest.mark.parametrize("limits", [(600_000, 200_000), (200_000, 600_000)])
@@ -122,7 +122,7 @@ def test_chunks_of_one_uuid_stand_on_a_topic_once_after_a_connection_that_breaks
                 chunks.setdefault(entry.metadata.uuid, []).append(entry.metadata.chunk_id)
         assert all(ids == list(range(len(ids))) for ids in chunks.values())
         assert [0, 1, 2, 3] in chunks.values()
-        assert [one for one, _ in peer.stored] == [1, 2, 3]
+        assert [sequence_id for sequence_id, _ in peer.stored] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("max_message_bytes", [20_000, MEBIBYTE, 5 * MEBIBYTE])

@@ -23,8 +23,8 @@ LARGE = bytes(range(256)) * 12
 
 @pytest.fixture
 def peer() -> Iterator[Peer]:
-    with Peer(max_message_bytes=KIBIBYTE) as made:
-        yield made
+    with Peer(max_message_bytes=KIBIBYTE) as broker:
+        yield broker
 
 
 class Sending:
@@ -56,11 +56,11 @@ class Sending:
 
 
 def chunk_ids(peer: Peer) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
+    ids_by_uuid: dict[str, list[int]] = {}
     for entry in map(parse_entry, peer.received):
         if entry.metadata.num_chunks_from_msg > 1:
-            found.setdefault(entry.metadata.uuid, []).append(entry.metadata.chunk_id)
-    return found
+            ids_by_uuid.setdefault(entry.metadata.uuid, []).append(entry.metadata.chunk_id)
+    return ids_by_uuid
 
 
 def test_messages_of_all_sizes_are_stored_in_order_and_answered(peer: Peer) -> None:
@@ -68,9 +68,9 @@ def test_messages_of_all_sizes_are_stored_in_order_and_answered(peer: Peer) -> N
     sending(b"first", LARGE, b"", b"last")
     sending.client.close()
     assert sending.names == ["Ok"] * 4
-    assert [one for one, _ in peer.stored] == [0, 1, 2, 3]
+    assert [sequence_id for sequence_id, _ in peer.stored] == [0, 1, 2, 3]
     assert [ids == list(range(len(ids))) for ids in chunk_ids(peer).values()] == [True]
-    assert all(one.position.is_storable for one in sending.receipts.values())
+    assert all(receipt.position.is_storable for receipt in sending.receipts.values())
 
 
 @pytest.mark.parametrize("received", [1, 2, 3, 5, 6])
@@ -80,7 +80,7 @@ def test_after_a_disconnect_no_chunk_stands_there_twice_under_one_uuid(peer: Pee
     sending(b"first", LARGE, b"last")
     sending.client.close()
     assert sending.names == ["Ok"] * 3
-    assert [one for one, _ in peer.stored] == [0, 1, 2]
+    assert [sequence_id for sequence_id, _ in peer.stored] == [0, 1, 2]
     attempts = list(chunk_ids(peer).values())
     assert all(ids == list(range(len(ids))) for ids in attempts)
     assert max(map(len, attempts)) > 3
@@ -92,7 +92,7 @@ def test_what_the_broker_has_stored_is_answered_by_it_and_of_a_large_message_not
     sending(b"first", LARGE, b"last")
     sending.client.close()
     assert sending.names == ["Ok"] * 3
-    assert [parse_entry(one).metadata.sequence_id for one in peer.received] == [0, 2]
+    assert [parse_entry(raw).metadata.sequence_id for raw in peer.received] == [0, 2]
 
 
 def test_metadata_that_the_broker_does_not_take_are_answered_at_once_and_hold_up_nothing(peer: Peer) -> None:

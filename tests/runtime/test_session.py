@@ -58,13 +58,13 @@ def test_state_has_no_more_partitions_than_keys(
 
 
 def test_what_workers_are_forked_from_has_imported_their_modules_and_started_no_thread() -> None:
-    asked = (
+    program = (
         "import sys, threading, ledgerlake.pipeline.worker_daemon as worker_daemon\n"
         "worker_daemon.warm_up()\n"
         "assert {'pyarrow', 'pandas', 'numba', 'ledgerlake.operators.finalize'} <= set(sys.modules)\n"
         "assert threading.active_count() == 1"
     )
-    subprocess.run([sys.executable, "-c", asked], check=True)
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_what_workers_are_forked_from_has_imported_their_modules_and_started_no_
     [("operators.stateful", "pandas"), ("operators.stateful", "numba"), ("operators.ingest_source", "numba")],
 )
 def test_the_processes_that_a_query_starts_first_do_without_large_libraries(module: str, absent: str) -> None:
-    asked = f"import sys, ledgerlake.{module}\nassert {absent!r} not in sys.modules"
-    subprocess.run([sys.executable, "-c", asked], check=True)
+    program = f"import sys, ledgerlake.{module}\nassert {absent!r} not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.spark
@@ -84,9 +84,9 @@ def test_workers_import_the_installed_pyspark_and_walk_over_none_of_what_they_we
         for _ in batches:
             yield pa.RecordBatch.from_pydict({"file": [pyspark.__file__], "frozen": [gc.get_freeze_count()]})
 
-    found = spark.range(1).mapInArrow(look, "file string, frozen bigint").first()
-    assert found.file == pyspark.__file__
-    assert found.frozen > 100_000
+    row = spark.range(1).mapInArrow(look, "file string, frozen bigint").first()
+    assert row.file == pyspark.__file__
+    assert row.frozen > 100_000
 
 
 def test_the_home_of_a_new_jvm_has_all_of_spark_but_the_zip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -114,8 +114,12 @@ def test_executors_of_a_cluster_are_not_told_that_the_driver_is_on_their_own_mac
 
 
 def test_jars_extensions_and_java_options_of_the_users_stand_behind_those_that_are_needed() -> None:
-    own = {"spark.jars": "own.jar", "spark.sql.extensions": "org.Own", "spark.driver.extraJavaOptions": "-Down=1"}
-    settings = session_settings("local[2]", own, ["delta.jar"], "-Dours=1")
+    user_settings = {
+        "spark.jars": "own.jar",
+        "spark.sql.extensions": "org.Own",
+        "spark.driver.extraJavaOptions": "-Down=1",
+    }
+    settings = session_settings("local[2]", user_settings, ["delta.jar"], "-Dours=1")
     assert settings["spark.jars"] == "delta.jar,own.jar"
     assert settings["spark.sql.extensions"] == "io.delta.sql.DeltaSparkSessionExtension,org.Own"
     assert settings["spark.driver.extraJavaOptions"] == "-Dours=1 -Down=1"
@@ -140,8 +144,8 @@ def test_an_archive_of_classes_is_not_taken_for_jars_that_were_installed_anew(
 @pytest.mark.spark
 def test_what_the_jvm_warns_of_is_not_in_the_output_of_a_command() -> None:
     # Large pages are set up on few machines, and on all others the JVM warns.
-    asked = (
+    program = (
         "from ledgerlake.runtime import session\n"
         "session.start_session('test', settings={'spark.driver.extraJavaOptions': '-XX:+UseLargePages'}).stop()"
     )
-    assert subprocess.run([sys.executable, "-c", asked], check=True, stdout=subprocess.PIPE).stdout == b""
+    assert subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE).stdout == b""

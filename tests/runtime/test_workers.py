@@ -19,9 +19,9 @@ def test_a_closed_pipe_leaves_no_traceback_and_another_error_does(capsys: pytest
             raise error
         except (OSError, ValueError):
             daemon.traceback.print_exc()
-    said = capsys.readouterr().err
-    assert "ValueError: wrong" in said
-    assert "gone" not in said
+    stderr_text = capsys.readouterr().err
+    assert "ValueError: wrong" in stderr_text
+    assert "gone" not in stderr_text
 
 
 def test_a_worker_of_sparks_own_daemon_is_quiet_once_it_loads_the_source() -> None:

@@ -28,10 +28,10 @@ def peer() -> Iterator[Peer]:
     """Messages 0 to 2 in one batch, 3 to 4 in the next, 5 and 6 to 9 in another ledger; stored at
     their last number.
     """
-    with Peer() as one:
-        one.add(batch([b"0", b"1", b"2"], index=2), batch([b"3", b"4"], index=4), ledger_id=7)
-        one.add(batch([b"5"], index=5), batch([b"6", b"7", b"8", b"9"], index=9), ledger_id=9)
-        yield one
+    with Peer() as broker:
+        broker.add(batch([b"0", b"1", b"2"], index=2), batch([b"3", b"4"], index=4), ledger_id=7)
+        broker.add(batch([b"5"], index=5), batch([b"6", b"7", b"8", b"9"], index=9), ledger_id=9)
+        yield broker
 
 
 def at(ledger_id: int, entry_id: int, batch_index: int | None = None) -> PartitionOffset:

@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def compacted_batch(kept: str, codec: int = pb.NONE) -> bytes:
+def compacted_batch(slot_signs: str, codec: int = pb.NONE) -> bytes:
     """A batch as compaction leaves it: ``x`` for a message, ``-`` for a slot without one."""
-    slots = [(pb.SingleMessageMetadata(compacted_out=one == "-"), b"" if one == "-" else b"v") for one in kept]
+    slots = [(pb.SingleMessageMetadata(compacted_out=sign == "-"), b"" if sign == "-" else b"v") for sign in slot_signs]
     plain = encode_batch(slots)
-    own = metadata(compression=codec, uncompressed_size=len(plain), num_messages_in_batch=len(kept))
-    return encode_entry(own, compress(codec, plain), broker())
+    entry_metadata = metadata(compression=codec, uncompressed_size=len(plain), num_messages_in_batch=len(slot_signs))
+    return encode_entry(entry_metadata, compress(codec, plain), broker())
 
 
 def encrypted_batch(count: int) -> bytes:
-    own = metadata(num_messages_in_batch=count, encryption_param=b"0" * 12)
-    own.encryption_keys.add(key="k", value=b"wrapped")
-    return encode_entry(own, b"nobody can read this", broker())
+    entry_metadata = metadata(num_messages_in_batch=count, encryption_param=b"0" * 12)
+    entry_metadata.encryption_keys.add(key="k", value=b"wrapped")
+    return encode_entry(entry_metadata, b"nobody can read this", broker())
 
 
 def found_by(peer: Peer, **settings: Any) -> MessageId | None:
@@ -130,7 +130,7 @@ def test_the_end_is_found_also_where_the_last_entries_were_compacted_away(monkey
     monkeypatch.setattr(last_entry, "_QUIET_S", 0.2)
     with Peer(cannot_tell_last=True) as peer:
         peer.add(*(single(b"v") for _ in range(100)))
-        peer.compacted = [peer.entries[one] for one in (3, 40, 57)]
+        peer.compacted = [peer.entries[entry_id] for entry_id in (3, 40, 57)]
         assert found_by(peer) == MessageId(7, 57)
 
 

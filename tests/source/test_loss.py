@@ -274,9 +274,9 @@ def test_what_is_removed_while_the_end_of_a_range_is_looked_at_is_no_loss(monkey
         ask = entry_from
 
         def ask_and_remove(*args: Any) -> Any:
-            found = ask(*args)
+            first_entry = ask(*args)
             del peer.entries[:2]
-            return found
+            return first_entry
 
         monkeypatch.setattr("ledgerlake.source.loss_watch.entry_from", ask_and_remove)
         span = EntryRange(TOPIC, Position(7, 1), Position(9, -1), after_index=1)

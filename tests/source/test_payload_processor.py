@@ -22,13 +22,13 @@ def lines(entry: EntryPayload) -> list[PayloadMessage] | None:
     if not entry.payload.startswith(b"lines:"):
         return None
     assert pb.MessageMetadata.FromString(entry.metadata).producer_name == "p"
-    found = []
+    messages = []
     for line in entry.payload.removeprefix(b"lines:").decode().split():
         key, _, value = line.partition("=")
         if key == "bad":
             raise ValueError("this line is bad")
-        found.append(PayloadMessage(value.encode() if value else None, key, {"entry": str(entry.entry_id)}, 17))
-    return found
+        messages.append(PayloadMessage(value.encode() if value else None, key, {"entry": str(entry.entry_id)}, 17))
+    return messages
 
 
 def options_for(peer: Peer) -> SourceOptions:
@@ -47,10 +47,10 @@ def test_a_function_of_the_users_finds_the_messages_of_its_format() -> None:
         peer.add(batch([b"own"]), single(b"lines:a=1 b=2 c"), single(b"lines:"), chunk_entries(b"x" * 9, 2)[0])
         span = EntryRange(TOPIC, BEFORE_ALL, peer.entries[-1][0])
         rows = [row for part in read_messages(options_for(peer), span) for row in part.to_pylist()]
-        shown = [
+        message_rows = [
             (row["message_id"], row["key"], row["value"], row["is_null"]) for row in rows if row["chunk_id"] is None
         ]
-        assert shown == [
+        assert message_rows == [
             ("7:0:0", None, b"own", False),
             ("7:1:0", "a", b"1", False),
             ("7:1:1", "b", b"2", False),

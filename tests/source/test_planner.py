@@ -59,8 +59,8 @@ _readers: list[LedgerlakeStreamReader] = []
 
 @pytest.fixture
 def peer() -> Iterator[Peer]:
-    with Peer() as one:
-        yield one
+    with Peer() as broker:
+        yield broker
         while _readers:
             _readers.pop().stop()
 
@@ -139,11 +139,11 @@ def test_a_stream_for_any_sink_has_a_batch_every_second(peer: Peer, monkeypatch:
     peer.add(single(b"a"))
     planning = Planning(peer, "always", monkeypatch)
     planning.plan()
-    found = []
+    clocks_ms = []
     for _ in range(5):
         planning.clock_ms += 600
-        found.append(planning.plan())
-    assert found == [NOW_MS + 600, None, NOW_MS + 1800, None, NOW_MS + 3000]
+        clocks_ms.append(planning.plan())
+    assert clocks_ms == [NOW_MS + 600, None, NOW_MS + 1800, None, NOW_MS + 3000]
 
 
 def pattern_reader(peer: Peer, **more: str) -> LedgerlakeStreamReader:
@@ -163,18 +163,18 @@ def test_a_deleted_topic_that_was_read_is_forgotten_and_is_new_when_it_comes_bac
     assert from_json(end)[TOPIC].position == Position(7, 1)
     reader.stop()
     peer.is_deleted = True
-    again = pattern_reader(peer)
-    assert planned(again, end) == {}
-    again.stop()
+    restarted = pattern_reader(peer)
+    assert planned(restarted, end) == {}
+    restarted.stop()
     peer.is_deleted = False
     peer.entries.clear()
     peer.add(single(b"c"), ledger_id=9)
-    back = pattern_reader(peer)
+    returned = pattern_reader(peer)
     empty: dict[str, Any] = to_json({})
-    newer = back.latestOffset(empty, ReadAllAvailable())
-    (partition,) = back.partitions(empty, newer)
+    newer = returned.latestOffset(empty, ReadAllAvailable())
+    (partition,) = returned.partitions(empty, newer)
     assert (partition.span.after, partition.span.end) == (BEFORE_ALL, Position(9, 0))
-    back.stop()
+    returned.stop()
 
 
 @pytest.mark.parametrize(
@@ -226,14 +226,14 @@ def test_a_deleted_topic_of_which_something_waits_is_still_woken(
     reader.stop()
     peer.is_deleted = True
     save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS + 5000})
-    again = pattern_reader(peer, wakes=path)
-    start = again.latestOffset(end, ReadAllAvailable())
+    restarted = pattern_reader(peer, wakes=path)
+    start = restarted.latestOffset(end, ReadAllAvailable())
     assert from_json(start) == {TOPIC: PartitionOffset(BEFORE_ALL)}
-    assert planned(again, start) == from_json(start)
+    assert planned(restarted, start) == from_json(start)
     monkeypatch.setattr(planner, "_clock_ms", lambda: NOW_MS + 5001)
-    later = planned(again, start)
+    later = planned(restarted, start)
     assert later == {TOPIC: PartitionOffset(BEFORE_ALL, clock_ms=NOW_MS + 5001)}
-    again.stop()
+    restarted.stop()
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -251,8 +251,8 @@ def test_a_topic_that_was_deleted_while_something_waits_is_new_when_it_comes_bac
     peer.disconnect()
     time.sleep(0.3)
     start = reader.latestOffset(read, ReadAllAvailable())
-    (gone,) = from_json(start).values()
-    assert gone.position == BEFORE_ALL
+    (deleted_offset,) = from_json(start).values()
+    assert deleted_offset.position == BEFORE_ALL
     peer.is_deleted = False
     peer.entries.clear()
     peer.add(single(b"c"), ledger_id=9)
@@ -425,8 +425,8 @@ def test_what_is_due_does_not_wait_for_more(peer: Peer, tmp_path: Path, monkeypa
 
 def pin_of(peer: Peer, start: Position, index: int | None = None, **options: str) -> Position | None:
     """From where on a cursor is planned to have kept everything, of a range behind ``start``."""
-    given = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest"}
-    reader = LedgerlakeStreamReader(parse_options(given | options))
+    base_options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest"}
+    reader = LedgerlakeStreamReader(parse_options(base_options | options))
     try:
         end = to_json({TOPIC: PartitionOffset(Position(9, 5))})
         (partition,) = reader.partitions(to_json({TOPIC: PartitionOffset(start, index=index)}), end)
@@ -458,12 +458,12 @@ def test_a_range_behind_an_index_says_it_too_since_what_follows_may_have_none(pe
 def test_a_cursor_that_is_moved_while_a_stream_runs_is_noticed_where_a_range_goes_into_another_ledger(
     peer: Peer,
 ) -> None:
-    given = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest", "subscription": "s"}
-    reader = LedgerlakeStreamReader(parse_options(given))
+    options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest", "subscription": "s"}
+    reader = LedgerlakeStreamReader(parse_options(options))
     _readers.append(reader)
 
     def pin(start: Position, end: Position) -> Position | None:
-        (partition,) = reader.partitions(*(to_json({TOPIC: PartitionOffset(one)}) for one in (start, end)))
+        (partition,) = reader.partitions(*(to_json({TOPIC: PartitionOffset(position)}) for position in (start, end)))
         span: EntryRange = partition.span
         return span.pinned_from
 

@@ -50,7 +50,7 @@ def test_a_budget_is_shared_evenly_and_never_to_nothing(budget: int | None, part
 
 
 def pieces(span: EntryRange, min_partitions: int) -> list[tuple[Position, Position, int | None]]:
-    return [(one.after, one.end, one.after_batch_index) for one in split([span], min_partitions)]
+    return [(part.after, part.end, part.after_batch_index) for part in split([span], min_partitions)]
 
 
 def test_a_range_within_a_ledger_is_cut_into_equal_parts() -> None:
@@ -71,11 +71,11 @@ def test_a_range_over_ledgers_is_cut_where_the_last_one_begins_and_in_it() -> No
 @pytest.mark.parametrize("after", [BEFORE_ALL, Position(1, 0), Position(2, -1), Position(2, 3), Position(2, 5)])
 @pytest.mark.parametrize("wanted", [1, 2, 3, 8])
 def test_however_a_range_is_cut_its_parts_follow_each_other(after: Position, wanted: int) -> None:
-    found = split([EntryRange("a", after, Position(2, 5), clock_ms=7)], wanted)
-    assert (found[0].after, found[-1].end) == (after, Position(2, 5))
-    assert [one.end for one in found[:-1]] == [one.after for one in found[1:]]
-    assert len(found) == 1 or all(one.after < one.end for one in found)
-    assert {one.clock_ms for one in found} == {7}
+    parts = split([EntryRange("a", after, Position(2, 5), clock_ms=7)], wanted)
+    assert (parts[0].after, parts[-1].end) == (after, Position(2, 5))
+    assert [part.end for part in parts[:-1]] == [part.after for part in parts[1:]]
+    assert len(parts) == 1 or all(part.after < part.end for part in parts)
+    assert {part.clock_ms for part in parts} == {7}
 
 
 def test_enough_topic_partitions_are_not_cut() -> None:

@@ -56,11 +56,15 @@ def test_entries_are_read_again_by_position_and_what_is_gone_is_nothing() -> Non
     with Peer() as peer:
         peer.add(*[single(b"%d" % number) for number in range(60)])
         del peer.entries[30:33], peer.entries[3]
-        wanted = [0, 1, 3, 4, 50, 31, 33, 59, 2]
-        found = list(
-            read_again(options_for(peer).client, TOPIC, [Position(peer.entries[0][0].ledger_id, one) for one in wanted])
+        entry_ids = [0, 1, 3, 4, 50, 31, 33, 59, 2]
+        raw_entries = list(
+            read_again(
+                options_for(peer).client,
+                TOPIC,
+                [Position(peer.entries[0][0].ledger_id, entry_id) for entry_id in entry_ids],
+            )
         )
-        values = [None if one is None else bytes(parse_entry(one).payload) for one in found]
+        values = [None if raw is None else bytes(parse_entry(raw).payload) for raw in raw_entries]
         assert values == [b"0", b"1", None, b"4", b"50", None, b"33", b"59", b"2"]
 
 
@@ -183,9 +187,9 @@ def test_the_latest_offset_has_time_and_index_and_is_rarely_asked_for() -> None:
     with Peer() as peer:
         peer.add(batch([b"a", b"b"], index=9))
         latest = LatestOffset(cluster_of(peer), TOPIC)
-        found = [latest.get() for _ in range(1000)]
-        assert (found[0].index, found[0].position) == (9, Position(7, 0))
-        assert set(found) == {found[0]}
+        offsets = [latest.get() for _ in range(1000)]
+        assert (offsets[0].index, offsets[0].position) == (9, Position(7, 0))
+        assert set(offsets) == {offsets[0]}
         assert peer.requests.count("CommandGetLastMessageId") <= 4
 
 
@@ -236,11 +240,11 @@ def test_the_limit_planner_stops_where_the_budget_does(rows: int | None, size: i
     with Peer() as peer:
         peer.add(*[batch([b"a", b"b", b"c"]) for _ in range(9)])
         planner, end = LimitPlanner(cluster_of(peer), TOPIC), PartitionOffset(Position(7, 8))
-        after, found = BEFORE_ALL, []
+        after, entry_ids = BEFORE_ALL, []
         while after < end.position:
             after = planner.advance(after, end, rows, size).position
-            found.append(after.entry_id)
-        assert found == stops
+            entry_ids.append(after.entry_id)
+        assert entry_ids == stops
 
 
 def test_the_limit_planner_starts_over_where_it_is_told() -> None:

@@ -60,9 +60,9 @@ def test_the_first_entry_at_or_after_the_time_is_found_in_every_topic() -> None:
     rng = random.Random(1)
     for _ in range(3000):
         entries = topic(rng)
-        asked = rng.choice([entry.stamp.time_ms for entry in entries] or [0]) + rng.choice([-1, 0, 1])
-        expected = next((entry for entry in entries if entry.stamp.time_ms >= asked), None)
-        assert search(entries, asked)[0] == expected
+        asked_ms = rng.choice([entry.stamp.time_ms for entry in entries] or [0]) + rng.choice([-1, 0, 1])
+        expected = next((entry for entry in entries if entry.stamp.time_ms >= asked_ms), None)
+        assert search(entries, asked_ms)[0] == expected
 
 
 def test_an_end_that_is_a_hole_does_not_matter() -> None:
@@ -83,11 +83,11 @@ def test_where_broker_timestamps_begin_in_mid_life_publish_times_decide_only_abo
         if is_wrong:
             # The clock of the last producer before was years ahead.
             old[-1] = replace(old[-1], stamp=Stamp(10**13, None, False))
-        asked = rng.choice([entry.stamp.time_ms for entry in entries] or [0]) + rng.choice([-1, 0, 1])
-        exact = next((entry.position for entry in entries if entry.stamp.time_ms >= asked), None)
-        found = search(old + entries[begin:], asked)[0]
-        position = None if found is None else found.position
-        if is_wrong and entries[begin].stamp.time_ms >= asked:
+        asked_ms = rng.choice([entry.stamp.time_ms for entry in entries] or [0]) + rng.choice([-1, 0, 1])
+        exact = next((entry.position for entry in entries if entry.stamp.time_ms >= asked_ms), None)
+        stamped_entry = search(old + entries[begin:], asked_ms)[0]
+        position = None if stamped_entry is None else stamped_entry.position
+        if is_wrong and entries[begin].stamp.time_ms >= asked_ms:
             assert position in (exact, old[-1].position)
         else:
             assert position == exact
@@ -97,19 +97,20 @@ def test_an_index_is_found_in_the_entry_that_holds_it() -> None:
     rng = random.Random(4)
     for _ in range(2000):
         entries, index, before_index = [], -1, rng.choice([0, 0, 3])
-        for number, one in enumerate(topic(rng)):
+        for number, topic_entry in enumerate(topic(rng)):
             if number < before_index:
-                entries.append(replace(one, stamp=Stamp(one.stamp.time_ms, None, False)))
+                entries.append(replace(topic_entry, stamp=Stamp(topic_entry.stamp.time_ms, None, False)))
                 continue
             count = rng.choice([1, 1, 5, 100])
             index += count + rng.choice([0, 0, 0, 2])
-            entries.append(replace(one, stamp=Stamp(one.stamp.time_ms, index, True), index_count=count))
-        asked = rng.randint(0, max(index, 0) + 1)
+            entries.append(replace(topic_entry, stamp=Stamp(topic_entry.stamp.time_ms, index, True), index_count=count))
+        asked_index = rng.randint(0, max(index, 0) + 1)
         expected = next(
-            (entry for entry in entries if entry.stamp.index is not None and entry.stamp.index >= asked), None
+            (entry for entry in entries if entry.stamp.index is not None and entry.stamp.index >= asked_index), None
         )
         assert (
-            first_with_index(prober(entries), entries[-1].position if entries else Position(-1, -1), asked) == expected
+            first_with_index(prober(entries), entries[-1].position if entries else Position(-1, -1), asked_index)
+            == expected
         )
 
 
@@ -125,19 +126,19 @@ def test_the_number_of_reads_grows_with_the_logarithm(ledgers: list[int]) -> Non
         time_ms = rng.randrange(len(positions))
         reads = 0
 
-        def probe(asked: Position) -> StampedEntry:
+        def probe(position_asked: Position) -> StampedEntry:
             nonlocal reads
             reads += 1
-            ledger_id = max(asked.ledger_id, 7)
+            ledger_id = max(position_asked.ledger_id, 7)
             ledger_id += -(ledger_id - 7) % 3
-            entry_id = max(asked.entry_id, 0) if ledger_id == asked.ledger_id else 0
+            entry_id = max(position_asked.entry_id, 0) if ledger_id == position_asked.ledger_id else 0
             if entry_id >= ends.get(ledger_id, 0):
                 ledger_id, entry_id = ledger_id + 3, 0
             position = Position(ledger_id, entry_id)
             return dated(position, place[position])
 
-        found = first_since(probe, positions[-1], time_ms)
-        assert found == dated(positions[time_ms], time_ms)
+        first_entry = first_since(probe, positions[-1], time_ms)
+        assert first_entry == dated(positions[time_ms], time_ms)
         assert reads <= 2 * math.log2(len(positions)) + 10
 
 

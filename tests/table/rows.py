@@ -11,7 +11,7 @@ from ledgerlake.decode import schema
 
 def rows(times_ms: list[int], first_entry: int = 0, **columns: Any) -> pa.RecordBatch:
     """Messages with these broker times, at consecutive entries."""
-    made = [
+    row_dicts = [
         {
             "topic": "t",
             "partition": 0,
@@ -26,4 +26,4 @@ def rows(times_ms: list[int], first_entry: int = 0, **columns: Any) -> pa.Record
         }
         for number, time_ms in enumerate(times_ms)
     ]
-    return pa.RecordBatch.from_pylist(made, schema=schema.MESSAGES)
+    return pa.RecordBatch.from_pylist(row_dicts, schema=schema.MESSAGES)

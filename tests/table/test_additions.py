@@ -36,10 +36,10 @@ def rejected(entry_id: int, reason: str = "chunk_orphan", detail: str = "", **ot
 
 @pytest.fixture
 def tables(tmp_path: Path) -> dict[str, Table]:
-    found = {"messages": schema.MESSAGES, "rejects": schema.REJECTS}
-    for name, columns in found.items():
+    schemas = {"messages": schema.MESSAGES, "rejects": schema.REJECTS}
+    for name, columns in schemas.items():
         write_deltalake(str(tmp_path / name), columns.empty_table())
-    return {name: Table(Place(str(tmp_path / name)), columns) for name, columns in found.items()}
+    return {name: Table(Place(str(tmp_path / name)), columns) for name, columns in schemas.items()}
 
 
 def written(table: Table, rows: list[dict[str, Any]]) -> list[DataFile]:
@@ -69,7 +69,7 @@ def killed_behind_rejects(tables: dict[str, Table], rejects: list[dict[str, Any]
     table.commit(batch, written(table, rejects), {})
 
 
-def found(tables: dict[str, Table], name: str = "rejects") -> list[tuple[int, str, str]]:
+def stored_rows(tables: dict[str, Table], name: str = "rejects") -> list[tuple[int, str, str]]:
     rows = DeltaTable(tables[name].path.uri).to_pyarrow_table().to_pylist()
     return sorted((row["entry_id"], row.get("reason", ""), row.get("detail", "")) for row in rows)
 
@@ -77,15 +77,15 @@ def found(tables: dict[str, Table], name: str = "rejects") -> list[tuple[int, st
 def test_what_a_repeat_rejects_beyond_the_first_run_is_added(tables: dict[str, Table]) -> None:
     killed_behind_rejects(tables, [rejected(1)])
     run(tables, [rejected(1), rejected(5, "undecryptable")], messages=2)
-    assert found(tables) == [(1, "chunk_orphan", ""), (5, "undecryptable", "")]
-    assert len(found(tables, "messages")) == 2
+    assert stored_rows(tables) == [(1, "chunk_orphan", ""), (5, "undecryptable", "")]
+    assert len(stored_rows(tables, "messages")) == 2
 
 
 def test_it_is_added_once_over_a_kill_behind_it(tables: dict[str, Table]) -> None:
     killed_behind_rejects(tables, [rejected(1)])
     for _ in range(2):
         run(tables, [rejected(1), rejected(5)])
-    assert [one[0] for one in found(tables)] == [1, 5]
+    assert [row[0] for row in stored_rows(tables)] == [1, 5]
 
 
 def test_a_third_run_adds_what_both_before_lack(tables: dict[str, Table]) -> None:
@@ -93,7 +93,7 @@ def test_a_third_run_adds_what_both_before_lack(tables: dict[str, Table]) -> Non
     run(tables, [rejected(1), rejected(5)])
     run(tables, [rejected(6), rejected(1), rejected(5)])
     run(tables, [rejected(6)], messages=2)
-    assert [one[0] for one in found(tables)] == [1, 5, 6]
+    assert [row[0] for row in stored_rows(tables)] == [1, 5, 6]
 
 
 def test_a_repeat_that_judges_the_same_changes_nothing(tables: dict[str, Table]) -> None:
@@ -106,13 +106,13 @@ def test_a_repeat_that_judges_the_same_changes_nothing(tables: dict[str, Table])
 def test_a_loss_that_has_grown_is_another_row_and_a_word_of_detail_is_not(tables: dict[str, Table]) -> None:
     killed_behind_rejects(tables, [rejected(1, "data_loss", "after 3:0"), rejected(2, detail="one way")])
     run(tables, [rejected(1, "data_loss", "after 3:0 and more"), rejected(2, detail="another way")], messages=1)
-    assert [one[2] for one in found(tables)] == ["after 3:0", "after 3:0 and more", "one way"]
+    assert [row[2] for row in stored_rows(tables)] == ["after 3:0", "after 3:0 and more", "one way"]
 
 
 def test_messages_of_one_batch_entry_are_told_apart(tables: dict[str, Table]) -> None:
     killed_behind_rejects(tables, [rejected(1, message_id="3:1:-1:0")])
     run(tables, [rejected(1, message_id="3:1:-1:0"), rejected(1, message_id="3:1:-1:1")], messages=1)
-    assert len(found(tables)) == 2
+    assert len(stored_rows(tables)) == 2
 
 
 def test_rows_of_other_batches_and_streams_do_not_count(tables: dict[str, Table]) -> None:
@@ -120,14 +120,14 @@ def test_rows_of_other_batches_and_streams_do_not_count(tables: dict[str, Table]
     killed_behind_rejects(tables, [rejected(1)])
     killed_behind_rejects(tables, [rejected(5)], BatchRecord("payments", "ledgerlake:payments:id", 4, 7))
     run(tables, [rejected(1), rejected(5)], messages=1)
-    assert [one[0] for one in found(tables)] == [1, 5, 5, 5]
+    assert [row[0] for row in stored_rows(tables)] == [1, 5, 5, 5]
 
 
 def test_rows_that_a_user_has_deleted_meanwhile_do_not_come_again(tables: dict[str, Table]) -> None:
     killed_behind_rejects(tables, [rejected(1), rejected(2)])
     DeltaTable(tables["rejects"].path.uri).delete("entry_id = 1")
     run(tables, [rejected(1), rejected(2), rejected(5)], messages=1)
-    assert [one[0] for one in found(tables)] == [2, 5]
+    assert [row[0] for row in stored_rows(tables)] == [2, 5]
 
 
 def test_files_that_an_optimize_joined_meanwhile_are_compared_all_the_same(tables: dict[str, Table]) -> None:
@@ -135,17 +135,17 @@ def test_files_that_an_optimize_joined_meanwhile_are_compared_all_the_same(table
     killed_behind_rejects(tables, [rejected(1)])
     DeltaTable(tables["rejects"].path.uri).optimize.compact()
     run(tables, [rejected(1), rejected(5)], messages=1)
-    assert [one[0] for one in found(tables)] == [1, 5, 8]
+    assert [row[0] for row in stored_rows(tables)] == [1, 5, 8]
 
 
 def test_a_batch_that_messages_has_is_done_whatever_the_repeat_rejects(tables: dict[str, Table]) -> None:
     run(tables, [], messages=3)
     result = run(tables, [rejected(1, "undecryptable")], messages=2)
-    assert (found(tables), result.repeated) == ([], True)
+    assert (stored_rows(tables), result.repeated) == ([], True)
     assert result.tables == {"messages": SeenBatch(str(tables["messages"].path), 4)}
     result = run(tables, [rejected(1, "undecryptable")])
-    assert (found(tables), result.repeated) == ([], True)
-    assert len(found(tables, "messages")) == 3
+    assert (stored_rows(tables), result.repeated) == ([], True)
+    assert len(stored_rows(tables, "messages")) == 3
 
 
 def test_a_message_that_waited_in_the_first_run_and_is_trimmed_in_the_repeat_is_a_reject(
@@ -154,7 +154,7 @@ def test_a_message_that_waited_in_the_first_run_and_is_trimmed_in_the_repeat_is_
     run(tables, [], messages=3)
     for _ in range(2):
         run(tables, [rejected(1, "delayed_trimmed"), rejected(2, "chunk_trimmed")], messages=2)
-        assert [one[:2] for one in found(tables)] == [(1, "delayed_trimmed")]
+        assert [row[:2] for row in stored_rows(tables)] == [(1, "delayed_trimmed")]
 
 
 def test_an_addition_says_whose_it_is_and_the_batch_stays_the_last_one(tables: dict[str, Table]) -> None:
@@ -192,4 +192,4 @@ def test_a_commit_that_cannot_be_read_back_is_refused_and_the_way_on_is_said(
     ):
         run(tables, [rejected(1), rejected(5)], messages=1)
     assert DeltaTable(tables["rejects"].path.uri).version() == version
-    assert found(tables, "messages") == []
+    assert stored_rows(tables, "messages") == []

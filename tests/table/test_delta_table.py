@@ -40,13 +40,13 @@ def test_expired_entries_of_the_log_are_removed_though_not_looked_for_at_each_co
         most = max(most, len(os.listdir(f"{path}/_delta_log")))
 
     assert most < 150
-    found = DeltaTable(path)
-    assert found.version() == COMMITS
-    assert len(found.file_uris()) == COMMITS
-    assert found.transaction_version("query") == COMMITS - 1
+    reopened_table = DeltaTable(path)
+    assert reopened_table.version() == COMMITS
+    assert len(reopened_table.file_uris()) == COMMITS
+    assert reopened_table.transaction_version("query") == COMMITS - 1
 
 
-def made(path: Path, **configuration: str) -> Table:
+def new_table(path: Path, **configuration: str) -> Table:
     DeltaTable.create(str(path), SCHEMA, configuration=configuration)
     return Table(Place(str(path)), SCHEMA)
 
@@ -67,7 +67,7 @@ def batch(number: int, digest: int = 7) -> BatchRecord:
 
 
 def test_a_batch_that_the_table_holds_is_known_by_its_number_and_its_offsets(tmp_path: Path) -> None:
-    table = made(tmp_path / "table")
+    table = new_table(tmp_path / "table")
     assert table.recorded("ledgerlake:orders:id") is None
     assert table.last_batch_of("orders") is None
     table.begin_stream("orders")
@@ -84,14 +84,14 @@ def test_a_batch_that_the_table_holds_is_known_by_its_number_and_its_offsets(tmp
 
 @pytest.mark.parametrize("other", [batch(4, digest=8), batch(3)])
 def test_another_batch_of_the_same_number_or_an_earlier_one_is_refused(tmp_path: Path, other: BatchRecord) -> None:
-    table = made(tmp_path / "table")
+    table = new_table(tmp_path / "table")
     put(table, batch(4), data_file(table, "a"))
     with pytest.raises(CheckpointError, match=r"which has batch 4: another process .* or restore the newest"):
         table.contains(other)
 
 
 def test_a_digest_counts_for_the_batch_that_it_was_written_for(tmp_path: Path) -> None:
-    table = made(tmp_path / "table")
+    table = new_table(tmp_path / "table")
     put(table, batch(4), data_file(table, "a"))
     record_by_spark(tmp_path / "table", 6)
     assert table.recorded("ledgerlake:orders:id") == Recorded(6, None)
@@ -102,14 +102,14 @@ def test_a_digest_counts_for_the_batch_that_it_was_written_for(tmp_path: Path) -
 
 
 def test_a_digest_of_an_earlier_release_has_no_number_and_counts(tmp_path: Path) -> None:
-    table = made(tmp_path / "table")
+    table = new_table(tmp_path / "table")
     record_by_spark(tmp_path / "table", 4)
     record_by_spark(tmp_path / "table", 7, "ledgerlake:orders:id:range")
     assert table.recorded("ledgerlake:orders:id") == Recorded(4, 7)
 
 
 def test_who_has_committed_last_for_a_stream_is_known(tmp_path: Path) -> None:
-    table = made(tmp_path / "table")
+    table = new_table(tmp_path / "table")
     first, second = batch(4), replace(batch(1), query="ledgerlake:orders:other")
     assert table.last_writer("orders") is None
     put(table, first, data_file(table, "a"))
@@ -125,7 +125,7 @@ def test_who_has_committed_last_for_a_stream_is_known(tmp_path: Path) -> None:
 
 def test_a_process_beside_which_another_query_has_committed_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "table"
-    table, beside = made(path), Table(Place(str(path)), SCHEMA)
+    table, beside = new_table(path), Table(Place(str(path)), SCHEMA)
     table.begin(None)
     put(table, batch(4), data_file(table, "a"))
     beside.begin(number_of(batch(4).query))
@@ -137,7 +137,7 @@ def test_a_process_beside_which_another_query_has_committed_is_refused(tmp_path:
 
 def test_a_commit_of_delta_spark_counts_though_it_leaves_an_older_number(tmp_path: Path) -> None:
     path = tmp_path / "table"
-    table, later = made(path), replace(batch(1), query="ledgerlake:orders:other")
+    table, later = new_table(path), replace(batch(1), query="ledgerlake:orders:other")
     put(table, batch(4), data_file(table, "a"))
     DeltaTable(str(path)).create_write_transaction(
         [],
@@ -160,7 +160,7 @@ def record_by_spark(path: Path, number: int, name: str = "ledgerlake:orders:id")
 
 
 def test_of_two_processes_with_the_same_batch_one_commits(tmp_path: Path) -> None:
-    table = made(tmp_path / "table")
+    table = new_table(tmp_path / "table")
     suspended = Table(Place(str(tmp_path / "table")), SCHEMA)
     assert not suspended.contains(batch(4))
     put(table, batch(4), data_file(table, "a"))
@@ -187,7 +187,7 @@ def lost_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_commit_that_landed_although_the_store_answered_with_a_failure_is_done(
     tmp_path: Path, lost_answers: None
 ) -> None:
-    table = made(tmp_path / "table")
+    table = new_table(tmp_path / "table")
     table.begin_stream("orders")
     for number in (4, 5):
         put(table, batch(number), data_file(table, f"{number}"))
@@ -198,7 +198,7 @@ def test_a_commit_that_landed_although_the_store_answered_with_a_failure_is_done
 def test_a_commit_of_which_nothing_is_known_is_not_done(
     tmp_path: Path, lost_answers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    table = made(tmp_path / "table")
+    table = new_table(tmp_path / "table")
     assert not table.contains(batch(4))
 
     def unreachable(_table: DeltaTable) -> None:
@@ -212,7 +212,7 @@ def test_a_commit_of_which_nothing_is_known_is_not_done(
 
 
 def test_a_commit_of_another_stream_does_not_stand_in_the_way(tmp_path: Path) -> None:
-    table = made(tmp_path / "table")
+    table = new_table(tmp_path / "table")
     other = Table(Place(str(tmp_path / "table")), SCHEMA)
     assert not other.contains(BatchRecord("payments", "ledgerlake:payments:id", 4, 1))
     put(table, batch(4), data_file(table, "a"))
@@ -221,7 +221,7 @@ def test_a_commit_of_another_stream_does_not_stand_in_the_way(tmp_path: Path) ->
 
 
 def test_the_history_shows_each_batch_with_its_ranges(tmp_path: Path) -> None:
-    table = made(tmp_path / "table")
+    table = new_table(tmp_path / "table")
     put(table, batch(4), data_file(table, "a"))
     known = json.loads(DeltaTable(str(tmp_path / "table")).history(1)[0]["ledgerlake"])
     assert known["ranges"] == {"t": {"start": None, "end": {"ledger": 3}}}
@@ -229,7 +229,7 @@ def test_the_history_shows_each_batch_with_its_ranges(tmp_path: Path) -> None:
 
 
 def test_a_table_that_forgets_its_batches_is_refused(tmp_path: Path) -> None:
-    table = made(tmp_path / "table", **{"delta.setTransactionRetentionDuration": "interval 1 hours"})
+    table = new_table(tmp_path / "table", **{"delta.setTransactionRetentionDuration": "interval 1 hours"})
     with pytest.raises(
         TableError, match=r"setTransactionRetentionDuration.* forgets its batches; remove it.* UNSET TBLPROPERTIES"
     ):
@@ -251,7 +251,7 @@ def test_a_clock_alone_reads_nothing(start: object, end: object, reads: bool) ->
 
 
 def test_a_file_that_a_vacuum_removed_while_the_process_was_suspended_is_not_committed(tmp_path: Path) -> None:
-    table = made(tmp_path / "table")
+    table = new_table(tmp_path / "table")
     files = [data_file(table, "a"), data_file(table, "b")]
     assert not table.contains(batch(4))
     (tmp_path / "table" / "b").unlink()
@@ -273,7 +273,7 @@ def retype(table: DeltaTable) -> None:
 def test_a_table_that_somebody_changed_so_that_the_files_do_not_fit_is_not_written(
     tmp_path: Path, change: Callable[[DeltaTable], None], why: str
 ) -> None:
-    table = made(tmp_path / "table")
+    table = new_table(tmp_path / "table")
     put(table, batch(4), data_file(table, "a"))
     change(DeltaTable(str(tmp_path / "table")))
     with pytest.raises(TableError, match=why):
@@ -283,7 +283,7 @@ def test_a_table_that_somebody_changed_so_that_the_files_do_not_fit_is_not_writt
 
 @pytest.mark.parametrize("change", [narrow, retype])
 def test_nor_if_it_was_changed_after_the_last_look(tmp_path: Path, change: Callable[[DeltaTable], None]) -> None:
-    table = made(tmp_path / "table")
+    table = new_table(tmp_path / "table")
     put(table, batch(4), data_file(table, "a"))
     assert not table.contains(batch(5))
     change(DeltaTable(str(tmp_path / "table")))
@@ -349,7 +349,7 @@ def test_a_table_with_a_feature_that_appended_files_cannot_honour_is_for_delta_s
     tmp_path: Path, change: Callable[[dict[str, Any]], None]
 ) -> None:
     path, staging = tmp_path / "table", Place(str(tmp_path / "staging"))
-    running = made(path)
+    running = new_table(path)
     put(running, batch(4), data_file(running, "a"))
     rewritten(path, change)
     assert isinstance(open_table(Place(str(path)), SCHEMA, "auto", staging), SparkTable)
@@ -419,12 +419,12 @@ def test_keys_that_are_renewed_in_their_files_are_those_of_the_next_batch(
     for name in ("token", "key"):
         (tmp_path / name).write_text("second")
         assert not table.contains(batch(6))
-    assert [one["aws_session_token"] for one in opened] == ["first", "second", "second"]
-    assert [one["aws_secret_access_key"] for one in opened] == ["first", "first", "second"]
+    assert [options["aws_session_token"] for options in opened] == ["first", "second", "second"]
+    assert [options["aws_secret_access_key"] for options in opened] == ["first", "first", "second"]
 
 
 def test_a_log_that_is_gone_is_said_in_one_sentence(tmp_path: Path) -> None:
-    table = made(tmp_path / "table")
+    table = new_table(tmp_path / "table")
     put(table, batch(4), data_file(table, "a"))
     shutil.rmtree(tmp_path / "table")
     with pytest.raises(TableError, match=f"the log of the table at {tmp_path}/table cannot be read"):

@@ -159,20 +159,20 @@ def test_a_file_tells_delta_its_range(tmp_path: Path) -> None:
 
 
 def test_merging_holds_one_table_of_each_run() -> None:
-    taken: list[int] = []
+    run_numbers: list[int] = []
 
     def run(number: int, times: list[int]) -> Any:
         for index, time_ms in enumerate(times):
-            taken.append(number)
+            run_numbers.append(number)
             yield pa.Table.from_batches([rows([time_ms], first_entry=number * 100 + index)])
 
     runs = [run(0, [1, 4, 7]), run(1, [2, 5, 8]), run(2, [3, 6, 9])]
     merged = ordered_files.merge_sorted(runs)
     first = next(merged)
     assert first["broker_timestamp"].cast(pa.int64()).to_pylist() == [1000]
-    assert sorted(taken) == [0, 0, 1, 2]
-    rest = pa.concat_tables([first, *merged])
-    assert list(sort_keys(rest)[0]) == [number * 1000 for number in range(1, 10)]
+    assert sorted(run_numbers) == [0, 0, 1, 2]
+    all_rows = pa.concat_tables([first, *merged])
+    assert list(sort_keys(all_rows)[0]) == [number * 1000 for number in range(1, 10)]
 
 
 def test_files_of_several_writers_that_follow_each_other_stay_as_they_are(tmp_path: Path) -> None:
@@ -198,7 +198,10 @@ def test_files_of_several_writers_that_overlap_are_merged_and_the_others_left(tm
     assert entries_of(tmp_path, merged) == [0, 1, 5, 2, 20]
     assert len(replaced) == 2
     assert all((tmp_path / name).exists() for name in replaced)
-    assert [(one.first[0], one.last[0]) for one in merged if one.first and one.last] == [(1000, 9000), (20000, 20000)]
+    assert [(file.first[0], file.last[0]) for file in merged if file.first and file.last] == [
+        (1000, 9000),
+        (20000, 20000),
+    ]
 
 
 def test_positions_that_step_back_within_the_same_time_are_put_in_order(tmp_path: Path) -> None:

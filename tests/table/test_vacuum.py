@@ -43,17 +43,17 @@ def config(tmp_path: Path) -> Config:
     return parse_config(data)
 
 
-def left(config: Config) -> set[str]:
+def data_files(config: Config) -> set[str]:
     return {path.name for path in Path(config.delta.path).glob("part-*.parquet")}
 
 
 def test_only_old_files_that_the_table_does_not_use_are_removed(config: Config) -> None:
-    before = left(config)
+    before = data_files(config)
     (would, nothing) = vacuum(config, dry_run=True)
     assert (would.files, nothing.files) == ([OLD], [])
-    assert left(config) == before
+    assert data_files(config) == before
     assert vacuum(config)[0].files == [OLD]
-    assert left(config) == before - {OLD}
+    assert data_files(config) == before - {OLD}
     assert DeltaTable(config.delta.path).to_pyarrow_table()["n"].to_pylist() == [1, 2, 3]
 
 
@@ -92,11 +92,11 @@ def test_files_that_tasks_write_and_those_that_an_optimize_leaves_are_known_by_t
     )
     writer = FileWriter(folder)
     writer.write(pa.table({"n": [1]}))
-    (own,) = writer.finish()
+    (written_file,) = writer.finish()
     spark = "part-00000-1ae5adda-00c7-4e01-b2db-42d921938b81.c000.snappy.parquet"
     (Path(path) / spark).touch()
-    for one in Path(path).glob("*.parquet"):
-        os.utime(one, (time.time() - 30 * 86_400,) * 2)
+    for data_file in Path(path).glob("*.parquet"):
+        os.utime(data_file, (time.time() - 30 * 86_400,) * 2)
     # The log says when it put the others out of use, and that was now.
-    assert set(vacuum(config)[0].files) == {OLD, NEW, own.name, spark}
-    assert {one.name for one in Path(path).glob("*.parquet")} >= in_use
+    assert set(vacuum(config)[0].files) == {OLD, NEW, written_file.name, spark}
+    assert {file.name for file in Path(path).glob("*.parquet")} >= in_use

@@ -92,17 +92,17 @@ def test_a_large_frame_that_arrives_in_parts_is_received_in_place() -> None:
     assert buffer.wanted() is None
     buffer.feed(LARGE[:1000])
     assert buffer.wanted() is None
-    found = [buffer.next()]
+    frames = [buffer.next()]
     for start in range(1000, len(LARGE), 50_000):
-        wanted = buffer.wanted()
-        assert wanted is not None
-        count = min(50_000, len(wanted))
-        wanted[:count] = LARGE[start : start + count]
+        target = buffer.wanted()
+        assert target is not None
+        count = min(50_000, len(target))
+        target[:count] = LARGE[start : start + count]
         buffer.filled(count)
-        found.append(buffer.next())
-    assert [one is not None for one in found] == [False] * (len(found) - 1) + [True]
-    assert found[-1] is not None
-    assert found[-1].raw == LARGE
+        frames.append(buffer.next())
+    assert [frame is not None for frame in frames] == [False] * (len(frames) - 1) + [True]
+    assert frames[-1] is not None
+    assert frames[-1].raw == LARGE
     assert buffer.wanted() is None
 
 
@@ -110,13 +110,13 @@ def test_a_large_frame_that_arrives_in_parts_is_received_in_place() -> None:
 def test_large_and_small_frames_are_found_however_they_arrive(step: int) -> None:
     frames = [encode_frame(b"a"), LARGE, encode_frame(b"b", b"payload"), LARGE, LARGE, encode_frame(b"c")]
     data = b"".join(frames)
-    buffer, found = FrameBuffer(), []
+    buffer, read_frames = FrameBuffer(), []
     edge = 20 if step < 100 else len(data)
     cuts = [*range(0, edge, step), *range(edge, len(data), 100_000), len(data)]
     for start, stop in itertools.pairwise(cuts):
         buffer.feed(data[start:stop])
         while (frame := buffer.next()) is not None:
-            found.append((bytes(frame.raw), frame.command, len(frame.payload)))
-    assert [raw for raw, _, _ in found] == frames
-    assert [command for _, command, _ in found] == [b"a", b"command", b"b", b"command", b"command", b"c"]
+            read_frames.append((bytes(frame.raw), frame.command, len(frame.payload)))
+    assert [raw for raw, _, _ in read_frames] == frames
+    assert [command for _, command, _ in read_frames] == [b"a", b"command", b"b", b"command", b"command", b"c"]
     assert len(buffer) == 0

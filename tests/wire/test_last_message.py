@@ -13,13 +13,15 @@ from ledgerlake.wire.last_message import LastEntry, last_message_id
 from ledgerlake.wire.message_id import MessageId
 
 
-def entry(kept: str, listed: list[int] | None = None, *, readable: bool = True) -> LastEntry:
-    """A batch with a slot for each sign of ``kept``: ``x`` for a message, ``-`` for one that was
+def entry(slot_signs: str, listed: list[int] | None = None, *, readable: bool = True) -> LastEntry:
+    """A batch with a slot for each sign of ``slot_signs``: ``x`` for a message, ``-`` for one that was
     compacted away.
     """
-    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, num_messages_in_batch=len(kept))
+    metadata = pb.MessageMetadata(
+        producer_name="p", sequence_id=1, publish_time=1, num_messages_in_batch=len(slot_signs)
+    )
     metadata.compacted_batch_indexes.extend(listed or [])
-    slots = [(pb.SingleMessageMetadata(compacted_out=one == "-"), b"" if one == "-" else b"v") for one in kept]
+    slots = [(pb.SingleMessageMetadata(compacted_out=sign == "-"), b"" if sign == "-" else b"v") for sign in slot_signs]
     return LastEntry(3, 7, -1, metadata.SerializeToString(), encode_batch(slots) if readable else None)
 
 

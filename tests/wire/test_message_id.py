@@ -59,9 +59,9 @@ def test_ids_serialised_by_the_go_client_keep_their_first_chunk(batch_index: int
     data.batch_index = batch_index
     data.first_chunk_message_id.CopyFrom(go_id(FIRST, -1))
     data.first_chunk_message_id.batch_index = batch_index
-    found = from_bytes(data.SerializeToString())
-    assert isinstance(found, ChunkMessageId)
-    assert (found.first, found.last, str(found)) == (FIRST, LAST, "1:2;4:5")
+    message_id = from_bytes(data.SerializeToString())
+    assert isinstance(message_id, ChunkMessageId)
+    assert (message_id.first, message_id.last, str(message_id)) == (FIRST, LAST, "1:2;4:5")
 
 
 def test_a_negative_batch_index_of_a_plain_id_means_none() -> None:
@@ -72,9 +72,9 @@ def test_a_negative_batch_index_of_a_plain_id_means_none() -> None:
     "serialised", ["0801100218033000", "08011002180320043000", "08041005180630003a080801100218063000"]
 )
 def test_an_id_keeps_its_partition(serialised: str) -> None:
-    found = from_bytes(bytes.fromhex(serialised))
-    assert partition_of(found) == pb.MessageIdData.FromString(bytes.fromhex(serialised)).partition
-    assert to_bytes(found).hex() == serialised
+    message_id = from_bytes(bytes.fromhex(serialised))
+    assert partition_of(message_id) == pb.MessageIdData.FromString(bytes.fromhex(serialised)).partition
+    assert to_bytes(message_id).hex() == serialised
 
 
 @pytest.mark.parametrize("text", ["7:8", "7:8:1", "1:2;4:5", "080110023000"])
@@ -125,8 +125,8 @@ def test_ids_are_serialised_as_the_java_client_does(
     message_id: MessageId | ChunkMessageId, partition: int, expected: str
 ) -> None:
     assert to_bytes(message_id, partition).hex() == expected
-    back = from_bytes(bytes.fromhex(expected))
-    assert (back, str(back)) == (message_id, str(message_id))
+    read_back = from_bytes(bytes.fromhex(expected))
+    assert (read_back, str(read_back)) == (message_id, str(message_id))
 
 
 def test_a_chunk_id_stands_at_its_last_chunk_also_beside_plain_ids() -> None:
