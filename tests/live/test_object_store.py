@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from ledgerlake.errors import TableError
 from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
 from ledgerlake.table.vacuum import vacuum
+from tests.live.cloud_stores import CloudStore, start_azure, start_google
 from tests.live.object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, start_object_store
 from tests.live.pipelines import (
     config_file,
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.live, pytest.mark.spark]
 
+SCHEMES = ["s3", *(pytest.param(scheme, marks=pytest.mark.long) for scheme in ("s3a", "gs", "abfss"))]
+
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[ObjectStore]:
@@ -50,29 +54,41 @@ def settings(store: ObjectStore) -> dict[str, Any]:
     }
 
 
-def in_store(runtime: Runtime, folder: Path, store: ObjectStore, topic: str, scheme: str = "s3") -> dict[str, Any]:
+def in_store(runtime: Runtime, folder: Path, store: ObjectStore, topic: str) -> dict[str, Any]:
     """A pipeline with a local checkpoint and its tables and delayed messages in the store."""
-    root = f"{scheme}://{store.bucket()}/lake"
+    root = f"s3://{store.bucket()}/lake"
     data = runtime.config(folder, topic)
-    data["delta"] = {"path": f"{root}/messages"}
-    data["delay"] = {"storage": f"{root}/delayed"}
-    return data
+    return data | {"delta": {"path": f"{root}/messages"}, "delay": {"storage": f"{root}/delayed"}}
 
 
-def values(store: ObjectStore, path: str) -> list[bytes]:
+def values(path: str, options: dict[str, str]) -> list[bytes]:
     """The values of a table by an independent reader, in the order of their positions."""
-    table = DeltaTable(path.replace("s3a:", "s3:"), storage_options=store.delta_options).to_pyarrow_table()
+    table = DeltaTable(path.replace("s3a:", "s3:"), storage_options=options).to_pyarrow_table()
     order = [(name, "ascending") for name in ("partition", "ledger_id", "entry_id", "batch_index")]
     table_values: list[bytes] = table.sort_by(order)["value"].to_pylist()
     return table_values
 
 
-@pytest.mark.parametrize("scheme", ["s3", pytest.param("s3a", marks=pytest.mark.long)])
+@pytest.fixture
+def cloud(request: pytest.FixtureRequest, store: ObjectStore) -> Iterator[CloudStore]:
+    """An empty place in a store, by its scheme."""
+    if request.param == "gs":
+        with start_google() as running:
+            yield running
+    elif request.param == "abfss":
+        with start_azure() as running:
+            yield running
+    else:
+        yield CloudStore(f"{request.param}://{store.bucket()}/lake", settings(store), store.delta_options)
+
+
+@pytest.mark.parametrize("cloud", SCHEMES, indirect=True)
 def test_tables_in_a_store_hold_each_message_once_over_restarts(
-    runtime: Runtime, spark: SparkSession, store: ObjectStore, tmp_path: Path, scheme: str
+    runtime: Runtime, spark: SparkSession, cloud: CloudStore, tmp_path: Path
 ) -> None:
     topic = runtime.topic(2)
-    data = in_store(runtime, tmp_path, store, topic, scheme) | {"storage": settings(store)}
+    data = runtime.config(tmp_path, topic) | {"storage": cloud.settings}
+    data |= {"delta": {"path": f"{cloud.root}/messages"}, "delay": {"storage": f"{cloud.root}/delayed"}}
     publish_numbers(runtime, topic, range(200), batch=20)
     run_once(spark, data)
     due_ms = int(time.time() * 1000) + 1500
@@ -82,7 +98,7 @@ def test_tables_in_a_store_hold_each_message_once_over_restarts(
     time.sleep(max(0.0, due_ms / 1000 - time.time()) + 0.1)
     config = run_once(spark, data)
     expected = sorted([b"late", *(b"%d" % number for number in range(300))])
-    assert sorted(values(store, data["delta"]["path"])) == expected
+    assert sorted(values(data["delta"]["path"], cloud.delta_options)) == expected
     assert verify(config).clean
     assert vacuum(config, dry_run=True)[0].files == []
 
@@ -95,7 +111,7 @@ def test_keys_of_the_environment_are_enough(runtime: Runtime, store: ObjectStore
     config = config_file(tmp_path, data)
     result = ledgerlake_process("run", config, "--once", **store.environment)
     assert result.returncode == 0, result.stderr
-    assert values(store, data["delta"]["path"]) == [b"%d" % number for number in range(10)]
+    assert values(data["delta"]["path"], store.delta_options) == [b"%d" % number for number in range(10)]
     assert ledgerlake("verify", config, **store.environment).returncode == 0
 
 
@@ -107,12 +123,25 @@ def test_a_wrong_key_is_one_sentence_without_the_key(runtime: Runtime, store: Ob
     assert "not-the-secret" not in result.stderr + result.stdout
 
 
+# fake-gcs-server answers as if it had failed itself.
+@pytest.mark.parametrize("cloud", ["s3", pytest.param("abfss", marks=pytest.mark.long)], indirect=True)
 def test_a_bucket_that_is_missing_is_one_sentence(
-    runtime: Runtime, spark: SparkSession, store: ObjectStore, tmp_path: Path
+    runtime: Runtime, spark: SparkSession, cloud: CloudStore, tmp_path: Path
 ) -> None:
-    data = in_store(runtime, tmp_path, store, runtime.topic()) | {"storage": settings(store)}
-    data["delta"]["path"] = "s3://no-such-bucket/messages"
+    data = runtime.config(tmp_path, runtime.topic()) | {"storage": cloud.settings}
+    data["delta"] = {"path": re.sub(r"//lake-\w+", "//no-such-bucket", f"{cloud.root}/messages")}
     with pytest.raises(TableError, match="the bucket no-such-bucket does not exist"):
+        run_once(spark, data)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cloud", ["abfss"], indirect=True)
+def test_a_wrong_key_of_an_account_is_one_sentence(
+    runtime: Runtime, spark: SparkSession, cloud: CloudStore, tmp_path: Path
+) -> None:
+    data = runtime.config(tmp_path, runtime.topic()) | {"storage": cloud.settings | {"account_key": "bm90LWl0"}}
+    data["delta"] = {"path": f"{cloud.root}/messages"}
+    with pytest.raises(TableError, match="refuses the credentials for the bucket"):
         run_once(spark, data)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from typing import TYPE_CHECKING
 
@@ -9,10 +10,14 @@ import pytest
 from pyarrow import fs
 
 from ledgerlake.errors import SetupError, UsageError
-from ledgerlake.stored.places import Place, StorageSettings, parse_place
+from ledgerlake.stored.places import Place, parse_place
+from ledgerlake.stored.stores import StorageSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+AZURE = "lake@shop.dfs.core.windows.net"
 
 
 @pytest.mark.parametrize(
@@ -26,6 +31,8 @@ if TYPE_CHECKING:
         ("s3://lake/orders", "s3://lake/orders", "lake/orders", "s3a://lake/orders"),
         ("s3a://lake/orders/", "s3://lake/orders", "lake/orders", "s3a://lake/orders"),
         ("S3A://lake.eu-1/a/b", "s3://lake.eu-1/a/b", "lake.eu-1/a/b", "s3a://lake.eu-1/a/b"),
+        ("gs://lake_1/orders/", "gs://lake_1/orders", "lake_1/orders", "gs://lake_1/orders"),
+        (f"abfss://{AZURE}/a/b", f"abfss://{AZURE}/a/b", "lake/a/b", f"abfss://{AZURE}/a/b"),
     ],
 )
 def test_a_place_has_a_name_in_each_library(text: str, uri: str, root: str, hadoop_uri: str) -> None:
@@ -44,6 +51,11 @@ def test_a_place_has_a_name_in_each_library(text: str, uri: str, root: str, hado
         ("s3://lake", "path cannot be a whole bucket; write s3://lake/PATH"),
         ("s3://lake/", "path cannot be a whole bucket; write s3://lake/PATH"),
         ("file://host/orders", "write file:///PATH"),
+        ("gs://lake", "path cannot be a whole bucket; write gs://lake/PATH"),
+        ("gs:///orders", "write gs://BUCKET/PATH"),
+        ("abfss://lake/orders", "write abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"),
+        ("abfss://lake@shop/orders", "write abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"),
+        ("hdfs://name/orders", "path cannot be 'hdfs://name/orders': hdfs: is not supported"),
     ],
 )
 def test_what_is_no_place_is_refused_in_one_sentence(text: str, expected: str) -> None:
@@ -83,6 +95,32 @@ def test_settings_stand_above_the_environment(monkeypatch: pytest.MonkeyPatch) -
     assert "allow_http" not in options
 
 
+def test_an_azure_key_is_the_places_own_or_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "a2V5")
+    assert Place(f"abfss://{AZURE}/a").delta_options() == {
+        "azure_storage_account_name": "shop",
+        "azure_storage_account_key": "a2V5",
+        "retry_timeout": "90s",
+    }
+    monkeypatch.setenv("OWN", "?sv=1&sig=2")
+    place = Place(f"abfss://{AZURE}/a", StorageSettings("http://127.0.0.1:1/", sas_token="env:OWN"))
+    assert place.delta_options() == {
+        "azure_storage_account_name": "shop",
+        "azure_storage_sas_key": "sv=1&sig=2",
+        "azure_endpoint": "http://127.0.0.1:1/shop",
+        "allow_http": "true",
+        "retry_timeout": "90s",
+    }
+    assert isinstance(place.filesystem(), fs.AzureFileSystem)
+
+
+def test_google_has_its_own_search_for_credentials() -> None:
+    assert Place("gs://lake/a").delta_options() == {"retry_timeout": "90s"}
+    emulator = Place("gs://lake/a", StorageSettings("http://127.0.0.1:1"))
+    assert json.loads((emulator.delta_options() or {})["google_service_account_key"])["disable_oauth"] is True
+    assert isinstance(emulator.filesystem(), fs.GcsFileSystem)
+
+
 def test_a_secret_that_is_renewed_in_its_file_is_seen(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     place = Place("s3://lake/a", StorageSettings("http://h:1", "", "id", f"file:{file}"))
@@ -98,3 +136,26 @@ def test_no_repr_shows_a_secret() -> None:
     place = Place("s3://lake/a", StorageSettings("http://h:1", "", "hushhush", "hush", "hushed"))
     assert "hush" not in repr(place) + str(place)
     assert pickle.loads(pickle.dumps(place)) == place
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "Generic GCS error\n  \x1b[31m\u21b3\x1b[0m Error performing GET\n   \x1b[31m\u21b3\x1b[0m timed out\n",
+            "Generic GCS error: timed out",
+        ),
+        (
+            "Kernel error\n \u21b3 Error performing GET - HTTP error\n \u21b3 error sending request\n \u21b3 refused",
+            "Google Cloud Storage cannot be reached",
+        ),
+        ("one line\nand a trace", "one line"),
+        (
+            "google::cloud::Status(PERMISSION_DENIED: no)",
+            "Google Cloud Storage refuses the credentials for the bucket lake; check the variable GOOGLE",
+        ),
+        ("", "OSError"),
+    ],
+)
+def test_the_reason_is_what_an_error_was_caused_by(text: str, reason: str) -> None:
+    assert Place("gs://lake/a").reason(OSError(text)).startswith(reason)

@@ -16,7 +16,8 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
 
 from ledgerlake.errors import CheckpointError, OwnershipError, TableError
-from ledgerlake.stored.places import Place, StorageSettings
+from ledgerlake.stored.places import Place
+from ledgerlake.stored.stores import StorageSettings
 from ledgerlake.table import delta_table
 from ledgerlake.table.batch_record import BatchRecord, Recorded, number_of
 from ledgerlake.table.delta_table import HONOURED_FEATURES, Table

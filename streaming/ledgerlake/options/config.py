@@ -27,7 +27,8 @@ from ledgerlake.options.kinds import COUNT, DURATION, FLAG, PATH, TEXT, URL, cho
 from ledgerlake.options.source_options import SourceOptions
 from ledgerlake.options.spark_options import SparkConfig
 from ledgerlake.options.storage_options import StorageConfig
-from ledgerlake.stored.places import ENVIRONMENT, Place, StorageSettings, parse_place
+from ledgerlake.stored.places import Place, parse_place
+from ledgerlake.stored.stores import ENVIRONMENT, StorageSettings
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -9,27 +9,27 @@ from dataclasses import dataclass
 
 from ledgerlake.options.declared import option
 from ledgerlake.options.kinds import TEXT
-from ledgerlake.stored.places import StorageSettings
+from ledgerlake.stored.stores import StorageSettings
 
 
 @dataclass(frozen=True, kw_only=True)
 class StorageConfig:
-    """``[storage]``: a store that is not AWS's own, and keys that the environment does not have. A
+    """``[storage]``: a store at an address of its own, and keys that the environment does not have. A
     key is given as ``file:PATH``, as ``env:NAME``, or as it is.
     """
 
     endpoint_url: str = option(
         TEXT,
         "",
-        "The address of a store that is not AWS's own, such as `http://minio:9000`.",
+        "The address of a store, if it is not the usual one of AWS, Google or Azure, such as `http://minio:9000`.",
         toml="storage.endpoint_url",
         shown_default="`$AWS_ENDPOINT_URL`",
     )
-    region: str = option(TEXT, "", "The region.", toml="storage.region", shown_default="`$AWS_REGION`")
+    region: str = option(TEXT, "", "The region; for S3.", toml="storage.region", shown_default="`$AWS_REGION`")
     access_key_id: str = option(
         TEXT,
         "",
-        "The id of the key.",
+        "The id of the key; for S3.",
         toml="storage.access_key_id",
         is_secret=True,
         shown_default="the environment's credentials",
@@ -37,7 +37,7 @@ class StorageConfig:
     secret_access_key: str = option(
         TEXT,
         "",
-        "The secret of the key. A file is read again whenever the store is opened.",
+        "The secret of the key; for S3. A file is read again whenever the store is opened.",
         toml="storage.secret_access_key",
         is_secret=True,
         shown_default="the environment's credentials",
@@ -45,15 +45,30 @@ class StorageConfig:
     session_token: str = option(
         TEXT,
         "",
-        "The session token of temporary credentials.",
+        "The session token of temporary credentials; for S3.",
         toml="storage.session_token",
         is_secret=True,
         shown_default="the environment's credentials",
     )
 
+    account_key: str = option(
+        TEXT,
+        "",
+        "The key of the account; for Azure.",
+        toml="storage.account_key",
+        is_secret=True,
+        shown_default="`$AZURE_STORAGE_ACCOUNT_KEY`",
+    )
+    sas_token: str = option(
+        TEXT,
+        "",
+        "A shared access signature; for Azure.",
+        toml="storage.sas_token",
+        is_secret=True,
+        shown_default="`$AZURE_STORAGE_SAS_TOKEN`",
+    )
+
     @property
     def settings(self) -> StorageSettings:
         """Return the same for places."""
-        return StorageSettings(
-            self.endpoint_url, self.region, self.access_key_id, self.secret_access_key, self.session_token
-        )
+        return StorageSettings(**vars(self))

@@ -3,6 +3,8 @@
     written                                    pyarrow              delta-rs              Spark (Hadoop)
     lake/orders   file:///lake/orders          LocalFileSystem      the path              file: and the absolute path
     s3://bucket/orders   s3a://bucket/orders   S3FileSystem         s3://bucket/orders    s3a://bucket/orders
+    gs://bucket/orders                         GcsFileSystem        the same              the same
+    abfss://container@account.../orders        AzureFileSystem      the same              the same
 
 Credentials are those of the environment (variables, profile, instance role) unless the place has
 settings of its own. The settings hold secrets by reference if the user wrote references, and are
@@ -14,92 +16,57 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
-from typing import Any
+from dataclasses import asdict, dataclass, replace
 from urllib.parse import unquote, urlsplit
 
 from pyarrow import fs
 
 from ledgerlake.errors import UsageError
-from ledgerlake.stored.secrets import resolve_secret
+from ledgerlake.stored.stores import ENVIRONMENT, STORES, StorageSettings, Store, delta_options
 
 # Without the slash it is a folder with a colon in its name.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)")
-_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-
-_S3_SCHEMES = ("s3", "s3a")
-_KNOWN = "a local path, file:, s3:// or s3a://"
+_KNOWN = "a local path, file:, s3://, s3a://, gs:// or abfss://"
 
 # Spark redacts a value with this word in it.
 _SECRET_PREFIX = "secret:"
 
-# How often a request to a store is tried: with the pauses between, about a minute.
-_S3_ATTEMPTS = 9
-_RETRY_TIMEOUT = "90s"
-
-
 _MOST_CHARACTERS = 200
+
+# The arrow before a cause, which delta-rs may colour, and the end of the colour.
+_CAUSE, _PLAIN = "\u21b3", "\x1b[0m"
 
 # What the libraries' errors have in common, the most telling first.
 _STORE_ERRORS = (
-    (re.compile(r"NoSuchBucket|NO_SUCH_BUCKET"), "the bucket {bucket} does not exist at {endpoint}; make it first"),
+    (
+        re.compile(r"NoSuchBucket|NO_SUCH_BUCKET|ContainerNotFound"),
+        "the bucket {bucket} does not exist at {endpoint}; make it first",
+    ),
     (
         re.compile(
             r"InvalidAccessKeyId|INVALID_ACCESS_KEY_ID|SignatureDoesNotMatch|SIGNATURE_DOES_NOT_MATCH|ExpiredToken|EXPIRED_TOKEN"
-            r"|AccessDenied|ACCESS_DENIED|403 Forbidden|401 Unauthorized"
+            r"|AccessDenied|ACCESS_DENIED|AuthorizationFailure|AuthenticationFailed|PERMISSION_DENIED|UNAUTHENTICATED"
+            r"|403 Forbidden|401 Unauthorized"
         ),
-        "{endpoint} refuses the credentials for the bucket {bucket}; check [storage], or the variables AWS_ACCESS_KEY_ID and "
-        "AWS_SECRET_ACCESS_KEY, and what they may do",
+        "{endpoint} refuses the credentials for the bucket {bucket}; check {keys}, and what they may do",
     ),
     (
-        re.compile(r"NETWORK_CONNECTION|error sending request|tcp connect|dns error"),
-        "{endpoint} cannot be reached; check [storage] endpoint_url, or the variable AWS_ENDPOINT_URL",
+        re.compile(r"NETWORK_CONNECTION|error sending request|tcp connect|dns error|Could not connect to server"),
+        "{endpoint} cannot be reached; check the network, and [storage] endpoint_url if it is set there",
     ),
     (
-        re.compile(r"instance metadata|CredentialsNotLoaded|no providers in chain|169\.254\.169\.254", re.IGNORECASE),
-        "there are no credentials for the bucket {bucket}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or [storage]",
+        re.compile(
+            r"instance metadata|CredentialsNotLoaded|no providers in chain|169\.254\.169\.254|credentials? file",
+            re.IGNORECASE,
+        ),
+        "there are no credentials for the bucket {bucket}; set {keys}",
     ),
 )
 
 
 @dataclass(frozen=True)
-class StorageSettings:
-    """How to reach a store. What is empty is taken from the environment.
-
-    Args:
-        endpoint_url: the address of a store that is not AWS's own, such as ``http://minio:9000``.
-        access_key_id, secret_access_key, session_token: texts or references (see ``secrets``).
-    """
-
-    endpoint_url: str = ""
-    region: str = ""
-    access_key_id: str = field(default="", repr=False)
-    secret_access_key: str = field(default="", repr=False)
-    session_token: str = field(default="", repr=False)
-
-    def resolved(self) -> StorageSettings:
-        """Return the same with each reference replaced by its secret, and the endpoint and the
-        region of the environment where it has none.
-
-        Raises:
-            SetupError: a variable or file that holds a secret cannot be read.
-        """
-        return StorageSettings(
-            self.endpoint_url or _variable("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
-            self.region or _variable("AWS_REGION", "AWS_DEFAULT_REGION"),
-            resolve_secret(self.access_key_id),
-            resolve_secret(self.secret_access_key),
-            resolve_secret(self.session_token),
-        )
-
-
-ENVIRONMENT = StorageSettings()
-
-
-@dataclass(frozen=True)
 class Place:
-    """A folder or file by its URI: a local path as it was written, or ``s3://bucket/key``."""
+    """A folder or file by its URI: a local path as it was written, or ``s3://bucket/path``."""
 
     uri: str
     settings: StorageSettings = ENVIRONMENT
@@ -111,21 +78,31 @@ class Place:
         return replace(self, uri=f"{self.uri.rstrip('/')}/{name}")
 
     @property
+    def store(self) -> Store | None:
+        """Return the object store that it is in; None for this machine's own file system."""
+        return STORES.get(self.uri.partition("://")[0])
+
+    @property
     def is_local(self) -> bool:
         """Return whether it is on this machine's own file system."""
-        return not self.uri.startswith("s3://")
+        return self.store is None
 
     @property
     def root(self) -> str:
         """Return the path inside the file system."""
-        return self.uri if self.is_local else self.uri.removeprefix("s3://")
+        if self.store is None:
+            return self.uri
+        matched = self.store.bucket.match(self._bucket)
+        return f"{matched[1] if matched else self._bucket}/{self._below_bucket}"
 
     @property
     def hadoop_uri(self) -> str:
         """Return what Spark calls it. A local path stays a path, so that Spark names it as before
         in a checkpoint.
         """
-        return self.uri if self.is_local else f"s3a://{self.root}"
+        if self.store is None:
+            return self.uri
+        return f"{self.store.hadoop_scheme}://{self._bucket}/{self._below_bucket}"
 
     def filesystem(self) -> fs.FileSystem:
         """Return the file system in which ``root`` is a path.
@@ -133,7 +110,9 @@ class Place:
         Raises:
             SetupError: a secret cannot be read.
         """
-        return fs.LocalFileSystem() if self.is_local else _s3(self.settings.resolved())
+        if self.store is None:
+            return fs.LocalFileSystem()
+        return self.store.filesystem(self._bucket, self.settings.resolved())
 
     def make(self) -> None:
         """Make the folder if it is missing; in a store there are no folders.
@@ -149,13 +128,16 @@ class Place:
         text = str(error)
         if self.is_local and os.path.isfile(self.root):
             return "it is a file, and not a folder"
-        if not self.is_local:
-            endpoint = self.settings.endpoint_url or _variable("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL") or "AWS"
-            bucket = self.root.partition("/")[0]
+        if self.store is not None:
+            endpoint = self.store.endpoint(self.settings)
+            bucket = self._bucket.partition("@")[0]
             for pattern, sentence in _STORE_ERRORS:
                 if pattern.search(text):
-                    return sentence.format(endpoint=endpoint, bucket=bucket)
+                    return sentence.format(endpoint=endpoint, bucket=bucket, keys=self.store.keys)
         lines = text.strip().splitlines() or [type(error).__name__]
+        if _CAUSE in text:
+            # delta-rs writes what an error was caused by below it; the last line is the first cause.
+            lines = [f"{lines[0]}: {lines[-1].partition(_CAUSE)[2].removeprefix(_PLAIN).strip()}"]
         return lines[0][:_MOST_CHARACTERS]
 
     def delta_options(self) -> dict[str, str] | None:
@@ -164,21 +146,15 @@ class Place:
         Raises:
             SetupError: a secret cannot be read.
         """
-        if self.is_local:
-            return None
-        settings = self.settings.resolved()
-        options = {
-            "aws_endpoint_url": settings.endpoint_url,
-            "aws_region": settings.region or "us-east-1",
-            "aws_access_key_id": settings.access_key_id,
-            "aws_secret_access_key": settings.secret_access_key,
-            "aws_session_token": settings.session_token,
-            "allow_http": "true" if settings.endpoint_url.startswith("http:") else "",
-            # Without it, two commits at once could both succeed.
-            "aws_conditional_put": "etag",
-            "retry_timeout": _RETRY_TIMEOUT,
-        }
-        return {name: value for name, value in options.items() if value}
+        return None if self.store is None else delta_options(self.store, self._bucket, self.settings)
+
+    @property
+    def _bucket(self) -> str:
+        return self.uri.split("/")[2]
+
+    @property
+    def _below_bucket(self) -> str:
+        return self.uri.split("/", 3)[3]
 
 
 def parse_place(text: str, where: str, settings: StorageSettings = ENVIRONMENT) -> Place:
@@ -196,14 +172,15 @@ def parse_place(text: str, where: str, settings: StorageSettings = ENVIRONMENT) 
     scheme = matched[1].lower()
     if scheme == "file":
         return Place(_local_path(text, where), settings)
-    if scheme not in _S3_SCHEMES:
+    store = STORES.get(scheme)
+    if store is None:
         raise UsageError(f"{where} cannot be '{text}': {scheme}: is not supported; write {_KNOWN}")
-    bucket, _, key = text[len(matched[0]) :].removeprefix("//").partition("/")
-    if not _BUCKET.fullmatch(bucket):
-        raise UsageError(f"{where} cannot be '{text}'; write s3://BUCKET/PATH")
-    if not key.strip("/"):
-        raise UsageError(f"{where} cannot be a whole bucket; write s3://{bucket}/PATH")
-    return Place(f"s3://{bucket}/{key.rstrip('/')}", settings)
+    bucket, _, path = text[len(matched[0]) :].removeprefix("//").partition("/")
+    if not store.bucket.fullmatch(bucket):
+        raise UsageError(f"{where} cannot be '{text}'; write {store.shape}")
+    if not path.strip("/"):
+        raise UsageError(f"{where} cannot be a whole bucket; write {store.scheme}://{bucket}/PATH")
+    return Place(f"{store.scheme}://{bucket}/{path.rstrip('/')}", settings)
 
 
 def to_text(place: Place) -> str:
@@ -226,22 +203,3 @@ def _local_path(text: str, where: str) -> str:
     if split.netloc not in ("", "localhost") or not split.path.startswith("/"):
         raise UsageError(f"{where} cannot be '{text}'; write file:///PATH")
     return unquote(split.path)
-
-
-@lru_cache(maxsize=8)
-def _s3(settings: StorageSettings) -> fs.FileSystem:
-    arguments: dict[str, Any] = {
-        "endpoint_override": settings.endpoint_url,
-        "region": settings.region,
-        "access_key": settings.access_key_id,
-        "secret_key": settings.secret_access_key,
-        "session_token": settings.session_token,
-    }
-    return fs.S3FileSystem(
-        **{name: value for name, value in arguments.items() if value},
-        retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=_S3_ATTEMPTS),
-    )
-
-
-def _variable(*names: str) -> str:
-    return next((os.environ[name] for name in names if os.environ.get(name)), "")

@@ -175,7 +175,7 @@ class Table:
         try:
             number: int | None = table.transaction_version(name)
         except (DeltaError, OSError) as error:
-            raise TableError(f"the log of the table at {self.path} cannot be read: {_first_line(error)}") from None
+            raise TableError(f"the log of the table at {self.path} cannot be read: {self.path.reason(error)}") from None
         return number
 
     def _history(self) -> list[dict[str, Any]]:
@@ -184,7 +184,7 @@ class Table:
         try:
             commits: list[dict[str, Any]] = table.history(HISTORY_COMMITS)
         except (DeltaError, OSError) as error:
-            raise TableError(f"the log of the table at {self.path} cannot be read: {_first_line(error)}") from None
+            raise TableError(f"the log of the table at {self.path} cannot be read: {self.path.reason(error)}") from None
         return commits
 
     def begin_stream(self, stream: str) -> None:
@@ -299,7 +299,7 @@ class Table:
                 )
                 keys.update(row_keys(rows))
         except (DeltaError, OSError, pa.ArrowException) as error:
-            raise self.not_comparable(batch, _first_line(error)) from None
+            raise self.not_comparable(batch, self.path.reason(error)) from None
         return keys
 
     def not_comparable(self, batch: BatchRecord, reason: str) -> CheckpointError:
@@ -330,7 +330,7 @@ class Table:
             )
         except (DeltaError, OSError) as error:
             if not self._has_landed(numbers):
-                raise TableError(f"{attempt}: {_first_line(error)}") from None
+                raise TableError(f"{attempt}: {self.path.reason(error)}") from None
 
     def _has_landed(self, numbers: dict[str, int]) -> bool:
         """Return whether the table has a commit of ours, by its random number: a store may store a
@@ -516,7 +516,3 @@ def _range_of(query: str) -> str:
 
 def _numbered(query: str) -> str:
     return f"{query}:range_of"
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0][:300]

@@ -1,0 +1,257 @@
+"""Object stores: how pyarrow and delta-rs are told the address and the keys of each.
+
+    store    written                                              pyarrow            delta-rs's options
+    S3       s3://bucket/path   s3a://bucket/path                 S3FileSystem       aws_...
+    Google   gs://bucket/path                                     GcsFileSystem      google_...
+    Azure    abfss://container@account.dfs.core.windows.net/path  AzureFileSystem    azure_...
+
+Keys are those of the environment (variables, profile, role of the machine) unless ``[storage]`` has
+its own. Both libraries search Google's application default credentials by themselves. pyarrow has
+no place for a key of Google's, so there only the environment has one. pyarrow does not read Azure's
+variables for a key, so they are read here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from pyarrow import fs
+
+from ledgerlake.stored.secrets import resolve_secret
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# A failed request is tried again for about a minute.
+_S3_RETRIES = fs.AwsStandardS3RetryStrategy(max_attempts=9)
+_GOOGLE_RETRIES = timedelta(seconds=60)
+_RETRY_TIMEOUT = "90s"
+
+
+@dataclass(frozen=True)
+class StorageSettings:
+    """How to reach a store. What is empty is taken from the environment.
+
+    Args:
+        endpoint_url: an address that is not the store's usual one, such as ``http://minio:9000``.
+        region, access_key_id, secret_access_key, session_token: for S3.
+        account_key, sas_token: for Azure.
+
+    Keys are texts or references (see ``secrets``).
+    """
+
+    endpoint_url: str = ""
+    region: str = ""
+    access_key_id: str = field(default="", repr=False)
+    secret_access_key: str = field(default="", repr=False)
+    session_token: str = field(default="", repr=False)
+    account_key: str = field(default="", repr=False)
+    sas_token: str = field(default="", repr=False)
+
+    def resolved(self) -> StorageSettings:
+        """Return the same with each reference replaced by its secret.
+
+        Raises:
+            SetupError: a variable or file that holds a secret cannot be read.
+        """
+        return StorageSettings(
+            self.endpoint_url,
+            self.region,
+            resolve_secret(self.access_key_id),
+            resolve_secret(self.secret_access_key),
+            resolve_secret(self.session_token),
+            resolve_secret(self.account_key),
+            resolve_secret(self.sas_token),
+        )
+
+
+ENVIRONMENT = StorageSettings()
+
+
+@dataclass(frozen=True)
+class Store:
+    """One kind of object store.
+
+    Args:
+        scheme, hadoop_scheme: what its URIs begin with, and what they begin with for Spark.
+        bucket: a valid first part of a URI, and in its group what pyarrow calls it.
+        shape: a URI, for errors.
+        keys: where its keys may come from, for errors.
+        endpoint: its address with some settings.
+        filesystem, delta_options: what pyarrow and delta-rs need for a bucket, with resolved settings.
+    """
+
+    scheme: str
+    hadoop_scheme: str
+    bucket: re.Pattern[str]
+    shape: str
+    keys: str
+    endpoint: Callable[[StorageSettings], str]
+    filesystem: Callable[[str, StorageSettings], fs.FileSystem]
+    delta_options: Callable[[str, StorageSettings], dict[str, str]]
+
+
+# S3
+
+
+def _s3_endpoint(settings: StorageSettings) -> str:
+    return settings.endpoint_url or _variable("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+
+
+def _s3_region(settings: StorageSettings) -> str:
+    return settings.region or _variable("AWS_REGION", "AWS_DEFAULT_REGION")
+
+
+def _s3_filesystem(_bucket: str, settings: StorageSettings) -> fs.FileSystem:
+    arguments: dict[str, Any] = {
+        "endpoint_override": _s3_endpoint(settings),
+        "region": _s3_region(settings),
+        "access_key": settings.access_key_id,
+        "secret_key": settings.secret_access_key,
+        "session_token": settings.session_token,
+    }
+    return _opened(fs.S3FileSystem, **_given(arguments), retry_strategy=_S3_RETRIES)
+
+
+def _s3_delta_options(_bucket: str, settings: StorageSettings) -> dict[str, str]:
+    endpoint = _s3_endpoint(settings)
+    return {
+        "aws_endpoint_url": endpoint,
+        "aws_region": _s3_region(settings) or "us-east-1",
+        "aws_access_key_id": settings.access_key_id,
+        "aws_secret_access_key": settings.secret_access_key,
+        "aws_session_token": settings.session_token,
+        "allow_http": _allow_http(endpoint),
+        # Without it, two commits at once could both succeed.
+        "aws_conditional_put": "etag",
+    }
+
+
+# Google
+
+
+def _google_filesystem(_bucket: str, settings: StorageSettings) -> fs.FileSystem:
+    url = urlsplit(settings.endpoint_url)
+    arguments = {"endpoint_override": url.netloc, "scheme": url.scheme, "anonymous": url.scheme == "http"}
+    return _opened(fs.GcsFileSystem, **_given(arguments), retry_time_limit=_GOOGLE_RETRIES)
+
+
+def _google_delta_options(_bucket: str, settings: StorageSettings) -> dict[str, str]:
+    endpoint = settings.endpoint_url
+    if _allow_http(endpoint):
+        # An emulator, which knows no keys.
+        key = {"gcs_base_url": endpoint, "disable_oauth": True, "client_email": "", "private_key": ""}
+        return {"google_service_account_key": json.dumps({**key, "private_key_id": ""}), "allow_http": "true"}
+    return {"google_base_url": endpoint}
+
+
+# Azure
+
+
+def _azure_account(bucket: str) -> str:
+    return bucket.partition("@")[2].partition(".")[0]
+
+
+def _azure_secret(settings: StorageSettings) -> tuple[str, str]:
+    """Return the key of the account and the shared access signature, one of them at most."""
+    if settings.account_key or settings.sas_token:
+        key, token = settings.account_key, settings.sas_token
+    else:
+        key = _variable("AZURE_STORAGE_ACCOUNT_KEY")
+        token = _variable("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY")
+    return (key, "") if key else ("", token.removeprefix("?"))
+
+
+def _azure_filesystem(bucket: str, settings: StorageSettings) -> fs.FileSystem:
+    url, (key, token) = urlsplit(settings.endpoint_url), _azure_secret(settings)
+    arguments = {
+        "account_name": _azure_account(bucket),
+        "account_key": key,
+        "sas_token": token and f"?{token}",
+        "blob_storage_authority": url.netloc,
+        "dfs_storage_authority": url.netloc,
+        "blob_storage_scheme": url.scheme,
+        "dfs_storage_scheme": url.scheme,
+    }
+    return _opened(fs.AzureFileSystem, **_given(arguments))
+
+
+def _azure_delta_options(bucket: str, settings: StorageSettings) -> dict[str, str]:
+    account, endpoint, (key, token) = _azure_account(bucket), settings.endpoint_url, _azure_secret(settings)
+    return {
+        "azure_storage_account_name": account,
+        "azure_storage_account_key": key,
+        "azure_storage_sas_key": token,
+        "azure_endpoint": endpoint and f"{endpoint.rstrip('/')}/{account}",
+        "allow_http": _allow_http(endpoint),
+    }
+
+
+_BUCKET = re.compile(r"([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])")
+_CONTAINER = re.compile(r"([a-z0-9][a-z0-9-]{1,61}[a-z0-9])@[a-z0-9]{3,24}\.dfs\.[a-z0-9.-]+")
+_S3_KEYS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+
+S3 = Store(
+    "s3",
+    "s3a",
+    _BUCKET,
+    "s3://BUCKET/PATH",
+    f"[storage], or the variables {_S3_KEYS}",
+    lambda settings: _s3_endpoint(settings) or "AWS",
+    _s3_filesystem,
+    _s3_delta_options,
+)
+GOOGLE = Store(
+    "gs",
+    "gs",
+    re.compile(r"([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])"),
+    "gs://BUCKET/PATH",
+    "the variable GOOGLE_APPLICATION_CREDENTIALS",
+    lambda settings: settings.endpoint_url or "Google Cloud Storage",
+    _google_filesystem,
+    _google_delta_options,
+)
+AZURE = Store(
+    "abfss",
+    "abfss",
+    _CONTAINER,
+    "abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH",
+    "[storage], or the variable AZURE_STORAGE_ACCOUNT_KEY",
+    lambda settings: settings.endpoint_url or "Azure",
+    _azure_filesystem,
+    _azure_delta_options,
+)
+STORES = {store.scheme: store for store in (S3, GOOGLE, AZURE)} | {"s3a": S3}
+
+
+def delta_options(store: Store, bucket: str, settings: StorageSettings) -> dict[str, str]:
+    """Return delta-rs's options for a bucket of a store.
+
+    Raises:
+        SetupError: a secret cannot be read.
+    """
+    return _given(store.delta_options(bucket, settings.resolved())) | {"retry_timeout": _RETRY_TIMEOUT}
+
+
+@lru_cache(maxsize=16)
+def _opened(kind: Callable[..., fs.FileSystem], **arguments: Any) -> fs.FileSystem:
+    return kind(**arguments)
+
+
+def _given(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if value}
+
+
+def _allow_http(endpoint: str) -> str:
+    return "true" if endpoint.startswith("http:") else ""
+
+
+def _variable(*names: str) -> str:
+    return next((os.environ[name] for name in names if os.environ.get(name)), "")
