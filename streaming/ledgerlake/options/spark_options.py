@@ -6,11 +6,15 @@ lists of things that Spark needs at once (see ``runtime.session``).
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 
 from ledgerlake.errors import UsageError
 from ledgerlake.options.declared import option
 from ledgerlake.options.kinds import LIST, SETTINGS, TEXT
+
+# Where an executor unpacks the bundle.
+_BUNDLE_FOLDER = "ledgerlake_bundle"
 
 # A task is tried four times; ``local[*]`` alone would try it once.
 LOCAL_MASTER = "local[*,4]"
@@ -30,6 +34,12 @@ class SparkConfig:
     packages: tuple[str, ...] = option(
         LIST, (), "Maven packages that Spark fetches, as `group:artifact:version`.", toml="spark.packages"
     )
+    bundle: str = option(
+        TEXT,
+        "",
+        "An archive of `ledgerlake bundle`, which Spark brings to executors on other machines.",
+        toml="spark.bundle",
+    )
     settings: tuple[tuple[str, str], ...] = option(
         SETTINGS, (), "Other settings of Spark, by their names; `--conf KEY=VALUE` adds to them.", toml="spark.settings"
     )
@@ -38,7 +48,17 @@ class SparkConfig:
     def session_settings(self) -> dict[str, str]:
         """Return all settings by Spark's names."""
         packages = {"spark.jars.packages": ",".join(self.packages)} if self.packages else {}
-        return {"spark.driver.memory": self.memory, **packages, **dict(self.settings)}
+        bundle = self._bundle_settings if self.bundle and not self.master.startswith("local") else {}
+        return {"spark.driver.memory": self.memory, **packages, **bundle, **dict(self.settings)}
+
+    @property
+    def _bundle_settings(self) -> dict[str, str]:
+        """Return the settings by which executors unpack the bundle, and their Python searches it."""
+        return {
+            "spark.archives": f"{self.bundle}#{_BUNDLE_FOLDER}",
+            "spark.executorEnv.PYTHONPATH": _BUNDLE_FOLDER,
+            "spark.pyspark.python": f"python{sys.version_info.major}.{sys.version_info.minor}",
+        }
 
 
 def with_command_line(spark: SparkConfig, master: str | None, settings: list[str]) -> SparkConfig:

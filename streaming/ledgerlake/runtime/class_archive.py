@@ -27,7 +27,8 @@ def archive_path(java: str, jars: list[str]) -> Path:
 
     home = Path(os.environ.get("SPARK_HOME", Path(pyspark.__file__).parent))
     files = [Path(java).resolve(), *sorted(home.glob("jars/*.jar")), *map(Path, jars)]
-    parts = [f"{file} {status.st_size} {status.st_mtime_ns}" for file in files for status in [file.stat()]]
+    # In whole seconds, as a JVM compares them; an image keeps no more.
+    parts = [f"{file} {status.st_size} {int(status.st_mtime)}" for file in files for status in [file.stat()]]
     name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
     return cache_folder() / "classes" / f"{name}.jsa"
 

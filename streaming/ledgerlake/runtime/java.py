@@ -74,11 +74,15 @@ def fetch_jars(organisation: str, name: str, revision: str) -> list[Path]:
     """
     target = cache_folder() / "jars" / f"{name}-{revision}"
     done = target / "complete"
-    with locked(target):
-        if not done.exists():
-            dependency = f'<dependency org="{organisation}" name="{name}" rev="{revision}" conf="default->default"/>'
-            _ivy(dependency, f"{target}/[artifact]-[revision].[ext]")
-            done.touch()
+    # What is complete may be where this process cannot write, as in an image.
+    if not done.exists():
+        with locked(target):
+            if not done.exists():
+                dependency = (
+                    f'<dependency org="{organisation}" name="{name}" rev="{revision}" conf="default->default"/>'
+                )
+                _ivy(dependency, f"{target}/[artifact]-[revision].[ext]")
+                done.touch()
     return sorted(target.glob("*.jar"))
 
 

@@ -60,6 +60,9 @@ _SETTINGS = {
 # Executors on other machines have to find the driver, so there Spark chooses its address.
 _LOCAL_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
+# spark-submit sets it for a program in Python.
+_SUBMITTED = "PYSPARK_GATEWAY_PORT"
+
 # A setting of the user's is put behind what Ledgerlake needs, with this between them.
 _JOINED = {"spark.jars": ",", "spark.sql.extensions": ",", "spark.driver.extraJavaOptions": " "}
 
@@ -77,7 +80,8 @@ def delta_jars() -> list[str]:
 def start_session(
     name: str, master: str = "local[*]", settings: dict[str, str] | None = None, *, archives_classes: bool = False
 ) -> SparkSession:
-    """Start, or get, a session with Delta.
+    """Start, or get, a session with Delta. Under ``spark-submit`` the master and the jars are those of
+    that command.
 
     Args:
         archives_classes: it is to be ended by ``end_and_archive``, which leaves what makes later
@@ -86,6 +90,10 @@ def start_session(
     Raises:
         SetupError: no Java, PySpark is not installed, or Spark does not start.
     """
+    if _SUBMITTED in os.environ:
+        if archives_classes:
+            raise SetupError("classes are archived by a JVM that ledgerlake starts, and not by that of spark-submit")
+        return _submitted_session(name, settings or {})
     java = find_java()
     try:
         from py4j.protocol import Py4JError
@@ -98,7 +106,9 @@ def start_session(
         os.environ["PYSPARK_PYTHON"] = sys.executable
     else:
         # On other machines Python may be at another path, such as ./environment/bin/python.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_PYTHON", (settings or {}).get("spark.pyspark.python", sys.executable))
+        # The planner runs on this machine, under the same name as the executors' Python.
+        os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     jars = delta_jars()
     java_options = f"{_JAVA_OPTIONS} {java_option(archive_path(java, jars), writes=archives_classes)}"
     builder = SparkSession.builder.appName(name).master(master)
@@ -124,6 +134,21 @@ def session_settings(master: str, settings: dict[str, str], jars: list[str], jav
         name: f"{defaults[name]}{separator}{settings[name]}" for name, separator in _JOINED.items() if name in settings
     }
     return defaults | settings | joined
+
+
+def _submitted_session(name: str, settings: dict[str, str]) -> SparkSession:
+    """Return the session of ``spark-submit``. Its JVM runs already, with the master, the jars and the
+    memory of that command, and each setting of the command stands.
+    """
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+    submitted = SparkConf()
+    builder = SparkSession.builder.appName(name)
+    for key, value in {**_SETTINGS, **settings}.items():
+        if not submitted.contains(key):
+            builder = builder.config(key, value)
+    return builder.getOrCreate()
 
 
 def end_and_archive(spark: SparkSession) -> Path:

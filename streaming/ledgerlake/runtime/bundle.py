@@ -1,0 +1,114 @@
+"""A bundle: one archive with Ledgerlake and the packages that it needs, for Spark's executors.
+
+Wheels with native code do not work out of a zip, so ``--py-files`` cannot carry them. Spark unpacks
+an archive in the working folder of each executor, and the Python of the executor searches there
+first (``options.spark_options``). A bundle holds what is installed in this environment, so the executors need the same platform
+and the same minor version of Python. PySpark is not in it: an executor has Spark's own.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+import tarfile
+from dataclasses import dataclass
+from importlib import metadata, util
+from pathlib import Path
+
+import ledgerlake
+from ledgerlake.errors import SetupError
+
+# What a program that uses Spark installs, and Spark's Python workers do not need or have already.
+_NOT_NEEDED = {"pyspark", "py4j", "delta-spark", "pulsar-client", "pyjwt"}
+_EXTRAS = ("spark",)
+
+# Compressing more takes longer than sending more.
+_COMPRESSION = 3
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A written bundle.
+
+    Args:
+        packages: the names and versions of the packages in it.
+    """
+
+    path: str
+    size_bytes: int
+    packages: dict[str, str]
+
+
+def default_name() -> str:
+    """Return the name of a bundle of this environment's platform."""
+    python = f"py{sys.version_info.major}{sys.version_info.minor}"
+    return f"ledgerlake-{metadata.version('ledgerlake')}-{python}-{sys.platform}-{platform.machine()}.tar.gz"
+
+
+def write_bundle(path: str) -> Bundle:
+    """Write the bundle of this environment; an older one is replaced when the new one is complete.
+
+    Raises:
+        SetupError: it cannot be written.
+    """
+    distributions = _distributions("ledgerlake", _EXTRAS)
+    files = _own_files()
+    for distribution in distributions.values():
+        files |= _files(distribution)
+    new = f"{path}.{os.getpid()}.new"
+    try:
+        with tarfile.open(new, "w:gz", compresslevel=_COMPRESSION) as archive:
+            for name, file in sorted(files.items()):
+                archive.add(file, name, recursive=False)
+        os.replace(new, path)
+        size_bytes = os.path.getsize(path)
+    except OSError as error:
+        Path(new).unlink(missing_ok=True)
+        raise SetupError(f"the bundle {path} cannot be written: {error.strerror}") from None
+    versions = {name: distribution.version for name, distribution in sorted(distributions.items())}
+    return Bundle(path, size_bytes, versions)
+
+
+def _distributions(name: str, extras: tuple[str, ...] = ()) -> dict[str, metadata.Distribution]:
+    """Return a package, and all that it requires and is installed, by their names."""
+    distributions: dict[str, metadata.Distribution] = {}
+    to_add = [(name, extras)]
+    while to_add:
+        name, extras = to_add.pop()
+        if name in distributions or name in _NOT_NEEDED:
+            continue
+        try:
+            distributions[name] = metadata.distribution(name)
+        except metadata.PackageNotFoundError:
+            # It is required on another platform.
+            continue
+        for requirement in distributions[name].requires or []:
+            extra = re.search(r"extra\s*==\s*['\"]([\w-]+)", requirement)
+            required = re.match(r"[A-Za-z0-9._-]+", requirement)
+            if required and (extra is None or extra[1] in extras):
+                to_add.append((re.sub(r"[._-]+", "-", required[0]).lower(), ()))
+    return distributions
+
+
+def _files(distribution: metadata.Distribution) -> dict[str, Path]:
+    """Return the modules of a package, by their paths below the folder of packages."""
+    return {
+        str(file): Path(str(distribution.locate_file(file)))
+        for file in distribution.files or []
+        if file.parts[0] != ".." and "__pycache__" not in file.parts and file.suffix != ".pth"
+    }
+
+
+def _own_files() -> dict[str, Path]:
+    """Return our own modules, which an editable installation has in several places."""
+    files: dict[str, Path] = {}
+    for root in map(Path, ledgerlake.__path__):
+        for file in root.rglob("*"):
+            if file.is_file() and "__pycache__" not in file.parts:
+                files.setdefault(f"ledgerlake/{file.relative_to(root).as_posix()}", file)
+    source = util.find_spec("pyspark_ledgerlake")
+    if source is not None and source.origin is not None:
+        files["pyspark_ledgerlake.py"] = Path(source.origin)
+    return files
