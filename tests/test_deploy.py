@@ -51,8 +51,13 @@ def test_the_configurations_in_the_files_are_valid_and_serve_the_port_that_is_pr
 
 
 def test_the_names_that_manifests_refer_to_are_declared() -> None:
-    declared = {(document["kind"], document["metadata"]["name"]) for document in documents("kubernetes/pipeline.yaml")}
-    for name in MANIFESTS:
+    files = [*MANIFESTS, "spark-application.yaml"]
+    declared = {
+        (document["kind"], document["metadata"]["name"])
+        for name in files
+        for document in documents(f"kubernetes/{name}")
+    }
+    for name in files:
         text = (DEPLOY / "kubernetes" / name).read_text()
         assert {("PersistentVolumeClaim", claim) for claim in re.findall(r"claimName: ([\w-]+)", text)} <= declared
         assert {("ConfigMap", config) for config in re.findall(r"configMap: {name: ([\w-]+)}", text)} <= declared

@@ -16,7 +16,7 @@ import pytest
 from ledgerlake.devbroker import Broker, ports
 from ledgerlake.errors import SetupError
 from ledgerlake.runtime.java import find_java
-from tests.live.pipelines import ledgerlake, sentence
+from tests.live.pipelines import ledgerlake, ledgerlake_process, sentence
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +36,8 @@ def gone(pid: int, within_s: float = 40.0) -> bool:
 
 def test_a_broker_is_started_found_described_and_stopped_by_command(tmp_path: Path) -> None:
     folder = str(tmp_path / "broker")
-    started = json.loads(ledgerlake("broker", "start", "--json", "--data-dir", folder).stdout)
+    # In a process of its own, because the broker is to outlive that.
+    started = json.loads(ledgerlake_process("broker", "start", "--json", "--data-dir", folder).stdout)
     try:
         assert set(started) == {"service_url", "admin_url", "pid", "data_dir"}
         assert started["data_dir"] == folder

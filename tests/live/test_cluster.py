@@ -97,7 +97,16 @@ def test_a_program_of_spark_submit_runs_where_that_command_says(
     publish_numbers(runtime, topic, range(1000), batch=10)
     config = config_file(tmp_path, runtime.config(tmp_path, topic))
     python = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    settings = ["spark.executorEnv.PYTHONPATH=environment", f"spark.pyspark.python={python}"]
+    settings = [
+        "spark.executorEnv.PYTHONPATH=environment",
+        f"spark.pyspark.python={python}",
+        # One that Ledgerlake would choose otherwise.
+        "spark.sql.session.timeZone=Asia/Tokyo",
+        f"spark.eventLog.dir={tmp_path}",
+        "spark.eventLog.enabled=true",
+        "spark.eventLog.rolling.enabled=false",
+        "spark.eventLog.compress=false",
+    ]
     where = ["--master", master, "--archives", f"{bundle}#environment", "--jars", ",".join(delta_jars())]
     options = [option for setting in settings for option in ("--conf", setting)]
     result = subprocess.run(
@@ -110,3 +119,5 @@ def test_a_program_of_spark_submit_runs_where_that_command_says(
     )
     assert result.returncode == 0, result.stderr
     assert sorted(values(tmp_path)) == list(range(1000))
+    events = next(file for file in tmp_path.glob("app-*") if file.is_file()).read_text()
+    assert '"spark.sql.session.timeZone":"Asia/Tokyo"' in events

@@ -69,6 +69,13 @@ def test_executors_unpack_the_bundle_and_search_it_first(tmp_path: Path) -> None
     }
 
 
+def test_a_setting_of_the_users_stands_behind_the_bundle(tmp_path: Path) -> None:
+    settings = {"spark.archives": "models.zip", "spark.executorEnv.PYTHONPATH": "own"}
+    spark = parse_config(pipeline(tmp_path, master="yarn", bundle="b.tar.gz", settings=settings)).spark
+    assert spark.session_settings["spark.archives"] == "b.tar.gz#ledgerlake_bundle,models.zip"
+    assert spark.session_settings["spark.executorEnv.PYTHONPATH"] == "ledgerlake_bundle:own"
+
+
 def test_one_machine_needs_no_bundle(tmp_path: Path) -> None:
     spark = parse_config(pipeline(tmp_path, bundle="a/b.tar.gz")).spark
     assert "spark.archives" not in spark.session_settings

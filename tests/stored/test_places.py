@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +14,8 @@ from pyarrow import fs
 
 from ledgerlake.errors import SetupError, UsageError
 from ledgerlake.stored.places import Place, parse_place
-from ledgerlake.stored.stores import StorageSettings
+from ledgerlake.stored.stores import AZURE as AZURE_STORE
+from ledgerlake.stored.stores import GOOGLE, S3, StorageSettings, check_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,6 +59,11 @@ def test_a_place_has_a_name_in_each_library(text: str, uri: str, root: str, hado
         ("gs:///orders", "write gs://BUCKET/PATH"),
         ("abfss://lake/orders", "write abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"),
         ("abfss://lake@shop/orders", "write abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"),
+        ("abfss://lake@shop.dfs.core.chinacloudapi.cn/a", "write abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"),
+        *(
+            (f"s3://lake/{path}", "below the bucket write")
+            for path in ("my%20orders", "a b", "a?b", "a#b", "a/../b", "a//b")
+        ),
         ("hdfs://name/orders", "path cannot be 'hdfs://name/orders': hdfs: is not supported"),
     ],
 )
@@ -62,6 +71,13 @@ def test_what_is_no_place_is_refused_in_one_sentence(text: str, expected: str) -
     with pytest.raises(UsageError) as raised:
         parse_place(text, "path")
     assert expected in raised.value.message
+
+
+@pytest.mark.parametrize("text", ["s3://AKIA:hush@lake/orders", "s3://lake/orders?key=hush", "wasb://a:hush@host/b"])
+def test_what_may_be_a_secret_is_not_in_the_error(text: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        parse_place(text, "path")
+    assert "hush" not in raised.value.message
 
 
 def test_a_name_is_put_below_a_place() -> None:
@@ -81,6 +97,7 @@ def test_settings_stand_above_the_environment(monkeypatch: pytest.MonkeyPatch) -
     assert Place("s3://lake/a").delta_options() == {
         "aws_endpoint_url": "http://env:1",
         "aws_region": "eu-west-1",
+        "aws_force_credential_load": "true",
         "allow_http": "true",
         "aws_conditional_put": "etag",
         "retry_timeout": "90s",
@@ -102,11 +119,11 @@ def test_an_azure_key_is_the_places_own_or_that_of_the_environment(monkeypatch: 
         "azure_storage_account_key": "a2V5",
         "retry_timeout": "90s",
     }
-    monkeypatch.setenv("OWN", "?sv=1&sig=2")
-    place = Place(f"abfss://{AZURE}/a", StorageSettings("http://127.0.0.1:1/", sas_token="env:OWN"))
+    place = Place(f"abfss://{AZURE}/a", StorageSettings("http://127.0.0.1:1/", account_key="env:OWN"))
+    monkeypatch.setenv("OWN", "b3du")
     assert place.delta_options() == {
         "azure_storage_account_name": "shop",
-        "azure_storage_sas_key": "sv=1&sig=2",
+        "azure_storage_account_key": "b3du",
         "azure_endpoint": "http://127.0.0.1:1/shop",
         "allow_http": "true",
         "retry_timeout": "90s",
@@ -119,6 +136,47 @@ def test_google_has_its_own_search_for_credentials() -> None:
     emulator = Place("gs://lake/a", StorageSettings("http://127.0.0.1:1"))
     assert json.loads((emulator.delta_options() or {})["google_service_account_key"])["disable_oauth"] is True
     assert isinstance(emulator.filesystem(), fs.GcsFileSystem)
+
+
+def test_a_session_token_of_the_environment_is_not_sent_with_other_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "hush")
+    settings = StorageSettings("http://h:1", "eu-1", "id", "secret")
+    with pytest.raises(SetupError, match="AWS_SESSION_TOKEN does not belong to the keys of"):
+        Place("s3://lake/a", settings).delta_options()
+    assert Place("s3://lake/a", replace(settings, session_token="own")).delta_options()
+
+
+def test_the_region_of_a_profile_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "config").write_text("[profile lake]\nregion = eu-north-1\n")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "lake")
+    # The AWS library of a process reads profiles once.
+    program = "from ledgerlake.stored.places import Place; print(Place('s3://lake/a').delta_options()['aws_region'])"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "eu-north-1"
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (StorageSettings("minio:9000"), "endpoint_url cannot be 'minio:9000'"),
+        (StorageSettings(access_key_id="id"), "needs access_key_id and secret_access_key, or neither"),
+        (StorageSettings(account_key="key"), "account_key is for abfss://, and no path"),
+    ],
+)
+def test_a_setting_that_no_store_takes_is_refused(settings: StorageSettings, expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
+        check_settings(settings, {S3})
+    check_settings(StorageSettings("http://h:1", "r", "id", "secret", "token"), {S3})
+    check_settings(StorageSettings("http://h:1", account_key="key"), {AZURE_STORE})
+
+
+def test_one_address_is_not_that_of_two_stores() -> None:
+    with pytest.raises(UsageError, match="cannot be the address of two stores"):
+        check_settings(StorageSettings("http://h:1"), {S3, GOOGLE})
+    check_settings(StorageSettings(), {S3, GOOGLE})
 
 
 def test_a_secret_that_is_renewed_in_its_file_is_seen(tmp_path: Path) -> None:
@@ -150,6 +208,11 @@ def test_no_repr_shows_a_secret() -> None:
             "Google Cloud Storage cannot be reached",
         ),
         ("one line\nand a trace", "one line"),
+        ("Kernel error -> one line", "one line"),
+        (
+            "Error performing token request: 403 Forbidden",
+            "there are no credentials for the bucket lake; set the variable",
+        ),
         (
             "google::cloud::Status(PERMISSION_DENIED: no)",
             "Google Cloud Storage refuses the credentials for the bucket lake; check the variable GOOGLE",

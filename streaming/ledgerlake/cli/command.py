@@ -74,7 +74,7 @@ def start_spark(
     from ledgerlake.runtime.session import start_session
 
     spark = with_command_line(config.spark, options.master, options.conf)
-    if spark.bundle and "://" not in spark.bundle and not os.path.isfile(spark.bundle):
+    if spark.needs_bundle and "://" not in spark.bundle and not os.path.isfile(spark.bundle):
         raise SetupError(f"the bundle {spark.bundle} does not exist; make it with: ledgerlake bundle {spark.bundle}")
     return start_session(name, spark.master, spark.session_settings, archives_classes=archives_classes)
 

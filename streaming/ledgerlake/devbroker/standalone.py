@@ -183,11 +183,7 @@ class Broker:
         running = self.status()
         if running is not None:
             _end(running.pid, self._process)
-        if self._process is not None:
-            if self._process.stdin is not None:
-                self._process.stdin.close()
-            self._process.wait(timeout=STOP_TIMEOUT_S)
-            self._process = None
+        self._forget_process()
         if self._temporary:
             shutil.rmtree(self.data_dir, ignore_errors=True)
         return running is not None
@@ -200,9 +196,16 @@ class Broker:
         for pid in [*_children(running.pid), running.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        if self._process is not None:
-            self._process.wait(timeout=STOP_TIMEOUT_S)
-            self._process = None
+        self._forget_process()
+
+    def _forget_process(self) -> None:
+        """Wait for the end of the process, and close the pipe to it."""
+        if self._process is None:
+            return
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait(timeout=STOP_TIMEOUT_S)
+        self._process = None
 
     def __enter__(self) -> BrokerAddress:
         return self.start()

@@ -28,7 +28,7 @@ from ledgerlake.options.source_options import SourceOptions
 from ledgerlake.options.spark_options import SparkConfig
 from ledgerlake.options.storage_options import StorageConfig
 from ledgerlake.stored.places import Place, parse_place
-from ledgerlake.stored.stores import ENVIRONMENT, StorageSettings
+from ledgerlake.stored.stores import ENVIRONMENT, StorageSettings, check_settings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -370,6 +370,7 @@ def parse_config(data: dict[str, Any]) -> Config:
         storage=from_toml(StorageConfig, "storage", data).settings,
     )
     _check_apart(config)
+    check_settings(config.storage, {place.store for place in _places(config).values() if place.store is not None})
     return config
 
 
@@ -451,13 +452,7 @@ def _check_apart(config: Config) -> None:
     Raises:
         UsageError: one does, or is no place.
     """
-    places = {
-        "[delta] path": _parts(config.messages_place),
-        "[delta] rejects_path": _parts(config.rejects_place),
-        "[stream] checkpoint": _parts(config.checkpoint_place),
-    }
-    if config.delay_options.folder is not None:
-        places["[delay] storage"] = _parts(config.delay_options.folder)
+    places = {name: _parts(place) for name, place in _places(config).items()}
     if not config.checkpoint_place.is_local:
         raise UsageError(
             f"[stream] checkpoint cannot be '{config.stream.checkpoint}'; it has to be on a disk or a volume"
@@ -473,6 +468,17 @@ def _check_apart(config: Config) -> None:
                 continue
             if (outer, inner) != ("[stream] checkpoint", "[delay] storage"):
                 raise UsageError(f"{inner} lies in the folder of {outer}; choose one beside it")
+
+
+def _places(config: Config) -> dict[str, Place]:
+    """Return the folders of a configuration by the keys that name them."""
+    places = {
+        "[delta] path": config.messages_place,
+        "[delta] rejects_path": config.rejects_place,
+        "[stream] checkpoint": config.checkpoint_place,
+    }
+    folder = config.delay_options.folder
+    return places if folder is None else places | {"[delay] storage": folder}
 
 
 def _parts(place: Place) -> tuple[str, ...]:

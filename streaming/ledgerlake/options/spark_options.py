@@ -16,6 +16,9 @@ from ledgerlake.options.kinds import LIST, SETTINGS, TEXT
 # Where an executor unpacks the bundle.
 _BUNDLE_FOLDER = "ledgerlake_bundle"
 
+# A setting of the user's is put behind what the other keys need, with this between them.
+_JOINED = {"spark.jars.packages": ",", "spark.archives": ",", "spark.executorEnv.PYTHONPATH": ":"}
+
 # A task is tried four times; ``local[*]`` alone would try it once.
 LOCAL_MASTER = "local[*,4]"
 
@@ -48,8 +51,19 @@ class SparkConfig:
     def session_settings(self) -> dict[str, str]:
         """Return all settings by Spark's names."""
         packages = {"spark.jars.packages": ",".join(self.packages)} if self.packages else {}
-        bundle = self._bundle_settings if self.bundle and not self.master.startswith("local") else {}
-        return {"spark.driver.memory": self.memory, **packages, **bundle, **dict(self.settings)}
+        bundle = self._bundle_settings if self.needs_bundle else {}
+        needed, given = packages | bundle, dict(self.settings)
+        joined = {
+            name: f"{needed[name]}{separator}{given[name]}"
+            for name, separator in _JOINED.items()
+            if name in needed and name in given
+        }
+        return {"spark.driver.memory": self.memory, **needed, **given, **joined}
+
+    @property
+    def needs_bundle(self) -> bool:
+        """Return whether Spark brings the bundle to executors: those of a local master are here."""
+        return bool(self.bundle) and not self.master.startswith("local")
 
     @property
     def _bundle_settings(self) -> dict[str, str]:

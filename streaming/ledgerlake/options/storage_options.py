@@ -1,4 +1,4 @@
-"""``[storage]``: how to reach the object store of the tables, the checkpoint and the rest.
+"""``[storage]``: how to reach the object store of the tables and of delayed messages.
 
 Without the section the usual variables, profile or instance role of the environment count.
 """
@@ -58,14 +58,6 @@ class StorageConfig:
         toml="storage.account_key",
         is_secret=True,
         shown_default="`$AZURE_STORAGE_ACCOUNT_KEY`",
-    )
-    sas_token: str = option(
-        TEXT,
-        "",
-        "A shared access signature; for Azure.",
-        toml="storage.sas_token",
-        is_secret=True,
-        shown_default="`$AZURE_STORAGE_SAS_TOKEN`",
     )
 
     @property

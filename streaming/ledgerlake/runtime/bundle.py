@@ -20,8 +20,8 @@ from pathlib import Path
 import ledgerlake
 from ledgerlake.errors import SetupError
 
-# What a program that uses Spark installs, and Spark's Python workers do not need or have already.
-_NOT_NEEDED = {"pyspark", "py4j", "delta-spark", "pulsar-client", "pyjwt"}
+# An executor has Spark's own, and the driver alone needs Delta's.
+_NOT_NEEDED = {"pyspark", "py4j", "delta-spark"}
 _EXTRAS = ("spark",)
 
 # Compressing more takes longer than sending more.
@@ -59,14 +59,15 @@ def write_bundle(path: str) -> Bundle:
         files |= _files(distribution)
     new = f"{path}.{os.getpid()}.new"
     try:
-        with tarfile.open(new, "w:gz", compresslevel=_COMPRESSION) as archive:
+        # Some installers link files to a cache.
+        with tarfile.open(new, "w:gz", compresslevel=_COMPRESSION, dereference=True) as archive:
             for name, file in sorted(files.items()):
                 archive.add(file, name, recursive=False)
         os.replace(new, path)
         size_bytes = os.path.getsize(path)
     except OSError as error:
         Path(new).unlink(missing_ok=True)
-        raise SetupError(f"the bundle {path} cannot be written: {error.strerror}") from None
+        raise SetupError(f"the bundle {path} cannot be written: {error.strerror} ({error.filename})") from None
     versions = {name: distribution.version for name, distribution in sorted(distributions.items())}
     return Bundle(path, size_bytes, versions)
 
@@ -93,7 +94,15 @@ def _distributions(name: str, extras: tuple[str, ...] = ()) -> dict[str, metadat
 
 
 def _files(distribution: metadata.Distribution) -> dict[str, Path]:
-    """Return the modules of a package, by their paths below the folder of packages."""
+    """Return the modules of a package, by their paths below the folder of packages.
+
+    Raises:
+        SetupError: they are not known, as those of a package of Debian's.
+    """
+    if not distribution.files:
+        raise SetupError(
+            f"the package {distribution.name} does not list its files; install it with pip, and pack again"
+        )
     return {
         str(file): Path(str(distribution.locate_file(file)))
         for file in distribution.files or []

@@ -140,10 +140,12 @@ def _submitted_session(name: str, settings: dict[str, str]) -> SparkSession:
     """Return the session of ``spark-submit``. Its JVM runs already, with the master, the jars and the
     memory of that command, and each setting of the command stands.
     """
-    from pyspark import SparkConf
+    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
-    submitted = SparkConf()
+    # A configuration that is made before knows nothing of the command.
+    SparkContext._ensure_initialized()
+    submitted = SparkConf(_jvm=SparkContext._jvm)
     builder = SparkSession.builder.appName(name)
     for key, value in {**_SETTINGS, **settings}.items():
         if not submitted.contains(key):

@@ -26,7 +26,12 @@ from ledgerlake.stored.stores import ENVIRONMENT, STORES, StorageSettings, Store
 
 # Without the slash it is a folder with a colon in its name.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)")
+# The libraries encode other characters differently, so the log and the files would have two keys.
+_PATH = re.compile(r"[A-Za-z0-9._=+-]+(/[A-Za-z0-9._=+-]+)*/?")
 _KNOWN = "a local path, file:, s3://, s3a://, gs:// or abfss://"
+
+# Keys before the name of a host, and what is behind a question mark.
+_MAYBE_SECRET = re.compile(r"(?<=//)[^/@]*:[^/@]*(?=@)|(?<=\?).*", re.DOTALL)
 
 # Spark redacts a value with this word in it.
 _SECRET_PREFIX = "secret:"
@@ -43,23 +48,29 @@ _STORE_ERRORS = (
         "the bucket {bucket} does not exist at {endpoint}; make it first",
     ),
     (
+        # The last places that the libraries look at are the services that give a machine its role.
+        re.compile(
+            r"instance metadata|CredentialsNotLoaded|no providers in chain|no credentials found|IMDS|169\.254\.169\.254"
+            r"|computeMetadata|metadata\.google|metadata/identity|Error performing token request",
+            re.IGNORECASE,
+        ),
+        "there are no credentials for the bucket {bucket}; set {keys}",
+    ),
+    (
         re.compile(
             r"InvalidAccessKeyId|INVALID_ACCESS_KEY_ID|SignatureDoesNotMatch|SIGNATURE_DOES_NOT_MATCH|ExpiredToken|EXPIRED_TOKEN"
             r"|AccessDenied|ACCESS_DENIED|AuthorizationFailure|AuthenticationFailed|PERMISSION_DENIED|UNAUTHENTICATED"
-            r"|403 Forbidden|401 Unauthorized"
+            r"|403 Forbidden|401 Unauthorized|lacked the necessary privileges"
         ),
         "{endpoint} refuses the credentials for the bucket {bucket}; check {keys}, and what they may do",
     ),
     (
-        re.compile(r"NETWORK_CONNECTION|error sending request|tcp connect|dns error|Could not connect to server"),
-        "{endpoint} cannot be reached; check the network, and [storage] endpoint_url if it is set there",
+        re.compile(r"incorrectly configured region|PermanentRedirect|AuthorizationHeaderMalformed"),
+        "the bucket {bucket} is in another region; set [storage] region, or the variable AWS_REGION",
     ),
     (
-        re.compile(
-            r"instance metadata|CredentialsNotLoaded|no providers in chain|169\.254\.169\.254|credentials? file",
-            re.IGNORECASE,
-        ),
-        "there are no credentials for the bucket {bucket}; set {keys}",
+        re.compile(r"NETWORK_CONNECTION|error sending request|tcp connect|dns error|Could not connect to server"),
+        "{endpoint} cannot be reached; check the network, and [storage] endpoint_url if it is set there",
     ),
 )
 
@@ -125,7 +136,7 @@ class Place:
 
     def reason(self, error: Exception) -> str:
         """Return what went wrong at this place, and what to look at."""
-        text = str(error)
+        text = str(error).removeprefix("Kernel error -> ")
         if self.is_local and os.path.isfile(self.root):
             return "it is a file, and not a folder"
         if self.store is not None:
@@ -173,13 +184,18 @@ def parse_place(text: str, where: str, settings: StorageSettings = ENVIRONMENT) 
     if scheme == "file":
         return Place(_local_path(text, where), settings)
     store = STORES.get(scheme)
+    shown = _MAYBE_SECRET.sub("...", text)
     if store is None:
-        raise UsageError(f"{where} cannot be '{text}': {scheme}: is not supported; write {_KNOWN}")
+        raise UsageError(f"{where} cannot be '{shown}': {scheme}: is not supported; write {_KNOWN}")
     bucket, _, path = text[len(matched[0]) :].removeprefix("//").partition("/")
     if not store.bucket.fullmatch(bucket):
-        raise UsageError(f"{where} cannot be '{text}'; write {store.shape}")
+        raise UsageError(f"{where} cannot be '{shown}'; write {store.shape}")
     if not path.strip("/"):
         raise UsageError(f"{where} cannot be a whole bucket; write {store.scheme}://{bucket}/PATH")
+    if not _PATH.fullmatch(path) or {".", ".."} & set(path.split("/")):
+        raise UsageError(
+            f"{where} cannot be '{shown}'; below the bucket write letters, digits and . _ = + - between single slashes"
+        )
     return Place(f"{store.scheme}://{bucket}/{path.rstrip('/')}", settings)
 
 

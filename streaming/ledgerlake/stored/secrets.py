@@ -17,15 +17,18 @@ def resolve_secret(text: str) -> str:
     """Return the secret that a text is or refers to.
 
     Raises:
-        SetupError: the variable is not set, or the file cannot be read.
+        SetupError: the variable is not set, the file cannot be read, or there is nothing in it.
     """
     if text.startswith("env:"):
         name = text.removeprefix("env:")
-        if name not in os.environ:
+        if not os.environ.get(name, "").strip():
             raise SetupError(f"the variable {name}, which should hold a secret, is not set in this process")
         return os.environ[name].strip()
     if text.startswith("file:"):
-        return read_text(text).strip()
+        secret = read_text(text).strip()
+        if not secret:
+            raise SetupError(f"the file {text.removeprefix('file:')}, which should hold a secret, is empty")
+        return secret
     return text
 
 

@@ -8,7 +8,8 @@
 Keys are those of the environment (variables, profile, role of the machine) unless ``[storage]`` has
 its own. Both libraries search Google's application default credentials by themselves. pyarrow has
 no place for a key of Google's, so there only the environment has one. pyarrow does not read Azure's
-variables for a key, so they are read here.
+variable for a key, so it is read here. Azure's shared access signatures are not taken: pyarrow puts
+them into the text of its errors.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from urllib.parse import urlsplit
 
 from pyarrow import fs
 
+from ledgerlake.errors import SetupError, UsageError
 from ledgerlake.stored.secrets import resolve_secret
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ class StorageSettings:
     Args:
         endpoint_url: an address that is not the store's usual one, such as ``http://minio:9000``.
         region, access_key_id, secret_access_key, session_token: for S3.
-        account_key, sas_token: for Azure.
+        account_key: for Azure.
 
     Keys are texts or references (see ``secrets``).
     """
@@ -53,7 +55,6 @@ class StorageSettings:
     secret_access_key: str = field(default="", repr=False)
     session_token: str = field(default="", repr=False)
     account_key: str = field(default="", repr=False)
-    sas_token: str = field(default="", repr=False)
 
     def resolved(self) -> StorageSettings:
         """Return the same with each reference replaced by its secret.
@@ -68,7 +69,6 @@ class StorageSettings:
             resolve_secret(self.secret_access_key),
             resolve_secret(self.session_token),
             resolve_secret(self.account_key),
-            resolve_secret(self.sas_token),
         )
 
 
@@ -84,6 +84,7 @@ class Store:
         bucket: a valid first part of a URI, and in its group what pyarrow calls it.
         shape: a URI, for errors.
         keys: where its keys may come from, for errors.
+        settings: the names of the settings that it takes.
         endpoint: its address with some settings.
         filesystem, delta_options: what pyarrow and delta-rs need for a bucket, with resolved settings.
     """
@@ -93,6 +94,7 @@ class Store:
     bucket: re.Pattern[str]
     shape: str
     keys: str
+    settings: tuple[str, ...]
     endpoint: Callable[[StorageSettings], str]
     filesystem: Callable[[str, StorageSettings], fs.FileSystem]
     delta_options: Callable[[str, StorageSettings], dict[str, str]]
@@ -120,14 +122,22 @@ def _s3_filesystem(_bucket: str, settings: StorageSettings) -> fs.FileSystem:
     return _opened(fs.S3FileSystem, **_given(arguments), retry_strategy=_S3_RETRIES)
 
 
-def _s3_delta_options(_bucket: str, settings: StorageSettings) -> dict[str, str]:
+def _s3_delta_options(bucket: str, settings: StorageSettings) -> dict[str, str]:
+    if settings.access_key_id and not settings.session_token and _variable("AWS_SESSION_TOKEN"):
+        # delta-rs would send it with the other keys.
+        raise SetupError(
+            "the variable AWS_SESSION_TOKEN does not belong to the keys of [storage]; unset it, or set [storage] session_token"
+        )
     endpoint = _s3_endpoint(settings)
     return {
         "aws_endpoint_url": endpoint,
-        "aws_region": _s3_region(settings) or "us-east-1",
+        # pyarrow also knows the region of a profile or of the machine.
+        "aws_region": _s3_region(settings) or _s3_filesystem(bucket, settings).region,
         "aws_access_key_id": settings.access_key_id,
         "aws_secret_access_key": settings.secret_access_key,
         "aws_session_token": settings.session_token,
+        # With an endpoint of its own, delta-rs would not look into profiles otherwise.
+        "aws_force_credential_load": "" if settings.access_key_id else "true",
         "allow_http": _allow_http(endpoint),
         # Without it, two commits at once could both succeed.
         "aws_conditional_put": "etag",
@@ -159,22 +169,15 @@ def _azure_account(bucket: str) -> str:
     return bucket.partition("@")[2].partition(".")[0]
 
 
-def _azure_secret(settings: StorageSettings) -> tuple[str, str]:
-    """Return the key of the account and the shared access signature, one of them at most."""
-    if settings.account_key or settings.sas_token:
-        key, token = settings.account_key, settings.sas_token
-    else:
-        key = _variable("AZURE_STORAGE_ACCOUNT_KEY")
-        token = _variable("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_SAS_KEY")
-    return (key, "") if key else ("", token.removeprefix("?"))
+def _azure_key(settings: StorageSettings) -> str:
+    return settings.account_key or _variable("AZURE_STORAGE_ACCOUNT_KEY")
 
 
 def _azure_filesystem(bucket: str, settings: StorageSettings) -> fs.FileSystem:
-    url, (key, token) = urlsplit(settings.endpoint_url), _azure_secret(settings)
+    url = urlsplit(settings.endpoint_url)
     arguments = {
         "account_name": _azure_account(bucket),
-        "account_key": key,
-        "sas_token": token and f"?{token}",
+        "account_key": _azure_key(settings),
         "blob_storage_authority": url.netloc,
         "dfs_storage_authority": url.netloc,
         "blob_storage_scheme": url.scheme,
@@ -184,18 +187,17 @@ def _azure_filesystem(bucket: str, settings: StorageSettings) -> fs.FileSystem:
 
 
 def _azure_delta_options(bucket: str, settings: StorageSettings) -> dict[str, str]:
-    account, endpoint, (key, token) = _azure_account(bucket), settings.endpoint_url, _azure_secret(settings)
+    account, endpoint = _azure_account(bucket), settings.endpoint_url
     return {
         "azure_storage_account_name": account,
-        "azure_storage_account_key": key,
-        "azure_storage_sas_key": token,
+        "azure_storage_account_key": _azure_key(settings),
         "azure_endpoint": endpoint and f"{endpoint.rstrip('/')}/{account}",
         "allow_http": _allow_http(endpoint),
     }
 
 
 _BUCKET = re.compile(r"([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])")
-_CONTAINER = re.compile(r"([a-z0-9][a-z0-9-]{1,61}[a-z0-9])@[a-z0-9]{3,24}\.dfs\.[a-z0-9.-]+")
+_CONTAINER = re.compile(r"([a-z0-9][a-z0-9-]{1,61}[a-z0-9])@[a-z0-9]{3,24}\.dfs\.core\.windows\.net")
 _S3_KEYS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 
 S3 = Store(
@@ -204,6 +206,7 @@ S3 = Store(
     _BUCKET,
     "s3://BUCKET/PATH",
     f"[storage], or the variables {_S3_KEYS}",
+    ("endpoint_url", "region", "access_key_id", "secret_access_key", "session_token"),
     lambda settings: _s3_endpoint(settings) or "AWS",
     _s3_filesystem,
     _s3_delta_options,
@@ -214,6 +217,7 @@ GOOGLE = Store(
     re.compile(r"([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])"),
     "gs://BUCKET/PATH",
     "the variable GOOGLE_APPLICATION_CREDENTIALS",
+    ("endpoint_url",),
     lambda settings: settings.endpoint_url or "Google Cloud Storage",
     _google_filesystem,
     _google_delta_options,
@@ -224,11 +228,34 @@ AZURE = Store(
     _CONTAINER,
     "abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH",
     "[storage], or the variable AZURE_STORAGE_ACCOUNT_KEY",
+    ("endpoint_url", "account_key"),
     lambda settings: settings.endpoint_url or "Azure",
     _azure_filesystem,
     _azure_delta_options,
 )
 STORES = {store.scheme: store for store in (S3, GOOGLE, AZURE)} | {"s3a": S3}
+
+
+def check_settings(settings: StorageSettings, stores: set[Store]) -> None:
+    """Check that settings are complete, and that each is for one of the stores in use.
+
+    Raises:
+        UsageError: one is not.
+    """
+    given = {name for name, value in vars(settings).items() if value}
+    if "endpoint_url" in given and not settings.endpoint_url.startswith(("http://", "https://")):
+        raise UsageError(
+            f"[storage] endpoint_url cannot be '{settings.endpoint_url}'; write http://HOST:PORT or https://HOST"
+        )
+    if ("access_key_id" in given) != ("secret_access_key" in given):
+        raise UsageError("[storage] needs access_key_id and secret_access_key, or neither")
+    for name in sorted(given):
+        takers = [store for store in stores if name in store.settings]
+        if not takers:
+            schemes = " or ".join(f"{store.scheme}://" for store in (S3, GOOGLE, AZURE) if name in store.settings)
+            raise UsageError(f"[storage] {name} is for {schemes}, and no path of this configuration is there")
+    if "endpoint_url" in given and len(stores) > 1:
+        raise UsageError("[storage] endpoint_url cannot be the address of two stores; put all paths into one")
 
 
 def delta_options(store: Store, bucket: str, settings: StorageSettings) -> dict[str, str]:

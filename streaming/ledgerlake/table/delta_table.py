@@ -275,8 +275,8 @@ class Table:
         missing = [file.base_name for file in files_now if file.type == fs.FileType.NotFound]
         if missing:
             raise TableError(
-                f"batch {batch.batch_id} was not committed to {self.path}: {missing[0]}, which its tasks wrote, is gone, perhaps by "
-                "a vacuum; start the pipeline again, and it writes the batch anew"
+                f"batch {batch.batch_id} was not committed to {self.path}: {missing[0]}, which its tasks wrote, is gone. If a "
+                "vacuum removed it, start the pipeline again. If executors are on other machines, they need the same folder"
             )
 
     def versions_of(self, batch: BatchRecord) -> list[int]:

@@ -70,5 +70,5 @@ def _vacuum(path: Place, retention_hours: int, dry_run: bool) -> Vacuumed:
                 with contextlib.suppress(FileNotFoundError):
                     path.filesystem().delete_file((path / name).root)
     except (DeltaError, OSError) as error:
-        raise TableError(f"the table at {path} cannot be vacuumed: {str(error).splitlines()[0][:200]}") from None
+        raise TableError(f"the table at {path} cannot be vacuumed: {path.reason(error)}") from None
     return Vacuumed(str(path), names)
