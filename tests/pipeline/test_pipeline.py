@@ -238,6 +238,18 @@ def test_our_error_is_found_inside_sparks() -> None:
     assert cause_of(RuntimeError("Java heap space\nmore")).message == "the query failed: Java heap space"
 
 
+def test_an_error_of_python_in_a_task_is_told_by_its_own_sentence() -> None:
+    text = (
+        "An error occurred while calling o1.save.\n"
+        ": org.apache.spark.SparkException: Job aborted\n"
+        "Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"
+        '  File "ordered_files.py", line 3, in write\n'
+        "OSError: AWS Error ACCESS_DENIED during PutObject\n"
+        "\n\tat org.apache.spark.api.python.BasePythonRunner.handle(PythonRunner.scala:1)\n"
+    )
+    assert cause_of(RuntimeError(text)).message == "the query failed: OSError: AWS Error ACCESS_DENIED during PutObject"
+
+
 @pytest.mark.parametrize(
     "closed", ["java.io.IOException: Broken pipe", "java.net.SocketException: Connection reset", "java.io.EOFException"]
 )
