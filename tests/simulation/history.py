@@ -699,7 +699,7 @@ class History:
         for one in self.oracle.waiting_before(topic.name, position, time_ms - _CLOCKS_AGREE_MS, key):
             # What is due by our own clock may go before a cancel that is still unread: without the
             # broker's time, and where the broker's clock was set back.
-            own_ms = time_ms + max(0, -self.brokers.skew_ms)
+            own_ms = max(time_ms + max(0, -self.brokers.skew_ms), self.oracle.latest_ms)
             is_sure = self.script.has_metadata and one.deliver_ms > own_ms
             if one.deliver_ms > time_ms or not is_sure:
                 one.is_cancelled |= is_sure

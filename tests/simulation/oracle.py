@@ -77,10 +77,10 @@ class Oracle:
         self._reached: dict[str, int] = {}
         self.commits = 0
         # A broker's clock may be set back; what was due stays due.
-        self._latest_ms = 0
+        self.latest_ms = 0
 
     def confirm(self, one: Sent) -> None:
-        self._latest_ms = max(self._latest_ms, one.stored_ms)
+        self.latest_ms = max(self.latest_ms, one.stored_ms)
         self.sent[one.payload] = one
         one.is_excused = any((one.topic, position) in self._not_owed for position in one.positions)
         if not one.is_excused:
@@ -163,7 +163,7 @@ class Oracle:
         if one.deliver_ms:
             if row["delivered_at"] is None or int(str(row["delivered_at"])) // 1000 < one.deliver_ms:
                 self.complain(f"never early: {one}, due at {one.deliver_ms}, says {row['delivered_at']}")
-            if max(self.clock_ms(), self._latest_ms) < one.deliver_ms:
+            if max(self.clock_ms(), self.latest_ms) < one.deliver_ms:
                 self.complain(f"never early: {one}, due at {one.deliver_ms}, came at {self.clock_ms()}")
         one.in_table = True
         if self.awaits_publishing and one.deliver_ms:
