@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,15 +23,16 @@ from typing import TYPE_CHECKING, Any
 from pyarrow import fs
 
 from ledgerlake.devbroker.ports import free_ports
+from tests.live.servers import server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
 # The account that every Azurite has, from its documentation.
 AZURE_ACCOUNT = "devstoreaccount1"
 AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 _AZURITE = "azurite@3.37.0"
-_START_S = 300
 
 
 @dataclass(frozen=True)
@@ -120,21 +120,14 @@ def _azurite() -> Path:
     return program
 
 
-@contextmanager
-def _running(command: list[str], port: int) -> Iterator[None]:
-    """Run a server until the end of the context; it answers when the context begins."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + _START_S
-        while True:
-            assert process.poll() is None, f"{command[0]} ended with {process.returncode}"
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                assert time.monotonic() < deadline, f"{command[0]} does not answer"
-                time.sleep(0.1)
-        yield
-    finally:
-        process.kill()
-        process.wait()
+def _running(command: list[str], port: int) -> AbstractContextManager[None]:
+    """Run a server that listens at a port of 127.0.0.1."""
+
+    def answers() -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            return False
+        return True
+
+    return server(command, answers)

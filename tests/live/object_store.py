@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
-import time
 import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 from pyarrow import fs
 
 from ledgerlake.devbroker.ports import free_ports
+from tests.live.servers import wait_for_answer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,19 +100,14 @@ class ObjectStore:
                 stdout=log,
                 stderr=log,
             )
-        self._await_answer()
+        wait_for_answer(self._process, self._answers, (self.folder / "server.log").read_text)
 
-    def _await_answer(self) -> None:
-        assert self._process is not None
-        deadline = time.monotonic() + 300
-        while True:
-            assert self._process.poll() is None, (self.folder / "server.log").read_text()[-2000:]
-            try:
-                self.filesystem().create_dir("answers")
-                return
-            except OSError:
-                assert time.monotonic() < deadline, "the S3 server does not answer"
-                time.sleep(0.2)
+    def _answers(self) -> bool:
+        try:
+            self.filesystem().create_dir("answers")
+        except OSError:
+            return False
+        return True
 
     def stop(self) -> None:
         if self._process is not None:

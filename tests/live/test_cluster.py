@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 import urllib.request
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +15,11 @@ import pytest
 from ledgerlake.devbroker.ports import free_ports
 from ledgerlake.runtime.session import delta_jars
 from tests.live.pipelines import config_file, ledgerlake_process, publish_numbers, values
+from tests.live.servers import server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from tests.live.runtime import Runtime
 
@@ -40,8 +40,8 @@ def master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     master_options = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", str(page)]
     worker_options = ["--host", "127.0.0.1", "--webui-port", str(worker_page), "-c", "2", "-m", "2g", address]
     with (
-        _daemon("master.Master", master_options, environment, page, folder / "master.log"),
-        _daemon("worker.Worker", worker_options, environment, worker_page, folder / "worker.log"),
+        _daemon("master.Master", master_options, environment, page),
+        _daemon("worker.Worker", worker_options, environment, worker_page),
     ):
         yield address
 
@@ -53,24 +53,10 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> str:
     return path
 
 
-@contextmanager
-def _daemon(name: str, options: list[str], environment: dict[str, str], page: int, log: Path) -> Iterator[None]:
+def _daemon(name: str, options: list[str], environment: dict[str, str], page: int) -> AbstractContextManager[None]:
     command = [str(_SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *options]
     java = {"JAVA_HOME": os.environ["JAVA_HOME"]} if "JAVA_HOME" in os.environ else {}
-    with open(log, "wb") as output:
-        process = subprocess.Popen(
-            command, env={"SPARK_HOME": str(_SPARK_HOME), **java, **environment}, stdout=output, stderr=output
-        )
-    try:
-        deadline = time.monotonic() + _START_S
-        while not _answers(page):
-            assert process.poll() is None, log.read_text()[-2000:]
-            assert time.monotonic() < deadline, f"{name} does not answer"
-            time.sleep(0.2)
-        yield
-    finally:
-        process.terminate()
-        process.wait()
+    return server(command, lambda: _answers(page), {"SPARK_HOME": str(_SPARK_HOME), **java, **environment}, _START_S)
 
 
 def _answers(page: int) -> bool:

@@ -54,11 +54,14 @@ def settings(store: ObjectStore) -> dict[str, Any]:
     }
 
 
-def in_store(runtime: Runtime, folder: Path, store: ObjectStore, topic: str) -> dict[str, Any]:
-    """A pipeline with a local checkpoint and its tables and delayed messages in the store."""
-    root = f"s3://{store.bucket()}/lake"
+def in_cloud(runtime: Runtime, folder: Path, root: str, topic: str) -> dict[str, Any]:
+    """A pipeline with a local checkpoint and its tables and delayed messages in a store."""
     data = runtime.config(folder, topic)
     return data | {"delta": {"path": f"{root}/messages"}, "delay": {"storage": f"{root}/delayed"}}
+
+
+def in_store(runtime: Runtime, folder: Path, store: ObjectStore, topic: str) -> dict[str, Any]:
+    return in_cloud(runtime, folder, f"s3://{store.bucket()}/lake", topic)
 
 
 def values(path: str, options: dict[str, str]) -> list[bytes]:
@@ -70,7 +73,7 @@ def values(path: str, options: dict[str, str]) -> list[bytes]:
 
 
 @pytest.fixture
-def cloud(request: pytest.FixtureRequest, store: ObjectStore) -> Iterator[CloudStore]:
+def cloud(request: pytest.FixtureRequest) -> Iterator[CloudStore]:
     """An empty place in a store, by its scheme."""
     if request.param == "gs":
         with start_google() as running:
@@ -79,6 +82,7 @@ def cloud(request: pytest.FixtureRequest, store: ObjectStore) -> Iterator[CloudS
         with start_azure() as running:
             yield running
     else:
+        store: ObjectStore = request.getfixturevalue("store")
         yield CloudStore(f"{request.param}://{store.bucket()}/lake", settings(store), store.delta_options)
 
 
@@ -87,8 +91,7 @@ def test_tables_in_a_store_hold_each_message_once_over_restarts(
     runtime: Runtime, spark: SparkSession, cloud: CloudStore, tmp_path: Path
 ) -> None:
     topic = runtime.topic(2)
-    data = runtime.config(tmp_path, topic) | {"storage": cloud.settings}
-    data |= {"delta": {"path": f"{cloud.root}/messages"}, "delay": {"storage": f"{cloud.root}/delayed"}}
+    data = in_cloud(runtime, tmp_path, cloud.root, topic) | {"storage": cloud.settings}
     publish_numbers(runtime, topic, range(200), batch=20)
     run_once(spark, data)
     due_ms = int(time.time() * 1000) + 1500

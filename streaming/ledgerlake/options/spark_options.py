@@ -1,7 +1,7 @@
 """``[spark]``: the Spark session that a command of ``ledgerlake`` starts.
 
 A setting of the user's stands above the one that Ledgerlake would choose, except where both are
-lists of things that Spark needs at once (see ``runtime.session``).
+lists of things that Spark needs at once (see ``runtime.spark_settings``).
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from dataclasses import dataclass, replace
 from ledgerlake.errors import UsageError
 from ledgerlake.options.declared import option
 from ledgerlake.options.kinds import LIST, SETTINGS, TEXT
+from ledgerlake.runtime.spark_settings import join_settings
 
 # Where an executor unpacks the bundle.
 _BUNDLE_FOLDER = "ledgerlake_bundle"
-
-# A setting of the user's is put behind what the other keys need, with this between them.
-_JOINED = {"spark.jars.packages": ",", "spark.archives": ",", "spark.executorEnv.PYTHONPATH": ":"}
 
 # A task is tried four times; ``local[*]`` alone would try it once.
 LOCAL_MASTER = "local[*,4]"
@@ -52,13 +50,7 @@ class SparkConfig:
         """Return all settings by Spark's names."""
         packages = {"spark.jars.packages": ",".join(self.packages)} if self.packages else {}
         bundle = self._bundle_settings if self.needs_bundle else {}
-        needed, given = packages | bundle, dict(self.settings)
-        joined = {
-            name: f"{needed[name]}{separator}{given[name]}"
-            for name, separator in _JOINED.items()
-            if name in needed and name in given
-        }
-        return {"spark.driver.memory": self.memory, **needed, **given, **joined}
+        return join_settings({"spark.driver.memory": self.memory, **packages, **bundle}, dict(self.settings))
 
     @property
     def needs_bundle(self) -> bool:

@@ -50,7 +50,6 @@ class StorageConfig:
         is_secret=True,
         shown_default="the environment's credentials",
     )
-
     account_key: str = option(
         TEXT,
         "",

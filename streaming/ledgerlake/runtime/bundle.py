@@ -2,8 +2,9 @@
 
 Wheels with native code do not work out of a zip, so ``--py-files`` cannot carry them. Spark unpacks
 an archive in the working folder of each executor, and the Python of the executor searches there
-first (``options.spark_options``). A bundle holds what is installed in this environment, so the executors need the same platform
-and the same minor version of Python. PySpark is not in it: an executor has Spark's own.
+first (``options.spark_options``). A bundle holds what is installed in this environment, so the
+executors need the same platform and the same minor version of Python. PySpark is not in it: an
+executor has Spark's own.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def write_bundle(path: str) -> Bundle:
 
 
 def _distributions(name: str, extras: tuple[str, ...] = ()) -> dict[str, metadata.Distribution]:
-    """Return a package, and all that it requires and is installed, by their names."""
+    """Return a package and all installed packages that it requires, by their names."""
     distributions: dict[str, metadata.Distribution] = {}
     to_add = [(name, extras)]
     while to_add:
@@ -105,7 +106,7 @@ def _files(distribution: metadata.Distribution) -> dict[str, Path]:
         )
     return {
         str(file): Path(str(distribution.locate_file(file)))
-        for file in distribution.files or []
+        for file in distribution.files
         if file.parts[0] != ".." and "__pycache__" not in file.parts and file.suffix != ".pth"
     }
 

@@ -19,6 +19,7 @@ from ledgerlake.errors import SetupError
 from ledgerlake.runtime.class_archive import archive_path, end_and_keep, java_option
 from ledgerlake.runtime.java import cache_folder, fetch_jars, find_java
 from ledgerlake.runtime.java_errors import root_cause
+from ledgerlake.runtime.spark_settings import join_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,9 +63,6 @@ _LOCAL_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress":
 
 # spark-submit sets it for a program in Python.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
-
-# A setting of the user's is put behind what Ledgerlake needs, with this between them.
-_JOINED = {"spark.jars": ",", "spark.sql.extensions": ",", "spark.driver.extraJavaOptions": " "}
 
 
 def delta_jars() -> list[str]:
@@ -130,10 +128,7 @@ def session_settings(master: str, settings: dict[str, str], jars: list[str], jav
     defaults = {**_SETTINGS, "spark.jars": ",".join(jars), "spark.driver.extraJavaOptions": java_options}
     if master.startswith("local"):
         defaults |= _LOCAL_SETTINGS
-    joined = {
-        name: f"{defaults[name]}{separator}{settings[name]}" for name, separator in _JOINED.items() if name in settings
-    }
-    return defaults | settings | joined
+    return join_settings(defaults, settings)
 
 
 def _submitted_session(name: str, settings: dict[str, str]) -> SparkSession:

@@ -103,8 +103,7 @@ class Place:
         """Return the path inside the file system."""
         if self.store is None:
             return self.uri
-        matched = self.store.bucket.match(self._bucket)
-        return f"{matched[1] if matched else self._bucket}/{self._below_bucket}"
+        return f"{self._container}/{self._below_bucket}"
 
     @property
     def hadoop_uri(self) -> str:
@@ -141,10 +140,9 @@ class Place:
             return "it is a file, and not a folder"
         if self.store is not None:
             endpoint = self.store.endpoint(self.settings)
-            bucket = self._bucket.partition("@")[0]
             for pattern, sentence in _STORE_ERRORS:
                 if pattern.search(text):
-                    return sentence.format(endpoint=endpoint, bucket=bucket, keys=self.store.keys)
+                    return sentence.format(endpoint=endpoint, bucket=self._container, keys=self.store.keys)
         lines = text.strip().splitlines() or [type(error).__name__]
         if _CAUSE in text:
             # delta-rs writes what an error was caused by below it; the last line is the first cause.
@@ -162,6 +160,11 @@ class Place:
     @property
     def _bucket(self) -> str:
         return self.uri.split("/")[2]
+
+    @property
+    def _container(self) -> str:
+        # Azure's account is not part of a path.
+        return self._bucket.partition("@")[0]
 
     @property
     def _below_bucket(self) -> str:

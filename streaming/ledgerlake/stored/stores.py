@@ -81,7 +81,7 @@ class Store:
 
     Args:
         scheme, hadoop_scheme: what its URIs begin with, and what they begin with for Spark.
-        bucket: a valid first part of a URI, and in its group what pyarrow calls it.
+        bucket: a valid first part of a URI; of Azure's, the container and the account.
         shape: a URI, for errors.
         keys: where its keys may come from, for errors.
         settings: the names of the settings that it takes.
@@ -196,16 +196,12 @@ def _azure_delta_options(bucket: str, settings: StorageSettings) -> dict[str, st
     }
 
 
-_BUCKET = re.compile(r"([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])")
-_CONTAINER = re.compile(r"([a-z0-9][a-z0-9-]{1,61}[a-z0-9])@[a-z0-9]{3,24}\.dfs\.core\.windows\.net")
-_S3_KEYS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-
 S3 = Store(
     "s3",
     "s3a",
-    _BUCKET,
+    re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"),
     "s3://BUCKET/PATH",
-    f"[storage], or the variables {_S3_KEYS}",
+    "[storage], or the variables AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     ("endpoint_url", "region", "access_key_id", "secret_access_key", "session_token"),
     lambda settings: _s3_endpoint(settings) or "AWS",
     _s3_filesystem,
@@ -214,7 +210,7 @@ S3 = Store(
 GOOGLE = Store(
     "gs",
     "gs",
-    re.compile(r"([a-z0-9][a-z0-9._-]{1,220}[a-z0-9])"),
+    re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]"),
     "gs://BUCKET/PATH",
     "the variable GOOGLE_APPLICATION_CREDENTIALS",
     ("endpoint_url",),
@@ -225,7 +221,7 @@ GOOGLE = Store(
 AZURE = Store(
     "abfss",
     "abfss",
-    _CONTAINER,
+    re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]@[a-z0-9]{3,24}\.dfs\.core\.windows\.net"),
     "abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH",
     "[storage], or the variable AZURE_STORAGE_ACCOUNT_KEY",
     ("endpoint_url", "account_key"),
