@@ -42,9 +42,8 @@ test-all: setup archive ## all tests in their long versions
 archive: setup ## what makes the starts of the tests' many Spark sessions a third shorter, once (200 MB in the cache)
 	$(BIN)/python -m tests.live.archive_classes
 
-test-fast: setup ## the tests that need neither Spark nor a broker; a socket that is left open fails one
-	$(BIN)/python -m pytest -m "not spark and not live and not long" \
-		-W error::ResourceWarning -W error::pytest.PytestUnraisableExceptionWarning
+test-fast: setup ## the tests that need neither Spark nor a broker
+	$(BIN)/python -m pytest -m "not spark and not live and not long"
 
 coverage: setup ## the share of each room's lines and branches that the fast tests reach, against a floor
 	$(BIN)/python -m pytest -m "not spark and not live and not long" --cov=ledgerlake --cov-branch --cov-report=

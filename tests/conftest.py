@@ -88,8 +88,11 @@ def spark() -> Iterator[SparkSession]:
     from tests.live.warm_python import warm_python
 
     # State that is no longer needed goes each minute by default, which no test lasts. Small tables
-    # need one task to be read.
+    # need one task to be read. Compiled code does not pay off for a few rows; pipelines that tests
+    # start as processes have it, as they have by default.
     settings = {
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.streaming.stateStore.maintenanceInterval": "2s",
         "spark.databricks.delta.snapshotPartitions": "1",
     }

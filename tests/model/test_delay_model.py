@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-SEEDS = 20_000 if os.environ.get("LEDGERLAKE_CAMPAIGN") == "long" else 250
-_AT_ONCE = 250
+SEEDS = 20_000 if os.environ.get("LEDGERLAKE_CAMPAIGN") == "long" else 100
+_AT_ONCE = 100
 
 
 class StorageFailed(Exception):

@@ -74,6 +74,9 @@ class Edges:
 
     def __enter__(self) -> Edges:
         self._owner = threading.current_thread()
+        for shared in cluster._clusters.values():
+            # It has sockets that nobody could close once it is forgotten.
+            shared.close()
         for found in pkgutil.walk_packages(ledgerlake.__path__, "ledgerlake."):
             if found.name.startswith(("ledgerlake.devbroker", "ledgerlake.cli", "ledgerlake.demo")):
                 continue

@@ -8,10 +8,10 @@ segment and an offset into it, says which messages have left.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
-from ledgerlake.stored.fields import parse_stored, stored
+from ledgerlake.stored.fields import fields_of, parse_stored, stored
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 VERSION = 1
@@ -57,7 +57,7 @@ class Record:
 
 
 def record_to_json(record: Record) -> str:
-    return json.dumps({"version": VERSION, **asdict(record)})
+    return json.dumps({"version": VERSION, **fields_of(record)}, default=fields_of)
 
 
 def record_from_json(text: str) -> Record:

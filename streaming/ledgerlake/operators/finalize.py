@@ -6,7 +6,7 @@ Files that overlap are merged, and each topic partition gets one result, which s
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -21,6 +21,7 @@ from ledgerlake.operators.partition_writer import PartitionWriter, file_prefix
 from ledgerlake.operators.results import BatchSettings, PartitionResult, TaskSettings, task_result_from_dict
 from ledgerlake.operators.rows import StateSummary, latest
 from ledgerlake.operators.stage_output import read_stage_rows
+from ledgerlake.stored.fields import fields_of
 from ledgerlake.table.delta_table import data_folder
 from ledgerlake.table.ordered_files import BufferedWriter, merge_overlapping
 from ledgerlake.wire.message_id import Position
@@ -38,7 +39,7 @@ def finalize(rows: Iterable[pa.RecordBatch], settings: TaskSettings, batch: Batc
         if topic_partition not in partitions:
             partitions[topic_partition] = _FinalizedPartition(topic_partition, settings, batch)
         if isinstance(output, StateSummary):
-            result = json.dumps(asdict(partitions.pop(topic_partition).finish(output)))
+            result = json.dumps(partitions.pop(topic_partition).finish(output), default=fields_of)
             yield pa.RecordBatch.from_arrays([pa.array([result], pa.string())], names=["result"])
         elif not isinstance(output, pa.RecordBatch):
             partitions[topic_partition].take(output)

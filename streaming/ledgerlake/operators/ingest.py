@@ -8,7 +8,7 @@ is delayed.
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import repeat
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ from ledgerlake.operators.rows import (
 from ledgerlake.runtime.memory import give_back, keep_freed_blocks
 from ledgerlake.source.pieces import read_single
 from ledgerlake.source.range_reader import BUNDLE_BYTES
+from ledgerlake.stored.fields import fields_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -88,7 +89,7 @@ class _IngestedRange:
         for position, entry in self._local.drain_pending():
             yield stage_row(self._writer.topic_partition, RowKind.CHUNK, position, entry=entry)
         result = replace(self._writer.finish(self._end), stored_bytes=self._stored_bytes)
-        report = TaskReport(self._end, self._now_ms, asdict(result), self._local.events)
+        report = TaskReport(self._end, self._now_ms, fields_of(result), self._local.events)
         yield stage_row(self._writer.topic_partition, RowKind.REPORT, header=report_to_json(report))
         if self._saw_chunks:
             give_back()

@@ -35,7 +35,7 @@ A header is JSON, but for the reason of a reject. "Delivery" is when the message
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import astuple, dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -45,7 +45,7 @@ from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, IncompleteMessag
 from ledgerlake.decode.messages import WHOLE_BATCH
 from ledgerlake.decode.split import read_delayed
 from ledgerlake.delay.cancels import Cancel
-from ledgerlake.stored.fields import parse_stored, stored
+from ledgerlake.stored.fields import fields_of, parse_stored, stored
 from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
@@ -154,8 +154,9 @@ class StateSummary:
 
 
 def report_to_json(report: TaskReport) -> str:
-    events = [[type(event).__name__, asdict(event)] for event in report.events]
-    return json.dumps({"end": asdict(report.end), "now_ms": report.now_ms, "result": report.result, "events": events})
+    events = [[type(event).__name__, event] for event in report.events]
+    data = {"end": report.end, "now_ms": report.now_ms, "result": report.result, "events": events}
+    return json.dumps(data, default=fields_of)
 
 
 def report_from_json(text: str) -> TaskReport:
@@ -174,7 +175,7 @@ def _report(data: dict[str, Any], _version: int) -> TaskReport:
 
 
 def summary_to_json(summary: StateSummary) -> str:
-    return json.dumps(asdict(summary))
+    return json.dumps(summary, default=fields_of)
 
 
 def summary_from_json(text: str) -> StateSummary:
