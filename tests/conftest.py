@@ -105,4 +105,4 @@ def spark() -> Iterator[SparkSession]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Campaigns run first, then other live tests: a run in processes is as long as its last file."""
-    items.sort(key=lambda item: ("live" not in item.path.parts, item.get_closest_marker("slow") is None))
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, "live" not in item.path.parts))

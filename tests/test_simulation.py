@@ -58,6 +58,7 @@ def play(script: Script, edges: Edges) -> Verdict:
     return History(script, edges).play()
 
 
+@pytest.mark.slow
 def test_no_history_loses_doubles_reorders_or_stops() -> None:
     verdicts = list(play_many(range(1, _HISTORIES + 1), os.cpu_count() or 1))
     failed = {verdict.script.seed: verdict.violations[0] for verdict in verdicts if verdict.violations}

@@ -65,8 +65,8 @@ class Process:
 
 @dataclass(eq=False)
 class Thread:
-    """One thread of a process. ``context`` is the process whose code it runs now: a worker's, while
-    a task is in work.
+    """One thread of a process. ``context`` is the process whose code it runs now: its own, or a
+    worker below that while a task is in work.
     """
 
     process: Process
@@ -156,7 +156,7 @@ class World:
     def pause(self, until_s: float, ready: Callable[[], bool] | None = None) -> None:
         """Wait until a moment, or until something is so."""
         me = self.current
-        if me.context.is_dead or me.process.is_dead:
+        if me.context.is_dead:
             raise Killed
         me.until_s, me.ready = until_s, ready
         chosen = self._next()
@@ -165,7 +165,7 @@ class World:
             chosen.gate.release()
             me.gate.acquire()
         me.ready = None
-        if me.context.is_dead or me.process.is_dead:
+        if me.context.is_dead:
             raise Killed
         self._quiet += 1
         if self._quiet > self.most_accesses:
@@ -185,7 +185,7 @@ class World:
             able = [thread for thread in self.threads if self._is_able(thread)]
             if able:
                 return able[0] if len(able) == 1 else self.rng.choice(able)
-            times_s = [thread.until_s for thread in self.threads if not thread.done and not thread.process.is_suspended]
+            times_s = [thread.until_s for thread in self.threads if not thread.done and not thread.context.is_suspended]
             if self._events:
                 times_s.append(self._events[0][0])
             next_s = min(times_s)
@@ -195,9 +195,9 @@ class World:
     def _is_able(self, thread: Thread) -> bool:
         if thread.done:
             return False
-        if thread.process.is_dead or thread.context.is_dead:
+        if thread.context.is_dead:
             return True
-        if thread.process.is_suspended:
+        if thread.context.is_suspended:
             return False
         return thread.until_s <= self.now_s or (thread.ready is not None and thread.ready())
 
@@ -213,7 +213,7 @@ class World:
         act on.
         """
         me = self.current
-        if me.context.is_dead or me.process.is_dead:
+        if me.context.is_dead:
             raise Killed
         self.accesses += 1
         if self.accesses > self.most_accesses:
@@ -229,9 +229,9 @@ class World:
                         self.traps.remove(trap)
                         self.say(f"at '{label}' of {me.process.root.name}:")
                         verdict = trap.act() or verdict
-        if me.context.is_dead or me.process.is_dead:
+        if me.context.is_dead:
             raise Killed
-        if me.process.is_suspended or me.context.is_suspended:
+        if me.context.is_suspended:
             self.pause(self.now_s)
         else:
             self._pass(_ACCESS_S)
