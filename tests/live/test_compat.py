@@ -246,11 +246,11 @@ def test_limited_batches_of_batched_topics_double_nothing(
     AvailableNow.
     """
     topic = runtime.topic(partitions=2)
-    publish(runtime, topic, (f"{number:06d}" for number in range(8_000)), batching_max_messages=400)
-    options = {"topic": topic, "startingOffsets": "earliest", "maxBytesPerTrigger": "30000"}
+    publish(runtime, topic, (f"{number:06d}" for number in range(4_000)), batching_max_messages=200)
+    options = {"topic": topic, "startingOffsets": "earliest", "maxBytesPerTrigger": "15000"}
     stream = Stream(spark, runtime, tmp_path, **options)
     query = stream.run()
-    assert stream.values() == [f"{number:06d}" for number in range(8_000)]
+    assert stream.values() == [f"{number:06d}" for number in range(4_000)]
     assert len([progress for progress in query.recentProgress if progress.numInputRows]) > 3
 
 

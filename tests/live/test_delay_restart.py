@@ -49,7 +49,7 @@ def test_a_restart_reads_nothing_again_and_delivers_soon(
     runtime: Runtime, spark: SparkSession, tmp_path: Path, campaign_is_long: bool
 ) -> None:
     # The last message is due after minutes, so that a slow machine finds some waiting.
-    count, gap_ms = (1_000_000, 10) if campaign_is_long else (5_000, 40)
+    count, gap_ms = (1_000_000, 10) if campaign_is_long else (2_000, 100)
     topic = runtime.topic()
     data = runtime.config(tmp_path, topic)
     due_ms = now_ms() + (240_000 if campaign_is_long else 20_000)

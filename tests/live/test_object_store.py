@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyspark
 import pytest
 from deltalake import DeltaTable
+from pyarrow.fs import FileSelector
 
-from ledgerlake.errors import TableError
+from ledgerlake.errors import SetupError, TableError
 from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
 from ledgerlake.table.vacuum import vacuum
@@ -19,15 +27,16 @@ from tests.live.pipelines import (
     config_file,
     ledgerlake,
     ledgerlake_process,
+    now_ms,
     publish_delayed,
     publish_numbers,
     run_once,
     sentence,
 )
+from tests.live.runtime import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -70,6 +79,23 @@ def values(path: str, options: dict[str, str]) -> list[bytes]:
     order = [(name, "ascending") for name in ("partition", "ledger_id", "entry_id", "batch_index")]
     table_values: list[bytes] = table.sort_by(order)["value"].to_pylist()
     return table_values
+
+
+def hadoop_version() -> str:
+    """The version of the Hadoop in Spark, which its connectors have too."""
+    (jar,) = Path(pyspark.__file__).with_name("jars").glob("hadoop-client-api-*.jar")
+    return jar.stem.removeprefix("hadoop-client-api-")
+
+
+def kill_after_a_commit(config: str, is_committed: Callable[[], bool]) -> None:
+    """Let a pipeline run until something is in its table, and kill all its processes."""
+    running = subprocess.Popen([sys.executable, "-m", "ledgerlake.cli", "run", config], start_new_session=True)
+    try:
+        wait_until(lambda: running.poll() is not None or is_committed())
+        assert running.poll() is None
+    finally:
+        os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
 
 
 @pytest.fixture
@@ -124,6 +150,54 @@ def test_a_wrong_key_is_one_sentence_without_the_key(runtime: Runtime, store: Ob
     result = ledgerlake_process("run", config_file(tmp_path, data), "--once")
     assert "refuses the credentials for the bucket" in sentence(result, 3)
     assert "not-the-secret" not in result.stderr + result.stdout
+
+
+def test_a_checkpoint_in_a_store_without_sparks_connector_is_one_sentence(
+    runtime: Runtime, spark: SparkSession, store: ObjectStore, tmp_path: Path
+) -> None:
+    topic = runtime.topic()
+    data = in_store(runtime, tmp_path, store, topic) | {"storage": settings(store)}
+    data["stream"]["checkpoint"] = f"s3://{store.bucket()}/checkpoint"
+    with pytest.raises(SetupError, match=r'set \[spark\] packages = \["org.apache.hadoop:hadoop-aws:3'):
+        run_once(spark, data)
+    assert runtime.subscriptions(topic) == {}
+
+
+# Spark fetches a connector of 700 MB for it.
+@pytest.mark.long
+def test_a_checkpoint_in_a_store_goes_on_over_kills_and_restarts_and_holds_no_key(
+    runtime: Runtime, store: ObjectStore, tmp_path: Path
+) -> None:
+    topic, due, checkpoint = runtime.topic(2), runtime.topic(), f"{store.bucket()}/checkpoint"
+    data = in_store(runtime, tmp_path, store, topic) | {"storage": settings(store), "deliver": {"topic": due}}
+    data["stream"]["checkpoint"] = f"s3a://{checkpoint}"
+    data["spark"] = {"packages": [f"org.apache.hadoop:hadoop-aws:{hadoop_version()}"]}
+    config = config_file(tmp_path, data)
+    large = [b"%d" % number * 2_000_000 for number in range(3)]
+    publish_delayed(runtime, topic, [(value, None) for value in large], chunking_enabled=True, batching_enabled=False)
+    due_ms = now_ms() + 60_000
+    publish_delayed(runtime, topic, [(b"late", due_ms)])
+    publish_numbers(runtime, topic, range(200), batch=20)
+    first = ledgerlake_process("run", config, "--once")
+    assert first.returncode == 0, first.stderr
+    publish_numbers(runtime, topic, range(200, 300))
+    kill_after_a_commit(config, lambda: len(values(data["delta"]["path"], store.delta_options)) > 203)
+    time.sleep(max(0.0, due_ms / 1000 - time.time()) + 0.1)
+    last = ledgerlake_process("run", config, "--once")
+    assert last.returncode == 0, last.stderr
+    expected = sorted([*large, b"late", *(b"%d" % number for number in range(300))])
+    assert sorted(values(data["delta"]["path"], store.delta_options)) == expected
+    assert ledgerlake("verify", config).returncode == 0
+    state = json.loads(ledgerlake_process("state", config, "--json").stdout)
+    assert (state["large"], sum(partition["waiting"] for partition in state["delayed"])) == ([], 0)
+    assert sorted(os.listdir(tmp_path)) == ["pipeline.toml"]
+    filesystem = store.filesystem()
+    files = [file for file in filesystem.get_file_info(FileSelector(checkpoint, recursive=True)) if file.is_file]
+    assert len(files) > 20
+    for file in files:
+        with filesystem.open_input_file(file.path) as stored:
+            assert SECRET_KEY.encode() not in stored.read()
+    assert SECRET_KEY not in first.stderr + last.stderr
 
 
 # fake-gcs-server answers as if it had failed itself.

@@ -178,7 +178,7 @@ def test_numbers_are_found_to_the_message_and_in_few_reads(
             place[stored.stamp.index - stored.count + 1 + batch_index] = (stored.position, batch_index)
     assert set(place) == set(range(MESSAGES))
     reads = Reads(monkeypatch)
-    searches = 1000 if campaign_is_long else 200
+    searches = 1000 if campaign_is_long else 100
     for index in rng.sample(range(MESSAGES), searches):
         start = resolve_start(cluster, topic, AtIndex(index))
         reads.end_of_search()

@@ -69,8 +69,8 @@ def test_limits_of_open_messages_are_read_in_their_units() -> None:
         ({"delta": {"path": "s3://lake/a", "rejects_path": "s3a://lake/a/b"}}, "lies in the folder of [delta] path"),
         ({"delay": {"storage": "hdfs://h/delayed"}}, "[delay] storage cannot be 'hdfs://h/delayed'"),
         (
-            {"stream": {"checkpoint": "s3://lake/c"}},
-            "[stream] checkpoint cannot be 's3://lake/c'; it has to be on a disk",
+            {"stream": {"checkpoint": "gs://lake/c"}},
+            "[stream] checkpoint cannot be 'gs://lake/c'; it has to be on a disk, on a volume or in S3",
         ),
         ({"storage": {"endpoint": "http://h"}}, "[storage] has no key 'endpoint'; did you mean 'endpoint_url'?"),
         ({"spark": {"mastr": "local"}}, "[spark] has no key 'mastr'; did you mean 'master'?"),

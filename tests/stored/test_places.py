@@ -131,6 +131,22 @@ def test_an_azure_key_is_the_places_own_or_that_of_the_environment(monkeypatch: 
     assert isinstance(place.filesystem(), fs.AzureFileSystem)
 
 
+def test_spark_reaches_a_bucket_by_settings_of_that_bucket_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    own = StorageSettings("http://minio:9000", "eu-1", "env:LAKE_KEY", "s")
+    monkeypatch.setenv("LAKE_KEY", "k")
+    assert Place("s3://lake/c", own).hadoop_settings() == {
+        "fs.s3a.bucket.lake.endpoint": "http://minio:9000",
+        "fs.s3a.bucket.lake.endpoint.region": "eu-1",
+        "fs.s3a.bucket.lake.path.style.access": "true",
+        "fs.s3a.bucket.lake.access.key": "k",
+        "fs.s3a.bucket.lake.secret.key": "s",
+    }
+    assert Place("s3://lake/c").hadoop_settings() == {}
+    assert Place("lake/c").hadoop_settings() == {}
+
+
 def test_google_has_its_own_search_for_credentials() -> None:
     assert Place("gs://lake/a").delta_options() == {"retry_timeout": "90s"}
     emulator = Place("gs://lake/a", StorageSettings("http://127.0.0.1:1"))

@@ -47,6 +47,31 @@ def test_expired_entries_of_the_log_are_removed_though_not_looked_for_at_each_co
     assert reopened_table.transaction_version("query") == COMMITS - 1
 
 
+def test_numbers_are_read_from_the_log_again_only_after_a_commit_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = new_table(tmp_path / "table")
+    table.begin_stream("orders")
+    put(table, batch(0), data_file(table, "a"))
+    names: list[str] = []
+    read = DeltaTable.transaction_version
+
+    def noted(opened: DeltaTable, name: str) -> int | None:
+        names.append(name)
+        return read(opened, name)
+
+    monkeypatch.setattr(DeltaTable, "transaction_version", noted)
+    for number in range(1, 4):
+        put(table, batch(number), data_file(table, f"b{number}"))
+    assert names == []
+    Table(table.path, SCHEMA).begin_stream("payments")
+    assert table.last_batch_of("payments") == -1
+    assert names == ["ledgerlake.stream:payments"]
+    assert table.recorded("ledgerlake:orders:id") == Recorded(3, 7)
+    put(table, batch(4), data_file(table, "c"))
+    assert table.recorded("ledgerlake:orders:id") == Recorded(4, 7)
+
+
 def new_table(path: Path, **configuration: str) -> Table:
     DeltaTable.create(str(path), SCHEMA, configuration=configuration)
     return Table(Place(str(path)), SCHEMA)

@@ -12,6 +12,7 @@ from ledgerlake.operators.stateful import incomplete_from_json, set_up_state
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.moved_state import former_place
 from ledgerlake.pipeline.query_settings import STATE_FILES
+from ledgerlake.runtime.hadoop import connect_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -78,6 +79,7 @@ def read_state(spark: SparkSession, config: Config, variable: str) -> DataFrame:
     # Use a session of its own: queries of the caller's may have state files of another version.
     spark = spark.newSession()
     set_up_state(spark)
+    connect_store(spark, config.checkpoint_place)
     spark.conf.set(STATE_FILES, str(Checkpoint(config.checkpoint_place).log.state_version()))
     # Reading state needs Spark's coordinator of state stores, which the manager of streams creates.
     _ = spark.streams.active

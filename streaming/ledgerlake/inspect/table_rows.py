@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from ledgerlake.client.topics import split_partition
 from ledgerlake.errors import TableError
+from ledgerlake.options.spark_options import SparkConfig
+from ledgerlake.runtime.hadoop import connect_store
 from ledgerlake.stored.places import Place
 from ledgerlake.table.delta_table import open_delta, special_features
 from ledgerlake.table.ordered_files import sort_keys
@@ -37,8 +39,12 @@ _ORDER_COLUMNS = [
 class TableRows:
     """A table's files as Arrow tables of the compared columns, with rows in the order of the file."""
 
-    def __init__(self, path: Place) -> None:
-        self._path = path
+    def __init__(self, path: Place, spark: SparkConfig) -> None:
+        """
+        Args:
+            spark: for the session that reads a table whose files do not have its columns' names.
+        """
+        self._path, self._spark = path, spark
         try:
             table = open_delta(path)
             self._files = pa.table(table.get_add_actions())["path"].to_pylist()
@@ -73,7 +79,9 @@ class TableRows:
     def _read_by_spark(self) -> list[pa.Table]:
         from ledgerlake.runtime.session import start_session
 
-        rows = start_session("ledgerlake verify").read.format("delta").load(self._path.hadoop_uri)
+        session = start_session("ledgerlake verify", self._spark.master, self._spark.session_settings)
+        connect_store(session, self._path)
+        rows = session.read.format("delta").load(self._path.hadoop_uri)
         names = [name for name in _ORDER_COLUMNS if name in rows.columns]
         # A large file is read in splits; within a split, rows are numbered in their order.
         row_place = ["_metadata.file_path", "_metadata.file_block_start", "monotonically_increasing_id() as row"]

@@ -87,8 +87,8 @@ def verify(config: Config) -> Verdict:
     cluster = Cluster(options.client)
     try:
         start, end = _committed_range(Checkpoint(config.checkpoint_place), cluster, options.topics)
-        table = TableRows(config.messages_place)
-        rejected = TableRows(config.rejects_place)
+        table = TableRows(config.messages_place, config.spark)
+        rejected = TableRows(config.rejects_place, config.spark)
         verdict = Verdict()
         for name in sorted(end):
             begin = start.get(name, PartitionOffset(BEFORE_ALL))

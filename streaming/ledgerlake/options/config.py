@@ -28,7 +28,7 @@ from ledgerlake.options.source_options import SourceOptions
 from ledgerlake.options.spark_options import SparkConfig
 from ledgerlake.options.storage_options import StorageConfig
 from ledgerlake.stored.places import Place, parse_place
-from ledgerlake.stored.stores import ENVIRONMENT, StorageSettings, check_settings
+from ledgerlake.stored.stores import ENVIRONMENT, S3, StorageSettings, check_settings
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -453,9 +453,9 @@ def _check_apart(config: Config) -> None:
         UsageError: one does, or is no place.
     """
     places = {name: _parts(place) for name, place in _places(config).items()}
-    if not config.checkpoint_place.is_local:
+    if config.checkpoint_place.store not in (None, S3):
         raise UsageError(
-            f"[stream] checkpoint cannot be '{config.stream.checkpoint}'; it has to be on a disk or a volume"
+            f"[stream] checkpoint cannot be '{config.stream.checkpoint}'; it has to be on a disk, on a volume or in S3"
         )
     for outer, outer_place in places.items():
         for inner, place in places.items():

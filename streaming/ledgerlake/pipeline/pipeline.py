@@ -27,6 +27,7 @@ from ledgerlake.pipeline.failures import cause_of, own_error
 from ledgerlake.pipeline.plan import plan
 from ledgerlake.pipeline.query_settings import settings_of
 from ledgerlake.publish.republisher import Republisher
+from ledgerlake.runtime.hadoop import connect_store
 from ledgerlake.stored.places import to_text
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class Pipeline:
                 "there is no folder for compiled code, so every worker compiles for itself at its start; set NUMBA_CACHE_DIR"
             )
         components, stream_name = self._components, self.config.stream.name
+        connect_store(self._spark, self.config.checkpoint_place)
         components.checkpoint.check_stream(stream_name)
         names = components.cluster.all_partitions(self.config.source.topics)
         tables = (components.sink.messages, components.sink.rejects)

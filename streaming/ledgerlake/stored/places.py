@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 from pyarrow import fs
 
 from ledgerlake.errors import UsageError
-from ledgerlake.stored.stores import ENVIRONMENT, STORES, StorageSettings, Store, delta_options
+from ledgerlake.stored.stores import ENVIRONMENT, STORES, StorageSettings, Store, delta_options, hadoop_settings
 
 # Without the slash it is a folder with a colon in its name.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)")
@@ -156,6 +156,14 @@ class Place:
             SetupError: a secret cannot be read.
         """
         return None if self.store is None else delta_options(self.store, self._bucket, self.settings)
+
+    def hadoop_settings(self) -> dict[str, str]:
+        """Return the settings with which Spark's connector reaches it; none for a local path.
+
+        Raises:
+            SetupError: a secret cannot be read.
+        """
+        return {} if self.store is None else hadoop_settings(self.store, self._bucket, self.settings)
 
     @property
     def _bucket(self) -> str:

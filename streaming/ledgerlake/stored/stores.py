@@ -1,4 +1,4 @@
-"""Object stores: how pyarrow and delta-rs are told the address and the keys of each.
+"""Object stores: how pyarrow, delta-rs and Spark are told the address and the keys of each.
 
     store    written                                              pyarrow            delta-rs's options
     S3       s3://bucket/path   s3a://bucket/path                 S3FileSystem       aws_...
@@ -86,7 +86,9 @@ class Store:
         keys: where its keys may come from, for errors.
         settings: the names of the settings that it takes.
         endpoint: its address with some settings.
-        filesystem, delta_options: what pyarrow and delta-rs need for a bucket, with resolved settings.
+        filesystem, delta_options, hadoop_settings: what pyarrow, delta-rs and Spark's connector need
+            for a bucket, with resolved settings.
+        connector: the Maven artifact of Spark's connector.
     """
 
     scheme: str
@@ -98,6 +100,8 @@ class Store:
     endpoint: Callable[[StorageSettings], str]
     filesystem: Callable[[str, StorageSettings], fs.FileSystem]
     delta_options: Callable[[str, StorageSettings], dict[str, str]]
+    hadoop_settings: Callable[[str, StorageSettings], dict[str, str]]
+    connector: str
 
 
 # S3
@@ -142,6 +146,20 @@ def _s3_delta_options(bucket: str, settings: StorageSettings) -> dict[str, str]:
         # Without it, two commits at once could both succeed.
         "aws_conditional_put": "etag",
     }
+
+
+def _s3_hadoop_settings(bucket: str, settings: StorageSettings) -> dict[str, str]:
+    endpoint = _s3_endpoint(settings)
+    values = {
+        "endpoint": endpoint,
+        "endpoint.region": _s3_region(settings),
+        # Other servers than AWS's seldom have a host for each bucket.
+        "path.style.access": "true" if endpoint else "",
+        "access.key": settings.access_key_id,
+        "secret.key": settings.secret_access_key,
+        "session.token": settings.session_token,
+    }
+    return {f"fs.s3a.bucket.{bucket}.{name}": value for name, value in values.items()}
 
 
 # Google
@@ -196,6 +214,11 @@ def _azure_delta_options(bucket: str, settings: StorageSettings) -> dict[str, st
     }
 
 
+def _no_hadoop_settings(_bucket: str, _settings: StorageSettings) -> dict[str, str]:
+    """Their connectors have not been tried; they find keys by themselves, or in ``[spark] settings``."""
+    return {}
+
+
 S3 = Store(
     "s3",
     "s3a",
@@ -206,6 +229,8 @@ S3 = Store(
     lambda settings: _s3_endpoint(settings) or "AWS",
     _s3_filesystem,
     _s3_delta_options,
+    _s3_hadoop_settings,
+    "hadoop-aws",
 )
 GOOGLE = Store(
     "gs",
@@ -217,6 +242,8 @@ GOOGLE = Store(
     lambda settings: settings.endpoint_url or "Google Cloud Storage",
     _google_filesystem,
     _google_delta_options,
+    _no_hadoop_settings,
+    "hadoop-gcp",
 )
 AZURE = Store(
     "abfss",
@@ -228,6 +255,8 @@ AZURE = Store(
     lambda settings: settings.endpoint_url or "Azure",
     _azure_filesystem,
     _azure_delta_options,
+    _no_hadoop_settings,
+    "hadoop-azure",
 )
 STORES = {store.scheme: store for store in (S3, GOOGLE, AZURE)} | {"s3a": S3}
 
@@ -261,6 +290,15 @@ def delta_options(store: Store, bucket: str, settings: StorageSettings) -> dict[
         SetupError: a secret cannot be read.
     """
     return _given(store.delta_options(bucket, settings.resolved())) | {"retry_timeout": _RETRY_TIMEOUT}
+
+
+def hadoop_settings(store: Store, bucket: str, settings: StorageSettings) -> dict[str, str]:
+    """Return the settings of Spark's connector for a bucket of a store.
+
+    Raises:
+        SetupError: a secret cannot be read.
+    """
+    return _given(store.hadoop_settings(bucket, settings.resolved()))
 
 
 @lru_cache(maxsize=16)

@@ -87,6 +87,8 @@ class Table:
         self.schema = schema
         self._opened: DeltaTable | None = None
         self._opened_with: dict[str, str] | None = None
+        # What is known of the transactions of one version.
+        self._numbers: tuple[int, dict[str, int | None]] = (-1, {})
         self._previous_writer: int | None = None
 
     def check(self, spark: SparkSession) -> bool:
@@ -171,12 +173,23 @@ class Table:
                 yield batch
 
     def _number(self, table: DeltaTable, name: str) -> int | None:
-        """Return the number of a name in the table's transactions."""
-        try:
-            number: int | None = table.transaction_version(name)
-        except (DeltaError, OSError) as error:
-            raise TableError(f"the log of the table at {self.path} cannot be read: {self.path.reason(error)}") from None
-        return number
+        """Return the number of a name in the table's transactions. delta-rs reads the whole log for
+        each, so it is asked once for a name and version.
+        """
+        known = self._known_numbers(table.version())
+        if name not in known:
+            try:
+                known[name] = table.transaction_version(name)
+            except (DeltaError, OSError) as error:
+                raise TableError(
+                    f"the log of the table at {self.path} cannot be read: {self.path.reason(error)}"
+                ) from None
+        return known[name]
+
+    def _known_numbers(self, version: int) -> dict[str, int | None]:
+        if self._numbers[0] != version:
+            self._numbers = (version, {})
+        return self._numbers[1]
 
     def _history(self) -> list[dict[str, Any]]:
         """Return the recent commits, the newest first."""
@@ -319,7 +332,8 @@ class Table:
         transactions = [Transaction(name, number, now_ms) for name, number in numbers.items()]
         # To remove expired entries, the whole log is read, so this is not done at each commit; None
         # leaves it to the table.
-        expires = None if table.version() % _COMMITS_PER_CLEANUP == 0 else False
+        version = table.version()
+        expires = None if version % _COMMITS_PER_CLEANUP == 0 else False
         try:
             table.create_write_transaction(
                 actions,
@@ -331,6 +345,9 @@ class Table:
         except (DeltaError, OSError) as error:
             if not self._has_landed(numbers):
                 raise TableError(f"{attempt}: {self.path.reason(error)}") from None
+        else:
+            # If the next version is the newest one when the table is read again, it is this commit.
+            self._numbers = (version + 1, {**self._known_numbers(version), **numbers})
 
     def _has_landed(self, numbers: dict[str, int]) -> bool:
         """Return whether the table has a commit of ours, by its random number: a store may store a

@@ -26,6 +26,7 @@ from pyspark.sql import functions as f
 
 from ledgerlake.client.topics import join_partition
 from ledgerlake.errors import SetupError, TableError
+from ledgerlake.runtime.hadoop import connect_store
 from ledgerlake.runtime.java_errors import root_cause
 from ledgerlake.table.additions import KEY_COLUMNS, row_key
 from ledgerlake.table.batch_record import Recorded, number_of
@@ -53,6 +54,7 @@ class SparkTable(Table):
     def check(self, spark: SparkSession) -> bool:
         """Check as ``Table.check``, but allow extra columns, as long as Spark can fill them."""
         self._spark = spark
+        connect_store(spark, self.path)
         return super().check(spark)
 
     def _compare(self, existing: DeltaTable) -> None:

@@ -1,0 +1,152 @@
+"""Requests that a pipeline sends to an object store: for each micro-batch, and while it is idle.
+
+A pipeline process with its tables in an S3 server, and its checkpoint on a disk or there too. A proxy
+between the two counts requests by their method and by what they are for.
+
+    python -m bench.store_requests [SECONDS]
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deltalake import DeltaTable
+from tests.live.object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, start_object_store
+from tests.live.pipelines import config_file
+from tests.live.runtime import Runtime, start_runtime, wait_until
+from tests.live.test_object_store import hadoop_version
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_REQUEST = re.compile(rb"(GET|HEAD|PUT|POST|DELETE) (\S+) HTTP/1\.1\r\n")
+_PARTS = ("_delta_log", "offsets", "commits", "state", "ledgerlake")
+
+
+class CountingProxy:
+    """Hands bytes on to a port, and counts the requests among them.
+
+    ``counts`` are by method and by the part of the lake that the request is for.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self._upstream = port
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            client, _ = self._listening.accept()
+            server = socket.create_connection(("127.0.0.1", self._upstream))
+            for source, target, look in ((client, server, self._count), (server, client, None)):
+                threading.Thread(target=_hand_on, args=(source, target, look), daemon=True).start()
+
+    def _count(self, data: bytes) -> None:
+        request = _REQUEST.match(data)
+        if request is not None:
+            path = request[2].decode()
+            part = next((part for part in _PARTS if f"/{part}" in path or f"%2F{part}" in path), "files")
+            self.counts[request[1].decode(), part] += 1
+
+
+def _hand_on(source: socket.socket, target: socket.socket, look: Callable[[bytes], None] | None) -> None:
+    try:
+        while data := source.recv(2**16):
+            if look is not None:
+                look(data)
+            target.sendall(data)
+    except OSError:
+        pass
+    finally:
+        source.close()
+        target.close()
+
+
+def main(seconds: float) -> None:
+    with start_runtime() as runtime, start_object_store() as store:
+        print(
+            f"{'checkpoint':<12}{'':<12}{'micro-batches':>14}{'requests':>10}{'GET+HEAD':>10}{'PUT+POST':>10}{'DELETE':>10}"
+        )
+        for checkpoint in ("disk", "S3"):
+            _measure(runtime, store, checkpoint, seconds)
+
+
+def _measure(runtime: Runtime, store: ObjectStore, checkpoint: str, seconds: float) -> None:
+    proxy, topic, bucket = CountingProxy(store.ports["s3.port"]), runtime.topic(2), store.bucket()
+    with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
+        config = config_file(Path(folder), _config(runtime, Path(folder), topic, bucket, checkpoint, proxy))
+        producer = runtime.client().create_producer(topic)
+        producer.send(b"first")
+        table = f"s3://{bucket}/messages"
+        running = subprocess.Popen([sys.executable, "-m", "ledgerlake.cli", "run", config], stderr=subprocess.DEVNULL)
+        try:
+            wait_until(lambda: running.poll() is not None or _version(table, store) > 1)
+            before, counts = _version(table, store), proxy.counts.copy()
+            ends = time.monotonic() + seconds
+            while time.monotonic() < ends:
+                producer.send(b"x" * 100)
+                time.sleep(0.1)
+            time.sleep(8)
+            batches, busy = _version(table, store) - before, proxy.counts - counts
+            _print(checkpoint, "a batch", batches, busy, batches)
+            for (method, part), count in sorted(busy.items()):
+                print(f"    {method:<7}{part:<12}{count / batches:6.1f}")
+            counts = proxy.counts.copy()
+            time.sleep(seconds)
+            _print("", "a minute idle", 0, proxy.counts - counts, seconds / 60)
+        finally:
+            running.terminate()
+            running.wait()
+
+
+def _config(
+    runtime: Runtime, folder: Path, topic: str, bucket: str, checkpoint: str, proxy: CountingProxy
+) -> dict[str, Any]:
+    data = runtime.config(folder, topic, name=bucket)
+    data["delta"] = {"path": f"s3://{bucket}/messages"}
+    data["storage"] = {
+        "endpoint_url": f"http://127.0.0.1:{proxy.port}",
+        "region": "us-east-1",
+        "access_key_id": ACCESS_KEY,
+        "secret_access_key": SECRET_KEY,
+    }
+    data["stream"]["trigger"] = "2 s"
+    if checkpoint == "S3":
+        data["stream"]["checkpoint"] = f"s3://{bucket}/checkpoint"
+        data["spark"] = {"packages": [f"org.apache.hadoop:hadoop-aws:{hadoop_version()}"]}
+    return data
+
+
+def _version(table: str, store: ObjectStore) -> int:
+    if not DeltaTable.is_deltatable(table, storage_options=store.delta_options):
+        return -1
+    return DeltaTable(table, storage_options=store.delta_options).version()
+
+
+def _print(checkpoint: str, kind: str, batches: int, counts: Counter[tuple[str, str]], by: float) -> None:
+    methods: Counter[str] = Counter()
+    for (method, _), count in counts.items():
+        methods[method] += count
+    numbers = [
+        sum(methods.values()),
+        methods["GET"] + methods["HEAD"],
+        methods["PUT"] + methods["POST"],
+        methods["DELETE"],
+    ]
+    figures = "".join(f"{number / by:>10.1f}" for number in numbers)
+    print(f"{checkpoint:<12}{kind:<14}{batches or '':>12}{figures}", flush=True)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else 60)
