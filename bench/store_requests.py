@@ -100,8 +100,6 @@ def _measure(runtime: Runtime, store: ObjectStore, checkpoint: str, seconds: flo
             time.sleep(8)
             batches, busy = _version(table, store) - before, proxy.counts - counts
             _print(checkpoint, "a batch", batches, busy, batches)
-            for (method, part), count in sorted(busy.items()):
-                print(f"    {method:<7}{part:<12}{count / batches:6.1f}")
             counts = proxy.counts.copy()
             time.sleep(seconds)
             _print("", "a minute idle", 0, proxy.counts - counts, seconds / 60)
@@ -146,6 +144,8 @@ def _print(checkpoint: str, kind: str, batches: int, counts: Counter[tuple[str, 
     ]
     figures = "".join(f"{number / by:>10.1f}" for number in numbers)
     print(f"{checkpoint:<12}{kind:<14}{batches or '':>12}{figures}", flush=True)
+    for (method, part), count in sorted(counts.items()):
+        print(f"    {method:<7}{part:<12}{count / by:6.1f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from ledgerlake.publish import republisher
 from ledgerlake.publish.target_client import Receipt
 from ledgerlake.source import pieces
 from ledgerlake.stored.places import Place
+from ledgerlake.table import delta_table
 from tests.simulation import world
 from tests.simulation.broker import MemoryTransport
 from tests.simulation.lake import MemoryTable
@@ -96,6 +97,11 @@ class Edges:
                         self.replace(module, attribute, replaced[id(value)])
         self.replace(Place, "filesystem", lambda _place: self.disk.filesystem)
         self.replace(session, "Transport", MemoryTransport)
+        self.replace(
+            delta_table,
+            "transactions_of",
+            lambda path, version: MemoryTable.lake.tables[path.uri].commits[version].transactions,
+        )
         self.replace(session, "_keep_alive", lambda _session: None)
         self.replace(pieces, "prefetched", lambda source, _most: source)
         self.replace(cluster, "os", SimpleNamespace(getpid=lambda: self.world.current.context.pid))

@@ -142,6 +142,7 @@ def test_spark_reaches_a_bucket_by_settings_of_that_bucket_alone(monkeypatch: py
         "fs.s3a.bucket.lake.path.style.access": "true",
         "fs.s3a.bucket.lake.access.key": "k",
         "fs.s3a.bucket.lake.secret.key": "s",
+        "fs.s3a.bucket.lake.aws.credentials.provider": "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
     }
     assert Place("s3://lake/c").hadoop_settings() == {}
     assert Place("lake/c").hadoop_settings() == {}

@@ -72,6 +72,25 @@ def test_numbers_are_read_from_the_log_again_only_after_a_commit_of_another(
     assert table.recorded("ledgerlake:orders:id") == Recorded(4, 7)
 
 
+def test_a_store_that_lost_our_commit_and_took_anothers_is_noticed(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    table.begin(None)
+    put(table, batch(0), data_file(table, "a"))
+    put(table, batch(1), data_file(table, "b"))
+    assert table.last_writer("orders") == number_of("ledgerlake:orders:id")
+    put(table, batch(2), data_file(table, "c"))
+    commit = tmp_path / "table" / "_delta_log" / f"{3:020}.json"
+    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    for action in actions:
+        if action.get("txn", {}).get("appId", "").startswith(("ledgerlake.query:", "ledgerlake.attempt:")):
+            action["txn"]["version"] = 5
+        if "commitInfo" in action:
+            action["commitInfo"]["ledgerlake"] = replace(batch(2), query="ledgerlake:orders:other").to_json()
+    commit.write_text("\n".join(map(json.dumps, actions)))
+    with pytest.raises(OwnershipError, match="another checkpoint of the stream orders"):
+        table.contains(batch(3))
+
+
 def new_table(path: Path, **configuration: str) -> Table:
     DeltaTable.create(str(path), SCHEMA, configuration=configuration)
     return Table(Place(str(path)), SCHEMA)

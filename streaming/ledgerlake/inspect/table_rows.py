@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 
 from ledgerlake.client.topics import split_partition
 from ledgerlake.errors import TableError
-from ledgerlake.options.spark_options import SparkConfig
+from ledgerlake.options.spark_options import LOCAL_MASTER, SparkConfig
 from ledgerlake.runtime.hadoop import connect_store
 from ledgerlake.stored.places import Place
 from ledgerlake.table.delta_table import open_delta, special_features
@@ -42,7 +44,8 @@ class TableRows:
     def __init__(self, path: Place, spark: SparkConfig) -> None:
         """
         Args:
-            spark: for the session that reads a table whose files do not have its columns' names.
+            spark: for the session, on this machine, that reads a table whose files do not have its
+                columns' names.
         """
         self._path, self._spark = path, spark
         try:
@@ -79,7 +82,8 @@ class TableRows:
     def _read_by_spark(self) -> list[pa.Table]:
         from ledgerlake.runtime.session import start_session
 
-        session = start_session("ledgerlake verify", self._spark.master, self._spark.session_settings)
+        spark = replace(self._spark, master=LOCAL_MASTER)
+        session = start_session("ledgerlake verify", spark.master, spark.session_settings)
         connect_store(session, self._path)
         rows = session.read.format("delta").load(self._path.hadoop_uri)
         names = [name for name in _ORDER_COLUMNS if name in rows.columns]

@@ -1,4 +1,4 @@
-"""``[storage]``: how to reach the object store of the tables and of delayed messages.
+"""``[storage]``: how to reach the object store of tables, delayed messages and the checkpoint.
 
 Without the section the usual variables, profile or instance role of the environment count.
 """

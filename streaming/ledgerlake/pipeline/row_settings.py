@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ledgerlake.errors import UsageError
 from ledgerlake.stored.fields import stored
-from ledgerlake.stored.places import parse_place
+from ledgerlake.stored.places import Place, parse_place
 
 if TYPE_CHECKING:
     from ledgerlake.options.config import Config
@@ -45,7 +45,7 @@ def row_settings(config: Config) -> RowSettings:
         "[chunks] expire_after": config.chunks.limits.expire_after_ms,
         "[delay] enabled": config.delay.enabled,
         STORAGE: config.delay.storage,
-        _BELOW: _below(config.delay.storage, config.checkpoint_place.root),
+        _BELOW: _below(config.delay.storage, config.checkpoint_place),
         PAYLOADS: config.delay.payloads,
     }
 
@@ -73,15 +73,17 @@ def _storage_place(storage: Setting) -> str | None:
         place = parse_place(storage, STORAGE)
     except UsageError:
         return None
+    return _full_name(place)
+
+
+def _full_name(place: Place) -> str:
     return os.path.abspath(place.root) if place.is_local else place.uri
 
 
-def _below(storage: str, checkpoint: str) -> str | None:
-    place = _storage_place(storage)
-    if place is None or not os.path.isabs(place):
-        return None
-    below = os.path.relpath(place, checkpoint)
-    return None if below.startswith(os.pardir) else below
+def _below(storage: str, checkpoint: Place) -> str | None:
+    """Return the path of the storage inside the checkpoint; None if it is elsewhere."""
+    place, folder = _storage_place(storage), f"{_full_name(checkpoint)}/"
+    return place.removeprefix(folder) if place is not None and place.startswith(folder) else None
 
 
 def read_settings(data: dict[str, Any], _version: int) -> RowSettings:

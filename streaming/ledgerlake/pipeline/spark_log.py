@@ -136,7 +136,12 @@ class SparkLog:
 
     def _numbers(self, log: str) -> list[int]:
         folder = self.folder / log
-        files = folder.filesystem().get_file_info(fs.FileSelector(folder.root, allow_not_found=True))
+        try:
+            files = folder.filesystem().get_file_info(fs.FileSelector(folder.root, allow_not_found=True))
+            if not files:
+                folder.check_bucket()
+        except OSError as error:
+            raise not_readable(self.folder, error) from None
         return [int(file.base_name) for file in files if file.base_name.isdigit()]
 
 
@@ -162,14 +167,17 @@ def damaged(folder: Place, name: str) -> CheckpointError:
 
 def not_readable(folder: Place, error: OSError) -> SetupError:
     """Return the error for a checkpoint that cannot be read."""
-    return SetupError(f"the checkpoint folder {folder} cannot be read ({error.strerror or error}); choose another path")
+    return SetupError(f"the checkpoint folder {folder} cannot be read ({_reason(folder, error)})")
 
 
 def not_writable(folder: Place, error: OSError) -> SetupError:
     """Return the error for a checkpoint that cannot be written."""
-    return SetupError(
-        f"the checkpoint folder {folder} cannot be written ({error.strerror or error}); choose another path"
-    )
+    return SetupError(f"the checkpoint folder {folder} cannot be written ({_reason(folder, error)})")
+
+
+def _reason(folder: Place, error: OSError) -> str:
+    """Return what went wrong, and what to do."""
+    return f"{error.strerror or error}; choose another path" if folder.is_local else folder.reason(error)
 
 
 def _ranges(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,9 @@
 """Spark's own way to object stores: Hadoop's connectors, which come as a Maven package.
 
 Tables need none. A checkpoint in a store does, and a table that delta-spark reads or writes there.
+
+Hadoop keeps one file system for a bucket in each JVM, with the settings that it had when it was first
+used there. So other keys for a bucket need a new process.
 """
 
 from __future__ import annotations
@@ -8,19 +11,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ledgerlake.errors import SetupError
+from ledgerlake.runtime.java_errors import root_cause
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ledgerlake.stored.places import Place
 
+_NO_CONNECTOR = ("ClassNotFoundException", "UnsupportedFileSystemException")
+
 
 def connect_store(spark: SparkSession, place: Place) -> None:
-    """Give a session the address and the keys with which its connector reaches a place. They are
-    read once, so keys that expire are better those of the environment.
+    """Give a session the address and the keys with which its connector reaches a place, and look
+    there once. Settings that the session has already stay as they are.
 
     Raises:
-        SetupError: the connector is missing, or a secret cannot be read.
+        SetupError: the connector is missing, the place cannot be reached, or a secret cannot be read.
     """
     if place.store is None:
         return
@@ -28,16 +34,20 @@ def connect_store(spark: SparkSession, place: Place) -> None:
 
     jvm = spark.sparkContext._jvm
     assert jvm is not None
+    state = spark._jsparkSession.sessionState()
+    given = state.newHadoopConf()
+    for name, value in place.hadoop_settings().items():
+        if given.get(name) is None:
+            spark.conf.set(name, value)
     hadoop = jvm.org.apache.hadoop
     try:
-        hadoop.fs.FileSystem.getFileSystemClass(
-            place.store.hadoop_scheme, spark._jsparkSession.sessionState().newHadoopConf()
-        )
-    except Py4JJavaError:
-        version = hadoop.util.VersionInfo.getVersion()
-        raise SetupError(
-            f"Spark cannot reach {place} without a connector; "
-            f'set [spark] packages = ["org.apache.hadoop:{place.store.connector}:{version}"]'
-        ) from None
-    for name, value in place.hadoop_settings().items():
-        spark.conf.set(name, value)
+        path = hadoop.fs.Path(place.hadoop_uri)
+        path.getFileSystem(state.newHadoopConf()).exists(path)
+    except Py4JJavaError as error:
+        if any(name in str(error.java_exception) for name in _NO_CONNECTOR):
+            package = f"org.apache.hadoop:{place.store.connector}:{hadoop.util.VersionInfo.getVersion()}"
+            raise SetupError(
+                f"Spark needs the package {package} to reach {place}; name it in [spark] packages, in --packages of "
+                "spark-submit, or in spark.jars.packages of a session of your own"
+            ) from None
+        raise SetupError(f"Spark cannot reach {place}: {place.reason(Exception(root_cause(error)))}") from None

@@ -64,4 +64,5 @@ def _load(file: Place) -> bytes | None:
         with file.filesystem().open_input_stream(file.root) as stream:
             return bytes(stream.read())
     except FileNotFoundError:
+        file.check_bucket()
         return None

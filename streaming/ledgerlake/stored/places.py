@@ -124,6 +124,16 @@ class Place:
             return fs.LocalFileSystem()
         return self.store.filesystem(self._bucket, self.settings.resolved())
 
+    def check_bucket(self) -> None:
+        """Check that the bucket exists: pyarrow finds nothing in a bucket that does not.
+
+        Raises:
+            FileNotFoundError: it does not.
+            OSError: the store cannot be asked.
+        """
+        if self.store is not None and self.filesystem().get_file_info(self._container).type == fs.FileType.NotFound:
+            raise FileNotFoundError(f"NoSuchBucket: {self._container}")
+
     def make(self) -> None:
         """Make the folder if it is missing; in a store there are no folders.
 

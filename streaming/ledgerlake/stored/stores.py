@@ -123,7 +123,8 @@ def _s3_filesystem(_bucket: str, settings: StorageSettings) -> fs.FileSystem:
         "secret_key": settings.secret_access_key,
         "session_token": settings.session_token,
     }
-    return _opened(fs.S3FileSystem, **_given(arguments), retry_strategy=_S3_RETRIES)
+    # A file of less than 5 MB is then one request, and a process that is killed leaves nothing.
+    return _opened(fs.S3FileSystem, **_given(arguments), retry_strategy=_S3_RETRIES, allow_delayed_open=True)
 
 
 def _s3_delta_options(bucket: str, settings: StorageSettings) -> dict[str, str]:
@@ -159,6 +160,10 @@ def _s3_hadoop_settings(bucket: str, settings: StorageSettings) -> dict[str, str
         "secret.key": settings.secret_access_key,
         "session.token": settings.session_token,
     }
+    if settings.access_key_id:
+        # Otherwise the connector would send a session token of the environment with them.
+        kind = "Temporary" if settings.session_token else "Simple"
+        values["aws.credentials.provider"] = f"org.apache.hadoop.fs.s3a.{kind}AWSCredentialsProvider"
     return {f"fs.s3a.bucket.{bucket}.{name}": value for name, value in values.items()}
 
 

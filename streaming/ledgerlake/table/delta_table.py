@@ -87,8 +87,11 @@ class Table:
         self.schema = schema
         self._opened: DeltaTable | None = None
         self._opened_with: dict[str, str] | None = None
-        # What is known of the transactions of one version.
-        self._numbers: tuple[int, dict[str, int | None]] = (-1, {})
+        # What is known of the transactions of the open version, and of the version that this process
+        # made last.
+        self._numbers: dict[str, int | None] = {}
+        self._own_version, self._own_commit = -1, dict[str, int]()
+        self._own_numbers: dict[str, int | None] = {}
         self._previous_writer: int | None = None
 
     def check(self, spark: SparkSession) -> bool:
@@ -176,20 +179,23 @@ class Table:
         """Return the number of a name in the table's transactions. delta-rs reads the whole log for
         each, so it is asked once for a name and version.
         """
-        known = self._known_numbers(table.version())
-        if name not in known:
+        if name not in self._numbers:
             try:
-                known[name] = table.transaction_version(name)
+                self._numbers[name] = table.transaction_version(name)
             except (DeltaError, OSError) as error:
                 raise TableError(
                     f"the log of the table at {self.path} cannot be read: {self.path.reason(error)}"
                 ) from None
-        return known[name]
+        return self._numbers[name]
 
-    def _known_numbers(self, version: int) -> dict[str, int | None]:
-        if self._numbers[0] != version:
-            self._numbers = (version, {})
-        return self._numbers[1]
+    def _numbers_of(self, version: int) -> dict[str, int | None]:
+        """Return what is known of a version: much, if this process made it. A version of that number
+        may be another's, if a store lost ours, so its commit is read.
+        """
+        if version != self._own_version:
+            return {}
+        is_own = self._own_commit.items() <= transactions_of(self.path, version).items()
+        return dict(self._own_numbers) if is_own else {}
 
     def _history(self) -> list[dict[str, Any]]:
         """Return the recent commits, the newest first."""
@@ -346,8 +352,8 @@ class Table:
             if not self._has_landed(numbers):
                 raise TableError(f"{attempt}: {self.path.reason(error)}") from None
         else:
-            # If the next version is the newest one when the table is read again, it is this commit.
-            self._numbers = (version + 1, {**self._known_numbers(version), **numbers})
+            self._own_version, self._own_commit = version + 1, numbers
+            self._own_numbers = {**self._numbers, **numbers}
 
     def _has_landed(self, numbers: dict[str, int]) -> bool:
         """Return whether the table has a commit of ours, by its random number: a store may store a
@@ -381,6 +387,7 @@ class Table:
                 self._opened.update_incremental()
         except (DeltaError, OSError) as error:
             raise TableError(f"the table at {self.path} cannot be opened: {self.path.reason(error)}") from None
+        self._numbers = self._numbers_of(self._opened.version())
         return self._opened
 
     def _check_keeps_transactions(self, existing: DeltaTable) -> None:
@@ -434,6 +441,17 @@ def open_delta(path: Place, version: int | None = None) -> DeltaTable:
         DeltaError, OSError: it does not exist, or cannot be read.
     """
     return DeltaTable(path.uri, version=version, storage_options=path.delta_options())
+
+
+def transactions_of(path: Place, version: int) -> dict[str, int]:
+    """Return the transactions in the commit of a version; none if it cannot be read."""
+    file = path / f"_delta_log/{version:020}.json"
+    try:
+        with file.filesystem().open_input_stream(file.root) as stream:
+            actions = [json.loads(line) for line in bytes(stream.read()).splitlines()]
+    except (OSError, ValueError):
+        return {}
+    return {action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action}
 
 
 def data_folder(path: Place, schema: pa.Schema, prefix: str) -> ParquetFolder:
