@@ -242,3 +242,13 @@ def test_the_keys_are_in_no_file_of_the_checkpoint_and_in_no_plan(
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert files
     assert not [file for file in files if SECRET_KEY.encode() in file.read_bytes()]
+
+
+def test_a_missing_bucket_is_no_missing_checkpoint(runtime: Runtime, store: ObjectStore, tmp_path: Path) -> None:
+    topic = runtime.topic()
+    data = in_store(runtime, tmp_path, store, topic) | {"storage": settings(store)}
+    runtime.client().subscribe(topic, f"ledgerlake-{data['stream']['name']}").close()
+    data["stream"]["checkpoint"] = "s3://no-such-bucket/checkpoint"
+    result = ledgerlake("forget", config_file(tmp_path, data))
+    assert "the bucket no-such-bucket does not exist" in sentence(result, 2)
+    assert list(runtime.subscriptions(topic)) == [f"ledgerlake-{data['stream']['name']}"]

@@ -129,9 +129,15 @@ class Place:
 
         Raises:
             FileNotFoundError: it does not.
-            OSError: the store cannot be asked.
         """
-        if self.store is not None and self.filesystem().get_file_info(self._container).type == fs.FileType.NotFound:
+        if self.store is None:
+            return
+        try:
+            bucket = self.filesystem().get_file_info(self._container)
+        except OSError:
+            # Who may list one folder of a bucket may not ask for the bucket.
+            return
+        if bucket.type == fs.FileType.NotFound:
             raise FileNotFoundError(f"NoSuchBucket: {self._container}")
 
     def make(self) -> None:
