@@ -1,7 +1,8 @@
 """What a commit to a table costs as the table gets more of them: ``make bench``.
 
-Each commit adds two files, as a micro-batch of two tasks does; the files themselves are empty. Time is what the pipeline's own commit takes in the driver, the mean of the last fifty; the
-log is what the table keeps beside its data.
+Each commit adds two files, as a micro-batch of two tasks does; the files themselves are empty. Time
+is what the pipeline's own commit takes in the driver, the mean of the last fifty; the log is what
+the table keeps beside its data.
 
 python -m bench.commits [COMMITS]
 """

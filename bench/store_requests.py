@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deltalake import DeltaTable
-from tests.live.object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, start_object_store
+from tests.live.object_store import ObjectStore, hadoop_version, start_object_store
 from tests.live.pipelines import config_file
 from tests.live.runtime import Runtime, start_runtime, wait_until
-from tests.live.test_object_store import hadoop_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +84,7 @@ def main(seconds: float) -> None:
 def _measure(runtime: Runtime, store: ObjectStore, checkpoint: str, seconds: float) -> None:
     proxy, topic, bucket = CountingProxy(store.ports["s3.port"]), runtime.topic(2), store.bucket()
     with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
-        config = config_file(Path(folder), _config(runtime, Path(folder), topic, bucket, checkpoint, proxy))
+        config = config_file(Path(folder), _config(runtime, store, Path(folder), topic, bucket, checkpoint, proxy))
         producer = runtime.client().create_producer(topic)
         producer.send(b"first")
         table = f"s3://{bucket}/messages"
@@ -109,16 +108,17 @@ def _measure(runtime: Runtime, store: ObjectStore, checkpoint: str, seconds: flo
 
 
 def _config(
-    runtime: Runtime, folder: Path, topic: str, bucket: str, checkpoint: str, proxy: CountingProxy
+    runtime: Runtime,
+    store: ObjectStore,
+    folder: Path,
+    topic: str,
+    bucket: str,
+    checkpoint: str,
+    proxy: CountingProxy,
 ) -> dict[str, Any]:
     data = runtime.config(folder, topic, name=bucket)
     data["delta"] = {"path": f"s3://{bucket}/messages"}
-    data["storage"] = {
-        "endpoint_url": f"http://127.0.0.1:{proxy.port}",
-        "region": "us-east-1",
-        "access_key_id": ACCESS_KEY,
-        "secret_access_key": SECRET_KEY,
-    }
+    data["storage"] = store.settings | {"endpoint_url": f"http://127.0.0.1:{proxy.port}"}
     data["stream"]["trigger"] = "2 s"
     if checkpoint == "S3":
         data["stream"]["checkpoint"] = f"s3://{bucket}/checkpoint"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyspark
 from pyarrow import fs
 
 from ledgerlake.devbroker.ports import free_ports
@@ -46,6 +47,16 @@ class ObjectStore:
             "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
             "AWS_ENDPOINT_URL": self.endpoint_url,
             "AWS_REGION": "us-east-1",
+        }
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """``[storage]`` with its address and keys."""
+        return {
+            "endpoint_url": self.endpoint_url,
+            "region": "us-east-1",
+            "access_key_id": ACCESS_KEY,
+            "secret_access_key": SECRET_KEY,
         }
 
     @property
@@ -131,3 +142,9 @@ def start_object_store() -> Iterator[ObjectStore]:
             yield store
         finally:
             store.stop()
+
+
+def hadoop_version() -> str:
+    """The version of the Hadoop in Spark, which its connectors have too."""
+    (jar,) = Path(pyspark.__file__).with_name("jars").glob("hadoop-client-api-*.jar")
+    return jar.stem.removeprefix("hadoop-client-api-")

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyspark
 import pytest
 from deltalake import DeltaTable
 from pyarrow.fs import FileSelector
@@ -21,8 +18,9 @@ from ledgerlake.errors import SetupError, TableError
 from ledgerlake.inspect.verify import verify
 from ledgerlake.options.config import parse_config
 from ledgerlake.table.vacuum import vacuum
+from tests.live.campaign import end_group
 from tests.live.cloud_stores import CloudStore, start_azure, start_google
-from tests.live.object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, start_object_store
+from tests.live.object_store import SECRET_KEY, ObjectStore, hadoop_version, start_object_store
 from tests.live.pipelines import (
     config_file,
     ledgerlake,
@@ -37,6 +35,7 @@ from tests.live.runtime import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -51,16 +50,6 @@ SCHEMES = ["s3", *(pytest.param(scheme, marks=pytest.mark.long) for scheme in ("
 def store() -> Iterator[ObjectStore]:
     with start_object_store() as running:
         yield running
-
-
-def settings(store: ObjectStore) -> dict[str, Any]:
-    """``[storage]`` with the keys of the store."""
-    return {
-        "endpoint_url": store.endpoint_url,
-        "region": "us-east-1",
-        "access_key_id": ACCESS_KEY,
-        "secret_access_key": SECRET_KEY,
-    }
 
 
 def in_cloud(runtime: Runtime, folder: Path, root: str, topic: str) -> dict[str, Any]:
@@ -81,21 +70,14 @@ def values(path: str, options: dict[str, str]) -> list[bytes]:
     return table_values
 
 
-def hadoop_version() -> str:
-    """The version of the Hadoop in Spark, which its connectors have too."""
-    (jar,) = Path(pyspark.__file__).with_name("jars").glob("hadoop-client-api-*.jar")
-    return jar.stem.removeprefix("hadoop-client-api-")
-
-
 def kill_after_a_commit(config: str, is_committed: Callable[[], bool]) -> None:
     """Let a pipeline run until something is in its table, and kill all its processes."""
-    running = subprocess.Popen([sys.executable, "-m", "ledgerlake.cli", "run", config], start_new_session=True)
+    running = subprocess.Popen([sys.executable, "-m", "ledgerlake.cli", "run", config])
     try:
         wait_until(lambda: running.poll() is not None or is_committed())
         assert running.poll() is None
     finally:
-        os.killpg(running.pid, signal.SIGKILL)
-        running.wait()
+        end_group(running)
 
 
 @pytest.fixture
@@ -109,7 +91,7 @@ def cloud(request: pytest.FixtureRequest) -> Iterator[CloudStore]:
             yield running
     else:
         store: ObjectStore = request.getfixturevalue("store")
-        yield CloudStore(f"{request.param}://{store.bucket()}/lake", settings(store), store.delta_options)
+        yield CloudStore(f"{request.param}://{store.bucket()}/lake", store.settings, store.delta_options)
 
 
 @pytest.mark.parametrize("cloud", SCHEMES, indirect=True)
@@ -146,7 +128,7 @@ def test_keys_of_the_environment_are_enough(runtime: Runtime, store: ObjectStore
 
 def test_a_wrong_key_is_one_sentence_without_the_key(runtime: Runtime, store: ObjectStore, tmp_path: Path) -> None:
     data = in_store(runtime, tmp_path, store, runtime.topic())
-    data["storage"] = settings(store) | {"secret_access_key": "not-the-secret"}
+    data["storage"] = store.settings | {"secret_access_key": "not-the-secret"}
     result = ledgerlake_process("run", config_file(tmp_path, data), "--once")
     assert "refuses the credentials for the bucket" in sentence(result, 3)
     assert "not-the-secret" not in result.stderr + result.stdout
@@ -156,7 +138,7 @@ def test_a_checkpoint_in_a_store_without_sparks_connector_is_one_sentence(
     runtime: Runtime, spark: SparkSession, store: ObjectStore, tmp_path: Path
 ) -> None:
     topic = runtime.topic()
-    data = in_store(runtime, tmp_path, store, topic) | {"storage": settings(store)}
+    data = in_store(runtime, tmp_path, store, topic) | {"storage": store.settings}
     data["stream"]["checkpoint"] = f"s3://{store.bucket()}/checkpoint"
     with pytest.raises(SetupError, match=r"needs the package org\.apache\.hadoop:hadoop-aws:3\.[\d.]+ to reach s3://"):
         run_once(spark, data)
@@ -169,7 +151,7 @@ def test_a_checkpoint_in_a_store_goes_on_over_kills_and_restarts_and_holds_no_ke
     runtime: Runtime, store: ObjectStore, tmp_path: Path
 ) -> None:
     topic, due, checkpoint = runtime.topic(2), runtime.topic(), f"{store.bucket()}/checkpoint"
-    data = in_store(runtime, tmp_path, store, topic) | {"storage": settings(store), "deliver": {"topic": due}}
+    data = in_store(runtime, tmp_path, store, topic) | {"storage": store.settings, "deliver": {"topic": due}}
     data["stream"]["checkpoint"] = f"s3a://{checkpoint}"
     data["spark"] = {"packages": [f"org.apache.hadoop:hadoop-aws:{hadoop_version()}"]}
     config = config_file(tmp_path, data)
@@ -229,7 +211,7 @@ def test_the_keys_are_in_no_file_of_the_checkpoint_and_in_no_plan(
 
     topic = runtime.topic()
     publish_numbers(runtime, topic, range(10))
-    data = in_store(runtime, tmp_path, store, topic) | {"storage": settings(store)}
+    data = in_store(runtime, tmp_path, store, topic) | {"storage": store.settings}
     pipeline = run(spark, parse_config(data), once=True)
     try:
         pipeline.wait()
@@ -246,7 +228,7 @@ def test_the_keys_are_in_no_file_of_the_checkpoint_and_in_no_plan(
 
 def test_a_missing_bucket_is_no_missing_checkpoint(runtime: Runtime, store: ObjectStore, tmp_path: Path) -> None:
     topic = runtime.topic()
-    data = in_store(runtime, tmp_path, store, topic) | {"storage": settings(store)}
+    data = in_store(runtime, tmp_path, store, topic) | {"storage": store.settings}
     runtime.client().subscribe(topic, f"ledgerlake-{data['stream']['name']}").close()
     data["stream"]["checkpoint"] = "s3://no-such-bucket/checkpoint"
     result = ledgerlake("forget", config_file(tmp_path, data))

@@ -133,12 +133,7 @@ def started(
     data: dict[str, Any] = runtime.config(folder, topic, name=f"{name}-{folder.parent.name[-30:]}")
     data["delta"] = {"path": path}
     if path.startswith("s3:"):
-        data["storage"] = {
-            "endpoint_url": store.endpoint_url,
-            "region": "us-east-1",
-            "access_key_id": store.environment["AWS_ACCESS_KEY_ID"],
-            "secret_access_key": store.environment["AWS_SECRET_ACCESS_KEY"],
-        }
+        data["storage"] = store.settings
     command = [sys.executable, "-m", "ledgerlake.cli", "run", config_file(folder, data)]
     with open(folder / "run.log", "wb") as log:
         return subprocess.Popen(command, stdout=log, stderr=log)

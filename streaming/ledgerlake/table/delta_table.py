@@ -177,7 +177,7 @@ class Table:
 
     def _number(self, table: DeltaTable, name: str) -> int | None:
         """Return the number of a name in the table's transactions. delta-rs reads the whole log for
-        each, so it is asked once for a name and version.
+        each, so it is asked once for a name until the table is read again.
         """
         if name not in self._numbers:
             try:
