@@ -142,7 +142,9 @@ class Table:
 
     def recorded(self, query: str) -> Recorded | None:
         """Return the last micro-batch of a query in the current version of the table."""
-        table = self._current()
+        return self._recorded(self._current(), query)
+
+    def _recorded(self, table: DeltaTable, query: str) -> Recorded | None:
         batch_id = self._number(table, query)
         if batch_id is None:
             return None
@@ -160,18 +162,21 @@ class Table:
         """Return the number of the query that committed last for a stream; None if the table does
         not know it.
         """
+        return self._last_writer(self._current(), stream)
+
+    def _last_writer(self, table: DeltaTable, stream: str) -> int | None:
         # delta-spark sets no such number, so the history may have a later commit.
-        for batch in self._recent_batches():
+        for batch in self._recent_batches(table):
             if batch["stream"] == stream:
                 return number_of(batch["query"])
-        return self._recorded_writer(stream)
+        return self._recorded_writer(table, stream)
 
-    def _recorded_writer(self, stream: str) -> int | None:
-        return self._number(self._current(), _QUERY_PREFIX + stream)
+    def _recorded_writer(self, table: DeltaTable, stream: str) -> int | None:
+        return self._number(table, _QUERY_PREFIX + stream)
 
-    def _recent_batches(self) -> Iterator[dict[str, Any]]:
+    def _recent_batches(self, table: DeltaTable) -> Iterator[dict[str, Any]]:
         """Yield the micro-batches in the metadata of recent commits, the newest first."""
-        for batch in map(batch_of_commit, self._history()):
+        for batch in map(batch_of_commit, self._history(table)):
             if batch is not None and {"query", "batch", "range_digest", "stream"} <= batch.keys():
                 yield batch
 
@@ -197,9 +202,8 @@ class Table:
         is_own = self._own_commit.items() <= transactions_of(self.path, version).items()
         return dict(self._own_numbers) if is_own else {}
 
-    def _history(self) -> list[dict[str, Any]]:
+    def _history(self, table: DeltaTable) -> list[dict[str, Any]]:
         """Return the recent commits, the newest first."""
-        table = self._current()
         try:
             commits: list[dict[str, Any]] = table.history(HISTORY_COMMITS)
         except (DeltaError, OSError) as error:
@@ -229,8 +233,10 @@ class Table:
             CheckpointError: the table has another one of that number, or a later one.
             OwnershipError: another query has committed for the stream since this process began.
         """
-        self._check_writer(batch)
-        recorded = self.recorded(batch.query)
+        # Bringing the table up to date costs requests to its store, so both checks read one version.
+        table = self._current()
+        self._check_writer(table, batch)
+        recorded = self._recorded(table, batch.query)
         if recorded is None or recorded.batch_id < batch.batch_id:
             return False
         if recorded.is_batch(batch):
@@ -241,10 +247,10 @@ class Table:
             "other process, or restore the newest copy of the checkpoint"
         )
 
-    def _check_writer(self, batch: BatchRecord) -> None:
+    def _check_writer(self, table: DeltaTable, batch: BatchRecord) -> None:
         allowed = {None, self._previous_writer, number_of(batch.query)}
         # Reading the history is slow, so it is read only if the number alone would not be allowed.
-        if self._recorded_writer(batch.stream) in allowed or self.last_writer(batch.stream) in allowed:
+        if self._recorded_writer(table, batch.stream) in allowed or self._last_writer(table, batch.stream) in allowed:
             return
         raise OwnershipError(
             f"another checkpoint of the stream {batch.stream} has written to the table at {self.path} since this process "
@@ -300,7 +306,7 @@ class Table:
 
     def versions_of(self, batch: BatchRecord) -> list[int]:
         """Return the versions of the table that added rows of a micro-batch, by its history."""
-        commits = ((commit["version"], batch_of_commit(commit)) for commit in self._history())
+        commits = ((commit["version"], batch_of_commit(commit)) for commit in self._history(self._current()))
         return [version for version, committed in commits if committed is not None and batch.is_in(committed)]
 
     def keys_of(self, batch: BatchRecord, version: int) -> Counter[RowKey]:

@@ -87,20 +87,21 @@ class SparkTable(Table):
         times_us = {join_partition(row.topic, row.partition): int(row.time_us) for row in latest.collect()}
         return {name: times_us[name] for name in topic_partitions if name in times_us}
 
-    def recorded(self, query: str) -> Recorded | None:
-        batch_id = self._number(self._current(), query)
+    def _recorded(self, table: DeltaTable, query: str) -> Recorded | None:
+        batch_id = self._number(table, query)
         if batch_id is None:
             return None
-        for batch in self._recent_batches():
+        for batch in self._recent_batches(table):
             if batch["query"] == query and batch["batch"] == batch_id:
                 return Recorded(batch_id, batch["range_digest"])
         return Recorded(batch_id, None)
 
     def last_batch_of(self, stream: str) -> int | None:
-        return next((batch["batch"] for batch in self._recent_batches() if batch["stream"] == stream), None)
+        batches = self._recent_batches(self._current())
+        return next((batch["batch"] for batch in batches if batch["stream"] == stream), None)
 
-    def _recorded_writer(self, stream: str) -> int | None:
-        queries = (batch["query"] for batch in self._recent_batches() if batch["stream"] == stream)
+    def _recorded_writer(self, table: DeltaTable, stream: str) -> int | None:
+        queries = (batch["query"] for batch in self._recent_batches(table) if batch["stream"] == stream)
         return next((number_of(query) for query in queries), None)
 
     def begin_stream(self, stream: str) -> None:
@@ -109,7 +110,8 @@ class SparkTable(Table):
         """
 
     def outbox_messages(self, outbox: str) -> int | None:
-        counts = (batch["outbox"].get(outbox) for batch in self._recent_batches() if "outbox" in batch)
+        batches = self._recent_batches(self._current())
+        counts = (batch["outbox"].get(outbox) for batch in batches if "outbox" in batch)
         return next((count for count in counts if count is not None), None)
 
     def keys_of(self, batch: BatchRecord, version: int) -> Counter[RowKey]:
