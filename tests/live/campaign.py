@@ -33,7 +33,7 @@ import psutil
 import pulsar
 
 from tests.live.oracle import Confirmed, Verdict, judge, judge_topic
-from tests.live.runtime import Runtime, start_runtime, to_toml
+from tests.live.runtime import Runtime, start_runtime, to_toml, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 LARGE_BYTES = 6 * 1024 * 1024
 _TRIES, _START_AGAIN = 4, 3
 # In turn. A broker takes up to two minutes until its topics can be read again.
-_KINDS_OF_KILL = ("driver", "worker", "jvm", "broker", "start", "planner", "worker", "jvm", "driver", "worker", "start")
+_KINDS_OF_KILL = ("driver", "worker", "broker", "jvm", "planner", "start", "worker", "jvm", "driver", "worker", "start")
 
 
 # Unloads have producers send again. The broker's own cursor for that pins ledgers too, until it has
@@ -189,6 +189,7 @@ class Campaign:
     folder: Path
     rng: random.Random
     name: str = "campaign"
+    kinds: tuple[Callable[..., Any], ...] = (batched, single, delayed, chunked)
     confirmed: Confirmed = field(default_factory=Confirmed)
     received: list[tuple[bytes, int]] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
@@ -218,11 +219,10 @@ class Campaign:
     @contextlib.contextmanager
     def fed(self) -> Iterator[None]:
         """Publish and unload while the block runs."""
-        kinds = (batched, single, delayed, chunked)
         feeders = [
             Feeder(self.runtime, topic, f"{kind.__name__}-{number}", self.confirmed, kind, self._undisturbed)
             for number, topic in enumerate((self.single, self.parted))
-            for kind in kinds
+            for kind in self.kinds
         ]
         unloader = Unloader(self.runtime, self.topics, random.Random(self.rng.random()), self._undisturbed)
         for thread in (*feeders, unloader):
@@ -259,11 +259,12 @@ class Campaign:
             end_group(self._running)
             self._running = None
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self, *options: str) -> subprocess.Popen[bytes]:
+        """Start the pipeline with options of its command; ``last_log`` is what it wrote."""
         number = len(list(self.folder.glob("run-*.log")))
         with open(self.folder / f"run-{number:03d}.log", "wb") as errors:
             return subprocess.Popen(
-                [sys.executable, "-m", "ledgerlake.cli", "run", self.config],
+                [sys.executable, "-m", "ledgerlake.cli", "run", self.config, *options],
                 stdout=errors,
                 stderr=errors,
                 env=os.environ | {"PYTHONFAULTHANDLER": "1"},
@@ -389,44 +390,56 @@ class Campaign:
         shutil.rmtree(self.folder / "checkpoint")
         shutil.copytree(copy, self.folder / "checkpoint")
         before = self.commits()
-        ended = self._run_once()
-        if ended.returncode == 0:
+        if self._run_once() == 0:
             return "went on"
-        assert self.commits() == before, f"refused, and the table changed: {ended.stderr[-2000:]}"
-        sentences = [line for line in ended.stderr.splitlines() if line.startswith("ledgerlake: ")]
-        assert len(sentences) == 1, ended.stderr[-3000:]
+        assert self.commits() == before, f"refused, and the table changed: {self.last_log()}"
+        sentences = [line for line in self.last_log().splitlines() if line.startswith("ledgerlake: ")]
+        assert len(sentences) == 1, self.last_log()
         return sentences[0]
+
+    def open_cursors(self) -> None:
+        """Start the pipeline, and return when it has its cursors: retention 0 keeps nothing that was
+        published before.
+        """
+        with self.process() as running:
+            wait_until(lambda: running.poll() is not None or all(self._has_cursor(topic) for topic in self.topics))
+            assert running.poll() is None, self.last_log()
+
+    def _has_cursor(self, topic: str) -> bool:
+        return f"ledgerlake-{self.name}" in self.runtime.admin("GET", topic, "/stats")["subscriptions"]
 
     def settle(self) -> None:
         """Run to the end of what is there, until the last delayed message is due."""
         time.sleep(
             max(0, max((sent.due_ms for sent in self.confirmed.messages.values()), default=0) / 1000 - time.time())
         )
-        ended = self._run_once()
+        code = self._run_once()
         for _ in range(_TRIES):
             # A broker that was killed can take minutes until it loads a topic's last ledger again.
-            if ended.returncode != _START_AGAIN:
+            if code != _START_AGAIN:
                 break
-            ended = self._run_once()
-        assert ended.returncode == 0, ended.stderr[-3000:]
+            code = self._run_once()
+        assert code == 0, self.last_log()
 
-    def _run_once(self) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "ledgerlake.cli", "run", self.config, "--once", "--json"],
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
+    def _run_once(self) -> int:
+        running = self.start("--once", "--json")
+        try:
+            return running.wait(timeout=600)
+        finally:
+            end_group(running)
 
-    def judge(self) -> tuple[Verdict, Verdict]:
-        """What the oracle says of the table and of the topic of due messages."""
+    def judge_table(self) -> Verdict:
+        """What the oracle says of the table."""
+        return judge(self.confirmed, self.table, self.folder / "rejects")
+
+    def judge_due(self) -> Verdict:
+        """What the oracle says of the topic of due messages."""
         with contextlib.suppress(pulsar.Timeout):
             while True:
                 message = self._due_consumer.receive(3000)
                 self.received.append((message.data(), message.publish_timestamp()))
                 self._due_consumer.acknowledge(message)
-        return judge(self.confirmed, self.table, self.folder / "rejects"), judge_topic(self.confirmed, self.received)
+        return judge_topic(self.confirmed, self.received)
 
     def backlog(self) -> dict[str, int]:
         """What the broker says is unread."""
@@ -524,8 +537,7 @@ def run_campaign(
     ]
     actions += [campaign.copy_checkpoint] * copies
     campaign.rng.shuffle(actions)
-    # Retention 0 keeps nothing that was published before the first cursor.
-    campaign.settle()
+    campaign.open_cursors()
     with campaign.fed():
         began_s = time.monotonic()
         try:
@@ -538,7 +550,7 @@ def run_campaign(
     campaign.settle()
     for copy in campaign.copies:
         say(f"restored {copy.name}: {campaign.restore(copy)}")
-    table, topic = campaign.judge()
+    table, topic = campaign.judge_table(), campaign.judge_due()
     backlog = campaign.backlog()
     say(f"table: {table}\ntopic: {topic}\nbacklog: {backlog}\ntrimmed: {dict(campaign.trimmed)}")
     faults = [] if table.is_clean else [f"table: {table}"]

@@ -26,6 +26,7 @@ def test_nothing_is_missing_doubled_early_or_out_of_order_on_a_broker_that_trims
 ) -> None:
     seed = int(os.environ.get("LEDGERLAKE_SEED", "0")) or random.randrange(2**32)
     print(f"seed {seed}")
-    disturbances: dict[str, Any] = {"stops": 3, "takeovers": 3, "copies": 2} if campaign_is_long else {"stops": 1}
+    long: dict[str, Any] = {"kills": 6, "stops": 3, "takeovers": 3, "copies": 2}
+    disturbances: dict[str, Any] = long if campaign_is_long else {"kills": 3, "stops": 1}
     with default_broker() as runtime:
-        assert run_campaign(Campaign(runtime, tmp_path, random.Random(seed)), kills=6, **disturbances) == []
+        assert run_campaign(Campaign(runtime, tmp_path, random.Random(seed)), **disturbances) == []

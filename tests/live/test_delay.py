@@ -302,7 +302,7 @@ def test_messages_for_any_sink_wait_too(runtime: Runtime, spark: SparkSession, t
         .select("entry_id", "value", "deliver_at", "delivered_at")
         .writeStream.foreachBatch(lambda batch, _: rows.extend(batch.collect()))
         .option("checkpointLocation", str(tmp_path / "own"))
-        .trigger(processingTime="1 second")
+        .trigger(processingTime="3 seconds")
         .start()
     )
     try:

@@ -52,6 +52,7 @@ def test_a_restart_reads_nothing_again_and_delivers_soon(
     count, gap_ms = (1_000_000, 10) if campaign_is_long else (2_000, 100)
     topic = runtime.topic()
     data = runtime.config(tmp_path, topic)
+    data["stream"]["trigger"] = "1 second"
     due_ms = now_ms() + (240_000 if campaign_is_long else 20_000)
     publish_waiting(runtime, topic, count, due_ms, gap_ms)
     config = run_once(spark, data)

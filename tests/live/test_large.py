@@ -210,7 +210,7 @@ def test_what_claims_too_much_or_nonsense_is_rejected_and_the_stream_goes_on(
     entries = [
         chunk_entries(b"x" * 100, 2, uuid=f"odd-{number}", **fields)[0] for number, fields in enumerate(odd_fields)
     ]
-    halves = [chunk_entries(b"y" * 20, 2, uuid=f"open-{number}") for number in range(20_000)]
+    halves = [chunk_entries(b"y" * 20, 2, uuid=f"open-{number}") for number in range(12_000)]
     open_sets = [first for first, _ in halves]
     publish_entries(
         runtime, topic, [*entries, *open_sets, *chunk_entries(b"good" * 500, 3, uuid="good"), small(b"end")]
@@ -228,7 +228,7 @@ def test_what_claims_too_much_or_nonsense_is_rejected_and_the_stream_goes_on(
     ]
     limits = config.chunks.limits
     evicted = [entry for reason, entry in reasons_and_entries if reason == "chunk_evicted"]
-    assert len(evicted) == 20_000 + 1 - limits.max_pending - limits.max_spilled
+    assert len(evicted) == 12_000 + 1 - limits.max_pending - limits.max_spilled
     publish_entries(runtime, topic, [halves[-1][1], small(b"more")])
     run_once(spark, runtime.config(tmp_path, topic))
     assert [row["value"] for row in table_rows(tmp_path)][2:] == [b"y" * 20, b"more"]

@@ -41,6 +41,7 @@ from ledgerlake.publish.target_client import Receipt
 from ledgerlake.source import pieces
 from ledgerlake.stored.places import Place
 from ledgerlake.table import delta_table
+from ledgerlake.table.ordered_files import FileWriter
 from tests.simulation import world
 from tests.simulation.broker import MemoryTransport
 from tests.simulation.lake import MemoryTable
@@ -108,6 +109,9 @@ class Edges:
         self.replace(pyspark.TaskContext, "get", lambda: self.world.current.process.root.session.sparkContext)  # type: ignore[attr-defined]
         self.replace(stateful, "_frame", lambda row: Rows([tuple(row)]))
         self.replace(kernels, "is_kept", lambda: True)
+        # Compression takes a twentieth of a history's time, and none of what is judged.
+        new_file = FileWriter._new_file
+        self.replace(FileWriter, "_new_file", lambda writer, _codec: new_file(writer, "none"))
         self.replace(republisher, "TargetClient", lambda _settings: _Client(self.due))
         self._level = logging.getLogger("ledgerlake").level
         logging.getLogger("ledgerlake").setLevel(logging.CRITICAL)
