@@ -212,5 +212,11 @@ def to_toml(data: dict[str, dict[str, Any]]) -> str:
     lines = []
     for section, values in data.items():
         lines.append(f"[{section}]")
-        lines += [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+        lines += [f"{key} = {_to_toml(value)}" for key, value in values.items()]
     return "\n".join(lines) + "\n"
+
+
+def _to_toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {json.dumps(text)}" for key, text in value.items()) + "}"
+    return json.dumps(value)

@@ -35,6 +35,15 @@ def test_defaults_follow_the_name_and_the_path() -> None:
     assert config.source.topics.names == ("persistent://public/default/orders",)
 
 
+def test_tables_may_be_named_by_a_catalog_alone() -> None:
+    config = parse_config(data(delta={"path": "", "table": "shop.orders"}))
+    assert config.delta.rejects_table == "shop.orders_rejects"
+    located = config.with_table_paths("/lake/orders", "/lake/rejects")
+    assert (located.messages_place, located.rejects_place) == (Place("/lake/orders"), Place("/lake/rejects"))
+    with pytest.raises(UsageError, match="the same folder"):
+        config.with_table_paths("/lake/orders", "/lake/orders")
+
+
 def test_limits_of_open_messages_are_read_in_their_units() -> None:
     limits = parse_config(data(chunks={"max_pending": 7, "expire_after": "90 s"})).chunks.limits
     assert (limits.max_pending, limits.expire_after_ms) == (7, 90_000)
@@ -65,6 +74,10 @@ def test_limits_of_open_messages_are_read_in_their_units() -> None:
         ({"stream": {"trigger": "often"}}, "[stream] trigger 'often' is not a duration"),
         ({"delta": {"rejects_path": "lake/orders/"}}, "are the same folder"),
         ({"delta": {"path": 5}}, "[delta] path must be a text"),
+        ({"delta": {"path": ""}}, "[delta] needs path, or table"),
+        ({"delta": {"path": "", "table": "t", "rejects_path": "r"}}, "[delta] rejects_path needs path"),
+        ({"delta": {"rejects_table": "r"}}, "[delta] rejects_table needs table"),
+        ({"delta": {"table": "shop.orders`"}}, "[delta] table 'shop.orders`' is not TABLE, SCHEMA.TABLE or CATALOG"),
         ({"delta": {"path": "dbfs:/lake"}}, "[delta] path cannot be 'dbfs:/lake': dbfs: is not supported"),
         ({"delta": {"path": "s3://lake/a", "rejects_path": "s3a://lake/a/b"}}, "lies in the folder of [delta] path"),
         ({"delay": {"storage": "hdfs://h/delayed"}}, "[delay] storage cannot be 'hdfs://h/delayed'"),

@@ -79,6 +79,28 @@ def start_spark(
     return start_session(name, spark.master, spark.session_settings, archives_classes=archives_classes)
 
 
+def load_config_with_paths(path: str) -> Config:
+    """Return a configuration with the paths of its tables; Spark is started if a catalog has to tell
+    them.
+
+    Raises:
+        UsageError: the configuration is wrong.
+        SetupError, TableError: the catalog cannot tell them.
+    """
+    from ledgerlake.options.config import load_config
+    from ledgerlake.runtime.session import start_session
+    from ledgerlake.table.catalog import locate_tables
+
+    config = load_config(path)
+    if config.delta.path:
+        return config
+    spark = start_session("ledgerlake", config.spark.master, config.spark.session_settings)
+    try:
+        return locate_tables(spark, config, makes=False)
+    finally:
+        spark.stop()
+
+
 def client_settings(options: argparse.Namespace) -> ClientSettings:
     """Return how to reach the broker, by the options of ``add_service_url``.
 

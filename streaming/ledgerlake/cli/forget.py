@@ -6,7 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from ledgerlake.cli.command import add_command
+from ledgerlake.cli.command import add_command, load_config_with_paths
 
 if TYPE_CHECKING:
     import argparse
@@ -32,10 +32,9 @@ def add(commands: Commands) -> None:
 
 
 def _forget(options: argparse.Namespace) -> int:
-    from ledgerlake.options.config import load_config
     from ledgerlake.pipeline.forget import forget, forget_topic, tables_with_rows
 
-    config = load_config(options.config)
+    config = load_config_with_paths(options.config)
     names = forget(config) if options.topic is None else forget_topic(config, options.topic)
     result = {"subscription": config.subscription, "topics": names}
     print(json.dumps(result) if options.json else f"removed {config.subscription} from {', '.join(names)}")

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from ledgerlake.cli.command import add_command
+from ledgerlake.cli.command import add_command, load_config_with_paths
 
 if TYPE_CHECKING:
     import argparse
@@ -31,10 +31,9 @@ def add(commands: Commands) -> None:
 
 
 def _vacuum(options: argparse.Namespace) -> int:
-    from ledgerlake.options.config import load_config
     from ledgerlake.table.vacuum import vacuum
 
-    for vacuumed in vacuum(load_config(options.config), options.retention_hours, dry_run=options.dry_run):
+    for vacuumed in vacuum(load_config_with_paths(options.config), options.retention_hours, dry_run=options.dry_run):
         if options.json:
             print(json.dumps(asdict(vacuumed)))
             continue

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from ledgerlake.cli.command import add_command
+from ledgerlake.cli.command import add_command, load_config_with_paths
 
 if TYPE_CHECKING:
     import argparse
@@ -28,10 +28,9 @@ def add(commands: Commands) -> None:
 
 def _verify(options: argparse.Namespace) -> int:
     from ledgerlake.inspect.verify import verify
-    from ledgerlake.options.config import load_config
     from ledgerlake.pipeline.start import check_reachable
 
-    config = load_config(options.config)
+    config = load_config_with_paths(options.config)
     check_reachable(config)
     verdict = verify(config)
     if options.json:

@@ -36,6 +36,7 @@ else:
     import tomli as tomllib
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*){0,2}")
 
 SECTIONS = ("source", "auth", "tls", "stream", "delta", "chunks", "delay", "deliver", "metrics", "spark", "storage")
 
@@ -98,7 +99,23 @@ class StreamConfig:
 class DeltaConfig:
     """``[delta]``: where the tables are, and what commits to them."""
 
-    path: str = option(PATH, MISSING, "The folder of the table of messages.", toml="delta.path")
+    path: str = option(
+        PATH,
+        "",
+        "The folder of the table of messages.",
+        toml="delta.path",
+        shown_default="required, or `table`",
+    )
+    table: str = option(
+        TEXT,
+        "",
+        "The name of the table of messages in Spark's catalog, such as `shop.orders`. With `path`, the table there gets that name. "
+        "Without it the table is where the catalog has it, or makes it.",
+        toml="delta.table",
+    )
+    rejects_table: str = option(
+        TEXT, "", "The name of the table of rejects.", toml="delta.rejects_table", shown_default="`TABLE_rejects`"
+    )
     rejects_path: str = option(
         PATH, "", "The folder of the table of rejects.", toml="delta.rejects_path", shown_default="`PATH_rejects`"
     )
@@ -286,6 +303,16 @@ class Config:
     def _place(self, text: str, where: str) -> Place:
         return parse_place(text, where, self.storage)
 
+    def with_table_paths(self, messages: str, rejects: str) -> Config:
+        """Return the same with the folders of the tables.
+
+        Raises:
+            UsageError: one lies in another folder of the configuration.
+        """
+        config = replace(self, delta=replace(self.delta, path=messages, rejects_path=rejects))
+        _check_apart(config)
+        return config
+
     def source_options(self) -> dict[str, str]:
         """The read as Spark's options."""
         return to_spark(self.source)
@@ -354,8 +381,7 @@ def parse_config(data: dict[str, Any]) -> Config:
     _check_sections_of_keys(data)
     source, starting = _source(data)
     stream = _stream(data)
-    delta = from_toml(DeltaConfig, "delta", data)
-    delta = replace(delta, rejects_path=delta.rejects_path or delta.path.rstrip("/") + "_rejects")
+    delta = _delta(data)
     delay = from_toml(DelayConfig, "delay", data)
     config = Config(
         source=source,
@@ -415,6 +441,26 @@ def _stream(data: dict[str, Any]) -> StreamConfig:
     return replace(stream, checkpoint=stream.checkpoint or f"checkpoints/{stream.name}")
 
 
+def _delta(data: dict[str, Any]) -> DeltaConfig:
+    delta = from_toml(DeltaConfig, "delta", data)
+    if not delta.path and not delta.table:
+        raise UsageError("[delta] needs path, or table")
+    if delta.rejects_path and not delta.path:
+        raise UsageError("[delta] rejects_path needs path; without it, name the table of rejects by rejects_table")
+    if delta.rejects_table and not delta.table:
+        raise UsageError("[delta] rejects_table needs table")
+    for key, name in (("table", delta.table), ("rejects_table", delta.rejects_table)):
+        if name and not _TABLE_NAME.fullmatch(name):
+            raise UsageError(
+                f"[delta] {key} '{name}' is not TABLE, SCHEMA.TABLE or CATALOG.SCHEMA.TABLE, of letters, digits and _"
+            )
+    if delta.table:
+        delta = replace(delta, rejects_table=delta.rejects_table or f"{delta.table}_rejects")
+    if delta.path:
+        delta = replace(delta, rejects_path=delta.rejects_path or delta.path.rstrip("/") + "_rejects")
+    return delta
+
+
 def _chunks(data: dict[str, Any]) -> ChunksConfig:
     chunks = from_toml(ChunksConfig, "chunks", data)
     if chunks.max_message_bytes > _MOST_MESSAGE_BYTES:
@@ -471,12 +517,13 @@ def _check_apart(config: Config) -> None:
 
 
 def _places(config: Config) -> dict[str, Place]:
-    """Return the folders of a configuration by the keys that name them."""
-    places = {
-        "[delta] path": config.messages_place,
-        "[delta] rejects_path": config.rejects_place,
-        "[stream] checkpoint": config.checkpoint_place,
-    }
+    """Return the folders of a configuration by the keys that name them; without those that a catalog
+    has still to tell.
+    """
+    places: dict[str, Place] = {}
+    if config.delta.path:
+        places |= {"[delta] path": config.messages_place, "[delta] rejects_path": config.rejects_place}
+    places["[stream] checkpoint"] = config.checkpoint_place
     folder = config.delay_options.folder
     return places if folder is None else places | {"[delay] storage": folder}
 

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from ledgerlake.decode import kernels
-from ledgerlake.errors import LedgerlakeError
+from ledgerlake.errors import LedgerlakeError, UsageError
 from ledgerlake.operators.stateful import set_up_state
 from ledgerlake.options.config import Config
 from ledgerlake.pipeline.batches import BatchWriter
@@ -29,6 +29,7 @@ from ledgerlake.pipeline.query_settings import settings_of
 from ledgerlake.publish.republisher import Republisher
 from ledgerlake.runtime.hadoop import connect_store
 from ledgerlake.stored.places import to_text
+from ledgerlake.table.catalog import locate_tables, register_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,13 +69,23 @@ def run(
     return pipeline
 
 
+def _check_classic(spark: SparkSession) -> None:
+    # The module is asked, because the class itself cannot be imported without Spark Connect's packages.
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise UsageError(
+            "the pipeline needs a classic Spark session, since it commits in the driver's own process; start one with "
+            "start_session. The source and the sink work through Spark Connect too"
+        )
+
+
 class Pipeline:
     """A running query with its cursors."""
 
     def __init__(
         self, spark: SparkSession, config: Config, on_batch: Callable[[BatchResult], None] | None = None
     ) -> None:
-        self.config = config
+        _check_classic(spark)
+        self.config = config = locate_tables(spark, config, makes=True)
         self._spark = spark
         self._on_batch = on_batch
         self._components = make_components(config)
@@ -112,6 +123,7 @@ class Pipeline:
             creation = executor.submit(_create, missing)
             stream = self._stream(start)
             creation.result()
+        register_tables(self._spark, self.config)
         if components.outbox is not None:
             self._begin_delivery(components.outbox)
         if components.sink.messages.last_batch_of(stream_name) is None:
