@@ -44,6 +44,21 @@ def test_tables_may_be_named_by_a_catalog_alone() -> None:
         config.with_table_paths("/lake/orders", "/lake/orders")
 
 
+def test_variables_are_read_with_the_configuration_and_files_when_they_are_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LAKE_KEY", "the-id")
+    storage = {"access_key_id": "env:LAKE_KEY", "secret_access_key": "file:/run/lake", "session_token": "env:NOT_SET"}
+    auth = {"method": "token", "token": "env:LAKE_KEY"}
+    config = parse_config(data(delta={"path": "s3://lake/orders"}, storage=storage, auth=auth))
+    settings = config.storage
+    assert (settings.access_key_id, settings.secret_access_key) == ("the-id", "file:/run/lake")
+    assert settings.session_token == "env:NOT_SET"
+    assert config.source.auth_params == "secret:the-id"
+    basic = {"method": "basic", "user": "u", "password": "env:LAKE_KEY"}
+    assert parse_config(data(auth=basic)).source.auth_params == "secret:u:the-id"
+
+
 def test_limits_of_open_messages_are_read_in_their_units() -> None:
     limits = parse_config(data(chunks={"max_pending": 7, "expire_after": "90 s"})).chunks.limits
     assert (limits.max_pending, limits.expire_after_ms) == (7, 90_000)

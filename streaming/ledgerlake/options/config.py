@@ -28,6 +28,7 @@ from ledgerlake.options.source_options import SourceOptions
 from ledgerlake.options.spark_options import SparkConfig
 from ledgerlake.options.storage_options import StorageConfig
 from ledgerlake.stored.places import Place, parse_place
+from ledgerlake.stored.secrets import read_variable
 from ledgerlake.stored.stores import ENVIRONMENT, S3, StorageSettings, check_settings
 
 if sys.version_info >= (3, 11):
@@ -73,11 +74,14 @@ class AuthConfig:
 
     @property
     def parameters(self) -> str:
-        """Return the parameters of the authentication plugin, as that plugin names them."""
+        """Return the parameters of the authentication plugin, as that plugin names them, with the
+        secrets of variables.
+        """
         if self.method == "oauth2":
-            oauth2 = {"issuerUrl": self.issuer_url, "privateKey": self.private_key}
+            oauth2 = {"issuerUrl": self.issuer_url, "privateKey": read_variable(self.private_key)}
             return "secret:" + json.dumps(oauth2 | {"audience": self.audience, "scope": self.scope})
-        return f"secret:{self.user}:{self.password}" if self.method == "basic" else f"secret:{self.token}"
+        secret = f"{self.user}:{read_variable(self.password)}" if self.method == "basic" else read_variable(self.token)
+        return f"secret:{secret}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ledgerlake.options.declared import option
 from ledgerlake.options.kinds import TEXT
+from ledgerlake.stored.secrets import read_variable
 from ledgerlake.stored.stores import StorageSettings
 
 
@@ -61,5 +62,5 @@ class StorageConfig:
 
     @property
     def settings(self) -> StorageSettings:
-        """Return the same for places."""
-        return StorageSettings(**vars(self))
+        """Return the same for places, with the secrets of variables."""
+        return StorageSettings(**{name: read_variable(text) for name, text in vars(self).items()})

@@ -1,8 +1,9 @@
 """Secrets by reference: ``env:NAME`` is a variable, ``file:PATH`` a file; any other text is the
 secret itself.
 
-A reference is resolved where and when the secret is needed. So it may travel to other processes,
-and a secret that is renewed in its file is seen at the next use.
+A reference is resolved where and when the secret is needed, so a secret that is renewed in its file
+is seen at the next use. A variable is the exception, since tasks on other machines do not have it: in
+a configuration file it is read at once, and the secret travels (``read_variable``).
 """
 
 from __future__ import annotations
@@ -30,6 +31,14 @@ def resolve_secret(text: str) -> str:
             raise SetupError(f"the file {text.removeprefix('file:')}, which should hold a secret, is empty")
         return secret
     return text
+
+
+def read_variable(text: str) -> str:
+    """Return the secret of a reference to a variable of this process. Other texts, and a variable that
+    is not set here, stay as they are.
+    """
+    is_variable = text.startswith("env:")
+    return (os.environ.get(text.removeprefix("env:"), "").strip() if is_variable else "") or text
 
 
 def read_text(url: str) -> str:
