@@ -8,68 +8,21 @@ between the two counts requests by their method and by what they are for.
 
 from __future__ import annotations
 
-import re
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deltalake import DeltaTable
 from tests.live.object_store import ObjectStore, hadoop_version, start_object_store
 from tests.live.pipelines import config_file
 from tests.live.runtime import Runtime, start_runtime, wait_until
+from tests.live.store_proxy import StoreProxy
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-_REQUEST = re.compile(rb"(GET|HEAD|PUT|POST|DELETE) (\S+) HTTP/1\.1\r\n")
 _PARTS = ("_delta_log", "offsets", "commits", "state", "ledgerlake")
-
-
-class CountingProxy:
-    """Hands bytes on to a port, and counts the requests among them.
-
-    ``counts`` are by method and by the part of the lake that the request is for.
-    """
-
-    def __init__(self, port: int) -> None:
-        self.counts: Counter[tuple[str, str]] = Counter()
-        self._upstream = port
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listening.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            client, _ = self._listening.accept()
-            server = socket.create_connection(("127.0.0.1", self._upstream))
-            for source, target, look in ((client, server, self._count), (server, client, None)):
-                threading.Thread(target=_hand_on, args=(source, target, look), daemon=True).start()
-
-    def _count(self, data: bytes) -> None:
-        request = _REQUEST.match(data)
-        if request is not None:
-            path = request[2].decode()
-            part = next((part for part in _PARTS if f"/{part}" in path or f"%2F{part}" in path), "files")
-            self.counts[request[1].decode(), part] += 1
-
-
-def _hand_on(source: socket.socket, target: socket.socket, look: Callable[[bytes], None] | None) -> None:
-    try:
-        while data := source.recv(2**16):
-            if look is not None:
-                look(data)
-            target.sendall(data)
-    except OSError:
-        pass
-    finally:
-        source.close()
-        target.close()
 
 
 def main(seconds: float) -> None:
@@ -82,7 +35,7 @@ def main(seconds: float) -> None:
 
 
 def _measure(runtime: Runtime, store: ObjectStore, checkpoint: str, seconds: float) -> None:
-    proxy, topic, bucket = CountingProxy(store.ports["s3.port"]), runtime.topic(2), store.bucket()
+    proxy, topic, bucket = StoreProxy(store.ports["s3.port"]), runtime.topic(2), store.bucket()
     with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
         config = config_file(Path(folder), _config(runtime, store, Path(folder), topic, bucket, checkpoint, proxy))
         producer = runtime.client().create_producer(topic)
@@ -114,7 +67,7 @@ def _config(
     topic: str,
     bucket: str,
     checkpoint: str,
-    proxy: CountingProxy,
+    proxy: StoreProxy,
 ) -> dict[str, Any]:
     data = runtime.config(folder, topic, name=bucket)
     data["delta"] = {"path": f"s3://{bucket}/messages"}
@@ -144,8 +97,16 @@ def _print(checkpoint: str, kind: str, batches: int, counts: Counter[tuple[str, 
     ]
     figures = "".join(f"{number / by:>10.1f}" for number in numbers)
     print(f"{checkpoint:<12}{kind:<14}{batches or '':>12}{figures}", flush=True)
-    for (method, part), count in sorted(counts.items()):
+    parts = Counter[tuple[str, str]]()
+    for (method, path), count in counts.items():
+        parts[method, _part(path)] += count
+    for (method, part), count in sorted(parts.items()):
         print(f"    {method:<7}{part:<12}{count / by:6.1f}", flush=True)
+
+
+def _part(path: str) -> str:
+    """Return the part of the lake that a request is for."""
+    return next((part for part in _PARTS if f"/{part}" in path or f"%2F{part}" in path), "files")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""An S3 server for tests: SeaweedFS, as its wheel on PyPI has it, on free ports of 127.0.0.1."""
+"""An S3 server for tests: SeaweedFS, as its wheel on PyPI has it, on free ports."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ class ObjectStore:
 
     folder: Path
     ports: dict[str, int]
+    host: str = "127.0.0.1"
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
     def endpoint_url(self) -> str:
-        return f"http://127.0.0.1:{self.ports['s3.port']}"
+        return f"http://{self.host}:{self.ports['s3.port']}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -98,8 +99,8 @@ class ObjectStore:
                     "-logtostderr=true",
                     "server",
                     f"-dir={data}",
-                    "-ip=127.0.0.1",
-                    "-ip.bind=127.0.0.1",
+                    f"-ip={self.host}",
+                    f"-ip.bind={self.host}",
                     "-master.volumeSizeLimitMB=64",
                     "-volume.max=50",
                     "-filer",
@@ -134,9 +135,9 @@ def _program() -> str:
 
 
 @contextmanager
-def start_object_store() -> Iterator[ObjectStore]:
+def start_object_store(host: str = "127.0.0.1") -> Iterator[ObjectStore]:
     with tempfile.TemporaryDirectory(prefix="ledgerlake-s3-") as folder:
-        store = ObjectStore(Path(folder), dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True)))
+        store = ObjectStore(Path(folder), dict(zip(_PORTS, free_ports(len(_PORTS)), strict=True)), host)
         store.start()
         try:
             yield store

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import urllib.request
@@ -14,6 +15,8 @@ import pytest
 
 from ledgerlake.devbroker.ports import free_ports
 from ledgerlake.runtime.session import delta_jars
+from tests.live.cluster_campaign import cluster_campaign, run_cluster_campaign
+from tests.live.hosts import can_make_hosts
 from tests.live.pipelines import config_file, ledgerlake_process, publish_numbers, values
 from tests.live.servers import server
 
@@ -74,6 +77,14 @@ def test_a_bundle_is_all_that_executors_need(runtime: Runtime, master: str, bund
     result = ledgerlake_process("run", config_file(tmp_path, data), "--once")
     assert result.returncode == 0, result.stderr
     assert sorted(values(tmp_path)) == list(range(1000))
+
+
+@pytest.mark.skipif(not can_make_hosts(), reason="namespaces need root on Linux")
+def test_hosts_that_die_vanish_or_are_slow_lose_and_double_nothing(tmp_path: Path, campaign_is_long: bool) -> None:
+    seed = int(os.environ.get("LEDGERLAKE_SEED", "0")) or random.randrange(2**32)
+    print(f"seed {seed}")
+    with cluster_campaign(tmp_path, seed) as campaign:
+        assert run_cluster_campaign(campaign, 2 if campaign_is_long else 1, 0, print) == []
 
 
 def test_a_program_of_spark_submit_runs_where_that_command_says(

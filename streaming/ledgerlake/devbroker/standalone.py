@@ -111,6 +111,7 @@ class Broker:
         broker_metadata: whether the PIP-70 interceptors and their exposure to clients are switched
             on.
         settings: further lines for the broker's configuration.
+        host: the address of this machine at which it listens.
         secure: TLS, and tokens or client certificates for everybody (see ``security``).
     """
 
@@ -120,12 +121,14 @@ class Broker:
         *,
         broker_metadata: bool = True,
         settings: dict[str, str] | None = None,
+        host: str = "127.0.0.1",
         secure: bool = False,
     ) -> None:
         self._temporary = data_dir is None
         self.data_dir = Path(data_dir or tempfile.mkdtemp(prefix="ledgerlake-broker-")).resolve()
         self._broker_metadata = broker_metadata
         self._settings = settings or {}
+        self._host = host
         self._secure = secure
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -152,8 +155,10 @@ class Broker:
             ) from None
         self._process = self._spawn(home, ports, attached)
         address = BrokerAddress(
-            f"pulsar+ssl://127.0.0.1:{ports.service_tls}" if self._secure else f"pulsar://127.0.0.1:{ports.service}",
-            f"http://127.0.0.1:{ports.web}",
+            f"pulsar+ssl://{self._host}:{ports.service_tls}"
+            if self._secure
+            else f"pulsar://{self._host}:{ports.service}",
+            f"http://{self._host}:{ports.web}",
             self._process.pid,
             str(self.data_dir),
         )
@@ -234,8 +239,8 @@ class Broker:
         ours = {
             "brokerServicePort": str(ports.service),
             "webServicePort": str(ports.web),
-            "bindAddress": "127.0.0.1",
-            "advertisedAddress": "127.0.0.1",
+            "bindAddress": self._host,
+            "advertisedAddress": self._host,
             "webSocketServiceEnabled": "false",
             "numIOThreads": "4",
             **(metadata if self._broker_metadata else {}),
@@ -251,7 +256,7 @@ class Broker:
         command += [option for package in _JVM_OPENS for option in ("--add-opens", f"{package}=ALL-UNNAMED")]
         command += ["-cp", f"{home}/conf:{home}/lib/*", f"-Dpulsar.log.dir={self.data_dir}"]
         command += ["org.apache.pulsar.PulsarStandaloneStarter", "-nfw", "-nss"]
-        command += ["--config", f"{self.data_dir}/standalone.conf", "-a", "127.0.0.1"]
+        command += ["--config", f"{self.data_dir}/standalone.conf", "-a", self._host]
         command += ["--bookkeeper-dir", f"{self.data_dir}/bookkeeper", "--metadata-dir", f"{self.data_dir}/metadata"]
         command += ["--bookkeeper-port", str(ports.bookie)]
         if attached:

@@ -1,0 +1,333 @@
+"""A campaign against a cluster: master, driver and two workers are hosts of their own (see
+``hosts``), table and checkpoint are in S3, the broker trims and deletes by its defaults.
+
+Hosts are killed or lose their network, the broker and the store end and come back, the store refuses
+every request for half a minute, and one host is so slow that Spark's speculation repeats its tasks.
+Then ``oracle`` judges.
+
+    python -m tests.live.cluster_campaign --rounds 10 --messages 5000000 --folder /tmp/cluster --seed 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyspark
+from deltalake import DeltaTable
+from pyarrow import fs
+
+from ledgerlake.runtime.java import cache_folder, fetch_jars
+from tests.live.campaign import DEDUPLICATION, Campaign, batched, chunked, delayed, single
+from tests.live.hosts import PROJECT, Bare, Host, Network, network
+from tests.live.object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, hadoop_version, start_object_store
+from tests.live.oracle import Verdict, judge
+from tests.live.pipelines import ledgerlake_process
+from tests.live.runtime import start_runtime, to_toml, wait_until
+from tests.live.store_proxy import StoreProxy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+FAULTS = ("executor host", "driver", "broker", "store", "slow host")
+_REFUSING_S = 30
+_SLOW_S = 20
+_MASTER_PORT, _PAGE_PORT = 7077, 8080
+_SPARK_HOME = Path(pyspark.__file__).parent
+
+# So that a host that lost its network is missed within the round.
+_SETTINGS = {
+    "spark.executor.cores": "1",
+    "spark.executor.memory": "1g",
+    "spark.network.timeout": "40s",
+    "spark.network.timeoutInterval": "10s",
+    "spark.executor.heartbeatInterval": "5s",
+    "spark.speculation": "true",
+    "spark.speculation.interval": "500ms",
+    "spark.speculation.quantile": "0.5",
+}
+
+
+def bulk(rng: random.Random) -> tuple[dict[str, Any], Callable[[], list[tuple[bytes, int]]], float]:
+    settings = {"batching_enabled": True, "batching_max_messages": 1000, "max_pending_messages": 5000}
+    return settings, lambda: [(b"z" * rng.randint(1, 40), 0)] * 1000, 0.4
+
+
+@dataclass
+class Cluster:
+    """A standalone cluster of Spark, with two hosts for drivers. Its other hosts are bare: they have
+    Spark and a Python without packages.
+    """
+
+    network: Network
+    folder: Path
+    hosts: dict[str, Host] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        hidden = (PROJECT, Path(sys.prefix), cache_folder(), Path.home() / ".ivy2", Path.home() / ".ivy2.5.2")
+        for name in ("master", "worker1", "worker2"):
+            self.hosts[name] = self.network.host(name, Bare(self.folder / name, {"spark": _SPARK_HOME}, hidden))
+        for name in ("driver1", "driver2"):
+            self.hosts[name] = self.network.host(name)
+        self.start("master")
+        for name in ("worker1", "worker2"):
+            self.start(name)
+
+    @property
+    def master(self) -> str:
+        return f"spark://{self.hosts['master'].address}:{_MASTER_PORT}"
+
+    def start(self, name: str) -> None:
+        """Start the master or a worker; it answers when this returns."""
+        host = self.hosts[name]
+        options = ["--host", host.address, "--webui-port", str(_PAGE_PORT)]
+        if name == "master":
+            daemon, options = "master.Master", [*options, "--port", str(_MASTER_PORT)]
+        else:
+            daemon, options = "worker.Worker", [*options, "-c", "1", "-m", "1g", self.master]
+        # A venv without packages is the Python of a host on which nobody has installed any.
+        python = f"{sys.base_prefix}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+        start = f"[ -d bare ] || {python} -m venv --without-pip bare; exec spark/bin/spark-class org.apache.spark.deploy.{daemon} "
+        environment = {
+            "PATH": "/tmp/bare/bin:/usr/bin:/bin",
+            "SPARK_HOME": "/tmp/spark",
+            "SPARK_WORKER_DIR": "/tmp/work",
+            "SPARK_MASTER_OPTS": "-Dspark.worker.timeout=20",
+            "SPARK_WORKER_OPTS": "-Dspark.worker.cleanup.enabled=true -Dspark.worker.cleanup.interval=60 -Dspark.worker.cleanup.appDataTtl=60",
+        }
+        java = {"JAVA_HOME": os.environ["JAVA_HOME"]} if "JAVA_HOME" in os.environ else {}
+        host.start(["sh", "-c", start + " ".join(options)], java | environment, self.folder / f"{name}.log")
+        wait_until(lambda: self._workers_alive() >= 0 if name == "master" else self._answers(host))
+
+    def _answers(self, host: Host) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{host.address}:{_PAGE_PORT}/json/", timeout=5):
+                return True
+        except OSError:
+            return False
+
+    def _workers_alive(self) -> int:
+        try:
+            with urllib.request.urlopen(f"http://{self.hosts['master'].address}:{_PAGE_PORT}/json/", timeout=5) as page:
+                return int(json.load(page)["aliveworkers"])
+        except OSError:
+            return -1
+
+
+@dataclass
+class ClusterCampaign(Campaign):
+    """A campaign whose driver runs on a host of the cluster, and whose lake is a bucket."""
+
+    kinds: tuple[Callable[..., Any], ...] = (batched, single, delayed, chunked, bulk)
+    cluster: Cluster = field(kw_only=True)
+    store: ObjectStore = field(kw_only=True)
+    proxy: StoreProxy = field(kw_only=True)
+    bundle: Path = field(kw_only=True)
+    _driver: str = "driver1"
+    _seen_commits: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.bucket = self.store.bucket()
+        connector = fetch_jars("org.apache.hadoop", "hadoop-aws", hadoop_version())
+        self.data["delta"] = {"path": f"s3://{self.bucket}/messages", "rejects_path": f"s3://{self.bucket}/rejects"}
+        self.data["stream"]["checkpoint"] = f"s3://{self.bucket}/checkpoint"
+        self.data["storage"] = self.store.settings | {
+            "endpoint_url": f"http://{self.store.host}:{self.proxy.port}",
+            "access_key_id": "env:LAKE_KEY",
+            "secret_access_key": "env:LAKE_SECRET",
+        }
+        self.data["spark"] = {
+            "master": self.cluster.master,
+            "bundle": str(self.bundle),
+            # A driver's host has no way to Maven.
+            "settings": _SETTINGS | {"spark.jars": ",".join(map(str, connector))},
+        }
+        Path(self.config).write_text(to_toml(self.data))
+
+    def start(self, *options: str) -> subprocess.Popen[bytes]:
+        number = len(list(self.folder.glob("run-*.log")))
+        keys = {"LAKE_KEY": ACCESS_KEY, "LAKE_SECRET": SECRET_KEY}
+        command = [sys.executable, "-m", "ledgerlake.cli", "run", self.config, *options]
+        return self.driver.start(
+            command, os.environ | keys | {"PYTHONFAULTHANDLER": "1"}, self.folder / f"run-{number:03d}.log"
+        )
+
+    @property
+    def driver(self) -> Host:
+        return self.cluster.hosts[self._driver]
+
+    def commits(self) -> int:
+        log = fs.FileSelector(f"{self.bucket}/messages/_delta_log", allow_not_found=True)
+        try:
+            return sum(file.extension == "json" for file in self.store.filesystem().get_file_info(log))
+        except OSError:
+            # The store is down.
+            return 0
+
+    def await_commits(self, count: int, running: subprocess.Popen[bytes]) -> None:
+        aim = max(self._seen_commits, self.commits()) + count
+        deadline = time.monotonic() + 600
+        while (now := self.commits()) < aim:
+            assert running.poll() is None, self.last_log()
+            assert time.monotonic() < deadline, f"no commit came: {self.last_log(20_000)}"
+            time.sleep(0.2)
+        self._seen_commits = now
+
+    def strike(self, fault: str, number: int) -> None:
+        """Let a fault happen, and wait until the pipeline has got over it."""
+        with self.process() as running:
+            self.await_commits(self.rng.randint(1, 4), running)
+            time.sleep(self.rng.uniform(0, 2))
+            self.log.append(fault)
+            if fault == "driver":
+                self._end_driver(vanishes=number % 2 == 1)
+            else:
+                getattr(self, f"_{fault.replace(' ', '_')}")(number)
+                self.await_commits(2, running)
+
+    def _end_driver(self, *, vanishes: bool) -> None:
+        host = self.driver
+        if vanishes:
+            # Another host goes on, while the broker still takes the one that is gone for connected.
+            host.vanish()
+            self._driver = "driver1" if self._driver == "driver2" else "driver2"
+        else:
+            host.kill()
+        self.end()
+        with self.process() as running:
+            self.await_commits(2, running)
+        host.come_back()
+
+    def _executor_host(self, number: int) -> None:
+        name = self.rng.choice(("worker1", "worker2"))
+        host = self.cluster.hosts[name]
+        if number % 2:
+            host.vanish()
+            time.sleep(self.rng.uniform(0, 40))
+            host.come_back()
+        else:
+            host.kill()
+            time.sleep(self.rng.uniform(0, 5))
+        self.cluster.start(name)
+
+    def _broker(self, _number: int) -> None:
+        assert self.runtime.broker is not None
+        with self._undisturbed:
+            self.runtime.broker.kill()
+        time.sleep(self.rng.uniform(0, 2))
+        self.runtime.broker.start()
+
+    def _store(self, number: int) -> None:
+        if number % 2:
+            self.proxy.refuses = True
+            time.sleep(_REFUSING_S)
+            self.proxy.refuses = False
+        else:
+            self.store.stop()
+            time.sleep(self.rng.uniform(0, 5))
+            self.store.start()
+
+    def _slow_host(self, _number: int) -> None:
+        host = self.cluster.hosts[self.rng.choice(("worker1", "worker2"))]
+        ends_s = time.monotonic() + _SLOW_S
+        try:
+            while time.monotonic() < ends_s:
+                host.suspend()
+                time.sleep(0.9)
+                host.go_on()
+                time.sleep(0.1)
+        finally:
+            host.go_on()
+
+    def judge_table(self) -> Verdict:
+        """What the oracle says of a copy of the lake."""
+        copy = self.folder / "lake"
+        copy.mkdir()
+        source = self.store.filesystem()
+        for name in ("messages", "rejects"):
+            fs.copy_files(f"{self.bucket}/{name}", str(copy / name), source_filesystem=source)
+        verdict = judge(self.confirmed, copy / "messages", copy / "rejects")
+        rows = DeltaTable(f"s3://{self.bucket}/messages", storage_options=self.store.delta_options).count()
+        assert rows == verdict.rows, f"deltalake counts {rows} rows, the oracle {verdict.rows}"
+        return verdict
+
+
+def run_cluster_campaign(
+    campaign: ClusterCampaign, rounds: int, messages: int, say: Callable[[str], None]
+) -> list[str]:
+    """Strike with each fault so often, publish at least so many messages; return what must not be."""
+    strikes = [(fault, number) for fault in FAULTS for number in range(rounds)]
+    campaign.rng.shuffle(strikes)
+    campaign.open_cursors()
+    with campaign.fed():
+        began_s = time.monotonic()
+        try:
+            for done, (fault, number) in enumerate(strikes, 1):
+                campaign.strike(fault, number)
+                took_s = time.monotonic() - began_s
+                say(f"{took_s:.0f} s: {done}/{len(strikes)} {fault} {number}, {len(campaign.confirmed):,} confirmed")
+            while len(campaign.confirmed) < messages:
+                time.sleep(1)
+        finally:
+            campaign.end()
+    campaign.settle()
+    verdict, topic = campaign.judge_table(), campaign.judge_due()
+    backlog = campaign.backlog()
+    say(f"table: {verdict}\ntopic: {topic}\nbacklog: {backlog}\ntrimmed: {dict(campaign.trimmed)}")
+    faults = [] if verdict.is_clean else [f"table: {verdict}"]
+    faults += [] if topic.is_clean else [f"topic: {topic}"]
+    faults += [f"backlog {count} on {name}" for name, count in backlog.items() if count]
+    return faults
+
+
+@contextmanager
+def cluster_campaign(folder: Path, seed: int) -> Iterator[ClusterCampaign]:
+    """A campaign with its cluster, broker and store, which end with the context."""
+    folder.mkdir(parents=True, exist_ok=True)
+    bundle = folder / "bundle.tar.gz"
+    assert ledgerlake_process("bundle", str(bundle)).returncode == 0
+    with ExitStack() as stack:
+        net = stack.enter_context(network())
+        runtime = stack.enter_context(
+            start_runtime(DEDUPLICATION, keeps_everything=False, broker_metadata=True, host=net.address)
+        )
+        store = stack.enter_context(start_object_store(net.address))
+        proxy = StoreProxy(store.ports["s3.port"], net.address)
+        cluster = Cluster(net, folder)
+        yield ClusterCampaign(
+            runtime, folder, random.Random(seed), cluster=cluster, store=store, proxy=proxy, bundle=bundle
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=10, help="strikes of each kind")
+    parser.add_argument("--messages", type=int, default=0, help="the fewest messages")
+    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
+    parser.add_argument("--folder", type=Path)
+    options = parser.parse_args()
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="cluster-"))
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    print(f"seed {options.seed}, folder {folder}", flush=True)
+    with cluster_campaign(folder, options.seed) as campaign:
+        faults = run_cluster_campaign(campaign, options.rounds, options.messages, lambda line: print(line, flush=True))
+    print(json.dumps({"seed": options.seed, "log": Counter(campaign.log), "faults": faults}))
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
