@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import pyspark
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from ledgerlake.decode import schema
 from ledgerlake.decode.compat import compat_columns
 from ledgerlake.decode.typed import typed_columns
+from ledgerlake.errors import UsageError
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.source.value_schemas import attach_schema, attached_schema, find_value_schema
 
@@ -48,7 +50,13 @@ class ReadingDataSource(DataSource):  # type: ignore[misc]
         return LedgerlakeBatchReader(self._options_with(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from ledgerlake.source.stream_reader import LedgerlakeStreamReader
+        try:
+            from ledgerlake.source.stream_reader import LedgerlakeStreamReader
+        except ModuleNotFoundError:
+            # Spark before 4.2 asks for the end of a micro-batch without its start.
+            raise UsageError(
+                f"a streaming read needs Spark 4.2 or later, and this is {pyspark.__version__}; upgrade Spark, or read batches"
+            ) from None
 
         return LedgerlakeStreamReader(self._options_with(schema))
 
