@@ -3,7 +3,7 @@
 
 Hosts are killed or lose their network, the broker and the store end and come back, the store refuses
 every request for half a minute, and one host is so slow that Spark's speculation repeats its tasks.
-Then ``oracle`` judges.
+Then ``oracle`` judges, and the store's key is searched for in all that the run left.
 
     python -m tests.live.cluster_campaign --rounds 10 --messages 5000000 --folder /tmp/cluster --seed 1
 """
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 FAULTS = ("executor host", "driver", "broker", "store", "slow host")
 _REFUSING_S = 30
 _SLOW_S = 20
-_MASTER_PORT, _PAGE_PORT = 7077, 8080
+_MASTER_PORT, _PAGE_PORT, _UI_PORT = 7077, 8080, 4040
 _SPARK_HOME = Path(pyspark.__file__).parent
 
 # So that a host that lost its network is missed within the round.
@@ -58,6 +58,10 @@ _SETTINGS = {
     "spark.speculation": "true",
     "spark.speculation.interval": "500ms",
     "spark.speculation.quantile": "0.5",
+    "spark.ui.enabled": "true",
+    "spark.eventLog.enabled": "true",
+    "spark.eventLog.rolling.enabled": "false",
+    "spark.eventLog.compress": "false",
 }
 
 
@@ -154,8 +158,10 @@ class ClusterCampaign(Campaign):
             "master": self.cluster.master,
             "bundle": str(self.bundle),
             # A driver's host has no way to Maven.
-            "settings": _SETTINGS | {"spark.jars": ",".join(map(str, connector))},
+            "settings": _SETTINGS
+            | {"spark.jars": ",".join(map(str, connector)), "spark.eventLog.dir": str(self.folder / "events")},
         }
+        (self.folder / "events").mkdir()
         Path(self.config).write_text(to_toml(self.data))
 
     def start(self, *options: str) -> subprocess.Popen[bytes]:
@@ -265,6 +271,34 @@ class ClusterCampaign(Campaign):
         assert rows == verdict.rows, f"deltalake counts {rows} rows, the oracle {verdict.rows}"
         return verdict
 
+    def pages(self) -> dict[str, str]:
+        """The pages of the running driver's interface that show settings and plans, by their addresses."""
+        root = f"http://{self.driver.address}:{_UI_PORT}"
+        (application,) = json.loads(_read(f"{root}/api/v1/applications"))
+        of_application = f"{root}/api/v1/applications/{application['id']}"
+        addresses = [
+            f"{root}/environment/",
+            f"{of_application}/environment",
+            f"{of_application}/sql?planDescription=true",
+        ]
+        return {address: _read(address) for address in addresses}
+
+    def places_of_the_key(self) -> list[str]:
+        """Which logs, event logs and files of the checkpoint and of the tables' logs have the key."""
+        left = [path for name in ("*.log", "std???", "events/*") for path in self.folder.rglob(name) if path.is_file()]
+        places = [str(path) for path in left if SECRET_KEY.encode() in path.read_bytes()]
+        filesystem = self.store.filesystem()
+        for folder in ("checkpoint", "messages/_delta_log", "rejects/_delta_log"):
+            selector = fs.FileSelector(f"{self.bucket}/{folder}", recursive=True, allow_not_found=True)
+            files = [file.path for file in filesystem.get_file_info(selector) if file.is_file]
+            places += [path for path in files if SECRET_KEY.encode() in filesystem.open_input_file(path).read()]
+        return places
+
+
+def _read(address: str) -> str:
+    with urllib.request.urlopen(address, timeout=30) as page:
+        return str(page.read().decode())
+
 
 def run_cluster_campaign(
     campaign: ClusterCampaign, rounds: int, messages: int, say: Callable[[str], None]
@@ -282,6 +316,7 @@ def run_cluster_campaign(
                 say(f"{took_s:.0f} s: {done}/{len(strikes)} {fault} {number}, {len(campaign.confirmed):,} confirmed")
             while len(campaign.confirmed) < messages:
                 time.sleep(1)
+            pages = campaign.pages()
         finally:
             campaign.end()
     campaign.settle()
@@ -291,7 +326,9 @@ def run_cluster_campaign(
     faults = [] if verdict.is_clean else [f"table: {verdict}"]
     faults += [] if topic.is_clean else [f"topic: {topic}"]
     faults += [f"backlog {count} on {name}" for name, count in backlog.items() if count]
-    return faults
+    assert "spark.executor.heartbeatInterval" in "".join(pages.values())
+    places = [*campaign.places_of_the_key(), *(address for address, page in pages.items() if SECRET_KEY in page)]
+    return faults + [f"the key is in {place}" for place in places]
 
 
 @contextmanager

@@ -102,7 +102,7 @@ class ObjectStore:
                     f"-ip={self.host}",
                     f"-ip.bind={self.host}",
                     "-master.volumeSizeLimitMB=64",
-                    "-volume.max=50",
+                    "-volume.max=500",
                     "-filer",
                     "-s3",
                     "-s3.autoCreateBucket=false",
