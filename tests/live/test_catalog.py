@@ -66,17 +66,17 @@ def test_a_table_without_a_path_is_where_the_catalog_makes_it(runtime: Runtime, 
 @pytest.mark.long
 def test_a_table_at_a_path_gets_its_name_and_keeps_its_place(runtime: Runtime, tmp_path: Path) -> None:
     topic = runtime.topic()
-    data = in_catalog(runtime, tmp_path, topic, path=f"{tmp_path}/lake/my orders")
+    data = in_catalog(runtime, tmp_path, topic, path=f"{tmp_path}/lake/my 'orders'")
     publish_numbers(runtime, topic, range(50))
     result = ledgerlake_process("run", config_file(tmp_path, data), "--once")
     assert result.returncode == 0, result.stderr
-    assert numbers(tmp_path / "lake" / "my orders") == list(range(50))
+    assert numbers(tmp_path / "lake" / "my 'orders'") == list(range(50))
     # By the name alone, the same table is found.
     del data["delta"]["path"]
     publish_numbers(runtime, topic, range(50, 70))
     result = ledgerlake_process("run", config_file(tmp_path, data), "--once")
     assert result.returncode == 0, result.stderr
-    assert numbers(tmp_path / "lake" / "my orders") == list(range(70))
+    assert numbers(tmp_path / "lake" / "my 'orders'") == list(range(70))
     assert not (tmp_path / "warehouse" / "orders").exists()
     data["delta"]["path"] = f"{tmp_path}/lake/others"
     moved = ledgerlake_process("run", config_file(tmp_path, data), "--once")

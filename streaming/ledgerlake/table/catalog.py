@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from ledgerlake.stored.places import Place
 
 _SPARK_CATALOG = "spark_catalog"
+_CATALOG_CLASS = f"spark.sql.catalog.{_SPARK_CATALOG}"
+# It hands on to the catalog in memory or to Hive's; another class in its place keeps names by itself.
+_DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 _THREE_PARTS = 3
 
 
@@ -63,7 +66,7 @@ def register_tables(spark: SparkSession, config: Config) -> None:
     for name, place in ((delta.table, config.messages_place), (delta.rejects_table, config.rejects_place)):
         connect_store(spark, place)
         try:
-            spark.sql(f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION '{_absolute(place)}'")
+            spark.sql(f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION {_quoted(_absolute(place))}")
         except _spark_errors() as error:
             raise TableError(f"the catalog does not take the table {name} at {place}: {root_cause(error)}") from None
 
@@ -108,7 +111,8 @@ def _make(spark: SparkSession, name: str, columns: pa.Schema) -> None:
 def _check_keeps_names(spark: SparkSession, name: str) -> None:
     """Check that the name will be there at the next start: Spark's own catalog in memory is not."""
     parts = name.split(".")
-    is_sparks_own = len(parts) < _THREE_PARTS or parts[0] == _SPARK_CATALOG
+    catalog = parts[0] if len(parts) == _THREE_PARTS else spark.catalog.currentCatalog()
+    is_sparks_own = catalog == _SPARK_CATALOG and spark.conf.get(_CATALOG_CLASS, _DELTA_CATALOG) == _DELTA_CATALOG
     if is_sparks_own and spark.conf.get("spark.sql.catalogImplementation", "in-memory") == "in-memory":
         raise SetupError(
             f"[delta] table {name} needs a catalog that keeps names, and this session has Spark's catalog in memory; set "
@@ -118,6 +122,12 @@ def _check_keeps_names(spark: SparkSession, name: str) -> None:
 
 def _absolute(place: Place) -> str:
     return os.path.abspath(place.root) if place.is_local else place.hadoop_uri
+
+
+def _quoted(text: str) -> str:
+    """Return a text as a literal of SQL."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def _spark_errors() -> tuple[type[Exception], ...]:
