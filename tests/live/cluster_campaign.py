@@ -108,7 +108,7 @@ class Cluster:
         environment = {
             "PATH": "/tmp/bare/bin:/usr/bin:/bin",
             "SPARK_HOME": "/tmp/spark",
-            "SPARK_WORKER_DIR": "/tmp/work",
+            "SPARK_WORKER_DIR": "/tmp/applications",
             "SPARK_MASTER_OPTS": "-Dspark.worker.timeout=20",
             "SPARK_WORKER_OPTS": "-Dspark.worker.cleanup.enabled=true -Dspark.worker.cleanup.interval=60 -Dspark.worker.cleanup.appDataTtl=60",
         }
