@@ -109,7 +109,7 @@ class Edges:
         self.replace(pyspark.TaskContext, "get", lambda: self.world.current.process.root.session.sparkContext)  # type: ignore[attr-defined]
         self.replace(stateful, "_frame", lambda row: Rows([tuple(row)]))
         self.replace(kernels, "is_kept", lambda: True)
-        # Compression takes a twentieth of a history's time, and none of what is judged.
+        # Compression takes a fifth of a history's time, and none of what is judged.
         new_file = FileWriter._new_file
         self.replace(FileWriter, "_new_file", lambda writer, _codec: new_file(writer, "none"))
         self.replace(republisher, "TargetClient", lambda _settings: _Client(self.due))

@@ -32,9 +32,11 @@ def add(commands: Commands) -> None:
 
 
 def _forget(options: argparse.Namespace) -> int:
+    from ledgerlake.options.config import load_config
     from ledgerlake.pipeline.forget import forget, forget_topic, tables_with_rows
 
-    config = load_config_with_paths(options.config)
+    # A topic alone has no need of the tables.
+    config = load_config_with_paths(options.config) if options.topic is None else load_config(options.config)
     names = forget(config) if options.topic is None else forget_topic(config, options.topic)
     result = {"subscription": config.subscription, "topics": names}
     print(json.dumps(result) if options.json else f"removed {config.subscription} from {', '.join(names)}")

@@ -8,7 +8,6 @@ too. ``docs/options.md`` lists all keys.
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from dataclasses import MISSING, dataclass, field, replace
@@ -536,4 +535,4 @@ def _parts(place: Place) -> tuple[str, ...]:
     """Return the parts of a path or URI, from the root on."""
     if not place.is_local:
         return tuple(part for part in place.uri.split("/") if part)
-    return Path(os.path.abspath(place.root)).parts
+    return Path(place.absolute.root).parts

@@ -13,7 +13,6 @@ and ``storage in the checkpoint`` says where below the checkpoint it is, null if
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.errors import UsageError
@@ -73,16 +72,12 @@ def _storage_place(storage: Setting) -> str | None:
         place = parse_place(storage, STORAGE)
     except UsageError:
         return None
-    return _full_name(place)
-
-
-def _full_name(place: Place) -> str:
-    return os.path.abspath(place.root) if place.is_local else place.uri
+    return place.absolute.uri
 
 
 def _below(storage: str, checkpoint: Place) -> str | None:
     """Return the path of the storage inside the checkpoint; None if it is elsewhere."""
-    place, folder = _storage_place(storage), f"{_full_name(checkpoint)}/"
+    place, folder = _storage_place(storage), f"{checkpoint.absolute.uri}/"
     return place.removeprefix(folder) if place is not None and place.startswith(folder) else None
 
 

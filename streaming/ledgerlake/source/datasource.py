@@ -52,7 +52,9 @@ class ReadingDataSource(DataSource):  # type: ignore[misc]
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         try:
             from ledgerlake.source.stream_reader import LedgerlakeStreamReader
-        except ModuleNotFoundError:
+        except ModuleNotFoundError as error:
+            if error.name != "pyspark.sql.streaming.datasource":
+                raise
             # Spark before 4.2 asks for the end of a micro-batch without its start.
             raise UsageError(
                 f"a streaming read needs Spark 4.2 or later, and this is {pyspark.__version__}; upgrade Spark, or read batches"

@@ -106,6 +106,11 @@ class Place:
         return f"{self._container}/{self._below_bucket}"
 
     @property
+    def absolute(self) -> Place:
+        """Return the same place without a path that is relative to this process's folder."""
+        return replace(self, uri=os.path.abspath(self.root)) if self.is_local else self
+
+    @property
     def hadoop_uri(self) -> str:
         """Return what Spark calls it. A local path stays a path, so that Spark names it as before
         in a checkpoint.

@@ -8,8 +8,10 @@ path would not be seen.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 
 from ledgerlake.decode import schema
 from ledgerlake.errors import SetupError, TableError
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ledgerlake.options.config import Config
-    from ledgerlake.stored.places import Place
 
 _SPARK_CATALOG = "spark_catalog"
 _CATALOG_CLASS = f"spark.sql.catalog.{_SPARK_CATALOG}"
@@ -48,7 +49,7 @@ def locate_tables(spark: SparkSession, config: Config, *, makes: bool) -> Config
     tables = ((delta.table, delta.path, schema.MESSAGES), (delta.rejects_table, delta.rejects_path, schema.REJECTS))
     try:
         return config.with_table_paths(*(_locate(spark, *table, makes=makes) for table in tables))
-    except _spark_errors() as error:
+    except (PySparkException, Py4JJavaError) as error:
         raise TableError(f"the catalog cannot tell where {delta.table} is: {root_cause(error)}") from None
 
 
@@ -66,8 +67,8 @@ def register_tables(spark: SparkSession, config: Config) -> None:
     for name, place in ((delta.table, config.messages_place), (delta.rejects_table, config.rejects_place)):
         connect_store(spark, place)
         try:
-            spark.sql(f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION {_quoted(_absolute(place))}")
-        except _spark_errors() as error:
+            spark.sql(f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION {_quoted(place.absolute.hadoop_uri)}")
+        except (PySparkException, Py4JJavaError) as error:
             raise TableError(f"the catalog does not take the table {name} at {place}: {root_cause(error)}") from None
 
 
@@ -96,7 +97,7 @@ def _checked_path(name: str, path: str, location: str) -> str:
     if not path:
         return location
     where = "[delta] path"
-    if _absolute(parse_place(path, where)) != _absolute(parse_place(location, where)):
+    if parse_place(path, where).absolute != parse_place(location, where).absolute:
         raise TableError(f"the table {name} is at {location} by the catalog, and not at {path}; correct [delta] path")
     return path
 
@@ -120,18 +121,7 @@ def _check_keeps_names(spark: SparkSession, name: str) -> None:
         )
 
 
-def _absolute(place: Place) -> str:
-    return os.path.abspath(place.root) if place.is_local else place.hadoop_uri
-
-
 def _quoted(text: str) -> str:
     """Return a text as a literal of SQL."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
-
-
-def _spark_errors() -> tuple[type[Exception], ...]:
-    from py4j.protocol import Py4JJavaError
-    from pyspark.errors import PySparkException
-
-    return (Py4JJavaError, PySparkException)
