@@ -194,6 +194,7 @@ class Campaign:
     received: list[tuple[bytes, int]] = field(default_factory=list)
     log: list[str] = field(default_factory=list)
     copies: list[Path] = field(default_factory=list)
+    look_every_s: float = 0.002
     _running: subprocess.Popen[bytes] | None = None
     _undisturbed: threading.Lock = field(default_factory=threading.Lock)
 
@@ -262,14 +263,14 @@ class Campaign:
     def start(self, *options: str) -> subprocess.Popen[bytes]:
         """Start the pipeline with options of its command; ``last_log`` is what it wrote."""
         number = len(list(self.folder.glob("run-*.log")))
-        with open(self.folder / f"run-{number:03d}.log", "wb") as errors:
-            return subprocess.Popen(
-                [sys.executable, "-m", "ledgerlake.cli", "run", self.config, *options],
-                stdout=errors,
-                stderr=errors,
-                env=os.environ | {"PYTHONFAULTHANDLER": "1"},
-                start_new_session=True,
-            )
+        command = [sys.executable, "-m", "ledgerlake.cli", "run", self.config, *options]
+        environment = os.environ | {"PYTHONFAULTHANDLER": "1"}
+        return self.spawn(command, environment, self.folder / f"run-{number:03d}.log")
+
+    def spawn(self, command: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+        """Start a process that leads a session; its output goes to ``log``."""
+        with open(log, "wb") as output:
+            return subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
 
     def commits(self) -> int:
         return len(list((self.table / "_delta_log").glob("*.json")))
@@ -287,7 +288,7 @@ class Campaign:
                 running.send_signal(signal.SIGABRT)
                 running.wait()
                 raise AssertionError(f"no commit came: {self.last_log(20_000)}")
-            time.sleep(0.002)
+            time.sleep(self.look_every_s)
 
     def last_log(self, characters: int = 3000) -> str:
         return sorted(self.folder.glob("run-*.log"))[-1].read_text()[-characters:]
@@ -304,11 +305,7 @@ class Campaign:
             time.sleep(self.rng.uniform(0, 0.1) if behind_commit else self.rng.uniform(0, 2))
             self.log.append(f"{kind}{' behind a commit' if behind_commit else ''}")
             if kind == "broker":
-                assert self.runtime.broker is not None
-                with self._undisturbed:
-                    self.runtime.broker.kill()
-                time.sleep(self.rng.uniform(0, 2))
-                self.runtime.broker.start()
+                self.restart_broker()
                 self.await_commits(1, running)
             elif kind == "worker":
                 _kill_one(running.pid, self.rng, _is_worker)
@@ -321,6 +318,14 @@ class Campaign:
                 if kind == "jvm":
                     _kill_one(running.pid, self.rng, _is_jvm)
                 self.end()
+
+    def restart_broker(self) -> None:
+        """Kill the broker, and start it again."""
+        assert self.runtime.broker is not None
+        with self._undisturbed:
+            self.runtime.broker.kill()
+        time.sleep(self.rng.uniform(0, 2))
+        self.runtime.broker.start()
 
     def _kill_start(self) -> None:
         """End the pipeline while it starts, or soon after that."""
@@ -450,6 +455,30 @@ class Campaign:
             for topic in self.topics
         }
 
+    def play(self, actions: list[Callable[[], None]], say: Callable[[str], None]) -> None:
+        """Carry out the actions one after another while messages come, and run to the end of them."""
+        self.open_cursors()
+        with self.fed():
+            began_s = time.monotonic()
+            try:
+                for number, action in enumerate(actions, 1):
+                    action()
+                    done = f"{number}/{len(actions)} {self.log[-1]}, {len(self.confirmed):,} confirmed"
+                    say(f"{time.monotonic() - began_s:.0f} s: {done}")
+            finally:
+                self.end()
+        self.settle()
+
+    def faults(self, say: Callable[[str], None]) -> list[str]:
+        """What must not be, of the table, the topic of due messages, and what the broker has kept."""
+        table, topic = self.judge_table(), self.judge_due()
+        backlog = self.backlog()
+        say(f"table: {table}\ntopic: {topic}\nbacklog: {backlog}\ntrimmed: {dict(self.trimmed)}")
+        faults = [] if table.is_clean else [f"table: {table}"]
+        faults += [] if topic.is_clean else [f"topic: {topic}"]
+        faults += [f"backlog {count} on {name}" for name, count in backlog.items() if count]
+        return faults + [f"no ledger of {name} was trimmed" for name in self.topics if not self.trimmed[name]]
+
 
 def end_group(running: subprocess.Popen[bytes]) -> None:
     """End a pipeline and all that it started."""
@@ -537,27 +566,32 @@ def run_campaign(
     ]
     actions += [campaign.copy_checkpoint] * copies
     campaign.rng.shuffle(actions)
-    campaign.open_cursors()
-    with campaign.fed():
-        began_s = time.monotonic()
-        try:
-            for number, action in enumerate(actions, 1):
-                action()
-                done = f"{number}/{len(actions)} {campaign.log[-1]}, {len(campaign.confirmed):,} confirmed"
-                say(f"{time.monotonic() - began_s:.0f} s: {done}")
-        finally:
-            campaign.end()
-    campaign.settle()
+    campaign.play(actions, say)
     for copy in campaign.copies:
         say(f"restored {copy.name}: {campaign.restore(copy)}")
-    table, topic = campaign.judge_table(), campaign.judge_due()
-    backlog = campaign.backlog()
-    say(f"table: {table}\ntopic: {topic}\nbacklog: {backlog}\ntrimmed: {dict(campaign.trimmed)}")
-    faults = [] if table.is_clean else [f"table: {table}"]
-    faults += [] if topic.is_clean else [f"topic: {topic}"]
-    faults += [f"backlog {count} on {name}" for name, count in backlog.items() if count]
-    faults += [f"no ledger of {name} was trimmed" for name in campaign.topics if not campaign.trimmed[name]]
-    return faults
+    return campaign.faults(say)
+
+
+def begin(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Return the options of a campaign's command, with its seed and its folder, and say these."""
+    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
+    parser.add_argument("--folder", type=Path)
+    options = parser.parse_args()
+    options.folder = options.folder or Path(tempfile.mkdtemp(prefix="campaign-"))
+    # So that a campaign that is ended takes its pipeline and its broker with it.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    say_at_once(f"seed {options.seed}, folder {options.folder}")
+    return options
+
+
+def say_at_once(line: str) -> None:
+    print(line, flush=True)
+
+
+def finish(campaign: Campaign, seed: int, faults: list[str]) -> int:
+    """Say what a campaign did and found; return the exit code."""
+    print(json.dumps({"seed": seed, "log": Counter(campaign.log), "faults": faults}))
+    return 1 if faults else 0
 
 
 def main() -> int:
@@ -566,25 +600,18 @@ def main() -> int:
     parser.add_argument("--stops", type=int, default=5)
     parser.add_argument("--takeovers", type=int, default=0, help="starts of a second process beside a running one")
     parser.add_argument("--copies", type=int, default=0, help="copies of the checkpoint, each restored at the end")
-    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
-    parser.add_argument("--folder", type=Path)
-    options = parser.parse_args()
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="campaign-"))
-    # So that a campaign that is ended takes its pipeline and its broker with it.
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    print(f"seed {options.seed}, folder {folder}", flush=True)
+    options = begin(parser)
     with default_broker() as runtime:
-        campaign = Campaign(runtime, folder, random.Random(options.seed))
+        campaign = Campaign(runtime, options.folder, random.Random(options.seed))
         faults = run_campaign(
             campaign,
             options.kills,
             options.stops,
             options.takeovers,
             options.copies,
-            lambda line: print(line, flush=True),
+            say_at_once,
         )
-    print(json.dumps({"seed": options.seed, "log": Counter(campaign.log), "faults": faults}))
-    return 1 if faults else 0
+    return finish(campaign, options.seed, faults)
 
 
 if __name__ == "__main__":

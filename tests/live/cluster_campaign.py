@@ -14,15 +14,13 @@ import argparse
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
-from collections import Counter
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +29,13 @@ from deltalake import DeltaTable
 from pyarrow import fs
 
 from ledgerlake.runtime.java import cache_folder, fetch_jars
-from tests.live.campaign import DEDUPLICATION, Campaign, batched, chunked, delayed, single
+from tests.live.campaign import DEDUPLICATION, Campaign, batched, begin, chunked, delayed, finish, say_at_once, single
 from tests.live.hosts import PROJECT, Bare, Host, Network, network
 from tests.live.object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, hadoop_version, start_object_store
 from tests.live.oracle import Verdict, judge
 from tests.live.pipelines import ledgerlake_process
 from tests.live.runtime import start_runtime, to_toml, wait_until
+from tests.live.servers import answers_at
 from tests.live.store_proxy import StoreProxy
 
 if TYPE_CHECKING:
@@ -114,21 +113,7 @@ class Cluster:
         }
         java = {"JAVA_HOME": os.environ["JAVA_HOME"]} if "JAVA_HOME" in os.environ else {}
         host.start(["sh", "-c", start + " ".join(options)], java | environment, self.folder / f"{name}.log")
-        wait_until(lambda: self._workers_alive() >= 0 if name == "master" else self._answers(host))
-
-    def _answers(self, host: Host) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://{host.address}:{_PAGE_PORT}/json/", timeout=5):
-                return True
-        except OSError:
-            return False
-
-    def _workers_alive(self) -> int:
-        try:
-            with urllib.request.urlopen(f"http://{self.hosts['master'].address}:{_PAGE_PORT}/json/", timeout=5) as page:
-                return int(json.load(page)["aliveworkers"])
-        except OSError:
-            return -1
+        wait_until(lambda: answers_at(f"http://{host.address}:{_PAGE_PORT}/json/"))
 
 
 @dataclass
@@ -140,6 +125,8 @@ class ClusterCampaign(Campaign):
     store: ObjectStore = field(kw_only=True)
     proxy: StoreProxy = field(kw_only=True)
     bundle: Path = field(kw_only=True)
+    look_every_s: float = 0.2
+    ui_pages: dict[str, str] = field(default_factory=dict)
     _driver: str = "driver1"
     _seen_commits: int = 0
 
@@ -164,13 +151,8 @@ class ClusterCampaign(Campaign):
         (self.folder / "events").mkdir()
         Path(self.config).write_text(to_toml(self.data))
 
-    def start(self, *options: str) -> subprocess.Popen[bytes]:
-        number = len(list(self.folder.glob("run-*.log")))
-        keys = {"LAKE_KEY": ACCESS_KEY, "LAKE_SECRET": SECRET_KEY}
-        command = [sys.executable, "-m", "ledgerlake.cli", "run", self.config, *options]
-        return self.driver.start(
-            command, os.environ | keys | {"PYTHONFAULTHANDLER": "1"}, self.folder / f"run-{number:03d}.log"
-        )
+    def spawn(self, command: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+        return self.driver.start(command, environment | {"LAKE_KEY": ACCESS_KEY, "LAKE_SECRET": SECRET_KEY}, log)
 
     @property
     def driver(self) -> Host:
@@ -178,20 +160,11 @@ class ClusterCampaign(Campaign):
 
     def commits(self) -> int:
         log = fs.FileSelector(f"{self.bucket}/messages/_delta_log", allow_not_found=True)
-        try:
-            return sum(file.extension == "json" for file in self.store.filesystem().get_file_info(log))
-        except OSError:
-            # The store is down.
-            return 0
-
-    def await_commits(self, count: int, running: subprocess.Popen[bytes]) -> None:
-        aim = max(self._seen_commits, self.commits()) + count
-        deadline = time.monotonic() + 600
-        while (now := self.commits()) < aim:
-            assert running.poll() is None, self.last_log()
-            assert time.monotonic() < deadline, f"no commit came: {self.last_log(20_000)}"
-            time.sleep(0.2)
-        self._seen_commits = now
+        # While the store is down, what was seen last.
+        with suppress(OSError):
+            files = self.store.filesystem().get_file_info(log)
+            self._seen_commits = sum(file.extension == "json" for file in files)
+        return self._seen_commits
 
     def strike(self, fault: str, number: int) -> None:
         """Let a fault happen, and wait until the pipeline has got over it."""
@@ -231,11 +204,7 @@ class ClusterCampaign(Campaign):
         self.cluster.start(name)
 
     def _broker(self, _number: int) -> None:
-        assert self.runtime.broker is not None
-        with self._undisturbed:
-            self.runtime.broker.kill()
-        time.sleep(self.rng.uniform(0, 2))
-        self.runtime.broker.start()
+        self.restart_broker()
 
     def _store(self, number: int) -> None:
         if number % 2:
@@ -271,8 +240,15 @@ class ClusterCampaign(Campaign):
         assert rows == verdict.rows, f"deltalake counts {rows} rows, the oracle {verdict.rows}"
         return verdict
 
-    def pages(self) -> dict[str, str]:
-        """The pages of the running driver's interface that show settings and plans, by their addresses."""
+    def await_messages(self, count: int) -> None:
+        """Wait until so many messages are published."""
+        self.log.append("messages")
+        while len(self.confirmed) < count:
+            time.sleep(1)
+
+    def read_pages(self) -> None:
+        """Keep the pages of the driver's interface that show settings and plans."""
+        self.log.append("pages")
         root = f"http://{self.driver.address}:{_UI_PORT}"
         (application,) = json.loads(_read(f"{root}/api/v1/applications"))
         of_application = f"{root}/api/v1/applications/{application['id']}"
@@ -281,10 +257,10 @@ class ClusterCampaign(Campaign):
             f"{of_application}/environment",
             f"{of_application}/sql?planDescription=true",
         ]
-        return {address: _read(address) for address in addresses}
+        self.ui_pages = {address: _read(address) for address in addresses}
 
     def places_of_the_key(self) -> list[str]:
-        """Which logs, event logs and files of the checkpoint and of the tables' logs have the key."""
+        """Which logs, event logs, pages, and files of the checkpoint and of the tables' logs have the key."""
         left = [path for name in ("*.log", "std???", "events/*") for path in self.folder.rglob(name) if path.is_file()]
         places = [str(path) for path in left if SECRET_KEY.encode() in path.read_bytes()]
         filesystem = self.store.filesystem()
@@ -292,7 +268,8 @@ class ClusterCampaign(Campaign):
             selector = fs.FileSelector(f"{self.bucket}/{folder}", recursive=True, allow_not_found=True)
             files = [file.path for file in filesystem.get_file_info(selector) if file.is_file]
             places += [path for path in files if SECRET_KEY.encode() in filesystem.open_input_file(path).read()]
-        return places
+        assert "spark.executor.heartbeatInterval" in "".join(self.ui_pages.values())
+        return places + [address for address, page in self.ui_pages.items() if SECRET_KEY in page]
 
 
 def _read(address: str) -> str:
@@ -306,29 +283,9 @@ def run_cluster_campaign(
     """Strike with each fault so often, publish at least so many messages; return what must not be."""
     strikes = [(fault, number) for fault in FAULTS for number in range(rounds)]
     campaign.rng.shuffle(strikes)
-    campaign.open_cursors()
-    with campaign.fed():
-        began_s = time.monotonic()
-        try:
-            for done, (fault, number) in enumerate(strikes, 1):
-                campaign.strike(fault, number)
-                took_s = time.monotonic() - began_s
-                say(f"{took_s:.0f} s: {done}/{len(strikes)} {fault} {number}, {len(campaign.confirmed):,} confirmed")
-            while len(campaign.confirmed) < messages:
-                time.sleep(1)
-            pages = campaign.pages()
-        finally:
-            campaign.end()
-    campaign.settle()
-    verdict, topic = campaign.judge_table(), campaign.judge_due()
-    backlog = campaign.backlog()
-    say(f"table: {verdict}\ntopic: {topic}\nbacklog: {backlog}\ntrimmed: {dict(campaign.trimmed)}")
-    faults = [] if verdict.is_clean else [f"table: {verdict}"]
-    faults += [] if topic.is_clean else [f"topic: {topic}"]
-    faults += [f"backlog {count} on {name}" for name, count in backlog.items() if count]
-    assert "spark.executor.heartbeatInterval" in "".join(pages.values())
-    places = [*campaign.places_of_the_key(), *(address for address, page in pages.items() if SECRET_KEY in page)]
-    return faults + [f"the key is in {place}" for place in places]
+    actions = [partial(campaign.strike, fault, number) for fault, number in strikes]
+    campaign.play([*actions, partial(campaign.await_messages, messages), campaign.read_pages], say)
+    return campaign.faults(say) + [f"the key is in {place}" for place in campaign.places_of_the_key()]
 
 
 @contextmanager
@@ -354,16 +311,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10, help="strikes of each kind")
     parser.add_argument("--messages", type=int, default=0, help="the fewest messages")
-    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
-    parser.add_argument("--folder", type=Path)
-    options = parser.parse_args()
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="cluster-"))
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    print(f"seed {options.seed}, folder {folder}", flush=True)
-    with cluster_campaign(folder, options.seed) as campaign:
-        faults = run_cluster_campaign(campaign, options.rounds, options.messages, lambda line: print(line, flush=True))
-    print(json.dumps({"seed": options.seed, "log": Counter(campaign.log), "faults": faults}))
-    return 1 if faults else 0
+    options = begin(parser)
+    with cluster_campaign(options.folder, options.seed) as campaign:
+        faults = run_cluster_campaign(campaign, options.rounds, options.messages, say_at_once)
+    return finish(campaign, options.seed, faults)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import tempfile
 import time
+import urllib.request
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,15 @@ def server(
         finally:
             process.kill()
             process.wait()
+
+
+def answers_at(url: str) -> bool:
+    """Whether a page is there."""
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False
 
 
 def wait_for_answer(

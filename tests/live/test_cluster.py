@@ -6,7 +6,6 @@ import os
 import random
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ from ledgerlake.runtime.session import delta_jars
 from tests.live.cluster_campaign import cluster_campaign, run_cluster_campaign
 from tests.live.hosts import can_make_hosts
 from tests.live.pipelines import config_file, ledgerlake_process, publish_numbers, values
-from tests.live.servers import server
+from tests.live.servers import answers_at, server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,15 +58,12 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> str:
 def _daemon(name: str, options: list[str], environment: dict[str, str], page: int) -> AbstractContextManager[None]:
     command = [str(_SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *options]
     java = {"JAVA_HOME": os.environ["JAVA_HOME"]} if "JAVA_HOME" in os.environ else {}
-    return server(command, lambda: _answers(page), {"SPARK_HOME": str(_SPARK_HOME), **java, **environment}, _START_S)
-
-
-def _answers(page: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{page}/json/", timeout=5):
-            return True
-    except OSError:
-        return False
+    return server(
+        command,
+        lambda: answers_at(f"http://127.0.0.1:{page}/json/"),
+        {"SPARK_HOME": str(_SPARK_HOME), **java, **environment},
+        _START_S,
+    )
 
 
 def test_a_bundle_is_all_that_executors_need(runtime: Runtime, master: str, bundle: str, tmp_path: Path) -> None:
