@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+CHECKSUMS = "spark.sql.streaming.checkpoint.fileChecksum.enabled"
 PARTITIONS = "spark.sql.shuffle.partitions"
 
 
@@ -37,14 +38,22 @@ def test_a_query_with_a_local_checkpoint_renames_its_files_without_subprocesses(
 
 
 @pytest.mark.spark
-def test_a_choice_of_the_users_stands(spark: SparkSession, tmp_path: Path) -> None:
-    spark.conf.set(FILE_MANAGER, "org.example.Own")
+def test_a_local_checkpoint_has_hadoops_checksums_alone(spark: SparkSession, tmp_path: Path) -> None:
+    with settings_of(spark, Place(str(tmp_path)), None):
+        assert spark.conf.get(CHECKSUMS) == "false"
+    assert spark.conf.get(CHECKSUMS, None) is None
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(("name", "value"), [(FILE_MANAGER, "org.example.Own"), (CHECKSUMS, "true")])
+def test_a_choice_of_the_users_stands(spark: SparkSession, tmp_path: Path, name: str, value: str) -> None:
+    spark.conf.set(name, value)
     try:
         with settings_of(spark, Place(str(tmp_path)), None):
-            assert spark.conf.get(FILE_MANAGER) == "org.example.Own"
-        assert spark.conf.get(FILE_MANAGER) == "org.example.Own"
+            assert spark.conf.get(name) == value
+        assert spark.conf.get(name) == value
     finally:
-        spark.conf.unset(FILE_MANAGER)
+        spark.conf.unset(name)
 
 
 @pytest.mark.spark

@@ -1,7 +1,9 @@
 """Spark's settings for one query. Spark copies them when the query starts, so other queries of the
 session keep their own.
 
-checkpoint files   in a local checkpoint they are renamed by the JVM; Hadoop's default there starts eight processes for each
+checkpoint files   in a local checkpoint they are renamed by the JVM; Hadoop's default there starts eight processes for each.
+                   Hadoop keeps a checksum of each file there, so Spark keeps none of state files: each is two more files, and
+                   each file starts a process
 state files        of the version that the checkpoint has (see ``pipeline.spark_log``)
 state partitions   at most as many as keys, since each costs about a tenth of a second per micro-batch, also if it is empty
 """
@@ -21,8 +23,12 @@ if TYPE_CHECKING:
     from ledgerlake.stored.places import Place
 
 STATE_FILES = "spark.sql.streaming.stateStore.checkpointFormatVersion"
-_FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
-_RENAMES_ITSELF = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+_LOCAL_CHECKPOINT = {
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+}
 _STATE_PARTITIONS = "spark.sql.shuffle.partitions"
 
 
@@ -35,8 +41,8 @@ def settings_of(spark: SparkSession, checkpoint: Place, most_keys: int | None) -
         most_keys: how many keys its state can have; None if that is not known.
     """
     settings = {STATE_FILES: str(Checkpoint(checkpoint).log.state_version())}
-    if checkpoint.is_local and spark.conf.get(_FILE_MANAGER, None) is None:
-        settings[_FILE_MANAGER] = _RENAMES_ITSELF
+    if checkpoint.is_local:
+        settings |= {name: value for name, value in _LOCAL_CHECKPOINT.items() if spark.conf.get(name, None) is None}
     if most_keys is not None:
         settings[_STATE_PARTITIONS] = str(min(int(spark.conf.get(_STATE_PARTITIONS) or 1), most_keys))
     before = {name: spark.conf.get(name, None) for name in settings}
