@@ -56,7 +56,7 @@ def main() -> None:
                     print(
                         f"\n{block}\n{'':<24}{'messages/s':>14}{'MB/s':>10}{'CPU s/M':>10}{'CPU s/GB':>10}{'peak MB':>10}"
                     )
-                counted_passes, peak_mb = _passes(spark, address, workload, partitions, options.passes)
+                counted_passes, peak_mb = passes_of(spark, address, workload, partitions, options.passes)
                 results.append({"block": block, "label": workload.name, **_row(workload, counted_passes, peak_mb)})
         finally:
             spark.stop()
@@ -76,7 +76,7 @@ def _runs(messages: int, most: int) -> Iterator[tuple[str, Workload, int]]:
         yield "value bytes", Workload(f"{size_bytes:,}", count, size_bytes, batch), PARTITIONS
 
 
-def _passes(
+def passes_of(
     spark: SparkSession, address: BrokerAddress, workload: Workload, partitions: int, passes: int
 ) -> tuple[list[Pass], float]:
     topic = publish(address, workload, partitions)

@@ -41,9 +41,19 @@ def keys_at(*times_ms: int) -> list[Key]:
 def test_segments_end_by_time_and_by_count(times_ms: list[int], step_ms: int, most: int, sizes: list[int]) -> None:
     keys = keys_at(*times_ms)
     for pieces in ([keys], [keys[:3], keys[3:4], keys[4:]]):
-        segments = list(cut_segments((index_rows(piece) for piece in pieces), step_ms, most))
+        segments = list(cut_segments((index_rows(piece) for piece in pieces), step_ms, most, 1))
         assert [segment.num_rows for segment in segments] == sizes
         assert [key for segment in segments for key in keys_of(segment)] == keys
+
+
+@pytest.mark.parametrize(
+    ("least", "sizes"), [pytest.param(2, [2, 2, 2], id="least"), pytest.param(5, [4, 2], id="most is less")]
+)
+def test_a_segment_does_not_end_by_time_before_it_has_the_least_messages(least: int, sizes: list[int]) -> None:
+    keys = keys_at(0, 100, 200, 300, 400, 500)
+    for pieces in ([keys], [[key] for key in keys]):
+        segments = list(cut_segments((index_rows(piece) for piece in pieces), 10, 4, least))
+        assert [segment.num_rows for segment in segments] == sizes
 
 
 def test_segments_end_by_bytes_and_a_large_entry_has_its_own() -> None:
@@ -70,7 +80,7 @@ def test_bytes_read_back_are_what_was_written(frames_kept: str) -> None:
     rng = random.Random(1)
     keys = sorted({(rng.randrange(10**6), rng.randrange(5), rng.randrange(2**32)) for _ in range(3000)})
     frames = [rng.randbytes(rng.randrange(1, 300)) if frames_kept == "all" or (frames_kept == "some" and rng.random() < 0.5) else None for _ in keys]  # fmt: skip
-    segments = list(cut_segments([index_rows(keys, frames)], 50_000, 100))
+    segments = list(cut_segments([index_rows(keys, frames)], 50_000, 100, 1))
     metadata = [describe_segment(segment) for segment in segments]
     assert metadata_from_bytes(metadata_to_bytes(metadata)) == metadata
     assert [segment_from_bytes(segment_to_bytes(segment)) for segment in segments] == segments

@@ -17,7 +17,7 @@ from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.errors import OffsetError
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
-SMALL = DelaySettings(min_indexes_per_bucket=20, ledger_step_per_bucket=1, time_step_per_segment_ms=3_600_000, max_indexes_per_segment=5, max_buckets=100)  # fmt: skip
+SMALL = DelaySettings(min_indexes_per_bucket=20, ledger_step_per_bucket=1, time_step_per_segment_ms=3_600_000, max_indexes_per_segment=5, max_buckets=100, min_indexes_per_segment=1)  # fmt: skip
 
 
 def frame_of(key: Key) -> bytes:

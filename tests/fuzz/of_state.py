@@ -48,7 +48,11 @@ if TYPE_CHECKING:
 _KEY = ChunkedMessageKey("p", "p-1")
 _PLACES = (Position(7, 1), Position(7, 4))
 _SETTINGS = DelaySettings(
-    min_indexes_per_bucket=4, max_indexes_per_segment=3, max_buckets=2, time_step_per_segment_ms=50
+    min_indexes_per_bucket=4,
+    max_indexes_per_segment=3,
+    max_buckets=2,
+    time_step_per_segment_ms=50,
+    min_indexes_per_segment=1,
 )
 
 

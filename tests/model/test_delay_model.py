@@ -86,6 +86,7 @@ class Life:
             time_step_per_segment_ms=rng.choice([1, 10, 1000]),
             max_indexes_per_segment=rng.choice([1, 2, 7, 100]),
             max_buckets=rng.choice([1, 2, 3, 5, 20]),
+            min_indexes_per_segment=rng.choice([1, 4, 250]),
         )
         self.storage = FailingStorage(rng)
         self.killed = False

@@ -1,7 +1,8 @@
 """Delayed messages in columns, and how those of a bucket are cut into segments.
 
 Order everywhere: (time, ledger, entry). A segment ends before a message that is due a whole time
-step or more after the segment's first, or when it is full by count or by bytes.
+step or more after the segment's first, but not before it has some hundred messages: a segment costs
+as much as those. It also ends when it is full by count or by bytes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 DEFAULT_TIME_STEP_MS = 300_000
 DEFAULT_MAX_INDEXES = 5000
+DEFAULT_MIN_INDEXES = 250
 
 # A segment with its entries. One segment of each bucket is in memory.
 SEGMENT_BYTES = 256 * 1024
@@ -70,7 +72,10 @@ def sort_rows(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def cut_segments(
-    batches: Iterable[pa.RecordBatch], time_step_ms: int = DEFAULT_TIME_STEP_MS, max_indexes: int = DEFAULT_MAX_INDEXES
+    batches: Iterable[pa.RecordBatch],
+    time_step_ms: int = DEFAULT_TIME_STEP_MS,
+    max_indexes: int = DEFAULT_MAX_INDEXES,
+    min_indexes: int = DEFAULT_MIN_INDEXES,
 ) -> Iterator[pa.RecordBatch]:
     """Yield segments of delayed messages, which come in order. No segment is empty; a single frame
     may be larger than a segment.
@@ -80,17 +85,17 @@ def cut_segments(
         if batch.num_rows == 0:
             continue
         buffer = batch if buffer is None else sort_rows([buffer, batch])
-        while (end := _segment_end(buffer, time_step_ms, max_indexes)) < buffer.num_rows:
+        while (end := _segment_end(buffer, time_step_ms, max_indexes, min_indexes)) < buffer.num_rows:
             yield buffer.slice(0, end)
             buffer = buffer.slice(end)
     if buffer is not None:
         yield buffer
 
 
-def _segment_end(batch: pa.RecordBatch, time_step_ms: int, max_indexes: int) -> int:
+def _segment_end(batch: pa.RecordBatch, time_step_ms: int, max_indexes: int, min_indexes: int) -> int:
     head = batch.slice(0, max_indexes)
     time_ms = head.column(0).to_numpy()
-    by_time = int(np.searchsorted(time_ms, time_ms[0] + time_step_ms, "left"))
+    by_time = max(min_indexes, int(np.searchsorted(time_ms, time_ms[0] + time_step_ms, "left")))
     by_bytes = int(np.searchsorted(frame_sizes(head).cumsum(), SEGMENT_BYTES, "right"))
     return max(1, min(by_time, by_bytes, len(time_ms)))
 

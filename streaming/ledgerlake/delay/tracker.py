@@ -35,6 +35,7 @@ from ledgerlake.delay.bucket import Bucket, Record
 from ledgerlake.delay.merge import shared_queue, smallest_neighbours
 from ledgerlake.delay.segment import (
     DEFAULT_MAX_INDEXES,
+    DEFAULT_MIN_INDEXES,
     DEFAULT_TIME_STEP_MS,
     cut_segments,
     key_columns,
@@ -69,7 +70,7 @@ _OVERFULL = 10
 @dataclass(frozen=True)
 class DelaySettings:
     """The sizes of buckets and segments; the names are the broker's, the defaults the broker's and
-    the proposal's.
+    the proposal's. The broker has no least size of a segment.
     """
 
     min_indexes_per_bucket: int = 50_000
@@ -77,6 +78,7 @@ class DelaySettings:
     time_step_per_segment_ms: int = DEFAULT_TIME_STEP_MS
     max_indexes_per_segment: int = DEFAULT_MAX_INDEXES
     max_buckets: int = 20
+    min_indexes_per_segment: int = DEFAULT_MIN_INDEXES
 
 
 class DelayedTracker:
@@ -312,7 +314,10 @@ class DelayedTracker:
         bucket_id = self._storage.create_bucket()
         content = _BucketContent()
         segments = cut_segments(
-            shared_queue(sources), self._settings.time_step_per_segment_ms, self._settings.max_indexes_per_segment
+            shared_queue(sources),
+            self._settings.time_step_per_segment_ms,
+            self._settings.max_indexes_per_segment,
+            self._settings.min_indexes_per_segment,
         )
         self._storage.save_all_segments(bucket_id, content.snapshots(segments))
         if content.first is None or content.last is None:
