@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 CHECKSUMS = "spark.sql.streaming.checkpoint.fileChecksum.enabled"
+COMPARED = "spark.sql.shuffle.orderIndependentChecksum.enabled"
 PARTITIONS = "spark.sql.shuffle.partitions"
 
 
@@ -42,6 +43,14 @@ def test_a_local_checkpoint_has_hadoops_checksums_alone(spark: SparkSession, tmp
     with settings_of(spark, Place(str(tmp_path)), None):
         assert spark.conf.get(CHECKSUMS) == "false"
     assert spark.conf.get(CHECKSUMS, None) is None
+
+
+@pytest.mark.spark
+def test_spark_does_not_compare_the_rows_of_repeated_tasks(spark: SparkSession, tmp_path: Path) -> None:
+    before = spark.conf.get(COMPARED)
+    with settings_of(spark, Place(str(tmp_path)), None):
+        assert spark.conf.get(COMPARED) == "false"
+    assert spark.conf.get(COMPARED) == before
 
 
 @pytest.mark.spark

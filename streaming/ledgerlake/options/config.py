@@ -200,7 +200,7 @@ class DelayConfig:
     time_step_per_segment_ms: int = option(
         DURATION,
         5 * 60 * 1000,
-        "The most time between the first and the last message of a segment that has 250 messages or more.",
+        "The most time between the first and the last message of a segment that has more than 250 messages.",
         toml="delay.time_step_per_segment",
         shown_default="`5 minutes`",
     )

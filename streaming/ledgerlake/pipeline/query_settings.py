@@ -5,6 +5,9 @@ checkpoint files   in a local checkpoint they are renamed by the JVM; Hadoop's d
                    Hadoop keeps a checksum of each file there, so Spark keeps none of state files: each is two more files, and
                    each file starts a process
 state files        of the version that the checkpoint has (see ``pipeline.spark_log``)
+shuffles           Spark does not compare what a repeated task hands to the stateful stage with what it did before: the files have
+                   other names, so they never agree, and Spark would end the query. No comparison is needed: all rows of a
+                   topic partition go to one task of that stage, so it has them from one run of the tasks before
 state partitions   at most as many as keys, since each costs about a tenth of a second per micro-batch, also if it is empty
 """
 
@@ -29,6 +32,10 @@ _LOCAL_CHECKPOINT = {
     ),
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
 }
+_SHUFFLES = {
+    "spark.sql.shuffle.orderIndependentChecksum.enabled": "false",
+    "spark.sql.shuffle.orderIndependentChecksum.enableFullRetryOnMismatch": "false",
+}
 _STATE_PARTITIONS = "spark.sql.shuffle.partitions"
 
 
@@ -40,7 +47,7 @@ def settings_of(spark: SparkSession, checkpoint: Place, most_keys: int | None) -
     Args:
         most_keys: how many keys its state can have; None if that is not known.
     """
-    settings = {STATE_FILES: str(Checkpoint(checkpoint).log.state_version())}
+    settings = {STATE_FILES: str(Checkpoint(checkpoint).log.state_version()), **_SHUFFLES}
     if checkpoint.is_local:
         settings |= {name: value for name, value in _LOCAL_CHECKPOINT.items() if spark.conf.get(name, None) is None}
     if most_keys is not None:
