@@ -278,21 +278,26 @@ def _index_bytes(messages: int) -> float:
     with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
         tracker = DelayedTracker(FolderStorage(Place(f"{folder}/buckets"), []), DelaySettings())
         for first in range(0, messages, _BUNDLE):
-            numbers = np.arange(first, min(first + _BUNDLE, messages))
-            columns = [pa.array(_times_ms(first, len(numbers))), pa.array(numbers // _LEDGER_ENTRIES)]
-            columns += [pa.array(numbers % _LEDGER_ENTRIES), pa.nulls(len(numbers), pa.binary())]
-            tracker.add(pa.RecordBatch.from_arrays(columns, schema=INDEX_SCHEMA))
+            tracker.add(index_batch(first, min(_BUNDLE, messages - first)))
         Path(folder, "record.json").write_text(record_to_json(tracker.save()))
         return int(_in_process("--open-index", folder)) / messages
+
+
+def index_batch(first: int, count: int, frame: bytes | None = None) -> pa.RecordBatch:
+    """Rows of the index for consecutive messages, each with the same frame."""
+    numbers = np.arange(first, first + count)
+    columns = [_times_ms(first, count), numbers // _LEDGER_ENTRIES, numbers % _LEDGER_ENTRIES]
+    frames = pa.array([frame] * count, pa.binary())
+    return pa.RecordBatch.from_arrays([*map(pa.array, columns), frames], schema=INDEX_SCHEMA)
 
 
 def _open_index(folder: str) -> int:
     """What the resident set grows by."""
     record = record_from_json(Path(folder, "record.json").read_text())
-    # What the libraries take once, whatever the size of the index, is not counted.
+    # What the libraries take once, whatever the size of the index, is not counted. The second message is looked up.
     unused = DelayedTracker(FolderStorage(Place(f"{folder}/unused"), []), DelaySettings())
-    for position in (1, 1):
-        unused.add(index_rows([(0, 1, position)]))
+    for _ in range(2):
+        unused.add(index_rows([(0, 1, 1)]))
         unused.save()
     before = _resident_bytes()
     storage = FolderStorage(Place(f"{folder}/buckets"), [bucket.bucket_id for bucket in record.buckets])

@@ -24,13 +24,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
-from bench.delay import FIRST_DUE_MS, HORIZON_MS
+from bench.delay import FIRST_DUE_MS, HORIZON_MS, index_batch
 from bench.growth import passes_of
 from bench.throughput import SETTINGS, Workload
 from ledgerlake.delay.bucket import record_from_json, record_to_json
-from ledgerlake.delay.segment import INDEX_SCHEMA
 from ledgerlake.delay.storage import MemoryStorage
 from ledgerlake.delay.tracker import DelayedTracker, DelaySettings
 from ledgerlake.devbroker import Broker
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
 _WAITING = (100_000, 300_000, 1_000_000)
 _ADDED = 2_000
 _FRAME_BYTES = 175
-_LEDGER_ENTRIES = 50_000
 _STEPS = 20
 
 # Partitions and messages of the runs; the last one is predicted from the others.
@@ -102,7 +99,7 @@ def _measure_index(messages: int) -> None:
     for first in range(0, messages, _ADDED):
         tracker = DelayedTracker(storage, DelaySettings(), record)
         before = storage.written_bytes
-        tracker.add(_rows(first, _ADDED))
+        tracker.add(index_batch(first, _ADDED, bytes(_FRAME_BYTES)))
         record = record_from_json(record_to_json(tracker.save()))
         largest_bytes = max(largest_bytes, storage.written_bytes - before)
     assert record is not None
@@ -131,17 +128,6 @@ def _release(storage: MemoryStorage, text: str) -> tuple[int, float]:
         released += sum(batch.num_rows for batch in tracker.take_due(FIRST_DUE_MS + HORIZON_MS * step // _STEPS))
         text = record_to_json(tracker.save())
     return released, time.perf_counter() - began_s
-
-
-def _rows(first: int, count: int) -> pa.RecordBatch:
-    """Return messages that are due at random, but always the same."""
-    numbers = np.arange(first, first + count)
-    times_ms = FIRST_DUE_MS + np.random.default_rng(first).integers(0, HORIZON_MS, count)
-    columns = [times_ms, numbers // _LEDGER_ENTRIES, numbers % _LEDGER_ENTRIES]
-    frames = pa.array([bytes(_FRAME_BYTES)] * count, pa.binary())
-    return pa.RecordBatch.from_arrays(
-        [*(pa.array(column, pa.int64()) for column in columns), frames], schema=INDEX_SCHEMA
-    )
 
 
 def _measure_pipeline() -> Constants:
