@@ -64,6 +64,11 @@ def default_broker() -> Iterator[Runtime]:
 class Feeder(threading.Thread):
     """One producer that never pauses for long; counts only what the broker confirmed.
 
+    ``begun`` is set when each partition has a message of it. If a client reconnects while its first
+    message is on its way, it gives the next message the same sequence id, and a broker with
+    deduplication confirms that one without storing it whole (``handleCreateProducer`` of
+    pulsar-client-cpp). So nothing may be unloaded before.
+
     Args:
         undisturbed: held while the chunks of a message are on their way. Chunks share a sequence
             id, so a broker with deduplication stores some of those that are sent again and drops
@@ -83,7 +88,8 @@ class Feeder(threading.Thread):
         self.confirmed = confirmed
         self._make = make
         self._undisturbed = undisturbed
-        self._ended = threading.Event()
+        self._reached: set[int] = set()
+        self.begun, self._ended = threading.Event(), threading.Event()
         self._client = runtime.client()
         self._topic = topic
 
@@ -93,6 +99,8 @@ class Feeder(threading.Thread):
         producer = self._client.create_producer(
             self._topic, producer_name=self.name, block_if_queue_full=True, send_timeout_millis=0, **settings
         )
+        names = self._client.get_topic_partitions(self._topic)
+        partitions = set(range(len(names))) if len(names) > 1 else {-1}
         number = 0
         while not self._ended.is_set():
             with self._undisturbed if in_chunks else contextlib.nullcontext():
@@ -102,9 +110,11 @@ class Feeder(threading.Thread):
                     delivery_options = {"deliver_at": due_ms} if due_ms else {}
                     producer.send_async(payload, self._counted(payload, due_ms), **delivery_options)
                     number += 1
-                if in_chunks:
+                if in_chunks or not self.begun.is_set():
                     producer.flush()
-            self._ended.wait(pause_s)
+            if self._reached >= partitions:
+                self.begun.set()
+                self._ended.wait(pause_s)
         producer.flush()
         producer.close()
 
@@ -114,6 +124,7 @@ class Feeder(threading.Thread):
     def _counted(self, payload: bytes, due_ms: int) -> Callable[[Any, Any], None]:
         def stored(result: Any, message_id: Any) -> None:
             if result == pulsar.Result.Ok:
+                self._reached.add(message_id.partition())
                 self.confirmed.add(payload, message_id, due_ms)
 
         return stored
@@ -226,8 +237,11 @@ class Campaign:
             for kind in self.kinds
         ]
         unloader = Unloader(self.runtime, self.topics, random.Random(self.rng.random()), self._undisturbed)
-        for thread in (*feeders, unloader):
-            thread.start()
+        for feeder in feeders:
+            feeder.start()
+        for feeder in feeders:
+            assert feeder.begun.wait(timeout=60), f"{feeder.name} publishes nothing"
+        unloader.start()
         try:
             yield
         finally:
