@@ -78,6 +78,11 @@ class MemoryTable:
         self.lake.world.access(f"load {_kind(self._path)}")
         self._version = len(self._stored.commits) - 1
 
+    def is_newest(self) -> bool:
+        """Whether the log has no later version, as one request for the next commit says it."""
+        self.lake.world.access(f"load {_kind(self._path)}")
+        return self._version == len(self._stored.commits) - 1
+
     def version(self) -> int:
         return self._version
 

@@ -72,6 +72,34 @@ def test_numbers_are_read_from_the_log_again_only_after_a_commit_of_another(
     assert table.recorded("ledgerlake:orders:id") == Recorded(4, 7)
 
 
+def test_a_refreshed_table_is_read_again_only_after_a_commit_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, other = new_table(tmp_path / "table"), Table(Place(str(tmp_path / "table")), SCHEMA)
+    put(table, batch(0), data_file(table, "a"))
+    updates: list[int] = []
+    update = DeltaTable.update_incremental
+
+    def noted(opened: DeltaTable) -> None:
+        updates.append(opened.version())
+        update(opened)
+
+    monkeypatch.setattr(DeltaTable, "update_incremental", noted)
+    table.refresh()
+    assert not table.contains(batch(1))
+    assert updates == [0]
+    put(other, batch(1), data_file(table, "b"))
+    assert table.contains(batch(1))
+    assert updates[-1] == 1
+
+
+def test_a_refresh_that_fails_leaves_the_failure_to_the_next_question(tmp_path: Path) -> None:
+    table = Table(Place(str(tmp_path / "table")), SCHEMA)
+    table.refresh()
+    with pytest.raises(TableError, match=f"the table at {tmp_path}/table cannot be opened"):
+        table.contains(batch(0))
+
+
 def test_a_store_that_lost_our_commit_and_took_anothers_is_noticed(tmp_path: Path) -> None:
     table = new_table(tmp_path / "table")
     table.begin(None)
@@ -462,6 +490,7 @@ def test_keys_that_are_renewed_in_their_files_are_those_of_the_next_batch(
         assert not table.contains(batch(number))
     assert len(opened) == 1, "an update is cheaper than a load"
     for name in ("token", "key"):
+        table.refresh()
         (tmp_path / name).write_text("second")
         assert not table.contains(batch(6))
     assert [options["aws_session_token"] for options in opened] == ["first", "second", "second"]

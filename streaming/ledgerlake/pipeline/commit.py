@@ -21,6 +21,7 @@ must advance. Only its commits are skipped.
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -109,7 +110,10 @@ class DeltaSink:
         settings = asdict(BatchSettings(batch.batch_id, self._reached_us))
         # The tasks' code was fixed when the query began, but they can read this in every batch.
         written.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, json.dumps(settings))
-        partitions = [result_from_json(row.result) for row in written.collect()]
+        # While the tasks run, the driver has time to read its last commit.
+        with ThreadPoolExecutor(1, "ledgerlake-table") as driver:
+            driver.submit(self.messages.refresh)
+            partitions = [result_from_json(row.result) for row in written.collect()]
         check_owner()
         return self.commit(batch, partitions)
 

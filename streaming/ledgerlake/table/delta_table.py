@@ -87,6 +87,7 @@ class Table:
         self.schema = schema
         self._opened: DeltaTable | None = None
         self._opened_with: dict[str, str] | None = None
+        self._is_refreshed = False
         # What is known of the transactions of the open version, and of the version that this process
         # made last.
         self._numbers: dict[str, int | None] = {}
@@ -380,21 +381,56 @@ class Table:
             with contextlib.suppress(OSError):
                 filesystem.delete_file((self.folder / name).root)
 
+    def refresh(self) -> None:
+        """Bring the open table up to date, so that the next question need not read the log, unless
+        another process commits in between. A failure is left to that question.
+        """
+        with contextlib.suppress(TableError, SetupError):
+            self._load()
+            self._is_refreshed = True
+
     def _current(self) -> DeltaTable:
-        """Return the current version of the table. It is kept open, because loading reads the whole
-        list of files, and an update only new commits. delta-rs keeps the keys with which it opened.
+        """Return the current version of the table."""
+        is_refreshed, self._is_refreshed = self._is_refreshed, False
+        table = self._opened_table() if is_refreshed else None
+        return table if table is not None and self._is_newest(table) else self._load()
+
+    def _load(self) -> DeltaTable:
+        """Read what the log has since the last time. The table is kept open, because opening it
+        reads the whole list of files. delta-rs keeps the keys with which it opened.
         """
         options = self.path.delta_options()
+        table = self._opened_table()
         try:
-            if self._opened is None or options != self._opened_with:
-                self._opened = open_delta(self.path)
+            if table is None:
+                table = self._opened = open_delta(self.path)
                 self._opened_with = options
             else:
-                self._opened.update_incremental()
+                table.update_incremental()
         except (DeltaError, OSError) as error:
-            raise TableError(f"the table at {self.path} cannot be opened: {self.path.reason(error)}") from None
-        self._numbers = self._numbers_of(self._opened.version())
-        return self._opened
+            raise self._not_opened(error) from None
+        self._numbers = self._numbers_of(table.version())
+        return table
+
+    def _opened_table(self) -> DeltaTable | None:
+        """Return the open table; None if there is none, or if its store has other keys by now."""
+        return self._opened if self._opened_with == self.path.delta_options() else None
+
+    def _not_opened(self, error: Exception) -> TableError:
+        return TableError(f"the table at {self.path} cannot be opened: {self.path.reason(error)}")
+
+    def _is_newest(self, table: DeltaTable) -> bool:
+        """Return whether the log has no later version. This is one request to the store; an update
+        is several, and takes longer with each commit since the log's last checkpoint.
+        """
+        following = _commit_file(self.path, table.version() + 1)
+        try:
+            following.filesystem().open_input_file(following.root).close()
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            raise self._not_opened(error) from None
+        return False
 
     def _check_keeps_transactions(self, existing: DeltaTable) -> None:
         if _FORGETFUL_PROPERTY in existing.metadata().configuration:
@@ -451,13 +487,17 @@ def open_delta(path: Place, version: int | None = None) -> DeltaTable:
 
 def transactions_of(path: Place, version: int) -> dict[str, int]:
     """Return the transactions in the commit of a version; none if it cannot be read."""
-    file = path / f"_delta_log/{version:020}.json"
+    file = _commit_file(path, version)
     try:
         with file.filesystem().open_input_stream(file.root) as stream:
             actions = [json.loads(line) for line in bytes(stream.read()).splitlines()]
     except (OSError, ValueError):
         return {}
     return {action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action}
+
+
+def _commit_file(path: Place, version: int) -> Place:
+    return path / f"_delta_log/{version:020}.json"
 
 
 def data_folder(path: Place, schema: pa.Schema, prefix: str) -> ParquetFolder:
