@@ -73,6 +73,7 @@ bench: setup ## side by side with pulsar-client, in one run
 	$(BIN)/python -m bench.delay
 	$(BIN)/python -m bench.topics
 	$(BIN)/python -m bench.latency
+	$(BIN)/python -m bench.quiet
 	$(BIN)/python -m bench.growth
 	$(BIN)/python -m bench.commits
 	$(BIN)/python -m bench.plot

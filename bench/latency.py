@@ -139,6 +139,11 @@ def start(runtime: Runtime, folder: Path, topic: str, cache: Path, *options: str
     folder.mkdir(exist_ok=True)
     config = folder / "pipeline.toml"
     config.write_text(to_toml(runtime.config(folder, topic, name=folder.name)))
+    return run_pipeline(config, cache, *options)
+
+
+def run_pipeline(config: Path, cache: Path, *options: str) -> subprocess.Popen[bytes]:
+    """Start ``ledgerlake run``."""
     command = [sys.executable, "-m", "ledgerlake.cli", "run", str(config), *options]
     environment = {**os.environ, "LEDGERLAKE_CACHE": str(cache)}
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)

@@ -544,6 +544,21 @@ def test_a_topic_that_is_made_again_is_kept_from_its_first_entry_on(edges: Edges
     assert history.play().violations == []
 
 
+def test_topics_that_share_files_keep_the_order_of_what_comes_out_of_state(edges: Edges) -> None:
+    plain = [produced(number / 16, 1, partition=number) for number in range(192)]
+    # Two of four topic partitions have messages in state now and then.
+    waiting = [
+        produced(number / 2, 1, kind, partition=number % 2)
+        for number in range(2, 20)
+        for kind in ("delayed", "chunked")
+    ]
+    history = History(scripted(*plain, *waiting, partitions=4, entries_per_ledger=100), edges)
+    assert history.play().violations == []
+    files = [file for path, file in history.disk.below(MESSAGES).items() if path.endswith(".parquet")]
+    partitions = [set(pq.read_table(io.BytesIO(file))["partition"].to_pylist()) for file in files]
+    assert sum(len(of_file) > 1 for of_file in partitions) > 3
+
+
 def test_a_seed_is_one_history(edges: Edges) -> None:
     for seed in (2, 11):
         first, second = (play(write_script(seed), edges) for _ in range(2))

@@ -15,7 +15,7 @@ from ledgerlake.decode.split import PieceKind
 from ledgerlake.delay import cancel_messages
 from ledgerlake.delay.cancel_messages import TaskCancels, find_cancels
 from ledgerlake.delay.cancels import Cancel
-from ledgerlake.operators.ingest import ingest_range
+from ledgerlake.operators.ingest import ingest_ranges
 from ledgerlake.operators.results import BatchSettings, TaskSettings
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
@@ -105,7 +105,8 @@ def test_a_task_passes_a_bounded_number_on_and_the_others_are_rejects(
     name = f"{SOURCE.topic}-partition-{SOURCE.partition}"
     span = EntryRange(name, Position(7, -1), Position(7, 4))
     pieces = [Piece(PieceKind.ENTRIES, memoryview(bundle(entries)))]
-    rows = [row for batch in ingest_range(pieces, span, settings, BatchSettings(0, {})) for row in batch.to_pylist()]
+    ingested = ingest_ranges([(span, pieces)], settings, BatchSettings(0, {}))
+    rows = [row for batch in ingested for row in batch.to_pylist()]
     report = json.loads(rows[-1]["header"])
     assert len([event for event in report["events"] if event[0] == "Cancel"]) == 10
     assert sum(file["rows"] for file in report["result"]["messages"]) == 20

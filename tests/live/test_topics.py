@@ -16,6 +16,7 @@ from deltalake.exceptions import TableNotFoundError
 
 from ledgerlake.client.topics import TopicSelection, full_pattern
 from ledgerlake.errors import DataLossError, TopicNotFoundError
+from ledgerlake.inspect.verify import verify
 from tests.live.pipelines import rejects_rows, run_once, running
 from tests.live.runtime import wait_until
 
@@ -115,6 +116,20 @@ def unchanged_watcher(cluster: Cluster, base: str) -> Watcher:
         if not watcher.changed:
             return watcher
     raise AssertionError("the broker tells of changes without end")
+
+
+def test_quiet_topics_share_a_file(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+    data = runtime.config(tmp_path)
+    names = data["source"]["topics"] = [f"{runtime.topic()}-{number}" for number in range(12)]
+    files = []
+    for values in (range(5), range(5, 10)):
+        for name in names:
+            send(runtime, name, values)
+        config = run_once(spark, data)
+        files.append(len(DeltaTable(str(tmp_path / "messages")).file_uris()))
+    assert files[1] - files[0] == 1
+    assert row_counts(tmp_path) == Counter((name, value) for name in names for value in range(10))
+    assert verify(config).clean
 
 
 def test_partitions_that_are_added_are_read_from_their_beginning(

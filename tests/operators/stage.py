@@ -90,7 +90,9 @@ class Stage:
     def copy(self) -> Stage:
         return copy.deepcopy(self)
 
-    def run(self, rows: list[pa.RecordBatch], rng: random.Random | None = None) -> list[Any]:
+    def run(
+        self, rows: list[pa.RecordBatch], rng: random.Random | None = None, topic_partition: TopicPartition = SOURCE
+    ) -> list[Any]:
         """One batch; the rows that come out. With ``rng`` the rows come in shuffled, in frames of
         any size.
         """
@@ -102,7 +104,7 @@ class Stage:
             count = rng.randint(1, len(rows)) if rng else len(rows)
             frames.append(pa.Table.from_batches(rows[:count]).to_pandas())
             rows = rows[count:]
-        frames_out = processor.handleInputRows((SOURCE.topic, SOURCE.partition), iter(frames), None)
+        frames_out = processor.handleInputRows((topic_partition.topic, topic_partition.partition), iter(frames), None)
         return [row for frame in frames_out for row in frame.itertuples(index=False)]
 
 

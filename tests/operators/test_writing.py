@@ -16,7 +16,7 @@ from ledgerlake.client.topics import join_partition
 from ledgerlake.decode.messages import BatchRange
 from ledgerlake.decode.split import split_bundle
 from ledgerlake.operators.finalize import finalize
-from ledgerlake.operators.ingest import ingest_range
+from ledgerlake.operators.ingest import ingest_ranges
 from ledgerlake.operators.results import BatchSettings, TaskSettings, result_from_json
 from ledgerlake.operators.rows import RowKind, TaskReport, report_from_json
 from ledgerlake.operators.stage_input import forward_bundles
@@ -63,7 +63,7 @@ def task_settings(folder: Path, **delay: Any) -> TaskSettings:
 def written(folder: Path, entries: list[bytes], clock_ms: int | None = None, **delay: Any) -> list[pa.RecordBatch]:
     """Rows of a task of the pipeline."""
     settings = task_settings(folder, **delay)
-    return list(ingest_range(pieces(entries), span(entries, clock_ms), settings, BatchSettings(0, {})))
+    return list(ingest_ranges([(span(entries, clock_ms), pieces(entries))], settings, BatchSettings(0, {})))
 
 
 def forwarded(_folder: Path, entries: list[bytes], clock_ms: int | None = None, **delay: Any) -> list[pa.RecordBatch]:

@@ -46,7 +46,7 @@ def test_a_process_that_lost_the_stream_while_its_tasks_ran_commits_nothing(tmp_
     batch = BatchRecord("s", "ledgerlake:s:q", 0, 1, _RANGE)
     frame: Any = Frame()
     with pytest.raises(OwnershipError):
-        sink.write(frame, batch, taken_over)
+        sink.write(frame, batch, None, taken_over)
     assert DeltaTable(str(tmp_path / "messages")).version() == 0
-    sink.write(frame, batch, lambda: None)
+    sink.write(frame, batch, None, lambda: None)
     assert DeltaTable(str(tmp_path / "messages")).version() == 1

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
     from tests.simulation.lake import Commit, StoredTable
 
 _COLUMNS = ["topic", "partition", "message_id", "ledger_id", "entry_id", "batch_index"]
+# Effective time, ledger, entry, batch index.
+Key = tuple[int, int, int, int]
+
 _TIMES = ["broker_timestamp", "publish_time", "deliver_at", "delivered_at"]
 
 
@@ -121,15 +125,27 @@ class Oracle:
             for name, time_us in self._stretch.items():
                 self._reached[name] = max(time_us, self._reached.get(name, time_us))
             self._stretch.clear()
+            self._compare_files()
 
     _stretch: dict[str, int] = field(default_factory=dict)
+    _files: dict[str, list[tuple[Key, Key]]] = field(default_factory=dict)
+
+    def _compare_files(self) -> None:
+        """Complain of files of one commit that overlap in a topic partition."""
+        for topic, stretches in self._files.items():
+            for (_, last), (first, _) in pairwise(sorted(stretches)):
+                if first < last:
+                    self.complain(
+                        f"in order: a file of {topic} begins at {first}, before {last}, where another one ends"
+                    )
+        self._files.clear()
 
     def _take_messages(self, data: bytes) -> None:
         table = pq.ParquetFile(io.BytesIO(data)).read([*_COLUMNS, *_TIMES, "late", "value"], use_threads=False)
         for name in _TIMES:
             place = table.schema.get_field_index(name)
             table = table.set_column(place, name, table.column(place).cast("int64"))
-        before: tuple[int, int, int, int] | None = None
+        stretches: dict[str, tuple[Key, Key]] = {}
         for row in table.to_pylist():
             topic = row["topic"] if row["partition"] < 0 else f"{row['topic']}-partition-{row['partition']}"
             self._take_row(topic, row)
@@ -137,12 +153,15 @@ class Oracle:
             if row["delivered_at"] is not None:
                 time_us = max(time_us, row["deliver_at"])
             key = (time_us, row["ledger_id"], row["entry_id"], -1 if row["batch_index"] is None else row["batch_index"])
-            if before is not None and key < before:
+            first, before = stretches.get(topic, (key, key))
+            if key < before:
                 self.complain(f"in order: {row['message_id']} of {topic} stands behind {before} in its file")
-            before = key
+            stretches[topic] = first, key
             if not row["late"] and time_us < self._reached.get(topic, time_us):
                 self.complain(f"in order: {row['message_id']} of {topic} is earlier than a commit before and not late")
             self._stretch[topic] = max(time_us, self._stretch.get(topic, time_us))
+        for topic, stretch in stretches.items():
+            self._files.setdefault(topic, []).append(stretch)
 
     def _take_row(self, topic: str, row: dict[str, object]) -> None:
         payload = row["value"]

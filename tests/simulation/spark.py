@@ -517,10 +517,9 @@ class _Batch:
         return self._query.collect(self._spans)
 
 
-def _spans(spans: list[Any]) -> str:
-    return ", ".join(
-        f"{span.span.topic_partition.rpartition('/')[2]} {span.span.after}..{span.span.end}" for span in spans
-    )
+def _spans(partitions: list[Any]) -> str:
+    spans = [span for partition in partitions for span in partition.spans]
+    return ", ".join(f"{span.topic_partition.rpartition('/')[2]} {span.after}..{span.end}" for span in spans)
 
 
 def _as_text(error: BaseException) -> str:

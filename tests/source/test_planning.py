@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ledgerlake.source.planning import EntryRange, ranges, share, split
+from ledgerlake.source.planning import EntryRange, group, ranges, share, split
 from ledgerlake.stored.offsets import PartitionOffset
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
@@ -90,3 +90,51 @@ def test_a_clock_alone_makes_a_range_without_entries() -> None:
     assert ranges(start, end) == [EntryRange("a", Position(1, 2), Position(1, 2), clock_ms=50)]
     assert ranges(end, end) == []
     assert ranges(end, {"a": at(1, 2)}) == []
+
+
+def spans_of(*names: str) -> list[EntryRange]:
+    return [EntryRange(name, Position(1, 0), Position(1, 10)) for name in names]
+
+
+def groups_of(sizes_bytes: list[int | None], min_groups: int = 1) -> list[int]:
+    """How many ranges each group has."""
+    spans = spans_of(*(f"{number:03}" for number in range(len(sizes_bytes))))
+    groups = group(spans, sizes_bytes, min_groups)
+    assert [span for together in groups for span in together] == spans
+    return [len(together) for together in groups]
+
+
+MIB = 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("sizes_bytes", "min_groups", "expected"),
+    [
+        pytest.param([], 1, [], id="none"),
+        pytest.param([1000] * 10, 1, [10], id="small ones share a task"),
+        pytest.param([0] * 40, 1, [16, 16, 8], id="no task reads too many"),
+        pytest.param([3 * MIB, 3 * MIB, MIB, 1], 1, [1, 2, 1], id="nor too much"),
+        pytest.param([100 * MIB, 1, None, None, 1, 1], 1, [1, 1, 1, 1, 2], id="large or unknown ones are alone"),
+        pytest.param([1000] * 10, 4, [2, 2, 2, 2, 2], id="as many tasks as the user wants"),
+        pytest.param([0] * 3, 8, [1, 1, 1], id="as many as there can be"),
+        pytest.param([0] * 3, 0, [3], id="no number wanted"),
+    ],
+)
+def test_ranges_are_grouped_by_their_bytes(sizes_bytes: list[int | None], min_groups: int, expected: list[int]) -> None:
+    assert groups_of(sizes_bytes, min_groups) == expected
+
+
+@pytest.mark.parametrize(
+    ("after", "end", "entry_bytes", "expected"),
+    [
+        (Position(1, 2), Position(1, 5), 10, 30),
+        (Position(1, 2), Position(1, 2), None, 0),
+        (Position(1, 2), Position(2, 0), 10, None),
+        (Position(1, 2), Position(1, 5), None, None),
+        (BEFORE_ALL, Position(1, 5), 10, None),
+    ],
+)
+def test_the_bytes_of_a_range_are_known_within_a_ledger(
+    after: Position, end: Position, entry_bytes: int | None, expected: int | None
+) -> None:
+    assert EntryRange("a", after, end).size_bytes(entry_bytes) == expected

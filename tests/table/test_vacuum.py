@@ -88,7 +88,7 @@ def test_files_that_tasks_write_and_those_that_an_optimize_leaves_are_known_by_t
     DeltaTable(path).optimize.compact()
     in_use = {Path(uri).name for uri in DeltaTable(path).file_uris()}
     folder = ParquetFolder(
-        LocalFileSystem(), path, pa.schema([("n", pa.int64())]), file_prefix(SOURCE, BatchSettings(7, {}))
+        LocalFileSystem(), path, pa.schema([("n", pa.int64())]), file_prefix(SOURCE.partition, BatchSettings(7, {}))
     )
     writer = FileWriter(folder)
     writer.write(pa.table({"n": [1]}))

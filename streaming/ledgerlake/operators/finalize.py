@@ -52,7 +52,7 @@ class _FinalizedPartition:
         self._writer = PartitionWriter(topic_partition, settings, batch)
         self._outbox: BufferedWriter | None = None
         if settings.outbox is not None:
-            folder = data_folder(settings.outbox, schema.MESSAGES, file_prefix(topic_partition, batch))
+            folder = data_folder(settings.outbox, schema.MESSAGES, file_prefix(topic_partition.partition, batch))
             self._outbox = BufferedWriter(folder)
 
     def take(self, output: Outcome | Cancels) -> None:
@@ -69,11 +69,12 @@ class _FinalizedPartition:
         finalized = self._writer.finish(max(result.end for result in ingested))
         results = [*ingested, finalized]
         files = [file for result in results for file in result.messages]
-        messages, replaced = merge_overlapping(self._writer.messages_folder, files)
+        ordered, replaced = merge_overlapping(self._writer.messages_folder, [file for file in files if file.first])
+        shared = [file for file in files if not file.first]
         written = replace(
             finalized,
             max_effective_us=latest(result.max_effective_us for result in results),
-            messages=messages,
+            messages=ordered + shared,
             rejects=[file for result in results for file in result.rejects],
             stored_bytes=sum(result.stored_bytes for result in ingested),
         )

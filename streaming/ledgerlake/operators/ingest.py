@@ -21,7 +21,7 @@ from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import PieceKind
 from ledgerlake.operators.in_task import LocalAssembly
-from ledgerlake.operators.partition_writer import PartitionWriter
+from ledgerlake.operators.partition_writer import PartitionWriter, SharedFiles
 from ledgerlake.operators.rows import (
     RowKind,
     TaskReport,
@@ -38,38 +38,61 @@ from ledgerlake.stored.fields import fields_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from ledgerlake.operators.results import BatchSettings, TaskSettings
+    from ledgerlake.operators.results import BatchSettings, TaskResult, TaskSettings
     from ledgerlake.source.pieces import Piece
     from ledgerlake.source.planning import EntryRange
 
 
-def ingest_range(
-    pieces: Iterable[Piece], span: EntryRange, settings: TaskSettings, batch: BatchSettings
+def ingest_ranges(
+    ranges: Iterable[tuple[EntryRange, Iterable[Piece]]],
+    settings: TaskSettings,
+    batch: BatchSettings,
+    *,
+    shares_files: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """Write a range of entries to files; yield rows of ``STAGE_ROWS`` for the stateful stage."""
-    ingested = _IngestedRange(span, settings, batch)
-    for piece in pieces:
-        yield from ingested.take(piece)
-    yield from ingested.finish()
+    """Write ranges of entries to files; yield rows of ``STAGE_ROWS`` for the stateful stage.
+
+    Args:
+        shares_files: topic partitions with few messages share a file. Each must have one range in
+            the micro-batch.
+    """
+    shared = SharedFiles(settings, batch) if shares_files else None
+    finished: list[tuple[_IngestedRange, TaskResult]] = []
+    for span, pieces in ranges:
+        ingested = _IngestedRange(span, settings, batch, shared)
+        for piece in pieces:
+            yield from ingested.take(piece)
+        yield from ingested.drain()
+        finished.append((ingested, ingested.finish()))
+    if shared is not None:
+        # One of them reports the files of all.
+        last, result = finished.pop()
+        finished.append((last, shared.added_to(result)))
+    for ingested, result in finished:
+        yield ingested.report(result)
 
 
 class _IngestedRange:
     """The range of one topic partition in a task of the first stage."""
 
-    def __init__(self, span: EntryRange, settings: TaskSettings, batch: BatchSettings) -> None:
-        self._writer = PartitionWriter(TopicPartition(*split_partition(span.topic_partition)), settings, batch)
+    def __init__(
+        self, span: EntryRange, settings: TaskSettings, batch: BatchSettings, shared: SharedFiles | None
+    ) -> None:
+        self.topic_partition = TopicPartition(*split_partition(span.topic_partition))
+        self._writer = PartitionWriter(self.topic_partition, settings, batch, shared)
         self._delays_messages = settings.delay.enabled
         self._local = LocalAssembly(settings.limits, delays_messages=settings.delay.enabled)
         self._end = span.through
         self._now_ms = latest((span.clock_ms, span.end_ms))
         self._stored_bytes = 0
-        self._saw_chunks = False
+        self._saw_chunks = self._saw_delayed = False
 
     def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         self._stored_bytes += len(piece.frames)
         self._now_ms = latest((self._now_ms, piece.broker_ms))
         if piece.kind == PieceKind.DELAYED and self._delays_messages:
-            yield from delayed_rows(self._writer.topic_partition, piece.frames, piece.first_entry)
+            self._saw_delayed = True
+            yield from delayed_rows(self.topic_partition, piece.frames, piece.first_entry)
             return
         if piece.kind in (PieceKind.ENTRIES, PieceKind.DELAYED):
             self._local.events += self._writer.write_entries(piece.frames, piece.first_entry)
@@ -85,14 +108,22 @@ class _IngestedRange:
         else:
             yield from self._settle(self._local.apply_marker(single.content))
 
-    def finish(self) -> Iterator[pa.RecordBatch]:
+    def drain(self) -> Iterator[pa.RecordBatch]:
+        """Yield the chunks of incomplete messages, at the end of the range."""
         for position, entry in self._local.drain_pending():
-            yield stage_row(self._writer.topic_partition, RowKind.CHUNK, position, entry=entry)
-        result = replace(self._writer.finish(self._end), stored_bytes=self._stored_bytes)
-        report = TaskReport(self._end, self._now_ms, fields_of(result), self._local.events)
-        yield stage_row(self._writer.topic_partition, RowKind.REPORT, header=report_to_json(report))
+            yield stage_row(self.topic_partition, RowKind.CHUNK, position, entry=entry)
+
+    def finish(self) -> TaskResult:
+        # What the last stage writes must fit between the messages that this task writes.
+        is_complete = not self._saw_delayed and not self._local.events
+        result = self._writer.finish(self._end, may_share=is_complete)
         if self._saw_chunks:
             give_back()
+        return replace(result, stored_bytes=self._stored_bytes)
+
+    def report(self, result: TaskResult) -> pa.RecordBatch:
+        report = TaskReport(self._end, self._now_ms, fields_of(result), self._local.events)
+        return stage_row(self.topic_partition, RowKind.REPORT, header=report_to_json(report))
 
     def _take_chunk(self, chunk: Chunk, entry: Entry) -> Iterator[pa.RecordBatch]:
         keep_freed_blocks()
@@ -101,7 +132,7 @@ class _IngestedRange:
         if outcomes is not None:
             yield from self._settle(outcomes)
             return
-        yield stage_row(self._writer.topic_partition, RowKind.CHUNK, chunk.position, entry=entry)
+        yield stage_row(self.topic_partition, RowKind.CHUNK, chunk.position, entry=entry)
         if chunk.chunk_id == chunk.chunk_count - 1:
             self._writer.messages.roll_file()
 
@@ -121,7 +152,7 @@ class _IngestedRange:
                 continue
             self._local.events.append(delayed)
             for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
-                yield stage_row(self._writer.topic_partition, RowKind.CHUNK, position, entry=entry)
+                yield stage_row(self.topic_partition, RowKind.CHUNK, position, entry=entry)
 
 
 def _use_up(messages: Iterator[pa.RecordBatch]) -> None:

@@ -8,28 +8,31 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.delay.tracker import DelaySettings
-from ledgerlake.operators.ingest import ingest_range
+from ledgerlake.operators.ingest import ingest_ranges
 from ledgerlake.operators.results import BatchSettings, TaskSettings
 from ledgerlake.operators.rows import STAGE_ROWS
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import SourceOptions, parse_options
-from ledgerlake.source.pieces import read_pieces
+from ledgerlake.source.pieces import read_ranges
+from ledgerlake.source.planning import group
 from ledgerlake.source.stream_reader import LedgerlakeStreamReader
 from ledgerlake.stored.places import from_text, to_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+    from ledgerlake.source.planning import EntryRange
 
 _TASK_OPTION = "task"
 
@@ -65,6 +68,14 @@ class _WritingDataSource(DataSource):  # type: ignore[misc]
         return _WritingStreamReader(options, settings)
 
 
+class _RangesPartition(InputPartition):  # type: ignore[misc]
+    """Ranges of entries, of which one task writes the messages, as Spark carries them to it."""
+
+    def __init__(self, spans: list[EntryRange]) -> None:
+        super().__init__(spans)
+        self.spans = spans
+
+
 class _WritingStreamReader(LedgerlakeStreamReader):
     def __init__(self, options: SourceOptions, settings: TaskSettings) -> None:
         super().__init__(options)
@@ -73,6 +84,15 @@ class _WritingStreamReader(LedgerlakeStreamReader):
     def __getstate__(self) -> dict[str, object]:
         return {**super().__getstate__(), "_settings": self._settings}
 
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Plan the tasks. How ranges share tasks depends on what the planner has seen, and not on
+        the offsets alone; it decides which file a message is in, and nothing else.
+        """
+        spans = self._ranges(start, end)
+        sizes_bytes = self._open_planner().sizes_bytes(spans)
+        return [_RangesPartition(together) for together in group(spans, sizes_bytes, self._options.min_partitions)]
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        pieces = read_pieces(self._options, partition.span)
-        return ingest_range(pieces, partition.span, self._settings, BatchSettings.of_this_task())
+        ranges = read_ranges(self._options, partition.spans)
+        shares_files = len(partition.spans) > 1
+        return ingest_ranges(ranges, self._settings, BatchSettings.of_this_task(), shares_files=shares_files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -29,13 +30,48 @@ if TYPE_CHECKING:
 _MAX_TO_REREAD = 10_000
 
 
-class PartitionWriter:
-    """The files of one topic partition in one task."""
+class SharedFiles:
+    """Files for the topic partitions of one task that have few messages; a file of its own for each
+    would soon make millions.
 
-    def __init__(self, topic_partition: TopicPartition, settings: TaskSettings, batch: BatchSettings) -> None:
+    Only those without anything in state share one, because what the last stage writes of a topic
+    partition may have to be merged with what the first one wrote. The rows of each are in order,
+    one topic partition after another.
+    """
+
+    def __init__(self, settings: TaskSettings, batch: BatchSettings) -> None:
+        prefix = file_prefix(0, batch)
+        self.messages = BufferedWriter(data_folder(settings.messages_folder, schema.MESSAGES, prefix))
+        self.rejects = BufferedWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))
+
+    def added_to(self, result: TaskResult) -> TaskResult:
+        """Close the files, and return a topic partition's result with them."""
+        # No key says where a file lies that has several topic partitions.
+        messages = [replace(file, first=None, last=None) for file in self.messages.finish()]
+        return replace(
+            result, messages=[*result.messages, *messages], rejects=[*result.rejects, *self.rejects.finish()]
+        )
+
+
+class PartitionWriter:
+    """The files of one topic partition in one task.
+
+    Args:
+        shared: where few messages and all rejects go; None if the task shares no files.
+    """
+
+    def __init__(
+        self,
+        topic_partition: TopicPartition,
+        settings: TaskSettings,
+        batch: BatchSettings,
+        shared: SharedFiles | None = None,
+    ) -> None:
         self.topic_partition = topic_partition
+        self._shared = shared
+        self._may_have_state = batch.may_have_state(topic_partition)
         self._options = settings.options
-        prefix = file_prefix(topic_partition, batch)
+        prefix = file_prefix(topic_partition.partition, batch)
         self.messages_folder = data_folder(settings.messages_folder, schema.MESSAGES, prefix)
         self.messages = OrderedWriter(
             self.messages_folder, batch.reached_us.get(join_partition(topic_partition.topic, topic_partition.partition))
@@ -45,7 +81,8 @@ class PartitionWriter:
         )
         self._cancels = TaskCancels()
         self._rejects_to_reread: list[RejectedEntry] = []
-        self._rejects = BufferedWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))
+        self._own_rejects = BufferedWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))
+        self._rejects = self._own_rejects if shared is None else shared.rejects
 
     def write_entries(self, frames: memoryview, first_entry: BatchRange) -> list[Cancel]:
         """Write plain entries; return the cancels among them that the task accepts."""
@@ -83,16 +120,22 @@ class PartitionWriter:
         if len(self._rejects_to_reread) >= _MAX_TO_REREAD:
             self._reread_rejects()
 
-    def finish(self, end: Position) -> TaskResult:
+    def finish(self, end: Position, *, may_share: bool = False) -> TaskResult:
+        """Close the files of this topic partition.
+
+        Args:
+            may_share: whether the last stage writes nothing of what the task has read.
+        """
         self._reread_rejects()
-        messages = self.messages.finish()
+        shared = self._shared.messages if self._shared and may_share and not self._may_have_state else None
+        messages = self.messages.finish(shared)
         return TaskResult(
             self.topic_partition.topic,
             self.topic_partition.partition,
             end,
             self.messages.max_effective_us,
             messages,
-            self._rejects.finish(),
+            self._own_rejects.finish(),
         )
 
     def _reread_rejects(self) -> None:
@@ -108,8 +151,8 @@ class PartitionWriter:
         self.messages.write(messages)
 
 
-def file_prefix(topic_partition: TopicPartition, batch: BatchSettings) -> str:
+def file_prefix(partition: int, batch: BatchSettings) -> str:
     """Return the prefix of the names of a task's files. ``table.vacuum`` and ``publish.outbox``
     read the micro-batch from it.
     """
-    return f"part-{batch.batch_id:08d}-{max(topic_partition.partition, 0):05d}"
+    return f"part-{batch.batch_id:08d}-{max(partition, 0):05d}"

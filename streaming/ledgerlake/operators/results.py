@@ -5,7 +5,7 @@ to the tasks; nothing of it is stored.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.assembly.rules import Limits
@@ -18,6 +18,7 @@ from ledgerlake.table.ordered_files import DataFile
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
+    from ledgerlake.decode.messages import TopicPartition
     from ledgerlake.options.delay_options import DelayOptions
     from ledgerlake.options.source_options import SourceOptions
     from ledgerlake.stored.places import Place
@@ -45,18 +46,25 @@ class TaskSettings:
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """The settings that differ from micro-batch to micro-batch. ``reached_us`` is the greatest time
-    in the table by topic partition.
+    """The settings that differ from micro-batch to micro-batch.
+
+    ``reached_us`` is the greatest time in the table by topic partition. ``with_state`` are the
+    topic partitions with incomplete or delayed messages in state; None if they are not known.
     """
 
     batch_id: int
     reached_us: dict[str, int]
+    with_state: list[str] | None = None
 
     @classmethod
     def of_this_task(cls) -> BatchSettings:
         from pyspark import TaskContext
 
         return cls(**json.loads(TaskContext.get().getLocalProperty(BATCH_PROPERTY)))
+
+    def may_have_state(self, topic_partition: TopicPartition) -> bool:
+        """Return whether a topic partition may have messages in state."""
+        return self.with_state is None or join_partition(*astuple(topic_partition)) in self.with_state
 
 
 @dataclass(frozen=True)

@@ -95,10 +95,13 @@ class DeltaSink:
         """Load the greatest time of each topic partition in the table."""
         self._reached_us = self._reached_us | self.messages.effective_times_us(topic_partitions)
 
-    def write(self, written: DataFrame, batch: BatchRecord, check_owner: Callable[[], None]) -> BatchResult:
+    def write(
+        self, written: DataFrame, batch: BatchRecord, with_state: list[str] | None, check_owner: Callable[[], None]
+    ) -> BatchResult:
         """Run the plan of a micro-batch (see ``plan``) and commit what it wrote.
 
         Args:
+            with_state: the topic partitions with messages in state; None if they are not known.
             check_owner: raises if this process does not own the stream any more; called before
                 anything is committed.
 
@@ -107,7 +110,7 @@ class DeltaSink:
             CheckpointError: the tables contain another batch of that number, or a later one;
                 nothing was changed.
         """
-        settings = asdict(BatchSettings(batch.batch_id, self._reached_us))
+        settings = asdict(BatchSettings(batch.batch_id, self._reached_us, with_state))
         # The tasks' code was fixed when the query began, but they can read this in every batch.
         written.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, json.dumps(settings))
         # While the tasks run, the driver has time to read its last commit.

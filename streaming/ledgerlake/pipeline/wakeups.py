@@ -28,6 +28,12 @@ class Wakeups:
         self._checkpoint = checkpoint
         self._wakeup_times_ms: dict[str, int] | None = None
 
+    def topic_partitions(self) -> list[str] | None:
+        """Return the topic partitions that have a wake-up time, which are those with messages in
+        state; None if they are not known.
+        """
+        return None if self._wakeup_times_ms is None else list(self._wakeup_times_ms)
+
     def load(self, last_run: LastRun | None) -> None:
         """Load the wake-up times. If they are not known, wake up all topic partitions now: that
         micro-batch brings their times.

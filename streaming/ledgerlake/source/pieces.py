@@ -5,7 +5,10 @@ Stateless: everything is in the arguments, so a task that is run again reads the
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from ledgerlake.assembly.chunk_entries import read_alone
@@ -17,11 +20,12 @@ from ledgerlake.errors import CorruptEntryError
 from ledgerlake.source.range_reader import read_range
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterable, Iterator
 
     from ledgerlake.assembly.rules import Chunk
     from ledgerlake.options.source_options import SourceOptions
     from ledgerlake.source.planning import EntryRange
+    from ledgerlake.source.range_reader import Bundle
     from ledgerlake.wire.chunks import Marker
     from ledgerlake.wire.message_id import Position
 
@@ -54,7 +58,31 @@ class SingleEntry:
 
 def read_pieces(options: SourceOptions, span: EntryRange) -> Iterator[Piece]:
     """Yield the range in pieces of at most a bundle's size; a thread prefetches bundles."""
-    for bundle in prefetched(read_range(options, span), _BUNDLES_AHEAD):
+    return _pieces(prefetched(read_range(options, span), _BUNDLES_AHEAD))
+
+
+def read_ranges(options: SourceOptions, spans: list[EntryRange]) -> Iterator[tuple[EntryRange, Iterator[Piece]]]:
+    """Yield each range with its pieces, as ``read_pieces``. They must be used up before the next
+    range is asked for, which the thread reads meanwhile.
+    """
+    bundles = prefetched(_bundles(options, spans), _BUNDLES_AHEAD)
+    for span, of_range in groupby(bundles, itemgetter(0)):
+        yield span, _pieces(bundle for _, bundle in of_range if bundle is not None)
+
+
+def _bundles(
+    options: SourceOptions, spans: list[EntryRange]
+) -> Generator[tuple[EntryRange, Bundle | RejectedEntry | None], None, None]:
+    """Yield the bundles of each range, after None for its begin."""
+    for span in spans:
+        yield span, None
+        with closing(read_range(options, span)) as bundles:
+            for bundle in bundles:
+                yield span, bundle
+
+
+def _pieces(bundles: Iterable[Bundle | RejectedEntry]) -> Iterator[Piece]:
+    for bundle in bundles:
         if isinstance(bundle, RejectedEntry):
             yield Piece(PieceKind.REJECT, reject_frame(bundle))
             continue

@@ -15,6 +15,10 @@ from ledgerlake.wire.message_id import BEFORE_ALL, Position
 if TYPE_CHECKING:
     from ledgerlake.stored.offsets import Offset
 
+# One task reads so many ranges at most, and about so many bytes if they are several.
+_GROUP_RANGES = 16
+_GROUP_BYTES = 4 * 1024 * 1024
+
 
 @dataclass(frozen=True)
 class EntryRange:
@@ -45,6 +49,18 @@ class EntryRange:
     def crosses(self) -> bool:
         """Return whether the range ends in a later ledger than that of the last entry read before."""
         return 0 <= self.after.ledger_id < self.end.ledger_id
+
+    def size_bytes(self, entry_bytes: int | None) -> int | None:
+        """Return about how many bytes the range has; None if that is not known.
+
+        Args:
+            entry_bytes: the size of one entry, if it is known.
+        """
+        if self.end <= self.after:
+            return 0
+        if entry_bytes is None or self.end.ledger_id != self.after.ledger_id:
+            return None
+        return (self.end.entry_id - self.after.entry_id) * entry_bytes
 
     @property
     def through(self) -> Position:
@@ -116,6 +132,27 @@ def _split_range(span: EntryRange, count: int) -> list[EntryRange]:
         )
         for start, end in zip(starts, ends, strict=True)
     ]
+
+
+def group(spans: list[EntryRange], sizes_bytes: list[int | None], min_groups: int) -> list[list[EntryRange]]:
+    """Return the ranges, in order, in groups that one task each reads. Small ones share a group:
+    a task costs more than the entries of a quiet topic partition.
+
+    Args:
+        sizes_bytes: about how many bytes each range has; None if that is not known.
+        min_groups: how many groups there are at least, if there are as many ranges.
+    """
+    most_ranges = min(_GROUP_RANGES, len(spans) // max(min_groups, 1))
+    groups: list[list[EntryRange]] = []
+    room_bytes = 0
+    for span, size_bytes in zip(spans, sizes_bytes, strict=True):
+        needed_bytes = _GROUP_BYTES if size_bytes is None else size_bytes
+        if not groups or needed_bytes > room_bytes or len(groups[-1]) >= most_ranges:
+            groups.append([])
+            room_bytes = _GROUP_BYTES
+        groups[-1].append(span)
+        room_bytes -= needed_bytes
+    return groups
 
 
 def share(budget: int | None, count: int) -> int | None:

@@ -12,7 +12,7 @@ from ledgerlake.client.reader import EntryReader, open_together, read_one_each
 from ledgerlake.errors import CorruptEntryError, DeadlineError, TopicNotFoundError
 from ledgerlake.source.last_entry import last_position
 from ledgerlake.stored.offsets import Offset, PartitionOffset
-from ledgerlake.wire.entry import read_stamp
+from ledgerlake.wire.entry import parse_entry, read_stamp
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ class LatestOffset:
     def __init__(self, cluster: Cluster, topic_partition: str) -> None:
         self.topic_partition = topic_partition
         self.is_gone = False
+        # About how many bytes an entry has, by the last ones; None before the first.
+        self.entry_bytes: int | None = None
         # The broker's last answer, even if that is before what it answered earlier.
         self.answered = BEFORE_ALL
         self._cluster = cluster
@@ -109,8 +111,15 @@ class LatestOffset:
         if self._is_due:
             position = self._ask()
             if position is not None:
-                self._offset = describe(self._cluster, self.topic_partition, position)
+                entry = _entry_at(self._cluster, self.topic_partition, position)
+                self._describe(position, entry)
         return self._offset
+
+    def _describe(self, position: Position, entry: EntryReceived | None) -> None:
+        self._offset = PartitionOffset(position) if entry is None else _stamped(entry)
+        if entry is not None:
+            # One small entry among large ones is not taken for all.
+            self.entry_bytes = max(_entry_bytes(entry), (self.entry_bytes or 0) * 3 // 4)
 
     @property
     def _is_due(self) -> bool:
@@ -173,7 +182,7 @@ def refresh_all(offsets: Collection[LatestOffset]) -> None:
         entries = read_one_each(session, {name: position for name, (_, position) in group.items()})
         for name, (offset, _) in group.items():
             if name in entries:
-                offset._offset = _stamped(entries[name])
+                offset._describe(entries[name].position, entries[name])
             else:
                 offset.expire()
 
@@ -182,14 +191,18 @@ def describe(cluster: Cluster, topic_partition: str, position: Position) -> Part
     """Return a position with the broker's time and index of its entry, if that entry can still be
     read.
     """
+    entry = _entry_at(cluster, topic_partition, position)
+    return PartitionOffset(position) if entry is None else _stamped(entry)
+
+
+def _entry_at(cluster: Cluster, topic_partition: str, position: Position) -> EntryReceived | None:
     if position.entry_id < 0:
-        return PartitionOffset(position)
+        return None
     reader = EntryReader(cluster, topic_partition, position.before, window=1)
     try:
-        entry = next_until(reader, position)
+        return next_until(reader, position)
     finally:
         reader.close()
-    return PartitionOffset(position) if entry is None else _stamped(entry)
 
 
 def count_messages(
@@ -282,6 +295,17 @@ class LimitPlanner:
         if self._reader is not None:
             self._reader.close()
         self._reader = self._next_entry = self._stopped_at = None
+
+
+def _entry_bytes(entry: EntryReceived) -> int:
+    """Return the size of an entry; of a chunk, that of an average chunk of its message, since the
+    last one may be small.
+    """
+    try:
+        metadata = parse_entry(entry.entry).metadata
+    except CorruptEntryError:
+        return len(entry.frames)
+    return max(len(entry.frames), metadata.total_chunk_msg_size // max(metadata.num_chunks_from_msg, 1))
 
 
 def _stamped(entry: EntryReceived) -> PartitionOffset:

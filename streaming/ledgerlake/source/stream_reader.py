@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ledgerlake.options.source_options import SourceOptions
+    from ledgerlake.source.planning import EntryRange
 
 
 class LedgerlakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
@@ -65,8 +66,11 @@ class LedgerlakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._open_planner().fix_end()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return [RangePartition(span) for span in self._ranges(start, end)]
+
+    def _ranges(self, start: dict[str, Any], end: dict[str, Any]) -> list[EntryRange]:
         spans = self._open_planner().with_pins(ranges(from_json(start), from_json(end)))
-        return [RangePartition(span) for span in split(spans, self._options.min_partitions)]
+        return split(spans, self._options.min_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_view(self._options, partition.span)

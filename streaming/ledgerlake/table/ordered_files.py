@@ -240,7 +240,15 @@ class OrderedWriter:
         self._flush()
         self._runs[-1].roll_file()
 
-    def finish(self) -> list[DataFile]:
+    def finish(self, shared: BufferedWriter | None = None) -> list[DataFile]:
+        """Close the files, and return them in order.
+
+        Args:
+            shared: takes the rows instead, if no file was opened for them yet.
+        """
+        if shared is not None and self._last is None:
+            shared.write(self._take_buffer())
+            return []
         self._flush()
         files = [file for run in self._runs for file in run.finish()]
         merged, replaced = merge_overlapping(self._folder, files)
@@ -249,10 +257,20 @@ class OrderedWriter:
         return merged
 
     def _flush(self) -> None:
-        if not self._buffer:
+        table = self._take_buffer()
+        if table.num_rows == 0:
             return
+        if self._last is not None and _key(table, 0) < self._last:
+            self._runs.append(FileWriter(self._folder))
+        self._runs[-1].write(table)
+        self._last = _key(table, table.num_rows - 1)
+
+    def _take_buffer(self) -> pa.Table:
+        """Return the rows that no file has yet, in order."""
         table = pa.Table.from_batches(self._buffer, schema=self._folder.schema)
         self._buffer, self._buffered_bytes = [], 0
+        if table.num_rows == 0:
+            return table
         times = effective_times(table)
         if self._stepped_back or (times[1:] < times[:-1]).any():
             order = np.lexsort(sort_keys(table)[::-1])
@@ -260,11 +278,9 @@ class OrderedWriter:
         self._stepped_back = False
         if self._reached_us is not None and times[0] < self._reached_us:
             table = _mark_late(table, times < self._reached_us)
-        if self._last is not None and _key(table, 0) < self._last:
-            self._runs.append(FileWriter(self._folder))
-        self._runs[-1].write(table)
-        self._last = _key(table, table.num_rows - 1)
-        self.max_effective_us = max(self._last[0], self.max_effective_us or self._last[0])
+        last_us = int(times[-1])
+        self.max_effective_us = max(last_us, self.max_effective_us or last_us)
+        return table
 
 
 def _is_row_group(rows: pa.Table | pa.RecordBatch) -> bool:

@@ -1,0 +1,152 @@
+"""Files that topic partitions share: a task with several quiet ones writes one, and each topic
+partition's messages are in it once, in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ledgerlake.assembly.rules import Limits
+from ledgerlake.client.topics import join_partition
+from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.decode.split import split_bundle
+from ledgerlake.operators.finalize import finalize
+from ledgerlake.operators.ingest import ingest_ranges
+from ledgerlake.operators.results import BatchSettings, PartitionResult, TaskSettings, result_from_json
+from ledgerlake.operators.rows import STAGE_ROWS
+from ledgerlake.options.delay_options import DelayOptions
+from ledgerlake.options.source_options import parse_options
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.source.pieces import Piece
+from ledgerlake.source.planning import EntryRange
+from ledgerlake.stored.places import Place
+from ledgerlake.wire.entry import encode_entry
+from ledgerlake.wire.message_id import Position
+from tests.chunks import chunk_entries
+from tests.entries import bundle
+from tests.operators.stage import Stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TIME_MS = 1_700_000_000_000
+OPTIONS = parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"})
+
+
+def entry(value: bytes, time_ms: int = TIME_MS, deliver_ms: int = 0) -> bytes:
+    message = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=time_ms, deliver_at_time=deliver_ms)
+    return encode_entry(message, value, pb.BrokerEntryMetadata(broker_timestamp=time_ms))
+
+
+@dataclass
+class Batch:
+    """One task over several topics, the stateful stage, and the last stage; then what they wrote."""
+
+    folder: Path
+    delay: DelayOptions
+
+    def run(
+        self, topics: dict[str, list[bytes]], with_state: list[str] | None, *, shares_files: bool = True
+    ) -> dict[str, PartitionResult]:
+        place = Place(str(self.folder))
+        settings = TaskSettings(place, Place(str(self.folder / "rejects")), Limits(), self.delay, OPTIONS)
+        batch = BatchSettings(3, {}, with_state)
+        ranges = [
+            (
+                EntryRange(topic, Position(7, -1), Position(7, len(entries) - 1)),
+                [Piece(kind, view, broker_ms=time_ms) for kind, view, time_ms in split_bundle(bundle(entries))],
+            )
+            for topic, entries in topics.items()
+        ]
+        rows = list(ingest_ranges(ranges, settings, batch, shares_files=shares_files))
+        results = [
+            result_from_json(text)
+            for finalized in finalize(self._settle(rows), settings, batch)
+            for text in finalized["result"].to_pylist()
+        ]
+        return {result.topic_partition: result for result in results}
+
+    def _settle(self, rows: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield what the stateful stage makes of a task's rows."""
+        by_topic: dict[str, list[pa.RecordBatch]] = {}
+        for row in rows:
+            by_topic.setdefault(row["topic"][0].as_py(), []).append(row)
+        for name, of_topic in by_topic.items():
+            settled = Stage(Limits(), self.delay).run(of_topic, topic_partition=TopicPartition(name, -1))
+            yield from (pa.RecordBatch.from_pylist([row._asdict()], STAGE_ROWS) for row in settled)
+
+    def files_of(self, results: dict[str, PartitionResult]) -> list[list[tuple[str, bytes]]]:
+        """The topic and value of each row, by file."""
+        names = [file.name for result in results.values() for file in result.written.messages]
+        assert len(names) == len(set(names))
+        tables = [pq.read_table(self.folder / name, columns=["topic", "value"]) for name in names]
+        return sorted(
+            list(zip(*(table[name].to_pylist() for name in ("topic", "value")), strict=True)) for table in tables
+        )
+
+
+def batch_in(folder: Path, *, is_delay_enabled: bool = False) -> Batch:
+    (folder / "rejects").mkdir()
+    return Batch(folder, DelayOptions(enabled=is_delay_enabled))
+
+
+def topic(name: str) -> str:
+    return join_partition(f"persistent://public/default/{name}", -1)
+
+
+A, B, C = topic("a"), topic("b"), topic("c")
+
+
+def test_quiet_topics_share_a_file_in_which_each_is_in_order(tmp_path: Path) -> None:
+    batch = batch_in(tmp_path)
+    results = batch.run(
+        {A: [entry(b"2", TIME_MS + 5), entry(b"1")], B: [entry(b"3")], C: [entry(b"4"), entry(b"5")]}, with_state=[]
+    )
+    assert batch.files_of(results) == [[(A, b"1"), (A, b"2"), (B, b"3"), (C, b"4"), (C, b"5")]]
+    assert {name: result.written.max_effective_us for name, result in results.items()} == {
+        A: (TIME_MS + 5) * 1000,
+        B: TIME_MS * 1000,
+        C: TIME_MS * 1000,
+    }
+    assert all(not result.replaced for result in results.values())
+
+
+def test_a_topic_that_may_have_state_has_files_of_its_own(tmp_path: Path) -> None:
+    batch = batch_in(tmp_path)
+    topics = {name: [entry(b"1")] for name in (A, B, C)}
+    assert batch.files_of(batch.run(topics, with_state=[B])) == [[(A, b"1"), (C, b"1")], [(B, b"1")]]
+    assert len(batch.files_of(batch.run(topics, with_state=None))) == 3
+    assert len(batch.files_of(batch.run(topics, with_state=[], shares_files=False))) == 3
+
+
+def test_a_topic_whose_messages_go_into_state_has_files_of_its_own(tmp_path: Path) -> None:
+    batch = batch_in(tmp_path, is_delay_enabled=True)
+    delayed = entry(b"later", deliver_ms=TIME_MS + 10)
+    (chunk, _) = chunk_entries(b"large message", 2, publish_time=TIME_MS)
+    results = batch.run(
+        {A: [entry(b"1"), entry(b"2")], B: [entry(b"0"), delayed, entry(b"3", TIME_MS + 20)], C: [entry(b"4"), chunk]},
+        with_state=[],
+    )
+    # The delayed message is due within the micro-batch, and comes before the later one.
+    assert batch.files_of(results) == [[(A, b"1"), (A, b"2")], [(B, b"0"), (B, b"later"), (B, b"3")], [(C, b"4")]]
+    assert results[B].replaced
+
+
+def test_rejects_share_a_file_too(tmp_path: Path) -> None:
+    batch = batch_in(tmp_path)
+    results = batch.run({A: [b"damaged", entry(b"1")], B: [b"damaged too"]}, with_state=[])
+    (name,) = [file.name for result in results.values() for file in result.written.rejects]
+    assert pq.read_table(tmp_path / "rejects" / name)["topic"].to_pylist() == [A, B]
+    assert batch.files_of(results) == [[(A, b"1")]]
+
+
+def test_topics_without_messages_write_nothing(tmp_path: Path) -> None:
+    batch = batch_in(tmp_path)
+    results = batch.run({A: [], B: []}, with_state=[])
+    assert batch.files_of(results) == []
+    assert len(results) == 2
