@@ -9,21 +9,25 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.client.topics import join_partition
+from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition
 from ledgerlake.decode.split import split_bundle
 from ledgerlake.operators.finalize import finalize
 from ledgerlake.operators.ingest import ingest_ranges
 from ledgerlake.operators.results import BatchSettings, PartitionResult, TaskSettings, result_from_json
-from ledgerlake.operators.rows import STAGE_ROWS
+from ledgerlake.operators.rows import STAGE_ROWS, RowKind
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.source.pieces import Piece
 from ledgerlake.source.planning import EntryRange
 from ledgerlake.stored.places import Place
+from ledgerlake.table.delta_table import Table
+from ledgerlake.table.shared_files import settle_shared
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
@@ -53,6 +57,7 @@ class Batch:
     def run(
         self, topics: dict[str, list[bytes]], with_state: list[str] | None, *, shares_files: bool = True
     ) -> dict[str, PartitionResult]:
+        """The results by topic."""
         place = Place(str(self.folder))
         settings = TaskSettings(place, Place(str(self.folder / "rejects")), Limits(), self.delay, OPTIONS)
         batch = BatchSettings(3, {}, with_state)
@@ -81,9 +86,9 @@ class Batch:
             yield from (pa.RecordBatch.from_pylist([row._asdict()], STAGE_ROWS) for row in settled)
 
     def files_of(self, results: dict[str, PartitionResult]) -> list[list[tuple[str, bytes]]]:
-        """The topic and value of each row, by file."""
-        names = [file.name for result in results.values() for file in result.written.messages]
-        assert len(names) == len(set(names))
+        """The topic and value of each row, by file that is to be committed."""
+        written = {name: result.written.messages for name, result in results.items()}
+        names = [file.name for file in settle_shared(Table(Place(str(self.folder)), schema.MESSAGES), written)[0]]
         tables = [pq.read_table(self.folder / name, columns=["topic", "value"]) for name in names]
         return sorted(
             list(zip(*(table[name].to_pylist() for name in ("topic", "value")), strict=True)) for table in tables
@@ -140,9 +145,56 @@ def test_a_topic_whose_messages_go_into_state_has_files_of_its_own(tmp_path: Pat
 def test_rejects_share_a_file_too(tmp_path: Path) -> None:
     batch = batch_in(tmp_path)
     results = batch.run({A: [b"damaged", entry(b"1")], B: [b"damaged too"]}, with_state=[])
-    (name,) = [file.name for result in results.values() for file in result.written.rejects]
+    (name,) = {file.name for result in results.values() for file in result.written.rejects}
     assert pq.read_table(tmp_path / "rejects" / name)["topic"].to_pylist() == [A, B]
     assert batch.files_of(results) == [[(A, b"1")]]
+
+
+ALL = {A: [entry(b"1"), entry(b"2")], B: [entry(b"3")], C: [entry(b"4")]}
+ALL_ROWS = [(A, b"1"), (A, b"2"), (B, b"3"), (C, b"4")]
+
+
+@pytest.mark.parametrize("first_state", [[], [A], [B]])
+@pytest.mark.parametrize("second_state", [[], [A], [B]])
+@pytest.mark.parametrize("of_first", [[A], [B], [A, B], [A, C], [A, B, C]])
+def test_reports_of_two_runs_of_a_task_give_each_row_once(
+    tmp_path: Path, first_state: list[str], second_state: list[str], of_first: list[str]
+) -> None:
+    """Spark used some reports of the first run, lost it, and takes the others from a second one, in
+    which other topics share a file.
+    """
+    batch = batch_in(tmp_path)
+    first, second = batch.run(ALL, first_state), batch.run(ALL, second_state)
+    mixed = {name: (first if name in of_first else second)[name] for name in ALL}
+    assert sorted(row for file in batch.files_of(mixed) for row in file) == ALL_ROWS
+
+
+def test_a_report_of_a_run_that_saw_less_counts_with_its_own_rows(tmp_path: Path) -> None:
+    batch = batch_in(tmp_path)
+    first, second = batch.run(ALL, []), batch.run(ALL | {A: [entry(b"1")], C: []}, [])
+    mixed = {A: first[A], B: second[B], C: second[C]}
+    assert sorted(row for file in batch.files_of(mixed) for row in file) == [(A, b"1"), (A, b"2"), (B, b"3")]
+
+
+def test_events_are_reported_before_the_next_range_is_read(tmp_path: Path) -> None:
+    """So a task keeps those of one range in memory, however many it reads."""
+    (tmp_path / "rejects").mkdir()
+    read: list[str] = []
+
+    def ranges() -> Iterator[tuple[EntryRange, list[Piece]]]:
+        (chunk, _) = chunk_entries(b"large message", 2, publish_time=TIME_MS)
+        for name in (A, B):
+            read.append(name)
+            pieces = [Piece(kind, view) for kind, view, _ in split_bundle(bundle([chunk]))]
+            yield EntryRange(name, Position(7, -1), Position(7, 0)), pieces
+
+    place = Place(str(tmp_path))
+    settings = TaskSettings(place, Place(str(tmp_path / "rejects")), Limits(), DelayOptions(), OPTIONS)
+    rows = ingest_ranges(ranges(), settings, BatchSettings(3, {}, []), shares_files=True)
+    for row in rows:
+        if row["kind"][0].as_py() == RowKind.REPORT:
+            assert read == [A]
+            break
 
 
 def test_topics_without_messages_write_nothing(tmp_path: Path) -> None:

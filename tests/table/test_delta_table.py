@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction
+from pyarrow import fs
 
 from ledgerlake.errors import CheckpointError, OwnershipError, TableError
 from ledgerlake.stored.places import Place
@@ -91,6 +92,31 @@ def test_a_refreshed_table_is_read_again_only_after_a_commit_of_another(
     put(other, batch(1), data_file(table, "b"))
     assert table.contains(batch(1))
     assert updates[-1] == 1
+
+
+@pytest.mark.parametrize("missing", [[0], [0, 1]])
+def test_a_refreshed_table_whose_commits_are_removed_is_read_again(tmp_path: Path, missing: list[int]) -> None:
+    table, other = new_table(tmp_path / "table"), Table(Place(str(tmp_path / "table")), SCHEMA)
+    table.refresh()
+    put(other, batch(1), data_file(table, "b"))
+    put(other, batch(2), data_file(table, "c"))
+    DeltaTable(str(tmp_path / "table")).create_checkpoint()
+    for version in missing:
+        (tmp_path / "table" / "_delta_log" / f"{version:020}.json").unlink()
+    assert table.contains(batch(2))
+
+
+def test_a_store_that_refuses_to_answer_for_a_missing_file_does_not_end_a_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = new_table(tmp_path / "table")
+    table.refresh()
+
+    def refuse(_place: Place) -> fs.FileSystem:
+        raise PermissionError("ACCESS_DENIED")
+
+    monkeypatch.setattr(Place, "filesystem", refuse)
+    assert not table.contains(batch(1))
 
 
 def test_a_refresh_that_fails_leaves_the_failure_to_the_next_question(tmp_path: Path) -> None:

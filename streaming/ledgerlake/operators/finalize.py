@@ -69,8 +69,9 @@ class _FinalizedPartition:
         finalized = self._writer.finish(max(result.end for result in ingested))
         results = [*ingested, finalized]
         files = [file for result in results for file in result.messages]
-        ordered, replaced = merge_overlapping(self._writer.messages_folder, [file for file in files if file.first])
-        shared = [file for file in files if not file.first]
+        own = [file for file in files if not file.members]
+        ordered, replaced = merge_overlapping(self._writer.messages_folder, own)
+        shared = [file for file in files if file.members]
         written = replace(
             finalized,
             max_effective_us=latest(result.max_effective_us for result in results),

@@ -57,29 +57,29 @@ def ingest_ranges(
             the micro-batch.
     """
     shared = SharedFiles(settings, batch) if shares_files else None
-    finished: list[tuple[_IngestedRange, TaskResult]] = []
+    sharing: list[tuple[_IngestedRange, TaskResult]] = []
     for span, pieces in ranges:
-        ingested = _IngestedRange(span, settings, batch, shared)
+        ingested = _IngestedRange(span, settings, batch)
         for piece in pieces:
             yield from ingested.take(piece)
         yield from ingested.drain()
-        finished.append((ingested, ingested.finish()))
+        if shared is not None and ingested.is_complete:
+            sharing.append((ingested, ingested.finish(shared)))
+        else:
+            yield ingested.report(ingested.finish())
     if shared is not None:
-        # One of them reports the files of all.
-        last, result = finished.pop()
-        finished.append((last, shared.added_to(result)))
-    for ingested, result in finished:
-        yield ingested.report(result)
+        results = shared.finish([result for _, result in sharing])
+        for (ingested, _), result in zip(sharing, results, strict=True):
+            yield ingested.report(result)
 
 
 class _IngestedRange:
     """The range of one topic partition in a task of the first stage."""
 
-    def __init__(
-        self, span: EntryRange, settings: TaskSettings, batch: BatchSettings, shared: SharedFiles | None
-    ) -> None:
+    def __init__(self, span: EntryRange, settings: TaskSettings, batch: BatchSettings) -> None:
         self.topic_partition = TopicPartition(*split_partition(span.topic_partition))
-        self._writer = PartitionWriter(self.topic_partition, settings, batch, shared)
+        self._writer = PartitionWriter(self.topic_partition, settings, batch)
+        self._may_have_state = batch.may_have_state(self.topic_partition)
         self._delays_messages = settings.delay.enabled
         self._local = LocalAssembly(settings.limits, delays_messages=settings.delay.enabled)
         self._end = span.through
@@ -113,10 +113,13 @@ class _IngestedRange:
         for position, entry in self._local.drain_pending():
             yield stage_row(self.topic_partition, RowKind.CHUNK, position, entry=entry)
 
-    def finish(self) -> TaskResult:
-        # What the last stage writes must fit between the messages that this task writes.
-        is_complete = not self._saw_delayed and not self._local.events
-        result = self._writer.finish(self._end, may_share=is_complete)
+    @property
+    def is_complete(self) -> bool:
+        """Return whether the last stage writes nothing that must fit between the rows of this task."""
+        return not (self._may_have_state or self._saw_delayed or self._local.events)
+
+    def finish(self, shared: SharedFiles | None = None) -> TaskResult:
+        result = self._writer.finish(self._end, shared)
         if self._saw_chunks:
             give_back()
         return replace(result, stored_bytes=self._stored_bytes)

@@ -36,7 +36,8 @@ class SharedFiles:
 
     Only those without anything in state share one, because what the last stage writes of a topic
     partition may have to be merged with what the first one wrote. The rows of each are in order,
-    one topic partition after another.
+    one topic partition after another. Each reports all shared files of its task, because Spark may
+    take the reports from several runs of the task (see ``table.shared_files``).
     """
 
     def __init__(self, settings: TaskSettings, batch: BatchSettings) -> None:
@@ -44,32 +45,23 @@ class SharedFiles:
         self.messages = BufferedWriter(data_folder(settings.messages_folder, schema.MESSAGES, prefix))
         self.rejects = BufferedWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))
 
-    def added_to(self, result: TaskResult) -> TaskResult:
-        """Close the files, and return a topic partition's result with them."""
-        # No key says where a file lies that has several topic partitions.
-        messages = [replace(file, first=None, last=None) for file in self.messages.finish()]
-        return replace(
-            result, messages=[*result.messages, *messages], rejects=[*result.rejects, *self.rejects.finish()]
+    def finish(self, results: list[TaskResult]) -> list[TaskResult]:
+        """Close the files, and return the results of the topic partitions with them."""
+        members = tuple(join_partition(result.topic, result.partition) for result in results)
+        messages, rejects = (
+            [replace(file, members=members) for file in writer.finish()] for writer in (self.messages, self.rejects)
         )
+        return [
+            replace(result, messages=[*result.messages, *messages], rejects=[*result.rejects, *rejects])
+            for result in results
+        ]
 
 
 class PartitionWriter:
-    """The files of one topic partition in one task.
+    """The files of one topic partition in one task."""
 
-    Args:
-        shared: where few messages and all rejects go; None if the task shares no files.
-    """
-
-    def __init__(
-        self,
-        topic_partition: TopicPartition,
-        settings: TaskSettings,
-        batch: BatchSettings,
-        shared: SharedFiles | None = None,
-    ) -> None:
+    def __init__(self, topic_partition: TopicPartition, settings: TaskSettings, batch: BatchSettings) -> None:
         self.topic_partition = topic_partition
-        self._shared = shared
-        self._may_have_state = batch.may_have_state(topic_partition)
         self._options = settings.options
         prefix = file_prefix(topic_partition.partition, batch)
         self.messages_folder = data_folder(settings.messages_folder, schema.MESSAGES, prefix)
@@ -81,8 +73,7 @@ class PartitionWriter:
         )
         self._cancels = TaskCancels()
         self._rejects_to_reread: list[RejectedEntry] = []
-        self._own_rejects = BufferedWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))
-        self._rejects = self._own_rejects if shared is None else shared.rejects
+        self._rejects = BufferedWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))
 
     def write_entries(self, frames: memoryview, first_entry: BatchRange) -> list[Cancel]:
         """Write plain entries; return the cancels among them that the task accepts."""
@@ -120,22 +111,21 @@ class PartitionWriter:
         if len(self._rejects_to_reread) >= _MAX_TO_REREAD:
             self._reread_rejects()
 
-    def finish(self, end: Position, *, may_share: bool = False) -> TaskResult:
-        """Close the files of this topic partition.
+    def finish(self, end: Position, shared: SharedFiles | None = None) -> TaskResult:
+        """Close the files.
 
         Args:
-            may_share: whether the last stage writes nothing of what the task has read.
+            shared: takes the rows for which no file was opened yet.
         """
         self._reread_rejects()
-        shared = self._shared.messages if self._shared and may_share and not self._may_have_state else None
-        messages = self.messages.finish(shared)
+        messages = self.messages.finish(None if shared is None else shared.messages)
         return TaskResult(
             self.topic_partition.topic,
             self.topic_partition.partition,
             end,
             self.messages.max_effective_us,
             messages,
-            self._own_rejects.finish(),
+            self._rejects.finish(None if shared is None else shared.rejects),
         )
 
     def _reread_rejects(self) -> None:

@@ -133,4 +133,4 @@ def task_result_from_dict(fields: dict[str, Any]) -> TaskResult:
 
 def _data_file(fields: dict[str, Any]) -> DataFile:
     first, last = (tuple(fields[name]) if fields[name] else None for name in ("first", "last"))
-    return DataFile(**{**fields, "first": first, "last": last})
+    return DataFile(**{**fields, "first": first, "last": last, "members": tuple(fields["members"])})

@@ -81,7 +81,8 @@ class BatchWriter:
         components = self._components
         batch = components.checkpoint.log.record(self._stream, query_name(self._stream, _query_id(written)), batch_id)
         tell_tasks(written.sparkSession.sparkContext, moved_cursors(components.cursors, batch))
-        with_state = components.wakeups.topic_partitions()
+        # A micro-batch that is run again begins before the state that the wake-up times tell of.
+        with_state = None if self._last is None else components.wakeups.topic_partitions()
         result = components.sink.write(written, batch, with_state, components.cursors.check_owner)
         # A process that was suspended must not overwrite its successor's files in the checkpoint.
         components.cursors.check_owner()

@@ -21,7 +21,7 @@ must advance. Only its commits are skipped.
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
+import threading
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ from ledgerlake.operators.results import BATCH_PROPERTY, BatchSettings, Partitio
 from ledgerlake.table.additions import add_losses, add_missing
 from ledgerlake.table.batch_record import SeenBatch
 from ledgerlake.table.delta_table import Table
+from ledgerlake.table.shared_files import settle_shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -114,16 +115,18 @@ class DeltaSink:
         # The tasks' code was fixed when the query began, but they can read this in every batch.
         written.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, json.dumps(settings))
         # While the tasks run, the driver has time to read its last commit.
-        with ThreadPoolExecutor(1, "ledgerlake-table") as driver:
-            driver.submit(self.messages.refresh)
-            partitions = [result_from_json(row.result) for row in written.collect()]
+        refreshing = threading.Thread(target=self.messages.refresh, name="ledgerlake-table", daemon=True)
+        refreshing.start()
+        partitions = [result_from_json(row.result) for row in written.collect()]
+        refreshing.join()
         check_owner()
         return self.commit(batch, partitions)
 
     def commit(self, batch: BatchRecord, partitions: list[PartitionResult]) -> BatchResult:
         """Commit what the tasks of a micro-batch wrote; see ``write``."""
-        rejects = [file for partition in partitions for file in partition.written.rejects]
-        messages = [file for partition in partitions for file in partition.written.messages]
+        written = {partition.topic_partition: partition.written for partition in partitions}
+        rejects, cut_rejects = settle_shared(self.rejects, {name: files.rejects for name, files in written.items()})
+        messages, cut = settle_shared(self.messages, {name: files.messages for name, files in written.items()})
         result = BatchResult(batch.batch_id, sum(file.rows for file in messages), sum(file.rows for file in rejects))
         # Entries that stay in state give no row, but the cursor passes them. So the batch is
         # recorded without rows, and an older copy of the checkpoint is not taken for the newest.
@@ -156,7 +159,8 @@ class DeltaSink:
         }
         if self._outbox is not None:
             self._outbox.commit(batch.batch_id)
-        self.messages.remove_files([name for partition in partitions for name in partition.replaced])
+        self.rejects.remove_files(cut_rejects)
+        self.messages.remove_files([*cut, *(name for partition in partitions for name in partition.replaced)])
         for partition in partitions:
             result.ends[partition.topic_partition] = partition.safe_to_acknowledge
             result.wakeup_times_ms[partition.topic_partition] = partition.wakeup_time_ms

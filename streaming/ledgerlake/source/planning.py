@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _GROUP_RANGES = 16
 _GROUP_BYTES = 4 * 1024 * 1024
 
+# Entries take time however small they are, and the last one may be smaller than the others.
+_LEAST_ENTRY_BYTES = 2 * 1024
+
 
 @dataclass(frozen=True)
 class EntryRange:
@@ -60,7 +63,7 @@ class EntryRange:
             return 0
         if entry_bytes is None or self.end.ledger_id != self.after.ledger_id:
             return None
-        return (self.end.entry_id - self.after.entry_id) * entry_bytes
+        return (self.end.entry_id - self.after.entry_id) * max(entry_bytes, _LEAST_ENTRY_BYTES)
 
     @property
     def through(self) -> Position:
@@ -135,7 +138,7 @@ def _split_range(span: EntryRange, count: int) -> list[EntryRange]:
 
 
 def group(spans: list[EntryRange], sizes_bytes: list[int | None], min_groups: int) -> list[list[EntryRange]]:
-    """Return the ranges, in order, in groups that one task each reads. Small ones share a group:
+    """Return the ranges in groups that one task each reads. Small ones share a group:
     a task costs more than the entries of a quiet topic partition.
 
     Args:
@@ -144,14 +147,17 @@ def group(spans: list[EntryRange], sizes_bytes: list[int | None], min_groups: in
     """
     most_ranges = min(_GROUP_RANGES, len(spans) // max(min_groups, 1))
     groups: list[list[EntryRange]] = []
+    filling: list[EntryRange] = []
     room_bytes = 0
     for span, size_bytes in zip(spans, sizes_bytes, strict=True):
-        needed_bytes = _GROUP_BYTES if size_bytes is None else size_bytes
-        if not groups or needed_bytes > room_bytes or len(groups[-1]) >= most_ranges:
-            groups.append([])
-            room_bytes = _GROUP_BYTES
-        groups[-1].append(span)
-        room_bytes -= needed_bytes
+        if size_bytes is None or size_bytes > _GROUP_BYTES:
+            groups.append([span])
+            continue
+        if not filling or size_bytes > room_bytes or len(filling) >= most_ranges:
+            filling, room_bytes = [], _GROUP_BYTES
+            groups.append(filling)
+        filling.append(span)
+        room_bytes -= size_bytes
     return groups
 
 

@@ -25,10 +25,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ledgerlake.source.loss import DATA_LOSS, DELAYED_TRIMMED
-from ledgerlake.table.ordered_files import BufferedWriter, DataFile, ParquetFolder
+from ledgerlake.table.ordered_files import DataFile, copy_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -109,15 +108,12 @@ def _write_new(table: Table, name: str, known: Counter[RowKey], is_wanted: Calla
     """Write the rows of a file that are not known, and whose reason is wanted, to new files; return
     those. Each known row is taken off ``known``.
     """
-    folder = table.folder
-    prefix = "-".join(name.split("-")[:3])
-    writer = BufferedWriter(ParquetFolder(folder.filesystem(), folder.root, table.schema, prefix))
-    with pq.ParquetFile(f"{folder.root}/{name}", filesystem=folder.filesystem()) as file:
-        for number in range(file.num_row_groups):
-            rows = file.read_row_group(number).cast(table.schema)
-            wanted = [is_wanted(key[_REASON]) and _is_new(key, known) for key in row_keys(rows)]
-            writer.write(rows.filter(pa.array(wanted, pa.bool_())))
-    return writer.finish()
+
+    def are_new(rows: pa.Table) -> pa.Array:
+        wanted = [is_wanted(key[_REASON]) and _is_new(key, known) for key in row_keys(rows)]
+        return pa.array(wanted, pa.bool_())
+
+    return copy_rows(table.folder, table.schema, name, are_new)
 
 
 def _is_new(key: RowKey, known: Counter[RowKey]) -> bool:

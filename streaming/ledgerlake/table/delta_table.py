@@ -408,7 +408,7 @@ class Table:
             else:
                 table.update_incremental()
         except (DeltaError, OSError) as error:
-            raise self._not_opened(error) from None
+            raise TableError(f"the table at {self.path} cannot be opened: {self.path.reason(error)}") from None
         self._numbers = self._numbers_of(table.version())
         return table
 
@@ -416,21 +416,26 @@ class Table:
         """Return the open table; None if there is none, or if its store has other keys by now."""
         return self._opened if self._opened_with == self.path.delta_options() else None
 
-    def _not_opened(self, error: Exception) -> TableError:
-        return TableError(f"the table at {self.path} cannot be opened: {self.path.reason(error)}")
-
     def _is_newest(self, table: DeltaTable) -> bool:
-        """Return whether the log has no later version. This is one request to the store; an update
-        is several, and takes longer with each commit since the log's last checkpoint.
+        """Return whether the log certainly has no later version. These are two requests to the store;
+        an update is several, and takes longer with each commit since the log's last checkpoint.
         """
-        following = _commit_file(self.path, table.version() + 1)
+        version = table.version()
+        # Another process may have removed old commits, and among them a later one than this.
+        return self._has_commit(version) is True and self._has_commit(version + 1) is False
+
+    def _has_commit(self, version: int) -> bool | None:
+        """Return whether the log has a commit; None if the store does not say it: it may refuse to
+        answer for a file that is not there.
+        """
+        file = _commit_file(self.path, version)
         try:
-            following.filesystem().open_input_file(following.root).close()
+            file.filesystem().open_input_file(file.root).close()
         except FileNotFoundError:
-            return True
-        except OSError as error:
-            raise self._not_opened(error) from None
-        return False
+            return False
+        except OSError:
+            return None
+        return True
 
     def _check_keeps_transactions(self, existing: DeltaTable) -> None:
         if _FORGETFUL_PROPERTY in existing.metadata().configuration:

@@ -35,10 +35,12 @@ from ledgerlake.decode import sorted_runs
 from ledgerlake.runtime.memory import give_back
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
     from pyarrow.fs import FileSystem
+
+    from ledgerlake.stored.places import Place
 
     Times = NDArray[np.int64]
 
@@ -82,6 +84,7 @@ class DataFile:
     Delta's log.
 
     ``first`` and ``last`` are the keys of its first and last row, if its rows have an order.
+    ``members`` are the topic partitions that share it (see ``shared_files``); none if it has one.
     """
 
     name: str
@@ -90,6 +93,7 @@ class DataFile:
     stats: str
     first: Key | None = None
     last: Key | None = None
+    members: tuple[str, ...] = ()
 
 
 @dataclass
@@ -144,6 +148,10 @@ class FileWriter:
         )
         self._open = None
 
+    @property
+    def has_files(self) -> bool:
+        return self._open is not None or bool(self._files)
+
     def finish(self) -> list[DataFile]:
         self.roll_file()
         return self._files
@@ -185,7 +193,16 @@ class BufferedWriter:
         elif len(self._buffer) >= _MAX_BUFFERED_TABLES:
             self._buffer = [pa.concat_tables(self._buffer).combine_chunks()]
 
-    def finish(self) -> list[DataFile]:
+    def finish(self, shared: BufferedWriter | None = None) -> list[DataFile]:
+        """Close the files, and return them.
+
+        Args:
+            shared: takes the rows instead, if no file was opened for them yet.
+        """
+        if shared is not None and not self._files.has_files:
+            for table in self._buffer:
+                shared.write(table)
+            return []
         self._flush()
         return self._files.finish()
 
@@ -297,6 +314,23 @@ def _shrinks(row: pa.Table) -> bool:
     middle = value.slice(value.size // 2, min(_SAMPLE_BYTES, value.size - value.size // 2))
     packed: pa.Buffer = pa.Codec("zstd", 1).compress(middle)
     return bool(packed.size < 0.95 * middle.size)
+
+
+def copy_rows(folder: Place, schema: pa.Schema, name: str, is_wanted: Callable[[pa.Table], pa.Array]) -> list[DataFile]:
+    """Write the wanted rows of a file to new files of the same micro-batch; return those.
+
+    Args:
+        is_wanted: a mask of rows.
+
+    Raises:
+        OSError, ArrowException: the file cannot be read.
+    """
+    prefix = "-".join(name.split("-")[:3])
+    to = ParquetFolder(folder.filesystem(), folder.root, schema, prefix)
+    writer = BufferedWriter(to)
+    for rows in _row_groups(to, name):
+        writer.write(rows.filter(is_wanted(rows)))
+    return writer.finish()
 
 
 def merge_overlapping(folder: ParquetFolder, files: list[DataFile]) -> tuple[list[DataFile], list[str]]:
