@@ -36,7 +36,7 @@ from tests.live.object_store import ACCESS_KEY, SECRET_KEY, ObjectStore, hadoop_
 from tests.live.pipelines import ledgerlake_process
 from tests.live.runtime import Runtime, start_runtime, wait_until
 
-from bench.throughput import PARTITIONS, Workload, cpu_s, publish
+from bench.throughput import PARTITIONS, Workload, cpu_s, expect, pss_mb, publish, trigger_seconds
 from ledgerlake.runtime.java import fetch_jars
 
 if TYPE_CHECKING:
@@ -134,16 +134,19 @@ def rates(running: Bench, messages: int) -> None:
     print(f"{messages:,} messages of 100 B, {PARTITIONS} partitions, medians of {_PASSES} after one uncounted")
     print(f"{'':<40}{'messages/s':>12}{'ratio':>8}")
     first = 0.0
-    for name, is_stored, is_cluster in (("disk", False, False), ("local", True, False), ("cluster", True, True)):
+    for name, words, is_stored in (
+        ("disk", "local[2], disk", False),
+        ("store", "local[2], S3", True),
+        ("cluster", "cluster of two workers, S3", True),
+    ):
         data = running.config(f"rates-{name}", topic, is_stored=is_stored)
-        if is_cluster:
+        if name == "cluster":
             data["spark"] = running.spark
         log = running.folder / f"rates-{name}.log"
         process = running.drive(data, log, "--passes", str(_PASSES + 1), "--messages", str(messages))
         assert process.wait() == 0, log.read_text()[-3000:]
         rate = messages / statistics.median(_results(log)[1:])
         first = first or rate
-        words = {"disk": "local[2], disk", "local": "local[2], S3", "cluster": "cluster of two workers, S3"}[name]
         print(f"{words:<40}{rate:>12,.0f}{rate / first:>8.2f}", flush=True)
 
 
@@ -173,12 +176,12 @@ def many_partitions(running: Bench, partitions: int, idle_s: int) -> None:
     workers = [host.address for name, host in running.cluster.hosts.items() if name.startswith("worker")]
     for words, count in _connections(running, {"driver": [running.driver.address], "workers": workers}).items():
         print(f"{'connections of the ' + words:<40}{count:>12,}")
-    print(f"{'memory of driver and workers (PSS), MB':<40}{_memory_mb():>12,.0f}", flush=True)
+    print(f"{'memory of driver and workers (PSS), MB':<40}{pss_mb(*_processes()):>12,.0f}", flush=True)
     before_s, began_s = cpu_s(*_processes()), time.monotonic()
     time.sleep(idle_s)
     cores = (cpu_s(*_processes()) - before_s) / (time.monotonic() - began_s)
     print(f"{f'CPU of a core, idle for {idle_s} s':<40}{cores:>12.2f}")
-    print(f"{'memory then, MB':<40}{_memory_mb():>12,.0f}", flush=True)
+    print(f"{'memory then, MB':<40}{pss_mb(*_processes()):>12,.0f}", flush=True)
     process.terminate()
 
 
@@ -212,14 +215,8 @@ def _pass_s(spark: SparkSession, data: dict[str, Any], number: int, messages: in
     pipeline = run(spark, config, once=True, on_batch=lambda result: counts.append(result.messages))
     pipeline.wait()
     pipeline.close()
-    assert sum(counts) == messages, f"{sum(counts)} of {messages}"
-    assert pipeline.query is not None
-    spent_ms = sum(
-        progress.durationMs["triggerExecution"] - progress.durationMs["queryPlanning"]
-        for progress in pipeline.query.recentProgress
-        if progress.numInputRows
-    )
-    return float(spent_ms) / 1000
+    expect(sum(counts), messages)
+    return trigger_seconds(pipeline.query, messages, rows_are_messages=False)
 
 
 def _report_batches(pipeline: Pipeline) -> None:
@@ -274,14 +271,6 @@ def _words(process: psutil.Process) -> list[str]:
         return list(process.cmdline())
     except psutil.Error:
         return []
-
-
-def _memory_mb() -> float:
-    total = 0.0
-    for process in _processes():
-        with suppress(psutil.Error):
-            total += float(process.memory_full_info().pss) / 2**20
-    return total
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ from bench.throughput import WorkerMemory, cpu_s
 from ledgerlake.runtime.java import cache_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 LATEST = Path(__file__).parent / "latest-latency.json"
 RATE = 1000
@@ -190,7 +190,7 @@ def latencies(runtime: Runtime, folder: Path, seconds: int) -> tuple[list[float]
     )
     running = start(runtime, folder, topic, cache_folder())
     enough = threading.Event()
-    publisher = threading.Thread(target=publish, args=(runtime, topic, enough))
+    publisher = threading.Thread(target=publish, args=(runtime, [topic], RATE, _now, enough))
     publisher.start()
     try:
         _await_rows(folder, 1, running)
@@ -217,18 +217,28 @@ def take(consumer: Any, message: Any, messages_seen: list[Seen]) -> None:
     consumer.acknowledge(message)
 
 
-def publish(runtime: Runtime, topic: str, enough: threading.Event) -> None:
-    """Ten messages every ten milliseconds, each with the time of day in it."""
-    producer = runtime.client().create_producer(topic, batching_max_publish_delay_ms=5)
+def publish(
+    runtime: Runtime, topics: list[str], rate: int, value: Callable[[], bytes], enough: threading.Event
+) -> None:
+    """Publish so many messages a second, in turn to each topic."""
+    client = runtime.client()
+    producers = [
+        client.create_producer(topic, batching_max_publish_delay_ms=5, block_if_queue_full=True) for topic in topics
+    ]
     began_s = time.monotonic()
     for number in itertools.count():
         if enough.is_set():
             break
-        ahead_s = began_s + number / RATE - time.monotonic()
+        ahead_s = began_s + number / rate - time.monotonic()
         if ahead_s > 0.01:
             time.sleep(ahead_s)
-        producer.send_async(repr(time.time()).encode(), lambda *_: None)
-    producer.flush()
+        producers[number % len(producers)].send_async(value(), lambda *_: None)
+    for producer in producers:
+        producer.flush()
+
+
+def _now() -> bytes:
+    return repr(time.time()).encode()
 
 
 def watch(folder: Path, seconds: int) -> tuple[float, list[Seen]]:

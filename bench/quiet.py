@@ -10,15 +10,14 @@ import argparse
 import tempfile
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
 from deltalake import DeltaTable
 from tests.live.runtime import Runtime, start_runtime, to_toml, wait_until
 
-from bench.latency import run_pipeline
-from bench.throughput import cpu_s
+from bench.latency import publish, run_pipeline
+from bench.throughput import cpu_s, pss_mb
 from ledgerlake.runtime.java import cache_folder
 
 RATE = 850
@@ -41,7 +40,7 @@ def measure(runtime: Runtime, folder: Path, count: int, seconds: int) -> None:
     data["stream"]["trigger"] = "1 second"
     (folder / "pipeline.toml").write_text(to_toml(data))
     ended = threading.Event()
-    publisher = threading.Thread(target=_publish, args=(runtime, topics, ended))
+    publisher = threading.Thread(target=publish, args=(runtime, topics, RATE, lambda: b"x" * 100, ended))
     publisher.start()
     running = run_pipeline(folder / "pipeline.toml", cache_folder())
     try:
@@ -53,7 +52,7 @@ def measure(runtime: Runtime, folder: Path, count: int, seconds: int) -> None:
         time.sleep(seconds)
         spent_s = cpu_s(*processes) - before_s
         files_later, rows_later = _table(folder)
-        memory_mb = sum(_shared_memory_mb(each) for each in processes)
+        memory_mb = pss_mb(*processes)
     finally:
         ended.set()
         publisher.join()
@@ -71,27 +70,6 @@ def _table(folder: Path) -> tuple[int, int]:
     """How many files and rows the table has."""
     table = DeltaTable(str(folder / "messages"))
     return len(table.file_uris()), table.count()
-
-
-def _shared_memory_mb(process: psutil.Process) -> float:
-    with suppress(psutil.Error):
-        return float(process.memory_full_info().pss) / 2**20
-    return 0.0
-
-
-def _publish(runtime: Runtime, topics: list[str], ended: threading.Event) -> None:
-    """Publish in turn to each topic until the end."""
-    client = runtime.client()
-    producers = [client.create_producer(topic, block_if_queue_full=True) for topic in topics]
-    began_s, number = time.monotonic(), 0
-    while not ended.is_set():
-        producers[number % len(producers)].send_async(b"x" * 100, lambda *_: None)
-        number += 1
-        ahead_s = began_s + number / RATE - time.monotonic()
-        if ahead_s > 0.01:
-            time.sleep(ahead_s)
-    for producer in producers:
-        producer.flush()
 
 
 if __name__ == "__main__":

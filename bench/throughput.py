@@ -355,7 +355,7 @@ def _source_to_noop(spark: SparkSession, service_url: str, topic: str, count: in
     cpu_s = spark_cpu_s()
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
-    return Pass(_trigger_seconds(query, count, rows_are_messages=True), spark_cpu_s() - cpu_s)
+    return Pass(trigger_seconds(query, count, rows_are_messages=True), spark_cpu_s() - cpu_s)
 
 
 def pipeline_to_delta(spark: SparkSession, service_url: str, topic: str, count: int, folder: Path) -> Pass:
@@ -378,7 +378,7 @@ def pipeline_to_delta(spark: SparkSession, service_url: str, topic: str, count: 
     cpu_s = spark_cpu_s() - cpu_s
     pipeline.close()
     expect(sum(batch_counts), count)
-    seconds = _trigger_seconds(pipeline.query, count, rows_are_messages=False)
+    seconds = trigger_seconds(pipeline.query, count, rows_are_messages=False)
     shutil.rmtree(pipeline_folder)
     return Pass(seconds, cpu_s)
 
@@ -402,7 +402,7 @@ def summaries(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batch.set_column(_KIND, "kind", kinds).set_column(_HEADER, "header", headers)
 
 
-def _trigger_seconds(query: Any, count: int, rows_are_messages: bool) -> float:
+def trigger_seconds(query: Any, count: int, rows_are_messages: bool) -> float:
     progresses = [progress for progress in query.recentProgress if progress.numInputRows]
     if rows_are_messages:
         expect(sum(progress.numInputRows for progress in progresses), count)
@@ -430,6 +430,15 @@ def cpu_s(*processes: psutil.Process) -> float:
         with contextlib.suppress(psutil.NoSuchProcess):
             total_s += sum(process.cpu_times()[:4])
     return total_s
+
+
+def pss_mb(*processes: psutil.Process) -> float:
+    """Their memory; what several share counts once."""
+    total_bytes = 0
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            total_bytes += process.memory_full_info().pss
+    return total_bytes / 2**20
 
 
 def _is_broker(process: psutil.Process) -> bool:

@@ -12,7 +12,7 @@ from ledgerlake.client.reader import EntryReader, open_together, read_one_each
 from ledgerlake.errors import CorruptEntryError, DeadlineError, TopicNotFoundError
 from ledgerlake.source.last_entry import last_position
 from ledgerlake.stored.offsets import Offset, PartitionOffset
-from ledgerlake.wire.entry import parse_entry, read_stamp
+from ledgerlake.wire.entry import peek_metadata, read_stamp
 from ledgerlake.wire.message_id import AFTER_ALL, BEFORE_ALL, Position
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class LatestOffset:
         return self._offset
 
     def _describe(self, position: Position, entry: EntryReceived | None) -> None:
-        self._offset = PartitionOffset(position) if entry is None else _stamped(entry)
+        self._offset = _offset_at(position, entry)
         if entry is not None:
             # One small entry among large ones is not taken for all.
             self.entry_bytes = max(_entry_bytes(entry), (self.entry_bytes or 0) * 3 // 4)
@@ -191,8 +191,7 @@ def describe(cluster: Cluster, topic_partition: str, position: Position) -> Part
     """Return a position with the broker's time and index of its entry, if that entry can still be
     read.
     """
-    entry = _entry_at(cluster, topic_partition, position)
-    return PartitionOffset(position) if entry is None else _stamped(entry)
+    return _offset_at(position, _entry_at(cluster, topic_partition, position))
 
 
 def _entry_at(cluster: Cluster, topic_partition: str, position: Position) -> EntryReceived | None:
@@ -302,10 +301,14 @@ def _entry_bytes(entry: EntryReceived) -> int:
     last one may be small.
     """
     try:
-        metadata = parse_entry(entry.entry).metadata
+        metadata = peek_metadata(entry.entry)
     except CorruptEntryError:
         return len(entry.frames)
     return max(len(entry.frames), metadata.total_chunk_msg_size // max(metadata.num_chunks_from_msg, 1))
+
+
+def _offset_at(position: Position, entry: EntryReceived | None) -> PartitionOffset:
+    return PartitionOffset(position) if entry is None else _stamped(entry)
 
 
 def _stamped(entry: EntryReceived) -> PartitionOffset:
