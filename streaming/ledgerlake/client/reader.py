@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from ledgerlake.client.backoff import Backoff
 from ledgerlake.client.consumers import (
-    close_consumer,
     closed,
     grant,
     next_entry,
@@ -81,6 +80,7 @@ class EntryReader:
         self._scan = scan
         self._permits = Permits(window)
         self._open: tuple[Session, Consumer] | None = None
+        self._closing: tuple[Session, list[int]] | None = None
         self._last_message_request: tuple[Consumer, int] | None = None
         self._backoff = Backoff(give_up_after_s=cluster.settings.give_up_after_s)
         self._name = f"ledgerlake-reader-{uuid.uuid4().hex[:12]}"
@@ -157,6 +157,8 @@ class EntryReader:
 
     def adopt(self, session: Session, consumer: Consumer) -> None:
         """Use a consumer that ``subscribe_command`` has opened."""
+        if self._scan is not None:
+            session.scan_with(self._scan)
         self._open = session, consumer
         self._permits.outstanding = 0
 
@@ -168,10 +170,16 @@ class EntryReader:
 
     def close(self) -> None:
         """Close the consumer."""
+        self.start_close()
+        if self._closing is not None:
+            (session, request_ids), self._closing = self._closing, None
+            closed(session, request_ids)
+
+    def start_close(self) -> None:
+        """Request to close the consumer without waiting; ``close`` waits for the answer."""
         if self._open is not None:
-            session, consumer = self._open
-            self._open = None
-            close_consumer(session, consumer)
+            (session, consumer), self._open = self._open, None
+            self._closing = session, start_close(session, [consumer])
 
     def _next_once(self, deadline: float, take: Take) -> Received | None:
         session, consumer = self._opened()
@@ -212,8 +220,6 @@ class EntryReader:
     def _opened(self) -> tuple[Session, Consumer]:
         if self._open is None or self._open[1].closed:
             session = self.cluster.session_for(self.topic_partition)
-            if self._scan is not None:
-                session.scan_with(self._scan)
             self.adopt(session, subscribe(session, f"open a reader on {self.topic_partition}", self.subscribe_command))
         assert self._open is not None
         return self._open

@@ -20,7 +20,7 @@ from ledgerlake.operators.results import BatchSettings, TaskSettings
 from ledgerlake.operators.rows import STAGE_ROWS
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import SourceOptions, parse_options
-from ledgerlake.source.pieces import read_ranges
+from ledgerlake.source.pieces import read_pieces_by_range
 from ledgerlake.source.planning import group
 from ledgerlake.source.stream_reader import LedgerlakeStreamReader
 from ledgerlake.stored.places import from_text, to_text
@@ -93,6 +93,6 @@ class _WritingStreamReader(LedgerlakeStreamReader):
         return [_RangesPartition(together) for together in group(spans, sizes_bytes, self._options.min_partitions)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        ranges = read_ranges(self._options, partition.spans)
+        ranges = read_pieces_by_range(self._options, partition.spans)
         shares_files = len(partition.spans) > 1
         return ingest_ranges(ranges, self._settings, BatchSettings.of_this_task(), shares_files=shares_files)

@@ -5,7 +5,6 @@ Stateless: everything is in the arguments, so a task that is run again reads the
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -17,10 +16,10 @@ from ledgerlake.decode.messages import WHOLE_BATCH, BatchRange
 from ledgerlake.decode.rejects import RejectedEntry, read_reject, reject_frame
 from ledgerlake.decode.split import PieceKind, only_entry, split_bundle
 from ledgerlake.errors import CorruptEntryError
-from ledgerlake.source.range_reader import read_range
+from ledgerlake.source.range_reader import read_ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     from ledgerlake.assembly.rules import Chunk
     from ledgerlake.options.source_options import SourceOptions
@@ -58,27 +57,19 @@ class SingleEntry:
 
 def read_pieces(options: SourceOptions, span: EntryRange) -> Iterator[Piece]:
     """Yield the range in pieces of at most a bundle's size; a thread prefetches bundles."""
-    return _pieces(prefetched(read_range(options, span), _BUNDLES_AHEAD))
+    for _, pieces in read_pieces_by_range(options, [span]):
+        yield from pieces
 
 
-def read_ranges(options: SourceOptions, spans: list[EntryRange]) -> Iterator[tuple[EntryRange, Iterator[Piece]]]:
+def read_pieces_by_range(
+    options: SourceOptions, spans: list[EntryRange]
+) -> Iterator[tuple[EntryRange, Iterator[Piece]]]:
     """Yield each range with its pieces, as ``read_pieces``. They must be used up before the next
     range is asked for, which the thread reads meanwhile.
     """
-    bundles = prefetched(_bundles(options, spans), _BUNDLES_AHEAD)
+    bundles = prefetched(read_ranges(options, spans), _BUNDLES_AHEAD)
     for span, of_range in groupby(bundles, itemgetter(0)):
         yield span, _pieces(bundle for _, bundle in of_range if bundle is not None)
-
-
-def _bundles(
-    options: SourceOptions, spans: list[EntryRange]
-) -> Generator[tuple[EntryRange, Bundle | RejectedEntry | None], None, None]:
-    """Yield the bundles of each range, after None for its begin."""
-    for span in spans:
-        yield span, None
-        with closing(read_range(options, span)) as bundles:
-            for bundle in bundles:
-                yield span, bundle
 
 
 def _pieces(bundles: Iterable[Bundle | RejectedEntry]) -> Iterator[Piece]:

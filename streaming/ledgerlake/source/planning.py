@@ -49,6 +49,11 @@ class EntryRange:
     end_ms: int | None = None
 
     @property
+    def has_entries(self) -> bool:
+        """Return whether the range may have entries, and not a time alone."""
+        return self.end > self.after
+
+    @property
     def crosses(self) -> bool:
         """Return whether the range ends in a later ledger than that of the last entry read before."""
         return 0 <= self.after.ledger_id < self.end.ledger_id
@@ -59,7 +64,7 @@ class EntryRange:
         Args:
             entry_bytes: the size of one entry, if it is known.
         """
-        if self.end <= self.after:
+        if not self.has_entries:
             return 0
         if entry_bytes is None or self.end.ledger_id != self.after.ledger_id:
             return None

@@ -1,4 +1,4 @@
-"""Reads a range of entries, and joins them to bundles. Losses and entries that cannot be read come
+"""Reads ranges of entries, and joins them to bundles. Losses and entries that cannot be read come
 between the bundles.
 
 There are three special cases: only some messages of the first or last entry belong to the range,
@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import shared_cluster
-from ledgerlake.client.reader import EntryReader
+from ledgerlake.client.reader import EntryReader, open_together
 from ledgerlake.decode.messages import WHOLE_BATCH, BatchRange
 from ledgerlake.decode.payloads import process_entry
 from ledgerlake.decode.rejects import RejectedEntry
@@ -40,41 +40,56 @@ Frames = bytes | bytearray | memoryview
 Bundle = tuple[Frames, BatchRange]
 
 
-def read_range(options: SourceOptions, span: EntryRange) -> Generator[Bundle | RejectedEntry, None, None]:
-    """Yield the entries of a range in order.
+def read_ranges(
+    options: SourceOptions, spans: list[EntryRange]
+) -> Generator[tuple[EntryRange, Bundle | RejectedEntry | None], None, None]:
+    """Yield the entries of ranges, one range after another, each after None for its begin. Their
+    readers are opened together.
 
     Raises:
-        DataLossError: the topic no longer has some of them, and the options say so.
+        DataLossError: a topic no longer has some of them, and the options say so.
     """
-    if span.end <= span.after:
-        return
-    reader = EntryReader(shared_cluster(options.client), span.topic_partition, span.after, scan=scan)
+    cluster = shared_cluster(options.client)
+    readers = [EntryReader(cluster, span.topic_partition, span.after, scan=scan) for span in spans]
+    try:
+        if len(spans) > 1:
+            open_together(cluster, [reader for reader, span in zip(readers, spans, strict=True) if span.has_entries])
+        for span, reader in zip(spans, readers, strict=True):
+            yield span, None
+            if span.has_entries:
+                yield from ((span, bundle) for bundle in _read_range(options, span, reader))
+                reader.start_close()
+    finally:
+        for reader in readers:
+            reader.close()
+
+
+def _read_range(
+    options: SourceOptions, span: EntryRange, reader: EntryReader
+) -> Generator[Bundle | RejectedEntry, None, None]:
     watch, batch_ranges, buffer = LossWatch(options, span), _batch_ranges(span), _BundleBuffer()
     process = (
         partial(_process, options, load(options.message_payload_processor))
         if options.message_payload_processor
         else None
     )
-    try:
-        for received in _received(reader, span.end, watch):
-            loss = watch.take(received)
-            if loss is not None:
+    for received in _received(reader, span.end, watch):
+        loss = watch.take(received)
+        if loss is not None:
+            yield from buffer.take()
+            yield loss
+        for entries in _cut(received, batch_ranges) if process is None else received.each():
+            batch_range = batch_ranges.get(entries.position, WHOLE_BATCH) if batch_ranges else WHOLE_BATCH
+            if batch_range is not WHOLE_BATCH:
                 yield from buffer.take()
-                yield loss
-            for entries in _cut(received, batch_ranges) if process is None else received.each():
-                batch_range = batch_ranges.get(entries.position, WHOLE_BATCH) if batch_ranges else WHOLE_BATCH
-                if batch_range is not WHOLE_BATCH:
-                    yield from buffer.take()
-                frames = entries.frames if process is None else process(entries.first_entry)
-                if isinstance(frames, RejectedEntry):
-                    yield from buffer.take()
-                    yield frames
-                elif frames:
-                    buffer.add(frames, batch_range)
-                if buffer.size >= BUNDLE_BYTES:
-                    yield from buffer.take()
-    finally:
-        reader.close()
+            frames = entries.frames if process is None else process(entries.first_entry)
+            if isinstance(frames, RejectedEntry):
+                yield from buffer.take()
+                yield frames
+            elif frames:
+                buffer.add(frames, batch_range)
+            if buffer.size >= BUNDLE_BYTES:
+                yield from buffer.take()
     yield from buffer.take()
     loss = watch.end()
     if loss is not None:
