@@ -1,4 +1,6 @@
-"""Several writers of one table at once: two pipelines, and compaction without pause."""
+"""Several writers of one table at once: two pipelines, the upkeep of each, and delta-rs's compaction
+again and again.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ class Compactor(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
-        while not self._ended.wait(1):
+        while not self._ended.wait(3):
             # Another writer may have been first; the pipelines must not be held up by that.
             with suppress(DeltaError):
                 DeltaTable(self._path, storage_options=self._options).optimize.compact()
@@ -125,6 +127,8 @@ def test_two_pipelines_and_compaction_of_one_table_lose_and_double_nothing_and_n
     assert set(confirmed.values()) == {1}
     print(f"{len(confirmed):,} messages, {DeltaTable(path, storage_options=options).version():,} commits, {compactor.count} compactions")  # fmt: skip
     assert compactor.count > 5
+    history = DeltaTable(path, storage_options=options).history()
+    assert sum(commit.get("engineInfo") == "ledgerlake" for commit in history) > 5
 
 
 def started(
@@ -132,6 +136,7 @@ def started(
 ) -> subprocess.Popen[bytes]:
     data: dict[str, Any] = runtime.config(folder, topic, name=f"{name}-{folder.parent.name[-30:]}")
     data["delta"] = {"path": path}
+    data["upkeep"] = {"interval": "500 ms", "cpu_percent": 50}
     if path.startswith("s3:"):
         data["storage"] = store.settings
     command = [sys.executable, "-m", "ledgerlake.cli", "run", config_file(folder, data)]

@@ -69,7 +69,7 @@ class MemoryTable:
         self._version = len(stored.commits) - 1 if version is None else version
 
     @classmethod
-    def create(cls, path: str, schema: pa.Schema, mode: str, storage_options: None = None) -> MemoryTable:
+    def create(cls, path: str, schema: pa.Schema, mode: str, **_: Any) -> MemoryTable:
         assert mode == "ignore"
         cls.lake.create(path, schema)
         return cls(path)
@@ -100,9 +100,9 @@ class MemoryTable:
         return commits[: self._version + 1][::-1][:limit]
 
     def get_add_actions(self) -> pa.Table:
-        return pa.table(
-            {"path": [name for commit in self._stored.commits[: self._version + 1] for name in commit.files]}
-        )
+        files = [(name, commit) for commit in self._stored.commits[: self._version + 1] for name in commit.files]
+        times_ms = [int(commit.time_s * 1000) for _, commit in files]
+        return pa.table({"path": [name for name, _ in files], "modification_time": pa.array(times_ms, pa.int64())})
 
     def transaction_version(self, app_id: str) -> int | None:
         for commit in reversed(self._stored.commits[: self._version + 1]):

@@ -17,11 +17,25 @@ import os
 import sys
 from typing import NoReturn
 
-from ledgerlake.cli import broker, bundle, cancel, demo, forget, lag, peek, positions, run, state, vacuum, verify
+from ledgerlake.cli import (
+    broker,
+    bundle,
+    cancel,
+    demo,
+    forget,
+    lag,
+    peek,
+    positions,
+    run,
+    state,
+    upkeep,
+    vacuum,
+    verify,
+)
 from ledgerlake.errors import LedgerlakeError
 
 # In the order in which help lists them.
-_COMMANDS = (run, demo, peek, positions, lag, verify, state, cancel, forget, vacuum, bundle, broker)
+_COMMANDS = (run, demo, peek, positions, lag, verify, state, cancel, forget, upkeep, vacuum, bundle, broker)
 
 
 def main(arguments: list[str] | None = None) -> int:

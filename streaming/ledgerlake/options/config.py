@@ -38,7 +38,20 @@ else:
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*){0,2}")
 
-SECTIONS = ("source", "auth", "tls", "stream", "delta", "chunks", "delay", "deliver", "metrics", "spark", "storage")
+SECTIONS = (
+    "source",
+    "auth",
+    "tls",
+    "stream",
+    "delta",
+    "chunks",
+    "delay",
+    "deliver",
+    "upkeep",
+    "metrics",
+    "spark",
+    "storage",
+)
 
 # From this similarity on, a key is a misspelt one of its section and not one of another section.
 _MISSPELT = 0.75
@@ -244,6 +257,44 @@ class DeliverConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UpkeepConfig:
+    """``[upkeep]``: how the tables are kept small while the pipeline runs, see ``pipeline.upkeep``."""
+
+    enabled: bool = option(
+        FLAG, True, "Merge small files of the tables, and remove unused ones.", toml="upkeep.enabled"
+    )
+    interval_ms: int = option(
+        DURATION,
+        60_000,
+        "The time between two looks at the tables.",
+        toml="upkeep.interval",
+        shown_default="`1 minute`",
+    )
+    cpu_percent: int = option(
+        COUNT, 10, "How much CPU the merging takes, in percent of a core.", toml="upkeep.cpu_percent"
+    )
+    retention_ms: int = option(
+        DURATION,
+        7 * 24 * _HOUR_MS,
+        "How long unused files are kept. Older versions of the tables cannot be read. A table that the pipeline creates keeps its log "
+        "for as long.",
+        toml="upkeep.retention",
+        shown_default="`7 days`",
+    )
+
+    @property
+    def retention_hours(self) -> int:
+        """Return the retention in whole hours."""
+        return -(-self.retention_ms // _HOUR_MS)
+
+    @property
+    def table_properties(self) -> dict[str, str]:
+        """Return the properties of a new table."""
+        interval = f"interval {self.retention_hours} hours"
+        return {"delta.logRetentionDuration": interval, "delta.deletedFileRetentionDuration": interval}
+
+
+@dataclass(frozen=True, kw_only=True)
 class MetricsConfig:
     """``[metrics]``: the port for Prometheus, see ``pipeline.metrics``."""
 
@@ -268,6 +319,7 @@ class Config:
     delay: DelayConfig
     deliver: DeliverConfig | None
     metrics: MetricsConfig | None
+    upkeep: UpkeepConfig = field(default_factory=UpkeepConfig)
     spark: SparkConfig = field(default_factory=SparkConfig)
     storage: StorageSettings = ENVIRONMENT
 
@@ -330,6 +382,7 @@ SECTION_CLASSES = (
     ChunksConfig,
     DelayConfig,
     DeliverConfig,
+    UpkeepConfig,
     MetricsConfig,
     SparkConfig,
     StorageConfig,
@@ -395,6 +448,7 @@ def parse_config(data: dict[str, Any]) -> Config:
         delay=delay,
         deliver=_deliver(data, source, delay) if "deliver" in data else None,
         metrics=_metrics(data) if "metrics" in data else None,
+        upkeep=_upkeep(data),
         spark=from_toml(SparkConfig, "spark", data),
         storage=from_toml(StorageConfig, "storage", data).settings,
     )
@@ -481,6 +535,17 @@ def _deliver(data: dict[str, Any], source: SourceOptions, delay: DelayConfig) ->
     if source.topics.includes(deliver.topic):
         raise UsageError(f"[deliver] topic {deliver.topic} is one of those that are read; name another")
     return deliver
+
+
+def _upkeep(data: dict[str, Any]) -> UpkeepConfig:
+    upkeep = from_toml(UpkeepConfig, "upkeep", data)
+    if upkeep.cpu_percent > 100:
+        raise UsageError("[upkeep] cpu_percent is above 100, a whole core")
+    if upkeep.retention_ms < _HOUR_MS:
+        raise UsageError(
+            "[upkeep] retention is less than an hour, and files of a micro-batch in work could be older; write 1 hour or more"
+        )
+    return upkeep
 
 
 def _metrics(data: dict[str, Any]) -> MetricsConfig:

@@ -14,8 +14,8 @@ T = TypeVar("T")
 
 # At most what 64 bits hold, and ASCII digits only.
 NUMBER = re.compile(r"[0-9]{1,18}")
-_DURATION = re.compile(r"([0-9]{1,12})\s*(milliseconds?|ms|seconds?|s|minutes?|min|m|hours?|h)")
-_UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000}
+_DURATION = re.compile(r"([0-9]{1,12})\s*(milliseconds?|ms|seconds?|s|minutes?|min|m|hours?|h|days?|d)")
+_UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from ledgerlake.pipeline.components import make_components
 from ledgerlake.pipeline.failures import cause_of, own_error
 from ledgerlake.pipeline.plan import plan
 from ledgerlake.pipeline.query_settings import settings_of
+from ledgerlake.pipeline.upkeep import Upkeep
 from ledgerlake.publish.republisher import Republisher
 from ledgerlake.runtime.hadoop import connect_store
 from ledgerlake.stored.places import to_text
@@ -90,6 +91,7 @@ class Pipeline:
         self._on_batch = on_batch
         self._components = make_components(config)
         self._republisher: Republisher | None = None
+        self._upkeep = Upkeep(config)
         self._stopping = threading.Event()
         self._batches = BatchWriter(config.stream.name, self._components, self._stopping, self._after_batch)
         self._failure: LedgerlakeError | None = None
@@ -120,7 +122,7 @@ class Pipeline:
         missing = [table for table in tables if not table.check(self._spark)]
         start = components.start.acquire(names, [table for table in tables if table not in missing])
         with ThreadPoolExecutor(1) as executor:
-            creation = executor.submit(_create, missing)
+            creation = executor.submit(_create, missing, self.config.upkeep.table_properties)
             stream = self._stream(start)
             creation.result()
         register_tables(self._spark, self.config)
@@ -137,6 +139,8 @@ class Pipeline:
         components.checkpoint.end_forgetting()
         if self._republisher is not None:
             self._republisher.start()
+        if self.config.upkeep.enabled and not once:
+            self._upkeep.start()
 
     def _start_query(self, stream: DataFrame, once: bool, topic_partitions: int) -> None:
         settings, checkpoint = self.config.stream, self._components.checkpoint.folder
@@ -219,6 +223,7 @@ class Pipeline:
             LedgerlakeError: the current batch failed, or the query had failed before.
         """
         self._stopping.set()
+        self._upkeep.stop()
         self._batches.wait(lambda: self.query is not None and self.query.isActive)
         failure = None
         if self.query is not None:
@@ -232,6 +237,7 @@ class Pipeline:
         """Disconnect from the broker; the cursors stay on it, and unsent messages stay in the
         outbox.
         """
+        self._upkeep.stop()
         if self._republisher is not None:
             self._republisher.stop()
         self._components.cursors.close()
@@ -266,6 +272,6 @@ class Pipeline:
             self._on_batch(result)
 
 
-def _create(tables: list[Table]) -> None:
+def _create(tables: list[Table], properties: dict[str, str]) -> None:
     for table in tables:
-        table.create()
+        table.create(properties)

@@ -31,10 +31,12 @@ from ledgerlake.stored.secrets import resolve_secret
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from obstore.store import ObjectStore
+
 # A failed request is tried again for about a minute.
 _S3_RETRIES = fs.AwsStandardS3RetryStrategy(max_attempts=9)
 _GOOGLE_RETRIES = timedelta(seconds=60)
-_RETRY_TIMEOUT = "90s"
+_RETRY_TIMEOUT = timedelta(seconds=90)
 
 
 @dataclass(frozen=True)
@@ -294,7 +296,24 @@ def delta_options(store: Store, bucket: str, settings: StorageSettings) -> dict[
     Raises:
         SetupError: a secret cannot be read.
     """
-    return _given(store.delta_options(bucket, settings.resolved())) | {"retry_timeout": _RETRY_TIMEOUT}
+    retry_timeout = f"{_RETRY_TIMEOUT.total_seconds():.0f}s"
+    return _given(store.delta_options(bucket, settings.resolved())) | {"retry_timeout": retry_timeout}
+
+
+def open_bucket(store: Store, uri: str, bucket: str, settings: StorageSettings) -> ObjectStore:
+    """Return the store below a URI, for requests that pyarrow does not have.
+
+    Raises:
+        SetupError: a secret cannot be read.
+    """
+    # Its import takes a tenth of a second, and tasks do not need it.
+    from obstore.store import from_url
+
+    options: Any = _given(store.delta_options(bucket, settings.resolved()))
+    # This is delta-rs's own.
+    options.pop("aws_force_credential_load", None)
+    opened: ObjectStore = from_url(uri, config=options, retry_config={"retry_timeout": _RETRY_TIMEOUT})
+    return opened
 
 
 def hadoop_settings(store: Store, bucket: str, settings: StorageSettings) -> dict[str, str]:

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 import deltalake
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -94,6 +95,7 @@ class Table:
         self._own_version, self._own_commit = -1, dict[str, int]()
         self._own_numbers: dict[str, int | None] = {}
         self._previous_writer: int | None = None
+        self._modified_ms: int | None = None
 
     def check(self, spark: SparkSession) -> bool:
         """Return whether the table exists, with the contract's columns; if not, its folder is
@@ -111,15 +113,20 @@ class Table:
         self._compare(existing)
         return True
 
-    def create(self) -> None:
+    def create(self, properties: dict[str, str] | None = None) -> None:
         """Create the table, unless another process has just done so.
+
+        Args:
+            properties: Delta's properties of the table.
 
         Raises:
             TableError: it cannot be created.
         """
         options = self.path.delta_options()
         try:
-            DeltaTable.create(self.path.uri, self.schema, mode="ignore", storage_options=options)
+            DeltaTable.create(
+                self.path.uri, self.schema, mode="ignore", configuration=properties, storage_options=options
+            )
         except (DeltaError, OSError) as error:
             if existing_table(self.path) is None:
                 raise TableError(f"the table at {self.path} cannot be made: {self.path.reason(error)}") from None
@@ -340,7 +347,7 @@ class Table:
         self, files: list[DataFile], numbers: dict[str, int], metadata: dict[str, str] | None, attempt: str
     ) -> None:
         table = self._opened or self._current()
-        now_ms = int(time.time() * 1000)
+        now_ms = self._modified_ms = self._next_modified_ms(table)
         actions = [AddAction(file.name, file.size_bytes, {}, now_ms, True, file.stats) for file in files]
         transactions = [Transaction(name, number, now_ms) for name, number in numbers.items()]
         # To remove expired entries, the whole log is read, so this is not done at each commit; None
@@ -361,6 +368,15 @@ class Table:
         else:
             self._own_version, self._own_commit = version + 1, numbers
             self._own_numbers = {**self._numbers, **numbers}
+
+    def _next_modified_ms(self, table: DeltaTable) -> int:
+        """Return the time of a commit. It is later than those of earlier commits, although clocks may
+        step back: files are ordered by it (see ``file_groups``).
+        """
+        last_ms = self._modified_ms
+        if last_ms is None:
+            last_ms = pc.max(pa.table(table.get_add_actions())["modification_time"]).as_py() or 0
+        return max(int(time.time() * 1000), last_ms + 1)
 
     def _has_landed(self, numbers: dict[str, int]) -> bool:
         """Return whether the table has a commit of ours, by its random number: a store may store a
@@ -428,7 +444,7 @@ class Table:
         """Return whether the log has a commit; None if the store does not say it: it may refuse to
         answer for a file that is not there.
         """
-        file = _commit_file(self.path, version)
+        file = commit_file(self.path, version)
         try:
             file.filesystem().open_input_file(file.root).close()
         except FileNotFoundError:
@@ -492,16 +508,27 @@ def open_delta(path: Place, version: int | None = None) -> DeltaTable:
 
 def transactions_of(path: Place, version: int) -> dict[str, int]:
     """Return the transactions in the commit of a version; none if it cannot be read."""
-    file = _commit_file(path, version)
     try:
-        with file.filesystem().open_input_stream(file.root) as stream:
-            actions = [json.loads(line) for line in bytes(stream.read()).splitlines()]
+        actions = read_commit(path, version)
     except (OSError, ValueError):
         return {}
     return {action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action}
 
 
-def _commit_file(path: Place, version: int) -> Place:
+def read_commit(path: Place, version: int) -> list[dict[str, dict[str, Any]]]:
+    """Return the actions in the commit of a version.
+
+    Raises:
+        FileNotFoundError: there is no such commit, or it was removed.
+        OSError, ValueError: it cannot be read.
+    """
+    file = commit_file(path, version)
+    with file.filesystem().open_input_stream(file.root) as stream:
+        return [json.loads(line) for line in bytes(stream.read()).splitlines()]
+
+
+def commit_file(path: Place, version: int) -> Place:
+    """Return the file of a version in the log of a table."""
     return path / f"_delta_log/{version:020}.json"
 
 

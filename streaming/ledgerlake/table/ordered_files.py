@@ -20,6 +20,7 @@ The statistics of a file come from Parquet's own footer.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from ledgerlake.decode import sorted_runs
 from ledgerlake.runtime.memory import give_back
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
     from pyarrow.fs import FileSystem
@@ -117,23 +118,28 @@ class _OpenFile:
 
 
 class FileWriter:
-    """Writes tables one after another into files of a bounded size."""
+    """Writes tables one after another into files of a bounded size.
 
-    def __init__(self, folder: ParquetFolder) -> None:
+    Args:
+        makes_one_file: write one file, whatever its size.
+    """
+
+    def __init__(self, folder: ParquetFolder, *, makes_one_file: bool = False) -> None:
         self._folder = folder
-        self._is_ordered = "batch_index" in folder.schema.names
+        self._makes_one_file = makes_one_file
+        self._is_ordered = has_order(folder.schema)
         self._open: _OpenFile | None = None
         self._files: list[DataFile] = []
 
     def write(self, table: pa.Table) -> None:
-        if self._open is not None and self._open.bytes_taken >= FILE_BYTES:
+        if not self._makes_one_file and self._open is not None and self._open.bytes_taken >= FILE_BYTES:
             self.roll_file()
         if self._open is None:
             self._open = self._new_file("none" if _is_row_group(table) and not _shrinks(table) else "zstd")
         self._open.bytes_taken += table.nbytes
         if self._is_ordered:
-            self._open.first = self._open.first or _key(table, 0)
-            self._open.last = _key(table, table.num_rows - 1)
+            self._open.first = self._open.first or key_of(table, 0)
+            self._open.last = key_of(table, table.num_rows - 1)
         self._open.writer.write_table(table, row_group_size=max(table.num_rows, 1))
 
     def roll_file(self) -> None:
@@ -156,6 +162,16 @@ class FileWriter:
         self.roll_file()
         return self._files
 
+    def discard(self) -> None:
+        """Delete the files, and the one that is open."""
+        names = [file.name for file in self._files]
+        if self._open is not None:
+            names.append(self._open.name)
+            with contextlib.suppress(OSError, pa.ArrowException):
+                self._open.writer.close()
+        self._open, self._files = None, []
+        delete_files(self._folder, names)
+
     def _new_file(self, codec: str) -> _OpenFile:
         name = f"{self._folder.prefix}-{len(self._files):03d}-{uuid.uuid4()}.{codec}.parquet"
         footer: list[Any] = []
@@ -176,10 +192,14 @@ class FileWriter:
 
 
 class BufferedWriter:
-    """Collects small tables up to a row group, then writes them as they came."""
+    """Collects small tables up to a row group, then writes them as they came.
 
-    def __init__(self, folder: ParquetFolder) -> None:
-        self._files = FileWriter(folder)
+    Args:
+        makes_one_file: as for ``FileWriter``.
+    """
+
+    def __init__(self, folder: ParquetFolder, *, makes_one_file: bool = False) -> None:
+        self._files = FileWriter(folder, makes_one_file=makes_one_file)
         self._buffer: list[pa.Table] = []
         self._buffered_bytes = 0
 
@@ -205,6 +225,11 @@ class BufferedWriter:
             return []
         self._flush()
         return self._files.finish()
+
+    def discard(self) -> None:
+        """Delete what was written."""
+        self._buffer, self._buffered_bytes = [], 0
+        self._files.discard()
 
     def _flush(self) -> None:
         if self._buffer:
@@ -235,7 +260,7 @@ class OrderedWriter:
         """Add a batch, in which positions must rise; batches may come in any order."""
         if batch.num_rows == 0:
             return
-        first, last = (_key(batch, row)[1:3] for row in (0, batch.num_rows - 1))
+        first, last = (key_of(batch, row)[1:3] for row in (0, batch.num_rows - 1))
         self._stepped_back |= first < self._last_taken
         self._last_taken = last
         alone = _is_row_group(batch)
@@ -269,18 +294,17 @@ class OrderedWriter:
         self._flush()
         files = [file for run in self._runs for file in run.finish()]
         merged, replaced = merge_overlapping(self._folder, files)
-        for name in replaced:
-            self._folder.filesystem.delete_file(f"{self._folder.root}/{name}")
+        delete_files(self._folder, replaced)
         return merged
 
     def _flush(self) -> None:
         table = self._take_buffer()
         if table.num_rows == 0:
             return
-        if self._last is not None and _key(table, 0) < self._last:
+        if self._last is not None and key_of(table, 0) < self._last:
             self._runs.append(FileWriter(self._folder))
         self._runs[-1].write(table)
-        self._last = _key(table, table.num_rows - 1)
+        self._last = key_of(table, table.num_rows - 1)
 
     def _take_buffer(self) -> pa.Table:
         """Return the rows that no file has yet, in order."""
@@ -328,7 +352,7 @@ def copy_rows(folder: Place, schema: pa.Schema, name: str, is_wanted: Callable[[
     prefix = "-".join(name.split("-")[:3])
     to = ParquetFolder(folder.filesystem(), folder.root, schema, prefix)
     writer = BufferedWriter(to)
-    for rows in _row_groups(to, name):
+    for rows in read_row_groups(to, name):
         writer.write(rows.filter(is_wanted(rows)))
     return writer.finish()
 
@@ -349,7 +373,7 @@ def merge_overlapping(folder: ParquetFolder, files: list[DataFile]) -> tuple[lis
             result += group
             continue
         out = FileWriter(folder)
-        for table in merge_sorted([_row_groups(folder, file.name) for file in group]):
+        for table in merge_sorted([read_row_groups(folder, file.name) for file in group]):
             out.write(table)
         result += out.finish()
         replaced += [file.name for file in group]
@@ -372,10 +396,35 @@ def _overlapping(files: list[DataFile]) -> Iterator[list[DataFile]]:
         yield group
 
 
-def _row_groups(folder: ParquetFolder, name: str) -> Iterator[pa.Table]:
+def delete_files(folder: ParquetFolder, names: Iterable[str]) -> None:
+    """Delete files that no table has. ``vacuum`` deletes those that could not be deleted."""
+    for name in names:
+        with contextlib.suppress(OSError):
+            folder.filesystem.delete_file(f"{folder.root}/{name}")
+
+
+def read_row_groups(folder: ParquetFolder, name: str) -> Iterator[pa.Table]:
+    """Yield the row groups of a file, one at a time.
+
+    Raises:
+        OSError, ArrowException: it cannot be read, or has other columns.
+    """
     with pq.ParquetFile(f"{folder.root}/{name}", filesystem=folder.filesystem) as file:
         for index in range(file.num_row_groups):
             yield file.read_row_group(index).cast(folder.schema)
+
+
+def has_order(schema: pa.Schema) -> bool:
+    """Return whether rows of these columns have a key; rejects have none."""
+    return "batch_index" in schema.names
+
+
+def in_order(rows: pa.Table) -> pa.Table:
+    """Return the rows in the order of their key, if they have one."""
+    if not has_order(rows.schema):
+        return rows
+    order = np.lexsort(sort_keys(rows)[::-1])
+    return rows if (order[1:] > order[:-1]).all() else rows.take(pa.array(order))
 
 
 def effective_times(table: pa.Table | pa.RecordBatch) -> Times:
@@ -394,7 +443,7 @@ def sort_keys(table: pa.Table | pa.RecordBatch) -> tuple[Times, ...]:
     return (effective_times(table), *(table[name].to_numpy() for name in ("ledger_id", "entry_id", "batch_index")))
 
 
-def _key(table: pa.Table | pa.RecordBatch, row: int) -> Key:
+def key_of(table: pa.Table | pa.RecordBatch, row: int) -> Key:
     """Return the key of one row."""
     effective_us, ledger_id, entry_id, batch_index = (int(column[0]) for column in sort_keys(table.slice(row, 1)))
     return effective_us, ledger_id, entry_id, batch_index

@@ -6,6 +6,7 @@ that no file of a running micro-batch is among them. Of these, only data files d
 table's folder are removed, by their names:
 
     part-<micro-batch>-<partition>-<number>-<uuid>.<codec>.parquet    of our tasks (see ``operators.partition_writer`` and ``table.ordered_files``)
+    part-compacted-<number>-<uuid>.<codec>.parquet                    of ``table.compaction``
     part-<number>-<uuid>[-.]c<number>.<codec>.parquet                 of Delta's own writers
 
 All other files in the folder or below it are left alone: another table, a checkpoint, files of a
@@ -33,8 +34,13 @@ DEFAULT_RETENTION_HOURS = 168
 
 _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _DATA_FILE = re.compile(
-    rf"part-(\d{{8,}}-\d{{5,}}-\d{{3,}}-{_UUID}|\d{{5,}}-{_UUID}[-.]c\d{{3,}})(\.[a-z0-9]+)?\.parquet"
+    rf"part-((\d{{8,}}-\d{{5,}}|compacted)-\d{{3,}}-{_UUID}|\d{{5,}}-{_UUID}[-.]c\d{{3,}})(\.[a-z0-9]+)?\.parquet"
 )
+
+
+def is_data_file(name: str) -> bool:
+    """Return whether a file below a table has the name of a data file."""
+    return _DATA_FILE.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ def _vacuum(path: Place, retention_hours: int, dry_run: bool) -> Vacuumed:
         unused = open_delta(path).vacuum(
             retention_hours=retention_hours, dry_run=True, enforce_retention_duration=False, full=True
         )
-        names = sorted(name for name in unused if _DATA_FILE.fullmatch(name))
+        names = sorted(name for name in unused if is_data_file(name))
         if not dry_run:
             for name in names:
                 # Keys may be renewed before the last of many files is gone.

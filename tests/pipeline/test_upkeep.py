@@ -1,0 +1,135 @@
+"""Upkeep beside a running pipeline: its share of CPU, and its failures."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ledgerlake.errors import UsageError
+from ledgerlake.options.config import parse_config
+from ledgerlake.pipeline.upkeep import Upkeep, keep_up
+from ledgerlake.table.compaction import Compaction
+from ledgerlake.table.delta_table import Table, open_delta
+from tests.table.test_compaction import Writer, files_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ledgerlake.options.config import Config
+
+_LONG_S = 30.0
+
+
+def config_of(folder: Path, **settings: Any) -> Config:
+    return parse_config(
+        {
+            "source": {"service_url": "pulsar://nowhere:1", "topics": ["t"]},
+            "stream": {"name": "orders", "checkpoint": str(folder / "checkpoint")},
+            "delta": {"path": str(folder / "messages")},
+            "upkeep": {"interval": "10 ms", **settings},
+        }
+    )
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Writer:
+    writer = Writer(tmp_path / "messages")
+    for _ in range(4):
+        writer.commit()
+    return writer
+
+
+def with_rejects(config: Config) -> Config:
+    from ledgerlake.decode import schema
+
+    table = Table(config.rejects_place, schema.REJECTS)
+    table.path.make()
+    table.create(config.upkeep.table_properties)
+    return config
+
+
+def wait_until(is_true: Any) -> None:
+    deadline = time.monotonic() + _LONG_S
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_small_files_are_merged_while_the_thread_runs_and_stay_merged_after_its_end(
+    tmp_path: Path, writer: Writer
+) -> None:
+    running = Upkeep(with_rejects(config_of(tmp_path)))
+    running.start()
+    wait_until(lambda: len(files_of(writer.table.path)) == 1)
+    running.stop()
+    assert not [thread for thread in threading.enumerate() if thread.name == "ledgerlake-upkeep"]
+
+
+def test_a_failure_is_logged_once_and_the_next_round_tries_again(
+    tmp_path: Path, writer: Writer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[float] = []
+    config = with_rejects(config_of(tmp_path))
+    open_table = Compaction.run
+
+    def fail_at_first(compaction: Any) -> int:
+        attempts.append(time.monotonic())
+        if len(attempts) < 6:
+            raise OSError("the store does not answer")
+        return int(open_table(compaction))
+
+    monkeypatch.setattr(Compaction, "run", fail_at_first)
+    running = Upkeep(config)
+    with caplog.at_level(logging.WARNING):
+        running.start()
+        wait_until(lambda: len(files_of(writer.table.path)) == 1)
+        running.stop()
+    warnings = [record.message for record in caplog.records if "upkeep" in record.message]
+    # Once for each of the two tables.
+    assert len(warnings) == 2
+    assert "the store does not answer" in warnings[0]
+
+
+def test_a_merge_is_followed_by_a_rest_after_which_the_share_of_cpu_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = Upkeep(config_of(tmp_path, cpu_percent=20))
+    rests_s: list[float] = []
+    monkeypatch.setattr(running._stopping, "wait", rests_s.append)
+    monkeypatch.setattr(time, "thread_time", lambda: 3.0)
+    running._began_cpu_s = 1.0
+    running._rest()
+    assert rests_s == [pytest.approx(8.0)]
+
+
+def test_by_hand_everything_is_merged_and_counted(tmp_path: Path, writer: Writer) -> None:
+    config = with_rejects(config_of(tmp_path))
+    messages, rejects = keep_up(config)
+    assert (messages.table, messages.merged, messages.obstacles) == (str(tmp_path / "messages"), 12, [])
+    assert rejects.merged == 0
+    assert len(files_of(writer.table.path)) == 1
+
+
+def test_a_new_table_keeps_its_log_as_long_as_its_unused_files(tmp_path: Path) -> None:
+    config = with_rejects(config_of(tmp_path, retention="3 days"))
+    properties = open_delta(config.rejects_place).metadata().configuration
+    assert properties == {
+        "delta.logRetentionDuration": "interval 72 hours",
+        "delta.deletedFileRetentionDuration": "interval 72 hours",
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"retention": "59 minutes"}, r"\[upkeep\] retention is less than an hour"),
+        ({"cpu_percent": 101}, r"\[upkeep\] cpu_percent is above 100, a whole core"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(tmp_path: Path, settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        config_of(tmp_path, **settings)
