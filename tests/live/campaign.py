@@ -219,6 +219,7 @@ class Campaign:
         self.topics = [self.single, *(f"{self.parted}-partition-{number}" for number in range(2))]
         self.data = self.runtime.config(self.folder, self.single, self.parted, name=self.name)
         self.data["deliver"] = {"topic": self.due}
+        self.data["upkeep"] = {"interval": "1 second", "cpu_percent": 30}
         self.folder.mkdir(parents=True, exist_ok=True)
         self.config = str(self.folder / "pipeline.toml")
         Path(self.config).write_text(to_toml(self.data))
@@ -489,6 +490,7 @@ class Campaign:
         backlog = self.backlog()
         say(f"table: {table}\ntopic: {topic}\nbacklog: {backlog}\ntrimmed: {dict(self.trimmed)}")
         faults = [] if table.is_clean else [f"table: {table}"]
+        faults += [] if table.merges else ["upkeep merged nothing"]
         faults += [] if topic.is_clean else [f"topic: {topic}"]
         faults += [f"backlog {count} on {name}" for name, count in backlog.items() if count]
         return faults + [f"no ledger of {name} was trimmed" for name in self.topics if not self.trimmed[name]]

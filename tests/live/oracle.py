@@ -3,7 +3,8 @@
 What pulsar-client's producers had confirmed, payload by payload, is compared with what
 ``deltalake`` and ``pyarrow`` read from the table, and with what a consumer of pulsar-client got
 from the topic of due messages. When a row became visible is read from the table's log: the
-timestamp of the commit that added its file.
+timestamp of the commit that added its file. Upkeep replaces files; so the files that the table has
+at the end are compared with those as they were committed.
 
 A payload begins with ``<producer>|<number>|<time to deliver in ms, 0 for at once>|``.
 """
@@ -14,15 +15,33 @@ import json
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from numpy.typing import NDArray
+
+    Keys = NDArray[np.int64]
+
+_PLACE_COLUMNS = [
+    "partition",
+    "ledger_id",
+    "entry_id",
+    "batch_index",
+    "broker_timestamp",
+    "late",
+    "deliver_at",
+    "delivered_at",
+]
 _HEAD_BYTES = 80
 
 Place = tuple[int, int, int]
@@ -65,6 +84,7 @@ class Verdict:
     early: int = 0
     out_of_order: int = 0
     misplaced: int = 0
+    merges: int = 0
     rejects: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
 
@@ -80,7 +100,7 @@ class Verdict:
     def __str__(self) -> str:
         counts = ", ".join(
             f"{getattr(self, name):,} {name}"
-            for name in ("confirmed", "rows", "missing", "duplicate", "early", "out_of_order", "misplaced")
+            for name in ("confirmed", "rows", "missing", "duplicate", "early", "out_of_order", "misplaced", "merges")
         )
         return f"{counts}, rejects {dict(self.rejects)}" + "".join(f"\n  {example}" for example in self.examples)
 
@@ -125,6 +145,7 @@ def judge(confirmed: Confirmed, table: Path, rejects: Path) -> Verdict:
             if key < reached.get(row.partition, key):
                 verdict.note("out_of_order", f"{row.payload} at {key} behind {reached[row.partition]}")
             reached[row.partition] = max(key, reached.get(row.partition, key))
+    verdict.merges = sum('"operation":"OPTIMIZE"' in path.read_text() for path in _log_of(table))
     for payload in confirmed.messages:
         if payload not in payload_counts:
             verdict.note("missing", f"{payload} at {confirmed.messages[payload]}")
@@ -134,10 +155,56 @@ def judge(confirmed: Confirmed, table: Path, rejects: Path) -> Verdict:
     for where, count in places.items():
         if count > 1:
             verdict.note("duplicate", f"message id {where} {count} times")
+    _judge_current_files(table, set(places), verdict)
     if (rejects / "_delta_log").exists():
         rejects_table = DeltaTable(str(rejects)).to_pyarrow_table(columns=["reason"])
         verdict.rejects.update(rejects_table["reason"].to_pylist())
     return verdict
+
+
+def _judge_current_files(table: Path, places: set[tuple[int, Place]], verdict: Verdict) -> None:
+    """Check that the table's files have the rows that were committed, once each and in order."""
+    spans: dict[int, list[tuple[Keys, Keys]]] = {}
+    found: set[tuple[int, Place]] = set()
+    rows = 0
+    for name in pa.table(DeltaTable(str(table)).get_add_actions())["path"].to_pylist():
+        file = pq.read_table(table / name, columns=_PLACE_COLUMNS, partitioning=None)
+        rows += file.num_rows
+        for partition in pc.unique(file["partition"]).to_pylist():
+            of_partition = file.filter(pc.equal(file["partition"], partition))
+            found.update((partition, (place[0], place[1], place[2])) for place in _places(of_partition).tolist())
+            keys = _keys(of_partition.filter(pc.invert(of_partition["late"])))
+            for number in np.flatnonzero(_descends(keys[:-1], keys[1:])):
+                verdict.note("out_of_order", f"{keys[number + 1]} behind {keys[number]} in {name}")
+            if len(keys):
+                spans.setdefault(partition, []).append((keys[:1], keys[-1:]))
+    for of_partition in spans.values():
+        of_partition.sort(key=lambda span: tuple(span[0][0]))
+        for (_, last), (first, _) in pairwise(of_partition):
+            if _descends(last, first).any():
+                verdict.note("out_of_order", f"a file from {first[0]} on behind one up to {last[0]}")
+    if rows != len(found):
+        verdict.note("duplicate", f"the files have {rows} rows of {len(found)} messages")
+    for place in places - found:
+        verdict.note("missing", f"{place} is in no file any more")
+
+
+def _places(rows: pa.Table) -> Keys:
+    return np.stack([rows[name].to_numpy() for name in ("ledger_id", "entry_id", "batch_index")], axis=1)
+
+
+def _keys(rows: pa.Table) -> Keys:
+    due = pc.if_else(pc.is_valid(rows["delivered_at"]), rows["deliver_at"].cast(pa.int64()), 0)
+    effective = np.maximum(rows["broker_timestamp"].cast(pa.int64()).to_numpy(), pc.fill_null(due, 0).to_numpy())
+    return np.column_stack([effective, _places(rows)])
+
+
+def _descends(before: Keys, after: Keys) -> NDArray[np.bool_]:
+    """Return where a key is less than the one before."""
+    differs = before != after
+    column = differs.argmax(axis=1)
+    row = np.arange(len(before))
+    return differs.any(axis=1) & (after[row, column] < before[row, column])
 
 
 def judge_topic(confirmed: Confirmed, received: list[tuple[bytes, int]]) -> Verdict:
@@ -192,14 +259,18 @@ def _microseconds(moment: Any) -> int:
 
 
 def _commits(table: Path) -> list[tuple[int, list[str]]]:
-    """When each commit was made, and the files that it added; from the JSON log, which campaigns
-    never let expire.
+    """When each commit was made, and the files that it added with new rows; from the JSON log, which
+    campaigns never let expire.
     """
     commits = []
-    for path in sorted((table / "_delta_log").glob("*.json")):
+    for path in _log_of(table):
         actions = [json.loads(line) for line in path.read_text().splitlines()]
         times = [action["commitInfo"]["timestamp"] for action in actions if "commitInfo" in action]
-        names = [action["add"]["path"] for action in actions if "add" in action]
+        names = [action["add"]["path"] for action in actions if action.get("add", {}).get("dataChange")]
         if names:
             commits.append((max(times), names))
     return commits
+
+
+def _log_of(table: Path) -> list[Path]:
+    return sorted((table / "_delta_log").glob("*.json"))

@@ -32,6 +32,7 @@ from tests.live.pipelines import (
     sentence,
 )
 from tests.live.runtime import wait_until
+from tests.table.test_compaction import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -180,6 +181,25 @@ def test_a_checkpoint_in_a_store_goes_on_over_kills_and_restarts_and_holds_no_ke
         with filesystem.open_input_file(file.path) as stored:
             assert SECRET_KEY.encode() not in stored.read()
     assert SECRET_KEY not in first.stderr + last.stderr
+
+
+@pytest.mark.parametrize("cloud", SCHEMES, indirect=True)
+def test_small_files_in_a_store_are_merged(cloud: CloudStore, tmp_path: Path) -> None:
+    data = {
+        "source": {"service_url": "pulsar://nowhere:1", "topics": ["t"]},
+        "stream": {"name": "orders", "checkpoint": str(tmp_path / "checkpoint")},
+        "delta": {"path": f"{cloud.root}/messages"},
+        "storage": cloud.settings,
+    }
+    writer = Writer(parse_config(data).messages_place)
+    for _ in range(3):
+        writer.commit()
+    assert writer.compaction().run() == 9
+    files = DeltaTable(cloud.root.replace("s3a:", "s3:") + "/messages", storage_options=cloud.delta_options)
+    assert len(files.file_uris()) == 1
+    assert files.to_pyarrow_table().num_rows == 180
+    first_commit = parse_config(data).messages_place / f"_delta_log/{0:020}.json"
+    assert not first_commit.create_file(b"a commit of another writer")
 
 
 # fake-gcs-server answers as if it had failed itself.

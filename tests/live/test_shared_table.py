@@ -64,7 +64,7 @@ class Compactor(threading.Thread):
         self._ended = threading.Event()
 
     def run(self) -> None:
-        while not self._ended.wait(3):
+        while not self._ended.wait(10):
             # Another writer may have been first; the pipelines must not be held up by that.
             with suppress(DeltaError):
                 DeltaTable(self._path, storage_options=self._options).optimize.compact()
@@ -126,9 +126,9 @@ def test_two_pipelines_and_compaction_of_one_table_lose_and_double_nothing_and_n
     assert values(path, options) == confirmed
     assert set(confirmed.values()) == {1}
     print(f"{len(confirmed):,} messages, {DeltaTable(path, storage_options=options).version():,} commits, {compactor.count} compactions")  # fmt: skip
-    assert compactor.count > 5
+    assert compactor.count > 2
     history = DeltaTable(path, storage_options=options).history()
-    assert sum(commit.get("engineInfo") == "ledgerlake" for commit in history) > 5
+    assert sum(commit.get("engineInfo") == "ledgerlake" for commit in history) > 2
 
 
 def started(

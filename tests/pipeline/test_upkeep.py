@@ -12,6 +12,7 @@ import pytest
 from ledgerlake.errors import UsageError
 from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.upkeep import Upkeep, keep_up
+from ledgerlake.stored.places import Place
 from ledgerlake.table.compaction import Compaction
 from ledgerlake.table.delta_table import Table, open_delta
 from tests.table.test_compaction import Writer, files_of
@@ -37,7 +38,7 @@ def config_of(folder: Path, **settings: Any) -> Config:
 
 @pytest.fixture
 def writer(tmp_path: Path) -> Writer:
-    writer = Writer(tmp_path / "messages")
+    writer = Writer(Place(str(tmp_path / "messages")))
     for _ in range(4):
         writer.commit()
     return writer

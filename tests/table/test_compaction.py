@@ -35,8 +35,8 @@ ROWS = 20
 class Writer:
     """A pipeline's table of messages, and its micro-batches."""
 
-    def __init__(self, folder: Path) -> None:
-        self.table = Table(Place(str(folder)), schema.MESSAGES)
+    def __init__(self, path: Place) -> None:
+        self.table = Table(path, schema.MESSAGES)
         self.table.path.make()
         self.table.create()
         self.batches = 0
@@ -61,7 +61,7 @@ class Writer:
 
 @pytest.fixture
 def writer(tmp_path: Path) -> Writer:
-    return Writer(tmp_path / "messages")
+    return Writer(Place(str(tmp_path / "messages")))
 
 
 def files_of(path: Place) -> list[str]:

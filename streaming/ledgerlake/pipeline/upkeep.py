@@ -119,7 +119,8 @@ class Upkeep:
         """Do a part of the upkeep, and log a failure unless the last attempt failed alike."""
         try:
             work()
-        except Exception as error:
+        # A failure in a library's native part may be no Exception.
+        except BaseException as error:
             reason = error.message if isinstance(error, LedgerlakeError) else repr(error)
             if self._failures.get(what) != reason:
                 _log.warning("upkeep failed, and will be tried again: %s", reason)

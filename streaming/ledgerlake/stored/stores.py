@@ -312,7 +312,10 @@ def open_bucket(store: Store, uri: str, bucket: str, settings: StorageSettings) 
     options: Any = _given(store.delta_options(bucket, settings.resolved()))
     # This is delta-rs's own.
     options.pop("aws_force_credential_load", None)
-    opened: ObjectStore = from_url(uri, config=options, retry_config={"retry_timeout": _RETRY_TIMEOUT})
+    client_options: Any = {"allow_http": options.pop("allow_http", "false")}
+    opened: ObjectStore = from_url(
+        uri, config=options, client_options=client_options, retry_config={"retry_timeout": _RETRY_TIMEOUT}
+    )
     return opened
 
 
