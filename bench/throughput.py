@@ -358,8 +358,12 @@ def _source_to_noop(spark: SparkSession, service_url: str, topic: str, count: in
     return Pass(trigger_seconds(query, count, rows_are_messages=True), spark_cpu_s() - cpu_s)
 
 
-def pipeline_to_delta(spark: SparkSession, service_url: str, topic: str, count: int, folder: Path) -> Pass:
-    """The micro-batches that bring a whole topic into a table of its own."""
+def pipeline_to_delta(
+    spark: SparkSession, service_url: str, topic: str, count: int, folder: Path, **delta: str
+) -> Pass:
+    """The micro-batches that bring a whole topic into a table of its own; ``delta`` adds to that
+    section of the configuration.
+    """
     from ledgerlake.api import run
     from ledgerlake.options.config import parse_config
 
@@ -369,7 +373,7 @@ def pipeline_to_delta(spark: SparkSession, service_url: str, topic: str, count: 
         {
             "source": {"service_url": service_url, "topics": [topic]},
             "stream": {"name": pipeline_folder.name, "checkpoint": str(pipeline_folder / "checkpoint")},
-            "delta": {"path": str(pipeline_folder / "messages")},
+            "delta": {"path": str(pipeline_folder / "messages"), **delta},
         }
     )
     pipeline = run(spark, config, once=True, on_batch=lambda result: batch_counts.append(result.messages))

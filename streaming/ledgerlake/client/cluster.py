@@ -164,6 +164,24 @@ class Cluster:
             raise refused(f"tell the schema of {topic}", answer.error_code, answer.error_message)
         return from_wire(answer.schema)
 
+    def newest_schemas(self, topics: Sequence[str]) -> dict[str, tuple[bytes, ValueSchema]]:
+        """Return the newest version of each topic's schema, and the schema; without topics that have
+        none. All requests are sent at once.
+
+        Raises:
+            BrokerError, TransportError, ProtocolError: see ``Session.request``.
+        """
+        session = self._session(self.settings.service_url)
+        request_ids = [session.start(partial(commands.get_schema, topic, None)) for topic in topics]
+        newest = {}
+        for topic, request_id in zip(topics, request_ids, strict=True):
+            answer = session.answer(pb.CommandGetSchemaResponse, f"tell the schema of {topic}", request_id)
+            if answer.HasField("schema"):
+                newest[topic] = answer.schema_version, from_wire(answer.schema)
+            elif answer.error_code != pb.TopicNotFound:
+                raise refused(f"tell the schema of {topic}", answer.error_code, answer.error_message)
+        return newest
+
     def session_for(self, topic_partition: str) -> Session:
         """Return a session with the broker that serves a topic partition, after a lookup."""
         url, proxied, authoritative, hops = self.settings.service_url, False, False, 0

@@ -12,6 +12,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from numpy.typing import NDArray
 
 from ledgerlake.client.topics import split_partition
+from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.errors import TableError
 from ledgerlake.options.spark_options import LOCAL_MASTER, SparkConfig
 from ledgerlake.runtime.hadoop import connect_store
@@ -97,7 +98,10 @@ class TableRows:
     def _read(self, name: str) -> pa.Table:
         with pq.ParquetFile((self._path / name).root, filesystem=self._path.filesystem()) as file:
             present = set(file.schema_arrow.names)
-            return file.read([name for name in _ORDER_COLUMNS if name in present])
+            if PULSAR_COLUMN not in present:
+                return file.read([name for name in _ORDER_COLUMNS if name in present])
+            pulsar = file.read([f"{PULSAR_COLUMN}.{name}" for name in _ORDER_COLUMNS])[PULSAR_COLUMN]
+            return pa.Table.from_struct_array(pulsar)
 
 
 def out_of_order(files: list[pa.Table]) -> int:

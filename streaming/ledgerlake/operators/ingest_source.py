@@ -45,6 +45,7 @@ def ingest(spark: SparkSession, source_options: dict[str, str], settings: TaskSe
         "limits": asdict(settings.limits),
         # Delayed messages are kept by the stateful stage, and not by these tasks.
         "delay": asdict(replace(settings.delay, folder=None)),
+        "stops_at_misfits": settings.stops_at_misfits,
     }
     options = source_options | {_TASK_OPTION: json.dumps(task_settings)}
     return spark.readStream.format(_WritingDataSource.name()).options(**options).load()
@@ -64,7 +65,14 @@ class _WritingDataSource(DataSource):  # type: ignore[misc]
         options = parse_options(source_options)
         messages_folder, rejects_folder = map(from_text, fields["folders"])
         delay = DelayOptions(**{**fields["delay"], "settings": DelaySettings(**fields["delay"]["settings"])})
-        settings = TaskSettings(messages_folder, rejects_folder, Limits(**fields["limits"]), delay, options)
+        settings = TaskSettings(
+            messages_folder,
+            rejects_folder,
+            Limits(**fields["limits"]),
+            delay,
+            options,
+            stops_at_misfits=fields["stops_at_misfits"],
+        )
         return _WritingStreamReader(options, settings)
 
 

@@ -11,9 +11,11 @@ from ledgerlake.assembly.assembler import Outcome
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
+from ledgerlake.decode.record_rows import rows_schema
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.delay.cancel_messages import CANCEL_REFUSED, TaskCancels
 from ledgerlake.operators.outcomes import OutcomeDecoder
+from ledgerlake.operators.record_rows import RecordRows
 from ledgerlake.operators.results import BatchSettings, TaskResult, TaskSettings
 from ledgerlake.source.views import check_broker_metadata
 from ledgerlake.table.delta_table import data_folder
@@ -42,7 +44,7 @@ class SharedFiles:
 
     def __init__(self, settings: TaskSettings, batch: BatchSettings) -> None:
         prefix = file_prefix(0, batch)
-        self.messages = BufferedWriter(data_folder(settings.messages_folder, schema.MESSAGES, prefix))
+        self.messages = BufferedWriter(data_folder(settings.messages_folder, _message_rows(batch), prefix))
         self.rejects = BufferedWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))
 
     def finish(self, results: list[TaskResult]) -> list[TaskResult]:
@@ -64,12 +66,19 @@ class PartitionWriter:
         self.topic_partition = topic_partition
         self._options = settings.options
         prefix = file_prefix(topic_partition.partition, batch)
-        self.messages_folder = data_folder(settings.messages_folder, schema.MESSAGES, prefix)
+        self.messages_folder = data_folder(settings.messages_folder, _message_rows(batch), prefix)
         self.messages = OrderedWriter(
             self.messages_folder, batch.reached_us.get(join_partition(topic_partition.topic, topic_partition.partition))
         )
         self.decoder = OutcomeDecoder(
             topic_partition, settings.options, settings.limits.max_message_bytes, delays_messages=settings.delay.enabled
+        )
+        self._records = (
+            None
+            if batch.records is None
+            else RecordRows(
+                topic_partition.topic, settings.options.client, batch.records, stops=settings.stops_at_misfits
+            )
         )
         self._cancels = TaskCancels()
         self._rejects_to_reread: list[RejectedEntry] = []
@@ -138,7 +147,17 @@ class PartitionWriter:
 
     def _write_messages(self, messages: pa.RecordBatch) -> None:
         check_broker_metadata(self._options.require_broker_metadata, messages, self.topic_partition)
-        self.messages.write(messages)
+        if self._records is None:
+            self.messages.write(messages)
+            return
+        rows, misfits = self._records.of(messages)
+        self.messages.write(rows)
+        self.write_rejects(misfits)
+
+
+def _message_rows(batch: BatchSettings) -> pa.Schema:
+    """Return the columns of the rows that are written."""
+    return schema.MESSAGES if batch.records is None else rows_schema(batch.records.record)
 
 
 def file_prefix(partition: int, batch: BatchSettings) -> str:

@@ -4,9 +4,12 @@ to the tasks; nothing of it is stored.
 
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from ledgerlake.assembly.rules import Limits
 from ledgerlake.client.topics import join_partition
@@ -18,6 +21,8 @@ from ledgerlake.table.ordered_files import DataFile
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ledgerlake.decode.messages import TopicPartition
     from ledgerlake.options.delay_options import DelayOptions
     from ledgerlake.options.source_options import SourceOptions
@@ -33,7 +38,8 @@ BATCH_PROPERTY = "ledgerlake.batch"
 @dataclass(frozen=True)
 class TaskSettings:
     """The settings of a task that writes; the same for all micro-batches. ``outbox``: see
-    ``publish.outbox``.
+    ``publish.outbox``. ``stops_at_misfits``: a message that does not fit the table of records ends
+    the stream, and is not rejected.
     """
 
     messages_folder: Place
@@ -42,6 +48,34 @@ class TaskSettings:
     delay: DelayOptions
     options: SourceOptions
     outbox: Place | None = None
+    stops_at_misfits: bool = False
+
+
+@dataclass(frozen=True)
+class RecordSettings:
+    """The columns of a table of records in a micro-batch.
+
+    ``columns`` is the schema of the record as Arrow serializes it, in base64. ``newest_versions``
+    has the newest version of each topic's schema, in hexadecimal; none of a topic without one.
+    """
+
+    columns: str
+    newest_versions: dict[str, str]
+
+    @classmethod
+    def of(cls, record: pa.StructType, newest_versions: Mapping[str, bytes]) -> RecordSettings:
+        columns = base64.b64encode(pa.schema(list(record)).serialize()).decode()
+        return cls(columns, {topic: version.hex() for topic, version in newest_versions.items()})
+
+    @property
+    def record(self) -> pa.StructType:
+        """Return the columns."""
+        return pa.struct(list(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.columns)))))
+
+    def newest_version(self, topic: str) -> bytes | None:
+        """Return the newest version of a topic's schema; None if it has none."""
+        version = self.newest_versions.get(topic)
+        return None if version is None else bytes.fromhex(version)
 
 
 @dataclass(frozen=True)
@@ -50,17 +84,21 @@ class BatchSettings:
 
     ``reached_us`` is the greatest time in the table by topic partition. ``with_state`` are the
     topic partitions with incomplete or delayed messages in state; None if they are not known.
+    ``records`` is for a table of records.
     """
 
     batch_id: int
     reached_us: dict[str, int]
     with_state: list[str] | None = None
+    records: RecordSettings | None = None
 
     @classmethod
     def of_this_task(cls) -> BatchSettings:
         from pyspark import TaskContext
 
-        return cls(**json.loads(TaskContext.get().getLocalProperty(BATCH_PROPERTY)))
+        fields = json.loads(TaskContext.get().getLocalProperty(BATCH_PROPERTY))
+        records = fields["records"] and RecordSettings(**fields["records"])
+        return cls(**{**fields, "records": records})
 
     def may_have_state(self, topic_partition: TopicPartition) -> bool:
         """Return whether a topic partition may have messages in state."""

@@ -135,6 +135,20 @@ class DeltaConfig:
     rejects_path: str = option(
         PATH, "", "The folder of the table of rejects.", toml="delta.rejects_path", shown_default="`PATH_rejects`"
     )
+    shape: str = option(
+        choice("messages", "record"),
+        "messages",
+        "`messages` is one table for all topics, with values as bytes. `record` has a column for each field of the topics' schemas, "
+        "and one struct column `pulsar` for everything else.",
+        toml="delta.shape",
+    )
+    on_mismatch: str = option(
+        choice("reject", "stop"),
+        "reject",
+        "What happens to a message that does not fit its columns, of a table of records: it becomes a row of rejects, or the "
+        "stream ends with an error.",
+        toml="delta.on_mismatch",
+    )
     writer: str = option(
         choice("auto", "arrow", "spark"),
         "auto",
@@ -502,6 +516,10 @@ def _delta(data: dict[str, Any]) -> DeltaConfig:
     delta = from_toml(DeltaConfig, "delta", data)
     if not delta.path and not delta.table:
         raise UsageError("[delta] needs path, or table")
+    if delta.shape == "record" and not delta.path:
+        raise UsageError('[delta] shape = "record" needs path: the pipeline itself makes such a table')
+    if delta.shape == "record" and delta.writer == "spark":
+        raise UsageError('[delta] shape = "record" is not for writer = "spark"; remove writer')
     if delta.rejects_path and not delta.path:
         raise UsageError("[delta] rejects_path needs path; without it, name the table of rejects by rejects_table")
     if delta.rejects_table and not delta.table:

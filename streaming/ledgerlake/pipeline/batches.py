@@ -11,6 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from ledgerlake.client.topics import split_partition
 from ledgerlake.errors import OwnershipError, SetupError
 from ledgerlake.pipeline.cursors import LastRun
 from ledgerlake.pipeline.moved_cursors import moved_cursors
@@ -83,7 +84,11 @@ class BatchWriter:
         tell_tasks(written.sparkSession.sparkContext, moved_cursors(components.cursors, batch))
         # A micro-batch that is run again begins before the state that the wake-up times tell of.
         with_state = None if self._last is None else components.wakeups.topic_partitions()
-        result = components.sink.write(written, batch, with_state, components.cursors.check_owner)
+        records = None
+        if components.records is not None:
+            topics = [split_partition(name)[0] for name in batch.ranges]
+            records = components.records.learn(topics, have_messages=batch.reads)
+        result = components.sink.write(written, batch, with_state, components.cursors.check_owner, records)
         # A process that was suspended must not overwrite its successor's files in the checkpoint.
         components.cursors.check_owner()
         if components.checkpoint.log.has_committed(batch_id):

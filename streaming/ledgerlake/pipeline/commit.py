@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from ledgerlake.operators.results import RecordSettings
     from ledgerlake.publish.outbox import Outbox
     from ledgerlake.table.batch_record import BatchRecord
     from ledgerlake.table.ordered_files import DataFile
@@ -97,7 +98,12 @@ class DeltaSink:
         self._reached_us = self._reached_us | self.messages.effective_times_us(topic_partitions)
 
     def write(
-        self, written: DataFrame, batch: BatchRecord, with_state: list[str] | None, check_owner: Callable[[], None]
+        self,
+        written: DataFrame,
+        batch: BatchRecord,
+        with_state: list[str] | None,
+        check_owner: Callable[[], None],
+        records: RecordSettings | None = None,
     ) -> BatchResult:
         """Run the plan of a micro-batch (see ``plan``) and commit what it wrote.
 
@@ -105,13 +111,14 @@ class DeltaSink:
             with_state: the topic partitions with messages in state; None if they are not known.
             check_owner: raises if this process does not own the stream any more; called before
                 anything is committed.
+            records: the columns of a table of records.
 
         Raises:
             TableError: a commit did not land; the batch is not counted as done.
             CheckpointError: the tables contain another batch of that number, or a later one;
                 nothing was changed.
         """
-        settings = asdict(BatchSettings(batch.batch_id, self._reached_us, with_state))
+        settings = asdict(BatchSettings(batch.batch_id, self._reached_us, with_state, records))
         # The tasks' code was fixed when the query began, but they can read this in every batch.
         written.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, json.dumps(settings))
         # While the tasks run, the driver has time to read its last commit.

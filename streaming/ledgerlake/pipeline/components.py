@@ -13,18 +13,23 @@ from ledgerlake.operators.results import TaskSettings
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.commit import DeltaSink
 from ledgerlake.pipeline.cursors import CursorKeeper
+from ledgerlake.pipeline.record_schemas import RecordSchemas
 from ledgerlake.pipeline.start import Start
 from ledgerlake.pipeline.wakeups import Wakeups
 from ledgerlake.publish.outbox import Outbox
+from ledgerlake.table.record_table import RecordTable
 from ledgerlake.table.spark_table import open_table
 
 if TYPE_CHECKING:
     from ledgerlake.options.config import Config
+    from ledgerlake.table.delta_table import Table
 
 
 @dataclass(frozen=True)
 class Components:
-    """The components of a pipeline; there is an outbox only if due messages are published."""
+    """The components of a pipeline; there is an outbox only if due messages are published, and
+    ``records`` only of a table of records.
+    """
 
     cluster: Cluster
     checkpoint: Checkpoint
@@ -34,6 +39,7 @@ class Components:
     start: Start
     wakeups: Wakeups
     task_settings: TaskSettings
+    records: RecordSchemas | None
 
 
 def make_components(config: Config) -> Components:
@@ -47,7 +53,13 @@ def make_components(config: Config) -> Components:
     cursors = CursorKeeper(cluster, config.subscription, checkpoint)
     outbox = Outbox(config.outbox_place) if config.outbox_place else None
     staging, writer = checkpoint.folder / "ledgerlake" / "staging", config.delta.writer
-    messages = open_table(config.messages_place, schema.MESSAGES, writer, staging / "messages")
+    messages: Table
+    if config.delta.shape == "record":
+        messages = RecordTable(config.messages_place)
+        records = RecordSchemas(cluster, messages)
+    else:
+        messages = open_table(config.messages_place, schema.MESSAGES, writer, staging / "messages")
+        records = None
     rejects = open_table(config.rejects_place, schema.REJECTS, writer, staging / "rejects")
     sink = DeltaSink(messages, rejects, outbox)
     return Components(
@@ -65,5 +77,7 @@ def make_components(config: Config) -> Components:
             config.delay_options,
             config.source,
             config.outbox_place,
+            config.delta.on_mismatch == "stop",
         ),
+        records,
     )

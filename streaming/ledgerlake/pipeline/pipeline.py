@@ -15,6 +15,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from ledgerlake.client.topics import split_partition
 from ledgerlake.decode import kernels
 from ledgerlake.errors import LedgerlakeError, UsageError
 from ledgerlake.operators.stateful import set_up_state
@@ -121,6 +122,8 @@ class Pipeline:
         tables = (components.sink.messages, components.sink.rejects)
         missing = [table for table in tables if not table.check(self._spark)]
         start = components.start.acquire(names, [table for table in tables if table not in missing])
+        if components.records is not None:
+            components.records.learn([split_partition(name)[0] for name in names], have_messages=False)
         with ThreadPoolExecutor(1) as executor:
             creation = executor.submit(_create, missing, self.config.upkeep.table_properties)
             stream = self._stream(start)

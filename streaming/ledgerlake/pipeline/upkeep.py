@@ -131,6 +131,6 @@ class Upkeep:
 
 def _compactions(config: Config, pause: Callable[[], bool] = lambda: False) -> list[Compaction]:
     return [
-        Compaction(config.messages_place, schema.MESSAGES, pause),
+        Compaction(config.messages_place, None if config.delta.shape == "record" else schema.MESSAGES, pause),
         Compaction(config.rejects_place, schema.REJECTS, pause),
     ]

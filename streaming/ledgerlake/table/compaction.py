@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
+from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.errors import TableError
 from ledgerlake.table.delta_table import column_differences, data_folder, open_delta, special_features
 from ledgerlake.table.file_groups import TableFile, groups_to_merge
+from ledgerlake.table.layout import file_schema, rows_of_table
 from ledgerlake.table.ordered_files import (
     ROW_GROUP_BYTES,
     BufferedWriter,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
 _FILE_COLUMNS = ("path", "size_bytes", "num_records", "modification_time")
 _BOUND_COLUMNS = ("min.topic", "max.topic", "min.partition", "max.partition")
+_BOUND_COLUMNS_OF_RECORDS = tuple(name.replace(".", f".{PULSAR_COLUMN}.") for name in _BOUND_COLUMNS)
 
 # What the rows of small files may take in memory.
 _MOST_ROWS_BYTES = 128 * 1024 * 1024
@@ -56,11 +59,11 @@ class Compaction:
     ``obstacles`` has the features for which the last run left the table's files as they are.
 
     Args:
-        schema: the columns of the table.
+        schema: the columns of the table's rows; None for a table of records, whose columns its log has.
         pause: called after each replacement; True ends the run.
     """
 
-    def __init__(self, path: Place, schema: pa.Schema, pause: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, path: Place, schema: pa.Schema | None, pause: Callable[[], bool] = lambda: False) -> None:
         self.path = path
         self.obstacles: list[str] = []
         self._schema = schema
@@ -76,29 +79,32 @@ class Compaction:
         """
         replaced = 0
         while True:
-            version, groups = self._plan()
+            version, rows, groups = self._plan()
             if not groups:
                 return replaced
             for group in groups:
-                replaced += self._merge(group, version)
+                replaced += self._merge(group, version, rows)
                 if self._pause():
                     return replaced
 
-    def _plan(self) -> tuple[int, list[list[TableFile]]]:
-        """Return the newest version of the table, and the groups of files to merge in it."""
+    def _plan(self) -> tuple[int, pa.Schema, list[list[TableFile]]]:
+        """Return the newest version of the table, the columns of its rows, and the groups of files to
+        merge in it.
+        """
         try:
             table = open_delta(self.path)
             self.obstacles = special_features(table)
-            if any(column_differences(self._schema, table)):
+            rows = rows_of_table(pa.schema(table.schema())) if self._schema is None else self._schema
+            if any(column_differences(file_schema(rows), table)):
                 self.obstacles.append("other columns")
             groups = [] if self.obstacles else groups_to_merge(list(_files_of(table, self._unfit)))
         except (DeltaError, OSError) as error:
             raise TableError(f"the table at {self.path} cannot be opened: {self.path.reason(error)}") from None
-        return table.version(), groups
+        return table.version(), rows, groups
 
-    def _merge(self, group: Sequence[TableFile], version: int) -> int:
+    def _merge(self, group: Sequence[TableFile], version: int, rows: pa.Schema) -> int:
         """Replace a group by one file; return how many files were replaced."""
-        folder = data_folder(self.path, self._schema, _PREFIX)
+        folder = data_folder(self.path, rows, _PREFIX)
         try:
             old, new = _write(folder, group)
         except _UnfitFileError as error:
@@ -124,17 +130,24 @@ def _files_of(table: DeltaTable, unfit: Collection[str]) -> Iterator[TableFile]:
     deletion_vectors = pa.table(table.deletion_vectors())["filepath"].to_pylist()
     fixed = {path.rpartition("/")[2] for path in deletion_vectors}.union(unfit)
     actions = pa.table(table.get_add_actions(flatten=True))
-    columns = [name for name in (*_FILE_COLUMNS, *_BOUND_COLUMNS) if name in actions.column_names]
+    is_of_records = PULSAR_COLUMN in table.schema().to_arrow().names
+    bound_columns = _BOUND_COLUMNS_OF_RECORDS if is_of_records else _BOUND_COLUMNS
+    columns = [name for name in (*_FILE_COLUMNS, *bound_columns) if name in actions.column_names]
     for action in actions.select(columns).to_pylist():
         name, rows = action["path"], action["num_records"]
         is_fixed = name in fixed or rows is None or not is_data_file(name)
         yield TableFile(
-            name, action["size_bytes"], rows or 0, action["modification_time"], _bounds_of(action), is_fixed
+            name,
+            action["size_bytes"],
+            rows or 0,
+            action["modification_time"],
+            _bounds_of([action.get(column) for column in bound_columns]),
+            is_fixed,
         )
 
 
-def _bounds_of(action: dict[str, Any]) -> Bounds | None:
-    first, last, first_partition, last_partition = (action.get(name) for name in _BOUND_COLUMNS)
+def _bounds_of(values: list[Any]) -> Bounds | None:
+    first, last, first_partition, last_partition = values
     if first is None or last is None or first_partition is None or last_partition is None:
         return None
     return first, last, first_partition, last_partition

@@ -41,6 +41,7 @@ from pyarrow import fs
 from ledgerlake.errors import CheckpointError, OwnershipError, SetupError, TableError
 from ledgerlake.table.additions import KEY_COLUMNS, row_keys
 from ledgerlake.table.batch_record import Recorded, number_of
+from ledgerlake.table.layout import file_schema
 from ledgerlake.table.ordered_files import DataFile, ParquetFolder
 
 if TYPE_CHECKING:
@@ -79,8 +80,8 @@ _IDENTITY_VERSION = 6
 
 
 class Table:
-    """A Delta table at ``path`` with the columns of ``schema``; tasks put its files into
-    ``folder``.
+    """A Delta table at ``path``; tasks put its files into ``folder``. ``schema`` has the columns of its
+    rows, from which those of the table follow (see ``table.layout``).
     """
 
     def __init__(self, path: Place, schema: pa.Schema) -> None:
@@ -125,7 +126,11 @@ class Table:
         options = self.path.delta_options()
         try:
             DeltaTable.create(
-                self.path.uri, self.schema, mode="ignore", configuration=properties, storage_options=options
+                self.path.uri,
+                file_schema(self.schema),
+                mode="ignore",
+                configuration=properties,
+                storage_options=options,
             )
         except (DeltaError, OSError) as error:
             if existing_table(self.path) is None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import uuid
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
@@ -33,7 +34,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ledgerlake.decode import sorted_runs
+from ledgerlake.decode.schema import TIMESTAMP
 from ledgerlake.runtime.memory import give_back
+from ledgerlake.table.layout import file_schema, from_file, path_in_file, record_of, to_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -51,6 +54,8 @@ ROW_GROUP_BYTES = 32 * 1024 * 1024
 FILE_BYTES = 256 * 1024 * 1024
 
 _SAMPLE_BYTES = 256 * 1024
+
+_MOST_BOUND_CHARACTERS = 256
 
 # A table of one short row takes kilobytes beside its row.
 _MAX_BUFFERED_TABLES = 1000
@@ -128,6 +133,11 @@ class FileWriter:
         self._folder = folder
         self._makes_one_file = makes_one_file
         self._is_ordered = has_order(folder.schema)
+        record = record_of(folder.schema)
+        self._statistics_paths = [
+            *_paths_of(folder.schema, _STATISTICS_COLUMNS),
+            *(field.name for field in record or () if _has_bounds(field.type)),
+        ]
         self._open: _OpenFile | None = None
         self._files: list[DataFile] = []
 
@@ -140,7 +150,7 @@ class FileWriter:
         if self._is_ordered:
             self._open.first = self._open.first or key_of(table, 0)
             self._open.last = key_of(table, table.num_rows - 1)
-        self._open.writer.write_table(table, row_group_size=max(table.num_rows, 1))
+        self._open.writer.write_table(to_file(table), row_group_size=max(table.num_rows, 1))
 
     def roll_file(self) -> None:
         """Close the open file; later rows go into another."""
@@ -150,7 +160,14 @@ class FileWriter:
         footer = self._open.footer[0]
         size_bytes = self._folder.filesystem.get_file_info(f"{self._folder.root}/{self._open.name}").size
         self._files.append(
-            DataFile(self._open.name, size_bytes, footer.num_rows, _stats(footer), self._open.first, self._open.last)
+            DataFile(
+                self._open.name,
+                size_bytes,
+                footer.num_rows,
+                _stats(footer, set(self._statistics_paths)),
+                self._open.first,
+                self._open.last,
+            )
         )
         self._open = None
 
@@ -175,16 +192,16 @@ class FileWriter:
     def _new_file(self, codec: str) -> _OpenFile:
         name = f"{self._folder.prefix}-{len(self._files):03d}-{uuid.uuid4()}.{codec}.parquet"
         footer: list[Any] = []
-        present = set(self._folder.schema.names)
+        rows = self._folder.schema
         writer = pq.ParquetWriter(
             f"{self._folder.root}/{name}",
-            self._folder.schema,
+            file_schema(rows),
             filesystem=self._folder.filesystem,
             compression=codec,
             compression_level=1 if codec == "zstd" else None,
-            use_dictionary=[name for name in _DICTIONARY_COLUMNS if name in present],
-            column_encoding={name: "DELTA_BINARY_PACKED" for name in _DELTA_ENCODED_COLUMNS if name in present},
-            write_statistics=[name for name in _STATISTICS_COLUMNS if name in present],
+            use_dictionary=[*_paths_of(rows, _DICTIONARY_COLUMNS), *_text_paths(record_of(rows))],
+            column_encoding=dict.fromkeys(_paths_of(rows, _DELTA_ENCODED_COLUMNS), "DELTA_BINARY_PACKED"),
+            write_statistics=self._statistics_paths,
             store_schema=False,
             metadata_collector=footer,
         )
@@ -331,10 +348,12 @@ def _is_row_group(rows: pa.Table | pa.RecordBatch) -> bool:
 
 def _shrinks(row: pa.Table) -> bool:
     """Return whether a sample of the value compresses by at least 5 %. If not, compression wastes
-    time, and memory for a copy.
+    time, and memory for a copy. Records are compressed always.
     """
-    column = row.column(row.schema.get_field_index("value" if "value" in row.schema.names else "entry"))
-    value = column.chunk(0)[0].as_buffer()
+    name = next((name for name in ("value", "entry") if name in row.schema.names), None)
+    if name is None:
+        return True
+    value = row.column(name).chunk(0)[0].as_buffer()
     middle = value.slice(value.size // 2, min(_SAMPLE_BYTES, value.size - value.size // 2))
     packed: pa.Buffer = pa.Codec("zstd", 1).compress(middle)
     return bool(packed.size < 0.95 * middle.size)
@@ -411,7 +430,7 @@ def read_row_groups(folder: ParquetFolder, name: str) -> Iterator[pa.Table]:
     """
     with pq.ParquetFile(f"{folder.root}/{name}", filesystem=folder.filesystem) as file:
         for index in range(file.num_row_groups):
-            yield file.read_row_group(index).cast(folder.schema)
+            yield from_file(file.read_row_group(index), folder.schema)
 
 
 def has_order(schema: pa.Schema) -> bool:
@@ -463,9 +482,44 @@ def _mark_late(table: pa.Table, late: NDArray[np.bool_]) -> pa.Table:
     return table.set_column(table.schema.get_field_index("late"), "late", pa.array(late))
 
 
-def _stats(footer: Any) -> str:
+def _paths_of(rows: pa.Schema, columns: list[str]) -> list[str]:
+    """Return the paths in the files of those columns that the rows have."""
+    return [path_in_file(rows, name) for name in columns if name in rows.names]
+
+
+def _has_bounds(kind: pa.DataType) -> bool:
+    """Return whether Delta's statistics are written of a column of a record."""
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_date(kind)
+        or kind == TIMESTAMP
+    )
+
+
+def _text_paths(kind: pa.DataType | None, path: str = "") -> Iterator[str]:
+    """Yield the paths of texts in a record. They often repeat, and a dictionary then saves space."""
+    if kind is None:
+        return
+    if pa.types.is_struct(kind):
+        for field in kind:
+            yield from _text_paths(field.type, f"{path}.{field.name}" if path else field.name)
+    elif pa.types.is_list(kind):
+        yield from _text_paths(kind.value_type, f"{path}.list.element")
+    elif pa.types.is_map(kind):
+        yield from _text_paths(kind.key_type, f"{path}.key_value.key")
+        yield from _text_paths(kind.item_type, f"{path}.key_value.value")
+    elif pa.types.is_string(kind):
+        yield path
+
+
+def _stats(footer: Any, paths: set[str]) -> str:
     """Return Delta's statistics of a file, from its Parquet footer; without the bounds of a column
-    with a time that Python cannot represent.
+    with a value that they cannot represent.
+
+    Args:
+        paths: the columns with statistics.
     """
     unbounded: set[str] = set()
     lowest: dict[str, Any] = {}
@@ -476,7 +530,7 @@ def _stats(footer: Any) -> str:
         for column_index in range(group.num_columns):
             column = group.column(column_index)
             statistics = column.statistics
-            if statistics is None or column.path_in_schema not in _STATISTICS_COLUMNS:
+            if statistics is None or column.path_in_schema not in paths:
                 continue
             name = column.path_in_schema
             nulls[name] = nulls.get(name, 0) + (statistics.null_count or 0)
@@ -486,11 +540,34 @@ def _stats(footer: Any) -> str:
                     highest[name] = max(highest.get(name, statistics.max), statistics.max)
                 except (OverflowError, ValueError):
                     unbounded.add(name)
+    unbounded.update(name for name in highest if not (_is_bound(lowest[name]) and _is_bound(highest[name])))
     for name in unbounded:
         lowest.pop(name, None)
         highest.pop(name, None)
-    stats = {"numRecords": footer.num_rows, "minValues": lowest, "maxValues": highest, "nullCount": nulls}
+    parts = {"minValues": lowest, "maxValues": highest, "nullCount": nulls}
+    stats = {"numRecords": footer.num_rows, **{part: _nested(values) for part, values in parts.items()}}
     return json.dumps(stats, default=_stat_text)
+
+
+def _is_bound(value: Any) -> bool:
+    """Return whether a log should have a value: JSON has no numbers that are none, and a long text
+    would be in the log of every commit.
+    """
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return not isinstance(value, str) or len(value) <= _MOST_BOUND_CHARACTERS
+
+
+def _nested(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values with those of the column ``pulsar`` in a part of their own, as Delta has them."""
+    result: dict[str, Any] = {}
+    for path, value in values.items():
+        outer, _, name = path.rpartition(".")
+        if outer:
+            result.setdefault(outer, {})[name] = value
+        else:
+            result[path] = value
+    return result
 
 
 def _stat_text(value: object) -> str:

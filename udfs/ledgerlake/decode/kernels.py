@@ -795,3 +795,79 @@ def write_message_ids(ledgers, entries, batch_indexes, offsets, out):  # type: i
             position = put_number(out, position + 1, batch_indexes[row])
     offsets[len(ledgers)] = position
     return position
+
+
+# Instructions of a program that reads a record of Avro (see ``avro``).
+A_NULLABLE, A_RECORD, A_BOOLEAN, A_INT, A_LONG, A_FIXED_NUMBER, A_BYTES, A_FIXED, A_ENUM = range(9)
+
+
+@compiled
+def walk_avro(buffer, offsets, present, program, values, sizes, valid, ok):  # type: ignore[no-untyped-def]
+    """Read a record of each row. An instruction has four numbers: what it is, its column, an argument,
+    and where to go on if a nullable is null. A row that is odd is not ``ok``.
+
+    A column has a number for each row: a value, the bits of a floating one, or where its bytes begin,
+    with their size in ``sizes``.
+    """
+    for row in range(len(present)):
+        if not present[row]:
+            continue
+        position, end = np.int64(offsets[row]), np.int64(offsets[row + 1])
+        step = 0
+        while step < len(program):
+            instruction, column, argument = program[step, 0], program[step, 1], program[step, 2]
+            step += 1
+            if instruction == A_RECORD:
+                valid[column, row] = 1
+                continue
+            if instruction == A_FIXED_NUMBER:
+                if end - position < argument:
+                    position = np.int64(-1)
+                    break
+                bits = np.int64(0)
+                for index in range(argument):
+                    bits |= np.int64(buffer[position + index]) << (8 * index)
+                values[column, row] = bits
+                position += argument
+            elif instruction == A_FIXED:
+                if end - position < argument:
+                    position = np.int64(-1)
+                    break
+                values[column, row], sizes[column, row] = position, argument
+                position += argument
+            elif instruction == A_BOOLEAN:
+                if position >= end or buffer[position] > 1:
+                    position = np.int64(-1)
+                    break
+                values[column, row] = buffer[position]
+                position += 1
+            else:
+                number, position = read_varint(buffer, position, end)
+                if position < 0:
+                    break
+                number = (number >> 1) ^ -(number & 1)
+                if instruction == A_NULLABLE:
+                    if number == argument:
+                        step = program[step - 1, 3]
+                    elif number != 1 - argument:
+                        position = np.int64(-1)
+                        break
+                    continue
+                if instruction == A_BYTES:
+                    if number < 0 or number > end - position:
+                        position = np.int64(-1)
+                        break
+                    values[column, row], sizes[column, row] = position, number
+                    position += number
+                else:
+                    if (instruction == A_INT and not -_INT32_MAX - 1 <= number <= _INT32_MAX) or (
+                        instruction == A_ENUM and not 0 <= number < argument
+                    ):
+                        position = np.int64(-1)
+                        break
+                    values[column, row] = number
+            valid[column, row] = 1
+        if position == end:
+            ok[row] = 1
+        else:
+            valid[:, row] = 0

@@ -16,6 +16,7 @@
 Other unions and recursive records have no column; read such a topic with ``schema = bytes``.
 
 Rules kept here:
+  - Regular Avro values are read by a compiled loop (see ``avro``), all others by fastavro.
   - An Avro value must end where its bytes end. Sizes in a damaged value allocate no memory: each
     item needs bytes, and a schema with items of no bytes is refused.
   - JSON is parsed by Arrow, one batch at a time. If a batch has an unusual value, each value is
@@ -35,7 +36,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from ledgerlake.decode.columns import COLUMNS_MOST, DecodedValues, build, decode_rows, too_wide
+from ledgerlake.decode.avro import AvroReader, avro_reader
+from ledgerlake.decode.columns import COLUMNS_MOST, DecodedValues, Encoded, build, decode_rows, too_wide
 from ledgerlake.decode.schema import TIMESTAMP
 from ledgerlake.errors import SetupError
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -43,7 +45,7 @@ from ledgerlake.pb import pulsar_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ledgerlake.decode.columns import Decoder, Encoded
+    from ledgerlake.decode.columns import Decoder
     from ledgerlake.wire.value_schema import ValueSchema
 
 _PRIMITIVES: dict[str, pa.DataType] = {
@@ -90,7 +92,11 @@ def record_decoder(writer: ValueSchema, reader: ValueSchema) -> Decoder:
         return partial(_decode_json, physical)
     _Types(writer).of(_parse(writer.definition))
     ours, theirs = _compiled(reader), _compiled(writer)
-    return partial(_decode_avro, physical, theirs, None if ours == theirs else ours)
+    if ours != theirs:
+        return partial(_decode_avro, physical, theirs, ours)
+    decode = partial(_decode_avro, physical, theirs, None)
+    loop = avro_reader(_parse(writer.definition), physical) if pa.types.is_struct(physical) else None
+    return decode if loop is None else partial(_decode_regular_avro, loop, decode)
 
 
 def _parse(definition: bytes) -> Any:
@@ -260,6 +266,21 @@ def _decode_avro(physical: pa.DataType, writer: Any, reader: Any, encoded: Encod
 
     rows, bad = decode_rows(encoded.payloads, read)
     return DecodedValues(build(rows, physical, _for_spark(physical), bad), bad)
+
+
+def _decode_regular_avro(loop: AvroReader, decode: Decoder, encoded: Encoded) -> DecodedValues:
+    """Decode by the compiled loop; what it does not take goes to ``decode``."""
+    payloads = encoded.payloads
+    records, is_read = loop.read(payloads)
+    values = records.cast(_for_spark(records.type))
+    others = np.flatnonzero(payloads.is_valid().to_numpy(False) & ~is_read)
+    if not len(others):
+        return DecodedValues(values)
+    decoded = decode(Encoded(payloads.take(pa.array(others))))
+    places = np.arange(len(payloads))
+    places[others] = len(payloads) + np.arange(len(others))
+    together = pa.concat_arrays([values, decoded.values]).take(pa.array(places))
+    return DecodedValues(together, {int(others[row]): reason for row, reason in decoded.bad.items()})
 
 
 def _decode_json(physical: pa.DataType, encoded: Encoded) -> DecodedValues:

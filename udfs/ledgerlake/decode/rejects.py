@@ -26,12 +26,15 @@ _U32 = struct.Struct(">I")
 
 @dataclass(frozen=True)
 class RejectedEntry:
-    """A rejected entry and the reason; ``entry`` is None if its bytes are lost."""
+    """A rejected entry and the reason; ``entry`` is None if its bytes are lost. With a
+    ``batch_index``, one message of the entry is rejected, and ``entry`` has that message alone.
+    """
 
     position: Position
     entry: bytes | memoryview | None
     reason: str
     detail: str = ""
+    batch_index: int = -1
 
 
 def reject_rows(rejected: list[RejectedEntry], source: TopicPartition) -> pa.Table:
@@ -72,7 +75,7 @@ def read_reject(frames: memoryview) -> RejectedEntry:
 
 def _row(reject: RejectedEntry) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "message_id": str(reject.position),
+        "message_id": f"{reject.position}:{reject.batch_index}" if reject.batch_index >= 0 else str(reject.position),
         "ledger_id": reject.position.ledger_id,
         "entry_id": reject.position.entry_id,
         "reason": reject.reason,

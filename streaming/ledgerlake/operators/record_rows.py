@@ -1,0 +1,69 @@
+"""Messages of one topic as rows of a table of records, in a task."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from ledgerlake.decode.record_rows import record_rows
+from ledgerlake.decode.rejects import RejectedEntry
+from ledgerlake.decode.single_entry import single_entries
+from ledgerlake.errors import SetupError
+from ledgerlake.source.value_schemas import schemas_of
+from ledgerlake.wire.message_id import Position
+from ledgerlake.wire.value_schema import NO_SCHEMA
+
+if TYPE_CHECKING:
+    from ledgerlake.client.cluster import ClientSettings
+    from ledgerlake.decode.record_rows import Misfit
+    from ledgerlake.operators.results import RecordSettings
+
+
+class RecordRows:
+    """Converts the messages of a topic.
+
+    Args:
+        stops: a message that does not fit ends the task.
+    """
+
+    def __init__(self, topic: str, client: ClientSettings, records: RecordSettings, *, stops: bool) -> None:
+        self._topic = topic
+        self._stops = stops
+        self._record = records.record
+        self._of_version = schemas_of(client, topic)
+        self._newest_version = records.newest_version(topic)
+
+    def of(self, messages: pa.RecordBatch) -> tuple[pa.RecordBatch, list[RejectedEntry]]:
+        """Return rows of messages, and those that do not fit.
+
+        Raises:
+            SetupError: a message does not fit, and that is to end the stream.
+            BrokerError, TransportError: a version of the schema cannot be read.
+        """
+        newest = NO_SCHEMA if self._newest_version is None else self._of_version(self._newest_version) or NO_SCHEMA
+        rows, misfits = record_rows(messages, self._of_version, newest, self._record)
+        if not misfits:
+            return rows, []
+        places = messages.select(["ledger_id", "entry_id", "batch_index"]).to_pylist()
+        if self._stops:
+            raise self._error(misfits[0], places[misfits[0].row])
+        entries = single_entries(messages.take(pa.array([misfit.row for misfit in misfits])))
+        return rows, [
+            RejectedEntry(
+                Position(place["ledger_id"], place["entry_id"]),
+                entry,
+                misfit.reason,
+                misfit.detail,
+                place["batch_index"],
+            )
+            for misfit, entry in zip(misfits, entries, strict=True)
+            for place in (places[misfit.row],)
+        ]
+
+    def _error(self, misfit: Misfit, place: dict[str, int]) -> SetupError:
+        message_id = Position(place["ledger_id"], place["entry_id"])
+        return SetupError(
+            f"the message {message_id} of {self._topic} does not fit the table ({misfit.reason}: {misfit.detail}); correct the "
+            'topic\'s schema, or set [delta] on_mismatch = "reject" to go on'
+        )

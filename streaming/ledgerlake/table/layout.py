@@ -1,0 +1,73 @@
+"""How rows stand in the files of a table.
+
+    messages, rejects   as they are
+    records             each field of the record is a column; everything else is in one struct column ``pulsar``
+
+Rows of records have a column ``record`` (see ``decode.record_rows``); so the columns of the rows say
+how they stand in the files. A file may lack columns that the table got later; they are read as
+null.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from ledgerlake.decode.record_columns import PULSAR_COLUMN
+from ledgerlake.decode.record_rows import PULSAR_FIELDS, RECORD_COLUMN, rows_schema
+
+_PULSAR = pa.field(PULSAR_COLUMN, pa.struct(PULSAR_FIELDS))
+
+
+def record_of(rows: pa.Schema) -> pa.StructType | None:
+    """Return the columns of the record in rows; None if they are no records."""
+    return rows.field(RECORD_COLUMN).type if RECORD_COLUMN in rows.names else None
+
+
+def file_schema(rows: pa.Schema) -> pa.Schema:
+    """Return the columns of the files for rows, which are those of the table."""
+    record = record_of(rows)
+    return rows if record is None else pa.schema([*record, _PULSAR])
+
+
+def rows_of_table(table: pa.Schema) -> pa.Schema:
+    """Return the columns of the rows for a table of records."""
+    return rows_schema(pa.struct([field for field in table if field.name != PULSAR_COLUMN]))
+
+
+def path_in_file(rows: pa.Schema, column: str) -> str:
+    """Return the path in the files of a column of the rows."""
+    return column if record_of(rows) is None else f"{PULSAR_COLUMN}.{column}"
+
+
+def to_file(rows: pa.Table) -> pa.Table:
+    """Return rows in the columns of the files."""
+    if record_of(rows.schema) is None:
+        return rows
+    columns = [_one_chunk(rows[field.name]) for field in PULSAR_FIELDS]
+    pulsar = pa.StructArray.from_arrays(columns, fields=PULSAR_FIELDS)
+    return pa.Table.from_arrays([*_one_chunk(rows[RECORD_COLUMN]).flatten(), pulsar], schema=file_schema(rows.schema))
+
+
+def from_file(content: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the content of a file as rows with the columns of ``schema``.
+
+    Raises:
+        ArrowException, ValueError: the file has other columns.
+    """
+    record = record_of(schema)
+    if record is None:
+        return content.cast(schema)
+    pulsar = _one_chunk(content[PULSAR_COLUMN]).cast(_PULSAR.type)
+    present = set(content.column_names)
+    columns = [
+        _one_chunk(content[field.name]).cast(field.type)
+        if field.name in present
+        else pa.nulls(content.num_rows, field.type)
+        for field in record
+    ]
+    records = pa.StructArray.from_arrays(columns, fields=list(record))
+    return pa.Table.from_arrays([*pulsar.flatten(), records], schema=schema)
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.nulls(0, column.type)])

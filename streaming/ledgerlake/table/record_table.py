@@ -1,0 +1,100 @@
+"""A Delta table of records: a column for each field of its topics' schemas, and ``pulsar``.
+
+Its columns are what its log says. A field that a schema adds becomes a column before the
+micro-batch that brings it is written. Columns are never removed, and their types never change.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import deltalake
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
+
+from ledgerlake.decode.record_columns import PULSAR_COLUMN, united
+from ledgerlake.decode.record_rows import rows_schema
+from ledgerlake.errors import TableError
+from ledgerlake.table.delta_table import Table, null_constraints, special_features
+from ledgerlake.table.layout import file_schema, record_of, rows_of_table
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import SparkSession
+
+    from ledgerlake.stored.places import Place
+
+
+class RecordTable(Table):
+    """The table at ``path``."""
+
+    def __init__(self, path: Place) -> None:
+        super().__init__(path, rows_schema(pa.struct([])))
+        self._exists = False
+
+    @property
+    def record(self) -> pa.StructType:
+        """Return the columns of the record."""
+        return record_of(self.schema)
+
+    def check(self, spark: SparkSession) -> bool:
+        """Check as ``Table.check``; the table's columns become this object's."""
+        self._exists = super().check(spark)
+        if self._exists:
+            self._adopt(self._current())
+        return self._exists
+
+    def create(self, properties: dict[str, str] | None = None) -> None:
+        super().create(properties)
+        self._exists = True
+
+    def add_columns(self, record: pa.StructType) -> None:
+        """Add the columns that a record has and the table lacks; of a table that is not created yet,
+        this only notes them.
+
+        Raises:
+            TableError: the table cannot be changed.
+        """
+        if self._exists:
+            self._adopt(self._current())
+        wanted = united(self.record, record)
+        if wanted.equals(self.record):
+            return
+        if self._exists:
+            self._alter(wanted)
+        else:
+            self.schema = rows_schema(wanted)
+
+    def _alter(self, wanted: pa.StructType) -> None:
+        known = {field.name: field.type for field in self.record}
+        changed = pa.schema([field for field in wanted if known.get(field.name) != field.type])
+        try:
+            self._current().alter.add_columns(list(deltalake.Schema.from_arrow(changed).fields))
+        except (DeltaError, OSError) as error:
+            raise TableError(
+                f"the columns {', '.join(changed.names)} could not be added to the table at {self.path}: {self.path.reason(error)}"
+            ) from None
+        self._adopt(self._load())
+
+    def _adopt(self, existing: DeltaTable) -> None:
+        self.schema = rows_of_table(pa.schema(existing.schema()))
+
+    def _compare(self, existing: DeltaTable) -> None:
+        self._check_keeps_transactions(existing)
+        columns, own = pa.schema(existing.schema()), file_schema(self.schema)
+        pulsar = own.field(PULSAR_COLUMN)
+        if PULSAR_COLUMN not in columns.names or columns.field(PULSAR_COLUMN).type != pulsar.type:
+            raise TableError(
+                f"the table at {self.path} is none of records: it has no column {PULSAR_COLUMN} with what is Pulsar's; use another "
+                'path, or set [delta] shape = "messages"'
+            )
+        changed = [field.name for field in own if field.name not in columns.names or columns.field(field.name) != field]
+        if changed:
+            raise TableError(
+                f"another writer changed the columns {', '.join(changed)} of the table at {self.path}; start the pipeline again"
+            )
+        reasons = special_features(existing) + null_constraints(own, existing)
+        if reasons:
+            raise TableError(
+                f"the table at {self.path} has {', '.join(reasons)}, which a table of records cannot honour; use another path"
+            )

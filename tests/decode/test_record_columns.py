@@ -1,0 +1,213 @@
+"""Columns of records: the union of schemas, and which values fit it."""
+
+from __future__ import annotations
+
+import json
+import math
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ledgerlake.decode import schema
+from ledgerlake.decode.columns import DecodedValues
+from ledgerlake.decode.record_columns import as_records, record_of, united
+from ledgerlake.decode.record_rows import record_rows
+from ledgerlake.decode.single_entry import single_entries
+from ledgerlake.errors import SetupError
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire.entry import parse_entry
+from ledgerlake.wire.value_schema import NO_SCHEMA, ValueSchema
+
+
+def avro(*fields: tuple[str, Any], kind: int = pb.Schema.Json) -> ValueSchema:
+    definition = {"type": "record", "name": "R", "fields": [{"name": name, "type": of} for name, of in fields]}
+    return ValueSchema(kind, json.dumps(definition).encode())
+
+
+def fit(values: list[Any], kind: pa.DataType, column: pa.DataType) -> tuple[list[Any], dict[int, str]]:
+    records = pa.array([{"x": value} for value in values], pa.struct([("x", kind)]))
+    fitted = as_records(DecodedValues(records), pa.struct([("x", column)]))
+    fitted.values.validate(full=True)
+    return [row and row["x"] for row in fitted.values.to_pylist()], fitted.bad
+
+
+def test_a_schema_has_a_column_for_each_field_and_other_kinds_have_one() -> None:
+    assert record_of(avro(("id", "long"), ("name", ["null", "string"]))) == pa.struct(
+        [("id", pa.int64()), ("name", pa.string())]
+    )
+    assert record_of(ValueSchema(pb.Schema.Int32)) == pa.struct([("value", pa.int32())])
+    assert record_of(NO_SCHEMA) == pa.struct([("value", pa.binary())])
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ([("Pulsar", "long")], "has a field Pulsar, and the table keeps what is Pulsar's in a column of that name"),
+        ([("id", "long"), ("ID", "long")], "has two fields ID that differ in case only"),
+    ],
+)
+def test_fields_that_cannot_be_columns_are_refused(fields: list[tuple[str, Any]], sentence: str) -> None:
+    with pytest.raises(SetupError, match=sentence):
+        record_of(avro(*fields))
+
+
+def test_a_union_keeps_known_types_and_adds_what_is_new_at_every_depth() -> None:
+    known = pa.struct(
+        [("id", pa.int32()), ("in", pa.struct([("a", pa.int32())])), ("l", pa.list_(pa.struct([("p", pa.int32())])))]
+    )
+    more = pa.struct(
+        [
+            ("ID", pa.string()),
+            ("in", pa.struct([("b", pa.string())])),
+            ("l", pa.list_(pa.struct([("q", pa.int64())]))),
+            ("m", pa.map_(pa.string(), pa.int64())),
+        ]
+    )
+    union = united(known, more)
+    assert [field.name for field in union] == ["id", "in", "l", "m"]
+    assert union.field("id").type == pa.int32()
+    assert union.field("in").type == pa.struct([("a", pa.int32()), ("b", pa.string())])
+    assert union.field("l").type.value_type == pa.struct([("p", pa.int32()), ("q", pa.int64())])
+    assert united(union, more) == union
+    assert united(union, known) == union
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "column", "fitted", "misfits"),
+    [
+        ([1, None, 2**40], pa.int64(), pa.int32(), [1, None, None], {2: "x 1099511627776 is no int32"}),
+        ([1, 2], pa.int32(), pa.int64(), [1, 2], {}),
+        ([1, 2**53 + 1], pa.int64(), pa.float64(), [1.0, None], {1: "x 9007199254740993 is no double"}),
+        ([1.0, 1.5, None], pa.float64(), pa.int32(), [1, None, None], {1: "x 1.5 is no int32"}),
+        ([0.5, 0.1], pa.float64(), pa.float32(), [0.5, None], {1: "x 0.1 is no float"}),
+        (["a", None], pa.string(), pa.int32(), [None, None], {0: "x is string, and its column is int32"}),
+        (
+            [Decimal("1.50"), Decimal("1000.25")],
+            pa.decimal128(6, 2),
+            pa.decimal128(4, 2),
+            [Decimal("1.50"), None],
+            {1: "x 1000.25 is no decimal128(4, 2)"},
+        ),
+    ],
+)
+def test_a_number_fits_if_it_stays_the_same(
+    values: list[Any], kind: pa.DataType, column: pa.DataType, fitted: list[Any], misfits: dict[int, str]
+) -> None:
+    assert fit(values, kind, column) == (fitted, misfits)
+
+
+def test_a_number_that_is_none_fits_floating_columns_only() -> None:
+    fitted, misfits = fit([math.nan], pa.float64(), pa.float32())
+    assert math.isnan(fitted[0])
+    assert misfits == {}
+    assert fit([math.nan], pa.float64(), pa.int32())[1] == {0: "x nan is no int32"}
+
+
+def test_parts_of_lists_and_maps_that_do_not_fit_make_their_row_a_misfit() -> None:
+    lists = fit([[1, 2], None, [], [2**40]], pa.list_(pa.int64()), pa.list_(pa.int32()))
+    assert lists == ([[1, 2], None, [], None], {3: "x[] 1099511627776 is no int32"})
+    maps = fit([[("k", 1)], [("k", 2**40)], None], pa.map_(pa.string(), pa.int64()), pa.map_(pa.string(), pa.int32()))
+    assert maps == ([[("k", 1)], None, None], {1: "x[] 1099511627776 is no int32"})
+
+
+def test_slices_fit_as_whole_arrays_do() -> None:
+    kind = pa.struct([("l", pa.list_(pa.int64())), ("m", pa.map_(pa.string(), pa.int64()))])
+    column = pa.struct([("l", pa.list_(pa.int32())), ("m", pa.map_(pa.string(), pa.int32())), ("n", pa.string())])
+    rows = [{"l": [n, n + 1], "m": [("k", n)]} if n % 3 else None for n in range(20)]
+    whole = as_records(DecodedValues(pa.array(rows, kind)), column).values.to_pylist()
+    part = as_records(DecodedValues(pa.array(rows, kind).slice(7, 9)), column).values
+    part.validate(full=True)
+    assert part.to_pylist() == whole[7:16]
+
+
+def test_a_field_without_a_column_is_a_misfit_and_not_dropped() -> None:
+    records = pa.array([{"x": 1, "y": None}, {"x": 2, "y": "new"}], pa.struct([("x", pa.int32()), ("y", pa.string())]))
+    fitted = as_records(DecodedValues(records), pa.struct([("x", pa.int32())]))
+    assert fitted.values.to_pylist() == [{"x": 1}, None]
+    assert fitted.bad == {1: "the table has no column for y"}
+
+
+def messages(*values: tuple[bytes | None, bytes | None], **columns: Any) -> pa.RecordBatch:
+    """Messages with these versions and values."""
+    return pa.RecordBatch.from_pylist(
+        [
+            {
+                "topic": "t",
+                "partition": 0,
+                "ledger_id": 3,
+                "entry_id": number,
+                "batch_index": -1,
+                "producer_name": "p",
+                "sequence_id": number,
+                "publish_time": 5_000_000,
+                "schema_version": version,
+                "is_null": value is None,
+                "value": value,
+                **columns,
+            }
+            for number, (version, value) in enumerate(values)
+        ],
+        schema=schema.MESSAGES,
+    )
+
+
+def test_versions_that_alternate_fill_their_own_fields() -> None:
+    versions = {b"1": avro(("id", "long"), ("a", "string")), b"2": avro(("id", "long"), ("b", "double"))}
+    record = united(record_of(versions[b"1"]), record_of(versions[b"2"]))
+    batch = messages(
+        (b"1", b'{"id": 1, "a": "x"}'),
+        (b"2", b'{"id": 2, "b": 0.5}'),
+        (b"1", b'{"id": 3, "a": "y"}'),
+        (None, b'{"id": 4, "b": 1.5}'),
+        (b"2", None),
+    )
+    rows, misfits = record_rows(batch, versions.get, versions[b"2"], record)
+    assert misfits == []
+    assert rows["record"].to_pylist() == [
+        {"id": 1, "a": "x", "b": None},
+        {"id": 2, "a": None, "b": 0.5},
+        {"id": 3, "a": "y", "b": None},
+        {"id": 4, "a": None, "b": 1.5},
+        None,
+    ]
+    assert rows["entry_id"].to_pylist() == [0, 1, 2, 3, 4]
+
+
+def test_messages_that_do_not_fit_are_told_apart_with_the_reason() -> None:
+    versions = {b"1": avro(("id", "int"))}
+    batch = messages((b"1", b'{"id": 1}'), (b"1", b'{"id": "x"}'), (b"9", b"{}"), (b"1", b"no json"), (b"9", None))
+    rows, misfits = record_rows(batch, versions.get, NO_SCHEMA, record_of(versions[b"1"]))
+    assert rows["entry_id"].to_pylist() == [0, 4]
+    assert [(misfit.row, misfit.reason) for misfit in misfits] == [
+        (1, "schema_mismatch"),
+        (2, "unknown_schema"),
+        (3, "schema_mismatch"),
+    ]
+
+
+def test_a_message_of_a_batch_becomes_an_entry_with_all_that_it_had() -> None:
+    batch = messages(
+        (b"1", b"value"),
+        key="k",
+        properties=[("a", "1")],
+        event_time=7_000_000,
+        broker_timestamp=9_000_000,
+        broker_index=41,
+        ordering_key=b"o",
+    )
+    entry = parse_entry(single_entries(batch)[0])
+    assert bytes(entry.payload) == b"value"
+    assert (entry.broker.broker_timestamp, entry.broker.index) == (9000, 41)  # type: ignore[union-attr]
+    metadata = entry.metadata
+    assert (metadata.partition_key, metadata.event_time, metadata.publish_time) == ("k", 7000, 5000)
+    assert (metadata.schema_version, metadata.ordering_key, metadata.producer_name) == (b"1", b"o", "p")
+    assert [(each.key, each.value) for each in metadata.properties] == [("a", "1")]
+
+
+def test_a_binary_key_and_a_tombstone_are_kept() -> None:
+    metadata = parse_entry(single_entries(messages((None, None), key_bytes=b"\xff"))[0]).metadata
+    assert metadata.null_value
+    assert metadata.partition_key_b64_encoded
+    assert metadata.partition_key == "/w=="

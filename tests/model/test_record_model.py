@@ -1,0 +1,255 @@
+"""Schemas that change at random, under kills: the table of records against plain Python.
+
+A history has topics whose schemas get versions, messages of any version, micro-batches, and kills
+between any two steps of a micro-batch. After a kill, new objects go on, as a new process does. The
+reference knows fields by name and nothing of Arrow or Delta.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from ledgerlake.client.cluster import ClientSettings
+from ledgerlake.decode import schema
+from ledgerlake.operators import record_rows
+from ledgerlake.operators.record_rows import RecordRows
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.pipeline.record_schemas import RecordSchemas
+from ledgerlake.stored.places import Place
+from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.delta_table import data_folder, open_delta
+from ledgerlake.table.ordered_files import OrderedWriter
+from ledgerlake.table.record_table import RecordTable
+from ledgerlake.wire.value_schema import ValueSchema
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+HISTORIES = 500 if os.environ.get("LEDGERLAKE_CAMPAIGN") == "long" else 25
+TOPICS = ("persistent://public/default/a", "persistent://public/default/b")
+KINDS = ("int", "long", "string", "double")
+FIELDS = ("f0", "f1", "f2", "f3", "f4")
+
+Fields = dict[str, str]
+
+
+class _KilledError(Exception):
+    pass
+
+
+@dataclass
+class Registry:
+    """The broker's registry, as much of ``Cluster`` as is used."""
+
+    versions: dict[str, list[Fields]] = field(default_factory=lambda: {topic: [] for topic in TOPICS})
+    settings: ClientSettings = field(default_factory=lambda: ClientSettings("pulsar://nowhere:1"))
+
+    def newest_schemas(self, topics: Sequence[str]) -> dict[str, tuple[bytes, ValueSchema]]:
+        return {
+            topic: (version_of(len(self.versions[topic]) - 1), schema_of(self.versions[topic][-1]))
+            for topic in topics
+            if self.versions[topic]
+        }
+
+    def schema(self, topic: str, version: bytes) -> ValueSchema | None:
+        number = int.from_bytes(version, "big")
+        return schema_of(self.versions[topic][number]) if number < len(self.versions[topic]) else None
+
+
+def version_of(number: int) -> bytes:
+    return number.to_bytes(8, "big")
+
+
+def schema_of(fields: Fields) -> ValueSchema:
+    definition = {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": name, "type": ["null", kind], "default": None} for name, kind in fields.items()],
+    }
+    return ValueSchema(pb.Schema.Json, json.dumps(definition).encode())
+
+
+@dataclass
+class Reference:
+    """What the table has to be: columns with the types of their first versions, and rows."""
+
+    columns: Fields = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    rejected: list[int] = field(default_factory=list)
+
+    def learn(self, fields: Fields) -> None:
+        for name, kind in fields.items():
+            self.columns.setdefault(name, kind)
+
+    def write(self, number: int, value: dict[str, Any], fields: Fields) -> None:
+        if all(self.fits(value[name], fields[name], self.columns[name]) for name in value):
+            self.rows.append({"number": number, **value})
+        else:
+            self.rejected.append(number)
+
+    @staticmethod
+    def fits(value: Any, kind: str, column: str) -> bool:
+        if value is None or kind == column:
+            return True
+        if "string" in (kind, column):
+            return False
+        if column == "int":
+            return float(value).is_integer() and abs(value) < 2**31
+        return column == "double" or float(value).is_integer()
+
+
+class History:
+    """The pipeline's objects over a folder; ``restart`` makes them anew, as after a kill."""
+
+    def __init__(self, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rng = random.Random(seed)
+        self.registry, self.reference = Registry(), Reference()
+        self.path = Place(str(folder / "messages"))
+        self.path.make()
+        self.messages = 0
+        self.batches = 0
+        self.kills = 0
+        monkeypatch.setattr(record_rows, "schemas_of", lambda _client, topic: lambda v: self.registry.schema(topic, v))
+        self.restart()
+
+    def restart(self) -> None:
+        self.table = RecordTable(self.path)
+        exists = self.table.check(None)  # type: ignore[arg-type]
+        self.schemas = RecordSchemas(self.registry, self.table)  # type: ignore[arg-type]
+        self.learn(TOPICS)
+        self.schemas.learn(TOPICS, have_messages=False)
+        if not exists:
+            self.table.create()
+
+    def learn(self, topics: Sequence[str]) -> None:
+        """Have the reference know all versions of these topics, in the pipeline's order."""
+        for topic in topics:
+            for fields in self.registry.versions[topic]:
+                self.reference.learn(fields)
+
+    def play(self, steps: int) -> None:
+        for _ in range(steps):
+            if self.rng.random() < 0.4 or not any(self.registry.versions.values()):
+                self.change_schema()
+            else:
+                self.batch()
+
+    def change_schema(self) -> None:
+        names = self.rng.sample(FIELDS, self.rng.randint(1, len(FIELDS)))
+        self.registry.versions[self.rng.choice(TOPICS)].append({name: self.rng.choice(KINDS) for name in names})
+
+    def batch(self) -> None:
+        """A micro-batch, which is run again until no kill comes."""
+        topics = [topic for topic in TOPICS if self.registry.versions[topic]]
+        written = [self.message(self.rng.choice(topics)) for _ in range(self.rng.randint(1, 5))]
+        while True:
+            try:
+                self.run(written)
+                break
+            except _KilledError:
+                self.kills += 1
+                if self.rng.random() < 0.3:
+                    self.change_schema()
+                self.restart()
+        for _, version, fields, number, value in sorted(written, key=lambda each: each[0]):
+            del version
+            self.reference.write(number, value, fields)
+        self.batches += 1
+
+    def message(self, topic: str) -> tuple[str, int, Fields, int, dict[str, Any]]:
+        version = self.rng.randrange(len(self.registry.versions[topic]))
+        fields = self.registry.versions[topic][version]
+        values = {"int": [0, -5, 2**31 - 1], "long": [7, 2**40], "string": ["x", ""], "double": [2.0, 0.5]}
+        value = {
+            name: None if self.rng.random() < 0.2 else self.rng.choice(values[kind]) for name, kind in fields.items()
+        }
+        self.messages += 1
+        return topic, version, fields, self.messages, value
+
+    def run(self, written: Sequence[tuple[str, int, Fields, int, dict[str, Any]]]) -> None:
+        topics = sorted({topic for topic, *_ in written})
+        self.maybe_kill()
+        self.learn(topics)
+        settings = self.schemas.learn(topics, have_messages=True)
+        self.maybe_kill()
+        files = []
+        for topic in topics:
+            folder = data_folder(self.path, self.table.schema, f"part-{self.batches:08}-00000")
+            writer = OrderedWriter(folder, None)
+            rows = RecordRows(topic, self.registry.settings, settings, stops=False)
+            messages = [
+                {
+                    "topic": topic,
+                    "partition": -1,
+                    "ledger_id": TOPICS.index(topic),
+                    "entry_id": number,
+                    "batch_index": -1,
+                    "broker_timestamp": number * 1000,
+                    "publish_time": number * 1000,
+                    "schema_version": version_of(version),
+                    "is_null": False,
+                    "late": False,
+                    "value": json.dumps(value).encode(),
+                }
+                for of_topic, version, _, number, value in written
+                if of_topic == topic
+            ]
+            fitting, _ = rows.of(pa.RecordBatch.from_pylist(messages, schema=schema.MESSAGES))
+            writer.write(fitting)
+            files += writer.finish()
+        self.maybe_kill()
+        record = BatchRecord("stream", "query", self.batches, self.batches)
+        if not self.table.contains(record):
+            self.table.commit(record, files, {})
+        self.maybe_kill()
+
+    def maybe_kill(self) -> None:
+        if self.rng.random() < 0.12:
+            raise _KilledError
+
+    def rows(self) -> list[dict[str, Any]]:
+        table = open_delta(self.path).to_pyarrow_table()
+        numbers = [row["entry_id"] for row in table["pulsar"].to_pylist()]
+        rows = table.drop_columns(["pulsar"]).to_pylist()
+        return [
+            {"number": number, **{name: value for name, value in row.items() if value is not None}}
+            for number, row in sorted(zip(numbers, rows, strict=True), key=lambda pair: pair[0])
+        ]
+
+
+def without_nulls(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    present = [{name: value for name, value in row.items() if value is not None} for row in rows]
+    return sorted(present, key=lambda row: row["number"])
+
+
+@pytest.mark.parametrize("seed", range(HISTORIES))
+def test_the_table_has_what_plain_python_says(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    history = History(seed, tmp_path, monkeypatch)
+    history.play(25)
+    assert history.rows() == without_nulls(history.reference.rows)
+    columns = open_delta(history.path).schema().to_arrow()
+    names = {"int": "integer", "long": "long", "string": "string", "double": "double"}
+    actual = {each["name"]: each["type"] for each in json.loads(open_delta(history.path).schema().to_json())["fields"]}
+    del actual["pulsar"], columns
+    assert actual == {name: names[kind] for name, kind in history.reference.columns.items()}
+
+
+def test_histories_have_kills_and_rejects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = SimpleNamespace(kills=0, rejected=0)
+    for seed in range(5):
+        (tmp_path / str(seed)).mkdir()
+        history = History(seed, tmp_path / str(seed), monkeypatch)
+        history.play(25)
+        counts.kills += history.kills
+        counts.rejected += len(history.reference.rejected)
+    assert counts.kills > 5
+    assert counts.rejected > 5

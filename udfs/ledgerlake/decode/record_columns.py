@@ -1,0 +1,211 @@
+"""Columns of records: the union of the fields of several schemas, and values that are made to fit it.
+
+A table of records has a column for each field that any version of its topics' schemas has. A value
+is decoded by the version that wrote it, and its fields are put into the columns by name; the case
+of names does not count, as in Delta. A field that its version lacks is null.
+
+A type is fixed by the first schema that has the field. Later ones fit if their values do: a number
+fits if it stays the same number, nested records, arrays and maps fit by their parts. A value that
+does not fit is bad, with the reason; the other values of its batch are not affected.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ledgerlake.decode.columns import DecodedValues
+from ledgerlake.decode.values import column_type
+from ledgerlake.errors import SetupError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ledgerlake.wire.value_schema import ValueSchema
+
+# The column of everything that is not of the value.
+PULSAR_COLUMN = "pulsar"
+
+# The column of values that are no record.
+VALUE_COLUMN = "value"
+
+_FORBIDDEN = set(" ,;{}()\n\t=")
+
+
+def record_of(schema: ValueSchema) -> pa.StructType:
+    """Return the columns for the values of a schema: a record's fields, key and value, or one column
+    ``value``.
+
+    Raises:
+        SetupError: no column can have a value or a field.
+    """
+    value_type = column_type(schema)
+    record = value_type if pa.types.is_struct(value_type) else pa.struct([(VALUE_COLUMN, value_type)])
+    _check_names(record)
+    return record
+
+
+def united(known: pa.DataType, more: pa.DataType) -> pa.DataType:
+    """Return a type with the fields of both. Where both have a field, its type stays as it is known,
+    with the parts that the other one adds.
+    """
+    if pa.types.is_struct(known) and pa.types.is_struct(more):
+        others = {field.name.lower(): field for field in more}
+        fields = []
+        for field in known:
+            other = others.pop(field.name.lower(), None)
+            fields.append(field if other is None else field.with_type(united(field.type, other.type)))
+        return pa.struct([*fields, *(field.with_nullable(True) for field in others.values())])
+    if pa.types.is_list(known) and pa.types.is_list(more):
+        return pa.list_(known.value_field.with_type(united(known.value_type, more.value_type)))
+    if pa.types.is_map(known) and pa.types.is_map(more):
+        return pa.map_(known.key_type, known.item_field.with_type(united(known.item_type, more.item_type)))
+    return known
+
+
+def as_records(decoded: DecodedValues, record: pa.StructType) -> DecodedValues:
+    """Return decoded values as rows of a record's columns; those that do not fit are null, and bad."""
+    values = decoded.values
+    if not pa.types.is_struct(values.type):
+        values = pa.StructArray.from_arrays([values], names=[VALUE_COLUMN], mask=values.is_null())
+    fitted, misfits = _fit(values, record, "")
+    bad = misfits | decoded.bad
+    if not bad:
+        return DecodedValues(fitted)
+    return DecodedValues(_without(fitted, bad), bad)
+
+
+def _without(values: pa.Array, bad: dict[int, str]) -> pa.Array:
+    is_bad = np.zeros(len(values), dtype=bool)
+    is_bad[list(bad)] = True
+    return pc.if_else(pa.array(is_bad), pa.scalar(None, values.type), values)
+
+
+def _check_names(record: pa.StructType) -> None:
+    seen: set[str] = set()
+    for field in record:
+        name = field.name.lower()
+        if name == PULSAR_COLUMN:
+            raise SetupError(
+                f"a schema has a field {field.name}, and the table keeps what is Pulsar's in a column of that name; "
+                'set [delta] shape = "messages"'
+            )
+        if name in seen:
+            raise SetupError(
+                f"a schema has two fields {field.name} that differ in case only, which are one column to Delta; "
+                'set [delta] shape = "messages"'
+            )
+        seen.add(name)
+        _check_characters(field)
+
+
+def _check_characters(field: pa.Field) -> None:
+    if _FORBIDDEN.intersection(field.name) or not field.name:
+        raise SetupError(
+            f"a schema has a field '{field.name}', whose name Delta does not take; set [delta] shape = \"messages\""
+        )
+    if pa.types.is_struct(field.type):
+        for part in field.type:
+            _check_characters(part)
+
+
+def _fit(values: pa.Array, target: pa.DataType, path: str) -> tuple[pa.Array, dict[int, str]]:
+    """Return values as another type, and the reasons of the rows that do not fit."""
+    if values.type.equals(target):
+        return values, {}
+    if pa.types.is_struct(values.type) and pa.types.is_struct(target):
+        return _fit_struct(values, target, path)
+    if pa.types.is_list(values.type) and pa.types.is_list(target):
+        return _fit_list(values, target, path)
+    if pa.types.is_map(values.type) and pa.types.is_map(target) and values.type.key_type == target.key_type:
+        return _fit_map(values, target, path)
+    if _is_number(values.type) and _is_number(target):
+        return _fit_numbers(values, target, path)
+    bad = np.flatnonzero(values.is_valid().to_numpy(False))
+    return pa.nulls(len(values), target), dict.fromkeys(bad.tolist(), _misfit(path, values.type, target))
+
+
+def _fit_struct(values: pa.StructArray, target: pa.StructType, path: str) -> tuple[pa.Array, dict[int, str]]:
+    parts = {field.name.lower(): part for field, part in zip(values.type, values.flatten(), strict=True)}
+    columns: list[pa.Array] = []
+    bad: dict[int, str] = {}
+    for field in target:
+        part = parts.pop(field.name.lower(), None)
+        if part is None:
+            columns.append(pa.nulls(len(values), field.type))
+            continue
+        fitted, misfits = _fit(part, field.type, _inside(path, field.name))
+        columns.append(fitted)
+        bad = misfits | bad
+    for name, part in parts.items():
+        rows = np.flatnonzero(part.is_valid().to_numpy(False)).tolist()
+        bad = dict.fromkeys(rows, f"the table has no column for {_inside(path, name)}") | bad
+    return pa.StructArray.from_arrays(columns, fields=list(target), mask=values.is_null()), bad
+
+
+def _fit_list(values: pa.ListArray, target: pa.ListType, path: str) -> tuple[pa.Array, dict[int, str]]:
+    fitted, misfits = _fit(values.flatten(), target.value_type, f"{path}[]")
+    lengths = pc.fill_null(pc.list_value_length(values), 0).to_numpy()
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    lists = pa.ListArray.from_arrays(pa.array(offsets), fitted, type=target, mask=values.is_null())
+    return lists, _of_rows(misfits, offsets)
+
+
+def _fit_map(values: pa.MapArray, target: pa.MapType, path: str) -> tuple[pa.Array, dict[int, str]]:
+    fitted, misfits = _fit(values.items, target.item_type, f"{path}[]")
+    offsets = values.offsets.to_numpy()
+    maps = pa.MapArray.from_arrays(pa.array(offsets), values.keys, fitted, type=target, mask=values.is_null())
+    return maps, _of_rows(misfits, offsets)
+
+
+def _of_rows(misfits: dict[int, str], offsets: NDArray[np.int32]) -> dict[int, str]:
+    """Return the reasons of rows by those of their items."""
+    rows = np.searchsorted(offsets, list(misfits), side="right") - 1
+    return {int(row): reason for row, reason in zip(rows, misfits.values(), strict=True) if 0 <= row < len(offsets) - 1}
+
+
+def _fit_numbers(values: pa.Array, target: pa.DataType, path: str) -> tuple[pa.Array, dict[int, str]]:
+    if pa.types.is_decimal(values.type) or pa.types.is_decimal(target):
+        return _fit_decimals(values, target, path)
+    fitted = values.cast(target, safe=False)
+    back = fitted.cast(values.type, safe=False)
+    is_same = pc.equal(back, values)
+    if pa.types.is_floating(values.type) and pa.types.is_floating(target):
+        is_same = pc.or_(is_same, pc.and_(pc.is_nan(back), pc.is_nan(values)))
+    wrong = np.flatnonzero(~pc.fill_null(is_same, True).to_numpy(False)).tolist()
+    if not wrong:
+        return fitted, {}
+    bad = {row: f"{_inside(path)} {values[row].as_py()} is no {target}" for row in wrong}
+    return _without(fitted, bad), bad
+
+
+def _fit_decimals(values: pa.Array, target: pa.DataType, path: str) -> tuple[pa.Array, dict[int, str]]:
+    try:
+        return values.cast(target), {}
+    except pa.ArrowInvalid:
+        # Arrow converts all of them or none.
+        pass
+    fitted: list[pa.Array] = []
+    bad: dict[int, str] = {}
+    for row in range(len(values)):
+        try:
+            fitted.append(values.slice(row, 1).cast(target))
+        except pa.ArrowInvalid:
+            fitted.append(pa.nulls(1, target))
+            bad[row] = f"{_inside(path)} {values[row].as_py()} is no {target}"
+    return pa.concat_arrays(fitted), bad
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _misfit(path: str, actual: pa.DataType, target: pa.DataType) -> str:
+    return f"{_inside(path)} is {actual}, and its column is {target}"
+
+
+def _inside(path: str, name: str = "") -> str:
+    return ".".join(part for part in (path, name) if part) or VALUE_COLUMN

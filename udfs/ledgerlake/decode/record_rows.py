@@ -1,0 +1,123 @@
+"""Messages as rows of a table of records (see ``record_columns``).
+
+The rows have the columns of ``schema.MESSAGES`` without ``value``, and one struct column ``record``,
+which becomes the table's own columns when the rows are written (see ``table.layout``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ledgerlake.decode import schema
+from ledgerlake.decode.columns import DecodedValues, Encoded
+from ledgerlake.decode.record_columns import as_records
+from ledgerlake.decode.typed import UNKNOWN_SCHEMA
+from ledgerlake.decode.values import decoder
+from ledgerlake.errors import SetupError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from ledgerlake.decode.typed import SchemaOfVersion
+    from ledgerlake.wire.value_schema import ValueSchema
+
+RECORD_COLUMN = "record"
+
+# The reason of a reject: a value does not fit the schema that it names, or the table.
+SCHEMA_MISMATCH = "schema_mismatch"
+
+# What stands beside the record in a row.
+PULSAR_FIELDS = [field for field in schema.MESSAGES if field.name != "value"]
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """A message without a record: its row, the reason of the reject, and what is wrong."""
+
+    row: int
+    reason: str
+    detail: str
+
+
+def rows_schema(record: pa.StructType) -> pa.Schema:
+    """Return the columns of the rows."""
+    return pa.schema([*PULSAR_FIELDS, pa.field(RECORD_COLUMN, record)])
+
+
+def record_rows(
+    messages: pa.RecordBatch, of_version: SchemaOfVersion, newest: ValueSchema, record: pa.StructType
+) -> tuple[pa.RecordBatch, list[Misfit]]:
+    """Return messages of one topic as rows, and those that do not fit.
+
+    Args:
+        messages: rows of ``schema.MESSAGES``.
+        newest: the schema of messages that name no version.
+        record: the table's columns.
+    """
+    records, misfits = _records(messages, of_version, newest, record)
+    columns = [*(messages[field.name] for field in PULSAR_FIELDS), records]
+    rows = pa.RecordBatch.from_arrays(columns, schema=rows_schema(record))
+    if not misfits:
+        return rows, []
+    fits = np.ones(rows.num_rows, dtype=bool)
+    fits[[misfit.row for misfit in misfits]] = False
+    return rows.filter(pa.array(fits)), sorted(misfits, key=attrgetter("row"))
+
+
+def _records(
+    messages: pa.RecordBatch, of_version: SchemaOfVersion, newest: ValueSchema, record: pa.StructType
+) -> tuple[pa.Array, list[Misfit]]:
+    """Return the record of each message, decoded by the version that the message names."""
+    keys = pc.coalesce(messages["key_bytes"], messages["key"].cast(pa.binary()))
+    encoded = Encoded(messages["value"], keys)
+    codes = messages["schema_version"].dictionary_encode(null_encoding="encode")
+    versions, numbers = codes.dictionary.to_pylist(), codes.indices.to_numpy()
+    if len(versions) == 1:
+        return _of_version(encoded, versions[0], of_version, newest, record, np.arange(len(encoded.payloads)))
+    parts: list[pa.Array] = [pa.nulls(0, record)]
+    places: list[NDArray[np.int64]] = []
+    misfits: list[Misfit] = []
+    for number, version in enumerate(versions):
+        rows = np.flatnonzero(numbers == number)
+        part = Encoded(encoded.payloads.take(pa.array(rows)), keys.take(pa.array(rows)))
+        records, more = _of_version(part, version, of_version, newest, record, rows)
+        parts.append(records)
+        places.append(rows)
+        misfits += more
+    back = np.empty(len(numbers), dtype=np.int64)
+    back[np.concatenate(places)] = np.arange(len(numbers))
+    return pa.concat_arrays(parts).take(pa.array(back)), misfits
+
+
+def _of_version(
+    encoded: Encoded,
+    version: bytes | None,
+    of_version: SchemaOfVersion,
+    newest: ValueSchema,
+    record: pa.StructType,
+    rows: NDArray[np.int64],
+) -> tuple[pa.Array, list[Misfit]]:
+    writer = of_version(version) if version else newest
+    if writer is None:
+        return _none(encoded, record, rows, UNKNOWN_SCHEMA, f"the registry has no version {version!r}")
+    try:
+        decoded = decoder(writer, writer)(encoded)
+    except SetupError as error:
+        return _none(encoded, record, rows, SCHEMA_MISMATCH, error.message)
+    fitted: DecodedValues = as_records(decoded, record)
+    misfits = [Misfit(int(rows[row]), SCHEMA_MISMATCH, detail) for row, detail in sorted(fitted.bad.items())]
+    return fitted.values, misfits
+
+
+def _none(
+    encoded: Encoded, record: pa.StructType, rows: NDArray[np.int64], reason: str, detail: str
+) -> tuple[pa.Array, list[Misfit]]:
+    """Return no record of a version's messages; those without a value need none."""
+    present = np.flatnonzero(encoded.payloads.is_valid().to_numpy(False))
+    return pa.nulls(len(rows), record), [Misfit(int(rows[row]), reason, detail) for row in present]

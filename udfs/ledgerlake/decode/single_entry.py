@@ -1,0 +1,61 @@
+"""A row of messages as an entry of its own: what a reject keeps of one message of a batch.
+
+The entry of a batch may have thousands of messages, and each could become a reject. So each gets an
+entry that has that message alone, with its metadata and the broker's. Times have milliseconds, as
+in Pulsar.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire.entry import encode_entry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def single_entries(messages: pa.RecordBatch) -> list[bytes]:
+    """Return an entry for each row of ``schema.MESSAGES``."""
+    times = {
+        name: messages[name].cast(pa.int64())
+        for name in ("broker_timestamp", "publish_time", "event_time", "deliver_at")
+    }
+    for name, values in times.items():
+        messages = messages.set_column(messages.schema.get_field_index(name), name, values)
+    return [_entry_of(row) for row in messages.to_pylist(maps_as_pydicts="lossy")]
+
+
+def _entry_of(row: Mapping[str, Any]) -> bytes:
+    metadata = pb.MessageMetadata(
+        producer_name=row["producer_name"] or "",
+        sequence_id=row["sequence_id"] or 0,
+        publish_time=_milliseconds(row["publish_time"]) or 0,
+        event_time=_milliseconds(row["event_time"]),
+        deliver_at_time=_milliseconds(row["deliver_at"]),
+        schema_version=row["schema_version"],
+        ordering_key=row["ordering_key"],
+        null_value=bool(row["is_null"]),
+    )
+    if row["key_bytes"] is not None:
+        metadata.partition_key = base64.b64encode(row["key_bytes"]).decode()
+        metadata.partition_key_b64_encoded = True
+    elif row["key"] is not None:
+        metadata.partition_key = row["key"]
+    for name, value in (row["properties"] or {}).items():
+        metadata.properties.add(key=name, value=value)
+    return encode_entry(metadata, row["value"] or b"", _broker_metadata(row))
+
+
+def _broker_metadata(row: Mapping[str, Any]) -> pb.BrokerEntryMetadata | None:
+    if row["broker_timestamp"] is None and row["broker_index"] is None:
+        return None
+    return pb.BrokerEntryMetadata(broker_timestamp=_milliseconds(row["broker_timestamp"]), index=row["broker_index"])
+
+
+def _milliseconds(time_us: int | None) -> int | None:
+    return None if time_us is None else time_us // 1000
