@@ -219,7 +219,7 @@ class Campaign:
         self.topics = [self.single, *(f"{self.parted}-partition-{number}" for number in range(2))]
         self.data = self.runtime.config(self.folder, self.single, self.parted, name=self.name)
         self.data["deliver"] = {"topic": self.due}
-        self.data["upkeep"] = {"interval": "1 second", "cpu_percent": 30}
+        self.data["upkeep"] = {"interval": "1 second", "busy_percent": 30}
         self.folder.mkdir(parents=True, exist_ok=True)
         self.config = str(self.folder / "pipeline.toml")
         Path(self.config).write_text(to_toml(self.data))

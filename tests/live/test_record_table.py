@@ -114,7 +114,7 @@ def test_a_version_that_comes_while_the_pipeline_runs_adds_its_columns_before_it
 ) -> None:
     topic = runtime.topic()
     data = record_config(runtime, tmp_path, topic)
-    data["upkeep"] = {"interval": "200 ms", "cpu_percent": 100}
+    data["upkeep"] = {"interval": "200 ms", "busy_percent": 100}
     with running(spark, data):
         for number in range(9):
             kind, more = (Order, {}) if number < 5 else (WiderOrder, {"note": f"{number}"})

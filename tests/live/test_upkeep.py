@@ -35,7 +35,7 @@ def test_a_running_pipeline_merges_its_files_and_its_table_stays_exact_and_in_or
 ) -> None:
     topic = runtime.topic(2)
     data = runtime.config(tmp_path, topic)
-    data["upkeep"] = {"interval": "200 ms", "cpu_percent": 100}
+    data["upkeep"] = {"interval": "200 ms", "busy_percent": 100}
     path = data["delta"]["path"]
     with running(spark, data):
         for number in range(8):

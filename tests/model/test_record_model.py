@@ -123,7 +123,7 @@ class History:
 
     def restart(self) -> None:
         self.table = RecordTable(self.path)
-        exists = self.table.check(None)  # type: ignore[arg-type]
+        exists = self.table.check(None)
         self.schemas = RecordSchemas(self.registry, self.table)  # type: ignore[arg-type]
         self.learn(TOPICS)
         self.schemas.learn(TOPICS, have_messages=False)
@@ -168,7 +168,12 @@ class History:
     def message(self, topic: str) -> tuple[str, int, Fields, int, dict[str, Any]]:
         version = self.rng.randrange(len(self.registry.versions[topic]))
         fields = self.registry.versions[topic][version]
-        values = {"int": [0, -5, 2**31 - 1], "long": [7, 2**40], "string": ["x", ""], "double": [2.0, 0.5]}
+        values: dict[str, list[Any]] = {
+            "int": [0, -5, 2**31 - 1],
+            "long": [7, 2**40],
+            "string": ["x", ""],
+            "double": [2.0, 0.5],
+        }
         value = {
             name: None if self.rng.random() < 0.2 else self.rng.choice(values[kind]) for name, kind in fields.items()
         }

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from deltalake import DeltaTable
 
 from ledgerlake.errors import UsageError
 from ledgerlake.options.config import parse_config
@@ -31,7 +33,7 @@ def config_of(folder: Path, **settings: Any) -> Config:
             "source": {"service_url": "pulsar://nowhere:1", "topics": ["t"]},
             "stream": {"name": "orders", "checkpoint": str(folder / "checkpoint")},
             "delta": {"path": str(folder / "messages")},
-            "upkeep": {"interval": "10 ms", **settings},
+            "upkeep": {"interval": "100 ms", "busy_percent": 100, **settings},
         }
     )
 
@@ -66,7 +68,8 @@ def test_small_files_are_merged_while_the_thread_runs_and_stay_merged_after_its_
     running = Upkeep(with_rejects(config_of(tmp_path)))
     running.start()
     wait_until(lambda: len(files_of(writer.table.path)) == 1)
-    running.stop()
+    running.end()
+    running.wait()
     assert not [thread for thread in threading.enumerate() if thread.name == "ledgerlake-upkeep"]
 
 
@@ -88,23 +91,69 @@ def test_a_failure_is_logged_once_and_the_next_round_tries_again(
     with caplog.at_level(logging.WARNING):
         running.start()
         wait_until(lambda: len(files_of(writer.table.path)) == 1)
-        running.stop()
+        running.end()
+        running.wait()
     warnings = [record.message for record in caplog.records if "upkeep" in record.message]
     # Once for each of the two tables.
     assert len(warnings) == 2
     assert "the store does not answer" in warnings[0]
 
 
-def test_a_merge_is_followed_by_a_rest_after_which_the_share_of_cpu_is_kept(
+def test_work_is_followed_by_a_rest_after_which_the_share_of_time_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = Upkeep(config_of(tmp_path, cpu_percent=20))
+    running = Upkeep(config_of(tmp_path, busy_percent=20))
     rests_s: list[float] = []
     monkeypatch.setattr(running._stopping, "wait", rests_s.append)
-    monkeypatch.setattr(time, "thread_time", lambda: 3.0)
-    running._began_cpu_s = 1.0
+    monkeypatch.setattr(time, "monotonic", lambda: 3.0)
+    running._began_s = 1.0
     running._rest()
     assert rests_s == [pytest.approx(8.0)]
+
+
+def test_pauses_get_longer_while_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = Upkeep(config_of(tmp_path))
+    pauses_s: list[float] = []
+
+    def note(pause_s: float) -> bool:
+        pauses_s.append(pause_s)
+        return len(pauses_s) > 12
+
+    monkeypatch.setattr(running._stopping, "wait", note)
+    # There is no table, so every round fails.
+    running._run()
+    waits = [pause for pause in pauses_s if pause >= 0.1]
+    assert waits[:4] == [pytest.approx(0.1), pytest.approx(0.2), pytest.approx(0.4), pytest.approx(0.8)]
+
+
+def test_an_obstacle_of_one_table_is_said_once(
+    tmp_path: Path, writer: Writer, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = with_rejects(config_of(tmp_path))
+    DeltaTable(writer.table.path.uri).alter.add_constraint({"has_entry": "entry_id >= 0"})
+    running = Upkeep(config)
+    with caplog.at_level(logging.WARNING):
+        running.start()
+        time.sleep(0.6)
+        running.end()
+        running.wait()
+    warnings = [record.getMessage() for record in caplog.records if "not merged" in record.getMessage()]
+    assert len(warnings) == 1
+    assert "because it has checkConstraints" in warnings[0]
+
+
+def test_unused_files_stay_as_long_as_the_tables_own_property_says(tmp_path: Path, writer: Writer) -> None:
+    config = with_rejects(config_of(tmp_path))
+    DeltaTable(writer.table.path.uri).alter.set_table_properties(
+        {"delta.deletedFileRetentionDuration": "interval 365 days"}
+    )
+    assert keep_up(config)[0].merged == 12
+    long_ago_s = time.time() - 10 * 24 * 3600
+    for name in tmp_path.joinpath("messages").glob("*.parquet"):
+        os.utime(name, (long_ago_s, long_ago_s))
+    before = sorted(tmp_path.joinpath("messages").glob("*.parquet"))
+    assert keep_up(config)[0].removed == 0
+    assert sorted(tmp_path.joinpath("messages").glob("*.parquet")) == before
 
 
 def test_by_hand_everything_is_merged_and_counted(tmp_path: Path, writer: Writer) -> None:
@@ -128,7 +177,9 @@ def test_a_new_table_keeps_its_log_as_long_as_its_unused_files(tmp_path: Path) -
     ("settings", "sentence"),
     [
         ({"retention": "59 minutes"}, r"\[upkeep\] retention is less than an hour"),
-        ({"cpu_percent": 101}, r"\[upkeep\] cpu_percent is above 100, a whole core"),
+        ({"busy_percent": 101}, r"\[upkeep\] busy_percent is above 100"),
+        ({"interval": "0 s"}, r"\[upkeep\] interval is less than 100 milliseconds"),
+        ({"interval": "2 days"}, r"\[upkeep\] interval is .* more than a day"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(tmp_path: Path, settings: dict[str, Any], sentence: str) -> None:

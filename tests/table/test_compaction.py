@@ -19,7 +19,7 @@ from ledgerlake.stored.places import Place
 from ledgerlake.table import compaction, file_groups, replacement
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.compaction import Compaction
-from ledgerlake.table.delta_table import Table, data_folder, open_delta
+from ledgerlake.table.delta_table import Table, data_folder, open_delta, read_commit
 from ledgerlake.table.ordered_files import BufferedWriter, OrderedWriter
 from ledgerlake.table.vacuum import is_data_file
 from ledgerlake.wire.message_id import AFTER_ALL
@@ -57,6 +57,11 @@ class Writer:
 
     def compaction(self, **arguments: Any) -> Compaction:
         return Compaction(self.table.path, schema.MESSAGES, **arguments)
+
+    def merge_once(self) -> int:
+        """Carry out the first group of the first plan alone."""
+        rests: list[None] = []
+        return self.compaction(rest=lambda: rests.append(None), is_stopped=lambda: len(rests) > 1).run()
 
 
 @pytest.fixture
@@ -148,18 +153,28 @@ def test_rows_that_a_user_deleted_meanwhile_stay_deleted(writer: Writer, monkeyp
     for _ in range(4):
         writer.commit()
     deleting(writer, monkeypatch, "entry_id < 10")
-    assert writer.compaction(pause=lambda: True).run() == 0
+    assert writer.merge_once() == 0
     assert min(row["entry_id"] for row in content(writer.table.path)) == 10
     assert not [name for name in os.listdir(str(writer.table.path)) if "compacted" in name]
-    assert writer.compaction().run() > 0
-    assert len(content(writer.table.path)) == (4 * ROWS - 10) * PARTITIONS
+
+
+def test_files_before_a_users_deletion_stay_and_those_after_it_are_merged_in_order(writer: Writer) -> None:
+    for _ in range(6):
+        writer.commit()
+    DeltaTable(writer.table.path.uri).delete("entry_id = 45 and partition = 1")
+    for _ in range(6):
+        writer.commit()
+    merged = writer.compaction().run()
+    assert 0 < merged < 12 * PARTITIONS
+    assert len(content(writer.table.path)) == 12 * ROWS * PARTITIONS - 1
+    assert rows_out_of_order(writer.table.path) == 0
 
 
 def deleting(writer: Writer, monkeypatch: pytest.MonkeyPatch, predicate: str) -> None:
     """Have a user delete rows after the files were merged, and before the commit."""
     replace = replacement.replace_files
 
-    def after_deletion(path: Place, version: int, *files: Any) -> bool:
+    def after_deletion(path: Place, version: int, *files: Any) -> int | None:
         DeltaTable(path.uri).delete(predicate)
         return replace(path, version, *files)
 
@@ -173,13 +188,13 @@ def test_micro_batches_that_are_committed_meanwhile_do_not_stop_a_compaction(
         writer.commit()
     replace = replacement.replace_files
 
-    def after_commits(*arguments: Any) -> bool:
+    def after_commits(*arguments: Any) -> int | None:
         writer.commit()
         writer.commit()
         return replace(*arguments)
 
     monkeypatch.setattr(compaction, "replace_files", after_commits)
-    assert writer.compaction(pause=lambda: True).run() == 4 * PARTITIONS
+    assert writer.merge_once() == 4 * PARTITIONS
     assert len(content(writer.table.path)) == 6 * PARTITIONS * ROWS
     assert rows_out_of_order(writer.table.path) == 0
 
@@ -189,12 +204,12 @@ def test_a_table_whose_columns_another_writer_changes_is_left(writer: Writer, mo
         writer.commit()
     replace = replacement.replace_files
 
-    def after_change(path: Place, version: int, *files: Any) -> bool:
+    def after_change(path: Place, version: int, *files: Any) -> int | None:
         DeltaTable(path.uri).alter.set_table_properties({"delta.appendOnly": "true"})
         return replace(path, version, *files)
 
     monkeypatch.setattr(compaction, "replace_files", after_change)
-    assert writer.compaction(pause=lambda: True).run() == 0
+    assert writer.merge_once() == 0
     assert len(files_of(writer.table.path)) == 4 * PARTITIONS
 
 
@@ -223,6 +238,120 @@ def test_a_request_that_meets_its_own_first_attempt_is_not_a_conflict(
     assert len(files_of(writer.table.path)) == 1
 
 
+def test_a_merged_file_is_never_deleted_while_its_commit_may_be_ours(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(4):
+        writer.commit()
+    create, read = Place.create_file, read_commit
+    created: list[Place] = []
+
+    def meet_own_attempt(place: Place, commit: bytes) -> bool:
+        created.append(place)
+        return create(place, commit) and False
+
+    def fail_after_it(path: Place, version: int) -> list[Any]:
+        if created:
+            raise OSError("the store does not answer")
+        return read(path, version)
+
+    monkeypatch.setattr(Place, "create_file", meet_own_attempt)
+    monkeypatch.setattr(replacement, "read_commit", fail_after_it)
+    with pytest.raises(TableError, match="the store does not answer"):
+        writer.compaction().run()
+    monkeypatch.undo()
+    assert len(files_of(writer.table.path)) == 1
+    assert len(content(writer.table.path)) == 4 * PARTITIONS * ROWS
+
+
+def test_a_merged_file_that_a_vacuum_removed_meanwhile_is_not_committed(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(4):
+        writer.commit()
+    before = files_of(writer.table.path)
+    replace = replacement.replace_files
+
+    def after_vacuum(path: Place, version: int, old: Any, new: Any, needed: Any) -> int | None:
+        for file in new:
+            os.unlink(f"{path}/{file.name}")
+        return replace(path, version, old, new, needed)
+
+    monkeypatch.setattr(compaction, "replace_files", after_vacuum)
+    with pytest.raises(TableError, match="could not be replaced"):
+        writer.compaction().run()
+    assert files_of(writer.table.path) == before
+
+
+def test_a_table_that_another_writer_compacts_is_left_to_it(writer: Writer) -> None:
+    for _ in range(4):
+        writer.commit()
+    DeltaTable(writer.table.path.uri).optimize.compact()
+    for _ in range(4):
+        writer.commit()
+    kept = writer.compaction()
+    assert kept.run() == 0
+    assert kept.obstacles == ["another writer that merges its files (delta-rs:py-1.6.6)"]
+
+
+def test_the_log_gets_its_checkpoints_though_merges_take_their_versions(writer: Writer) -> None:
+    DeltaTable(writer.table.path.uri).alter.set_table_properties({"delta.checkpointInterval": "10"})
+    kept = writer.compaction()
+    for _ in range(18):
+        for _ in range(3):
+            writer.commit()
+        kept.run()
+    checkpoints = [name for name in os.listdir(f"{writer.table.path}/_delta_log") if ".checkpoint.parquet" in name]
+    assert len(checkpoints) >= open_delta(writer.table.path).version() // 10 - 1
+    assert len(content(writer.table.path)) == 54 * PARTITIONS * ROWS
+
+
+def test_nothing_is_read_of_a_table_that_has_not_changed(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer.commit()
+    kept = writer.compaction()
+    kept.run()
+
+    def fail(_path: Place) -> None:
+        raise AssertionError("the table was opened")
+
+    monkeypatch.setattr(compaction, "open_delta", fail)
+    assert kept.run() == 0
+
+
+def test_a_stop_gives_the_merge_up_and_leaves_no_file(writer: Writer) -> None:
+    for _ in range(4):
+        writer.commit()
+    before = sorted(os.listdir(str(writer.table.path)))
+    assert writer.compaction(is_stopped=lambda: True).run() == 0
+    assert sorted(os.listdir(str(writer.table.path))) == before
+
+
+def test_files_that_cannot_be_joined_are_left_and_the_others_are_merged(
+    writer: Writer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(4):
+        writer.commit()
+
+    def fail(_rows: pa.Table) -> pa.Table:
+        raise pa.ArrowInvalid("offset overflow")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(compaction, "in_order", fail)
+        kept = writer.compaction()
+        assert kept.run() == 0
+    assert "offset overflow" in caplog.text
+    for _ in range(4):
+        writer.commit()
+    assert kept.run() == 4 * PARTITIONS
+
+
+def test_a_commit_of_many_files_is_not_merged_in_one_go(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_groups, "_MOST_FILES", (PARTITIONS - 1,) * 3)
+    for _ in range(4):
+        writer.commit()
+    assert writer.compaction().run() == 0
+
+
 def test_a_commit_that_failed_leaves_its_files_because_it_may_land_later(
     writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,7 +374,7 @@ def test_a_version_is_not_free_if_the_log_before_it_was_removed(writer: Writer) 
     open_delta(path).create_checkpoint()
     os.unlink(f"{path}/_delta_log/{version:020}.json")
     with pytest.raises(TableError, match="could not be replaced"):
-        replacement.replace_files(path, version, [], [])
+        replacement.replace_files(path, version, [], [], set())
 
 
 def test_a_disk_that_is_full_keeps_no_part_of_a_file(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +417,7 @@ def test_larger_files_are_merged_row_group_by_row_group(writer: Writer, monkeypa
         writer.commit()
     before = content(writer.table.path)
     small_levels(monkeypatch)
-    assert writer.compaction(pause=lambda: True).run() > 0
+    assert writer.merge_once() > 0
     assert content(writer.table.path) == before
     assert rows_out_of_order(writer.table.path) == 0
 
@@ -305,8 +434,7 @@ def test_a_large_file_whose_row_groups_are_not_in_order_is_left_and_its_neighbou
     for _ in range(4):
         writer.commit()
     small_levels(monkeypatch)
-    kept = writer.compaction(pause=iter([False, True]).__next__)
-    assert kept.run() > 0
+    assert writer.merge_once() > 0
     assert name in files_of(writer.table.path)
     assert len(content(writer.table.path)) == 8 * PARTITIONS * ROWS + 4
     assert rows_out_of_order(writer.table.path) == 0
@@ -350,9 +478,10 @@ def test_rows_that_compress_well_are_not_merged_beyond_the_memory_they_take(
 ) -> None:
     for _ in range(6):
         writer.commit()
+    size_bytes = PARTITIONS * 2 * (ROWS * compaction._ROW_BYTES + 4000)
+    monkeypatch.setattr(compaction, "_MOST_ROWS_BYTES", size_bytes)
+    assert PARTITIONS < writer.merge_once() < 6 * PARTITIONS
     monkeypatch.setattr(compaction, "_MOST_ROWS_BYTES", 1)
-    assert writer.compaction(pause=lambda: True).run() == PARTITIONS
-    writer.compaction().run()
-    assert len(files_of(writer.table.path)) < 5 * PARTITIONS
+    assert writer.compaction().run() == 0
     assert len(content(writer.table.path)) == 6 * PARTITIONS * ROWS
     assert rows_out_of_order(writer.table.path) == 0

@@ -61,11 +61,26 @@ def test_files_of_one_commit_stay_together_where_a_group_is_full() -> None:
     assert names(groups_to_merge(files)) == [list(range(10)), list(range(10, 20)), list(range(20, 30))]
 
 
+def test_a_commit_with_more_than_a_group_may_have_stays_as_it_is() -> None:
+    files = [file(number, modified_ms=0) for number in range(1001)]
+    assert groups_to_merge(files) == []
+    large = [file(number, 9 * MIB, modified_ms=0) for number in range(32)]
+    assert groups_to_merge(large) == []
+
+
+def test_files_before_one_of_another_writer_are_left_unless_their_topics_differ() -> None:
+    before, after = [file(number) for number in range(8)], [file(number) for number in range(9, 17)]
+    foreign = replace(file(8), is_foreign=True)
+    assert names(groups_to_merge([*before, foreign, *after])) == [list(range(9, 17))]
+    others = [file(number, topics="a") for number in range(8)]
+    assert names(groups_to_merge([*others, foreign])) == [list(range(8))]
+
+
 def test_small_files_come_first_and_their_results_are_merged_later() -> None:
     medium = [file(number, 2 * MIB) for number in range(8)]
     small = [file(number) for number in range(8, 16)]
     assert names(groups_to_merge(medium + small)) == [list(range(8, 16))]
-    assert names(groups_to_merge([*medium, file(16)])) == [list(range(8))]
+    assert names(groups_to_merge([*medium, file(16)])) == [[*range(8), 16]]
 
 
 @pytest.mark.parametrize(

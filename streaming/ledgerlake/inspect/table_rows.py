@@ -12,6 +12,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from numpy.typing import NDArray
 
 from ledgerlake.client.topics import split_partition
+from ledgerlake.decode import schema
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.errors import TableError
 from ledgerlake.options.spark_options import LOCAL_MASTER, SparkConfig
@@ -24,6 +25,7 @@ from ledgerlake.wire.message_id import Position
 Keys = NDArray[np.int64]
 
 _KEY = ["ledger_id", "entry_id", "batch_index", "broker_index"]
+_TYPES = pa.unify_schemas([schema.MESSAGES, schema.REJECTS])
 _ORDER_COLUMNS = [
     "topic",
     "partition",
@@ -98,10 +100,13 @@ class TableRows:
     def _read(self, name: str) -> pa.Table:
         with pq.ParquetFile((self._path / name).root, filesystem=self._path.filesystem()) as file:
             present = set(file.schema_arrow.names)
-            if PULSAR_COLUMN not in present:
-                return file.read([name for name in _ORDER_COLUMNS if name in present])
-            pulsar = file.read([f"{PULSAR_COLUMN}.{name}" for name in _ORDER_COLUMNS])[PULSAR_COLUMN]
-            return pa.Table.from_struct_array(pulsar)
+            if PULSAR_COLUMN in present:
+                pulsar = file.read([f"{PULSAR_COLUMN}.{name}" for name in _ORDER_COLUMNS])[PULSAR_COLUMN]
+                rows = pa.Table.from_struct_array(pulsar)
+            else:
+                rows = file.read([name for name in _ORDER_COLUMNS if name in present])
+        # Other writers have other types of Arrow for the same columns of Delta.
+        return rows.cast(pa.schema([_TYPES.field(name) for name in rows.column_names]))
 
 
 def out_of_order(files: list[pa.Table]) -> int:

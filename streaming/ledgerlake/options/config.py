@@ -60,6 +60,7 @@ _MISSPELT = 0.75
 _MOST_MESSAGE_BYTES = 2**31 - 1024
 
 _HOUR_MS = 60 * 60 * 1000
+_SHORTEST_INTERVAL_MS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,14 +285,14 @@ class UpkeepConfig:
         toml="upkeep.interval",
         shown_default="`1 minute`",
     )
-    cpu_percent: int = option(
-        COUNT, 10, "How much CPU the merging takes, in percent of a core.", toml="upkeep.cpu_percent"
+    busy_percent: int = option(
+        COUNT, 10, "For how much of the time it is at work, in percent.", toml="upkeep.busy_percent"
     )
     retention_ms: int = option(
         DURATION,
         7 * 24 * _HOUR_MS,
-        "How long unused files are kept. Older versions of the tables cannot be read. A table that the pipeline creates keeps its log "
-        "for as long.",
+        "How long unused files are kept, at least; longer if a property of the table says so. Older versions of the tables cannot be "
+        "read. A table that the pipeline creates keeps its log for as long.",
         toml="upkeep.retention",
         shown_default="`7 days`",
     )
@@ -557,8 +558,10 @@ def _deliver(data: dict[str, Any], source: SourceOptions, delay: DelayConfig) ->
 
 def _upkeep(data: dict[str, Any]) -> UpkeepConfig:
     upkeep = from_toml(UpkeepConfig, "upkeep", data)
-    if upkeep.cpu_percent > 100:
-        raise UsageError("[upkeep] cpu_percent is above 100, a whole core")
+    if upkeep.busy_percent > 100:
+        raise UsageError("[upkeep] busy_percent is above 100")
+    if not _SHORTEST_INTERVAL_MS <= upkeep.interval_ms <= 24 * _HOUR_MS:
+        raise UsageError("[upkeep] interval is less than 100 milliseconds, or more than a day")
     if upkeep.retention_ms < _HOUR_MS:
         raise UsageError(
             "[upkeep] retention is less than an hour, and files of a micro-batch in work could be older; write 1 hour or more"

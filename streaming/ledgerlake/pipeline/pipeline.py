@@ -226,7 +226,7 @@ class Pipeline:
             LedgerlakeError: the current batch failed, or the query had failed before.
         """
         self._stopping.set()
-        self._upkeep.stop()
+        self._upkeep.end()
         self._batches.wait(lambda: self.query is not None and self.query.isActive)
         failure = None
         if self.query is not None:
@@ -240,11 +240,12 @@ class Pipeline:
         """Disconnect from the broker; the cursors stay on it, and unsent messages stay in the
         outbox.
         """
-        self._upkeep.stop()
+        self._upkeep.end()
         if self._republisher is not None:
             self._republisher.stop()
         self._components.cursors.close()
         self._components.cluster.close()
+        self._upkeep.wait()
         if self.metrics is not None:
             self.metrics.close()
             self.metrics = None

@@ -1,10 +1,10 @@
 """Upkeep of a pipeline's tables: small files are merged (see ``table.compaction``), and files that no
 table has used for long are removed (see ``table.vacuum``).
 
-While a pipeline runs, a thread of the driver does it, and rests so long after each merge that it
-takes no more than its share of a core. It never ends the pipeline: a failure is logged, and the
-next round tries again. It commits to the tables' logs as any other writer does, so several
-processes may do it at once.
+While a pipeline runs, a thread of the driver does it, and rests after each piece of work, so that
+it is at work for its share of the time at most. It never ends the pipeline: a failure is logged, and
+tried again after a while that gets longer. It commits to the tables' logs as any other writer does,
+so several processes may do it at once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ledgerlake.decode import schema
+from ledgerlake.decode.columns import first_line
 from ledgerlake.errors import LedgerlakeError
 from ledgerlake.runtime.memory import give_back
 from ledgerlake.table.compaction import Compaction
@@ -29,18 +30,17 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 # A vacuum lists the whole folder of a table.
-_FIRST_VACUUM_S = 60 * 60.0
+_FIRST_VACUUM_S = 10 * 60.0
 _VACUUM_INTERVAL_S = 24 * 60 * 60.0
 
-# How long to wait at the end for a merge.
-_STOP_S = 10.0
+_LONGEST_PAUSE_S = 60 * 60.0
 
 
 @dataclass(frozen=True)
 class Kept:
     """What upkeep did to a table: how many files it merged, and how many unused ones it removed.
 
-    ``obstacles`` has the features of the table for which no file was merged.
+    ``obstacles`` says why no file was merged.
     """
 
     table: str
@@ -57,7 +57,7 @@ def keep_up(config: Config) -> list[Kept]:
     """
     compactions = _compactions(config)
     merged = [compaction.run() for compaction in compactions]
-    removed = vacuum(config, config.upkeep.retention_hours)
+    removed = vacuum(config, config.upkeep.retention_hours, keeps_longer=True)
     return [
         Kept(table.table, count, len(table.files), compaction.obstacles)
         for compaction, count, table in zip(compactions, merged, removed, strict=True)
@@ -71,49 +71,61 @@ class Upkeep:
         self._config = config
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._began_cpu_s = 0.0
+        self._began_s = 0.0
         self._failures: dict[str, str] = {}
+        self._obstacles: dict[str, list[str]] = {}
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread = threading.Thread(target=self._run, name="ledgerlake-upkeep", daemon=True)
+        """Start the thread. Python waits for it at its end: a library's native code must not run on
+        then.
+        """
+        self._thread = threading.Thread(target=self._run, name="ledgerlake-upkeep")
         self._thread.start()
 
-    def stop(self) -> None:
-        """End after the merge that is in work; it is given up if it takes long."""
+    def end(self) -> None:
+        """Begin nothing any more, and give up the merge in work."""
         self._stopping.set()
+
+    def wait(self) -> None:
+        """Wait until the thread has ended."""
         if self._thread is not None:
-            self._thread.join(_STOP_S)
+            self._thread.join()
 
     def _run(self) -> None:
-        compactions = _compactions(self._config, self._rest)
+        compactions = _compactions(self._config, self._rest, self._stopping.is_set)
         vacuum_at_s = time.monotonic() + _FIRST_VACUUM_S
-        while not self._stopping.wait(self._config.upkeep.interval_ms / 1000):
+        interval_s = self._config.upkeep.interval_ms / 1000
+        pause_s = interval_s
+        while not self._stopping.wait(pause_s):
             for compaction in compactions:
-                self._began_cpu_s = time.thread_time()
+                self._began_s = time.monotonic()
                 self._attempt(str(compaction.path), compaction.run)
                 self._report_obstacles(compaction)
+                self._rest()
             if time.monotonic() >= vacuum_at_s:
                 vacuum_at_s = time.monotonic() + _VACUUM_INTERVAL_S
-                self._attempt("unused files", lambda: vacuum(self._config, self._config.upkeep.retention_hours))
+                self._attempt("unused files", self._vacuum)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S) if self._failures else interval_s
 
-    def _rest(self) -> bool:
-        """Rest after a merge; return whether to end."""
+    def _vacuum(self) -> None:
+        vacuum(self._config, self._config.upkeep.retention_hours, keeps_longer=True)
+
+    def _rest(self) -> None:
+        """Rest after a piece of work."""
         give_back()
-        taken_s = time.thread_time() - self._began_cpu_s
-        is_stopped = self._stopping.wait(taken_s * (100 / self._config.upkeep.cpu_percent - 1))
-        self._began_cpu_s = time.thread_time()
-        return is_stopped
+        taken_s = time.monotonic() - self._began_s
+        self._stopping.wait(taken_s * (100 / self._config.upkeep.busy_percent - 1))
+        self._began_s = time.monotonic()
 
     def _report_obstacles(self, compaction: Compaction) -> None:
-        reason = ", ".join(compaction.obstacles)
-        if reason and self._failures.get("obstacles") != reason:
+        path, obstacles = str(compaction.path), compaction.obstacles
+        if obstacles and self._obstacles.get(path) != obstacles:
             _log.warning(
                 "small files of the table at %s are not merged, because it has %s; run Delta's OPTIMIZE",
-                compaction.path,
-                reason,
+                path,
+                ", ".join(obstacles),
             )
-        self._failures["obstacles"] = reason
+        self._obstacles[path] = obstacles
 
     def _attempt(self, what: str, work: Callable[[], object]) -> None:
         """Do a part of the upkeep, and log a failure unless the last attempt failed alike."""
@@ -121,7 +133,7 @@ class Upkeep:
             work()
         # A failure in a library's native part may be no Exception.
         except BaseException as error:
-            reason = error.message if isinstance(error, LedgerlakeError) else repr(error)
+            reason = error.message if isinstance(error, LedgerlakeError) else first_line(error)
             if self._failures.get(what) != reason:
                 _log.warning("upkeep failed, and will be tried again: %s", reason)
             self._failures[what] = reason
@@ -129,8 +141,11 @@ class Upkeep:
             self._failures.pop(what, None)
 
 
-def _compactions(config: Config, pause: Callable[[], bool] = lambda: False) -> list[Compaction]:
+def _compactions(
+    config: Config, rest: Callable[[], object] = lambda: None, is_stopped: Callable[[], bool] = lambda: False
+) -> list[Compaction]:
+    messages = None if config.delta.shape == "record" else schema.MESSAGES
     return [
-        Compaction(config.messages_place, None if config.delta.shape == "record" else schema.MESSAGES, pause),
-        Compaction(config.rejects_place, schema.REJECTS, pause),
+        Compaction(config.messages_place, messages, rest, is_stopped),
+        Compaction(config.rejects_place, schema.REJECTS, rest, is_stopped),
     ]

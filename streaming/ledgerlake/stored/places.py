@@ -13,10 +13,13 @@ resolved whenever a file system or a table is opened, so a renewed secret is see
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from pyarrow import fs
@@ -31,6 +34,9 @@ from ledgerlake.stored.stores import (
     hadoop_settings,
     open_bucket,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 # Without the slash it is a folder with a colon in its name.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)")
@@ -144,22 +150,50 @@ class Place:
             SetupError: a secret cannot be read.
             OSError: it cannot be created; a store may have done it all the same.
         """
-        # Its import takes a tenth of a second, and tasks do not need it.
+        from obstore.exceptions import AlreadyExistsError
+
+        try:
+            with self._object_store() as (put, _, name):
+                put(name, content, mode="create")
+        except AlreadyExistsError:
+            return False
+        return True
+
+    def check_exists(self) -> None:
+        """Check that the file exists, with the library and the keys of ``create_file``.
+
+        Raises:
+            SetupError: a secret cannot be read.
+            FileNotFoundError: it does not exist.
+            OSError: that cannot be told.
+        """
+        with self._object_store() as (_, head, name):
+            head(name)
+
+    @contextlib.contextmanager
+    def _object_store(self) -> Iterator[tuple[Callable[..., Any], Callable[..., Any], str]]:
+        """Yield requests of ``obstore`` to the folder of this file, put and head, and the file's name.
+
+        Raises:
+            OSError: in place of the library's errors but one, that a file exists.
+        """
+        # The import takes a tenth of a second, and tasks do not need it.
         import obstore
         from obstore.exceptions import AlreadyExistsError, BaseError
         from obstore.store import LocalStore
 
         folder, _, name = self.uri.rpartition("/")
-        parent = (
-            LocalStore(folder) if self.store is None else open_bucket(self.store, folder, self._bucket, self.settings)
-        )
         try:
-            obstore.put(parent, name, content, mode="create")
+            store = (
+                LocalStore(folder)
+                if self.store is None
+                else open_bucket(self.store, folder, self._bucket, self.settings)
+            )
+            yield partial(obstore.put, store), partial(obstore.head, store), name
         except AlreadyExistsError:
-            return False
+            raise
         except BaseError as error:
-            raise OSError(str(error)) from None
-        return True
+            raise OSError(str(error).strip().partition("\n")[0]) from None
 
     def check_bucket(self) -> None:
         """Check that the bucket exists: pyarrow finds nothing in a bucket that does not.

@@ -5,20 +5,37 @@ topic partitions that it has. So those of a topic partition are in order, and a 
 time needs few row groups. Rows of rejects stay in the order of the files.
 
 Files of the lowest level (see ``file_groups``) are sorted together in memory. Larger ones have
-their rows in order already, and are merged with one row group of each in memory; if one has not,
-because another writer made it, it is left as it is.
+their rows in order already, and are merged with one row group of each in memory. A file is left as
+it is if its rows are not in order, or would take too much memory.
+
+If another writer merges the table's files too, this one leaves them to it: delta-rs does not notice
+that files which it replaces are gone, and both results would stay in the table.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import time
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 
+from ledgerlake.decode.columns import first_line
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.errors import TableError
-from ledgerlake.table.delta_table import column_differences, data_folder, open_delta, special_features
+from ledgerlake.table.delta_table import (
+    column_differences,
+    data_folder,
+    open_delta,
+    read_commit,
+    special_features,
+)
 from ledgerlake.table.file_groups import TableFile, groups_to_merge
 from ledgerlake.table.layout import file_schema, rows_of_table
 from ledgerlake.table.ordered_files import (
@@ -31,8 +48,8 @@ from ledgerlake.table.ordered_files import (
     merge_sorted,
     read_row_groups,
 )
-from ledgerlake.table.replacement import replace_files
-from ledgerlake.table.vacuum import is_data_file
+from ledgerlake.table.replacement import ENGINE, replace_files
+from ledgerlake.table.vacuum import is_own_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -43,33 +60,63 @@ if TYPE_CHECKING:
     from ledgerlake.table.file_groups import Bounds
     from ledgerlake.table.ordered_files import DataFile, Key, ParquetFolder
 
+_log = logging.getLogger(__name__)
+
 _FILE_COLUMNS = ("path", "size_bytes", "num_records", "modification_time")
 _BOUND_COLUMNS = ("min.topic", "max.topic", "min.partition", "max.partition")
 _BOUND_COLUMNS_OF_RECORDS = tuple(name.replace(".", f".{PULSAR_COLUMN}.") for name in _BOUND_COLUMNS)
 
-# What the rows of small files may take in memory.
+# What the rows of small files may take in memory, and the row groups of larger ones together.
+# Parquet's own sizes leave out what a dictionary saves, which is some hundred bytes a row.
 _MOST_ROWS_BYTES = 128 * 1024 * 1024
+_MOST_MERGED_BYTES = 512 * 1024 * 1024
+_ROW_BYTES = 150
 
 _PREFIX = "part-compacted"
+_COMMITS_LOOKED_AT = 100
+_RIVAL_MS = 24 * 60 * 60 * 1000
+_DEFAULT_CHECKPOINT_INTERVAL = 100
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The groups of files to merge in a version of a table, and the columns of its rows."""
+
+    version: int
+    rows: pa.Schema
+    groups: list[list[TableFile]]
+    checkpoint_interval: int
 
 
 class Compaction:
     """The compaction of one table.
 
-    ``obstacles`` has the features for which the last run left the table's files as they are.
+    ``obstacles`` says why the last run left the table's files as they are.
 
     Args:
         schema: the columns of the table's rows; None for a table of records, whose columns its log has.
-        pause: called after each replacement; True ends the run.
+        rest: called after each piece of work.
+        is_stopped: whether to end; asked often.
     """
 
-    def __init__(self, path: Place, schema: pa.Schema | None, pause: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        path: Place,
+        schema: pa.Schema | None,
+        rest: Callable[[], object] = lambda: None,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.path = path
         self.obstacles: list[str] = []
         self._schema = schema
-        self._pause = pause
+        self._rest = rest
+        self._is_stopped = is_stopped
         # Files that cannot be merged, for example because another writer made them.
         self._unfit: set[str] = set()
+        # The last version in which nothing was to do, and up to which the log was looked at.
+        self._settled: int | None = None
+        self._looked_at: int | None = None
+        self._rival, self._rival_ms = "", 0
 
     def run(self) -> int:
         """Merge small files until there is nothing to merge; return how many were replaced.
@@ -78,48 +125,100 @@ class Compaction:
             TableError: the table cannot be read or written.
         """
         replaced = 0
-        while True:
-            version, rows, groups = self._plan()
-            if not groups:
-                return replaced
-            for group in groups:
-                replaced += self._merge(group, version, rows)
-                if self._pause():
-                    return replaced
-
-    def _plan(self) -> tuple[int, pa.Schema, list[list[TableFile]]]:
-        """Return the newest version of the table, the columns of its rows, and the groups of files to
-        merge in it.
-        """
         try:
-            table = open_delta(self.path)
-            self.obstacles = special_features(table)
-            rows = rows_of_table(pa.schema(table.schema())) if self._schema is None else self._schema
-            if any(column_differences(file_schema(rows), table)):
-                self.obstacles.append("other columns")
-            groups = [] if self.obstacles else groups_to_merge(list(_files_of(table, self._unfit)))
-        except (DeltaError, OSError) as error:
-            raise TableError(f"the table at {self.path} cannot be opened: {self.path.reason(error)}") from None
-        return table.version(), rows, groups
+            while self._has_changed():
+                plan = self._plan()
+                self._rest()
+                if not plan.groups:
+                    self._settled = plan.version
+                replaced += self._carry_out(plan)
+        except _StoppedError:
+            pass
+        except (DeltaError, OSError, ValueError) as error:
+            raise TableError(f"files of the table at {self.path} cannot be merged: {self.path.reason(error)}") from None
+        return replaced
 
-    def _merge(self, group: Sequence[TableFile], version: int, rows: pa.Schema) -> int:
-        """Replace a group by one file; return how many files were replaced."""
+    def _has_changed(self) -> bool:
+        """Return whether the table has a later version than the one in which nothing was to do."""
+        if self._settled is None:
+            return True
+        try:
+            read_commit(self.path, self._settled + 1)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _plan(self) -> _Plan:
+        table = open_delta(self.path)
+        version, columns = table.version(), pa.schema(table.schema())
+        rows = rows_of_table(columns) if self._schema is None else self._schema
+        self._look_for_rivals(version)
+        self.obstacles = special_features(table)
+        if any(column_differences(file_schema(rows), table)):
+            self.obstacles.append("other columns")
+        if time.time() * 1000 - self._rival_ms < _RIVAL_MS:
+            self.obstacles.append(f"another writer that merges its files ({self._rival})")
+        files = list(_files_of(table, self._unfit))
+        self._unfit &= {file.name for file in files}
+        interval = int(table.metadata().configuration.get("delta.checkpointInterval", _DEFAULT_CHECKPOINT_INTERVAL))
+        return _Plan(version, rows, [] if self.obstacles else groups_to_merge(files), interval)
+
+    def _look_for_rivals(self, version: int) -> None:
+        first = max(0, version - _COMMITS_LOOKED_AT) if self._looked_at is None else self._looked_at + 1
+        for number in range(first, version + 1):
+            with contextlib.suppress(FileNotFoundError):
+                for action in read_commit(self.path, number):
+                    commit = action.get("commitInfo", {})
+                    if commit.get("operation") == "OPTIMIZE" and commit.get("engineInfo") != ENGINE:
+                        self._rival, self._rival_ms = str(commit.get("engineInfo")), int(commit.get("timestamp", 0))
+        self._looked_at = version
+
+    def _carry_out(self, plan: _Plan) -> int:
+        """Replace each group by one file; return how many files were replaced."""
+        replaced, version = 0, plan.version
+        needed = {file.name for group in plan.groups for file in group}
+        for group in plan.groups:
+            names = {file.name for file in group}
+            count, landed = self._replace(group, plan.rows, version, needed)
+            self._rest()
+            if landed is None:
+                return replaced
+            if count and (landed + 1) // plan.checkpoint_interval != (version + 1) // plan.checkpoint_interval:
+                # delta-rs makes one with its own commit of such a version, and this may be ours.
+                open_delta(self.path).create_checkpoint()
+            needed -= names
+            replaced, version = replaced + count, landed
+        return replaced
+
+    def _replace(
+        self, group: Sequence[TableFile], rows: pa.Schema, version: int, needed: Collection[str]
+    ) -> tuple[int, int | None]:
+        """Replace a group; return how many files that were, and the version of the table then, None
+        if another writer came first.
+        """
         folder = data_folder(self.path, rows, _PREFIX)
         try:
-            old, new = _write(folder, group)
+            old, new = _write(folder, group, self._is_stopped)
         except _UnfitFileError as error:
             self._unfit.add(error.name)
-            return 0
-        except OSError as error:
-            raise TableError(f"files of the table at {self.path} cannot be merged: {self.path.reason(error)}") from None
-        if replace_files(self.path, version, old, new):
-            return len(old)
-        delete_files(folder, [file.name for file in new])
-        return 0
+            return 0, version
+        except (pa.ArrowException, ValueError) as error:
+            _log.warning("files of the table at %s cannot be merged and are left: %s", self.path, first_line(error))
+            self._unfit.update(file.name for file in group)
+            return 0, version
+        landed = replace_files(self.path, version, old, new, needed)
+        if landed is None:
+            delete_files(folder, [file.name for file in new])
+            return 0, None
+        return len(old), landed
+
+
+class _StoppedError(Exception):
+    """The compaction is to end, and nothing more is written."""
 
 
 class _UnfitFileError(Exception):
-    """A file whose rows cannot be read, or are not in order."""
+    """A file whose rows cannot be read, are not in order, or take too much memory."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -135,7 +234,7 @@ def _files_of(table: DeltaTable, unfit: Collection[str]) -> Iterator[TableFile]:
     columns = [name for name in (*_FILE_COLUMNS, *bound_columns) if name in actions.column_names]
     for action in actions.select(columns).to_pylist():
         name, rows = action["path"], action["num_records"]
-        is_fixed = name in fixed or rows is None or not is_data_file(name)
+        is_fixed = name in fixed or rows is None
         yield TableFile(
             name,
             action["size_bytes"],
@@ -143,6 +242,7 @@ def _files_of(table: DeltaTable, unfit: Collection[str]) -> Iterator[TableFile]:
             action["modification_time"],
             _bounds_of([action.get(column) for column in bound_columns]),
             is_fixed,
+            is_foreign=not is_own_file(name),
         )
 
 
@@ -153,20 +253,25 @@ def _bounds_of(values: list[Any]) -> Bounds | None:
     return first, last, first_partition, last_partition
 
 
-def _write(folder: ParquetFolder, group: Sequence[TableFile]) -> tuple[Sequence[TableFile], list[DataFile]]:
+def _write(
+    folder: ParquetFolder, group: Sequence[TableFile], is_stopped: Callable[[], bool]
+) -> tuple[Sequence[TableFile], list[DataFile]]:
     """Write the rows of a group to one file; return the files that it replaces, and the new one.
 
     Raises:
         _UnfitFileError: a file cannot be merged.
+        _StoppedError: it is to end.
         OSError: a file cannot be read or written now.
     """
+    reader = _Reader(folder, is_stopped)
     writer = BufferedWriter(folder, makes_one_file=True)
     try:
         if any(file.level for file in group):
-            for rows in _merged(folder, group):
+            group, tables = reader.merged(group)
+            for rows in tables:
                 writer.write(rows)
         else:
-            group, rows = _read(folder, group)
+            group, rows = reader.together(group)
             for part in _row_groups(in_order(rows)):
                 writer.write(part)
         return group, writer.finish()
@@ -175,51 +280,72 @@ def _write(folder: ParquetFolder, group: Sequence[TableFile]) -> tuple[Sequence[
         raise
 
 
-def _read(folder: ParquetFolder, group: Sequence[TableFile]) -> tuple[Sequence[TableFile], pa.Table]:
-    """Return the first files of a group whose rows fit into memory, and their rows."""
-    tables: list[pa.Table] = []
-    size_bytes = 0
-    for number, file in enumerate(group):
-        # The files of one commit stay together, see ``file_groups``.
-        begins_commit = number > 0 and file.modified_ms != group[number - 1].modified_ms
-        if size_bytes > _MOST_ROWS_BYTES and begins_commit:
-            group = group[:number]
-            break
-        for rows in _rows_of(folder, file.name):
-            tables.append(rows)
-            size_bytes += rows.nbytes
-    if len(group) == 1:
-        # Its rows were compressed well, and take much memory.
-        raise _UnfitFileError(group[0].name)
-    return group, pa.concat_tables(tables)
+class _Reader:
+    """Reads the files of a group in bounded memory."""
 
+    def __init__(self, folder: ParquetFolder, is_stopped: Callable[[], bool]) -> None:
+        self._folder = folder
+        self._is_stopped = is_stopped
 
-def _merged(folder: ParquetFolder, group: Sequence[TableFile]) -> Iterator[pa.Table]:
-    """Yield the rows of files in their order, with one row group of each in memory."""
-    if has_order(folder.schema):
-        yield from merge_sorted([_ordered_rows_of(folder, file.name) for file in group])
-    else:
-        for file in group:
-            yield from _rows_of(folder, file.name)
+    def together(self, group: Sequence[TableFile]) -> tuple[Sequence[TableFile], pa.Table]:
+        """Return the first files of a group, as many as fit into memory together, and their rows."""
+        fitting = self._fitting(group, sum, _MOST_ROWS_BYTES)
+        return fitting, pa.concat_tables([rows for file in fitting for rows in self._rows_of(file.name)])
 
+    def merged(self, group: Sequence[TableFile]) -> tuple[Sequence[TableFile], Iterator[pa.Table]]:
+        """Return the first files of a group, as many as fit into memory by one row group of each, and
+        their rows in order.
+        """
+        fitting = self._fitting(group, max, _MOST_MERGED_BYTES)
+        if has_order(self._folder.schema):
+            return fitting, merge_sorted([self._ordered_rows_of(file.name) for file in fitting])
+        return fitting, (rows for file in fitting for rows in self._rows_of(file.name))
 
-def _ordered_rows_of(folder: ParquetFolder, name: str) -> Iterator[pa.Table]:
-    last: Key | None = None
-    for unsorted in _rows_of(folder, name):
-        rows = in_order(unsorted)
-        first, before, last = key_of(rows, 0), last, key_of(rows, rows.num_rows - 1)
-        if before is not None and first < before:
-            raise _UnfitFileError(name)
-        yield rows
+    def _fitting(
+        self, group: Sequence[TableFile], size_of: Callable[[list[int]], int], most_bytes: int
+    ) -> Sequence[TableFile]:
+        """Return the files of the first commits of a group, at least of two; the files of one commit
+        stay together, see ``file_groups``.
+        """
+        fitting: list[TableFile] = []
+        left_bytes = most_bytes
+        for number, (_, commit) in enumerate(groupby(group, attrgetter("modified_ms"))):
+            files = list(commit)
+            left_bytes -= sum(size_of(self._sizes_bytes(file.name)) for file in files)
+            if left_bytes < 0:
+                if number < 2:
+                    raise _UnfitFileError(max(files, key=attrgetter("rows")).name)
+                break
+            fitting += files
+        return fitting
 
+    def _ordered_rows_of(self, name: str) -> Iterator[pa.Table]:
+        last: Key | None = None
+        for unsorted in self._rows_of(name):
+            rows = in_order(unsorted)
+            first, before, last = key_of(rows, 0), last, key_of(rows, rows.num_rows - 1)
+            if before is not None and first < before:
+                raise _UnfitFileError(name)
+            yield rows
 
-def _rows_of(folder: ParquetFolder, name: str) -> Iterator[pa.Table]:
-    try:
-        for rows in read_row_groups(folder, name):
-            if rows.num_rows:
-                yield rows
-    except (FileNotFoundError, ValueError, pa.ArrowException):
-        raise _UnfitFileError(name) from None
+    def _rows_of(self, name: str) -> Iterator[pa.Table]:
+        try:
+            for rows in read_row_groups(self._folder, name, use_threads=False):
+                if self._is_stopped():
+                    raise _StoppedError
+                if rows.num_rows:
+                    yield rows
+        except (FileNotFoundError, ValueError, pa.ArrowException):
+            raise _UnfitFileError(name) from None
+
+    def _sizes_bytes(self, name: str) -> list[int]:
+        """Return about how much memory the rows of each row group take."""
+        try:
+            footer = pq.read_metadata(f"{self._folder.root}/{name}", filesystem=self._folder.filesystem)
+        except (FileNotFoundError, ValueError, pa.ArrowException):
+            raise _UnfitFileError(name) from None
+        groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+        return [0, *(group.total_byte_size + group.num_rows * _ROW_BYTES for group in groups)]
 
 
 def _row_groups(rows: pa.Table) -> Iterator[pa.Table]:

@@ -97,6 +97,7 @@ class Table:
         self._own_numbers: dict[str, int | None] = {}
         self._previous_writer: int | None = None
         self._modified_ms: int | None = None
+        self._cleaned_in: int | None = None
 
     def check(self, spark: SparkSession) -> bool:
         """Return whether the table exists, with the contract's columns; if not, its folder is
@@ -358,7 +359,9 @@ class Table:
         # To remove expired entries, the whole log is read, so this is not done at each commit; None
         # leaves it to the table.
         version = table.version()
-        expires = None if version % _COMMITS_PER_CLEANUP == 0 else False
+        round_of_cleanup = version // _COMMITS_PER_CLEANUP
+        expires = None if round_of_cleanup != self._cleaned_in else False
+        self._cleaned_in = round_of_cleanup
         try:
             table.create_write_transaction(
                 actions,

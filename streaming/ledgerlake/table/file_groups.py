@@ -4,15 +4,17 @@ Files are in the order of their commits, so the rows of each topic partition are
 file. A group may only have neighbours, or its file would lie across the rows of a file between
 them. Files between them do no harm if they have rows of other topic partitions alone.
 
-Files have levels by their size. A group has files of one level or of lower ones, at least eight, so
-a row is written again at most once for each level:
+A file that another writer made, for example by a deletion, has rows from somewhere before its
+commit. So files before it are not merged any more, unless they have other topic partitions.
+
+Files have levels by their size. A group has files of one level or of lower ones, at least eight:
 
     level   less than          rows          a group has
-    0       1 MiB              16,384        up to 16 MiB
-    1       8 MiB              131,072       up to 8 of level 1
-    2       64 MiB             1,048,576     up to 8 of level 2
+    0       1 MiB              16,384        up to 1,000 files, 16 MiB together
+    1       8 MiB              131,072       up to 16 of level 1, 32 files, 128 MiB together
+    2       64 MiB             1,048,576     up to 16 of level 2, 32 files, 1 GiB together
 
-Larger files stay as they are.
+Larger files stay as they are. A commit with more than a group may have stays as it is, too.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ _MIB = 1024 * 1024
 _LEVELS = ((_MIB, 16 * 1024), (8 * _MIB, 128 * 1024), (64 * _MIB, _MIB))
 
 _FEWEST_FILES = 8
-_MOST_BYTES = (16 * _MIB, 64 * _MIB, 512 * _MIB)
+_MOST_OF_LEVEL = (1000, 16, 16)
+_MOST_FILES = (1000, 32, 32)
+_MOST_BYTES = (16 * _MIB, 128 * _MIB, 1024 * _MIB)
 
 # Files of messages that large have few rows, and take much memory to merge.
 _LARGE_ROW_BYTES = _MIB
@@ -45,6 +49,8 @@ class TableFile:
 
     ``modified_ms`` rises from commit to commit. ``bounds`` are the first and last topic, and the
     first and last partition; None if they are not known. ``is_fixed``: it cannot be replaced.
+    ``is_foreign``: another writer made it, so it cannot be replaced, and its rows may be older than
+    its commit.
     """
 
     name: str
@@ -53,11 +59,12 @@ class TableFile:
     modified_ms: int
     bounds: Bounds | None
     is_fixed: bool = False
+    is_foreign: bool = False
 
     @property
     def level(self) -> int:
         """Return the level of its size; one more than the last for a large file."""
-        if self.is_fixed or self.size_bytes > self.rows * _LARGE_ROW_BYTES:
+        if self.is_fixed or self.is_foreign or self.size_bytes > self.rows * _LARGE_ROW_BYTES:
             return len(_LEVELS)
         fitting = (level for level, (size, rows) in enumerate(_LEVELS) if self.size_bytes < size and self.rows < rows)
         return next(fitting, len(_LEVELS))
@@ -69,42 +76,55 @@ class TableFile:
 
 def groups_to_merge(files: Sequence[TableFile]) -> list[list[TableFile]]:
     """Return groups of files that are to become one file each, of the lowest level that has any."""
-    in_order = sorted(files, key=lambda file: (file.modified_ms, file.name))
+    in_order = sorted(files, key=attrgetter("modified_ms", "name"))
+    foreign = [file for file in in_order if file.is_foreign]
     for level in range(len(_LEVELS)):
-        groups = [group for group in _runs(in_order, level) if len(group) >= _FEWEST_FILES]
+        groups = [group for group in _runs(in_order, foreign, level) if len(group) >= _FEWEST_FILES]
         if groups:
             return groups
     return []
 
 
-def _runs(files: Sequence[TableFile], level: int) -> list[list[TableFile]]:
+def _runs(files: Sequence[TableFile], foreign: Sequence[TableFile], level: int) -> list[list[TableFile]]:
     """Return runs of neighbours that are small enough for a group of that level."""
     runs: list[list[TableFile]] = [[]]
     for _, of_commit in groupby(files, attrgetter("modified_ms")):
-        fitting, others = _split_commit(list(of_commit), level)
+        fitting, others = _split_commit(list(of_commit), foreign, level)
         run = runs[-1]
         crosses_others = any(other.may_share_topic_partition(run) for other in others)
-        if run and (crosses_others or _is_full(run, fitting, level)):
+        if run and (crosses_others or _is_full([*run, *fitting], level)):
             runs.append([])
         runs[-1].extend(fitting)
     return runs
 
 
-def _split_commit(files: Sequence[TableFile], level: int) -> tuple[list[TableFile], list[TableFile]]:
+def _split_commit(
+    files: Sequence[TableFile], foreign: Sequence[TableFile], level: int
+) -> tuple[Sequence[TableFile], Sequence[TableFile]]:
     """Return the files of a commit that fit into a group of that level, and the others. A small file
     counts as one of the others if it may come between the rows of those: the order of the files of
     a commit is not known.
     """
     large = [file for file in files if file.level > level]
     small = [file for file in files if file.level <= level]
-    fitting = [file for file in small if not file.may_share_topic_partition(large)]
-    return fitting, [file for file in files if file not in fitting]
+    later = [file for file in foreign if file.modified_ms >= files[0].modified_ms]
+    fitting = [file for file in small if not file.may_share_topic_partition([*large, *later])]
+    if len(fitting) == len(files) and not _is_full(fitting, level):
+        return fitting, []
+    if _is_full(fitting, level):
+        return [], files
+    names = {file.name for file in fitting}
+    return fitting, [file for file in files if file.name not in names]
 
 
-def _is_full(run: Sequence[TableFile], following: Sequence[TableFile], level: int) -> bool:
-    size_bytes = sum(file.size_bytes for file in (*run, *following))
-    is_long = level > 0 and sum(file.level == level for file in run) >= _FEWEST_FILES
-    return is_long or size_bytes > _MOST_BYTES[level]
+def _is_full(files: Sequence[TableFile], level: int) -> bool:
+    """Return whether these are more than a group may have."""
+    of_level = sum(file.level == level for file in files)
+    return (
+        len(files) > _MOST_FILES[level]
+        or sum(file.size_bytes for file in files) > _MOST_BYTES[level]
+        or of_level > _MOST_OF_LEVEL[level]
+    )
 
 
 def _overlap(one: Bounds | None, other: Bounds | None) -> bool:

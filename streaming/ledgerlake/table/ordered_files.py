@@ -422,7 +422,7 @@ def delete_files(folder: ParquetFolder, names: Iterable[str]) -> None:
             folder.filesystem.delete_file(f"{folder.root}/{name}")
 
 
-def read_row_groups(folder: ParquetFolder, name: str) -> Iterator[pa.Table]:
+def read_row_groups(folder: ParquetFolder, name: str, *, use_threads: bool = True) -> Iterator[pa.Table]:
     """Yield the row groups of a file, one at a time.
 
     Raises:
@@ -430,7 +430,7 @@ def read_row_groups(folder: ParquetFolder, name: str) -> Iterator[pa.Table]:
     """
     with pq.ParquetFile(f"{folder.root}/{name}", filesystem=folder.filesystem) as file:
         for index in range(file.num_row_groups):
-            yield from_file(file.read_row_group(index), folder.schema)
+            yield from_file(file.read_row_group(index, use_threads=use_threads), folder.schema)
 
 
 def has_order(schema: pa.Schema) -> bool:

@@ -32,14 +32,20 @@ if TYPE_CHECKING:
 
 Action = dict[str, dict[str, Any]]
 
+ENGINE = "ledgerlake"
+
 _ATTEMPT = "ledgerlakeAttempt"
 
 
-def replace_files(path: Place, version: int, old: Sequence[TableFile], new: Sequence[DataFile]) -> bool:
-    """Commit the replacement; return False if another writer came first, and nothing was changed.
+def replace_files(
+    path: Place, version: int, old: Sequence[TableFile], new: Sequence[DataFile], needed: Collection[str]
+) -> int | None:
+    """Commit the replacement; return its version. None if another writer came first, and nothing was
+    changed.
 
     Args:
         version: the version of the table in which the old files were found.
+        needed: names of files that no other writer may have removed since; the old ones among them.
 
     Raises:
         TableError: the log cannot be read or written. The commit may have landed all the same, so the
@@ -47,23 +53,40 @@ def replace_files(path: Place, version: int, old: Sequence[TableFile], new: Sequ
     """
     attempt = uuid.uuid4().hex
     content = _content(version, old, new, attempt)
-    names = {file.name for file in old}
     try:
         # Old commits may be removed by others, and then a missing one is not a free version.
-        read_commit(path, version)
+        commit_file(path, version).check_exists()
         while True:
             version += 1
             try:
-                if _conflicts(read_commit(path, version), names):
-                    return False
+                actions = read_commit(path, version)
             except FileNotFoundError:
-                if commit_file(path, version).create_file(content) or _is_own(path, version, attempt):
-                    return True
+                _check_present(path, new)
+                if commit_file(path, version).create_file(content):
+                    return version
+                # Somebody's commit is there now, or ours: a request that is sent again meets the file
+                # of the first one.
                 version -= 1
+                continue
+            if _is_own(actions, attempt):
+                return version
+            if _conflicts(actions, needed):
+                return None
     except (OSError, ValueError) as error:
-        if _is_own(path, version, attempt):
-            return True
+        if _has_landed(path, version, attempt):
+            return version
         raise TableError(f"files of the table at {path} could not be replaced: {path.reason(error)}") from None
+
+
+def _check_present(path: Place, new: Sequence[DataFile]) -> None:
+    """Check that the new files exist: while a process is suspended, a vacuum may remove them.
+
+    Raises:
+        FileNotFoundError: one is gone.
+    """
+    for file in new:
+        place = path / file.name
+        place.filesystem().open_input_file(place.root).close()
 
 
 def _content(version: int, old: Sequence[TableFile], new: Sequence[DataFile], attempt: str) -> bytes:
@@ -77,7 +100,7 @@ def _content(version: int, old: Sequence[TableFile], new: Sequence[DataFile], at
                 "readVersion": version,
                 "isBlindAppend": False,
                 "operationMetrics": {"numAddedFiles": str(len(new)), "numRemovedFiles": str(len(old))},
-                "engineInfo": "ledgerlake",
+                "engineInfo": ENGINE,
                 _ATTEMPT: attempt,
             }
         },
@@ -118,11 +141,15 @@ def _conflicts(actions: Sequence[Action], names: Collection[str]) -> bool:
     )
 
 
-def _is_own(path: Place, version: int, attempt: str) -> bool:
-    """Return whether a version is this attempt's: a store may keep a file and answer with a failure,
-    and a request that is sent again then meets the file of the first one.
+def _is_own(actions: Sequence[Action], attempt: str) -> bool:
+    return any(action.get("commitInfo", {}).get(_ATTEMPT) == attempt for action in actions)
+
+
+def _has_landed(path: Place, version: int, attempt: str) -> bool:
+    """Return whether a version is certainly this attempt's: a store may keep a file and answer with a
+    failure.
     """
     try:
-        return any(action.get("commitInfo", {}).get(_ATTEMPT) == attempt for action in read_commit(path, version))
+        return _is_own(read_commit(path, version), attempt)
     except (OSError, ValueError):
         return False

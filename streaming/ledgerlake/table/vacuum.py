@@ -32,10 +32,16 @@ if TYPE_CHECKING:
 # Delta's own default. A reader of an older version still needs files that are unused now.
 DEFAULT_RETENTION_HOURS = 168
 
+_OUR_FILE = re.compile(r"part-(\d{8,}-\d{5,}|compacted)-\d{3,}-.*\.parquet")
 _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _DATA_FILE = re.compile(
     rf"part-((\d{{8,}}-\d{{5,}}|compacted)-\d{{3,}}-{_UUID}|\d{{5,}}-{_UUID}[-.]c\d{{3,}})(\.[a-z0-9]+)?\.parquet"
 )
+
+
+def is_own_file(name: str) -> bool:
+    """Return whether a file below a table has a name that Ledgerlake gives."""
+    return is_data_file(name) and _OUR_FILE.fullmatch(name) is not None
 
 
 def is_data_file(name: str) -> bool:
@@ -51,9 +57,18 @@ class Vacuumed:
     files: list[str]
 
 
-def vacuum(config: Config, retention_hours: int = DEFAULT_RETENTION_HOURS, *, dry_run: bool = False) -> list[Vacuumed]:
+def vacuum(
+    config: Config,
+    retention_hours: int = DEFAULT_RETENTION_HOURS,
+    *,
+    dry_run: bool = False,
+    keeps_longer: bool = False,
+) -> list[Vacuumed]:
     """Remove files that neither table uses and that are older than the retention; with ``dry_run``
     only list them.
+
+    Args:
+        keeps_longer: the retention of the table's own properties holds if it is longer.
 
     Raises:
         UsageError: the retention is less than an hour, the time of a running micro-batch.
@@ -61,14 +76,19 @@ def vacuum(config: Config, retention_hours: int = DEFAULT_RETENTION_HOURS, *, dr
     """
     if retention_hours < 1:
         raise UsageError("the retention is less than an hour, and files of a micro-batch in work could be older")
-    return [_vacuum(path, retention_hours, dry_run) for path in (config.messages_place, config.rejects_place)]
+    return [
+        _vacuum(path, retention_hours, dry_run, keeps_longer) for path in (config.messages_place, config.rejects_place)
+    ]
 
 
-def _vacuum(path: Place, retention_hours: int, dry_run: bool) -> Vacuumed:
+def _vacuum(path: Place, retention_hours: int, dry_run: bool, keeps_longer: bool) -> Vacuumed:
     try:
-        unused = open_delta(path).vacuum(
-            retention_hours=retention_hours, dry_run=True, enforce_retention_duration=False, full=True
+        table = open_delta(path)
+        unused = set(
+            table.vacuum(retention_hours=retention_hours, dry_run=True, enforce_retention_duration=False, full=True)
         )
+        if keeps_longer:
+            unused &= set(table.vacuum(dry_run=True, full=True))
         names = sorted(name for name in unused if is_data_file(name))
         if not dry_run:
             for name in names:

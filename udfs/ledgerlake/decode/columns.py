@@ -70,7 +70,7 @@ def decode_rows(payloads: pa.BinaryArray, read: Callable[[bytes], Any]) -> tuple
     return rows, bad
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Return the error of a library in one line, with its type."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0][:200]}" if text else type(error).__name__
