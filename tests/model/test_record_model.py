@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-HISTORIES = 500 if os.environ.get("LEDGERLAKE_CAMPAIGN") == "long" else 25
+HISTORIES = 500 if os.environ.get("LEDGERLAKE_CAMPAIGN") == "long" else 12
 TOPICS = ("persistent://public/default/a", "persistent://public/default/b")
 KINDS = ("int", "long", "string", "double")
 FIELDS = ("f0", "f1", "f2", "f3", "f4")

@@ -26,6 +26,7 @@ from ledgerlake.cli import (
     lag,
     peek,
     positions,
+    rejects,
     run,
     state,
     upkeep,
@@ -35,7 +36,7 @@ from ledgerlake.cli import (
 from ledgerlake.errors import LedgerlakeError
 
 # In the order in which help lists them.
-_COMMANDS = (run, demo, peek, positions, lag, verify, state, cancel, forget, upkeep, vacuum, bundle, broker)
+_COMMANDS = (run, demo, peek, positions, lag, verify, state, rejects, cancel, forget, upkeep, vacuum, bundle, broker)
 
 
 def main(arguments: list[str] | None = None) -> int:

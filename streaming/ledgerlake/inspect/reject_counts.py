@@ -1,0 +1,63 @@
+"""What the table of rejects has, by reason and topic: how many, when, and the last one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from deltalake import QueryBuilder
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from ledgerlake.errors import TableError
+from ledgerlake.table.delta_table import open_delta
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from ledgerlake.options.config import Config
+
+_QUERY = """
+    select
+        reason, topic, count(*) as rejects, min(broker_timestamp) as first, max(broker_timestamp) as last,
+        first_value(message_id order by broker_timestamp desc nulls last, ledger_id desc, entry_id desc) as message_id,
+        first_value(detail order by broker_timestamp desc nulls last, ledger_id desc, entry_id desc) as detail
+    from rejects group by reason, topic order by rejects desc, reason, topic
+"""
+
+
+@dataclass(frozen=True)
+class RejectCount:
+    """The rejects of a topic for one reason. ``first`` and ``last`` are the broker's times, None if it
+    gives none; ``message_id`` and ``detail`` are those of the last one.
+    """
+
+    reason: str
+    topic: str
+    rejects: int
+    first: datetime | None
+    last: datetime | None
+    message_id: str
+    detail: str | None
+
+    def sentence(self) -> str:
+        when = "" if self.last is None else f", the last at {self.last.isoformat(timespec='milliseconds')}"
+        what = f": {self.detail}" if self.detail else ""
+        return f"{self.rejects:,} {self.reason} of {self.topic}{when} ({self.message_id}{what})"
+
+
+def count_rejects(config: Config) -> list[RejectCount]:
+    """Return the counts, the largest first.
+
+    Raises:
+        TableError: the table cannot be read.
+    """
+    place = config.rejects_place
+    try:
+        counted = QueryBuilder().register("rejects", open_delta(place)).execute(_QUERY)
+        rows = pa.table(counted).to_pylist()
+    except TableNotFoundError:
+        raise TableError(f"there is no table at {place}; run the pipeline first") from None
+    except (DeltaError, OSError) as error:
+        raise TableError(f"the table at {place} cannot be read: {place.reason(error)}") from None
+    return [RejectCount(**row) for row in rows]
