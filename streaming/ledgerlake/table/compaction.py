@@ -290,7 +290,16 @@ class _Reader:
     def together(self, group: Sequence[TableFile]) -> tuple[Sequence[TableFile], pa.Table]:
         """Return the first files of a group, as many as fit into memory together, and their rows."""
         fitting = self._fitting(group, sum, _MOST_ROWS_BYTES)
-        return fitting, pa.concat_tables([rows for file in fitting for rows in self._rows_of(file.name)])
+        tables: list[pa.Table] = []
+        size_bytes = 0
+        for file in fitting:
+            for rows in self._rows_of(file.name):
+                tables.append(rows)
+                size_bytes += rows.nbytes
+            if size_bytes > _MOST_MERGED_BYTES:
+                # Its texts repeat, so its footer says little of the memory that they take.
+                raise _UnfitFileError(file.name)
+        return fitting, pa.concat_tables(tables)
 
     def merged(self, group: Sequence[TableFile]) -> tuple[Sequence[TableFile], Iterator[pa.Table]]:
         """Return the first files of a group, as many as fit into memory by one row group of each, and
