@@ -34,7 +34,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 from pyarrow import fs
 
@@ -60,6 +60,7 @@ _ATTEMPT_PREFIX = "ledgerlake.attempt:"
 _OUTBOX_PREFIX = "ledgerlake.outbox:"
 _FORGETFUL_PROPERTY = "delta.setTransactionRetentionDuration"
 _COMMITS_PER_CLEANUP = 100
+_COMMIT_ATTEMPTS = 5
 
 # How many commits are searched for a micro-batch; others may write to the table too.
 HISTORY_COMMITS = 1000
@@ -352,30 +353,46 @@ class Table:
     def _append(
         self, files: list[DataFile], numbers: dict[str, int], metadata: dict[str, str] | None, attempt: str
     ) -> None:
-        table = self._opened or self._current()
+        for _ in range(_COMMIT_ATTEMPTS):
+            table = self._opened or self._current()
+            try:
+                self._append_to(table, files, numbers, metadata)
+            except (DeltaError, OSError) as error:
+                if self._has_landed(numbers):
+                    return
+                reason = self.path.reason(error)
+                if not is_metadata_conflict(error):
+                    break
+                # The files may fit all the same: another writer set a property, or added a column to a
+                # table of records.
+                try:
+                    self._compare(self._current())
+                except TableError as misfit:
+                    raise TableError(f"{attempt}: {misfit.message}") from None
+            else:
+                self._own_version, self._own_commit = table.version() + 1, numbers
+                self._own_numbers = {**self._numbers, **numbers}
+                return
+        raise TableError(f"{attempt}: {reason}")
+
+    def _append_to(
+        self, table: DeltaTable, files: list[DataFile], numbers: dict[str, int], metadata: dict[str, str] | None
+    ) -> None:
         now_ms = self._modified_ms = self._next_modified_ms(table)
         actions = [AddAction(file.name, file.size_bytes, {}, now_ms, True, file.stats) for file in files]
         transactions = [Transaction(name, number, now_ms) for name, number in numbers.items()]
         # To remove expired entries, the whole log is read, so this is not done at each commit; None
         # leaves it to the table.
-        version = table.version()
-        round_of_cleanup = version // _COMMITS_PER_CLEANUP
+        round_of_cleanup = table.version() // _COMMITS_PER_CLEANUP
         expires = None if round_of_cleanup != self._cleaned_in else False
         self._cleaned_in = round_of_cleanup
-        try:
-            table.create_write_transaction(
-                actions,
-                "append",
-                table.schema(),
-                commit_properties=CommitProperties(custom_metadata=metadata, app_transactions=transactions),
-                post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=expires),
-            )
-        except (DeltaError, OSError) as error:
-            if not self._has_landed(numbers):
-                raise TableError(f"{attempt}: {self.path.reason(error)}") from None
-        else:
-            self._own_version, self._own_commit = version + 1, numbers
-            self._own_numbers = {**self._numbers, **numbers}
+        table.create_write_transaction(
+            actions,
+            "append",
+            table.schema(),
+            commit_properties=CommitProperties(custom_metadata=metadata, app_transactions=transactions),
+            post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=expires),
+        )
 
     def _next_modified_ms(self, table: DeltaTable) -> int:
         """Return the time of a commit. It is later than those of earlier commits, although clocks may
@@ -489,6 +506,13 @@ class Table:
                 f"the table at {self.path} has {', '.join(reasons)}, which this writer cannot honour; start again with "
                 "[delta] writer = auto, or use another path"
             )
+
+
+def is_metadata_conflict(error: Exception) -> bool:
+    """Return whether delta-rs refused a commit because another writer changed columns or properties of
+    the table since it was read.
+    """
+    return isinstance(error, CommitFailedError) and "Metadata changed" in str(error)
 
 
 def existing_table(path: Place) -> DeltaTable | None:

@@ -15,7 +15,7 @@ from deltalake.exceptions import DeltaError
 from ledgerlake.decode.record_columns import PULSAR_COLUMN, united
 from ledgerlake.decode.record_rows import rows_schema
 from ledgerlake.errors import TableError
-from ledgerlake.table.delta_table import Table, null_constraints, special_features
+from ledgerlake.table.delta_table import Table, is_metadata_conflict, null_constraints, special_features
 from ledgerlake.table.layout import file_schema, record_of, rows_of_table
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ledgerlake.stored.places import Place
+
+
+_ATTEMPTS = 5
 
 
 class RecordTable(Table):
@@ -55,26 +58,40 @@ class RecordTable(Table):
         Raises:
             TableError: the table cannot be changed.
         """
-        if self._exists:
-            self._adopt(self._current())
-        wanted = united(self.record, record)
-        if wanted.equals(self.record):
+        if not self._exists:
+            self.schema = rows_schema(united(self.record, record))
             return
-        if self._exists:
-            self._alter(wanted)
-        else:
-            self.schema = rows_schema(wanted)
+        failure: TableError | None = None
+        for _ in range(_ATTEMPTS):
+            self._adopt(self._current())
+            wanted = united(self.record, record)
+            if wanted.equals(self.record):
+                return
+            failure = self._alter(wanted)
+            if failure is None:
+                self._adopt(self._load())
+                return
+        assert failure is not None
+        raise failure
 
-    def _alter(self, wanted: pa.StructType) -> None:
+    def _alter(self, wanted: pa.StructType) -> TableError | None:
+        """Add columns; return the error if another writer changed columns at the same time.
+
+        Raises:
+            TableError: the table cannot be changed.
+        """
         known = {field.name: field.type for field in self.record}
         changed = pa.schema([field for field in wanted if known.get(field.name) != field.type])
         try:
             self._current().alter.add_columns(list(deltalake.Schema.from_arrow(changed).fields))
         except (DeltaError, OSError) as error:
-            raise TableError(
+            failure = TableError(
                 f"the columns {', '.join(changed.names)} could not be added to the table at {self.path}: {self.path.reason(error)}"
-            ) from None
-        self._adopt(self._load())
+            )
+            if is_metadata_conflict(error):
+                return failure
+            raise failure from None
+        return None
 
     def _adopt(self, existing: DeltaTable) -> None:
         self.schema = rows_of_table(pa.schema(existing.schema()))

@@ -1,0 +1,131 @@
+"""A table of records beside other writers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, Field
+
+from ledgerlake.decode import schema
+from ledgerlake.decode.record_rows import PULSAR_FIELDS
+from ledgerlake.errors import TableError
+from ledgerlake.stored.places import Place
+from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.delta_table import Table, data_folder
+from ledgerlake.table.ordered_files import OrderedWriter
+from ledgerlake.table.record_table import RecordTable
+from tests.table.rows import rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ledgerlake.table.ordered_files import DataFile
+
+ID = pa.struct([("id", pa.int64())])
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    place = Place(str(tmp_path / "messages"))
+    place.make()
+    return place
+
+
+def created(place: Place, record: pa.StructType = ID) -> RecordTable:
+    table = RecordTable(place)
+    table.add_columns(record)
+    table.create()
+    return table
+
+
+def write(table: RecordTable, number: int) -> list[DataFile]:
+    messages = rows([number])
+    record = pa.array([{"id": number}], table.record)
+    columns = [*(messages[field.name] for field in PULSAR_FIELDS), record]
+    writer = OrderedWriter(data_folder(table.path, table.schema, f"part-{number:08}-00000"), None)
+    writer.write(pa.RecordBatch.from_arrays(columns, schema=table.schema))
+    return writer.finish()
+
+
+def commit(table: Table, number: int, files: list[DataFile]) -> None:
+    record = BatchRecord("stream", "query", number, number)
+    assert not table.contains(record)
+    table.commit(record, files, {})
+
+
+def test_columns_that_another_writer_adds_between_read_and_commit_do_not_stop_a_micro_batch(place: Place) -> None:
+    table = created(place)
+    commit(table, 0, write(table, 0))
+    files = write(table, 1)
+    record = BatchRecord("stream", "query", 1, 1)
+    assert not table.contains(record)
+    DeltaTable(place.uri).alter.add_columns([Field("checked", "boolean")])
+    table.commit(record, files, {})
+    assert sorted(DeltaTable(place.uri).to_pyarrow_table()["id"].to_pylist()) == [0, 1]
+    assert table.recorded("query").batch_id == 1  # type: ignore[union-attr]
+
+
+def test_two_pipelines_that_add_columns_at_once_both_get_theirs(place: Place) -> None:
+    one, other = created(place), RecordTable(place)
+    assert other.check(None)
+    one._current()
+    other._current()
+    other.add_columns(pa.struct([("a", pa.string())]))
+    one.add_columns(pa.struct([("b", pa.string()), ("a", pa.int32())]))
+    assert [field.name for field in one.record] == ["id", "a", "b"]
+    assert one.record.field("a").type == pa.string()
+    commit(one, 0, write(one, 0))
+
+
+def test_a_conflict_while_columns_are_added_is_met_with_a_second_attempt(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = created(place)
+    load = RecordTable._current
+    met: list[None] = []
+
+    def conflict(self: RecordTable) -> DeltaTable:
+        current = load(self)
+        if not met:
+            met.append(None)
+            return current
+        if len(met) == 1:
+            met.append(None)
+            DeltaTable(place.uri).alter.add_columns([Field("checked", "boolean")])
+        return current
+
+    monkeypatch.setattr(RecordTable, "_current", conflict)
+    table.add_columns(pa.struct([("a", pa.string())]))
+    assert [field.name for field in table.record] == ["id", "checked", "a"]
+
+
+def test_a_property_that_a_user_sets_meanwhile_does_not_stop_a_table_of_messages(place: Place) -> None:
+    table = Table(place, schema.MESSAGES)
+    table.create()
+    record = BatchRecord("stream", "query", 0, 0)
+    assert not table.contains(record)
+    DeltaTable(place.uri).alter.set_table_properties({"delta.appendOnly": "true"})
+    table.commit(record, [], {})
+    assert table.recorded("query").batch_id == 0  # type: ignore[union-attr]
+
+
+def test_a_column_that_a_user_adds_meanwhile_to_a_table_of_messages_is_an_error_that_names_it(place: Place) -> None:
+    table = Table(place, schema.MESSAGES)
+    table.create()
+    record = BatchRecord("stream", "query", 0, 0)
+    assert not table.contains(record)
+    DeltaTable(place.uri).alter.add_columns([Field("checked", "boolean")])
+    with pytest.raises(TableError, match="it has checked"):
+        table.commit(record, [], {})
+
+
+def test_a_column_whose_type_another_writer_changed_is_refused(place: Place) -> None:
+    table = created(place)
+    files = write(table, 0)
+    table.schema = table.schema.set(
+        table.schema.get_field_index("record"), pa.field("record", pa.struct([("id", pa.string())]))
+    )
+    with pytest.raises(TableError, match="another writer changed the columns id"):
+        commit(table, 0, files)
