@@ -17,6 +17,7 @@ from ledgerlake.decode import records
 from ledgerlake.decode.avro import avro_reader
 from ledgerlake.decode.columns import Encoded
 from ledgerlake.decode.values import decoder
+from ledgerlake.errors import SetupError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.value_schema import ValueSchema
 
@@ -67,7 +68,7 @@ def random_value(rng: random.Random, node: Any) -> Any:
     return {
         "boolean": lambda: rng.random() < 0.5,
         "int": lambda: rng.choice([0, -1, 2**31 - 1, -(2**31), rng.randint(-1000, 1000)]),
-        "long": lambda: rng.choice([0, -1, rng.randint(-(2**45), 2**45)]),
+        "long": lambda: rng.choice([0, -1, 2**62, rng.randint(-(2**45), 2**45), rng.randint(-(2**63), 2**63 - 1)]),
         "float": lambda: rng.choice([0.0, -0.5, float("inf"), 1.25e20]),
         "double": lambda: rng.choice([0.1, -1e300, float("-inf"), rng.random()]),
         "string": lambda: rng.choice(["", "x", "näme", "long" * rng.randint(0, 50)]),
@@ -161,6 +162,35 @@ def test_regular_values_of_each_leaf_are_read_by_the_loop_itself() -> None:
 def test_schemas_with_other_parts_are_left_to_fastavro(node: Any) -> None:
     definition = {"type": "record", "name": "R", "fields": [{"name": "f", "type": node}]}
     assert avro_reader(definition, records._Types(schema_of(definition)).of(definition)) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ([{"name": "f", "type": {"type": "fixed", "name": "F", "size": -5}}], "a fixed type of the size -5"),
+        (
+            [
+                {"name": "f", "type": {"type": "enum", "name": "x.E", "symbols": ["a"]}},
+                {"name": "g", "type": {"type": "enum", "name": "y.E", "symbols": ["b"]}},
+            ],
+            "two types of the name E",
+        ),
+        ([{"name": "f", "type": {"type": "enum", "name": "E", "symbols": ["a" * 1001]}}], "a symbol of more than 1000"),
+    ],
+)
+def test_schemas_that_would_be_misread_are_refused(fields: list[Any], sentence: str) -> None:
+    schema = schema_of({"type": "record", "name": "R", "fields": fields})
+    with pytest.raises(SetupError, match=sentence):
+        decoder(schema, schema)
+
+
+def test_a_type_may_be_named_with_its_namespace_and_referred_to_without() -> None:
+    color = {"type": "enum", "name": "com.acme.Color", "symbols": ["RED", "BLUE"]}
+    fields = [{"name": "a", "type": color}, {"name": "b", "type": "Color"}]
+    schema = schema_of({"type": "record", "name": "R", "namespace": "com.acme", "fields": fields})
+    assert decoder(schema, schema)(Encoded(pa.array([b"\x00\x02"], pa.binary()))).values.to_pylist() == [
+        {"a": "RED", "b": "BLUE"}
+    ]
 
 
 def test_a_size_beyond_the_bytes_reads_nothing() -> None:

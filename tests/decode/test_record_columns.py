@@ -10,11 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ledgerlake.decode import record_rows as record_rows_module
 from ledgerlake.decode import schema
-from ledgerlake.decode.columns import DecodedValues
+from ledgerlake.decode.columns import DecodedValues, Encoded
 from ledgerlake.decode.record_columns import as_records, record_of, united
 from ledgerlake.decode.record_rows import record_rows
 from ledgerlake.decode.single_entry import single_entries
+from ledgerlake.decode.values import decoder
 from ledgerlake.errors import SetupError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import parse_entry
@@ -45,12 +47,48 @@ def test_a_schema_has_a_column_for_each_field_and_other_kinds_have_one() -> None
     ("fields", "sentence"),
     [
         ([("Pulsar", "long")], "has a field Pulsar, and the table keeps what is Pulsar's in a column of that name"),
-        ([("id", "long"), ("ID", "long")], "has two fields ID that differ in case only"),
+        ([("id", "long"), ("ID", "long")], "has two fields ID that differ in case at most"),
+        (
+            [
+                (
+                    "in",
+                    {
+                        "type": "record",
+                        "name": "I",
+                        "fields": [{"name": "a", "type": "int"}, {"name": "A", "type": "int"}],
+                    },
+                )
+            ],
+            "has two fields A that differ",
+        ),
+        (
+            [
+                (
+                    "l",
+                    {
+                        "type": "array",
+                        "items": {"type": "record", "name": "I", "fields": [{"name": "a b", "type": "int"}]},
+                    },
+                )
+            ],
+            "has a field 'a b', whose name Delta does not take",
+        ),
+        ([("pulsar.partition", "int")], "has a field 'pulsar.partition', whose name"),
     ],
 )
 def test_fields_that_cannot_be_columns_are_refused(fields: list[tuple[str, Any]], sentence: str) -> None:
     with pytest.raises(SetupError, match=sentence):
         record_of(avro(*fields))
+
+
+def test_a_record_without_fields_is_left_out_at_every_depth() -> None:
+    empty = {"type": "record", "name": "E", "fields": []}
+    schema_of = avro(("id", "long"), ("gone", empty), ("l", {"type": "array", "items": "E"}), kind=pb.Schema.Json)
+    assert record_of(schema_of) == pa.struct([("id", pa.int64())])
+    rows, misfits = record_rows(
+        messages((b"1", b'{"id": 1, "gone": {}}')), lambda _: schema_of, NO_SCHEMA, record_of(schema_of)
+    )
+    assert (rows["record"].to_pylist(), misfits) == ([{"id": 1}], [])
 
 
 def test_a_union_keeps_known_types_and_adds_what_is_new_at_every_depth() -> None:
@@ -187,11 +225,53 @@ def test_messages_that_do_not_fit_are_told_apart_with_the_reason() -> None:
     ]
 
 
+def test_a_batch_without_messages_has_no_rows() -> None:
+    rows, misfits = record_rows(messages(), lambda _: None, NO_SCHEMA, record_of(avro(("id", "int"))))
+    assert (rows.num_rows, misfits) == (0, [])
+
+
+def test_a_time_that_no_column_can_hold_is_a_misfit_and_not_the_end() -> None:
+    of_millis = avro(("at", {"type": "long", "logicalType": "timestamp-millis"}), kind=pb.Schema.Avro)
+    nanoseconds = b"\x80\x80\xa0\xc9\x9b\xcb\xed\x85\x31"
+    batch = messages((b"1", b"\x02"), (b"1", nanoseconds), (b"1", b"\x04"))
+    rows, misfits = record_rows(batch, lambda _: of_millis, NO_SCHEMA, record_of(of_millis))
+    assert rows["entry_id"].to_pylist() == [0, 2]
+    assert [(misfit.row, misfit.reason) for misfit in misfits] == [(1, "schema_mismatch")]
+
+
+def test_a_decoder_that_fails_for_all_together_costs_the_bad_ones_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = avro(("id", "int"))
+
+    def failing(writer: ValueSchema, reader: ValueSchema) -> Any:
+        decode = decoder(writer, reader)
+
+        def checked(encoded: Encoded) -> Any:
+            if any(payload == b'{"id": 3}' for payload in encoded.payloads.to_pylist()):
+                raise pa.ArrowInvalid("overflow")
+            return decode(encoded)
+
+        return checked
+
+    monkeypatch.setattr(record_rows_module, "decoder", failing)
+    batch = messages(*((b"1", b'{"id": %d}' % number) for number in range(7)))
+    rows, misfits = record_rows(batch, lambda _: whole, NO_SCHEMA, record_of(whole))
+    assert rows["entry_id"].to_pylist() == [0, 1, 2, 4, 5, 6]
+    assert [(misfit.row, misfit.detail) for misfit in misfits] == [(3, "ArrowInvalid: overflow")]
+
+
+def test_messages_of_a_version_that_the_table_refuses_are_misfits_as_a_whole() -> None:
+    refused = avro(("id", "int"), ("ID", "int"))
+    record = record_of(avro(("id", "int")))
+    rows, misfits = record_rows(messages((b"1", b'{"id": 1, "ID": 2}')), lambda _: refused, NO_SCHEMA, record)
+    assert rows.num_rows == 0
+    assert "differ in case" in misfits[0].detail
+
+
 def test_a_message_of_a_batch_becomes_an_entry_with_all_that_it_had() -> None:
     batch = messages(
         (b"1", b"value"),
         key="k",
-        properties=[("a", "1")],
+        properties=[("a", "1"), ("a", "2")],
         event_time=7_000_000,
         broker_timestamp=9_000_000,
         broker_index=41,
@@ -203,7 +283,7 @@ def test_a_message_of_a_batch_becomes_an_entry_with_all_that_it_had() -> None:
     metadata = entry.metadata
     assert (metadata.partition_key, metadata.event_time, metadata.publish_time) == ("k", 7000, 5000)
     assert (metadata.schema_version, metadata.ordering_key, metadata.producer_name) == (b"1", b"o", "p")
-    assert [(each.key, each.value) for each in metadata.properties] == [("a", "1")]
+    assert [(each.key, each.value) for each in metadata.properties] == [("a", "1"), ("a", "2")]
 
 
 def test_a_binary_key_and_a_tombstone_are_kept() -> None:

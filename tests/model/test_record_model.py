@@ -21,8 +21,10 @@ from ledgerlake.client.cluster import ClientSettings
 from ledgerlake.decode import schema
 from ledgerlake.operators import record_rows
 from ledgerlake.operators.record_rows import RecordRows
+from ledgerlake.operators.results import RecordSettings
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline.record_schemas import RecordSchemas
+from ledgerlake.source import value_schemas
 from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.delta_table import data_folder, open_delta
@@ -53,16 +55,17 @@ class Registry:
     versions: dict[str, list[Fields]] = field(default_factory=lambda: {topic: [] for topic in TOPICS})
     settings: ClientSettings = field(default_factory=lambda: ClientSettings("pulsar://nowhere:1"))
 
-    def newest_schemas(self, topics: Sequence[str]) -> dict[str, tuple[bytes, ValueSchema]]:
-        return {
-            topic: (version_of(len(self.versions[topic]) - 1), schema_of(self.versions[topic][-1]))
-            for topic in topics
-            if self.versions[topic]
-        }
+    def schemas(self, asked: Sequence[tuple[str, bytes | None]]) -> list[tuple[bytes, ValueSchema] | None]:
+        return [self.answer(*each) for each in asked]
+
+    def answer(self, topic: str, version: bytes | None) -> tuple[bytes, ValueSchema] | None:
+        versions = self.versions[topic]
+        number = len(versions) - 1 if version is None else int.from_bytes(version, "big")
+        return (version_of(number), schema_of(versions[number])) if 0 <= number < len(versions) else None
 
     def schema(self, topic: str, version: bytes) -> ValueSchema | None:
-        number = int.from_bytes(version, "big")
-        return schema_of(self.versions[topic][number]) if number < len(self.versions[topic]) else None
+        answer = self.answer(topic, version)
+        return None if answer is None else answer[1]
 
 
 def version_of(number: int) -> bytes:
@@ -118,7 +121,9 @@ class History:
         self.messages = 0
         self.batches = 0
         self.kills = 0
-        monkeypatch.setattr(record_rows, "schemas_of", lambda _client, topic: lambda v: self.registry.schema(topic, v))
+        monkeypatch.setattr(
+            record_rows, "schemas_of", lambda _client, topic, _registered: lambda v: self.registry.schema(topic, v)
+        )
         self.restart()
 
     def restart(self) -> None:
@@ -208,8 +213,8 @@ class History:
                 for of_topic, version, _, number, value in written
                 if of_topic == topic
             ]
-            fitting, _ = rows.of(pa.RecordBatch.from_pylist(messages, schema=schema.MESSAGES))
-            writer.write(fitting)
+            for fitting, _ in rows.of(pa.RecordBatch.from_pylist(messages, schema=schema.MESSAGES)):
+                writer.write(fitting)
             files += writer.finish()
         self.maybe_kill()
         record = BatchRecord("stream", "query", self.batches, self.batches)
@@ -258,3 +263,82 @@ def test_histories_have_kills_and_rejects(tmp_path: Path, monkeypatch: pytest.Mo
         counts.rejected += len(history.reference.rejected)
     assert counts.kills > 5
     assert counts.rejected > 5
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+def learned(registry: Registry, folder: Path) -> tuple[RecordTable, RecordSchemas]:
+    table = RecordTable(Place(str(folder / "messages")))
+    table.path.make()
+    return table, RecordSchemas(registry, table)  # type: ignore[arg-type]
+
+
+def test_a_topic_that_is_created_again_has_its_new_columns_and_tasks_ask_again(
+    registry: Registry, tmp_path: Path
+) -> None:
+    table, schemas = learned(registry, tmp_path)
+    registry.versions[TOPICS[0]] = [{"a": "string"}]
+    before = schemas.learn(TOPICS, have_messages=False)
+    registry.versions[TOPICS[0]] = [{"b": "string"}]
+    after = schemas.learn(TOPICS, have_messages=False)
+    assert [each.name for each in table.record] == ["a", "b"]
+    assert before.registered != after.registered
+    registry.versions[TOPICS[0]] = [{"c": "string"}, {"d": "string"}, {"e": "string"}]
+    schemas.learn(TOPICS, have_messages=False)
+    assert [each.name for each in table.record] == ["a", "b", "c", "d", "e"]
+
+
+def test_versions_before_a_deletion_have_columns(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, schemas = learned(registry, tmp_path)
+    registry.versions[TOPICS[0]] = [{"a": "string"}, {"b": "int"}]
+    answer = registry.answer
+    monkeypatch.setattr(registry, "answer", lambda topic, version: None if version is None else answer(topic, version))
+    schemas.learn(TOPICS[:1], have_messages=True)
+    assert [each.name for each in table.record] == ["a", "b", "value"]
+
+
+def test_a_version_far_away_is_not_counted_up_to(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, schemas = learned(registry, tmp_path)
+    asked: list[int] = []
+
+    def answer(_topic: str, version: bytes | None) -> tuple[bytes, ValueSchema] | None:
+        asked.append(0)
+        return (bytes([255] * 8), schema_of({"a": "int"})) if version is None else None
+
+    monkeypatch.setattr(registry, "answer", answer)
+    schemas.learn(TOPICS[:1], have_messages=False)
+    assert [each.name for each in table.record] == ["a"]
+    assert len(asked) <= 1001
+
+
+def test_rows_of_many_columns_are_converted_in_parts(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_rows, "_PART_CELLS", 10)
+    monkeypatch.setattr(record_rows, "schemas_of", lambda *_: lambda _version: schema_of({"a": "int", "b": "int"}))
+    columns = pa.struct([("a", pa.int32()), ("b", pa.int32())])
+    settings = RecordSettings.of(columns, {TOPICS[0]: (bytes(8), schema_of({"a": "int", "b": "int"}))})
+    rows = RecordRows(TOPICS[0], registry.settings, settings, stops=False)
+    message = {"topic": TOPICS[0], "ledger_id": 1, "schema_version": bytes(8)}
+    batch = pa.RecordBatch.from_pylist(
+        [message | {"entry_id": number, "value": b'{"a": %d}' % number} for number in range(7)], schema=schema.MESSAGES
+    )
+    parts = [part for part, _ in rows.of(batch)]
+    assert [part.num_rows for part in parts] == [2, 2, 2, 1]
+    assert [row["a"] for part in parts for row in part["record"].to_pylist()] == list(range(7))
+
+
+def test_a_version_that_the_registry_lacks_for_a_while_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([None, schema_of({"a": "int"})])
+    monkeypatch.setattr(
+        value_schemas, "shared_cluster", lambda _client: SimpleNamespace(schema=lambda *_: next(answers))
+    )
+    of_version = value_schemas.schemas_of(ClientSettings("pulsar://nowhere:2"), "t")
+    assert of_version(b"1") is None
+    assert of_version(b"1") == schema_of({"a": "int"})
+    assert of_version(b"1") == schema_of({"a": "int"})

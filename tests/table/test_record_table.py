@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from ledgerlake.decode import schema
 from ledgerlake.decode.record_rows import PULSAR_FIELDS
 from ledgerlake.errors import TableError
 from ledgerlake.stored.places import Place
+from ledgerlake.table import ordered_files
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.delta_table import Table, data_folder
 from ledgerlake.table.ordered_files import OrderedWriter
@@ -99,6 +101,52 @@ def test_a_conflict_while_columns_are_added_is_met_with_a_second_attempt(
     monkeypatch.setattr(RecordTable, "_current", conflict)
     table.add_columns(pa.struct([("a", pa.string())]))
     assert [field.name for field in table.record] == ["id", "checked", "a"]
+
+
+def test_a_nested_field_that_another_pipeline_adds_does_not_stop_this_one(place: Place) -> None:
+    inner = pa.struct([("id", pa.int64()), ("in", pa.struct([("a", pa.int32())]))])
+    table = created(place, inner)
+    files = write(table, 0)
+    other = RecordTable(place)
+    assert other.check(None)
+    other.add_columns(pa.struct([("in", pa.struct([("b", pa.int32())]))]))
+    commit(table, 0, files)
+    assert DeltaTable(place.uri).to_pyarrow_table()["id"].to_pylist() == [0]
+
+
+def test_a_column_that_must_not_be_null_is_refused_at_the_start(place: Place) -> None:
+    created(place)
+    DeltaTable(place.uri).alter.add_columns([Field("checked", "boolean")])
+    log = place / "_delta_log" / f"{DeltaTable(place.uri).version():020}.json"
+    with open(log.root) as commit_file:
+        text = commit_file.read()
+    strict = text.replace(
+        '\\"name\\":\\"checked\\",\\"type\\":\\"boolean\\",\\"nullable\\":true',
+        '\\"name\\":\\"checked\\",\\"type\\":\\"boolean\\",\\"nullable\\":false',
+    )
+    assert strict != text
+    with open(log.root, "w") as commit_file:
+        commit_file.write(strict)
+    with pytest.raises(TableError, match="NOT NULL on checked"):
+        RecordTable(place).check(None)
+
+
+def test_bounds_leave_out_what_they_cannot_say(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = pa.struct([("id", pa.int64()), ("text", pa.string()), ("number", pa.float64())])
+    table = created(place, record)
+    monkeypatch.setattr(ordered_files, "ROW_GROUP_BYTES", 1)
+    writer = OrderedWriter(data_folder(place, table.schema, "part-00000000-00000"), None)
+    for number, text in enumerate(["a", "z" * 5000]):
+        # A single row as large as a row group would get a file of its own.
+        messages = rows([number, number], first_entry=number * 2)
+        records = pa.array([{"id": number, "text": text, "number": float("nan")}] * 2, table.record)
+        columns = [*(messages[field.name] for field in PULSAR_FIELDS), records]
+        writer.write(pa.RecordBatch.from_arrays(columns, schema=table.schema))
+    (file,) = writer.finish()
+    stats = json.loads(file.stats)
+    assert stats["maxValues"]["id"] == 1
+    assert (stats["minValues"]["pulsar"]["entry_id"], stats["maxValues"]["pulsar"]["entry_id"]) == (0, 3)
+    assert not {"text", "number"} & (stats["minValues"].keys() | stats["maxValues"].keys())
 
 
 def test_a_property_that_a_user_sets_meanwhile_does_not_stop_a_table_of_messages(place: Place) -> None:

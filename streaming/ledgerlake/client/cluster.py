@@ -153,34 +153,26 @@ class Cluster:
         Raises:
             BrokerError, TransportError, ProtocolError: see ``Session.request``.
         """
-        answer = self._session(self.settings.service_url).request(
-            pb.CommandGetSchemaResponse,
-            f"tell the schema of {topic}",
-            lambda request_id: commands.get_schema(topic, version, request_id),
-        )
-        if answer.HasField("error_code"):
-            if answer.error_code == pb.TopicNotFound:
-                return None
-            raise refused(f"tell the schema of {topic}", answer.error_code, answer.error_message)
-        return from_wire(answer.schema)
+        (answer,) = self.schemas([(topic, version)])
+        return None if answer is None else answer[1]
 
-    def newest_schemas(self, topics: Sequence[str]) -> dict[str, tuple[bytes, ValueSchema]]:
-        """Return the newest version of each topic's schema, and the schema; without topics that have
-        none. All requests are sent at once.
+    def schemas(self, asked: Sequence[tuple[str, bytes | None]]) -> list[tuple[bytes, ValueSchema] | None]:
+        """Return versions of topics' schemas, each with its version; None where there is none. All
+        requests are sent at once.
+
+        Args:
+            asked: topics and versions; None for the newest.
 
         Raises:
             BrokerError, TransportError, ProtocolError: see ``Session.request``.
         """
         session = self._session(self.settings.service_url)
-        request_ids = [session.start(partial(commands.get_schema, topic, None)) for topic in topics]
-        newest = {}
-        for topic, request_id in zip(topics, request_ids, strict=True):
-            answer = session.answer(pb.CommandGetSchemaResponse, f"tell the schema of {topic}", request_id)
-            if answer.HasField("schema"):
-                newest[topic] = answer.schema_version, from_wire(answer.schema)
-            elif answer.error_code != pb.TopicNotFound:
-                raise refused(f"tell the schema of {topic}", answer.error_code, answer.error_message)
-        return newest
+        request_ids = [session.start(partial(commands.get_schema, topic, version)) for topic, version in asked]
+        answers = [
+            session.answer(pb.CommandGetSchemaResponse, f"tell the schema of {topic}", request_id)
+            for (topic, _), request_id in zip(asked, request_ids, strict=True)
+        ]
+        return [_schema_of(topic, answer) for (topic, _), answer in zip(asked, answers, strict=True)]
 
     def session_for(self, topic_partition: str) -> Session:
         """Return a session with the broker that serves a topic partition, after a lookup."""
@@ -260,6 +252,14 @@ class Cluster:
             authentication=settings.authentication,
             tls=settings.tls,
         )
+
+
+def _schema_of(topic: str, answer: pb.CommandGetSchemaResponse) -> tuple[bytes, ValueSchema] | None:
+    if answer.HasField("error_code"):
+        if answer.error_code == pb.TopicNotFound:
+            return None
+        raise refused(f"tell the schema of {topic}", answer.error_code, answer.error_message)
+    return answer.schema_version, from_wire(answer.schema)
 
 
 def _partitions_of(name: str, answer: pb.CommandPartitionedTopicMetadataResponse) -> list[str]:

@@ -150,9 +150,9 @@ class PartitionWriter:
         if self._records is None:
             self.messages.write(messages)
             return
-        rows, misfits = self._records.of(messages)
-        self.messages.write(rows)
-        self.write_rejects(misfits)
+        for rows, misfits in self._records.of(messages):
+            self.messages.write(rows)
+            self.write_rejects(misfits)
 
 
 def _message_rows(batch: BatchSettings) -> pa.Schema:

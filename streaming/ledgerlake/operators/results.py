@@ -5,6 +5,7 @@ to the tasks; nothing of it is stored.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from dataclasses import astuple, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ledgerlake.options.delay_options import DelayOptions
     from ledgerlake.options.source_options import SourceOptions
     from ledgerlake.stored.places import Place
+    from ledgerlake.wire.value_schema import ValueSchema
 
 
 RESULT_SCHEMA = "result string"
@@ -57,15 +59,22 @@ class RecordSettings:
 
     ``columns`` is the schema of the record as Arrow serializes it, in base64. ``newest_versions``
     has the newest version of each topic's schema, in hexadecimal; none of a topic without one.
+    ``registered`` has a text for each topic that changes with its newest schema, so that tasks ask
+    again for versions of a topic that was created again.
     """
 
     columns: str
     newest_versions: dict[str, str]
+    registered: dict[str, str]
 
     @classmethod
-    def of(cls, record: pa.StructType, newest_versions: Mapping[str, bytes]) -> RecordSettings:
+    def of(cls, record: pa.StructType, newest: Mapping[str, tuple[bytes, ValueSchema]]) -> RecordSettings:
         columns = base64.b64encode(pa.schema(list(record)).serialize()).decode()
-        return cls(columns, {topic: version.hex() for topic, version in newest_versions.items()})
+        return cls(
+            columns,
+            {topic: version.hex() for topic, (version, _) in newest.items()},
+            {topic: _digest(schema) for topic, (_, schema) in newest.items()},
+        )
 
     @property
     def record(self) -> pa.StructType:
@@ -76,6 +85,10 @@ class RecordSettings:
         """Return the newest version of a topic's schema; None if it has none."""
         version = self.newest_versions.get(topic)
         return None if version is None else bytes.fromhex(version)
+
+
+def _digest(schema: ValueSchema) -> str:
+    return hashlib.sha256(repr((schema.kind, schema.definition, schema.properties)).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from ledgerlake.operators.results import RecordSettings
 from ledgerlake.wire.value_schema import NO_SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.table.record_table import RecordTable
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _VERSION_BYTES = 8
+
+# So many versions of a topic are read; messages of earlier ones are rejects.
+_MOST_VERSIONS = 1000
 
 
 class RecordSchemas:
@@ -37,7 +40,8 @@ class RecordSchemas:
     def __init__(self, cluster: Cluster, table: RecordTable) -> None:
         self._cluster = cluster
         self._table = table
-        self._newest_versions: dict[str, bytes] = {}
+        self._newest: dict[str, tuple[bytes, ValueSchema]] = {}
+        self._without_newest: set[str] = set()
 
     def learn(self, topics: Iterable[str], *, have_messages: bool) -> RecordSettings:
         """Ask for versions that are not known, and add columns for their fields; return what tasks
@@ -51,21 +55,41 @@ class RecordSchemas:
             TableError: the table cannot be changed.
             BrokerError, TransportError: the registry cannot be asked.
         """
-        asked = list(dict.fromkeys(topics))
-        give_up_after_s = self._cluster.settings.give_up_after_s
-        newest = with_retries(lambda: self._cluster.newest_schemas(asked), give_up_after_s)
-        for topic, (version, schema) in newest.items():
-            if self._newest_versions.get(topic) == version:
-                continue
-            for earlier in _versions_between(self._newest_versions.get(topic), version):
-                known = with_retries(lambda: self._cluster.schema(topic, earlier), give_up_after_s)  # noqa: B023
-                if known is not None:
-                    self._add(topic, known)
-            self._add(topic, schema)
-            self._newest_versions[topic] = version
-        if have_messages and len(newest) < len(asked):
+        names = list(dict.fromkeys(topics))
+        for topic, newest in zip(names, self._ask([(topic, None) for topic in names]), strict=True):
+            if newest is None:
+                self._learn_without_newest(topic, have_messages)
+            elif newest != self._newest.get(topic):
+                self._learn_versions(topic, newest)
+                self._newest[topic] = newest
+        return RecordSettings.of(self._table.record, self._newest)
+
+    def _learn_versions(self, topic: str, newest: tuple[bytes, ValueSchema]) -> None:
+        known = self._newest.get(topic)
+        if known is not None and (newest[0] <= known[0] or self._ask([(topic, known[0])]) != [known]):
+            # The topic was created again, and its versions begin again.
+            known = None
+        for answer in self._ask([(topic, version) for version in _versions_between(known and known[0], newest[0])]):
+            if answer is not None:
+                self._add(topic, answer[1])
+        self._add(topic, newest[1])
+
+    def _learn_without_newest(self, topic: str, have_messages: bool) -> None:
+        """Learn of a topic that has no schema, or whose newest version is a deletion: its messages may
+        name earlier ones.
+        """
+        if topic not in self._without_newest:
+            self._without_newest.add(topic)
+            for number in range(_MOST_VERSIONS):
+                (answer,) = self._ask([(topic, _version(number))])
+                if answer is None:
+                    break
+                self._add(topic, answer[1])
+        if have_messages:
             self._table.add_columns(record_of(NO_SCHEMA))
-        return RecordSettings.of(self._table.record, self._newest_versions)
+
+    def _ask(self, asked: Sequence[tuple[str, bytes | None]]) -> list[tuple[bytes, ValueSchema] | None]:
+        return with_retries(lambda: self._cluster.schemas(asked), self._cluster.settings.give_up_after_s)
 
     def _add(self, topic: str, schema: ValueSchema) -> None:
         try:
@@ -76,9 +100,14 @@ class RecordSchemas:
         self._table.add_columns(record)
 
 
+def _version(number: int) -> bytes:
+    return number.to_bytes(_VERSION_BYTES, "big")
+
+
 def _versions_between(known: bytes | None, newest: bytes) -> list[bytes]:
     """Return the versions after a known one and before the newest; Pulsar's registry numbers them."""
     if len(newest) != _VERSION_BYTES:
         return []
+    end = int.from_bytes(newest, "big")
     first = 0 if known is None or len(known) != _VERSION_BYTES else int.from_bytes(known, "big") + 1
-    return [number.to_bytes(_VERSION_BYTES, "big") for number in range(first, int.from_bytes(newest, "big"))]
+    return [_version(number) for number in range(max(first, end - _MOST_VERSIONS), end)]

@@ -60,22 +60,28 @@ def find_value_schema(options: SourceOptions) -> ValueSchema:
     return first_schema if len(set(schemas.values())) == 1 else NO_SCHEMA
 
 
-def schemas_of(client: ClientSettings, topic: str) -> SchemaOfVersion:
+def schemas_of(client: ClientSettings, topic: str, registered: str = "") -> SchemaOfVersion:
     """Return a function from a schema version of a topic to the schema; the broker is asked for
     each version once per process.
+
+    Args:
+        registered: changes if the topic was created again, and its versions begin again.
     """
 
     def of_version(version: bytes) -> ValueSchema | None:
-        key = (os.getpid(), client, topic, version)
-        if key not in _schemas:
+        key = (os.getpid(), client, topic, registered, version)
+        schema = _schemas.get(key)
+        if schema is None:
             cluster = shared_cluster(client)
-            _schemas[key] = with_retries(lambda: cluster.schema(topic, version), client.give_up_after_s)
-        return _schemas[key]
+            schema = with_retries(lambda: cluster.schema(topic, version), client.give_up_after_s)
+            if schema is not None:
+                _schemas[key] = schema
+        return schema
 
     return of_version
 
 
-_schemas: dict[tuple[int, Any, str, bytes], ValueSchema | None] = {}
+_schemas: dict[tuple[int, Any, str, str, bytes], ValueSchema] = {}
 
 
 def _newest(cluster: Cluster, topic: str) -> ValueSchema:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import uuid
 from dataclasses import dataclass
 from datetime import date, datetime, timezone
@@ -488,14 +487,10 @@ def _paths_of(rows: pa.Schema, columns: list[str]) -> list[str]:
 
 
 def _has_bounds(kind: pa.DataType) -> bool:
-    """Return whether Delta's statistics are written of a column of a record."""
-    return bool(
-        pa.types.is_integer(kind)
-        or pa.types.is_floating(kind)
-        or pa.types.is_string(kind)
-        or pa.types.is_date(kind)
-        or kind == TIMESTAMP
-    )
+    """Return whether Delta's statistics are written of a column of a record. Parquet leaves numbers
+    that are none out of the bounds of floating columns, and readers count them as the largest.
+    """
+    return bool(pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind) or kind == TIMESTAMP)
 
 
 def _text_paths(kind: pa.DataType | None, path: str = "") -> Iterator[str]:
@@ -522,6 +517,7 @@ def _stats(footer: Any, paths: set[str]) -> str:
         paths: the columns with statistics.
     """
     unbounded: set[str] = set()
+    uncounted: set[str] = set()
     lowest: dict[str, Any] = {}
     highest: dict[str, Any] = {}
     nulls: dict[str, int] = {}
@@ -530,11 +526,19 @@ def _stats(footer: Any, paths: set[str]) -> str:
         for column_index in range(group.num_columns):
             column = group.column(column_index)
             statistics = column.statistics
-            if statistics is None or column.path_in_schema not in paths:
-                continue
             name = column.path_in_schema
-            nulls[name] = nulls.get(name, 0) + (statistics.null_count or 0)
-            if statistics.has_min_max and name not in unbounded:
+            if name not in paths:
+                continue
+            if statistics is None or statistics.null_count is None:
+                unbounded.add(name)
+                uncounted.add(name)
+                continue
+            nulls[name] = nulls.get(name, 0) + statistics.null_count
+            if not statistics.has_min_max:
+                # Parquet leaves out the bounds of long values.
+                if statistics.null_count < column.num_values:
+                    unbounded.add(name)
+            elif name not in unbounded:
                 try:
                     lowest[name] = min(lowest.get(name, statistics.min), statistics.min)
                     highest[name] = max(highest.get(name, statistics.max), statistics.max)
@@ -544,17 +548,15 @@ def _stats(footer: Any, paths: set[str]) -> str:
     for name in unbounded:
         lowest.pop(name, None)
         highest.pop(name, None)
+    for name in uncounted:
+        nulls.pop(name, None)
     parts = {"minValues": lowest, "maxValues": highest, "nullCount": nulls}
     stats = {"numRecords": footer.num_rows, **{part: _nested(values) for part, values in parts.items()}}
     return json.dumps(stats, default=_stat_text)
 
 
 def _is_bound(value: Any) -> bool:
-    """Return whether a log should have a value: JSON has no numbers that are none, and a long text
-    would be in the log of every commit.
-    """
-    if isinstance(value, float):
-        return math.isfinite(value)
+    """Return whether a log should have a value: a long text would be in every checkpoint of it."""
     return not isinstance(value, str) or len(value) <= _MOST_BOUND_CHARACTERS
 
 

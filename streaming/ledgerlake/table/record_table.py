@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import deltalake
 import pyarrow as pa
-from deltalake.exceptions import DeltaError
 
 from ledgerlake.decode.record_columns import PULSAR_COLUMN, united
 from ledgerlake.decode.record_rows import rows_schema
@@ -47,10 +46,6 @@ class RecordTable(Table):
             self._adopt(self._current())
         return self._exists
 
-    def create(self, properties: dict[str, str] | None = None) -> None:
-        super().create(properties)
-        self._exists = True
-
     def add_columns(self, record: pa.StructType) -> None:
         """Add the columns that a record has and the table lacks; of a table that is not created yet,
         this only notes them.
@@ -84,7 +79,7 @@ class RecordTable(Table):
         changed = pa.schema([field for field in wanted if known.get(field.name) != field.type])
         try:
             self._current().alter.add_columns(list(deltalake.Schema.from_arrow(changed).fields))
-        except (DeltaError, OSError) as error:
+        except Exception as error:  # delta-rs has no error of its own for what its own checks find
             failure = TableError(
                 f"the columns {', '.join(changed.names)} could not be added to the table at {self.path}: {self.path.reason(error)}"
             )
@@ -92,6 +87,11 @@ class RecordTable(Table):
                 return failure
             raise failure from None
         return None
+
+    def create(self, properties: dict[str, str] | None = None) -> None:
+        # Delta's readers look at the bounds of the first 32 columns, unless the table says otherwise.
+        super().create({"delta.dataSkippingNumIndexedCols": "-1", **(properties or {})})
+        self._exists = True
 
     def _adopt(self, existing: DeltaTable) -> None:
         self.schema = rows_of_table(pa.schema(existing.schema()))
@@ -105,13 +105,32 @@ class RecordTable(Table):
                 f"the table at {self.path} is none of records: it has no column {PULSAR_COLUMN} with what is Pulsar's; use another "
                 'path, or set [delta] shape = "messages"'
             )
-        changed = [field.name for field in own if field.name not in columns.names or columns.field(field.name) != field]
+        changed = [field.name for field in own if field.name not in columns.names or not _takes(columns, field)]
         if changed:
             raise TableError(
                 f"another writer changed the columns {', '.join(changed)} of the table at {self.path}; start the pipeline again"
             )
-        reasons = special_features(existing) + null_constraints(own, existing)
+        nullable = pa.schema([field.with_nullable(True) for field in columns])
+        reasons = special_features(existing) + null_constraints(nullable, existing)
         if reasons:
             raise TableError(
                 f"the table at {self.path} has {', '.join(reasons)}, which a table of records cannot honour; use another path"
             )
+
+
+def _takes(columns: pa.Schema, field: pa.Field) -> bool:
+    """Return whether files with a field fit a table; it may have parts that the field lacks."""
+    column = columns.field(field.name)
+    return _like(column.type, field.type)
+
+
+def _like(column: pa.DataType, kind: pa.DataType) -> bool:
+    """Return whether a type has the parts of a column, of the same types."""
+    if pa.types.is_struct(column) and pa.types.is_struct(kind):
+        parts = {part.name: part.type for part in column}
+        return all(part.name in parts and _like(parts[part.name], part.type) for part in kind)
+    if pa.types.is_list(column) and pa.types.is_list(kind):
+        return _like(column.value_type, kind.value_type)
+    if pa.types.is_map(column) and pa.types.is_map(kind):
+        return _like(column.item_type, kind.item_type)
+    return bool(column.equals(kind))

@@ -77,12 +77,14 @@ class AvroReader:
     Args:
         build: makes the records of what was read.
         texts: the columns that must be UTF-8.
+        limits: the columns whose numbers have a greatest magnitude.
     """
 
     program: NDArray[np.int64]
     columns: int
     build: _Build
     texts: list[int]
+    limits: dict[int, int]
 
     def read(self, payloads: pa.BinaryArray) -> tuple[pa.Array, NDArray[np.bool_]]:
         """Return the records, and which rows have one. All others are null, or odd."""
@@ -94,11 +96,13 @@ class AvroReader:
         valid, ok = np.zeros((self.columns, count), np.uint8), np.zeros(count, np.uint8)
         walk_avro(data, offsets, present, self.program, values, sizes, valid, ok)
         read = _Columns(data, values, sizes, valid)
-        for column in self.texts:
-            wrong = _wrong_texts(read.bytes_of(column, pa.string()))
-            ok[wrong] = 0
-            valid[:, wrong] = 0
-            sizes[:, wrong] = 0
+        wrong = [row for column in self.texts for row in _wrong_texts(read.bytes_of(column, pa.string()))]
+        for column, limit in self.limits.items():
+            wrong += np.flatnonzero(np.abs(values[column]) > limit).tolist()
+        ok[wrong] = 0
+        valid[:, wrong] = 0
+        sizes[:, wrong] = 0
+        values[:, wrong] = 0
         return self.build(read), ok != 0
 
 
@@ -115,7 +119,12 @@ def avro_reader(definition: Any, physical: pa.StructType) -> AvroReader | None:
     except _UnsupportedError:
         return None
     program = np.array(compiler.program, np.int64).reshape(-1, 4)
-    return AvroReader(program, compiler.columns, build, compiler.texts)
+    return AvroReader(program, compiler.columns, build, compiler.texts, compiler.limits)
+
+
+def short_name(name: str) -> str:
+    """Return the name of a type without its namespace."""
+    return name.rpartition(".")[2]
 
 
 @dataclass
@@ -123,6 +132,7 @@ class _Compiler:
     program: list[list[int]] = field(default_factory=list)
     columns: int = 0
     texts: list[int] = field(default_factory=list)
+    limits: dict[int, int] = field(default_factory=dict)
     named: dict[str, Any] = field(default_factory=dict)
 
     def compile(self, node: Any, physical: pa.DataType) -> _Build:
@@ -131,10 +141,10 @@ class _Compiler:
         kind = node if isinstance(node, str) else node.get("type")
         if isinstance(kind, (dict, list)):
             return self.compile(kind, physical)
-        if kind in self.named:
-            return self.compile(self.named[kind], physical)
+        if short_name(kind) in self.named:
+            return self.compile(self.named[short_name(kind)], physical)
         if isinstance(node, dict) and kind in ("record", "enum", "fixed"):
-            self.named[node["name"]] = node
+            self.named[short_name(node["name"])] = node
         if kind == "record":
             return self._record(node, physical)
         if kind in _NUMBERS:
@@ -180,6 +190,9 @@ class _Compiler:
     def _number(self, instruction: int, physical: pa.DataType) -> _Build:
         column = self._add(instruction)
         plain, dtype = (pa.int32(), np.int32) if instruction == A_INT else (pa.int64(), np.int64)
+        if pa.types.is_timestamp(physical) and physical.unit == "ms":
+            # Columns of Spark have microseconds.
+            self.limits[column] = (2**63 - 1) // 1000
         return lambda read: pa.array(read.values[column].astype(dtype), plain, mask=read.missing(column)).cast(physical)
 
     def _floating(self, size: int, bits: Any, dtype: Any, physical: pa.DataType) -> _Build:

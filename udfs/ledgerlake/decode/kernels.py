@@ -821,7 +821,7 @@ def walk_avro(buffer, offsets, present, program, values, sizes, valid, ok):  # t
                 valid[column, row] = 1
                 continue
             if instruction == A_FIXED_NUMBER:
-                if end - position < argument:
+                if argument < 0 or end - position < argument:
                     position = np.int64(-1)
                     break
                 bits = np.int64(0)
@@ -830,7 +830,7 @@ def walk_avro(buffer, offsets, present, program, values, sizes, valid, ok):  # t
                 values[column, row] = bits
                 position += argument
             elif instruction == A_FIXED:
-                if end - position < argument:
+                if argument < 0 or end - position < argument:
                     position = np.int64(-1)
                     break
                 values[column, row], sizes[column, row] = position, argument

@@ -11,6 +11,7 @@ does not fit is bad, with the reason; the other values of its batch are not affe
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,20 +33,29 @@ PULSAR_COLUMN = "pulsar"
 # The column of values that are no record.
 VALUE_COLUMN = "value"
 
-_FORBIDDEN = set(" ,;{}()\n\t=")
+_FORBIDDEN = set(" ,;{}()\n\t=.")
+_OTHER_SHAPE = 'set [delta] shape = "messages"'
+
+_WIDE_DECIMAL = pa.decimal128(38, 0)
 
 
+@cache
 def record_of(schema: ValueSchema) -> pa.StructType:
     """Return the columns for the values of a schema: a record's fields, key and value, or one column
-    ``value``.
+    ``value``. A record without fields, which no file can hold, is left out.
 
     Raises:
         SetupError: no column can have a value or a field.
     """
     value_type = column_type(schema)
     record = value_type if pa.types.is_struct(value_type) else pa.struct([(VALUE_COLUMN, value_type)])
+    for field in record:
+        if field.name.lower() == PULSAR_COLUMN:
+            raise SetupError(
+                f"a schema has a field {field.name}, and the table keeps what is Pulsar's in a column of that name; {_OTHER_SHAPE}"
+            )
     _check_names(record)
-    return record
+    return _storable(record) or pa.struct([])
 
 
 def united(known: pa.DataType, more: pa.DataType) -> pa.DataType:
@@ -84,32 +94,42 @@ def _without(values: pa.Array, bad: dict[int, str]) -> pa.Array:
     return pc.if_else(pa.array(is_bad), pa.scalar(None, values.type), values)
 
 
-def _check_names(record: pa.StructType) -> None:
-    seen: set[str] = set()
-    for field in record:
-        name = field.name.lower()
-        if name == PULSAR_COLUMN:
-            raise SetupError(
-                f"a schema has a field {field.name}, and the table keeps what is Pulsar's in a column of that name; "
-                'set [delta] shape = "messages"'
-            )
-        if name in seen:
-            raise SetupError(
-                f"a schema has two fields {field.name} that differ in case only, which are one column to Delta; "
-                'set [delta] shape = "messages"'
-            )
-        seen.add(name)
-        _check_characters(field)
+def _check_names(kind: pa.DataType) -> None:
+    """Check the names of the fields of a type, at every depth.
+
+    Raises:
+        SetupError: Delta does not take a name, or takes two for one.
+    """
+    if pa.types.is_list(kind):
+        _check_names(kind.value_type)
+    elif pa.types.is_map(kind):
+        _check_names(kind.item_type)
+    elif pa.types.is_struct(kind):
+        seen: set[str] = set()
+        for field in kind:
+            if _FORBIDDEN.intersection(field.name) or not field.name:
+                raise SetupError(f"a schema has a field '{field.name}', whose name Delta does not take; {_OTHER_SHAPE}")
+            if field.name.lower() in seen:
+                raise SetupError(
+                    f"a schema has two fields {field.name} that differ in case at most, which are one column to Delta; {_OTHER_SHAPE}"
+                )
+            seen.add(field.name.lower())
+            _check_names(field.type)
 
 
-def _check_characters(field: pa.Field) -> None:
-    if _FORBIDDEN.intersection(field.name) or not field.name:
-        raise SetupError(
-            f"a schema has a field '{field.name}', whose name Delta does not take; set [delta] shape = \"messages\""
-        )
-    if pa.types.is_struct(field.type):
-        for part in field.type:
-            _check_characters(part)
+def _storable(kind: pa.DataType) -> pa.DataType | None:
+    """Return a type without records that have no fields; None if nothing is left."""
+    if pa.types.is_list(kind):
+        items = _storable(kind.value_type)
+        return None if items is None else pa.list_(kind.value_field.with_type(items))
+    if pa.types.is_map(kind):
+        items = _storable(kind.item_type)
+        return None if items is None else pa.map_(kind.key_type, kind.item_field.with_type(items))
+    if pa.types.is_struct(kind):
+        parts = [(field, _storable(field.type)) for field in kind]
+        fields = [field.with_type(part) for field, part in parts if part is not None]
+        return pa.struct(fields) if fields else None
+    return kind
 
 
 def _fit(values: pa.Array, target: pa.DataType, path: str) -> tuple[pa.Array, dict[int, str]]:
@@ -141,6 +161,8 @@ def _fit_struct(values: pa.StructArray, target: pa.StructType, path: str) -> tup
         columns.append(fitted)
         bad = misfits | bad
     for name, part in parts.items():
+        if _storable(part.type) is None:
+            continue
         rows = np.flatnonzero(part.is_valid().to_numpy(False)).tolist()
         bad = dict.fromkeys(rows, f"the table has no column for {_inside(path, name)}") | bad
     return pa.StructArray.from_arrays(columns, fields=list(target), mask=values.is_null()), bad
@@ -184,7 +206,7 @@ def _fit_numbers(values: pa.Array, target: pa.DataType, path: str) -> tuple[pa.A
 
 def _fit_decimals(values: pa.Array, target: pa.DataType, path: str) -> tuple[pa.Array, dict[int, str]]:
     try:
-        return values.cast(target), {}
+        return _exact(values, target), {}
     except pa.ArrowInvalid:
         # Arrow converts all of them or none.
         pass
@@ -192,11 +214,25 @@ def _fit_decimals(values: pa.Array, target: pa.DataType, path: str) -> tuple[pa.
     bad: dict[int, str] = {}
     for row in range(len(values)):
         try:
-            fitted.append(values.slice(row, 1).cast(target))
+            fitted.append(_exact(values.slice(row, 1), target))
         except pa.ArrowInvalid:
             fitted.append(pa.nulls(1, target))
             bad[row] = f"{_inside(path)} {values[row].as_py()} is no {target}"
     return pa.concat_arrays(fitted), bad
+
+
+def _exact(values: pa.Array, target: pa.DataType) -> pa.Array:
+    """Return numbers as another type of which one is decimal.
+
+    Raises:
+        ArrowInvalid: one of them would change.
+    """
+    wide = values.cast(_WIDE_DECIMAL) if pa.types.is_integer(values.type) else values
+    fitted = wide.cast(target)
+    # Arrow rounds floating numbers without a word.
+    if not pc.all(pc.equal(fitted.cast(wide.type), wide)).as_py() and wide.null_count < len(wide):
+        raise pa.ArrowInvalid("a number would change")
+    return fitted
 
 
 def _is_number(kind: pa.DataType) -> bool:

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ledgerlake.decode import schema
-from ledgerlake.decode.columns import DecodedValues, Encoded
-from ledgerlake.decode.record_columns import as_records
+from ledgerlake.decode.columns import DecodedValues, Encoded, first_line
+from ledgerlake.decode.record_columns import as_records, record_of
 from ledgerlake.decode.typed import UNKNOWN_SCHEMA
 from ledgerlake.decode.values import decoder
 from ledgerlake.errors import SetupError
@@ -24,6 +24,7 @@ from ledgerlake.errors import SetupError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ledgerlake.decode.columns import Decoder
     from ledgerlake.decode.typed import SchemaOfVersion
     from ledgerlake.wire.value_schema import ValueSchema
 
@@ -74,6 +75,8 @@ def _records(
     messages: pa.RecordBatch, of_version: SchemaOfVersion, newest: ValueSchema, record: pa.StructType
 ) -> tuple[pa.Array, list[Misfit]]:
     """Return the record of each message, decoded by the version that the message names."""
+    if not messages.num_rows:
+        return pa.nulls(0, record), []
     keys = pc.coalesce(messages["key_bytes"], messages["key"].cast(pa.binary()))
     encoded = Encoded(messages["value"], keys)
     codes = messages["schema_version"].dictionary_encode(null_encoding="encode")
@@ -107,12 +110,36 @@ def _of_version(
     if writer is None:
         return _none(encoded, record, rows, UNKNOWN_SCHEMA, f"the registry has no version {version!r}")
     try:
-        decoded = decoder(writer, writer)(encoded)
+        # What the table does not take of a version, it takes of none of its messages.
+        record_of(writer)
+        decode = decoder(writer, writer)
     except SetupError as error:
         return _none(encoded, record, rows, SCHEMA_MISMATCH, error.message)
-    fitted: DecodedValues = as_records(decoded, record)
+    return _decoded(encoded, decode, record, rows)
+
+
+def _decoded(
+    encoded: Encoded, decode: Decoder, record: pa.StructType, rows: NDArray[np.int64]
+) -> tuple[pa.Array, list[Misfit]]:
+    """Decode values; if that fails for all together, halve them until it fails for single ones."""
+    try:
+        fitted: DecodedValues = as_records(decode(encoded), record)
+    except (ValueError, OverflowError, pa.ArrowException) as error:
+        if len(rows) == 1:
+            return _none(encoded, record, rows, SCHEMA_MISMATCH, first_line(error))
+        half = len(rows) // 2
+        parts = [
+            _decoded(_slice(encoded, start, end), decode, record, rows[start:end])
+            for start, end in ((0, half), (half, len(rows)))
+        ]
+        return pa.concat_arrays([values for values, _ in parts]), [misfit for _, of_part in parts for misfit in of_part]
     misfits = [Misfit(int(rows[row]), SCHEMA_MISMATCH, detail) for row, detail in sorted(fitted.bad.items())]
     return fitted.values, misfits
+
+
+def _slice(encoded: Encoded, start: int, end: int) -> Encoded:
+    keys = None if encoded.keys is None else encoded.keys.slice(start, end - start)
+    return Encoded(encoded.payloads.slice(start, end - start), keys)
 
 
 def _none(

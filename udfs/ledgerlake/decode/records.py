@@ -36,7 +36,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from ledgerlake.decode.avro import AvroReader, avro_reader
+from ledgerlake.decode.avro import AvroReader, avro_reader, short_name
 from ledgerlake.decode.columns import COLUMNS_MOST, DecodedValues, Encoded, build, decode_rows, too_wide
 from ledgerlake.decode.schema import TIMESTAMP
 from ledgerlake.errors import SetupError
@@ -70,6 +70,9 @@ _LOGICAL: dict[tuple[str, str], pa.DataType] = {
 _WIDER = [({"int", "long"}, "long"), ({"float", "double"}, "double")]
 _DECIMAL_DIGITS = 38
 _DEPTH_MOST = 50
+
+# A value of a byte or two stands for a symbol.
+_SYMBOL_MOST = 1000
 
 
 def record_type(schema: ValueSchema) -> pa.DataType:
@@ -142,6 +145,7 @@ class _Types:
     def __init__(self, schema: ValueSchema) -> None:
         self._is_json = schema.kind == pb.Schema.Json
         self._named: dict[str, pa.DataType] = {}
+        self._definitions: dict[str, Any] = {}
         self._named_empty: set[str] = set()
         self._widths: dict[str, int] = {}
         self._columns = 0
@@ -172,20 +176,19 @@ class _Types:
     def _by_name(self, name: str) -> pa.DataType:
         if name in _PRIMITIVES:
             return pa.string() if name == "bytes" and self._is_json else _PRIMITIVES[name]
-        if name in self._open or name.rpartition(".")[2] in self._open:
+        if short_name(name) in self._open:
             raise SetupError(
                 f"the record {name} of a schema holds itself, which no column can; read it with schema = bytes"
             )
-        short_name = name if name in self._named else name.rpartition(".")[2]
-        arrow_type = self._named.get(short_name)
-        self._count(self._widths.get(short_name, 0))
+        arrow_type = self._named.get(short_name(name))
+        self._count(self._widths.get(short_name(name), 0))
         if arrow_type is None:
             raise SetupError(f"a schema has the type '{name}', which has no column; read it with schema = bytes")
         return arrow_type
 
     def _record(self, node: dict[str, Any], depth: int) -> pa.DataType:
         before = self._columns
-        self._open.append(str(node.get("name")))
+        self._open.append(short_name(str(node.get("name"))))
         fields = []
         for field in node.get("fields", ()):
             self._count(1)
@@ -200,7 +203,9 @@ class _Types:
             raise too_wide()
 
     def _name(self, node: dict[str, Any], arrow_type: pa.DataType) -> pa.DataType:
-        name = str(node.get("name"))
+        name = short_name(str(node.get("name")))
+        if self._definitions.setdefault(name, node) != node:
+            raise SetupError(f"a schema has two types of the name {name}; read it with schema = bytes")
         self._named[name] = arrow_type
         if self._takes_no_bytes(node):
             self._named_empty.add(name)
@@ -211,7 +216,7 @@ class _Types:
         with only such fields.
         """
         if isinstance(node, str):
-            return node in self._named_empty or node.rpartition(".")[2] in self._named_empty
+            return short_name(node) in self._named_empty
         if not isinstance(node, dict):
             return False
         if node.get("type") == "fixed":
@@ -221,7 +226,16 @@ class _Types:
         return isinstance(node.get("type"), (str, dict)) and self._takes_no_bytes(node["type"])
 
     def _enum_or_fixed(self, node: dict[str, Any]) -> pa.DataType:
-        if node["type"] == "enum" or self._is_json:
+        if node["type"] == "enum":
+            if any(len(str(symbol)) > _SYMBOL_MOST for symbol in node.get("symbols", ())):
+                raise SetupError(
+                    f"a schema has a symbol of more than {_SYMBOL_MOST} characters; read it with schema = bytes"
+                )
+            return pa.string()
+        size = node.get("size")
+        if not isinstance(size, int) or size < 0:
+            raise SetupError(f"a schema has a fixed type of the size {size}; read it with schema = bytes")
+        if self._is_json:
             return pa.string()
         return pa.decimal128(node["precision"], node.get("scale", 0)) if _is_decimal(node) else pa.binary()
 

@@ -27,7 +27,7 @@ def single_entries(messages: pa.RecordBatch) -> list[bytes]:
     }
     for name, values in times.items():
         messages = messages.set_column(messages.schema.get_field_index(name), name, values)
-    return [_entry_of(row) for row in messages.to_pylist(maps_as_pydicts="lossy")]
+    return [_entry_of(row) for row in messages.to_pylist()]
 
 
 def _entry_of(row: Mapping[str, Any]) -> bytes:
@@ -46,7 +46,7 @@ def _entry_of(row: Mapping[str, Any]) -> bytes:
         metadata.partition_key_b64_encoded = True
     elif row["key"] is not None:
         metadata.partition_key = row["key"]
-    for name, value in (row["properties"] or {}).items():
+    for name, value in row["properties"] or ():
         metadata.properties.add(key=name, value=value)
     return encode_entry(metadata, row["value"] or b"", _broker_metadata(row))
 
