@@ -25,45 +25,19 @@ from ledgerlake.decode.kernels import (
     A_LONG,
     A_NULLABLE,
     A_RECORD,
-    gather,
     walk_avro,
 )
+from ledgerlake.decode.loop_columns import LoopColumns
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    Matrix = NDArray[np.int64]
 
 _NUMBERS = {"int": A_INT, "long": A_LONG}
 _FLOATING = {"float": (4, np.uint32, np.float32), "double": (8, np.int64, np.float64)}
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """What the loop has read: numbers by column and row, and which are there."""
-
-    data: NDArray[np.uint8]
-    values: Matrix
-    sizes: Matrix
-    valid: NDArray[np.uint8]
-
-    def missing(self, column: int) -> NDArray[np.bool_]:
-        result: NDArray[np.bool_] = self.valid[column] == 0
-        return result
-
-    def bytes_of(self, column: int, kind: pa.DataType) -> pa.Array:
-        """Return spans of the data as texts or bytes, which may not be valid texts."""
-        sizes = self.sizes[column]
-        offsets = np.concatenate([[0], np.cumsum(sizes)])
-        out = np.empty(int(offsets[-1]), np.uint8)
-        gather(self.data, self.values[column], sizes, offsets, out)
-        is_valid = pa.array(self.valid[column] != 0).buffers()[1]
-        buffers = [is_valid, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(out)]
-        return pa.Array.from_buffers(kind, len(sizes), buffers)
-
-
 # Makes an Arrow array of what was read.
-_Build: TypeAlias = Callable[[_Columns], pa.Array]
+_Build: TypeAlias = Callable[[LoopColumns], pa.Array]
 
 
 class _UnsupportedError(Exception):
@@ -88,22 +62,12 @@ class AvroReader:
 
     def read(self, payloads: pa.BinaryArray) -> tuple[pa.Array, NDArray[np.bool_]]:
         """Return the records, and which rows have one. All others are null, or odd."""
-        count = len(payloads)
-        present = payloads.is_valid().to_numpy(False)
-        offsets = np.frombuffer(payloads.buffers()[1], np.int32)[payloads.offset : payloads.offset + count + 1]
-        data = np.frombuffer(payloads.buffers()[2] or b"", np.uint8)
-        values, sizes = (np.zeros((self.columns, count), np.int64) for _ in range(2))
-        valid, ok = np.zeros((self.columns, count), np.uint8), np.zeros(count, np.uint8)
-        walk_avro(data, offsets, present, self.program, values, sizes, valid, ok)
-        read = _Columns(data, values, sizes, valid)
-        wrong = [row for column in self.texts for row in _wrong_texts(read.bytes_of(column, pa.string()))]
+        read = LoopColumns.of(payloads, self.columns)
+        walk_avro(read.data, read.offsets, read.present, self.program, read.values, read.sizes, read.valid, read.ok)
+        read.refuse_wrong_texts(self.texts)
         for column, limit in self.limits.items():
-            wrong += np.flatnonzero(np.abs(values[column]) > limit).tolist()
-        ok[wrong] = 0
-        valid[:, wrong] = 0
-        sizes[:, wrong] = 0
-        values[:, wrong] = 0
-        return self.build(read), ok != 0
+            read.refuse(np.flatnonzero(np.abs(read.values[column]) > limit).tolist())
+        return self.build(read), read.ok != 0
 
 
 def avro_reader(definition: Any, physical: pa.StructType) -> AvroReader | None:
@@ -181,7 +145,7 @@ class _Compiler:
         column = self._add(A_RECORD)
         parts = [self.compile(part["type"], field.type) for part, field in zip(node["fields"], physical, strict=True)]
 
-        def build(read: _Columns) -> pa.Array:
+        def build(read: LoopColumns) -> pa.Array:
             columns = [part(read) for part in parts]
             return pa.StructArray.from_arrays(columns, fields=list(physical), mask=pa.array(read.missing(column)))
 
@@ -205,29 +169,13 @@ class _Compiler:
         column = self._add(instruction, argument)
         if pa.types.is_string(physical):
             self.texts.append(column)
-        return lambda read: read.bytes_of(column, physical)
+        return lambda read: read.bytes_of(column, physical, ~read.missing(column))
 
     def _enum(self, symbols: list[str]) -> _Build:
         column = self._add(A_ENUM, len(symbols))
 
-        def build(read: _Columns) -> pa.Array:
+        def build(read: LoopColumns) -> pa.Array:
             numbers = pa.array(read.values[column].astype(np.int32), mask=read.missing(column))
             return pa.DictionaryArray.from_arrays(numbers, pa.array(symbols, pa.string())).cast(pa.string())
 
         return build
-
-
-def _wrong_texts(texts: pa.StringArray) -> list[int]:
-    """Return the rows of texts that are not UTF-8."""
-    try:
-        texts.validate(full=True)
-    except pa.ArrowInvalid:
-        return [row for row, text in enumerate(texts.view(pa.binary()).to_pylist()) if not _is_text(text)]
-    return []
-
-
-def _is_text(data: bytes | None) -> bool:
-    try:
-        return data is None or data.decode() is not None
-    except UnicodeDecodeError:
-        return False

@@ -871,3 +871,70 @@ def walk_avro(buffer, offsets, present, program, values, sizes, valid, ok):  # t
             ok[row] = 1
         else:
             valid[:, row] = 0
+
+
+# Kinds of fields of a Protobuf message that ``walk_protobuf`` reads (see ``protobuf_loop``).
+P_VARINT, P_FIXED32, P_FIXED64, P_BYTES = range(4)
+
+
+@compiled
+def walk_protobuf(buffer, offsets, present, columns, kinds, values, sizes, valid, ok):  # type: ignore[no-untyped-def]
+    """Read a message of each row; ``columns`` has the column of each field number, -1 if there is none.
+    A row that is odd, for example with a field that comes twice, is not ``ok``.
+    """
+    for row in range(len(present)):
+        if not present[row]:
+            continue
+        position, end = np.int64(offsets[row]), np.int64(offsets[row + 1])
+        while 0 <= position < end:
+            tag, position = read_short_varint(buffer, position, end)
+            number, wire_type = tag >> 3, tag & 7
+            if position < 0 or number == 0 or number > _LAST_FIELD:
+                position = np.int64(-1)
+                break
+            column = columns[number] if number < len(columns) else np.int64(-1)
+            if column < 0:
+                position = np.int64(skip_field(buffer, position, end, wire_type))
+                continue
+            kind = kinds[column]
+            if valid[column, row]:
+                position = np.int64(-1)
+            elif kind == P_BYTES and wire_type == SIZED:
+                size, position = read_short_varint(buffer, position, end)
+                if position < 0 or size > end - position:
+                    position = np.int64(-1)
+                    break
+                values[column, row], sizes[column, row] = position, size
+                position += size
+            elif kind == P_VARINT and wire_type == VARINT:
+                value, shift = np.int64(0), 0
+                while True:
+                    if position >= end or shift > 63 or (shift == 63 and buffer[position] > 1):
+                        position = np.int64(-1)
+                        break
+                    byte = np.int64(buffer[position])
+                    position += 1
+                    value |= (byte & 0x7F) << shift
+                    if byte < 0x80:
+                        break
+                    shift += 7
+                values[column, row] = value
+            elif (kind == P_FIXED32 and wire_type == FIXED32) or (kind == P_FIXED64 and wire_type == FIXED64):
+                width = 4 if kind == P_FIXED32 else 8
+                if end - position < width:
+                    position = np.int64(-1)
+                    break
+                bits = np.int64(0)
+                for index in range(width):
+                    bits |= np.int64(buffer[position + index]) << (8 * index)
+                values[column, row] = bits
+                position += width
+            else:
+                position = np.int64(-1)
+            valid[column, row] = 1
+        if position == end:
+            ok[row] = 1
+        else:
+            valid[:, row] = 0
+            values[:, row] = 0
+            sizes[:, row] = 0

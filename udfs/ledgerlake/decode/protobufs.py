@@ -19,6 +19,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import FieldDescriptor
 
 from ledgerlake.decode.columns import COLUMNS_MOST, DecodedValues, build, decode_rows, too_wide
+from ledgerlake.decode.loop_columns import with_loop
+from ledgerlake.decode.protobuf_loop import protobuf_reader
 from ledgerlake.errors import SetupError
 
 if TYPE_CHECKING:
@@ -60,13 +62,15 @@ def message_decoder(reader: ValueSchema) -> Decoder:
         SetupError: as ``message_type``.
     """
     target = message_type(reader)
-    kind = message_factory.GetMessageClass(_root(reader))
+    root = _root(reader)
+    kind = message_factory.GetMessageClass(root)
+    loop = protobuf_reader(root, target)
 
     def decode(encoded: Encoded) -> DecodedValues:
         rows, bad = decode_rows(encoded.payloads, lambda payload: _values(kind.FromString(payload)))
         return DecodedValues(build(rows, target, target, bad), bad)
 
-    return decode
+    return decode if loop is None else with_loop(loop.read, lambda values: values, decode)
 
 
 def _root(schema: ValueSchema) -> Descriptor:

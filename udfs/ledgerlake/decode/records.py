@@ -36,8 +36,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from ledgerlake.decode.avro import AvroReader, avro_reader, short_name
-from ledgerlake.decode.columns import COLUMNS_MOST, DecodedValues, Encoded, build, decode_rows, too_wide
+from ledgerlake.decode.avro import avro_reader, short_name
+from ledgerlake.decode.columns import COLUMNS_MOST, DecodedValues, build, decode_rows, too_wide
+from ledgerlake.decode.loop_columns import with_loop
 from ledgerlake.decode.schema import TIMESTAMP
 from ledgerlake.errors import SetupError
 from ledgerlake.pb import pulsar_pb2 as pb
@@ -45,7 +46,7 @@ from ledgerlake.pb import pulsar_pb2 as pb
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ledgerlake.decode.columns import Decoder
+    from ledgerlake.decode.columns import Decoder, Encoded
     from ledgerlake.wire.value_schema import ValueSchema
 
 _PRIMITIVES: dict[str, pa.DataType] = {
@@ -99,7 +100,9 @@ def record_decoder(writer: ValueSchema, reader: ValueSchema) -> Decoder:
         return partial(_decode_avro, physical, theirs, ours)
     decode = partial(_decode_avro, physical, theirs, None)
     loop = avro_reader(_parse(writer.definition), physical) if pa.types.is_struct(physical) else None
-    return decode if loop is None else partial(_decode_regular_avro, loop, decode)
+    if loop is None:
+        return decode
+    return with_loop(loop.read, lambda records: records.cast(_for_spark(physical)), decode)
 
 
 def _parse(definition: bytes) -> Any:
@@ -280,21 +283,6 @@ def _decode_avro(physical: pa.DataType, writer: Any, reader: Any, encoded: Encod
 
     rows, bad = decode_rows(encoded.payloads, read)
     return DecodedValues(build(rows, physical, _for_spark(physical), bad), bad)
-
-
-def _decode_regular_avro(loop: AvroReader, decode: Decoder, encoded: Encoded) -> DecodedValues:
-    """Decode by the compiled loop; what it does not take goes to ``decode``."""
-    payloads = encoded.payloads
-    records, is_read = loop.read(payloads)
-    values = records.cast(_for_spark(records.type))
-    others = np.flatnonzero(payloads.is_valid().to_numpy(False) & ~is_read)
-    if not len(others):
-        return DecodedValues(values)
-    decoded = decode(Encoded(payloads.take(pa.array(others))))
-    places = np.arange(len(payloads))
-    places[others] = len(payloads) + np.arange(len(others))
-    together = pa.concat_arrays([values, decoded.values]).take(pa.array(places))
-    return DecodedValues(together, {int(others[row]): reason for row, reason in decoded.bad.items()})
 
 
 def _decode_json(physical: pa.DataType, encoded: Encoded) -> DecodedValues:
