@@ -177,9 +177,11 @@ def many_partitions(running: Bench, partitions: int, idle_s: int) -> None:
     for words, count in _connections(running, {"driver": [running.driver.address], "workers": workers}).items():
         print(f"{'connections of the ' + words:<40}{count:>12,}")
     print(f"{'memory of driver and workers (PSS), MB':<40}{pss_mb(*_processes()):>12,.0f}", flush=True)
-    before_s, began_s = cpu_s(*_processes()), time.monotonic()
+    # Some processes end meanwhile, and what they had spent before does not count.
+    before_s, began_s = {process: cpu_s(process) for process in _processes()}, time.monotonic()
     time.sleep(idle_s)
-    cores = (cpu_s(*_processes()) - before_s) / (time.monotonic() - began_s)
+    spent_s = sum(cpu_s(process) - before_s.get(process, 0.0) for process in _processes())
+    cores = spent_s / (time.monotonic() - began_s)
     print(f"{f'CPU of a core, idle for {idle_s} s':<40}{cores:>12.2f}")
     print(f"{'memory then, MB':<40}{pss_mb(*_processes()):>12,.0f}", flush=True)
     process.terminate()
