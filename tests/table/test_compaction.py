@@ -26,7 +26,10 @@ from ledgerlake.wire.message_id import AFTER_ALL
 from tests.table.rows import rows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+
+    from ledgerlake.table.ordered_files import DataFile
 
 PARTITIONS = 3
 ROWS = 20
@@ -152,7 +155,7 @@ def test_readers_of_changes_see_no_change(writer: Writer) -> None:
 def test_rows_that_a_user_deleted_meanwhile_stay_deleted(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(4):
         writer.commit()
-    deleting(writer, monkeypatch, "entry_id < 10")
+    before_the_commit(monkeypatch, lambda _: DeltaTable(writer.table.path.uri).delete("entry_id < 10"))
     assert writer.merge_once() == 0
     assert min(row["entry_id"] for row in content(writer.table.path)) == 10
     assert not [name for name in os.listdir(str(writer.table.path)) if "compacted" in name]
@@ -170,15 +173,15 @@ def test_files_before_a_users_deletion_stay_and_those_after_it_are_merged_in_ord
     assert rows_out_of_order(writer.table.path) == 0
 
 
-def deleting(writer: Writer, monkeypatch: pytest.MonkeyPatch, predicate: str) -> None:
-    """Have a user delete rows after the files were merged, and before the commit."""
+def before_the_commit(monkeypatch: pytest.MonkeyPatch, act: Callable[[Sequence[DataFile]], object]) -> None:
+    """Have somebody act after files were merged, and before the commit; ``act`` gets the merged ones."""
     replace = replacement.replace_files
 
-    def after_deletion(path: Place, version: int, *files: Any) -> int | None:
-        DeltaTable(path.uri).delete(predicate)
-        return replace(path, version, *files)
+    def after_act(path: Place, version: int, old: Any, new: Any, needed: Any) -> int | None:
+        act(new)
+        return replace(path, version, old, new, needed)
 
-    monkeypatch.setattr(compaction, "replace_files", after_deletion)
+    monkeypatch.setattr(compaction, "replace_files", after_act)
 
 
 def test_micro_batches_that_are_committed_meanwhile_do_not_stop_a_compaction(
@@ -186,14 +189,12 @@ def test_micro_batches_that_are_committed_meanwhile_do_not_stop_a_compaction(
 ) -> None:
     for _ in range(4):
         writer.commit()
-    replace = replacement.replace_files
 
-    def after_commits(*arguments: Any) -> int | None:
+    def commit_twice(_merged: Sequence[DataFile]) -> None:
         writer.commit()
         writer.commit()
-        return replace(*arguments)
 
-    monkeypatch.setattr(compaction, "replace_files", after_commits)
+    before_the_commit(monkeypatch, commit_twice)
     assert writer.merge_once() == 4 * PARTITIONS
     assert len(content(writer.table.path)) == 6 * PARTITIONS * ROWS
     assert rows_out_of_order(writer.table.path) == 0
@@ -202,13 +203,8 @@ def test_micro_batches_that_are_committed_meanwhile_do_not_stop_a_compaction(
 def test_a_table_whose_columns_another_writer_changes_is_left(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(4):
         writer.commit()
-    replace = replacement.replace_files
-
-    def after_change(path: Place, version: int, *files: Any) -> int | None:
-        DeltaTable(path.uri).alter.set_table_properties({"delta.appendOnly": "true"})
-        return replace(path, version, *files)
-
-    monkeypatch.setattr(compaction, "replace_files", after_change)
+    properties = {"delta.appendOnly": "true"}
+    before_the_commit(monkeypatch, lambda _: DeltaTable(writer.table.path.uri).alter.set_table_properties(properties))
     assert writer.merge_once() == 0
     assert len(files_of(writer.table.path)) == 4 * PARTITIONS
 
@@ -270,14 +266,12 @@ def test_a_merged_file_that_a_vacuum_removed_meanwhile_is_not_committed(
     for _ in range(4):
         writer.commit()
     before = files_of(writer.table.path)
-    replace = replacement.replace_files
 
-    def after_vacuum(path: Place, version: int, old: Any, new: Any, needed: Any) -> int | None:
-        for file in new:
-            os.unlink(f"{path}/{file.name}")
-        return replace(path, version, old, new, needed)
+    def remove(merged: Sequence[DataFile]) -> None:
+        for file in merged:
+            os.unlink(f"{writer.table.path}/{file.name}")
 
-    monkeypatch.setattr(compaction, "replace_files", after_vacuum)
+    before_the_commit(monkeypatch, remove)
     with pytest.raises(TableError, match="could not be replaced"):
         writer.compaction().run()
     assert files_of(writer.table.path) == before

@@ -8,6 +8,7 @@ import base64
 import hashlib
 import json
 from dataclasses import astuple, dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -76,7 +77,7 @@ class RecordSettings:
             {topic: _digest(schema) for topic, (_, schema) in newest.items()},
         )
 
-    @property
+    @cached_property
     def record(self) -> pa.StructType:
         """Return the columns."""
         return pa.struct(list(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.columns)))))

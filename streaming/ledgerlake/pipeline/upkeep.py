@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ledgerlake.options.config import Config
+    from ledgerlake.table.vacuum import Vacuumed
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ def keep_up(config: Config) -> list[Kept]:
     """
     compactions = _compactions(config)
     merged = [compaction.run() for compaction in compactions]
-    removed = vacuum(config, config.upkeep.retention_hours, keeps_longer=True)
+    removed = _remove_unused(config)
     return [
         Kept(table.table, count, len(table.files), compaction.obstacles)
         for compaction, count, table in zip(compactions, merged, removed, strict=True)
@@ -104,11 +105,8 @@ class Upkeep:
                 self._rest()
             if time.monotonic() >= vacuum_at_s:
                 vacuum_at_s = time.monotonic() + _VACUUM_INTERVAL_S
-                self._attempt("unused files", self._vacuum)
+                self._attempt("unused files", lambda: _remove_unused(self._config))
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S) if self._failures else interval_s
-
-    def _vacuum(self) -> None:
-        vacuum(self._config, self._config.upkeep.retention_hours, keeps_longer=True)
 
     def _rest(self) -> None:
         """Rest after a piece of work."""
@@ -139,6 +137,10 @@ class Upkeep:
             self._failures[what] = reason
         else:
             self._failures.pop(what, None)
+
+
+def _remove_unused(config: Config) -> list[Vacuumed]:
+    return vacuum(config, config.upkeep.retention_hours, keeps_longer=True)
 
 
 def _compactions(

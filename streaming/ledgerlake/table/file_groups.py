@@ -109,8 +109,6 @@ def _split_commit(
     small = [file for file in files if file.level <= level]
     later = [file for file in foreign if file.modified_ms >= files[0].modified_ms]
     fitting = [file for file in small if not file.may_share_topic_partition([*large, *later])]
-    if len(fitting) == len(files) and not _is_full(fitting, level):
-        return fitting, []
     if _is_full(fitting, level):
         return [], files
     names = {file.name for file in fitting}

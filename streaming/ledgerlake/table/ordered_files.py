@@ -473,8 +473,7 @@ def merge_sorted(runs: list[Iterator[pa.Table]]) -> Iterator[pa.Table]:
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:
-    joined = pa.concat_tables(tables)
-    return joined.take(pa.array(np.lexsort(sort_keys(joined)[::-1])))
+    return in_order(pa.concat_tables(tables))
 
 
 def _mark_late(table: pa.Table, late: NDArray[np.bool_]) -> pa.Table:

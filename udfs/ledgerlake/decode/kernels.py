@@ -797,6 +797,15 @@ def write_message_ids(ledgers, entries, batch_indexes, offsets, out):  # type: i
     return position
 
 
+@compiled
+def read_little_endian(buffer, position, size):  # type: ignore[no-untyped-def]
+    """The bits of a number of fixed size, at most eight bytes."""
+    bits = np.int64(0)
+    for index in range(size):
+        bits |= np.int64(buffer[position + index]) << (8 * index)
+    return bits
+
+
 # Instructions of a program that reads a record of Avro (see ``avro``).
 A_NULLABLE, A_RECORD, A_BOOLEAN, A_INT, A_LONG, A_FIXED_NUMBER, A_BYTES, A_FIXED, A_ENUM = range(9)
 
@@ -824,10 +833,7 @@ def walk_avro(buffer, offsets, present, program, values, sizes, valid, ok):  # t
                 if argument < 0 or end - position < argument:
                     position = np.int64(-1)
                     break
-                bits = np.int64(0)
-                for index in range(argument):
-                    bits |= np.int64(buffer[position + index]) << (8 * index)
-                values[column, row] = bits
+                values[column, row] = read_little_endian(buffer, position, argument)
                 position += argument
             elif instruction == A_FIXED:
                 if argument < 0 or end - position < argument:
@@ -924,10 +930,7 @@ def walk_protobuf(buffer, offsets, present, columns, kinds, values, sizes, valid
                 if end - position < width:
                     position = np.int64(-1)
                     break
-                bits = np.int64(0)
-                for index in range(width):
-                    bits |= np.int64(buffer[position + index]) << (8 * index)
-                values[column, row] = bits
+                values[column, row] = read_little_endian(buffer, position, width)
                 position += width
             else:
                 position = np.int64(-1)
