@@ -45,6 +45,7 @@ _FOUND_BY = {
     "latest-without-question": 3,
     "new-topics-at-latest": 133,
     "outbox-before-ownership": 203,
+    "one-table-for-all": 7,
 }
 
 

@@ -27,6 +27,7 @@ from ledgerlake.wire.entry import encode_batch, encode_entry
 from ledgerlake.wire.limits import MAX_TIME_MS
 from ledgerlake.wire.message_id import Position
 from tests.entries import SOURCE, bundle, metadata, single
+from tests.pipeline_tables import messages_table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,15 +102,16 @@ def test_a_task_passes_a_bounded_number_on_and_the_others_are_rejects(
     options = parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"})
     for folder in "mr":
         (tmp_path / folder).mkdir()
-    settings = TaskSettings(Place(str(tmp_path / "m")), Place(str(tmp_path / "r")), Limits(), DelayOptions(), options)
+    tables = (messages_table(tmp_path / "m"),)
+    settings = TaskSettings(tables, Place(str(tmp_path / "r")), Limits(), DelayOptions(), options)
     name = f"{SOURCE.topic}-partition-{SOURCE.partition}"
     span = EntryRange(name, Position(7, -1), Position(7, 4))
     pieces = [Piece(PieceKind.ENTRIES, memoryview(bundle(entries)))]
-    ingested = ingest_ranges([(span, pieces)], settings, BatchSettings(0, {}))
+    ingested = ingest_ranges([(span, pieces)], settings, BatchSettings(0))
     rows = [row for batch in ingested for row in batch.to_pylist()]
     report = json.loads(rows[-1]["header"])
     assert len([event for event in report["events"] if event[0] == "Cancel"]) == 10
-    assert sum(file["rows"] for file in report["result"]["messages"]) == 20
+    assert sum(file["rows"] for file in report["result"]["tables"]["messages"]["files"]) == 20
     assert sum(file["rows"] for file in report["result"]["rejects"]) == 3
 
 

@@ -19,22 +19,25 @@ import pytest
 
 from ledgerlake.client.cluster import ClientSettings
 from ledgerlake.decode import schema
-from ledgerlake.operators import record_rows
-from ledgerlake.operators.record_rows import RecordRows
-from ledgerlake.operators.results import RecordSettings
+from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.operators import table_writer
+from ledgerlake.operators.results import BatchSettings, TableBatch, TopicSchemas
+from ledgerlake.operators.table_writer import TableWriter
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.pipeline.record_schemas import RecordSchemas
 from ledgerlake.source import value_schemas
 from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord
-from ledgerlake.table.delta_table import data_folder, open_delta
-from ledgerlake.table.ordered_files import OrderedWriter
-from ledgerlake.table.record_table import RecordTable
+from ledgerlake.table.delta_table import open_delta
+from ledgerlake.table.layout import record_of
 from ledgerlake.wire.value_schema import ValueSchema
+from tests.pipeline_tables import messages_table, opened_tables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from ledgerlake.pipeline.tables import MessagesTable
 
 HISTORIES = 500 if os.environ.get("LEDGERLAKE_CAMPAIGN") == "long" else 12
 TOPICS = ("persistent://public/default/a", "persistent://public/default/b")
@@ -116,24 +119,22 @@ class History:
     def __init__(self, seed: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rng = random.Random(seed)
         self.registry, self.reference = Registry(), Reference()
+        self.folder = folder
         self.path = Place(str(folder / "messages"))
-        self.path.make()
         self.messages = 0
         self.batches = 0
         self.kills = 0
         monkeypatch.setattr(
-            record_rows, "schemas_of", lambda _client, topic, _registered: lambda v: self.registry.schema(topic, v)
+            table_writer, "schemas_of", lambda _client, topic, _registered: lambda v: self.registry.schema(topic, v)
         )
         self.restart()
 
     def restart(self) -> None:
-        self.table = RecordTable(self.path)
-        exists = self.table.check(None)
-        self.schemas = RecordSchemas(self.registry, self.table)  # type: ignore[arg-type]
+        self.tables = opened_tables(self.folder, shape="record")
+        self.schemas = RecordSchemas(self.registry, self.tables)  # type: ignore[arg-type]
         self.learn(TOPICS)
         self.schemas.learn(TOPICS, have_messages=False)
-        if not exists:
-            self.table.create()
+        self.tables.create()
 
     def learn(self, topics: Sequence[str]) -> None:
         """Have the reference know all versions of these topics, in the pipeline's order."""
@@ -192,10 +193,12 @@ class History:
         settings = self.schemas.learn(topics, have_messages=True)
         self.maybe_kill()
         files = []
+        table = self.tables.main
+        batch = BatchSettings(self.batches, {"messages": table.settings()}, None, settings)
         for topic in topics:
-            folder = data_folder(self.path, self.table.schema, f"part-{self.batches:08}-00000")
-            writer = OrderedWriter(folder, None)
-            rows = RecordRows(topic, self.registry.settings, settings, stops=False)
+            prefix = f"part-{self.batches:08}-00000"
+            source = TopicPartition(topic, -1)
+            writer = TableWriter(table.options, source, self.registry.settings, batch, prefix)
             messages = [
                 {
                     "topic": topic,
@@ -213,13 +216,12 @@ class History:
                 for of_topic, version, _, number, value in written
                 if of_topic == topic
             ]
-            for fitting, _ in rows.of(pa.RecordBatch.from_pylist(messages, schema=schema.MESSAGES)):
-                writer.write(fitting)
-            files += writer.finish()
+            writer.write(pa.RecordBatch.from_pylist(messages, schema=schema.MESSAGES))
+            files += writer.finish(None).files
         self.maybe_kill()
         record = BatchRecord("stream", "query", self.batches, self.batches)
-        if not self.table.contains(record):
-            self.table.commit(record, files, {})
+        if not table.table.contains(record):
+            table.table.commit(record, files, {})
         self.maybe_kill()
 
     def maybe_kill(self) -> None:
@@ -270,10 +272,15 @@ def registry() -> Registry:
     return Registry()
 
 
-def learned(registry: Registry, folder: Path) -> tuple[RecordTable, RecordSchemas]:
-    table = RecordTable(Place(str(folder / "messages")))
-    table.path.make()
-    return table, RecordSchemas(registry, table)  # type: ignore[arg-type]
+def learned(registry: Registry, folder: Path) -> tuple[MessagesTable, RecordSchemas]:
+    tables = opened_tables(folder, shape="record")
+    return tables.main, RecordSchemas(registry, tables)  # type: ignore[arg-type]
+
+
+def columns_of(table: MessagesTable) -> list[str]:
+    record = record_of(table.table.schema)
+    assert record is not None
+    return [each.name for each in record]
 
 
 def test_a_topic_that_is_created_again_has_its_new_columns_and_tasks_ask_again(
@@ -284,11 +291,11 @@ def test_a_topic_that_is_created_again_has_its_new_columns_and_tasks_ask_again(
     before = schemas.learn(TOPICS, have_messages=False)
     registry.versions[TOPICS[0]] = [{"b": "string"}]
     after = schemas.learn(TOPICS, have_messages=False)
-    assert [each.name for each in table.record] == ["a", "b"]
+    assert columns_of(table) == ["a", "b"]
     assert before.registered != after.registered
     registry.versions[TOPICS[0]] = [{"c": "string"}, {"d": "string"}, {"e": "string"}]
     schemas.learn(TOPICS, have_messages=False)
-    assert [each.name for each in table.record] == ["a", "b", "c", "d", "e"]
+    assert columns_of(table) == ["a", "b", "c", "d", "e"]
 
 
 def test_versions_before_a_deletion_have_columns(
@@ -299,7 +306,7 @@ def test_versions_before_a_deletion_have_columns(
     answer = registry.answer
     monkeypatch.setattr(registry, "answer", lambda topic, version: None if version is None else answer(topic, version))
     schemas.learn(TOPICS[:1], have_messages=True)
-    assert [each.name for each in table.record] == ["a", "b", "value"]
+    assert columns_of(table) == ["a", "b", "value"]
 
 
 def test_a_version_far_away_is_not_counted_up_to(
@@ -314,16 +321,20 @@ def test_a_version_far_away_is_not_counted_up_to(
 
     monkeypatch.setattr(registry, "answer", answer)
     schemas.learn(TOPICS[:1], have_messages=False)
-    assert [each.name for each in table.record] == ["a"]
+    assert columns_of(table) == ["a"]
     assert len(asked) <= 1001
 
 
-def test_rows_of_many_columns_are_converted_in_parts(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_rows, "_PART_CELLS", 10)
-    monkeypatch.setattr(record_rows, "schemas_of", lambda *_: lambda _version: schema_of({"a": "int", "b": "int"}))
+def test_rows_of_many_columns_are_converted_in_parts(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_writer, "_PART_CELLS", 10)
+    monkeypatch.setattr(table_writer, "schemas_of", lambda *_: lambda _version: schema_of({"a": "int", "b": "int"}))
     columns = pa.struct([("a", pa.int32()), ("b", pa.int32())])
-    settings = RecordSettings.of(columns, {TOPICS[0]: (bytes(8), schema_of({"a": "int", "b": "int"}))})
-    rows = RecordRows(TOPICS[0], registry.settings, settings, stops=False)
+    schemas = TopicSchemas.of({TOPICS[0]: (bytes(8), schema_of({"a": "int", "b": "int"}))})
+    batch_settings = BatchSettings(0, {"messages": TableBatch.of({}, columns, columns)}, None, schemas)
+    source, options = TopicPartition(TOPICS[0], -1), messages_table(tmp_path, shape="record")
+    rows = TableWriter(options, source, registry.settings, batch_settings, "part-00000000-00000")._rows
     message = {"topic": TOPICS[0], "ledger_id": 1, "schema_version": bytes(8)}
     batch = pa.RecordBatch.from_pylist(
         [message | {"entry_id": number, "value": b'{"a": %d}' % number} for number in range(7)], schema=schema.MESSAGES

@@ -33,6 +33,7 @@ from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
 from tests.entries import bundle
 from tests.operators.stage import Stage
+from tests.pipeline_tables import messages_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,8 +59,9 @@ class Batch:
         self, topics: dict[str, list[bytes]], with_state: list[str] | None, *, shares_files: bool = True
     ) -> dict[str, PartitionResult]:
         """The results by topic."""
-        place = Place(str(self.folder))
-        settings = TaskSettings(place, Place(str(self.folder / "rejects")), Limits(), self.delay, OPTIONS)
+        settings = TaskSettings(
+            (messages_table(self.folder),), Place(str(self.folder / "rejects")), Limits(), self.delay, OPTIONS
+        )
         batch = BatchSettings(3, {}, with_state)
         ranges = [
             (
@@ -87,7 +89,7 @@ class Batch:
 
     def files_of(self, results: dict[str, PartitionResult]) -> list[list[tuple[str, bytes]]]:
         """The topic and value of each row, by file that is to be committed."""
-        written = {name: result.written.messages for name, result in results.items()}
+        written = {name: result.written.tables["messages"].files for name, result in results.items()}
         names = [file.name for file in settle_shared(Table(Place(str(self.folder)), schema.MESSAGES), written)[0]]
         tables = [pq.read_table(self.folder / name, columns=["topic", "value"]) for name in names]
         return sorted(
@@ -113,12 +115,12 @@ def test_quiet_topics_share_a_file_in_which_each_is_in_order(tmp_path: Path) -> 
         {A: [entry(b"2", TIME_MS + 5), entry(b"1")], B: [entry(b"3")], C: [entry(b"4"), entry(b"5")]}, with_state=[]
     )
     assert batch.files_of(results) == [[(A, b"1"), (A, b"2"), (B, b"3"), (C, b"4"), (C, b"5")]]
-    assert {name: result.written.max_effective_us for name, result in results.items()} == {
+    assert {name: result.written.tables["messages"].max_effective_us for name, result in results.items()} == {
         A: (TIME_MS + 5) * 1000,
         B: TIME_MS * 1000,
         C: TIME_MS * 1000,
     }
-    assert all(not result.replaced for result in results.values())
+    assert all(not result.replaced["messages"] for result in results.values())
 
 
 def test_a_topic_that_may_have_state_has_files_of_its_own(tmp_path: Path) -> None:
@@ -139,7 +141,7 @@ def test_a_topic_whose_messages_go_into_state_has_files_of_its_own(tmp_path: Pat
     )
     # The delayed message is due within the micro-batch, and comes before the later one.
     assert batch.files_of(results) == [[(A, b"1"), (A, b"2")], [(B, b"0"), (B, b"later"), (B, b"3")], [(C, b"4")]]
-    assert results[B].replaced
+    assert results[B].replaced["messages"]
 
 
 def test_rejects_share_a_file_too(tmp_path: Path) -> None:
@@ -188,8 +190,9 @@ def test_events_are_reported_before_the_next_range_is_read(tmp_path: Path) -> No
             pieces = [Piece(kind, view) for kind, view, _ in split_bundle(bundle([chunk]))]
             yield EntryRange(name, Position(7, -1), Position(7, 0)), pieces
 
-    place = Place(str(tmp_path))
-    settings = TaskSettings(place, Place(str(tmp_path / "rejects")), Limits(), DelayOptions(), OPTIONS)
+    settings = TaskSettings(
+        (messages_table(tmp_path),), Place(str(tmp_path / "rejects")), Limits(), DelayOptions(), OPTIONS
+    )
     rows = ingest_ranges(ranges(), settings, BatchSettings(3, {}, []), shares_files=True)
     for row in rows:
         if row["kind"][0].as_py() == RowKind.REPORT:

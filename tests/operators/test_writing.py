@@ -32,6 +32,7 @@ from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
 from tests.entries import batch, bundle
 from tests.operators.stage import SOURCE, Stage
+from tests.pipeline_tables import messages_table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,13 +58,13 @@ def pieces(entries: list[bytes]) -> list[Piece]:
 
 
 def task_settings(folder: Path, **delay: Any) -> TaskSettings:
-    return TaskSettings(Place(str(folder)), Place(str(folder)), LIMITS, DelayOptions(**delay), OPTIONS)
+    return TaskSettings((messages_table(folder),), Place(str(folder)), LIMITS, DelayOptions(**delay), OPTIONS)
 
 
 def written(folder: Path, entries: list[bytes], clock_ms: int | None = None, **delay: Any) -> list[pa.RecordBatch]:
     """Rows of a task of the pipeline."""
     settings = task_settings(folder, **delay)
-    return list(ingest_ranges([(span(entries, clock_ms), pieces(entries))], settings, BatchSettings(0, {})))
+    return list(ingest_ranges([(span(entries, clock_ms), pieces(entries))], settings, BatchSettings(0)))
 
 
 def forwarded(_folder: Path, entries: list[bytes], clock_ms: int | None = None, **delay: Any) -> list[pa.RecordBatch]:
@@ -129,6 +130,6 @@ def test_a_producer_with_a_fast_clock_expires_nobodys_open_message(task: Any, tm
 
 def test_what_the_bench_puts_in_place_of_the_stage_is_finalized(tmp_path: Path) -> None:
     rows = pa.Table.from_batches(summaries(iter(written(tmp_path, [ENTRY, ENTRY])))).to_batches()
-    (batch_of_results,) = finalize(iter(rows), task_settings(tmp_path), BatchSettings(0, {}))
+    (batch_of_results,) = finalize(iter(rows), task_settings(tmp_path), BatchSettings(0))
     (text,) = batch_of_results["result"].to_pylist()
-    assert [file.rows for file in result_from_json(text).written.messages] == [2]
+    assert [file.rows for file in result_from_json(text).written.tables["messages"].files] == [2]

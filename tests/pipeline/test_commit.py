@@ -10,13 +10,15 @@ from deltalake import DeltaTable, write_deltalake
 
 from ledgerlake.decode import schema
 from ledgerlake.errors import OwnershipError
+from ledgerlake.operators.results import TopicSchemas
 from ledgerlake.pipeline.commit import DeltaSink
-from ledgerlake.stored.places import Place
 from ledgerlake.table.batch_record import BatchRecord
-from ledgerlake.table.delta_table import Table
+from tests.pipeline_tables import opened_tables
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from ledgerlake.pipeline.tables import Tables
 
 _RANGE = {"t": {"start": {"ledger": 1, "entry": 0}, "end": {"ledger": 1, "entry": 5}}}
 
@@ -32,9 +34,10 @@ class Frame:
         return []
 
 
-def table(path: Path, columns: Any) -> Table:
-    write_deltalake(str(path), columns.empty_table())
-    return Table(Place(str(path)), columns)
+def tables_in(folder: Path) -> Tables:
+    for name, columns in (("messages", schema.MESSAGES), ("rejects", schema.REJECTS)):
+        write_deltalake(str(folder / name), columns.empty_table())
+    return opened_tables(folder)
 
 
 def taken_over() -> None:
@@ -42,11 +45,11 @@ def taken_over() -> None:
 
 
 def test_a_process_that_lost_the_stream_while_its_tasks_ran_commits_nothing(tmp_path: Path) -> None:
-    sink = DeltaSink(table(tmp_path / "messages", schema.MESSAGES), table(tmp_path / "rejects", schema.REJECTS))
+    sink = DeltaSink(tables_in(tmp_path))
     batch = BatchRecord("s", "ledgerlake:s:q", 0, 1, _RANGE)
     frame: Any = Frame()
     with pytest.raises(OwnershipError):
-        sink.write(frame, batch, None, taken_over)
+        sink.write(frame, batch, None, taken_over, TopicSchemas())
     assert DeltaTable(str(tmp_path / "messages")).version() == 0
-    sink.write(frame, batch, None, lambda: None)
+    sink.write(frame, batch, None, lambda: None, TopicSchemas())
     assert DeltaTable(str(tmp_path / "messages")).version() == 1

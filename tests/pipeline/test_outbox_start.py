@@ -26,7 +26,9 @@ def begin(checkpoint: Path) -> Outbox:
     outbox = Outbox(Place(str(checkpoint / "ledgerlake/outbox")))
     start: Any = SimpleNamespace(
         _checkpoint=Checkpoint(Place(str(checkpoint))),
-        _tables={"messages": SimpleNamespace(path="table", outbox_messages=lambda _name: None)},
+        _tables=SimpleNamespace(
+            main=SimpleNamespace(table=SimpleNamespace(path="table", outbox_messages=lambda _name: None))
+        ),
     )
     Start.open_outbox(start, outbox)
     return outbox

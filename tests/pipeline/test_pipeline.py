@@ -340,6 +340,6 @@ def with_a_table(folder: Path, planned: Iterable[int], record: BatchRecord) -> t
         (folder / "checkpoint" / "offsets" / str(number)).write_text("v1\n{}\n" + json.dumps(offset))
     write_deltalake(str(folder / "messages"), schema.MESSAGES.empty_table())
     pipeline = Pipeline(None, parse_config(data))
-    table = pipeline._components.sink.messages
+    table = pipeline._components.tables.main.table
     table.commit(record, [], {})
     return pipeline, table

@@ -61,6 +61,16 @@ CHECKPOINT = "/sim/checkpoint"
 MESSAGES = "/sim/messages"
 REJECTS = "/sim/rejects"
 
+# Of a pipeline with many tables: messages go to the first or to the second by their entry, and all to
+# the copy. Nothing is left for the table of messages, which records micro-batches.
+ROUTED = ("/sim/even", "/sim/odd")
+COPY = "/sim/copy"
+TABLES = [
+    {"path": ROUTED[0], "where": "entry_id % 2 = 0"},
+    {"path": ROUTED[1], "where": "entry_id % 2 <> 0"},
+    {"path": COPY},
+]
+
 
 class Edges:
     """The product's edges, replaced while it is entered; ``world`` and the others are set anew for

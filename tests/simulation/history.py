@@ -16,7 +16,7 @@ from ledgerlake.wire.entry import encode_batch, encode_entry
 from ledgerlake.wire.message_id import Position
 from tests.simulation.broker import Cluster, Ledger, Topic
 from tests.simulation.disk import Disk
-from tests.simulation.driver import CHECKPOINT, Application, DueTopic, Edges, config
+from tests.simulation.driver import CHECKPOINT, TABLES, Application, DueTopic, Edges, config
 from tests.simulation.lake import Lake
 from tests.simulation.oracle import Oracle, Sent
 from tests.simulation.spark import TaskLostError
@@ -118,6 +118,7 @@ class Script:
     duration_s: float
     steps: tuple[Step, ...]
     goes_on: bool = False
+    has_tables: bool = False
 
     def __str__(self) -> str:
         head = ", ".join(f"{name} {value}" for name, value in vars(self).items() if name != "steps")
@@ -149,6 +150,9 @@ def write_script(seed: int) -> Script:
         args = {"kind": kind, "count": rng.randint(1, 5), "partition": rng.randrange(6)}
         steps.append(Step(round(rng.uniform(0.0, duration_s), 3), "produce", args))
     steps += [one for _ in range(rng.randint(1, 4)) for one in _disturbance(rng, duration_s)]
+    has_tables = seed % 5 == 2
+    if has_tables:
+        steps += _between_tables(random.Random(seed), duration_s)
     return Script(
         seed,
         partitions,
@@ -162,7 +166,21 @@ def write_script(seed: int) -> Script:
         rng.random() < 0.3,
         duration_s,
         tuple(sorted(steps, key=lambda one: one.at_s)),
+        has_tables=has_tables,
     )
+
+
+def _between_tables(rng: random.Random, duration_s: float) -> list[Step]:
+    """Kills and failures between the commits of a pipeline with many tables."""
+    steps = []
+    for _ in range(rng.randint(1, 3)):
+        label = f"{rng.choice(['commit', 'committed'])} {rng.choice(['even', 'odd', 'copy', 'messages', 'rejects'])}"
+        do = rng.choice(["kill", "kill", "verdict"])
+        args: dict[str, Any] = {"back_s": round(rng.uniform(0.1, 2.0), 2), "noticed_s": rng.choice([0.0, 2.0])}
+        if do == "verdict":
+            args = {"says": "fail"}
+        steps.append(Step(round(rng.uniform(0.5, duration_s), 3), do, args, label, rng.randint(1, 3)))
+    return steps
 
 
 def _disturbance(rng: random.Random, duration_s: float) -> list[Step]:
@@ -245,10 +263,13 @@ class History:
             sections.setdefault("source", {})["fail_on_data_loss"] = False
         if script.delivers:
             sections["deliver"] = {"topic": DUE_TOPIC}
+        if script.has_tables:
+            sections["tables"] = TABLES
         pattern = f"{TOPIC}.*" if script.by_pattern else None
         self.settings = config([TOPIC], pattern, starting=script.starting, **sections)
         edges.due = DueTopic(self.world, self.oracle.published)
         self.oracle.awaits_publishing = script.delivers
+        self.oracle.has_copy = script.has_tables
         self.apps: list[Application] = []
         self.resume_s = 0.0
         self.calm_s = float("inf")
@@ -302,9 +323,9 @@ class History:
         if self._is_over():
             return
         if not self._is_done():
-            missing = self.oracle.unsettled or self.oracle.unpublished
+            missing = self.oracle.unsettled or self.oracle.unpublished or self.oracle.differs_from_copy
             some = ", ".join(map(str, map(self.oracle.sent.__getitem__, sorted(missing)[:3])))
-            where = "" if self.oracle.unsettled else " to the topic"
+            where = "" if self.oracle.unsettled else " to the topic" if self.oracle.unpublished else " to all tables"
             self.oracle.complain(f"nothing missing: {len(missing)} messages never came{where}, among them {some}")
             return
         self.world.sleep(3.0)
@@ -344,7 +365,8 @@ class History:
         return bool(self.oracle.violations or self.refused)
 
     def _is_done(self) -> bool:
-        return not self.oracle.unsettled and not self.oracle.unpublished and not self._sending
+        oracle = self.oracle
+        return not (oracle.unsettled or oracle.unpublished or oracle.differs_from_copy or self._sending)
 
     def _calm_down(self) -> None:
         self.world.say("from here on nothing disturbs")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.pipeline import wakeups
+from ledgerlake.pipeline.commit import DeltaSink
 from ledgerlake.pipeline.cursors import CursorKeeper
 from ledgerlake.pipeline.pipeline import Pipeline
 from ledgerlake.pipeline.spark_log import SparkLog
@@ -125,6 +126,16 @@ def _state_files_of_version_1(edges: Edges) -> None:
     edges.replace(SparkLog, "state_version", lambda _self: 1)
 
 
+def _one_table_for_all(edges: Edges) -> None:
+    """If one table has a batch, all are taken to have it."""
+    with_batch = DeltaSink._with_batch
+
+    def all_or_none(self: Any, batch: Any, parts: Any) -> Any:
+        return set(parts) if with_batch(self, batch, parts) else set()
+
+    edges.replace(DeltaSink, "_with_batch", all_or_none)
+
+
 MUTATIONS: dict[str, Callable[[Edges], None]] = {
     "cursors-before-spark": _cursors_before_spark,
     "batches-by-number": _batches_by_number,
@@ -135,4 +146,5 @@ MUTATIONS: dict[str, Callable[[Edges], None]] = {
     "wakes-in-one-file": _wakes_in_one_file,
     "batches-run-again-without-their-entries": _batches_run_again_without_their_entries,
     "state-files-of-version-1": _state_files_of_version_1,
+    "one-table-for-all": _one_table_for_all,
 }

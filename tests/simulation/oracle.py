@@ -3,6 +3,7 @@ nothing of the product.
 
 once              no message twice in the table, by payload and by (topic partition, message id)
 nothing missing   what was confirmed is in the table at the end; what was cancelled in time is in ``rejects``
+                  if one table gets all messages and others get parts, they have the same
 in order          within a topic partition every commit holds a later stretch than the one before, except for what is
                   marked late
 never early       no message in the table before its time, by the broker's clock
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 
 from ledgerlake.wire.message_id import Position
-from tests.simulation.driver import MESSAGES
+from tests.simulation.driver import COPY, REJECTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,12 +74,14 @@ class Oracle:
     violations: list[str] = field(default_factory=list)
     awaits_publishing: bool = False
     unpublished: set[bytes] = field(default_factory=set)
+    has_copy: bool = False
 
     def __post_init__(self) -> None:
         self._not_owed: set[tuple[str, Position]] = set()
         self._by_position: dict[tuple[str, Position], list[Sent]] = {}
         self._ids: set[tuple[str, str, int]] = set()
-        self._reached: dict[str, int] = {}
+        self._reached: dict[tuple[str, str], int] = {}
+        self._copied: set[bytes] = set()
         self.commits = 0
         # A broker's clock may be set back; what was due stays due.
         self.latest_ms = 0
@@ -117,13 +120,14 @@ class Oracle:
             data = self.disk.files.get(f"{table.path}/{name}")
             if data is None:
                 self.complain(f"files: {name} is committed and is not there")
-            elif table.path == MESSAGES:
-                self._take_messages(data)
-            else:
+            elif table.path == REJECTS:
                 self._take_rejects(data)
-        if table.path == MESSAGES:
+            else:
+                self._take_messages(data, table.path)
+        if table.path != REJECTS:
             for name, time_us in self._stretch.items():
-                self._reached[name] = max(time_us, self._reached.get(name, time_us))
+                place = (table.path, name)
+                self._reached[place] = max(time_us, self._reached.get(place, time_us))
             self._stretch.clear()
             self._compare_files()
 
@@ -140,7 +144,18 @@ class Oracle:
                     )
         self._files.clear()
 
-    def _take_messages(self, data: bytes) -> None:
+    @property
+    def differs_from_copy(self) -> set[bytes]:
+        """What is in one of the routed tables and not in the copy, or the other way round."""
+        in_table = {payload for payload, one in self.sent.items() if one.in_table}
+        return in_table ^ self._copied if self.has_copy else set()
+
+    def _take_copy(self, payload: bytes) -> None:
+        if payload in self._copied:
+            self.complain(f"once: {payload[:30]!r} is in the copy twice")
+        self._copied.add(payload)
+
+    def _take_messages(self, data: bytes, path: str) -> None:
         table = pq.ParquetFile(io.BytesIO(data)).read([*_COLUMNS, *_TIMES, "late", "value"], use_threads=False)
         for name in _TIMES:
             place = table.schema.get_field_index(name)
@@ -148,7 +163,10 @@ class Oracle:
         stretches: dict[str, tuple[Key, Key]] = {}
         for row in table.to_pylist():
             topic = row["topic"] if row["partition"] < 0 else f"{row['topic']}-partition-{row['partition']}"
-            self._take_row(topic, row)
+            if path == COPY:
+                self._take_copy(row["value"])
+            else:
+                self._take_row(topic, row)
             time_us = row["broker_timestamp"] or row["publish_time"]
             if row["delivered_at"] is not None:
                 time_us = max(time_us, row["deliver_at"])
@@ -157,7 +175,7 @@ class Oracle:
             if key < before:
                 self.complain(f"in order: {row['message_id']} of {topic} stands behind {before} in its file")
             stretches[topic] = first, key
-            if not row["late"] and time_us < self._reached.get(topic, time_us):
+            if not row["late"] and time_us < self._reached.get((path, topic), time_us):
                 self.complain(f"in order: {row['message_id']} of {topic} is earlier than a commit before and not late")
             self._stretch[topic] = max(time_us, self._stretch.get(topic, time_us))
         for topic, stretch in stretches.items():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +13,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from ledgerlake.decode import schema
 from ledgerlake.errors import CheckpointError
-from ledgerlake.operators.results import PartitionResult, TaskResult
+from ledgerlake.operators.results import PartitionResult, TableResult, TaskResult
 from ledgerlake.operators.rows import StateSummary
 from ledgerlake.pipeline.commit import BatchResult, DeltaSink
 from ledgerlake.stored.places import Place
@@ -20,9 +21,7 @@ from ledgerlake.table.batch_record import BatchRecord, SeenBatch
 from ledgerlake.table.delta_table import Table, data_folder
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile
 from ledgerlake.wire.message_id import Position
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.pipeline_tables import opened_tables
 
 TOPIC = "persistent://public/default/orders"
 SPAN = {"start": None, "end": {"ledger": 3, "entry": 9}}
@@ -52,14 +51,14 @@ def run(
     tables: dict[str, Table], rejects: list[dict[str, Any]], messages: int = 0, batch: BatchRecord = BATCH
 ) -> BatchResult:
     """One run of a micro-batch by a process of its own, from the tasks' files on."""
-    here = {name: Table(table.path, table.schema) for name, table in tables.items()}
+    here = opened_tables(Path(tables["messages"].path.uri).parent)
     rows = [
         {"topic": TOPIC, "partition": -1, "ledger_id": 3, "entry_id": number, "batch_index": -1}
         for number in range(messages)
     ]
-    files = written(here["messages"], rows)
-    result = TaskResult(TOPIC, -1, Position(3, 9), None, files, written(here["rejects"], rejects))
-    return DeltaSink(here["messages"], here["rejects"]).commit(batch, [PartitionResult(result, StateSummary([]))])
+    files = TableResult(written(here.main.table, rows))
+    result = TaskResult(TOPIC, -1, Position(3, 9), {"messages": files}, written(here.rejects, rejects))
+    return DeltaSink(here).commit(batch, [PartitionResult(result, StateSummary([]))])
 
 
 def killed_behind_rejects(tables: dict[str, Table], rejects: list[dict[str, Any]], batch: BatchRecord = BATCH) -> None:

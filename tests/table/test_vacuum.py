@@ -49,24 +49,24 @@ def data_files(config: Config) -> set[str]:
 
 def test_only_old_files_that_the_table_does_not_use_are_removed(config: Config) -> None:
     before = data_files(config)
-    (would, nothing) = vacuum(config, dry_run=True)
+    (would, nothing) = vacuum([config.messages_place, config.rejects_place], dry_run=True)
     assert (would.files, nothing.files) == ([OLD], [])
     assert data_files(config) == before
-    assert vacuum(config)[0].files == [OLD]
+    assert vacuum([config.messages_place, config.rejects_place])[0].files == [OLD]
     assert data_files(config) == before - {OLD}
     assert DeltaTable(config.delta.path).to_pyarrow_table()["n"].to_pylist() == [1, 2, 3]
 
 
 def test_a_file_of_a_task_in_work_is_never_old_enough(config: Config) -> None:
-    assert NEW not in vacuum(config, 1)[0].files
+    assert NEW not in vacuum([config.messages_place, config.rejects_place], 1)[0].files
     with pytest.raises(UsageError, match="less than an hour"):
-        vacuum(config, 0)
+        vacuum([config.messages_place, config.rejects_place], 0)
 
 
 def test_a_missing_table_is_one_sentence(config: Config, tmp_path: Path) -> None:
     os.rename(tmp_path / "messages_rejects", tmp_path / "elsewhere")
     with pytest.raises(TableError, match="messages_rejects cannot be vacuumed"):
-        vacuum(config)
+        vacuum([config.messages_place, config.rejects_place])
 
 
 def test_what_lies_in_the_tables_folder_and_is_no_data_file_of_it_stays(config: Config) -> None:
@@ -78,7 +78,7 @@ def test_what_lies_in_the_tables_folder_and_is_no_data_file_of_it_stays(config: 
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         os.utime(path, (time.time() - 30 * 86_400,) * 2)
-    assert vacuum(config)[0].files == [OLD]
+    assert vacuum([config.messages_place, config.rejects_place])[0].files == [OLD]
     assert [name for name in names if not (messages / name).exists()] == []
 
 
@@ -98,5 +98,5 @@ def test_files_that_tasks_write_and_those_that_an_optimize_leaves_are_known_by_t
     for data_file in Path(path).glob("*.parquet"):
         os.utime(data_file, (time.time() - 30 * 86_400,) * 2)
     # The log says when it put the others out of use, and that was now.
-    assert set(vacuum(config)[0].files) == {OLD, NEW, written_file.name, spark}
+    assert set(vacuum([config.messages_place, config.rejects_place])[0].files) == {OLD, NEW, written_file.name, spark}
     assert {file.name for file in Path(path).glob("*.parquet")} >= in_use

@@ -31,9 +31,11 @@ def add(commands: Commands) -> None:
 
 
 def _vacuum(options: argparse.Namespace) -> int:
+    from ledgerlake.pipeline.known_tables import known_tables
     from ledgerlake.table.vacuum import vacuum
 
-    for vacuumed in vacuum(load_config_with_paths(options.config), options.retention_hours, dry_run=options.dry_run):
+    places = [table.place for table in known_tables(load_config_with_paths(options.config))]
+    for vacuumed in vacuum(places, options.retention_hours, dry_run=options.dry_run):
         if options.json:
             print(json.dumps(asdict(vacuumed)))
             continue

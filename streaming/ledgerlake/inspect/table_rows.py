@@ -18,8 +18,9 @@ from ledgerlake.errors import TableError
 from ledgerlake.options.spark_options import LOCAL_MASTER, SparkConfig
 from ledgerlake.runtime.hadoop import connect_store
 from ledgerlake.stored.places import Place
-from ledgerlake.table.delta_table import open_delta, special_features
+from ledgerlake.table.delta_table import PARTITIONED, open_delta, special_features
 from ledgerlake.table.ordered_files import sort_keys
+from ledgerlake.table.vacuum import is_own_file
 from ledgerlake.wire.message_id import Position
 
 Keys = NDArray[np.int64]
@@ -53,9 +54,14 @@ class TableRows:
         self._path, self._spark = path, spark
         try:
             table = open_delta(path)
-            self._files = pa.table(table.get_add_actions())["path"].to_pylist()
-            # Such files do not have the columns by their names.
-            self._needs_spark = not {"columnMapping", "partition columns"}.isdisjoint(special_features(table))
+            actions = pa.table(table.get_add_actions(flatten=True))
+            self._files = actions["path"].to_pylist()
+            names = [name for name in actions.column_names if name.startswith("partition.")]
+            self._partitions = [str(row) for row in actions.select([*names, "path"]).drop(["path"]).to_pylist()]
+            features = special_features(table)
+            # Such files do not have all columns by their names.
+            lacks_columns = PARTITIONED in features and not all(map(is_own_file, self._files))
+            self._needs_spark = "columnMapping" in features or lacks_columns
         except TableNotFoundError:
             raise TableError(f"there is no table at {path}; run the pipeline first") from None
         except (DeltaError, OSError) as error:
@@ -66,11 +72,19 @@ class TableRows:
         """Return each file's rows of one topic partition up to ``end``; without files that have
         none.
         """
+        return [file for files in self.partitions_of(name, end) for file in files]
+
+    def partitions_of(self, name: str, end: Position) -> list[list[pa.Table]]:
+        """Return what ``files_of`` does, apart for each partition of the table. Rows have an order in
+        each of those.
+        """
         if self._tables is None:
             self._tables = self._read_by_spark() if self._needs_spark else [self._read(name) for name in self._files]
         topic, partition = split_partition(name)
-        files = []
-        for table in self._tables:
+        found: dict[str, list[pa.Table]] = {}
+        for place, table in zip(
+            [""] * len(self._tables) if self._needs_spark else self._partitions, self._tables, strict=True
+        ):
             ledger, entry = table["ledger_id"], table["entry_id"]
             is_before_end = pc.or_(
                 pc.less(ledger, end.ledger_id),
@@ -79,8 +93,8 @@ class TableRows:
             is_of_partition = pc.and_(pc.equal(table["topic"], topic), pc.equal(table["partition"], partition))
             rows = table.filter(pc.and_(is_before_end, is_of_partition))
             if rows.num_rows:
-                files.append(rows)
-        return files
+                found.setdefault(place, []).append(rows)
+        return list(found.values())
 
     def _read_by_spark(self) -> list[pa.Table]:
         from ledgerlake.runtime.session import start_session

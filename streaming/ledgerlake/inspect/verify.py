@@ -1,4 +1,4 @@
-"""Compares the table with its topics, by position and broker index.
+"""Compares the tables with their topics, by position and broker index.
 
 The topic's messages after the query's first offset, up to the last micro-batch that it committed,
 are compared with the table's rows of that range. An entry in ``rejects`` accounts for its messages.
@@ -6,8 +6,13 @@ Chunks are accounted for by their large message, which has the position of its l
 that message is complete is found by the rules of ``assembly.rules`` over all chunks of the range,
 without limits.
 
+A table that takes all messages of a topic is compared by itself. The others are compared together: a
+message has to be in one of them. If one of them has a query or a function, nothing is missing for
+certain. Rows have an order in each partition of a table.
+
     missing        in the topic, neither in the table nor in rejects
-    duplicate      rows beyond the first of one position
+    left_out       in the topic, and in no table, because a query or a function makes the rows
+    duplicate      rows beyond the first of one position in a table
     out_of_order   rows that come after a later one, inside a file, or in a file whose range overlaps another's
                    (rows marked ``late`` are not counted)
     not_checked    rows of positions that the topic no longer has
@@ -25,20 +30,24 @@ import numpy as np
 import pyarrow.compute as pc
 
 from ledgerlake.client.cluster import Cluster
+from ledgerlake.client.topics import split_partition
 from ledgerlake.inspect.table_rows import Keys, TableRows, entries_of, keys_of, out_of_order, packed
 from ledgerlake.inspect.topic_content import read_topic
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.source.bounds import resolve_end
 from ledgerlake.source.planning import EntryRange, entry_range
 from ledgerlake.stored.offsets import Offset, PartitionOffset
+from ledgerlake.table.delta_table import existing_table
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ledgerlake.client.topics import TopicSelection
+    from ledgerlake.inspect.topic_content import TopicContent
     from ledgerlake.options.config import Config
     from ledgerlake.options.source_options import SourceOptions
+    from ledgerlake.options.table_options import TableOptions
 
 
 @dataclass
@@ -47,6 +56,7 @@ class Verdict:
 
     messages: int = 0
     missing: int = 0
+    left_out: int = 0
     duplicate: int = 0
     out_of_order: int = 0
     rejects: int = 0
@@ -65,6 +75,8 @@ class Verdict:
         notes = f"{self.rejects:,} rejects, {self.late:,} late, {self.not_checked:,} no longer in the topic"
         if self.open_chunks:
             notes += f", {self.open_chunks:,} chunks of messages that are not whole yet"
+        if self.left_out:
+            notes += f", {self.left_out:,} left out by queries"
         if self.waiting:
             notes += f", {self.waiting:,} delayed messages wait"
         if self.early:
@@ -87,14 +99,13 @@ def verify(config: Config) -> Verdict:
     cluster = Cluster(options.client)
     try:
         start, end = _committed_range(Checkpoint(config.checkpoint_place), cluster, options.topics)
-        table = TableRows(config.messages_place, config.spark)
-        rejected = TableRows(config.rejects_place, config.spark)
+        tables = _Tables(config)
         verdict = Verdict()
         for name in sorted(end):
             begin = start.get(name, PartitionOffset(BEFORE_ALL))
             span = entry_range(name, begin, end[name])
             reached_ms = _reached_ms(end[name]) if config.delay.enabled else None
-            verdict.add(_verify_partition(options, span, reached_ms, table, rejected))
+            verdict.add(_verify_partition(options, span, reached_ms, tables))
         return verdict
     finally:
         cluster.close()
@@ -108,38 +119,91 @@ def _reached_ms(end: PartitionOffset) -> int:
     return max(broker_ms or 0, end.clock_ms or 0)
 
 
-def _verify_partition(
-    options: SourceOptions, span: EntryRange, reached_ms: int | None, table: TableRows, rejected: TableRows
-) -> Verdict:
+class _Tables:
+    """The tables of a configuration, each read once."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._rows: dict[str, TableRows | None] = {}
+        for options in config.table_options:
+            if not options.is_template:
+                self._open(options)
+        self.rejects = TableRows(config.rejects_place, config.spark)
+
+    def of_topic(self, topic: str) -> tuple[list[TableRows], list[TableRows], bool]:
+        """Return the tables that take all messages of a topic, those that take some of them, and
+        whether messages may be left out of the latter.
+        """
+        taking = [options.of_topic(topic) for options in self._config.table_options if options.takes_topic(topic)]
+        opened = [(options, self._open(options)) for options in taking]
+        there = [(options, rows) for options, rows in opened if rows is not None]
+        whole = [rows for options, rows in there if not options.drops_messages]
+        parts = [rows for options, rows in there if options.drops_messages]
+        return whole, parts, any(options.makes_records for options in taking)
+
+    def _open(self, options: TableOptions) -> TableRows | None:
+        """Return the rows of a table; None if it does not exist yet."""
+        if options.name not in self._rows:
+            is_missing = options.name != self._config.main_table and existing_table(options.place) is None
+            self._rows[options.name] = None if is_missing else TableRows(options.place, self._config.spark)
+        return self._rows[options.name]
+
+
+def _verify_partition(options: SourceOptions, span: EntryRange, reached_ms: int | None, tables: _Tables) -> Verdict:
     in_topic = read_topic(options, span, reached_ms)
-    expected, bad_entries = in_topic.messages, in_topic.bad_entries
-    files = table.files_of(span.topic_partition, span.end)
-    rows = np.concatenate([keys_of(file) for file in files]) if files else np.empty((0, 4), dtype=np.int64)
-    reject_files = rejected.files_of(span.topic_partition, span.end)
+    whole, parts, leaves_out = tables.of_topic(split_partition(span.topic_partition)[0])
+    reject_files = tables.rejects.files_of(span.topic_partition, span.end)
     reject_entries = (
         np.concatenate([entries_of(file) for file in reject_files])
         if reject_files
         else np.empty((0, 2), dtype=np.int64)
     )
+    verdict = Verdict(rejects=len(reject_entries), open_chunks=in_topic.open_chunks)
+    verdict.missing = int((~np.isin(packed(in_topic.bad_entries), packed(reject_entries))).sum())
+    for table in whole:
+        rows = _judge_rows(verdict, table, span, in_topic.first)
+        missing, waiting = _compare(in_topic, rows, reject_entries)
+        verdict.missing += missing
+        verdict.waiting = max(verdict.waiting, waiting)
+    rows_of_parts = [_judge_rows(verdict, table, span, in_topic.first) for table in parts]
+    if not whole:
+        together = np.concatenate([np.empty((0, 4), dtype=np.int64), *rows_of_parts])
+        absent, waiting = _compare(in_topic, together, reject_entries)
+        if leaves_out:
+            verdict.left_out += absent
+        else:
+            verdict.missing += absent
+            verdict.waiting = waiting
+    return verdict
+
+
+def _judge_rows(verdict: Verdict, table: TableRows, span: EntryRange, first: Position | None) -> Keys:
+    """Count what is wrong with a table's rows of a topic partition; return their keys.
+
+    Args:
+        first: the first entry that the topic still has.
+    """
+    partitions = table.partitions_of(span.topic_partition, span.end)
+    files = [file for partition in partitions for file in partition]
+    rows: Keys = np.concatenate([np.empty((0, 4), dtype=np.int64), *map(keys_of, files)])
+    verdict.messages += len(rows)
+    verdict.duplicate += len(rows) - len(np.unique(packed(rows)))
+    verdict.out_of_order += sum(map(out_of_order, partitions))
+    verdict.late += sum(int(pc.sum(file["late"]).as_py() or 0) for file in files)
+    verdict.not_checked += _before(rows, first)
+    verdict.early += sum(int(pc.sum(pc.less(file["delivered_at"], file["deliver_at"])).as_py() or 0) for file in files)
+    return rows
+
+
+def _compare(in_topic: TopicContent, rows: Keys, reject_entries: Keys) -> tuple[int, int]:
+    """Return how many messages are neither among the rows nor in rejects: due ones, and those that
+    wait.
+    """
     distinct = np.unique(packed(rows))
-    missing = _absent(expected, distinct, reject_entries)
-    missing += int((~np.isin(packed(bad_entries), packed(reject_entries))).sum())
     row_ids, reject_ids = set(map(tuple, rows[:, :2].tolist())), set(map(tuple, reject_entries.tolist()))
-    missing += _missing_large(in_topic.large, row_ids, reject_ids)
-    delayed = _absent(in_topic.delayed, distinct, reject_entries)
-    delayed += _missing_large(in_topic.large_delayed, row_ids, reject_ids)
-    return Verdict(
-        messages=len(rows),
-        missing=missing,
-        duplicate=len(rows) - len(distinct),
-        out_of_order=out_of_order(files),
-        rejects=len(reject_entries),
-        late=sum(int(pc.sum(file["late"]).as_py() or 0) for file in files),
-        not_checked=_before(rows, in_topic.first),
-        open_chunks=in_topic.open_chunks,
-        waiting=delayed,
-        early=sum(int(pc.sum(pc.less(file["delivered_at"], file["deliver_at"])).as_py() or 0) for file in files),
-    )
+    absent = _absent(in_topic.messages, distinct, reject_entries) + _missing_large(in_topic.large, row_ids, reject_ids)
+    waiting = _absent(in_topic.delayed, distinct, reject_entries)
+    return absent, waiting + _missing_large(in_topic.large_delayed, row_ids, reject_ids)
 
 
 def _absent(keys: Keys, rows: NDArray[np.void], rejected: Keys) -> int:

@@ -19,11 +19,11 @@ from ledgerlake.delay.cancels import Cancels
 from ledgerlake.operators.delayed import TOPIC
 from ledgerlake.operators.partition_writer import PartitionWriter, file_prefix
 from ledgerlake.operators.results import BatchSettings, PartitionResult, TaskSettings, task_result_from_dict
-from ledgerlake.operators.rows import StateSummary, latest
+from ledgerlake.operators.rows import StateSummary
 from ledgerlake.operators.stage_output import read_stage_rows
 from ledgerlake.stored.fields import fields_of
 from ledgerlake.table.delta_table import data_folder
-from ledgerlake.table.ordered_files import BufferedWriter, merge_overlapping
+from ledgerlake.table.ordered_files import BufferedWriter
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
@@ -68,14 +68,10 @@ class _FinalizedPartition:
         ingested = [task_result_from_dict(fields) for fields in summary.results]
         finalized = self._writer.finish(max(result.end for result in ingested))
         results = [*ingested, finalized]
-        files = [file for result in results for file in result.messages]
-        own = [file for file in files if not file.members]
-        ordered, replaced = merge_overlapping(self._writer.messages_folder, own)
-        shared = [file for file in files if file.members]
+        tables, replaced = self._writer.merged(results)
         written = replace(
             finalized,
-            max_effective_us=latest(result.max_effective_us for result in results),
-            messages=ordered + shared,
+            tables=tables,
             rejects=[file for result in results for file in result.rejects],
             stored_bytes=sum(result.stored_bytes for result in ingested),
         )

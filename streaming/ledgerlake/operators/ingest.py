@@ -137,7 +137,7 @@ class _IngestedRange:
             return
         yield stage_row(self.topic_partition, RowKind.CHUNK, chunk.position, entry=entry)
         if chunk.chunk_id == chunk.chunk_count - 1:
-            self._writer.messages.roll_file()
+            self._writer.roll_files()
 
     def _settle(self, outcomes: Iterable[Outcome]) -> Iterator[pa.RecordBatch]:
         """Write the outcomes; pass messages that are to be delivered later on to the stateful

@@ -20,6 +20,7 @@ from ledgerlake.operators.results import BatchSettings, TaskSettings
 from ledgerlake.operators.rows import STAGE_ROWS
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.source_options import SourceOptions, parse_options
+from ledgerlake.options.table_options import TableOptions
 from ledgerlake.source.pieces import read_pieces_by_range
 from ledgerlake.source.planning import group
 from ledgerlake.source.stream_reader import LedgerlakeStreamReader
@@ -41,7 +42,8 @@ def ingest(spark: SparkSession, source_options: dict[str, str], settings: TaskSe
     """Return a stream whose tasks write their ranges, with rows of ``STAGE_ROWS``."""
     spark.dataSource.register(_WritingDataSource)
     task_settings = {
-        "folders": [to_text(folder) for folder in (settings.messages_folder, settings.rejects_folder)],
+        "tables": [table.fields() for table in settings.tables],
+        "rejects_folder": to_text(settings.rejects_folder),
         "limits": asdict(settings.limits),
         # Delayed messages are kept by the stateful stage, and not by these tasks.
         "delay": asdict(replace(settings.delay, folder=None)),
@@ -63,11 +65,10 @@ class _WritingDataSource(DataSource):  # type: ignore[misc]
         source_options = dict(self.options)
         fields = json.loads(source_options.pop(_TASK_OPTION))
         options = parse_options(source_options)
-        messages_folder, rejects_folder = map(from_text, fields["folders"])
         delay = DelayOptions(**{**fields["delay"], "settings": DelaySettings(**fields["delay"]["settings"])})
         settings = TaskSettings(
-            messages_folder,
-            rejects_folder,
+            tuple(TableOptions.from_fields(table) for table in fields["tables"]),
+            from_text(fields["rejects_folder"]),
             Limits(**fields["limits"]),
             delay,
             options,

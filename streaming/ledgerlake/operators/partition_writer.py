@@ -1,35 +1,44 @@
-"""Writes the files of both tables, ``messages`` and ``rejects``, for one topic partition in one task."""
+"""Writes the files of all tables for one topic partition in one task."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from ledgerlake.assembly.assembler import Outcome
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
-from ledgerlake.decode.record_rows import rows_schema
+from ledgerlake.decode.record_rows import Misfit
 from ledgerlake.decode.rejects import RejectedEntry
+from ledgerlake.decode.single_entry import single_entries
 from ledgerlake.delay.cancel_messages import CANCEL_REFUSED, TaskCancels
+from ledgerlake.errors import SetupError
 from ledgerlake.operators.outcomes import OutcomeDecoder
-from ledgerlake.operators.record_rows import RecordRows
-from ledgerlake.operators.results import BatchSettings, TaskResult, TaskSettings
+from ledgerlake.operators.results import BatchSettings, TableResult, TaskResult, TaskSettings
+from ledgerlake.operators.table_writer import SharedTable, TableWriter
 from ledgerlake.source.views import check_broker_metadata
 from ledgerlake.table.delta_table import data_folder
-from ledgerlake.table.ordered_files import BufferedWriter, OrderedWriter
+from ledgerlake.table.ordered_files import BufferedWriter
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from numpy.typing import NDArray
 
     from ledgerlake.decode.messages import BatchRange
     from ledgerlake.delay.cancels import Cancel
 
 
 _MAX_TO_REREAD = 10_000
+
+# The reason of a reject: no table of the configuration takes the message.
+NO_TABLE = "no_table"
 
 
 class SharedFiles:
@@ -38,23 +47,40 @@ class SharedFiles:
 
     Only those without anything in state share one, because what the last stage writes of a topic
     partition may have to be merged with what the first one wrote. The rows of each are in order,
-    one topic partition after another. Each reports all shared files of its task, because Spark may
+    one topic partition after another. Each reports all shared files of its tables, because Spark may
     take the reports from several runs of the task (see ``table.shared_files``).
     """
 
     def __init__(self, settings: TaskSettings, batch: BatchSettings) -> None:
-        prefix = file_prefix(0, batch)
-        self.messages = BufferedWriter(data_folder(settings.messages_folder, _message_rows(batch), prefix))
-        self.rejects = BufferedWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))
+        self._rejects = BufferedWriter(
+            data_folder(settings.rejects_folder, schema.REJECTS, file_prefix(0, batch)),
+        )
+        self._tables: dict[str, SharedTable] = {}
+
+    @property
+    def rejects(self) -> BufferedWriter:
+        """Return the writer for rejects."""
+        return self._rejects
+
+    def table(self, name: str, topic_partition: str) -> SharedTable:
+        """Return the files of a table, for a topic partition whose rows may come into them."""
+        shared = self._tables.setdefault(name, SharedTable())
+        shared.members.append(topic_partition)
+        return shared
 
     def finish(self, results: list[TaskResult]) -> list[TaskResult]:
         """Close the files, and return the results of the topic partitions with them."""
         members = tuple(join_partition(result.topic, result.partition) for result in results)
-        messages, rejects = (
-            [replace(file, members=members) for file in writer.finish()] for writer in (self.messages, self.rejects)
-        )
+        rejects = [replace(file, members=members) for file in self._rejects.finish()]
+        files = {name: table.finish() for name, table in self._tables.items()}
         return [
-            replace(result, messages=[*result.messages, *messages], rejects=[*result.rejects, *rejects])
+            replace(
+                result,
+                tables={
+                    name: replace(of, files=[*of.files, *files.get(name, ())]) for name, of in result.tables.items()
+                },
+                rejects=[*result.rejects, *rejects],
+            )
             for result in results
         ]
 
@@ -65,20 +91,19 @@ class PartitionWriter:
     def __init__(self, topic_partition: TopicPartition, settings: TaskSettings, batch: BatchSettings) -> None:
         self.topic_partition = topic_partition
         self._options = settings.options
+        self._stops_at_misfits = settings.stops_at_misfits
         prefix = file_prefix(topic_partition.partition, batch)
-        self.messages_folder = data_folder(settings.messages_folder, _message_rows(batch), prefix)
-        self.messages = OrderedWriter(
-            self.messages_folder, batch.reached_us.get(join_partition(topic_partition.topic, topic_partition.partition))
-        )
+        tables = [
+            table.of_topic(topic_partition.topic)
+            for table in settings.tables
+            if table.takes_topic(topic_partition.topic)
+        ]
+        writers = [TableWriter(table, topic_partition, settings.options.client, batch, prefix) for table in tables]
+        self._tables = [writer for writer in writers if not writer.table.is_default]
+        # What no table takes goes into the default one, or is rejected.
+        self._default = next((writer for writer in writers if writer.table.is_default), None)
         self.decoder = OutcomeDecoder(
             topic_partition, settings.options, settings.limits.max_message_bytes, delays_messages=settings.delay.enabled
-        )
-        self._records = (
-            None
-            if batch.records is None
-            else RecordRows(
-                topic_partition.topic, settings.options.client, batch.records, stops=settings.stops_at_misfits
-            )
         )
         self._cancels = TaskCancels()
         self._rejects_to_reread: list[RejectedEntry] = []
@@ -120,6 +145,11 @@ class PartitionWriter:
         if len(self._rejects_to_reread) >= _MAX_TO_REREAD:
             self._reread_rejects()
 
+    def roll_files(self) -> None:
+        """Close the open files: a row from another file will come between."""
+        for writer in self._writers:
+            writer.roll_files()
+
     def finish(self, end: Position, shared: SharedFiles | None = None) -> TaskResult:
         """Close the files.
 
@@ -127,15 +157,29 @@ class PartitionWriter:
             shared: takes the rows for which no file was opened yet.
         """
         self._reread_rejects()
-        messages = self.messages.finish(None if shared is None else shared.messages)
-        return TaskResult(
-            self.topic_partition.topic,
-            self.topic_partition.partition,
-            end,
-            self.messages.max_effective_us,
-            messages,
-            self._rejects.finish(None if shared is None else shared.rejects),
-        )
+        name = join_partition(self.topic_partition.topic, self.topic_partition.partition)
+        tables = {
+            writer.table.name: writer.finish(None if shared is None else shared.table(writer.table.name, name))
+            for writer in self._writers
+        }
+        rejects = self._rejects.finish(None if shared is None else shared.rejects)
+        return TaskResult(self.topic_partition.topic, self.topic_partition.partition, end, tables, rejects)
+
+    def merged(self, results: list[TaskResult]) -> tuple[dict[str, TableResult], dict[str, list[str]]]:
+        """Return what all tasks of the topic partition wrote for each table, with files that follow
+        each other, and the names of the files that were merged into others.
+        """
+        tables: dict[str, TableResult] = {}
+        replaced: dict[str, list[str]] = {}
+        for writer in self._writers:
+            name = writer.table.name
+            of_table = [result.tables[name] for result in results if name in result.tables]
+            tables[name], replaced[name] = writer.merge(of_table)
+        return tables, replaced
+
+    @property
+    def _writers(self) -> list[TableWriter]:
+        return self._tables if self._default is None else [*self._tables, self._default]
 
     def _reread_rejects(self) -> None:
         to_reread, self._rejects_to_reread = self._rejects_to_reread, []
@@ -147,17 +191,58 @@ class PartitionWriter:
 
     def _write_messages(self, messages: pa.RecordBatch) -> None:
         check_broker_metadata(self._options.require_broker_metadata, messages, self.topic_partition)
-        if self._records is None:
-            self.messages.write(messages)
+        if not messages.num_rows:
             return
-        for rows, misfits in self._records.of(messages):
-            self.messages.write(rows)
-            self.write_rejects(misfits)
+        is_taken = np.zeros(messages.num_rows, dtype=bool)
+        misfits: dict[int, Misfit] = {}
+        for writer in self._tables:
+            taken = writer.write(messages)
+            is_taken[taken.rows] = True
+            # A message that fits none of several tables is one reject.
+            misfits |= {misfit.row: misfit for misfit in taken.misfits if misfit.row not in misfits}
+        if not is_taken.all():
+            misfits |= self._write_others(messages, np.flatnonzero(~is_taken))
+        if misfits:
+            self._reject(messages, sorted(misfits.values(), key=attrgetter("row")))
 
+    def _write_others(self, messages: pa.RecordBatch, rows: NDArray[np.int64]) -> dict[int, Misfit]:
+        """Write messages that no other table takes; return those that do not fit."""
+        if self._default is None:
+            return {row: Misfit(row, NO_TABLE, "no table takes this message") for row in rows.tolist()}
+        chosen = messages if len(rows) == messages.num_rows else messages.take(pa.array(rows))
+        taken = self._default.write(chosen)
+        numbered = [replace(misfit, row=int(rows[misfit.row])) for misfit in taken.misfits]
+        return {misfit.row: misfit for misfit in numbered}
 
-def _message_rows(batch: BatchSettings) -> pa.Schema:
-    """Return the columns of the rows that are written."""
-    return schema.MESSAGES if batch.records is None else rows_schema(batch.records.record)
+    def _reject(self, messages: pa.RecordBatch, misfits: list[Misfit]) -> None:
+        """Reject messages that do not fit.
+
+        Raises:
+            SetupError: that is to end the stream.
+        """
+        bad = messages.take(pa.array([misfit.row for misfit in misfits]))
+        places = bad.select(["ledger_id", "entry_id", "batch_index"]).to_pylist()
+        if self._stops_at_misfits:
+            raise self._misfit_error(misfits[0], places[0])
+        self.write_rejects(
+            [
+                RejectedEntry(
+                    Position(place["ledger_id"], place["entry_id"]),
+                    entry,
+                    misfit.reason,
+                    misfit.detail,
+                    place["batch_index"],
+                )
+                for misfit, entry, place in zip(misfits, single_entries(bad), places, strict=True)
+            ]
+        )
+
+    def _misfit_error(self, misfit: Misfit, place: dict[str, int]) -> SetupError:
+        message_id = Position(place["ledger_id"], place["entry_id"])
+        return SetupError(
+            f"the message {message_id} of {self.topic_partition.topic} does not fit the table ({misfit.reason}: {misfit.detail}); "
+            'correct the topic\'s schema or the query, or set [delta] on_mismatch = "reject" to go on'
+        )
 
 
 def file_prefix(partition: int, batch: BatchSettings) -> str:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ledgerlake.decode.messages import TopicPartition
     from ledgerlake.options.delay_options import DelayOptions
     from ledgerlake.options.source_options import SourceOptions
+    from ledgerlake.options.table_options import TableOptions
     from ledgerlake.stored.places import Place
     from ledgerlake.wire.value_schema import ValueSchema
 
@@ -41,11 +42,11 @@ BATCH_PROPERTY = "ledgerlake.batch"
 @dataclass(frozen=True)
 class TaskSettings:
     """The settings of a task that writes; the same for all micro-batches. ``outbox``: see
-    ``publish.outbox``. ``stops_at_misfits``: a message that does not fit the table of records ends
-    the stream, and is not rejected.
+    ``publish.outbox``. ``stops_at_misfits``: a message that does not fit a table ends the stream, and
+    is not rejected.
     """
 
-    messages_folder: Place
+    tables: tuple[TableOptions, ...]
     rejects_folder: Place
     limits: Limits
     delay: DelayOptions
@@ -55,37 +56,64 @@ class TaskSettings:
 
 
 @dataclass(frozen=True)
-class RecordSettings:
-    """The columns of a table of records in a micro-batch.
+class TopicSchemas:
+    """What the registry has of the topics of a micro-batch.
 
-    ``columns`` is the schema of the record as Arrow serializes it, in base64. ``newest_versions``
-    has the newest version of each topic's schema, in hexadecimal; none of a topic without one.
-    ``registered`` has a text for each topic that changes with its newest schema, so that tasks ask
-    again for versions of a topic that was created again.
+    ``newest_versions`` has the newest version of each topic's schema, in hexadecimal; none of a topic
+    without one. ``registered`` has a text for each topic that changes with its newest schema, so that
+    tasks ask again for versions of a topic that was created again.
     """
 
-    columns: str
-    newest_versions: dict[str, str]
-    registered: dict[str, str]
+    newest_versions: dict[str, str] = field(default_factory=dict)
+    registered: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, record: pa.StructType, newest: Mapping[str, tuple[bytes, ValueSchema]]) -> RecordSettings:
-        columns = base64.b64encode(pa.schema(list(record)).serialize()).decode()
+    def of(cls, newest: Mapping[str, tuple[bytes, ValueSchema]]) -> TopicSchemas:
         return cls(
-            columns,
             {topic: version.hex() for topic, (version, _) in newest.items()},
             {topic: _digest(schema) for topic, (_, schema) in newest.items()},
         )
-
-    @cached_property
-    def record(self) -> pa.StructType:
-        """Return the columns."""
-        return pa.struct(list(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(self.columns)))))
 
     def newest_version(self, topic: str) -> bytes | None:
         """Return the newest version of a topic's schema; None if it has none."""
         version = self.newest_versions.get(topic)
         return None if version is None else bytes.fromhex(version)
+
+
+@dataclass(frozen=True)
+class TableBatch:
+    """What a micro-batch's tasks need to know of a table.
+
+    ``reached_us`` is the greatest time in the table by topic partition. ``record`` has the columns
+    into which values are decoded, and ``columns`` those that the table has beside ``pulsar``, or
+    beside the columns of messages: both as Arrow serializes a schema, in base64.
+    """
+
+    reached_us: dict[str, int] = field(default_factory=dict)
+    record: str = ""
+    columns: str = ""
+
+    @classmethod
+    def of(cls, reached_us: dict[str, int], record: pa.StructType, columns: pa.StructType) -> TableBatch:
+        return cls(reached_us, _to_text(record), _to_text(columns))
+
+    @cached_property
+    def record_type(self) -> pa.StructType:
+        """Return the columns into which values are decoded."""
+        return _from_text(self.record)
+
+    @cached_property
+    def columns_type(self) -> pa.StructType:
+        """Return the columns of the table beside the others."""
+        return _from_text(self.columns)
+
+
+def _to_text(columns: pa.StructType) -> str:
+    return base64.b64encode(pa.schema(list(columns)).serialize()).decode() if columns.num_fields else ""
+
+
+def _from_text(text: str) -> pa.StructType:
+    return pa.struct(list(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text))) if text else ()))
 
 
 def _digest(schema: ValueSchema) -> str:
@@ -96,23 +124,26 @@ def _digest(schema: ValueSchema) -> str:
 class BatchSettings:
     """The settings that differ from micro-batch to micro-batch.
 
-    ``reached_us`` is the greatest time in the table by topic partition. ``with_state`` are the
-    topic partitions with incomplete or delayed messages in state; None if they are not known.
-    ``records`` is for a table of records.
+    ``tables`` has the tables by name; nothing is known of one that is not there. ``with_state`` are
+    the topic partitions with incomplete or delayed messages in state; None if they are not known.
     """
 
     batch_id: int
-    reached_us: dict[str, int]
+    tables: dict[str, TableBatch] = field(default_factory=dict)
     with_state: list[str] | None = None
-    records: RecordSettings | None = None
+    schemas: TopicSchemas = field(default_factory=TopicSchemas)
 
     @classmethod
     def of_this_task(cls) -> BatchSettings:
         from pyspark import TaskContext
 
         fields = json.loads(TaskContext.get().getLocalProperty(BATCH_PROPERTY))
-        records = fields["records"] and RecordSettings(**fields["records"])
-        return cls(**{**fields, "records": records})
+        tables = {name: TableBatch(**table) for name, table in fields["tables"].items()}
+        return cls(**{**fields, "tables": tables, "schemas": TopicSchemas(**fields["schemas"])})
+
+    def table(self, name: str) -> TableBatch:
+        """Return what is known of a table."""
+        return self.tables.get(name) or TableBatch()
 
     def may_have_state(self, topic_partition: TopicPartition) -> bool:
         """Return whether a topic partition may have messages in state."""
@@ -120,18 +151,27 @@ class BatchSettings:
 
 
 @dataclass(frozen=True)
+class TableResult:
+    """What was written for a table: its files, and the greatest time among their messages (see
+    ``table.ordered_files``).
+    """
+
+    files: list[DataFile] = field(default_factory=list)
+    max_effective_us: int | None = None
+
+
+@dataclass(frozen=True)
 class TaskResult:
     """The result of a task, or of all tasks of a batch together, for one topic partition.
 
-    ``end`` is the last position that was read, ``max_effective_us`` the greatest time among the
-    messages (see ``table.ordered_files``), ``stored_bytes`` the bytes that came from the topic.
+    ``end`` is the last position that was read, ``tables`` what was written by the tables' names,
+    ``stored_bytes`` the bytes that came from the topic.
     """
 
     topic: str
     partition: int
     end: Position
-    max_effective_us: int | None
-    messages: list[DataFile]
+    tables: dict[str, TableResult]
     rejects: list[DataFile]
     stored_bytes: int = 0
 
@@ -140,13 +180,13 @@ class TaskResult:
 class PartitionResult:
     """The result of a batch for one topic partition.
 
-    ``written`` is the result of all its tasks together; ``replaced`` are files that were merged
-    into others; ``outbox`` are the files for the topic of due messages.
+    ``written`` is the result of all its tasks together; ``replaced`` are files by table that were
+    merged into others; ``outbox`` are the files for the topic of due messages.
     """
 
     written: TaskResult
     summary: StateSummary
-    replaced: list[str] = field(default_factory=list)
+    replaced: dict[str, list[str]] = field(default_factory=dict)
     outbox: list[DataFile] = field(default_factory=list)
 
     @property
@@ -179,8 +219,12 @@ def result_from_json(text: str) -> PartitionResult:
 
 def task_result_from_dict(fields: dict[str, Any]) -> TaskResult:
     """Read a task's result from parsed JSON."""
-    files = {name: [_data_file(file) for file in fields[name]] for name in ("messages", "rejects")}
-    return TaskResult(**{**fields, **files, "end": Position(**fields["end"])})
+    tables = {
+        name: TableResult([_data_file(file) for file in table["files"]], table["max_effective_us"])
+        for name, table in fields["tables"].items()
+    }
+    rejects = [_data_file(file) for file in fields["rejects"]]
+    return TaskResult(**{**fields, "tables": tables, "rejects": rejects, "end": Position(**fields["end"])})
 
 
 def _data_file(fields: dict[str, Any]) -> DataFile:

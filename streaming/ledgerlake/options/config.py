@@ -16,17 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from ledgerlake.assembly.rules import Limits
-from ledgerlake.client.topics import full_name
+from ledgerlake.client.topics import full_name, full_pattern
 from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.errors import UsageError
 from ledgerlake.options.bounds import Bound, parse_end, parse_start
 from ledgerlake.options.declared import declared, from_toml, nearest, option, to_spark, toml_values
 from ledgerlake.options.delay_options import DelayOptions
-from ledgerlake.options.kinds import COUNT, DURATION, FLAG, PATH, TEXT, URL, choice
+from ledgerlake.options.kinds import COUNT, DURATION, FLAG, FUNCTION, LIST, PATH, TEXT, URL, choice
 from ledgerlake.options.source_options import SourceOptions
 from ledgerlake.options.spark_options import SparkConfig
 from ledgerlake.options.storage_options import StorageConfig
-from ledgerlake.stored.places import Place, parse_place
+from ledgerlake.options.table_options import MESSAGES_TABLE, TableOptions, table_name
+from ledgerlake.stored.places import Place, parse_place, parse_template
 from ledgerlake.stored.secrets import read_variable
 from ledgerlake.stored.stores import ENVIRONMENT, S3, StorageSettings, check_settings
 
@@ -44,6 +45,7 @@ SECTIONS = (
     "tls",
     "stream",
     "delta",
+    "tables",
     "chunks",
     "delay",
     "deliver",
@@ -119,9 +121,9 @@ class DeltaConfig:
     path: str = option(
         PATH,
         "",
-        "The folder of the table of messages.",
+        "The folder of the table of messages. Beside `[[tables]]`, it is for messages that none of those takes.",
         toml="delta.path",
-        shown_default="required, or `table`",
+        shown_default="required, or `table`, or `[[tables]]`",
     )
     table: str = option(
         TEXT,
@@ -143,11 +145,27 @@ class DeltaConfig:
         "and one struct column `pulsar` for everything else.",
         toml="delta.shape",
     )
+    sql: str = option(
+        TEXT,
+        "",
+        "A query `select ... from messages where ...` that makes the rows, one message at a time.",
+        toml="delta.sql",
+    )
+    function: str = option(
+        FUNCTION, "", "A function from Arrow batch to Arrow batch that makes the rows.", toml="delta.function"
+    )
+    partition_by: tuple[str, ...] = option(
+        LIST,
+        (),
+        "Columns by which the table is partitioned: names, or `EXPRESSION as NAME`.",
+        toml="delta.partition_by",
+        shown_default="not partitioned",
+    )
     on_mismatch: str = option(
         choice("reject", "stop"),
         "reject",
-        "What happens to a message that does not fit its columns, of a table of records: it becomes a row of rejects, or the "
-        "stream ends with an error.",
+        "What happens to a message that does not fit the columns of a table of records, or of which `sql`, `where` or `function` "
+        "cannot compute a value: it becomes a row of rejects, or the stream ends with an error.",
         toml="delta.on_mismatch",
     )
     writer: str = option(
@@ -156,6 +174,39 @@ class DeltaConfig:
         "`arrow` appends the files that tasks write. `spark` has delta-spark write them again. `auto` does that only if the "
         "table has features that `arrow` cannot honour.",
         toml="delta.writer",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableConfig:
+    """One of ``[[tables]]``: a table that takes some of the messages. A message is in each table that
+    takes it.
+    """
+
+    path: str = option(
+        PATH,
+        MISSING,
+        "The folder of the table. With `{tenant}`, `{namespace}` or `{topic}` in it, each topic has a table of its own.",
+        toml="tables.path",
+    )
+    topics_pattern: str = option(
+        TEXT, "", "A pattern of its topics, as in `[source]`.", toml="tables.topics_pattern", shown_default="all topics"
+    )
+    schema: str = option(
+        TEXT,
+        "",
+        "The name of the record that its messages have by their schema, with or without its namespace.",
+        toml="tables.schema",
+        shown_default="any",
+    )
+    where: str = option(
+        TEXT, "", "An SQL condition that its messages meet.", toml="tables.where", shown_default="all messages"
+    )
+    shape: str = option(choice("messages", "record"), "messages", "As `[delta] shape`.", toml="tables.shape")
+    sql: str = option(TEXT, "", "As `[delta] sql`.", toml="tables.sql")
+    function: str = option(FUNCTION, "", "As `[delta] function`.", toml="tables.function")
+    partition_by: tuple[str, ...] = option(
+        LIST, (), "As `[delta] partition_by`.", toml="tables.partition_by", shown_default="not partitioned"
     )
 
 
@@ -334,6 +385,7 @@ class Config:
     delay: DelayConfig
     deliver: DeliverConfig | None
     metrics: MetricsConfig | None
+    tables: tuple[TableConfig, ...] = ()
     upkeep: UpkeepConfig = field(default_factory=UpkeepConfig)
     spark: SparkConfig = field(default_factory=SparkConfig)
     storage: StorageSettings = ENVIRONMENT
@@ -349,6 +401,50 @@ class Config:
     def messages_place(self) -> Place:
         """Return the place of the table of messages."""
         return self._place(self.delta.path, "[delta] path")
+
+    @property
+    def table_options(self) -> tuple[TableOptions, ...]:
+        """Return the tables of messages; the one of ``[delta]``, if there is one, is the last."""
+        tables = [self._table_options(table) for table in self.tables]
+        if self.delta.path or not tables:
+            tables.append(
+                TableOptions(
+                    MESSAGES_TABLE,
+                    "[delta]",
+                    self.messages_place,
+                    shape=self.delta.shape,
+                    sql=self.delta.sql,
+                    function=self.delta.function,
+                    partition_by=self.delta.partition_by,
+                    is_default=bool(tables),
+                )
+            )
+        return tuple(tables)
+
+    @property
+    def main_table(self) -> str:
+        """Return the name of the table that is committed last: that of ``[delta]``, or else the first
+        one that has a fixed path.
+        """
+        *others, last = self.table_options
+        if last.name == MESSAGES_TABLE:
+            return MESSAGES_TABLE
+        return next(table.name for table in (*others, last) if not table.is_template)
+
+    def _table_options(self, table: TableConfig) -> TableOptions:
+        section = f"[[tables]] {table.path}"
+        return TableOptions(
+            table_name(table.path),
+            section,
+            parse_template(table.path, f"{section} path", self.storage),
+            full_pattern(table.topics_pattern) if table.topics_pattern else "",
+            table.schema,
+            table.where,
+            table.shape,
+            table.sql,
+            table.function,
+            table.partition_by,
+        )
 
     @property
     def rejects_place(self) -> Place:
@@ -394,6 +490,7 @@ SECTION_CLASSES = (
     AuthConfig,
     StreamConfig,
     DeltaConfig,
+    TableConfig,
     ChunksConfig,
     DelayConfig,
     DeliverConfig,
@@ -452,7 +549,8 @@ def parse_config(data: dict[str, Any]) -> Config:
     _check_sections_of_keys(data)
     source, starting = _source(data)
     stream = _stream(data)
-    delta = _delta(data)
+    tables = _tables(data)
+    delta = _delta(data, tables)
     delay = from_toml(DelayConfig, "delay", data)
     config = Config(
         source=source,
@@ -463,10 +561,13 @@ def parse_config(data: dict[str, Any]) -> Config:
         delay=delay,
         deliver=_deliver(data, source, delay) if "deliver" in data else None,
         metrics=_metrics(data) if "metrics" in data else None,
+        tables=tables,
         upkeep=_upkeep(data),
         spark=from_toml(SparkConfig, "spark", data),
         storage=from_toml(StorageConfig, "storage", data).settings,
     )
+    for options in config.table_options:
+        options.check()
     _check_apart(config)
     check_settings(config.storage, {place.store for place in _places(config).values() if place.store is not None})
     return config
@@ -513,15 +614,38 @@ def _stream(data: dict[str, Any]) -> StreamConfig:
     return replace(stream, checkpoint=stream.checkpoint or f"checkpoints/{stream.name}")
 
 
-def _delta(data: dict[str, Any]) -> DeltaConfig:
+def _tables(data: dict[str, Any]) -> tuple[TableConfig, ...]:
+    entries = data.get("tables", [])
+    if not isinstance(entries, list):
+        raise UsageError("write [[tables]] with two brackets, once for each table")
+    tables = []
+    for number, entry in enumerate(entries, start=1):
+        try:
+            tables.append(from_toml(TableConfig, "tables", {"tables": entry}))
+        except UsageError as error:
+            raise UsageError(f"{error.message.replace('[tables]', '[[tables]]')} (table {number})") from None
+    return tuple(tables)
+
+
+def _delta(data: dict[str, Any], tables: tuple[TableConfig, ...]) -> DeltaConfig:
     delta = from_toml(DeltaConfig, "delta", data)
-    if not delta.path and not delta.table:
+    if tables:
+        if delta.table:
+            raise UsageError("[delta] table is not for a pipeline with [[tables]]; use path")
+        if not delta.path and not delta.rejects_path:
+            raise UsageError("[delta] needs rejects_path, or path")
+        if not delta.path and all("{" in table.path for table in tables):
+            raise UsageError("[delta] needs path, or one of [[tables]] a path without placeholders")
+        if delta.writer == "spark":
+            raise UsageError('[delta] writer = "spark" is not for a pipeline with [[tables]]; remove writer')
+        delta = replace(delta, writer="arrow")
+    elif not delta.path and not delta.table:
         raise UsageError("[delta] needs path, or table")
-    if delta.shape == "record" and not delta.path:
-        raise UsageError('[delta] shape = "record" needs path: the pipeline itself makes such a table')
+    if (delta.shape == "record" or delta.partition_by) and not delta.path:
+        raise UsageError('[delta] shape = "record" and partition_by need path: the pipeline itself makes such a table')
     if delta.shape == "record" and delta.writer == "spark":
         raise UsageError('[delta] shape = "record" is not for writer = "spark"; remove writer')
-    if delta.rejects_path and not delta.path:
+    if delta.rejects_path and not delta.path and not tables:
         raise UsageError("[delta] rejects_path needs path; without it, name the table of rejects by rejects_table")
     if delta.rejects_table and not delta.table:
         raise UsageError("[delta] rejects_table needs table")
@@ -599,7 +723,7 @@ def _check_apart(config: Config) -> None:
             if place == outer_place:
                 raise UsageError(f"{outer} and {inner} are the same folder")
             below = place[len(outer_place)]
-            if outer.startswith("[delta]") and below.startswith(("_", ".")) and below != "_delta_log":
+            if outer.startswith(("[delta]", "[[tables]]")) and below.startswith(("_", ".")) and below != "_delta_log":
                 continue
             if (outer, inner) != ("[stream] checkpoint", "[delay] storage"):
                 raise UsageError(f"{inner} lies in the folder of {outer}; choose one beside it")
@@ -610,11 +734,22 @@ def _places(config: Config) -> dict[str, Place]:
     has still to tell.
     """
     places: dict[str, Place] = {}
-    if config.delta.path:
-        places |= {"[delta] path": config.messages_place, "[delta] rejects_path": config.rejects_place}
+    for table in config.table_options if config.delta.path or config.tables else ():
+        if f"{table.section} path" in places:
+            raise UsageError(f"{table.section} is there twice; a message is in a table once")
+        if not table.is_template:
+            places[f"{table.section} path"] = table.place
+    if config.delta.rejects_path:
+        places["[delta] rejects_path"] = config.rejects_place
     places["[stream] checkpoint"] = config.checkpoint_place
     folder = config.delay_options.folder
     return places if folder is None else places | {"[delay] storage": folder}
+
+
+def is_inside(place: Place, outer: Place) -> bool:
+    """Return whether a place is in the folder of another one, or is that folder."""
+    outer_parts = _parts(outer)
+    return _parts(place)[: len(outer_parts)] == outer_parts
 
 
 def _parts(place: Place) -> tuple[str, ...]:

@@ -84,11 +84,12 @@ class BatchWriter:
         tell_tasks(written.sparkSession.sparkContext, moved_cursors(components.cursors, batch))
         # A micro-batch that is run again begins before the state that the wake-up times tell of.
         with_state = None if self._last is None else components.wakeups.topic_partitions()
-        records = None
-        if components.records is not None:
-            topics = [split_partition(name)[0] for name in batch.ranges]
-            records = components.records.learn(topics, have_messages=batch.reads)
-        result = components.sink.write(written, batch, with_state, components.cursors.check_owner, records)
+        topics = [split_partition(name)[0] for name in batch.ranges]
+        components.tables.expect(topics)
+        components.tables.check(written.sparkSession)
+        schemas = components.schemas.learn(topics, have_messages=batch.reads)
+        components.tables.open_for(batch)
+        result = components.sink.write(written, batch, with_state, components.cursors.check_owner, schemas)
         # A process that was suspended must not overwrite its successor's files in the checkpoint.
         components.cursors.check_owner()
         if components.checkpoint.log.has_committed(batch_id):

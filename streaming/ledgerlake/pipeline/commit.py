@@ -1,17 +1,19 @@
-"""The Delta sink: tasks write files, the driver commits both tables exactly once.
+"""The Delta sink: tasks write files, the driver commits all tables exactly once.
 
 Order of a micro-batch, each step safe to repeat after a kill at any point:
 
     1. tasks write Parquet files that no table knows (see ``operators.ingest`` and
        ``operators.finalize``); what a killed task leaves is an orphan for ``ledgerlake vacuum``
-    2. ask both tables whether they contain the batch; a batch of another checkpoint is refused
+    2. ask the tables whether they contain the batch; a batch of another checkpoint is refused
        before anything changes
     3. record the messages for a topic in the outbox (see ``publish.outbox``), if there is one
-    4. commit ``rejects``     with the batch's number and offsets. If ``rejects`` has that batch, only what the first run did not reject
-                              is added; if ``messages`` has it, only a loss (see ``table.additions``)
-    5. commit ``messages``    likewise, skipped if that batch is in already, with how far each topic partition's time has come; without files if the batch read entries and
-                              gave no row to either table
-    6. let the outbox be sent
+    4. commit ``rejects``          with the batch's number and offsets. If ``rejects`` has that batch, only what the first run did not
+                                   reject is added; if the main table has it, only a loss (see ``table.additions``)
+    5. commit the other tables     those that got rows, several at once, skipped if that batch is in already, each with how far each
+                                   topic partition's time has come
+    6. commit the main table       likewise, and last (see ``pipeline.tables``); without files if the batch read entries and gave no row
+                                   to rejects, or if it gave rows to other tables alone
+    7. let the outbox be sent
 
 The durable cursors move later, when Spark's commit log has the batch (see ``pipeline.cursors``):
 until then Spark may run it again. A replayed batch runs the whole plan, because the state store
@@ -21,26 +23,41 @@ must advance. Only its commits are skipped.
 from __future__ import annotations
 
 import json
+import logging
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from ledgerlake.client.topics import split_partition
 from ledgerlake.operators.results import BATCH_PROPERTY, BatchSettings, PartitionResult, result_from_json
+from ledgerlake.pipeline.tables import REJECTS_TABLE
 from ledgerlake.table.additions import add_losses, add_missing
 from ledgerlake.table.batch_record import SeenBatch
-from ledgerlake.table.delta_table import Table
 from ledgerlake.table.shared_files import settle_shared
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from pyspark.sql import DataFrame
 
-    from ledgerlake.operators.results import RecordSettings
+    from ledgerlake.operators.results import TopicSchemas
+    from ledgerlake.pipeline.tables import MessagesTable, Tables
     from ledgerlake.publish.outbox import Outbox
     from ledgerlake.table.batch_record import BatchRecord
     from ledgerlake.table.ordered_files import DataFile
     from ledgerlake.wire.message_id import Position
+
+Result = TypeVar("Result")
+
+_log = logging.getLogger(__name__)
+
+# How many tables are committed at once.
+_MOST_COMMITS = 8
+
+# From then on a commit is worth a warning, because all tables of a pipeline wait for it.
+_SLOW_COMMIT_S = 10.0
 
 
 @dataclass
@@ -71,31 +88,11 @@ class BatchResult:
 
 
 class DeltaSink:
-    """Writes micro-batches into the two tables."""
+    """Writes micro-batches into the tables."""
 
-    def __init__(self, messages: Table, rejects: Table, outbox: Outbox | None = None) -> None:
-        self.messages = messages
-        self.rejects = rejects
+    def __init__(self, tables: Tables, outbox: Outbox | None = None) -> None:
+        self._tables = tables
         self._outbox = outbox
-        self._reached_us: dict[str, int] = {}
-
-    @property
-    def tables(self) -> dict[str, Table]:
-        """Return the tables by the names that the checkpoint has for them."""
-        return {"messages": self.messages, "rejects": self.rejects}
-
-    def begin(self, previous_writers: Mapping[str, int | None]) -> None:
-        """Begin to write; from here on, no other process may write for this query.
-
-        Args:
-            previous_writers: by table name; see ``Table.begin``.
-        """
-        for name, table in self.tables.items():
-            table.begin(previous_writers.get(name))
-
-    def load_reached_times(self, topic_partitions: list[str]) -> None:
-        """Load the greatest time of each topic partition in the table."""
-        self._reached_us = self._reached_us | self.messages.effective_times_us(topic_partitions)
 
     def write(
         self,
@@ -103,7 +100,7 @@ class DeltaSink:
         batch: BatchRecord,
         with_state: list[str] | None,
         check_owner: Callable[[], None],
-        records: RecordSettings | None = None,
+        schemas: TopicSchemas,
     ) -> BatchResult:
         """Run the plan of a micro-batch (see ``plan``) and commit what it wrote.
 
@@ -111,18 +108,20 @@ class DeltaSink:
             with_state: the topic partitions with messages in state; None if they are not known.
             check_owner: raises if this process does not own the stream any more; called before
                 anything is committed.
-            records: the columns of a table of records.
+            schemas: those of the topics.
 
         Raises:
             TableError: a commit did not land; the batch is not counted as done.
             CheckpointError: the tables contain another batch of that number, or a later one;
                 nothing was changed.
         """
-        settings = asdict(BatchSettings(batch.batch_id, self._reached_us, with_state, records))
+        tables = self._tables_of(batch)
+        known = {table.options.name: table.settings() for table in tables}
+        settings = asdict(BatchSettings(batch.batch_id, known, with_state, schemas))
         # The tasks' code was fixed when the query began, but they can read this in every batch.
         written.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, json.dumps(settings))
-        # While the tasks run, the driver has time to read its last commit.
-        refreshing = threading.Thread(target=self.messages.refresh, name="ledgerlake-table", daemon=True)
+        # While the tasks run, the driver has time to read its last commits.
+        refreshing = threading.Thread(target=_refresh, args=(tables,), name="ledgerlake-table", daemon=True)
         refreshing.start()
         partitions = [result_from_json(row.result) for row in written.collect()]
         refreshing.join()
@@ -131,43 +130,44 @@ class DeltaSink:
 
     def commit(self, batch: BatchRecord, partitions: list[PartitionResult]) -> BatchResult:
         """Commit what the tasks of a micro-batch wrote; see ``write``."""
-        written = {partition.topic_partition: partition.written for partition in partitions}
-        rejects, cut_rejects = settle_shared(self.rejects, {name: files.rejects for name, files in written.items()})
-        messages, cut = settle_shared(self.messages, {name: files.messages for name, files in written.items()})
-        result = BatchResult(batch.batch_id, sum(file.rows for file in messages), sum(file.rows for file in rejects))
+        rejects, cut_rejects = settle_shared(
+            self._tables.rejects, {partition.topic_partition: partition.written.rejects for partition in partitions}
+        )
+        parts = [_TablePart(table, partitions) for table in self._tables_of(batch)]
+        main = next(part for part in parts if part.name == self._tables.main_name)
+        rows = sum(part.rows for part in parts)
+        result = BatchResult(batch.batch_id, rows, sum(file.rows for file in rejects))
         # Entries that stay in state give no row, but the cursor passes them. So the batch is
         # recorded without rows, and an older copy of the checkpoint is not taken for the newest.
-        is_recorded = bool(messages) or (batch.reads and not rejects)
-        # Rejects are committed first. If messages has a batch, rejects has those of its first run.
-        in_messages = (is_recorded or bool(rejects)) and self.messages.contains(batch)
-        in_rejects = bool(rejects) and self.rejects.contains(batch)
-        outbox_messages = None
+        is_recorded = rows > 0 or (batch.reads and not rejects)
+        # Rejects are committed first, and the main table last. If that has a batch, the others have
+        # those of its first run.
+        asked = [part for part in parts if part.files or part is main] if is_recorded or rejects else []
+        with_batch = self._with_batch(batch, asked)
+        in_main = main in with_batch
+        in_rejects = bool(rejects) and self._tables.rejects.contains(batch)
         if self._outbox is not None:
             self._outbox.add(batch, {partition.topic_partition: partition.outbox for partition in partitions})
-            outbox_messages = {self._outbox.name: self._outbox.messages}
-        if rejects and in_messages:
-            add_losses(self.rejects, batch, rejects, in_rejects)
+        if rejects and in_main:
+            add_losses(self._tables.rejects, batch, rejects, in_rejects)
         elif rejects:
             self._commit_rejects(batch, rejects, in_rejects)
-        if is_recorded and not in_messages:
-            later_us = self._later_times(partitions)
-            self.messages.commit(batch, messages, later_us, outbox_messages)
-            self._reached_us = self._reached_us | later_us
-        if in_messages:
-            # Another process may have committed it, so only the table has its times.
-            self.load_reached_times([partition.topic_partition for partition in partitions])
-        result.repeated = in_messages or (in_rejects and not is_recorded)
-        is_in_table = {
-            "messages": is_recorded or in_messages,
-            "rejects": in_rejects or (bool(rejects) and not in_messages),
-        }
-        result.tables = {
-            name: SeenBatch(str(table.path), batch.batch_id) for name, table in self.tables.items() if is_in_table[name]
-        }
+        if is_recorded and not in_main:
+            others = [part for part in asked if part is not main and part not in with_batch]
+            _each(others, lambda part: part.commit(batch))
+            if self._tables.exists(main.name):
+                outbox = self._outbox
+                main.commit(batch, None if outbox is None else {outbox.name: outbox.messages})
+            with_batch = {*asked, main}
+        result.repeated = in_main or (in_rejects and not is_recorded)
+        result.tables = {part.name: part.seen(batch) for part in with_batch if self._tables.exists(part.name)}
+        if in_rejects or (rejects and not in_main):
+            result.tables[REJECTS_TABLE] = SeenBatch(str(self._tables.rejects.path), batch.batch_id)
         if self._outbox is not None:
             self._outbox.commit(batch.batch_id)
-        self.rejects.remove_files(cut_rejects)
-        self.messages.remove_files([*cut, *(name for partition in partitions for name in partition.replaced)])
+        self._tables.rejects.remove_files(cut_rejects)
+        for part in parts:
+            part.remove_replaced()
         for partition in partitions:
             result.ends[partition.topic_partition] = partition.safe_to_acknowledge
             result.wakeup_times_ms[partition.topic_partition] = partition.wakeup_time_ms
@@ -178,16 +178,97 @@ class DeltaSink:
             result.stored_bytes += partition.written.stored_bytes
         return result
 
+    def _tables_of(self, batch: BatchRecord) -> list[MessagesTable]:
+        """Return the tables that messages of the micro-batch may come into, the main one last."""
+        names = {
+            table.options.name for name in batch.ranges for table in self._tables.of_topic(split_partition(name)[0])
+        }
+        return [table for table in self._tables.messages if table.options.name in names or table is self._tables.main]
+
     def _commit_rejects(self, batch: BatchRecord, files: list[DataFile], is_in_table: bool) -> None:
         if is_in_table:
-            add_missing(self.rejects, batch, files)
+            add_missing(self._tables.rejects, batch, files)
         else:
-            self.rejects.commit(batch, files, {})
+            self._tables.rejects.commit(batch, files, {})
 
-    def _later_times(self, partitions: list[PartitionResult]) -> dict[str, int]:
+    def _with_batch(self, batch: BatchRecord, parts: list[_TablePart]) -> set[_TablePart]:
+        """Return the parts whose tables contain the micro-batch.
+
+        Raises:
+            CheckpointError, OwnershipError: as ``Table.contains``.
+        """
+        existing = [part for part in parts if self._tables.exists(part.name)]
+        contained = _each(existing, lambda part: part.contains(batch))
+        return {part for part, is_in in zip(existing, contained, strict=True) if is_in}
+
+
+class _TablePart:
+    """What the tasks of a micro-batch wrote for one table."""
+
+    def __init__(self, table: MessagesTable, partitions: list[PartitionResult]) -> None:
+        self.name = table.options.name
+        self._table = table
+        self._written = {
+            partition.topic_partition: partition.written.tables[self.name]
+            for partition in partitions
+            if self.name in partition.written.tables
+        }
+        self.files, self._cut = settle_shared(
+            table.table, {name: written.files for name, written in self._written.items()}
+        )
+        self._replaced = [name for partition in partitions for name in partition.replaced.get(self.name, ())]
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    def contains(self, batch: BatchRecord) -> bool:
+        """Return whether the table contains the micro-batch."""
+        is_there = self._table.table.contains(batch)
+        if is_there:
+            # Another process may have committed it, so only the table has its times.
+            self._table.reached_us |= self._table.table.effective_times_us(list(self._written))
+        return is_there
+
+    def seen(self, batch: BatchRecord) -> SeenBatch:
+        """Return the record for the checkpoint of a batch that the table contains."""
+        return SeenBatch(str(self._table.table.path), batch.batch_id)
+
+    def commit(self, batch: BatchRecord, outbox: dict[str, int] | None = None) -> None:
+        begun_s = time.monotonic()
+        later_us = self._later_times()
+        self._table.table.commit(batch, self.files, later_us, outbox)
+        self._table.reached_us |= later_us
+        taken_s = time.monotonic() - begun_s
+        if taken_s > _SLOW_COMMIT_S:
+            _log.warning(
+                "the commit of batch %d to the table at %s took %d s; nothing else is written meanwhile",
+                batch.batch_id,
+                self._table.table.path,
+                taken_s,
+            )
+
+    def remove_replaced(self) -> None:
+        """Remove the files that others replace."""
+        self._table.table.remove_files([*self._cut, *self._replaced])
+
+    def _later_times(self) -> dict[str, int]:
         """Return the greatest time of each topic partition in the batch; never less than that in
         the table.
         """
-        times_us = {partition.topic_partition: partition.written.max_effective_us for partition in partitions}
+        times_us = {name: written.max_effective_us for name, written in self._written.items()}
         reached = {name: time_us for name, time_us in times_us.items() if time_us is not None}
-        return {name: max(time_us, self._reached_us.get(name, time_us)) for name, time_us in reached.items()}
+        return {name: max(time_us, self._table.reached_us.get(name, time_us)) for name, time_us in reached.items()}
+
+
+def _each(parts: list[_TablePart], work: Callable[[_TablePart], Result]) -> list[Result]:
+    """Do the work for several tables at once, and wait for all of it; return the results."""
+    if len(parts) < 2:
+        return [work(part) for part in parts]
+    with ThreadPoolExecutor(min(_MOST_COMMITS, len(parts)), "ledgerlake-commit") as executor:
+        return [future.result() for future in [executor.submit(work, part) for part in parts]]
+
+
+def _refresh(tables: list[MessagesTable]) -> None:
+    for table in tables:
+        table.table.refresh()

@@ -149,7 +149,7 @@ class CursorKeeper:
         Raises:
             OffsetError: a newer release wrote it, or it is damaged.
         """
-        return self._load().tables
+        return seen_tables(self._checkpoint)
 
     def last_run(self) -> LastRun | None:
         """Return the last micro-batch that was run; None if the checkpoint does not say it.
@@ -320,7 +320,7 @@ class CursorKeeper:
             thread.join(timeout=_RETRY_MOST_S)
 
     def _load(self) -> _StoredEnds:
-        return load_stored(self._path, "cursor ends", _read, _VERSION) or _StoredEnds()
+        return _load(self._checkpoint)
 
     def _save(self) -> None:
         batches = {
@@ -329,11 +329,24 @@ class CursorKeeper:
         }
         tables = {name: asdict(seen) for name, seen in self._tables.items()}
         last_run = {"last_run": asdict(self._last_run)} if self._last_run else {}
-        save_json(self._path, {"version": _VERSION, "batches": batches, "tables": tables} | last_run)
+        save_json(_path(self._checkpoint), {"version": _VERSION, "batches": batches, "tables": tables} | last_run)
 
-    @property
-    def _path(self) -> Place:
-        return self._checkpoint.folder / "ledgerlake" / "ends.json"
+
+def seen_tables(checkpoint: Checkpoint) -> dict[str, SeenBatch]:
+    """Return the last batch that a run saw in each table, as far as the checkpoint says.
+
+    Raises:
+        OffsetError: a newer release wrote it, or it is damaged.
+    """
+    return _load(checkpoint).tables
+
+
+def _path(checkpoint: Checkpoint) -> Place:
+    return checkpoint.folder / "ledgerlake" / "ends.json"
+
+
+def _load(checkpoint: Checkpoint) -> _StoredEnds:
+    return load_stored(_path(checkpoint), "cursor ends", _read, _VERSION) or _StoredEnds()
 
 
 def _read(data: dict[str, Any], _version: int) -> _StoredEnds:

@@ -12,6 +12,7 @@ from ledgerlake.client.topics import full_name
 from ledgerlake.decode import schema
 from ledgerlake.errors import CheckpointError, UsageError
 from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.known_tables import known_tables
 from ledgerlake.pipeline.left_topics import known_topic_partitions
 from ledgerlake.table.delta_table import Table, existing_table
 
@@ -52,7 +53,7 @@ def tables_with_rows(config: Config) -> list[Place]:
     Raises:
         TableError: a table cannot be opened.
     """
-    tables = (Table(config.messages_place, schema.MESSAGES), Table(config.rejects_place, schema.REJECTS))
+    tables = [Table(table.place, table.schema or schema.MESSAGES) for table in known_tables(config)]
     existing = [table for table in tables if existing_table(table.path) is not None]
     last_batches = {table.path: table.last_batch_of(config.stream.name) for table in existing}
     return [path for path, last_batch in last_batches.items() if last_batch is not None and last_batch >= 0]

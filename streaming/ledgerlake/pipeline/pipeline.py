@@ -25,6 +25,7 @@ from ledgerlake.pipeline.checkpoint import as_option
 from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.components import make_components
 from ledgerlake.pipeline.failures import cause_of, own_error
+from ledgerlake.pipeline.left_topics import known_topic_partitions
 from ledgerlake.pipeline.plan import plan
 from ledgerlake.pipeline.query_settings import settings_of
 from ledgerlake.pipeline.upkeep import Upkeep
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from ledgerlake.pipeline.metrics import ServedMetrics
     from ledgerlake.publish.outbox import Outbox
     from ledgerlake.stored.offsets import Offset
-    from ledgerlake.table.delta_table import Table
 
 _log = logging.getLogger(__name__)
 
@@ -119,22 +119,22 @@ class Pipeline:
         connect_store(self._spark, self.config.checkpoint_place)
         components.checkpoint.check_stream(stream_name)
         names = components.cluster.all_partitions(self.config.source.topics)
-        tables = (components.sink.messages, components.sink.rejects)
-        missing = [table for table in tables if not table.check(self._spark)]
-        start = components.start.acquire(names, [table for table in tables if table not in missing])
-        if components.records is not None:
-            components.records.learn([split_partition(name)[0] for name in names], have_messages=False)
+        tables = components.tables
+        topics = {split_partition(name)[0] for name in (*names, *known_topic_partitions(components.checkpoint))}
+        tables.expect(sorted(topics))
+        start = components.start.acquire(names, tables.check(self._spark))
+        components.schemas.learn([split_partition(name)[0] for name in names], have_messages=False)
         with ThreadPoolExecutor(1) as executor:
-            creation = executor.submit(_create, missing, self.config.upkeep.table_properties)
+            creation = executor.submit(tables.create)
             stream = self._stream(start)
             creation.result()
         register_tables(self._spark, self.config)
         if components.outbox is not None:
             self._begin_delivery(components.outbox)
-        if components.sink.messages.last_batch_of(stream_name) is None:
-            components.sink.messages.begin_stream(stream_name)
-        components.sink.load_reached_times(names)
-        components.sink.begin(components.start.previous_writers)
+        main = tables.main.table
+        if tables.exists(tables.main_name) and main.last_batch_of(stream_name) is None:
+            main.begin_stream(stream_name)
+        tables.begin(components.start.previous_writers, names)
         components.cursors.begin(self._end_with)
         if self.config.metrics is not None:
             self._serve_metrics(self.config.metrics.port)
@@ -274,8 +274,3 @@ class Pipeline:
             self.metrics.add_batch(self.config.stream.name, result, time.monotonic())
         if self._on_batch is not None:
             self._on_batch(result)
-
-
-def _create(tables: list[Table], properties: dict[str, str]) -> None:
-    for table in tables:
-        table.create(properties)

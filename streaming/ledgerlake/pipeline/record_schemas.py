@@ -1,4 +1,4 @@
-"""The schemas of a pipeline's topics, and the columns of its table of records.
+"""The schemas of a pipeline's topics, and the columns of its tables of records.
 
 The registry is asked before each micro-batch, after the micro-batch was planned. So every version
 that a message of the micro-batch names is known by then, and its fields have columns.
@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING
 
 from ledgerlake.client.backoff import with_retries
 from ledgerlake.decode.record_columns import record_of
+from ledgerlake.decode.values import record_name
 from ledgerlake.errors import SetupError
-from ledgerlake.operators.results import RecordSettings
+from ledgerlake.operators.results import TopicSchemas
 from ledgerlake.wire.value_schema import NO_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    import pyarrow as pa
+
     from ledgerlake.client.cluster import Cluster
-    from ledgerlake.table.record_table import RecordTable
+    from ledgerlake.pipeline.tables import MessagesTable, Tables
     from ledgerlake.wire.value_schema import ValueSchema
 
 _log = logging.getLogger(__name__)
@@ -34,35 +37,36 @@ class RecordSchemas:
     """The known versions of the topics' schemas.
 
     Args:
-        table: gets the columns.
+        tables: those of records get the columns.
     """
 
-    def __init__(self, cluster: Cluster, table: RecordTable) -> None:
+    def __init__(self, cluster: Cluster, tables: Tables) -> None:
         self._cluster = cluster
-        self._table = table
+        self._tables = tables
         self._newest: dict[str, tuple[bytes, ValueSchema]] = {}
         self._without_newest: set[str] = set()
 
-    def learn(self, topics: Iterable[str], *, have_messages: bool) -> RecordSettings:
+    def learn(self, topics: Iterable[str], *, have_messages: bool) -> TopicSchemas:
         """Ask for versions that are not known, and add columns for their fields; return what tasks
-        need to know.
+        need to know. Topics without tables of records are passed over.
 
         Args:
             have_messages: messages of the topics are to be written. Those of a topic without a schema
                 need the column ``value``; a topic without messages may get a schema yet.
 
         Raises:
-            TableError: the table cannot be changed.
+            SetupError, TableError: a table cannot be changed.
             BrokerError, TransportError: the registry cannot be asked.
         """
-        names = list(dict.fromkeys(topics))
+        names = [topic for topic in dict.fromkeys(topics) if self._record_tables(topic)]
         for topic, newest in zip(names, self._ask([(topic, None) for topic in names]), strict=True):
             if newest is None:
                 self._learn_without_newest(topic, have_messages)
             elif newest != self._newest.get(topic):
                 self._learn_versions(topic, newest)
                 self._newest[topic] = newest
-        return RecordSettings.of(self._table.record, self._newest)
+        self._tables.settle()
+        return TopicSchemas.of({topic: self._newest[topic] for topic in names if topic in self._newest})
 
     def _learn_versions(self, topic: str, newest: tuple[bytes, ValueSchema]) -> None:
         known = self._newest.get(topic)
@@ -86,7 +90,7 @@ class RecordSchemas:
                     break
                 self._add(topic, answer[1])
         if have_messages:
-            self._table.add_columns(record_of(NO_SCHEMA))
+            self._note(topic, NO_SCHEMA, record_of(NO_SCHEMA))
 
     def _ask(self, asked: Sequence[tuple[str, bytes | None]]) -> list[tuple[bytes, ValueSchema] | None]:
         return with_retries(lambda: self._cluster.schemas(asked), self._cluster.settings.give_up_after_s)
@@ -97,7 +101,15 @@ class RecordSchemas:
         except SetupError as error:
             _log.warning("messages by a schema of %s do not fit a table of records: %s", topic, error.message)
             return
-        self._table.add_columns(record)
+        self._note(topic, schema, record)
+
+    def _note(self, topic: str, schema: ValueSchema, record: pa.StructType) -> None:
+        for table in self._record_tables(topic):
+            if table.options.takes_schema(record_name(schema)):
+                table.learn(record)
+
+    def _record_tables(self, topic: str) -> list[MessagesTable]:
+        return [table for table in self._tables.of_topic(topic) if table.is_of_records]
 
 
 def _version(number: int) -> bytes:

@@ -29,6 +29,7 @@ RowSettings = dict[str, Setting]
 
 STORAGE = "[delay] storage"
 PAYLOADS = "[delay] payloads"
+TABLES = "[[tables]]"
 _BELOW = "storage in the checkpoint"
 _STATE = "state"
 
@@ -46,6 +47,8 @@ def row_settings(config: Config) -> RowSettings:
         STORAGE: config.delay.storage,
         _BELOW: _below(config.delay.storage, config.checkpoint_place),
         PAYLOADS: config.delay.payloads,
+        TABLES: ", ".join(table.path for table in config.tables),
+        **{table.section: table.row_settings for table in config.table_options},
     }
 
 

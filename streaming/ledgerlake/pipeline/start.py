@@ -28,13 +28,12 @@ from ledgerlake.table.batch_record import number_of
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ledgerlake.options.bounds import Bound
     from ledgerlake.options.config import Config
     from ledgerlake.pipeline.checkpoint import Checkpoint
     from ledgerlake.pipeline.cursors import CursorKeeper
     from ledgerlake.pipeline.row_settings import Setting
+    from ledgerlake.pipeline.tables import Tables
     from ledgerlake.publish.outbox import Outbox
     from ledgerlake.stored.offsets import Offset
     from ledgerlake.table.delta_table import Table
@@ -44,9 +43,7 @@ _NOTHING = PartitionOffset(BEFORE_ALL)
 
 
 class Start:
-    """A start of a pipeline. ``tables`` are all of its tables by name, also those that do not exist
-    yet.
-    """
+    """A start of a pipeline. ``tables`` are all of its tables, also those that do not exist yet."""
 
     def __init__(
         self,
@@ -54,7 +51,7 @@ class Start:
         cluster: Cluster,
         checkpoint: Checkpoint,
         cursors: CursorKeeper,
-        tables: Mapping[str, Table],
+        tables: Tables,
     ) -> None:
         self._config = config
         self._options = config.source
@@ -119,7 +116,9 @@ class Start:
 
     def _last_writers(self, tables: list[Table]) -> dict[str, int | None]:
         stream = self._config.stream.name
-        return {name: table.last_writer(stream) if table in tables else None for name, table in self._tables.items()}
+        return {
+            name: table.last_writer(stream) if table in tables else None for name, table in self._tables.by_name.items()
+        }
 
     def _first_start(self, bound: Bound, ends: dict[str, Position]) -> Offset:
         """Return the start of a pipeline without a checkpoint.
@@ -178,7 +177,7 @@ class Start:
             return
         query = self._query_name(query_id)
         previous_writers = self._checkpoint.previous_writers()
-        for name, table in self._tables.items():
+        for name, table in self._tables.by_name.items():
             recorded = table.recorded(query) if table in tables else None
             if recorded is None:
                 # The table may know the query by an addition alone (see ``table.additions``).
@@ -214,7 +213,7 @@ class Start:
         if query_id is None:
             return
         seen_batches = self._cursors.tables()
-        for name, table in self._tables.items():
+        for name, table in self._tables.by_name.items():
             seen = seen_batches.get(name)
             if seen is None:
                 continue
@@ -312,7 +311,7 @@ class Start:
         previous_writers = self._checkpoint.previous_writers()
         if self._checkpoint.start() is None or (previous_writers is None and self._checkpoint.is_forgotten):
             return
-        for name, table in self._tables.items():
+        for name, table in self._tables.by_name.items():
             if table not in tables:
                 continue
             last = table.last_batch_of(self._config.stream.name)
@@ -334,7 +333,7 @@ class Start:
         Raises:
             CheckpointError: it is missing, older than the table, or newer than the checkpoint.
         """
-        table = self._tables["messages"]
+        table = self._tables.main.table
         query_id = self._checkpoint.log.query_id()
         recorded = None if query_id is None else table.recorded(self._query_name(query_id))
         committed = None if recorded is None else recorded.batch_id

@@ -15,9 +15,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ledgerlake.decode import schema
 from ledgerlake.decode.columns import first_line
 from ledgerlake.errors import LedgerlakeError
+from ledgerlake.pipeline.known_tables import known_tables
 from ledgerlake.runtime.memory import give_back
 from ledgerlake.table.compaction import Compaction
 from ledgerlake.table.vacuum import vacuum
@@ -56,7 +56,7 @@ def keep_up(config: Config) -> list[Kept]:
     Raises:
         TableError: a table cannot be read or written.
     """
-    compactions = _compactions(config)
+    compactions = _Compactions(config).find()
     merged = [compaction.run() for compaction in compactions]
     removed = _remove_unused(config)
     return [
@@ -93,12 +93,13 @@ class Upkeep:
             self._thread.join()
 
     def _run(self) -> None:
-        compactions = _compactions(self._config, self._rest, self._stopping.is_set)
+        compactions = _Compactions(self._config, self._rest, self._stopping.is_set)
         vacuum_at_s = time.monotonic() + _FIRST_VACUUM_S
         interval_s = self._config.upkeep.interval_ms / 1000
         pause_s = interval_s
         while not self._stopping.wait(pause_s):
-            for compaction in compactions:
+            self._attempt("tables", compactions.find)
+            for compaction in compactions.known:
                 self._began_s = time.monotonic()
                 self._attempt(str(compaction.path), compaction.run)
                 self._report_obstacles(compaction)
@@ -140,14 +141,33 @@ class Upkeep:
 
 
 def _remove_unused(config: Config) -> list[Vacuumed]:
-    return vacuum(config, config.upkeep.retention_hours, keeps_longer=True)
+    places = [table.place for table in known_tables(config)]
+    return vacuum(places, config.upkeep.retention_hours, keeps_longer=True)
 
 
-def _compactions(
-    config: Config, rest: Callable[[], object] = lambda: None, is_stopped: Callable[[], bool] = lambda: False
-) -> list[Compaction]:
-    messages = None if config.delta.shape == "record" else schema.MESSAGES
-    return [
-        Compaction(config.messages_place, messages, rest, is_stopped),
-        Compaction(config.rejects_place, schema.REJECTS, rest, is_stopped),
-    ]
+class _Compactions:
+    """The compactions of a configuration's tables, which may become more."""
+
+    def __init__(
+        self, config: Config, rest: Callable[[], object] = lambda: None, is_stopped: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._config = config
+        self._rest = rest
+        self._is_stopped = is_stopped
+        self._by_name: dict[str, Compaction] = {}
+
+    @property
+    def known(self) -> list[Compaction]:
+        """Return those that were found."""
+        return list(self._by_name.values())
+
+    def find(self) -> list[Compaction]:
+        """Find the tables that there are now; return the compaction of each.
+
+        Raises:
+            OffsetError, TableError: they cannot be found.
+        """
+        for table in known_tables(self._config):
+            if table.name not in self._by_name:
+                self._by_name[table.name] = Compaction(table.place, table.schema, self._rest, self._is_stopped)
+        return self.known

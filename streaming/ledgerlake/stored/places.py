@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)")
 # The libraries encode other characters differently, so the log and the files would have two keys.
 _PATH = re.compile(r"[A-Za-z0-9._=+-]+(/[A-Za-z0-9._=+-]+)*/?")
+_BRACES = re.compile(r"\{(\w*)\}")
 _KNOWN = "a local path, file:, s3://, s3a://, gs:// or abfss://"
 
 # Keys before the name of a host, and what is behind a question mark.
@@ -295,6 +296,19 @@ def parse_place(text: str, where: str, settings: StorageSettings = ENVIRONMENT) 
             f"{where} cannot be '{shown}'; below the bucket write letters, digits and . _ = + - between single slashes"
         )
     return Place(f"{store.scheme}://{bucket}/{path.rstrip('/')}", settings)
+
+
+def parse_template(text: str, where: str, settings: StorageSettings = ENVIRONMENT) -> Place:
+    """Return a place whose path may have words in braces.
+
+    Raises:
+        UsageError: as ``parse_place``.
+    """
+    place = parse_place(_BRACES.sub(r"__\1__", text), where, settings)
+    uri = place.uri
+    for word in _BRACES.findall(text):
+        uri = uri.replace(f"__{word}__", f"{{{word}}}")
+    return replace(place, uri=uri)
 
 
 def to_text(place: Place) -> str:

@@ -86,7 +86,7 @@ def _add(
     is_wanted: Callable[[str], bool],
 ) -> None:
     known = sum((table.keys_of(batch, version) for version in versions), Counter())
-    missing = [new_file for file in files for new_file in _write_new(table, file.name, known, is_wanted)]
+    missing = [new_file for file in files for new_file in _write_new(table, file, known, is_wanted)]
     if missing:
         table.commit(batch.more(number), missing, {})
     table.remove_files([file.name for file in files])
@@ -104,7 +104,9 @@ def row_key(*values: Any) -> RowKey:
     return (*position, reason, detail if reason == DATA_LOSS else None)
 
 
-def _write_new(table: Table, name: str, known: Counter[RowKey], is_wanted: Callable[[str], bool]) -> list[DataFile]:
+def _write_new(
+    table: Table, file: DataFile, known: Counter[RowKey], is_wanted: Callable[[str], bool]
+) -> list[DataFile]:
     """Write the rows of a file that are not known, and whose reason is wanted, to new files; return
     those. Each known row is taken off ``known``.
     """
@@ -113,7 +115,7 @@ def _write_new(table: Table, name: str, known: Counter[RowKey], is_wanted: Calla
         wanted = [is_wanted(key[_REASON]) and _is_new(key, known) for key in row_keys(rows)]
         return pa.array(wanted, pa.bool_())
 
-    return copy_rows(table.folder, table.schema, name, are_new)
+    return copy_rows(table.folder, table.schema, file, are_new)
 
 
 def _is_new(key: RowKey, known: Counter[RowKey]) -> bool:

@@ -15,9 +15,10 @@ that files which it replaces are gone, and both results would stay in the table.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ from ledgerlake.decode.columns import first_line
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.errors import TableError
 from ledgerlake.table.delta_table import (
+    PARTITIONED,
     column_differences,
     data_folder,
     open_delta,
@@ -37,7 +39,7 @@ from ledgerlake.table.delta_table import (
     special_features,
 )
 from ledgerlake.table.file_groups import TableFile, groups_to_merge
-from ledgerlake.table.layout import file_schema, rows_of_table
+from ledgerlake.table.layout import file_schema, partition_text, rows_of_table
 from ledgerlake.table.ordered_files import (
     ROW_GROUP_BYTES,
     BufferedWriter,
@@ -52,7 +54,7 @@ from ledgerlake.table.replacement import ENGINE, replace_files
 from ledgerlake.table.vacuum import is_own_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from deltalake import DeltaTable
 
@@ -151,9 +153,12 @@ class Compaction:
     def _plan(self) -> _Plan:
         table = open_delta(self.path)
         version, columns = table.version(), pa.schema(table.schema())
-        rows = rows_of_table(columns) if self._schema is None else self._schema
+        partition_columns = table.metadata().partition_columns
+        rows = (
+            rows_of_table(columns) if self._schema is None else _with_columns(self._schema, columns, partition_columns)
+        )
         self._look_for_rivals(version)
-        self.obstacles = special_features(table)
+        self.obstacles = [feature for feature in special_features(table) if feature != PARTITIONED]
         if any(column_differences(file_schema(rows), table)):
             self.obstacles.append("other columns")
         if time.time() * 1000 - self._rival_ms < _RIVAL_MS:
@@ -161,7 +166,8 @@ class Compaction:
         files = list(_files_of(table, self._unfit))
         self._unfit &= {file.name for file in files}
         interval = int(table.metadata().configuration.get("delta.checkpointInterval", _DEFAULT_CHECKPOINT_INTERVAL))
-        return _Plan(version, rows, [] if self.obstacles else groups_to_merge(files), interval)
+        groups = [] if self.obstacles else [group for part in _by_partition(files) for group in groups_to_merge(part)]
+        return _Plan(version, rows, groups, interval)
 
     def _look_for_rivals(self, version: int) -> None:
         first = max(0, version - _COMMITS_LOOKED_AT) if self._looked_at is None else self._looked_at + 1
@@ -196,7 +202,7 @@ class Compaction:
         """Replace a group; return how many files that were, and the version of the table then, None
         if another writer came first.
         """
-        folder = data_folder(self.path, rows, _PREFIX)
+        folder = replace(data_folder(self.path, rows, _PREFIX), partition_values=group[0].partition_values)
         try:
             old, new = _write(folder, group, self._is_stopped)
         except _UnfitFileError as error:
@@ -225,13 +231,27 @@ class _UnfitFileError(Exception):
         self.name = name
 
 
+def _with_columns(rows: pa.Schema, table: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    """Return the columns of rows with those of a table that it is partitioned by."""
+    return pa.schema([*rows, *(table.field(name) for name in names if name not in rows.names)])
+
+
+def _by_partition(files: Iterable[TableFile]) -> list[list[TableFile]]:
+    partitions: dict[str, list[TableFile]] = {}
+    for file in files:
+        partitions.setdefault(json.dumps(file.partition_values), []).append(file)
+    return list(partitions.values())
+
+
 def _files_of(table: DeltaTable, unfit: Collection[str]) -> Iterator[TableFile]:
     deletion_vectors = pa.table(table.deletion_vectors())["filepath"].to_pylist()
     fixed = {path.rpartition("/")[2] for path in deletion_vectors}.union(unfit)
     actions = pa.table(table.get_add_actions(flatten=True))
     is_of_records = PULSAR_COLUMN in table.schema().to_arrow().names
     bound_columns = _BOUND_COLUMNS_OF_RECORDS if is_of_records else _BOUND_COLUMNS
-    columns = [name for name in (*_FILE_COLUMNS, *bound_columns) if name in actions.column_names]
+    partition_columns = table.metadata().partition_columns
+    wanted = (*_FILE_COLUMNS, *bound_columns, *(f"partition.{name}" for name in partition_columns))
+    columns = [name for name in wanted if name in actions.column_names]
     for action in actions.select(columns).to_pylist():
         name, rows = action["path"], action["num_records"]
         is_fixed = name in fixed or rows is None
@@ -243,6 +263,7 @@ def _files_of(table: DeltaTable, unfit: Collection[str]) -> Iterator[TableFile]:
             _bounds_of([action.get(column) for column in bound_columns]),
             is_fixed,
             is_foreign=not is_own_file(name),
+            partition_values={name: partition_text(action[f"partition.{name}"]) for name in partition_columns},
         )
 
 

@@ -45,7 +45,7 @@ from ledgerlake.table.layout import file_schema
 from ledgerlake.table.ordered_files import DataFile, ParquetFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -79,15 +79,22 @@ _REFUSED_PROPERTIES = {
 _REFUSED_COLUMNS = {"delta.generationExpression": "generatedColumns", "delta.invariants": "column invariants"}
 _IDENTITY_VERSION = 6
 
+# The feature of a table that is partitioned.
+PARTITIONED = "partition columns"
+
 
 class Table:
     """A Delta table at ``path``; tasks put its files into ``folder``. ``schema`` has the columns of its
     rows, from which those of the table follow (see ``table.layout``).
+
+    Args:
+        partition_by: the columns by which it is partitioned. Its files have them too.
     """
 
-    def __init__(self, path: Place, schema: pa.Schema) -> None:
+    def __init__(self, path: Place, schema: pa.Schema, partition_by: Sequence[str] = ()) -> None:
         self.path = self.folder = path
         self.schema = schema
+        self.partition_by = list(partition_by)
         self._opened: DeltaTable | None = None
         self._opened_with: dict[str, str] | None = None
         self._is_refreshed = False
@@ -131,6 +138,7 @@ class Table:
                 self.path.uri,
                 file_schema(self.schema),
                 mode="ignore",
+                partition_by=self.partition_by or None,
                 configuration=properties,
                 storage_options=options,
             )
@@ -379,7 +387,9 @@ class Table:
         self, table: DeltaTable, files: list[DataFile], numbers: dict[str, int], metadata: dict[str, str] | None
     ) -> None:
         now_ms = self._modified_ms = self._next_modified_ms(table)
-        actions = [AddAction(file.name, file.size_bytes, {}, now_ms, True, file.stats) for file in files]
+        actions = [
+            AddAction(file.name, file.size_bytes, file.partition_values, now_ms, True, file.stats) for file in files
+        ]
         transactions = [Transaction(name, number, now_ms) for name, number in numbers.items()]
         # To remove expired entries, the whole log is read, so this is not done at each commit; None
         # leaves it to the table.
@@ -390,6 +400,7 @@ class Table:
             actions,
             "append",
             table.schema(),
+            partition_by=self.partition_by or None,
             commit_properties=CommitProperties(custom_metadata=metadata, app_transactions=transactions),
             post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=expires),
         )
@@ -500,12 +511,34 @@ class Table:
             raise TableError(
                 f"the table at {self.path} has another schema ({'; '.join(missing + extra + changed)}); use another path"
             )
-        reasons = special_features(existing) + null_constraints(self.schema, existing)
+        self._check_partitions(existing)
+        reasons = self._reasons(existing, self.schema)
         if reasons:
             raise TableError(
                 f"the table at {self.path} has {', '.join(reasons)}, which this writer cannot honour; start again with "
                 "[delta] writer = auto, or use another path"
             )
+
+    def _check_partitions(self, existing: DeltaTable) -> None:
+        """Check a table that is to be partitioned.
+
+        Raises:
+            TableError: it is partitioned by other columns.
+        """
+        columns = existing.metadata().partition_columns
+        if self.partition_by and columns != self.partition_by:
+            there = f"is partitioned by {', '.join(columns)}" if columns else "is not partitioned"
+            raise TableError(
+                f"the table at {self.path} {there}, and partition_by says {', '.join(self.partition_by)}; correct it, or use another "
+                "path"
+            )
+
+    def _reasons(self, existing: DeltaTable, columns: pa.Schema) -> list[str]:
+        """Return what the files of tasks cannot honour."""
+        features = [
+            feature for feature in special_features(existing) if feature != PARTITIONED or not self.partition_by
+        ]
+        return features + null_constraints(columns, existing)
 
 
 def is_metadata_conflict(error: Exception) -> bool:
@@ -600,7 +633,7 @@ def special_features(table: DeltaTable) -> list[str]:
     for column in _fields(table.schema()):
         features.update(_REFUSED_COLUMNS[name] for name in column["metadata"] if name in _REFUSED_COLUMNS)
     if metadata.partition_columns:
-        features.add("partition columns")
+        features.add(PARTITIONED)
     return sorted(features)
 
 

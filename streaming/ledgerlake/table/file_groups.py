@@ -19,7 +19,7 @@ Larger files stay as they are. A commit with more than a group may have stays as
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -48,7 +48,8 @@ class TableFile:
     """A file of a table, by its log.
 
     ``modified_ms`` rises from commit to commit. ``bounds`` are the first and last topic, and the
-    first and last partition; None if they are not known. ``is_fixed``: it cannot be replaced.
+    first and last partition; None if they are not known. ``partition_values`` has the values of the
+    columns by which the table is partitioned, as the log writes them. ``is_fixed``: it cannot be replaced.
     ``is_foreign``: another writer made it, so it cannot be replaced, and its rows may be older than
     its commit.
     """
@@ -60,6 +61,7 @@ class TableFile:
     bounds: Bounds | None
     is_fixed: bool = False
     is_foreign: bool = False
+    partition_values: dict[str, str | None] = field(default_factory=dict, hash=False)
 
     @property
     def level(self) -> int:
@@ -75,7 +77,11 @@ class TableFile:
 
 
 def groups_to_merge(files: Sequence[TableFile]) -> list[list[TableFile]]:
-    """Return groups of files that are to become one file each, of the lowest level that has any."""
+    """Return groups of files that are to become one file each, of the lowest level that has any.
+
+    Args:
+        files: those of a table, or of one partition of it.
+    """
     in_order = sorted(files, key=attrgetter("modified_ms", "name"))
     foreign = [file for file in in_order if file.is_foreign]
     for level in range(len(_LEVELS)):

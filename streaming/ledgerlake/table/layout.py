@@ -10,6 +10,8 @@ null.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
@@ -67,6 +69,15 @@ def from_file(content: pa.Table, schema: pa.Schema) -> pa.Table:
     ]
     records = pa.StructArray.from_arrays(columns, fields=list(record))
     return pa.Table.from_arrays([*pulsar.flatten(), records], schema=schema)
+
+
+def partition_text(value: Any) -> str | None:
+    """Return a value of a column by which a table is partitioned, as Delta's log has it. The log has
+    no empty texts: they are null there.
+    """
+    if value is None or value == "":
+        return None
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:

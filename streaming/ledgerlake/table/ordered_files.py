@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -90,6 +90,8 @@ class DataFile:
 
     ``first`` and ``last`` are the keys of its first and last row, if its rows have an order.
     ``members`` are the topic partitions that share it (see ``shared_files``); none if it has one.
+    ``partition_values`` has the values of the columns by which the table is partitioned, as the log
+    writes them.
     """
 
     name: str
@@ -99,16 +101,20 @@ class DataFile:
     first: Key | None = None
     last: Key | None = None
     members: tuple[str, ...] = ()
+    partition_values: dict[str, str | None] = field(default_factory=dict)
 
 
 @dataclass
 class ParquetFolder:
-    """The folder for the files of one table; ``prefix`` begins every file's name."""
+    """The folder for the files of one table; ``prefix`` begins every file's name. All rows have
+    ``partition_values`` in the columns by which the table is partitioned.
+    """
 
     filesystem: FileSystem
     root: str
     schema: pa.Schema
     prefix: str
+    partition_values: dict[str, str | None] = field(default_factory=dict)
 
 
 @dataclass
@@ -166,6 +172,7 @@ class FileWriter:
                 _stats(footer, set(self._statistics_paths)),
                 self._open.first,
                 self._open.last,
+                partition_values=self._folder.partition_values,
             )
         )
         self._open = None
@@ -293,6 +300,11 @@ class OrderedWriter:
             self.roll_file()
             give_back()
 
+    @property
+    def buffered_bytes(self) -> int:
+        """Return the bytes of the rows that no file has yet."""
+        return self._buffered_bytes
+
     def roll_file(self) -> None:
         """Close the open file: a row from another file will come between."""
         self._flush()
@@ -358,7 +370,9 @@ def _shrinks(row: pa.Table) -> bool:
     return bool(packed.size < 0.95 * middle.size)
 
 
-def copy_rows(folder: Place, schema: pa.Schema, name: str, is_wanted: Callable[[pa.Table], pa.Array]) -> list[DataFile]:
+def copy_rows(
+    folder: Place, schema: pa.Schema, file: DataFile, is_wanted: Callable[[pa.Table], pa.Array]
+) -> list[DataFile]:
     """Write the wanted rows of a file to new files of the same micro-batch; return those.
 
     Args:
@@ -367,10 +381,10 @@ def copy_rows(folder: Place, schema: pa.Schema, name: str, is_wanted: Callable[[
     Raises:
         OSError, ArrowException: the file cannot be read.
     """
-    prefix = "-".join(name.split("-")[:3])
-    to = ParquetFolder(folder.filesystem(), folder.root, schema, prefix)
+    prefix = "-".join(file.name.split("-")[:3])
+    to = ParquetFolder(folder.filesystem(), folder.root, schema, prefix, file.partition_values)
     writer = BufferedWriter(to)
-    for rows in read_row_groups(to, name):
+    for rows in read_row_groups(to, file.name):
         writer.write(rows.filter(is_wanted(rows)))
     return writer.finish()
 
@@ -379,22 +393,28 @@ def merge_overlapping(folder: ParquetFolder, files: list[DataFile]) -> tuple[lis
     """Merge the files of one topic partition that overlap, so that all files follow each other.
 
     Args:
-        files: the files, each with its rows in order.
+        files: the files, each with its rows in order. Files of different partitions of the table
+            do not count as overlapping.
 
     Returns:
         The files in order, and the names of those that were replaced, which still exist.
     """
     result: list[DataFile] = []
     replaced: list[str] = []
-    for group in _overlapping(sorted(files, key=lambda file: (file.first, file.last))):
-        if len(group) == 1:
-            result += group
-            continue
-        out = FileWriter(folder)
-        for table in merge_sorted([read_row_groups(folder, file.name) for file in group]):
-            out.write(table)
-        result += out.finish()
-        replaced += [file.name for file in group]
+    by_partition: dict[str, list[DataFile]] = {}
+    for file in files:
+        by_partition.setdefault(json.dumps(file.partition_values), []).append(file)
+    for of_partition in by_partition.values():
+        to = replace(folder, partition_values=of_partition[0].partition_values)
+        for group in _overlapping(sorted(of_partition, key=lambda file: (file.first, file.last))):
+            if len(group) == 1:
+                result += group
+                continue
+            out = FileWriter(to)
+            for table in merge_sorted([read_row_groups(to, file.name) for file in group]):
+                out.write(table)
+            result += out.finish()
+            replaced += [file.name for file in group]
     return result, replaced
 
 

@@ -14,10 +14,12 @@ import pyarrow as pa
 from ledgerlake.decode.record_columns import PULSAR_COLUMN, united
 from ledgerlake.decode.record_rows import rows_schema
 from ledgerlake.errors import TableError
-from ledgerlake.table.delta_table import Table, is_metadata_conflict, null_constraints, special_features
+from ledgerlake.table.delta_table import Table, is_metadata_conflict
 from ledgerlake.table.layout import file_schema, record_of, rows_of_table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from deltalake import DeltaTable
     from pyspark.sql import SparkSession
 
@@ -30,8 +32,8 @@ _ATTEMPTS = 5
 class RecordTable(Table):
     """The table at ``path``."""
 
-    def __init__(self, path: Place) -> None:
-        super().__init__(path, rows_schema(pa.struct([])))
+    def __init__(self, path: Place, partition_by: Sequence[str] = ()) -> None:
+        super().__init__(path, rows_schema(pa.struct([])), partition_by)
         self._exists = False
 
     @property
@@ -111,7 +113,8 @@ class RecordTable(Table):
                 f"another writer changed the columns {', '.join(changed)} of the table at {self.path}; start the pipeline again"
             )
         nullable = pa.schema([field.with_nullable(True) for field in columns])
-        reasons = special_features(existing) + null_constraints(nullable, existing)
+        self._check_partitions(existing)
+        reasons = self._reasons(existing, nullable)
         if reasons:
             raise TableError(
                 f"the table at {self.path} has {', '.join(reasons)}, which a table of records cannot honour; use another path"

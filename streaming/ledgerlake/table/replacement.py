@@ -116,7 +116,7 @@ def _removed(file: TableFile, now_ms: int) -> dict[str, Any]:
         "deletionTimestamp": now_ms,
         "dataChange": False,
         "extendedFileMetadata": True,
-        "partitionValues": {},
+        "partitionValues": file.partition_values,
         "size": file.size_bytes,
     }
 
@@ -124,7 +124,7 @@ def _removed(file: TableFile, now_ms: int) -> dict[str, Any]:
 def _added(file: DataFile, old: Sequence[TableFile]) -> dict[str, Any]:
     return {
         "path": file.name,
-        "partitionValues": {},
+        "partitionValues": file.partition_values,
         "size": file.size_bytes,
         # Files are ordered by it (see ``file_groups``), and this one takes the place of the old ones.
         "modificationTime": max(replaced.modified_ms for replaced in old),

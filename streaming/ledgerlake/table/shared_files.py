@@ -45,11 +45,11 @@ def settle_shared(table: Table, reported: Mapping[str, list[DataFile]]) -> tuple
     mixed = {name: file for name, file in files.items() if not reporters[name].issuperset(file.members)}
     settled = [file for name, file in files.items() if name not in mixed]
     for name in mixed:
-        settled += _rows_of(table, name, reporters[name])
+        settled += _rows_of(table, files[name], reporters[name])
     return settled, list(mixed)
 
 
-def _rows_of(table: Table, name: str, topic_partitions: set[str]) -> list[DataFile]:
+def _rows_of(table: Table, file: DataFile, topic_partitions: set[str]) -> list[DataFile]:
     """Write the rows of some topic partitions to new files."""
 
     def is_of_them(rows: pa.Table) -> pa.Array:
@@ -60,8 +60,8 @@ def _rows_of(table: Table, name: str, topic_partitions: set[str]) -> list[DataFi
         return wanted
 
     try:
-        return copy_rows(table.folder, table.schema, name, is_of_them)
+        return copy_rows(table.folder, table.schema, file, is_of_them)
     except (OSError, pa.ArrowException) as error:
         raise TableError(
-            f"the file {name} of the table at {table.path} cannot be read: {table.folder.reason(error)}"
+            f"the file {file.name} of the table at {table.path} cannot be read: {table.folder.reason(error)}"
         ) from None

@@ -30,9 +30,18 @@ from ledgerlake.runtime.hadoop import connect_store
 from ledgerlake.runtime.java_errors import root_cause
 from ledgerlake.table.additions import KEY_COLUMNS, row_key
 from ledgerlake.table.batch_record import Recorded, number_of
-from ledgerlake.table.delta_table import Table, column_differences, existing_table, null_constraints, special_features
+from ledgerlake.table.delta_table import (
+    PARTITIONED,
+    Table,
+    column_differences,
+    existing_table,
+    null_constraints,
+    special_features,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from deltalake import DeltaTable
     from pyspark.sql import Column, DataFrame, SparkSession
 
@@ -163,24 +172,29 @@ def _effective_time() -> Column:
     return f.when(f.col("delivered_at").isNull(), stored).otherwise(f.greatest(stored, f.col("deliver_at")))
 
 
-def open_table(path: Place, schema: pa.Schema, writer: str, staging: Place) -> Table:
+def open_table(path: Place, schema: pa.Schema, writer: str, staging: Place, partition_by: Sequence[str] = ()) -> Table:
     """Return a table with its writer: ``arrow`` appends files, ``spark`` is delta-spark's, ``auto``
     chooses the one that the table needs.
+
+    Args:
+        partition_by: the columns by which the configuration partitions it.
 
     Raises:
         TableError: the table exists and cannot be opened.
     """
     if writer == "arrow":
-        return Table(path, schema)
+        return Table(path, schema, partition_by)
     if writer == "spark":
         return SparkTable(path, schema, staging)
     existing = existing_table(path)
     if existing is None:
-        return Table(path, schema)
+        return Table(path, schema, partition_by)
     missing, extra, changed = column_differences(schema, existing)
-    special = special_features(existing) + null_constraints(schema, existing)
+    special = [
+        name for name in special_features(existing) if name != PARTITIONED or not partition_by
+    ] + null_constraints(schema, existing)
     special += [phrase.replace("it has", "a column", 1) for phrase in extra]
     if not special or missing or changed:
-        return Table(path, schema)
+        return Table(path, schema, partition_by)
     _log.warning("the table at %s has %s: it is written by delta-spark, which is slower", path, ", ".join(special))
     return SparkTable(path, schema, staging)

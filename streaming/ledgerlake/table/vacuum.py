@@ -26,7 +26,8 @@ from ledgerlake.errors import TableError, UsageError
 from ledgerlake.table.delta_table import open_delta
 
 if TYPE_CHECKING:
-    from ledgerlake.options.config import Config
+    from collections.abc import Iterable
+
     from ledgerlake.stored.places import Place
 
 # Delta's own default. A reader of an older version still needs files that are unused now.
@@ -58,14 +59,14 @@ class Vacuumed:
 
 
 def vacuum(
-    config: Config,
+    places: Iterable[Place],
     retention_hours: int = DEFAULT_RETENTION_HOURS,
     *,
     dry_run: bool = False,
     keeps_longer: bool = False,
 ) -> list[Vacuumed]:
-    """Remove files that neither table uses and that are older than the retention; with ``dry_run``
-    only list them.
+    """Remove files that the tables at these places do not use and that are older than the retention;
+    with ``dry_run`` only list them.
 
     Args:
         keeps_longer: the retention of the table's own properties holds if it is longer.
@@ -76,9 +77,7 @@ def vacuum(
     """
     if retention_hours < 1:
         raise UsageError("the retention is less than an hour, and files of a micro-batch in work could be older")
-    return [
-        _vacuum(path, retention_hours, dry_run, keeps_longer) for path in (config.messages_place, config.rejects_place)
-    ]
+    return [_vacuum(path, retention_hours, dry_run, keeps_longer) for path in places]
 
 
 def _vacuum(path: Place, retention_hours: int, dry_run: bool, keeps_longer: bool) -> Vacuumed:

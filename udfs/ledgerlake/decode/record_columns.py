@@ -54,7 +54,7 @@ def record_of(schema: ValueSchema) -> pa.StructType:
             raise SetupError(
                 f"a schema has a field {field.name}, and the table keeps what is Pulsar's in a column of that name; {_OTHER_SHAPE}"
             )
-    _check_names(record)
+    check_names(record, "a schema")
     return _storable(record) or pa.struct([])
 
 
@@ -94,27 +94,30 @@ def _without(values: pa.Array, bad: dict[int, str]) -> pa.Array:
     return pc.if_else(pa.array(is_bad), pa.scalar(None, values.type), values)
 
 
-def _check_names(kind: pa.DataType) -> None:
+def check_names(kind: pa.DataType, what: str) -> None:
     """Check the names of the fields of a type, at every depth.
+
+    Args:
+        what: what has the fields, for the error.
 
     Raises:
         SetupError: Delta does not take a name, or takes two for one.
     """
     if pa.types.is_list(kind):
-        _check_names(kind.value_type)
+        check_names(kind.value_type, what)
     elif pa.types.is_map(kind):
-        _check_names(kind.item_type)
+        check_names(kind.item_type, what)
     elif pa.types.is_struct(kind):
         seen: set[str] = set()
         for field in kind:
             if _FORBIDDEN.intersection(field.name) or not field.name:
-                raise SetupError(f"a schema has a field '{field.name}', whose name Delta does not take; {_OTHER_SHAPE}")
+                raise SetupError(f"{what} has a field '{field.name}', whose name Delta does not take; {_OTHER_SHAPE}")
             if field.name.lower() in seen:
                 raise SetupError(
-                    f"a schema has two fields {field.name} that differ in case at most, which are one column to Delta; {_OTHER_SHAPE}"
+                    f"{what} has two fields {field.name} that differ in case at most, which are one column to Delta; {_OTHER_SHAPE}"
                 )
             seen.add(field.name.lower())
-            _check_names(field.type)
+            check_names(field.type, what)
 
 
 def _storable(kind: pa.DataType) -> pa.DataType | None:

@@ -70,6 +70,19 @@ def _column_type(schema: ValueSchema) -> pa.DataType:
 
 
 @cache
+def record_name(schema: ValueSchema) -> str:
+    """Return the full name of the record of a schema; empty if it has none."""
+    try:
+        definition = json.loads(schema.definition)
+        if schema.kind == _T.ProtobufNative:
+            return str(definition["rootMessageTypeName"])
+        name, namespace = str(definition["name"]), definition.get("namespace")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return ""
+    return f"{namespace}.{name}" if namespace and "." not in name else name
+
+
+@cache
 def decoder(writer: ValueSchema, reader: ValueSchema) -> Decoder:
     """Return a decoder that reads values of one schema as those of another.
 

@@ -1,0 +1,255 @@
+"""Writes the rows of one topic partition for one table, in a task.
+
+    messages of the topic partition
+      | those by the schema that the table asks for
+      v
+    records                by the schemas' versions, if the table has records (see ``decode.record_rows``)
+      | condition, query or function, computed columns (see ``transforms``)
+      v
+    rows                   in order, apart for each partition of the table (see ``table.ordered_files``)
+
+A message that does not fit is a misfit, with the reason of its reject. The table counts as taking
+it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ledgerlake.client.topics import join_partition
+from ledgerlake.decode.record_rows import RECORD_COLUMN, Misfit, record_rows, rows_schema
+from ledgerlake.decode.values import record_name
+from ledgerlake.operators.results import TableResult
+from ledgerlake.operators.transforms import RowTransform, messages_schema
+from ledgerlake.source.value_schemas import schemas_of
+from ledgerlake.table.delta_table import data_folder
+from ledgerlake.table.layout import partition_text
+from ledgerlake.table.ordered_files import BufferedWriter, OrderedWriter, merge_overlapping
+from ledgerlake.wire.value_schema import NO_SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from ledgerlake.client.cluster import ClientSettings
+    from ledgerlake.decode.messages import TopicPartition
+    from ledgerlake.operators.results import BatchSettings, TableBatch
+    from ledgerlake.options.table_options import TableOptions
+    from ledgerlake.table.ordered_files import DataFile, ParquetFolder
+
+# A message of a few bytes may have thousands of columns.
+_PART_CELLS = 4_000_000
+
+# The rows that all partitions of a table may have in memory, in one task for one topic partition.
+_MOST_BUFFERED_BYTES = 128 * 1024 * 1024
+
+PartitionKey = tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The numbers of the messages that a table takes, and those of them that do not fit."""
+
+    rows: NDArray[np.int64]
+    misfits: list[Misfit]
+
+
+class SharedTable:
+    """Files of one table that topic partitions of a task share, see ``partition_writer``."""
+
+    def __init__(self) -> None:
+        self.members: list[str] = []
+        self._writers: dict[PartitionKey, BufferedWriter] = {}
+
+    def writer(self, key: PartitionKey, folder: ParquetFolder) -> BufferedWriter:
+        """Return the writer for a partition of the table."""
+        if key not in self._writers:
+            self._writers[key] = BufferedWriter(folder)
+        return self._writers[key]
+
+    def finish(self) -> list[DataFile]:
+        files = [file for writer in self._writers.values() for file in writer.finish()]
+        return [replace(file, members=tuple(self.members)) for file in files]
+
+
+class TableWriter:
+    """The files of one topic partition for one table.
+
+    Args:
+        table: without placeholders.
+        prefix: begins the files' names.
+    """
+
+    def __init__(
+        self,
+        table: TableOptions,
+        topic_partition: TopicPartition,
+        client: ClientSettings,
+        batch: BatchSettings,
+        prefix: str,
+    ) -> None:
+        self.table = table
+        known = batch.table(table.name)
+        self._rows = _Rows(table, topic_partition.topic, client, batch, known)
+        self.folder = data_folder(table.place, self._rows.schema, prefix)
+        self._reached_us = known.reached_us.get(join_partition(topic_partition.topic, topic_partition.partition))
+        self._partition_columns = table.partition_columns
+        self._writers: dict[PartitionKey, OrderedWriter] = {}
+
+    def write(self, messages: pa.RecordBatch) -> Taken:
+        """Write the messages that the table takes.
+
+        Raises:
+            BrokerError, TransportError: a version of the schema cannot be read.
+        """
+        taken: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
+        misfits: list[Misfit] = []
+        for rows, part in self._rows.of(messages):
+            for key, of_partition in self._by_partition(rows):
+                self._writer(key).write(of_partition)
+            taken.append(part.rows)
+            misfits += part.misfits
+            self._bound_memory()
+        return Taken(np.concatenate(taken), misfits)
+
+    def roll_files(self) -> None:
+        """Close the open files: a row from another file will come between."""
+        for writer in self._writers.values():
+            writer.roll_file()
+
+    def finish(self, shared: SharedTable | None) -> TableResult:
+        """Close the files.
+
+        Args:
+            shared: takes the rows for which no file was opened yet.
+        """
+        files: list[DataFile] = []
+        for key, writer in self._writers.items():
+            files += writer.finish(None if shared is None else shared.writer(key, self._folder_of(key)))
+        times_us = [writer.max_effective_us for writer in self._writers.values()]
+        return TableResult(files, max((time_us for time_us in times_us if time_us is not None), default=None))
+
+    def merge(self, results: list[TableResult]) -> tuple[TableResult, list[str]]:
+        """Return the results of all tasks of the topic partition together, and the names of the files
+        that were merged into others.
+        """
+        files = [file for result in results for file in result.files]
+        ordered, replaced = merge_overlapping(self.folder, [file for file in files if not file.members])
+        times_us = [result.max_effective_us for result in results]
+        reached_us = max((time_us for time_us in times_us if time_us is not None), default=None)
+        return TableResult(ordered + [file for file in files if file.members], reached_us), replaced
+
+    def _writer(self, key: PartitionKey) -> OrderedWriter:
+        if key not in self._writers:
+            self._writers[key] = OrderedWriter(self._folder_of(key), self._reached_us)
+        return self._writers[key]
+
+    def _folder_of(self, key: PartitionKey) -> ParquetFolder:
+        return replace(self.folder, partition_values=dict(zip(self._partition_columns, key, strict=True)))
+
+    def _bound_memory(self) -> None:
+        """Close files if many partitions have rows in memory together."""
+        if (
+            len(self._writers) > 1
+            and sum(writer.buffered_bytes for writer in self._writers.values()) > _MOST_BUFFERED_BYTES
+        ):
+            self.roll_files()
+
+    def _by_partition(self, rows: pa.RecordBatch) -> Iterator[tuple[PartitionKey, pa.RecordBatch]]:
+        """Yield the rows of each partition of the table."""
+        if not rows.num_rows:
+            return
+        if not self._partition_columns:
+            yield (), rows
+            return
+        columns = [_column(rows, name).dictionary_encode(null_encoding="encode") for name in self._partition_columns]
+        codes = np.stack([column.indices.to_numpy() for column in columns], axis=1)
+        keys, numbers = np.unique(codes, axis=0, return_inverse=True)
+        numbers = numbers.reshape(-1)
+        for number, key in enumerate(keys.tolist()):
+            values = tuple(
+                partition_text(column.dictionary[code].as_py()) for column, code in zip(columns, key, strict=True)
+            )
+            yield values, rows if len(keys) == 1 else rows.filter(pa.array(numbers == number))
+
+
+class _Rows:
+    """Makes the rows of a table from messages of one topic."""
+
+    def __init__(
+        self, table: TableOptions, topic: str, client: ClientSettings, batch: BatchSettings, known: TableBatch
+    ) -> None:
+        self._table = table
+        self._transform = RowTransform(table)
+        self._record, self._columns = known.record_type, known.columns_type
+        self._is_plain = not (table.where or table.sql or table.function or table.computed_names)
+        self._of_version = schemas_of(client, topic, batch.schemas.registered.get(topic, ""))
+        self._newest_version = batch.schemas.newest_version(topic)
+        self.schema = rows_schema(self._columns) if table.is_of_records else messages_schema(self._columns)
+        self._part_rows = max(1, _PART_CELLS // (_columns(self._record) + 1)) if table.is_of_records else None
+
+    def of(self, messages: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Taken]]:
+        """Yield rows, and the messages that they come from, in parts."""
+        step = self._part_rows or max(messages.num_rows, 1)
+        for start in range(0, messages.num_rows, step):
+            part = messages.slice(start, step)
+            numbers = np.arange(start, start + part.num_rows)
+            if self._table.schema:
+                wanted = self._by_schema(part)
+                part, numbers = part.filter(pa.array(wanted)), numbers[wanted]
+            yield self._of_part(part, numbers)
+
+    def _of_part(self, messages: pa.RecordBatch, numbers: NDArray[np.int64]) -> tuple[pa.RecordBatch, Taken]:
+        """
+        Args:
+            numbers: the number of each message in its batch.
+        """
+        misfits: list[Misfit] = []
+        rows, fitting = messages, numbers
+        if self._table.is_of_records:
+            rows, misfits = record_rows(messages, self._of_version, self._newest(), self._record)
+            fitting = np.delete(numbers, [misfit.row for misfit in misfits])
+            misfits = _renumbered(misfits, numbers)
+        if self._is_plain:
+            return rows, Taken(numbers, misfits)
+        (rows, failed), taken = self._transform.apply(rows, self._columns)
+        unfit = np.array([misfit.row for misfit in misfits], dtype=np.int64)
+        return rows, Taken(np.concatenate([fitting[taken], unfit]), misfits + _renumbered(failed, fitting))
+
+    def _newest(self) -> Any:
+        return NO_SCHEMA if self._newest_version is None else self._of_version(self._newest_version) or NO_SCHEMA
+
+    def _by_schema(self, messages: pa.RecordBatch) -> NDArray[np.bool_]:
+        """Return a mask of the messages whose schema has the name that the table asks for."""
+        codes = messages["schema_version"].dictionary_encode(null_encoding="encode")
+        wanted = []
+        for version in codes.dictionary.to_pylist():
+            schema = self._of_version(version) if version else self._newest()
+            wanted.append(self._table.takes_schema("" if schema is None else record_name(schema)))
+        result: NDArray[np.bool_] = np.array(wanted, dtype=bool)[codes.indices.to_numpy()]
+        return result
+
+
+def _renumbered(misfits: list[Misfit], numbers: NDArray[np.int64]) -> list[Misfit]:
+    return [replace(misfit, row=int(numbers[misfit.row])) for misfit in misfits]
+
+
+def _column(rows: pa.RecordBatch, name: str) -> pa.Array:
+    if name in rows.schema.names:
+        return rows[name]
+    return pc.struct_field(rows[RECORD_COLUMN], name)
+
+
+def _columns(kind: pa.DataType) -> int:
+    """Return the number of columns of a type, with those inside others."""
+    if pa.types.is_struct(kind):
+        return 1 + sum(_columns(field.type) for field in kind)
+    if pa.types.is_list(kind):
+        return 1 + _columns(kind.value_type)
+    return 1 + _columns(kind.item_type) if pa.types.is_map(kind) else 1

@@ -1,0 +1,201 @@
+"""The tables of a pipeline, as planner and tasks know them: which messages a table takes, and how
+its rows come from them.
+
+A path with ``{tenant}``, ``{namespace}`` or ``{topic}`` names a table for each topic. Other characters
+than letters, digits and ``. _ + -`` in a part of a topic's name are written ``=3A``, by their bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from ledgerlake.client.topics import TopicSelection
+from ledgerlake.decode.row_query import RELATION, RowQuery, condition
+from ledgerlake.errors import UsageError
+from ledgerlake.stored.places import from_text, to_text
+
+if TYPE_CHECKING:
+    from ledgerlake.stored.places import Place
+
+# The name of the table of messages in checkpoints of all releases.
+MESSAGES_TABLE = "messages"
+
+# What does not decide which rows come into a table.
+_NOT_DECISIVE = ("name", "section", "place")
+
+_PARTS = ("tenant", "namespace", "topic")
+_PLACEHOLDER = re.compile(r"\{(\w*)\}")
+_PLAIN = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9._+-]*")
+_ENCODED = re.compile(rb"[^A-Za-z0-9._+-]")
+
+_NAMED = re.compile(r"(?P<expression>.+\S)\s+as\s+(?P<name>[A-Za-z_]\w*)", re.IGNORECASE | re.DOTALL)
+_COLUMN = re.compile(r"[A-Za-z_]\w*")
+_CALL = re.compile(r"(?P<function>\w+)\(\s*(\w+\.)?(?P<column>\w+)\s*\)")
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """A table of the configuration.
+
+    Args:
+        name: by which results and the checkpoint know it.
+        section: what the configuration calls it, for errors.
+        place: its folder, perhaps with placeholders.
+        topics_pattern: the pattern of its topics; empty for all.
+        schema: the name of the record that its messages have; empty for all.
+        where: the condition that its messages meet; empty for all.
+        is_default: it takes what no other table takes.
+    """
+
+    name: str
+    section: str
+    place: Place
+    topics_pattern: str = ""
+    schema: str = ""
+    where: str = ""
+    shape: str = "messages"
+    sql: str = ""
+    function: str = ""
+    partition_by: tuple[str, ...] = ()
+    is_default: bool = False
+
+    @property
+    def is_of_records(self) -> bool:
+        """Return whether its rows are records."""
+        return self.shape == "record"
+
+    @property
+    def is_template(self) -> bool:
+        """Return whether each topic has a table of its own."""
+        return _PLACEHOLDER.search(self.place.uri) is not None
+
+    @property
+    def drops_messages(self) -> bool:
+        """Return whether messages of its topics may have no row in it, although nothing is wrong."""
+        return bool(self.schema or self.where or self.sql or self.function or self.is_default)
+
+    @property
+    def makes_records(self) -> bool:
+        """Return whether a query or a function makes the rows."""
+        return bool(self.sql or self.function)
+
+    def takes_topic(self, topic: str) -> bool:
+        """Return whether messages of a topic may come into it."""
+        return not self.topics_pattern or self._topics.includes(topic)
+
+    def takes_schema(self, name: str) -> bool:
+        """Return whether messages by a schema may come into it.
+
+        Args:
+            name: the full name of the schema's record; empty if it has none.
+        """
+        return not self.schema or self.schema in (name, name.rpartition(".")[2])
+
+    def of_topic(self, topic: str) -> TableOptions:
+        """Return the table for the messages of a topic, without placeholders."""
+        if not self.is_template:
+            return self
+        parts = dict(zip(_PARTS, topic.partition("://")[2].split("/", 2), strict=True))
+        uri = _PLACEHOLDER.sub(lambda found: _encoded(parts[found[1]]), self.place.uri)
+        return replace(self, name=table_name(uri), place=replace(self.place, uri=uri))
+
+    def matches(self, place: Place) -> bool:
+        """Return whether a place may be the table of a topic, by its placeholders."""
+        parts = _PLACEHOLDER.split(self.place.uri)[::2]
+        return re.fullmatch("[A-Za-z0-9._=+-]+".join(map(re.escape, parts)), place.uri) is not None
+
+    @property
+    def partition_columns(self) -> list[str]:
+        """Return the names of the columns by which it is partitioned."""
+        return [name for name, _ in map(self._partition_column, self.partition_by)]
+
+    @property
+    def computed_names(self) -> list[str]:
+        """Return the names of those of them that an expression computes."""
+        return [name for name, expression in map(self._partition_column, self.partition_by) if expression]
+
+    @property
+    def computed_columns(self) -> RowQuery | None:
+        """Return the query of the partition columns that the rows do not have by themselves."""
+        named = [self._partition_column(text) for text in self.partition_by]
+        selected = ", ".join(f"{expression} as {name}" for name, expression in named if expression)
+        return RowQuery(f"select {selected} from {RELATION}", f"{self.section} partition_by") if selected else None
+
+    def condition(self) -> RowQuery | None:
+        """Return the query of ``where``."""
+        return condition(self.where, f"{self.section} where") if self.where else None
+
+    def query(self) -> RowQuery | None:
+        """Return the query of ``sql``."""
+        return RowQuery(self.sql, f"{self.section} sql") if self.sql else None
+
+    def check(self) -> None:
+        """Check what can be checked without the messages.
+
+        Raises:
+            UsageError: a placeholder is unknown, an SQL text is none, or options contradict each other.
+        """
+        for found in _PLACEHOLDER.finditer(self.place.uri):
+            if found[1] not in _PARTS:
+                known = ", ".join(f"{{{part}}}" for part in _PARTS)
+                raise UsageError(f"{self.section} path has the placeholder {found[0]}; known are {known}")
+        if self.sql and self.function:
+            raise UsageError(f"{self.section} has sql and function; choose one")
+        if (self.sql or self.function) and not self.is_of_records:
+            raise UsageError(f'{self.section} sql and function need shape = "record"')
+        self.condition()
+        self.query()
+        names = [name.lower() for name in self.partition_columns]
+        if len(set(names)) < len(names):
+            raise UsageError(f"{self.section} partition_by has one column twice")
+        _ = self.computed_columns
+
+    @property
+    def row_settings(self) -> str:
+        """Return what decides which rows come into the table, as JSON for the checkpoint."""
+        decisive = {name: value for name, value in asdict(self).items() if value and name not in _NOT_DECISIVE}
+        return json.dumps(decisive, sort_keys=True)
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields as JSON has them; for ``from_fields``."""
+        return {**asdict(self), "place": to_text(self.place)}
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> TableOptions:
+        """Return the table of ``fields``."""
+        return cls(**{**fields, "place": from_text(fields["place"]), "partition_by": tuple(fields["partition_by"])})
+
+    @cached_property
+    def _topics(self) -> TopicSelection:
+        return TopicSelection(pattern=self.topics_pattern)
+
+    def _partition_column(self, text: str) -> tuple[str, str]:
+        """Return the name of a partition column, and the expression that computes it; an empty one if
+        the rows have the column.
+        """
+        if _COLUMN.fullmatch(text.strip()):
+            return text.strip(), ""
+        found = _NAMED.fullmatch(text.strip())
+        if found:
+            return found["name"], found["expression"]
+        call = _CALL.fullmatch(text.strip())
+        if call:
+            return f"{call['column']}_{call['function']}", text.strip()
+        raise UsageError(f"{self.section} partition_by '{text}' needs a name; write {text.strip()} as NAME")
+
+
+def table_name(path: str) -> str:
+    """Return the name of one of ``[[tables]]`` in results and in the checkpoint."""
+    return f"table:{path}"
+
+
+def _encoded(part: str) -> str:
+    """Return a part of a topic's name as the name of a folder; no two parts have the same one."""
+    if _PLAIN.fullmatch(part):
+        return part
+    text = _ENCODED.sub(lambda found: b"=%02X" % found[0][0], part.encode()).decode()
+    return f"=2E{text[1:]}" if text.startswith(".") else text

@@ -1,0 +1,56 @@
+"""The tables of a configuration, for work on all of them: upkeep, vacuum, checks.
+
+The tables of a path with placeholders are those that the checkpoint has seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ledgerlake.decode import schema
+from ledgerlake.options.table_options import MESSAGES_TABLE, table_name
+from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.cursors import seen_tables
+from ledgerlake.pipeline.tables import REJECTS_TABLE
+from ledgerlake.stored.places import parse_place
+from ledgerlake.table.delta_table import existing_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from ledgerlake.options.config import Config
+    from ledgerlake.stored.places import Place
+
+
+@dataclass(frozen=True)
+class KnownTable:
+    """A table of a configuration; ``schema`` has the columns of its rows, None for a table of records,
+    whose columns its log has.
+    """
+
+    name: str
+    place: Place
+    schema: pa.Schema | None
+
+
+def known_tables(config: Config) -> list[KnownTable]:
+    """Return the tables of a configuration, that of rejects last. Of ``[[tables]]``, those that exist.
+
+    Raises:
+        OffsetError: a newer release wrote the checkpoint, or it is damaged.
+        TableError: a table cannot be opened.
+    """
+    tables: dict[str, KnownTable] = {}
+    seen = seen_tables(Checkpoint(config.checkpoint_place)).items()
+    for options in config.table_options:
+        rows = None if options.is_of_records else schema.MESSAGES
+        places = {options.name: options.place}
+        if options.is_template:
+            found = (
+                parse_place(batch.path, options.section, config.storage) for name, batch in seen if name not in tables
+            )
+            places = {table_name(place.uri): place for place in found if options.matches(place)}
+        tables |= {name: KnownTable(name, place, rows) for name, place in places.items()}
+    known = [table for table in tables.values() if table.name == MESSAGES_TABLE or existing_table(table.place)]
+    return [*known, KnownTable(REJECTS_TABLE, config.rejects_place, schema.REJECTS)]

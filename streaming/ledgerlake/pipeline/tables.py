@@ -1,0 +1,258 @@
+"""The tables of a pipeline: the one of rejects, and those of messages, some of which are made when a
+topic needs them.
+
+A table is ready once its columns are known. One that is partitioned by a field of a record, or whose
+query reads one, has to wait for the first schema. Until then it does not exist.
+
+The main table is the one of ``[delta]``, or else the first of ``[[tables]]`` that has a fixed path. It
+is committed last, so a micro-batch that it contains is in all tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from ledgerlake.decode import schema
+from ledgerlake.decode.record_columns import united
+from ledgerlake.errors import CheckpointError, SetupError
+from ledgerlake.operators.results import TableBatch
+from ledgerlake.operators.transforms import RowTransform, messages_schema, united_columns
+from ledgerlake.options.config import is_inside
+from ledgerlake.table.batch_record import number_of
+from ledgerlake.table.record_table import RecordTable
+from ledgerlake.table.spark_table import open_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from pyspark.sql import SparkSession
+
+    from ledgerlake.options.config import Config
+    from ledgerlake.options.table_options import TableOptions
+    from ledgerlake.stored.places import Place
+    from ledgerlake.table.batch_record import BatchRecord
+    from ledgerlake.table.delta_table import Table
+
+REJECTS_TABLE = "rejects"
+
+
+class MessagesTable:
+    """A table of messages, and how its columns follow from the schemas of its topics.
+
+    Args:
+        options: without placeholders.
+
+    Raises:
+        UsageError, SetupError, TableError: the options, or the table that is there, do not fit.
+    """
+
+    def __init__(self, options: TableOptions, writer: str, staging: Place) -> None:
+        self.options = options
+        self.reached_us: dict[str, int] = {}
+        self._transform = RowTransform(options)
+        self._learned = self._settled = pa.struct([])
+        self._records: RecordTable | None = None
+        self.table: Table
+        if options.is_of_records:
+            self.table = self._records = RecordTable(options.place, options.partition_columns)
+        else:
+            rows = messages_schema(self._transform.columns(pa.struct([])))
+            self.table = open_table(options.place, rows, writer, staging, options.partition_columns)
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether the columns that the table cannot do without are known."""
+        return self._records is None or set(self.options.partition_columns) <= set(self._records.record.names)
+
+    @property
+    def is_of_records(self) -> bool:
+        """Return whether its rows are records, whose columns depend on schemas."""
+        return self._records is not None
+
+    def learn(self, record: pa.StructType) -> None:
+        """Note the record of a schema; ``settle`` makes columns of it."""
+        self._learned = united(self._learned, record)
+
+    def settle(self) -> None:
+        """Add the columns that the noted records need.
+
+        Raises:
+            SetupError: the query does not fit the records.
+            TableError: the table cannot be changed.
+        """
+        if self._records is None or self._learned.equals(self._settled):
+            return
+        if self._transform.makes_records:
+            columns = self._transform.columns(self._learned)
+            self._records.add_columns(united_columns(self._records.record, columns, self.options.section))
+        else:
+            self._records.add_columns(self._transform.columns(united(self._record, self._learned)))
+        self._settled = self._learned
+
+    def settings(self) -> TableBatch:
+        """Return what tasks need to know."""
+        if self._records is not None:
+            return TableBatch.of(self.reached_us, self._record, self._records.record)
+        computed = [field for field in self.table.schema if field.name not in schema.MESSAGES.names]
+        return TableBatch.of(self.reached_us, pa.struct([]), pa.struct(computed))
+
+    @property
+    def _record(self) -> pa.StructType:
+        """Return the columns into which values are decoded."""
+        assert self._records is not None
+        if self._transform.makes_records:
+            return self._learned
+        computed = self._transform.computed_names
+        return pa.struct([field for field in self._records.record if field.name not in computed])
+
+
+class Tables:
+    """The tables of a pipeline; ``rejects`` always, those of messages for the topics that were named.
+
+    Args:
+        staging: where tasks put files for tables that delta-spark writes.
+    """
+
+    def __init__(self, config: Config, staging: Place) -> None:
+        self._config = config
+        self._staging = staging
+        self._options = config.table_options
+        self._by_name: dict[str, MessagesTable] = {}
+        self._checked: set[str] = set()
+        self._existing: set[str] = set()
+        self._begun: set[str] = set()
+        self.rejects = open_table(config.rejects_place, schema.REJECTS, config.delta.writer, staging / REJECTS_TABLE)
+        self.main_name = config.main_table
+        self.expect(())
+
+    @property
+    def main(self) -> MessagesTable:
+        """Return the main table."""
+        return self._by_name[self.main_name]
+
+    @property
+    def messages(self) -> list[MessagesTable]:
+        """Return the tables of messages that are known, the main one last."""
+        others = [table for name, table in self._by_name.items() if name != self.main_name]
+        return [*others, self.main]
+
+    @property
+    def by_name(self) -> dict[str, Table]:
+        """Return all tables by the names that the checkpoint has for them."""
+        return {name: table.table for name, table in self._by_name.items()} | {REJECTS_TABLE: self.rejects}
+
+    @property
+    def for_tasks(self) -> tuple[TableOptions, ...]:
+        """Return the options for tasks, which put files for delta-spark into another folder."""
+        return tuple(
+            options if options.is_template else replace(options, place=self._by_name[options.name].table.folder)
+            for options in self._options
+        )
+
+    def expect(self, topics: Iterable[str]) -> None:
+        """Know the tables that messages of these topics may come into.
+
+        Raises:
+            SetupError: two of them would be in one folder.
+            TableError: one exists and cannot be opened.
+        """
+        for options in self._options:
+            for of_topic in [options] if not options.is_template else map(options.of_topic, topics):
+                if of_topic.name not in self._by_name:
+                    self._check_apart(of_topic)
+                    staging = self._staging / "messages"
+                    self._by_name[of_topic.name] = MessagesTable(of_topic, self._config.delta.writer, staging)
+
+    def of_topic(self, topic: str) -> list[MessagesTable]:
+        """Return the tables that messages of a topic may come into."""
+        names = [options.of_topic(topic).name for options in self._options if options.takes_topic(topic)]
+        return [self._by_name[name] for name in names]
+
+    def check(self, spark: SparkSession) -> list[Table]:
+        """Check the tables that were not checked yet; return all that exist.
+
+        Raises:
+            TableError, SetupError: as ``Table.check``.
+        """
+        for name, table in self.by_name.items():
+            if name not in self._checked and table.check(spark):
+                self._existing.add(name)
+            self._checked.add(name)
+        return [table for name, table in self.by_name.items() if name in self._existing]
+
+    def exists(self, name: str) -> bool:
+        """Return whether a table exists."""
+        return name in self._existing
+
+    def settle(self) -> None:
+        """Add the columns that the known schemas need.
+
+        Raises:
+            SetupError, TableError: as ``MessagesTable.settle``.
+        """
+        for table in self._by_name.values():
+            table.settle()
+
+    def create(self) -> None:
+        """Create the tables that are missing and ready.
+
+        Raises:
+            TableError: one cannot be created.
+        """
+        for name, table in self.by_name.items():
+            is_ready = name == REJECTS_TABLE or self._by_name[name].is_ready
+            if name not in self._existing and is_ready:
+                table.create(self._config.upkeep.table_properties)
+                self._existing.add(name)
+
+    def begin(self, previous_writers: Mapping[str, int | None], topic_partitions: list[str]) -> None:
+        """Begin to write to the tables that exist.
+
+        Args:
+            previous_writers: by table, the number of the query that was the last to commit for the
+                stream before this process owned it.
+
+        Raises:
+            TableError: a table cannot be read.
+        """
+        for name, table in self.by_name.items():
+            if name in self._existing and name not in self._begun:
+                table.begin(previous_writers.get(name))
+                if name != REJECTS_TABLE:
+                    self._by_name[name].reached_us = table.effective_times_us(topic_partitions)
+                self._begun.add(name)
+
+    def open_for(self, batch: BatchRecord) -> None:
+        """Open the tables that a micro-batch needs and that are not open yet; its topics are expected,
+        and their schemas are learned.
+
+        Raises:
+            CheckpointError: a table has rows of this stream by another checkpoint.
+            TableError: a table cannot be made.
+        """
+        existing = {name for name in self._existing if name not in self._begun}
+        writers = {name: self.by_name[name].last_writer(batch.stream) for name in existing}
+        for name, writer in writers.items():
+            if writer not in (None, number_of(batch.query)):
+                raise CheckpointError(
+                    f"the table at {self.by_name[name].path} has rows of the stream {batch.stream} by another checkpoint; move it "
+                    "away, or restore that checkpoint"
+                )
+        self.create()
+        self.begin(writers, list(batch.ranges))
+
+    def _check_apart(self, options: TableOptions) -> None:
+        """Check that a table's folder is in no other's.
+
+        Raises:
+            SetupError: it is.
+        """
+        for name, other in self.by_name.items():
+            if is_inside(options.place, other.path) or is_inside(other.path, options.place):
+                raise SetupError(
+                    f"the table {options.place} of {options.section} and the table {other.path} ({name}) would share a folder; choose "
+                    "another path"
+                )

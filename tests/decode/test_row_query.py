@@ -1,0 +1,143 @@
+"""Queries of one row at a time: what they may say, and what they answer."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timezone
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ledgerlake.decode.row_query import RowQuery, condition
+from ledgerlake.errors import SetupError, UsageError
+
+TIMES = pa.timestamp("us", tz="UTC")
+MESSAGES = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("name", pa.string()),
+        ("price", pa.decimal128(10, 2)),
+        ("tags", pa.list_(pa.string())),
+        ("value", pa.binary()),
+        (
+            "pulsar",
+            pa.struct([("key", pa.string()), ("at_time", TIMES), ("properties", pa.map_(pa.string(), pa.string()))]),
+        ),
+    ]
+)
+
+
+def batch(*ids: int) -> pa.RecordBatch:
+    rows = [
+        {
+            "id": number,
+            "name": f"n{number}",
+            "price": number,
+            "tags": ["x"] * number,
+            "value": b'{"n": %d}' % number,
+            "pulsar": {
+                "key": f"k{number}",
+                "at_time": datetime(2026, 1, 1 + number, 23, tzinfo=timezone.utc),
+                "properties": [("p", "q")],
+            },
+        }
+        for number in ids
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=MESSAGES)
+
+
+def answer(text: str, *ids: int) -> tuple[list[dict[str, Any]], list[int]]:
+    query = RowQuery(text, "sql")
+    found = query.of(batch(*ids), query.columns(MESSAGES))
+    return found.values.to_pylist(), found.rows.tolist()
+
+
+def test_a_query_selects_computes_and_filters_in_the_order_of_the_batch() -> None:
+    text = "select id * 2 as twice, upper(name) as name from messages where id <> 3"
+    assert answer(text, 5, 3, 1) == ([{"twice": 10, "name": "N5"}, {"twice": 2, "name": "N1"}], [0, 2])
+    assert answer(text, 3) == ([], [])
+
+
+def test_a_star_has_all_columns_and_nothing_of_ours() -> None:
+    columns = RowQuery("select * from messages", "sql").columns(MESSAGES)
+    assert [field.name for field in columns] == MESSAGES.names
+    assert [field.type for field in columns][:4] == [
+        pa.int64(),
+        pa.string(),
+        pa.decimal128(10, 2),
+        pa.list_(pa.string()),
+    ]
+    others = RowQuery("select * exclude (value, pulsar), * replace (id + 1 as id) from messages", "sql")
+    with pytest.raises(SetupError, match="sql has two columns id"):
+        others.columns(MESSAGES)
+
+
+def test_times_are_utc_and_nested_values_can_be_reached() -> None:
+    text = "select date(pulsar.at_time) as day, pulsar.properties['p'] as p, decode(value)->>'$.n' as n, tags[1] as tag from messages"
+    assert answer(text, 1) == ([{"day": date(2026, 1, 2), "p": "q", "n": "1", "tag": "x"}], [0])
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("select id from other", "must read from messages alone"),
+        ("select id from main.messages", "must read from messages alone"),
+        ("select a.id from messages a, messages b", "must read from messages alone"),
+        ("select id from (select * from messages)", "must read from messages alone"),
+        ("select id from read_text('/etc/passwd')", "must read from messages alone"),
+        ("select count(*) as n from messages", "the function count_star"),
+        ("select id from messages group by id", "group by"),
+        ("select distinct id from messages", "distinct"),
+        ("select id from messages order by id", "order"),
+        ("select id from messages limit 1", "limit"),
+        ("select id from messages using sample 1", "a sample"),
+        ("with x as (select 1) select id from messages", "with"),
+        ("select row_number() over () as n from messages", "a window function"),
+        ("select (select 1) as n from messages", "a query in a query"),
+        ("select unnest(tags) as tag from messages", "the function unnest"),
+        ("select id from messages where random() < 0.5", "the function random"),
+        ("select now() as n from messages", "the function now"),
+        ("select id from messages where pulsar.at_time < current_timestamp", "current_timestamp"),
+        ("select current_date as d from messages", "current_date"),
+        ("select age(pulsar.at_time) as a from messages", "the function age"),
+        ("select ago(interval 1 day) as a from messages", "the function ago"),
+        ("select getvariable('x') as a from messages", "the function getvariable"),
+        ("select 1 as a union select 2", "must be one query"),
+        ("select 1 as a from messages; select 2", "must be one query"),
+        ("drop table messages", "cannot be read"),
+        ("select id,\n  name frm\nmessages", "line 3"),
+    ],
+)
+def test_what_does_not_depend_on_one_row_alone_is_refused(text: str, what: str) -> None:
+    with pytest.raises(UsageError, match=f"(?s)^sql .*{what}"):
+        RowQuery(text, "sql")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("select id,\n  nmae\nfrom messages", '"nmae" not found.*"name".*line 2'),
+        ("select id + name as n from messages where id > tags", "does not fit the messages: Binder Error"),
+        ("select id + 1 from messages", r"a column without a name of its own; write \(id \+ 1\) as NAME"),
+        ("select interval 1 day as i from messages", "the column i of sql is month_day_nano_interval"),
+        ("select cast(id as uinteger) as u from messages", "the column u of sql is uint32"),
+    ],
+)
+def test_a_query_that_does_not_fit_names_column_and_line(text: str, what: str) -> None:
+    with pytest.raises(SetupError, match=f"(?s){what}"):
+        RowQuery(text, "sql").columns(MESSAGES)
+
+
+def test_a_value_that_cannot_be_computed_fails_the_batch() -> None:
+    with pytest.raises(ValueError, match="Could not convert string 'n1' to INT32"):
+        answer("select cast(name as int) as n from messages", 1)
+
+
+def test_a_condition_gives_the_messages_for_which_it_holds() -> None:
+    where = condition("id > 1 -- and no more", "where")
+    assert where.of(batch(1, 2, 3), where.columns(MESSAGES)).rows.tolist() == [1, 2]
+    nothing = condition("id > null", "where")
+    assert nothing.of(batch(1), nothing.columns(MESSAGES)).rows.tolist() == []
+    for text in ("id > 1) union (select 1", "true; drop table x", "id >"):
+        with pytest.raises(UsageError):
+            condition(text, "where")

@@ -1,0 +1,89 @@
+"""The tables of a configuration: their options, their names by topic, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ledgerlake.api import parse_config
+from ledgerlake.errors import UsageError
+from ledgerlake.options.config import Config
+from ledgerlake.options.table_options import TableOptions
+from ledgerlake.stored.places import Place
+
+
+def config(*tables: Any, **delta: Any) -> Config:
+    return parse_config(
+        {
+            "source": {"service_url": "pulsar://h:1", "topics": ["orders"]},
+            "stream": {"name": "s"},
+            "delta": delta or {"path": "lake/rest"},
+            "tables": list(tables),
+        }
+    )
+
+
+def test_a_placeholder_is_a_part_of_the_topics_name_in_which_each_character_is_one_that_stores_take() -> None:
+    table = TableOptions("t", "[[tables]]", Place("s3://b/{tenant}/{namespace}/{topic}"))
+    names = ["a", "a b", "a=b", "ü", "..", "a%2Fb", "a+b", "-"]
+    places = [table.of_topic(f"persistent://public/default/{name}").place.uri for name in names]
+    assert places[0] == "s3://b/public/default/a"
+    assert places[2] == "s3://b/public/default/a=3Db"
+    assert places[3] == "s3://b/public/default/=C3=BC"
+    assert places[4] == "s3://b/public/default/=2E."
+    assert len(set(places)) == len(places)
+    assert all(table.matches(Place(place)) for place in places)
+    assert not table.matches(Place("s3://b/public/default/a/b"))
+
+
+def test_options_travel_to_tasks_as_they_are() -> None:
+    (table, rest) = config(
+        {"path": "lake/a", "where": "key = 'a'", "partition_by": ["topic", "date(broker_timestamp)"]}
+    ).table_options
+    assert TableOptions.from_fields(table.fields()) == table
+    assert table.partition_columns == ["topic", "broker_timestamp_date"]
+    assert table.computed_names == ["broker_timestamp_date"]
+    assert (rest.name, rest.is_default) == ("messages", True)
+
+
+def test_the_main_table_is_that_of_delta_or_the_first_with_a_fixed_path() -> None:
+    assert config({"path": "lake/{topic}"}).main_table == "messages"
+    tables = ({"path": "lake/{topic}"}, {"path": "lake/b"}, {"path": "lake/c"})
+    assert config(*tables, rejects_path="lake/r").main_table == "table:lake/b"
+
+
+@pytest.mark.parametrize(
+    ("tables", "delta", "what"),
+    [
+        ([{"path": "x", "wher": "true"}], {}, r"\[\[tables\]\] has no key 'wher'; did you mean 'where'\? \(table 1\)"),
+        ([{"where": "true"}], {}, r"\[\[tables\]\] path is missing \(table 1\)"),
+        ([{"path": "x"}, {"path": "x"}], {}, "there twice"),
+        ([{"path": "lake/rest/x"}], {}, r"lies in the folder of \[delta\] path"),
+        ([{"path": "lake/{topik}"}], {}, r"placeholder \{topik\}; known are \{tenant\}, \{namespace\}, \{topic\}"),
+        ([{"path": "lake/{topic}"}], {"rejects_path": "r"}, "a path without placeholders"),
+        ([{"path": "x"}], {"table": "shop.orders"}, "table is not for a pipeline with"),
+        ([{"path": "x"}], {"shape": "record"}, "needs rejects_path, or path"),
+        ([{"path": "x", "sql": "select id from messages"}], {}, 'need shape = "record"'),
+        ([{"path": "x", "shape": "record", "sql": "select 1 as a from messages", "function": "a:b"}], {}, "choose one"),
+        ([{"path": "x", "where": "now() > event_time"}], {}, r"\[\[tables\]\] x where has the function now"),
+        ([{"path": "x", "partition_by": ["a + 1"]}], {}, "needs a name; write a [+] 1 as NAME"),
+        ([{"path": "x", "partition_by": ["topic", "Topic"]}], {}, "one column twice"),
+        ([{"path": "x", "topics_pattern": "("}], {}, "no regular expression"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_table(tables: list[Any], delta: dict[str, Any], what: str) -> None:
+    with pytest.raises(UsageError, match=what):
+        config(*tables, **delta)
+
+
+def test_one_pair_of_brackets_is_no_list_of_tables() -> None:
+    with pytest.raises(UsageError, match="two brackets"):
+        parse_config(
+            {
+                "source": {"service_url": "pulsar://h:1", "topics": ["orders"]},
+                "stream": {"name": "s"},
+                "delta": {"path": "p"},
+                "tables": {"path": "x"},
+            }
+        )
