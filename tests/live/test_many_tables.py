@@ -282,6 +282,55 @@ def test_partitions_are_by_columns_and_by_expressions(runtime: Runtime, spark: S
     assert frame.count() == sum(row["broker_timestamp_date"].isoformat() == today for row in rows)
 
 
+def test_a_table_of_the_latest_has_one_row_for_each_key(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
+    topic = runtime.topic(partitions=2)
+    latest = {"mode": "latest", "shape": "record"}
+    data = config(
+        runtime,
+        tmp_path,
+        [topic],
+        [
+            {"path": "all"},
+            {"path": "raw", "mode": "latest"},
+            {"path": "typed", **latest},
+            {
+                "path": "query",
+                **latest,
+                "sql": "select id * 2 as twice, pulsar.key as name from messages where id >= 0",
+            },
+        ],
+    )
+    data["source"]["max_rows_per_trigger"] = 20
+    expected: dict[str, int] = {}
+    producer = runtime.client().create_producer(topic, schema=ps.AvroSchema(Sale))
+    for number in range(120):
+        key = f"k{number % 7}"
+        producer.send_async(sale(number), lambda *_: None, partition_key=key)
+        expected[key] = number
+    producer.flush()
+    bare = runtime.client().create_producer(topic)
+    bare.send(None, partition_key="k3")
+    bare.send(b"no key")
+    bare.close()
+    run_once(spark, data)
+    producer.send(sale(500), partition_key="k5")
+    producer.close()
+    done = run_once(spark, data)
+    del expected["k3"]
+    expected["k5"] = 500
+    for name in ("raw", "typed", "query"):
+        rows = spark.read.format("delta").load(str(tmp_path / name))
+        polars_rows = pl.read_delta(str(tmp_path / name))
+        assert rows.count() == polars_rows.height == len(expected)
+    typed = spark.read.format("delta").load(str(tmp_path / "typed")).selectExpr("pulsar.key", "id").collect()
+    assert {row.key: row.id for row in typed} == expected
+    query = pl.read_delta(str(tmp_path / "query"))
+    assert dict(zip(query["name"], query["twice"], strict=True)) == {key: value * 2 for key, value in expected.items()}
+    assert [row["reason"] for row in rejects_rows(tmp_path)] == ["no_key"]
+    assert len(rows_of(tmp_path, "all")) == 123
+    assert verify(done).clean
+
+
 def test_upkeep_merges_the_files_of_each_partition(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:
     topic = runtime.topic()
     data = config(runtime, tmp_path, [topic], [{"path": "t", "shape": "record", "partition_by": ["country"]}])

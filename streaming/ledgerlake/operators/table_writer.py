@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ledgerlake.client.topics import join_partition
-from ledgerlake.decode.record_rows import RECORD_COLUMN, Misfit, record_rows, rows_schema
+from ledgerlake.decode.record_rows import PULSAR_FIELDS, RECORD_COLUMN, Misfit, record_rows, rows_schema
 from ledgerlake.decode.values import record_name
 from ledgerlake.operators.results import TableResult
 from ledgerlake.operators.transforms import RowTransform, messages_schema
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from ledgerlake.operators.results import BatchSettings, TableBatch
     from ledgerlake.options.table_options import TableOptions
     from ledgerlake.table.ordered_files import DataFile, ParquetFolder
+
+# The reason of a reject: a table of the latest messages by key takes the message, and it has no key.
+NO_KEY = "no_key"
 
 # A message of a few bytes may have thousands of columns.
 _PART_CELLS = 4_000_000
@@ -96,9 +99,12 @@ class TableWriter:
     ) -> None:
         self.table = table
         known = batch.table(table.name)
+        self._keeps_latest = table.keeps_latest
         self._rows = _Rows(table, topic_partition.topic, client, batch, known)
         self.folder = data_folder(table.place, self._rows.schema, prefix)
-        self._reached_us = known.reached_us.get(join_partition(topic_partition.topic, topic_partition.partition))
+        # The latest message of a key is never late.
+        name = join_partition(topic_partition.topic, topic_partition.partition)
+        self._reached_us = None if table.keeps_latest else known.reached_us.get(name)
         self._partition_columns = table.partition_columns
         self._writers: dict[PartitionKey, OrderedWriter] = {}
 
@@ -140,6 +146,8 @@ class TableWriter:
         that were merged into others.
         """
         files = [file for result in results for file in result.files]
+        if self._keeps_latest:
+            return TableResult(files), []
         ordered, replaced = merge_overlapping(self.folder, [file for file in files if not file.members])
         times_us = [result.max_effective_us for result in results]
         reached_us = max((time_us for time_us in times_us if time_us is not None), default=None)
@@ -211,6 +219,19 @@ class _Rows:
             numbers: the number of each message in its batch.
         """
         misfits: list[Misfit] = []
+        if self._table.keeps_latest and (messages["key"].null_count and messages["key_bytes"].null_count):
+            has_key = pc.or_(messages["key"].is_valid(), messages["key_bytes"].is_valid()).to_numpy(
+                zero_copy_only=False
+            )
+            misfits = [Misfit(int(row), NO_KEY, "the message has no key") for row in numbers[~has_key]]
+            messages, numbers = messages.filter(pa.array(has_key)), numbers[has_key]
+            rows, taken = self._of_messages(messages, numbers)
+            unfit = np.array([misfit.row for misfit in misfits], dtype=np.int64)
+            return rows, Taken(np.concatenate([taken.rows, unfit]), misfits + taken.misfits)
+        return self._of_messages(messages, numbers)
+
+    def _of_messages(self, messages: pa.RecordBatch, numbers: NDArray[np.int64]) -> tuple[pa.RecordBatch, Taken]:
+        misfits: list[Misfit] = []
         rows, fitting = messages, numbers
         if self._table.is_of_records:
             rows, misfits = record_rows(messages, self._of_version, self._newest(), self._record)
@@ -218,9 +239,31 @@ class _Rows:
             misfits = _renumbered(misfits, numbers)
         if self._is_plain:
             return rows, Taken(numbers, misfits)
+        is_deletion = rows["is_null"].to_numpy(zero_copy_only=False)
+        if self._table.keeps_latest and is_deletion.any():
+            return self._with_deletions(rows, is_deletion, fitting, misfits)
         (rows, failed), taken = self._transform.apply(rows, self._columns)
         unfit = np.array([misfit.row for misfit in misfits], dtype=np.int64)
         return rows, Taken(np.concatenate([fitting[taken], unfit]), misfits + _renumbered(failed, fitting))
+
+    def _with_deletions(
+        self, rows: pa.RecordBatch, is_deletion: NDArray[np.bool_], numbers: NDArray[np.int64], misfits: list[Misfit]
+    ) -> tuple[pa.RecordBatch, Taken]:
+        """Return rows of which some delete a key. Those pass by conditions and queries, which see no
+        value in them.
+        """
+        others = np.flatnonzero(~is_deletion)
+        (kept, failed), taken = self._transform.apply(rows.take(pa.array(others)), self._columns)
+        deletions = rows.filter(pa.array(is_deletion))
+        if self._table.is_of_records:
+            columns = [*(deletions[field.name] for field in PULSAR_FIELDS), pa.nulls(deletions.num_rows, self._columns)]
+            deletions = pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        together = pa.Table.from_batches([kept, deletions]).combine_chunks()
+        ordered = together.sort_by([(name, "ascending") for name in ("ledger_id", "entry_id", "batch_index")])
+        unfit = np.array([misfit.row for misfit in misfits], dtype=np.int64)
+        rows_taken = np.concatenate([numbers[others][taken], numbers[is_deletion], unfit])
+        (batch,) = ordered.to_batches() or [kept]
+        return batch, Taken(rows_taken, misfits + _renumbered(failed, numbers[others]))
 
     def _newest(self) -> Any:
         return NO_SCHEMA if self._newest_version is None else self._of_version(self._newest_version) or NO_SCHEMA

@@ -161,6 +161,12 @@ class DeltaConfig:
         toml="delta.partition_by",
         shown_default="not partitioned",
     )
+    mode: str = option(
+        choice("append", "latest"),
+        "append",
+        "`latest` keeps one row for each key, the latest message; a message without a value deletes it.",
+        toml="delta.mode",
+    )
     on_mismatch: str = option(
         choice("reject", "stop"),
         "reject",
@@ -208,6 +214,7 @@ class TableConfig:
     partition_by: tuple[str, ...] = option(
         LIST, (), "As `[delta] partition_by`.", toml="tables.partition_by", shown_default="not partitioned"
     )
+    mode: str = option(choice("append", "latest"), "append", "As `[delta] mode`.", toml="tables.mode")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -416,6 +423,7 @@ class Config:
                     sql=self.delta.sql,
                     function=self.delta.function,
                     partition_by=self.delta.partition_by,
+                    mode=self.delta.mode,
                     is_default=bool(tables),
                 )
             )
@@ -444,6 +452,7 @@ class Config:
             table.sql,
             table.function,
             table.partition_by,
+            table.mode,
         )
 
     @property
@@ -641,10 +650,12 @@ def _delta(data: dict[str, Any], tables: tuple[TableConfig, ...]) -> DeltaConfig
         delta = replace(delta, writer="arrow")
     elif not delta.path and not delta.table:
         raise UsageError("[delta] needs path, or table")
-    if (delta.shape == "record" or delta.partition_by) and not delta.path:
-        raise UsageError('[delta] shape = "record" and partition_by need path: the pipeline itself makes such a table')
-    if delta.shape == "record" and delta.writer == "spark":
-        raise UsageError('[delta] shape = "record" is not for writer = "spark"; remove writer')
+    if (delta.shape == "record" or delta.partition_by or delta.mode == "latest") and not delta.path:
+        raise UsageError(
+            '[delta] shape = "record", mode = "latest" and partition_by need path: the pipeline itself makes such a table'
+        )
+    if (delta.shape == "record" or delta.mode == "latest") and delta.writer == "spark":
+        raise UsageError('[delta] shape = "record" and mode = "latest" are not for writer = "spark"; remove writer')
     if delta.rejects_path and not delta.path and not tables:
         raise UsageError("[delta] rejects_path needs path; without it, name the table of rejects by rejects_table")
     if delta.rejects_table and not delta.table:

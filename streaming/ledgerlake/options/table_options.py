@@ -61,7 +61,13 @@ class TableOptions:
     sql: str = ""
     function: str = ""
     partition_by: tuple[str, ...] = ()
+    mode: str = "append"
     is_default: bool = False
+
+    @property
+    def keeps_latest(self) -> bool:
+        """Return whether it has one row for each key, the latest message."""
+        return self.mode == "latest"
 
     @property
     def is_of_records(self) -> bool:
@@ -76,7 +82,8 @@ class TableOptions:
     @property
     def drops_messages(self) -> bool:
         """Return whether messages of its topics may have no row in it, although nothing is wrong."""
-        return bool(self.schema or self.where or self.sql or self.function or self.is_default)
+        has_matches = bool(self.schema or self.where or self.is_default)
+        return has_matches or self.makes_records or self.keeps_latest
 
     @property
     def makes_records(self) -> bool:
@@ -147,6 +154,8 @@ class TableOptions:
             raise UsageError(f"{self.section} has sql and function; choose one")
         if (self.sql or self.function) and not self.is_of_records:
             raise UsageError(f'{self.section} sql and function need shape = "record"')
+        if self.keeps_latest and self.partition_by:
+            raise UsageError(f'{self.section} partition_by is not for mode = "latest"')
         self.condition()
         self.query()
         names = [name.lower() for name in self.partition_columns]

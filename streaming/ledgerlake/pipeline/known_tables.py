@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class KnownTable:
     """A table of a configuration; ``schema`` has the columns of its rows, None for a table of records,
-    whose columns its log has.
+    whose columns its log has. ``keeps_latest``: its own commits keep its files few.
     """
 
     name: str
     place: Place
     schema: pa.Schema | None
+    keeps_latest: bool = False
 
 
 def known_tables(config: Config) -> list[KnownTable]:
@@ -51,6 +52,6 @@ def known_tables(config: Config) -> list[KnownTable]:
                 parse_place(batch.path, options.section, config.storage) for name, batch in seen if name not in tables
             )
             places = {table_name(place.uri): place for place in found if options.matches(place)}
-        tables |= {name: KnownTable(name, place, rows) for name, place in places.items()}
+        tables |= {name: KnownTable(name, place, rows, options.keeps_latest) for name, place in places.items()}
     known = [table for table in tables.values() if table.name == MESSAGES_TABLE or existing_table(table.place)]
     return [*known, KnownTable(REJECTS_TABLE, config.rejects_place, schema.REJECTS)]

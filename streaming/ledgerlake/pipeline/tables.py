@@ -22,6 +22,7 @@ from ledgerlake.operators.results import TableBatch
 from ledgerlake.operators.transforms import RowTransform, messages_schema, united_columns
 from ledgerlake.options.config import is_inside
 from ledgerlake.table.batch_record import number_of
+from ledgerlake.table.latest_table import LatestRecordTable, LatestTable
 from ledgerlake.table.record_table import RecordTable
 from ledgerlake.table.spark_table import open_table
 
@@ -57,9 +58,13 @@ class MessagesTable:
         self._records: RecordTable | None = None
         self.table: Table
         if options.is_of_records:
-            self.table = self._records = RecordTable(options.place, options.partition_columns)
+            kind = LatestRecordTable if options.keeps_latest else RecordTable
+            self.table = self._records = kind(options.place, options.partition_columns)
+            return
+        rows = messages_schema(self._transform.columns(pa.struct([])))
+        if options.keeps_latest:
+            self.table = LatestTable(options.place, rows)
         else:
-            rows = messages_schema(self._transform.columns(pa.struct([])))
             self.table = open_table(options.place, rows, writer, staging, options.partition_columns)
 
     @property

@@ -168,6 +168,6 @@ class _Compactions:
             OffsetError, TableError: they cannot be found.
         """
         for table in known_tables(self._config):
-            if table.name not in self._by_name:
+            if table.name not in self._by_name and not table.keeps_latest:
                 self._by_name[table.name] = Compaction(table.place, table.schema, self._rest, self._is_stopped)
         return self.known

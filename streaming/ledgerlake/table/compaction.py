@@ -31,6 +31,7 @@ from ledgerlake.decode.columns import first_line
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.errors import TableError
 from ledgerlake.table.delta_table import (
+    DEFAULT_CHECKPOINT_INTERVAL,
     PARTITIONED,
     column_differences,
     data_folder,
@@ -77,7 +78,6 @@ _ROW_BYTES = 150
 _PREFIX = "part-compacted"
 _COMMITS_LOOKED_AT = 100
 _RIVAL_MS = 24 * 60 * 60 * 1000
-_DEFAULT_CHECKPOINT_INTERVAL = 100
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Compaction:
             self.obstacles.append(f"another writer that merges its files ({self._rival})")
         files = list(_files_of(table, self._unfit))
         self._unfit &= {file.name for file in files}
-        interval = int(table.metadata().configuration.get("delta.checkpointInterval", _DEFAULT_CHECKPOINT_INTERVAL))
+        interval = int(table.metadata().configuration.get("delta.checkpointInterval", DEFAULT_CHECKPOINT_INTERVAL))
         groups = [] if self.obstacles else [group for part in _by_partition(files) for group in groups_to_merge(part)]
         return _Plan(version, rows, groups, interval)
 

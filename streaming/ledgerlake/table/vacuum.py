@@ -9,6 +9,10 @@ table's folder are removed, by their names:
     part-compacted-<number>-<uuid>.<codec>.parquet                    of ``table.compaction``
     part-<number>-<uuid>[-.]c<number>.<codec>.parquet                 of Delta's own writers
 
+Deletion vectors of tables with the latest messages (see ``table.latest_table``) are in files of their
+own, ``deletion_vector_<uuid>.bin``. ``deltalake`` counts each of them as unused, so the log is read
+here: a file stays while a version within the retention names it.
+
 All other files in the folder or below it are left alone: another table, a checkpoint, files of a
 user.
 """
@@ -17,16 +21,22 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from deltalake.exceptions import DeltaError
+from pyarrow import fs
 
 from ledgerlake.errors import TableError, UsageError
+from ledgerlake.table.deletion_vectors import file_of
 from ledgerlake.table.delta_table import open_delta
+from ledgerlake.table.log_state import read_state, vectors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
+
+    from deltalake import DeltaTable
 
     from ledgerlake.stored.places import Place
 
@@ -48,6 +58,11 @@ def is_own_file(name: str) -> bool:
 def is_data_file(name: str) -> bool:
     """Return whether a file below a table has the name of a data file."""
     return _DATA_FILE.fullmatch(name) is not None
+
+
+_VECTORS = re.compile(rf"deletion_vector_{_UUID}\.bin")
+_DURATION = re.compile(r"interval (\d+) (hour|day|week)s?")
+_HOURS = {"hour": 1, "day": 24, "week": 7 * 24}
 
 
 @dataclass(frozen=True)
@@ -89,11 +104,35 @@ def _vacuum(path: Place, retention_hours: int, dry_run: bool, keeps_longer: bool
         if keeps_longer:
             unused &= set(table.vacuum(dry_run=True, full=True))
         names = sorted(name for name in unused if is_data_file(name))
+        own_hours = _own_retention_hours(table) if keeps_longer else 0
+        names += sorted(_unused_vectors(path, table, max(retention_hours, own_hours)))
         if not dry_run:
             for name in names:
                 # Keys may be renewed before the last of many files is gone.
                 with contextlib.suppress(FileNotFoundError):
                     path.filesystem().delete_file((path / name).root)
-    except (DeltaError, OSError) as error:
+    except (DeltaError, OSError, ValueError) as error:
         raise TableError(f"the table at {path} cannot be vacuumed: {path.reason(error)}") from None
     return Vacuumed(str(path), names)
+
+
+def _unused_vectors(path: Place, table: DeltaTable, retention_hours: int) -> Iterator[str]:
+    """Yield the names of files with deletion vectors that no version within the retention names."""
+    files = path.filesystem().get_file_info(fs.FileSelector(path.root, allow_not_found=True))
+    before_s = time.time() - 3600 * retention_hours
+    old = {file.base_name for file in files if _VECTORS.fullmatch(file.base_name) and file.mtime_ns / 1e9 < before_s}
+    if not old:
+        return
+    state = read_state(path, table.version())
+    kept = [action for action in state.removed if action.get("deletionTimestamp", 0) / 1000 >= before_s]
+    named = {file_of(vector) for vector in vectors_of([*state.files.values(), *kept])}
+    yield from old - named
+
+
+def _own_retention_hours(table: DeltaTable) -> int:
+    """Return how long the table's own property keeps unused files; a week, if it does not say it in a
+    way that is known here.
+    """
+    text = table.metadata().configuration.get("delta.deletedFileRetentionDuration", "")
+    found = _DURATION.fullmatch(text.strip())
+    return int(found[1]) * _HOURS[found[2]] if found else DEFAULT_RETENTION_HOURS

@@ -1,0 +1,186 @@
+"""Which row of a table has the latest message of each key. Pure: keys and places in, deleted rows out.
+
+A key is known by 16 bytes of a hash over the message's key. The index is three arrays in the order of
+the hashes: hash, file, row. It has 24 bytes for each key, so ten million keys take 240 MB.
+
+Within a micro-batch, the later of two messages of a key is the one with the greater rank (see
+``ranks``). A message of a later micro-batch is later than all of an earlier one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap
+
+from ledgerlake.table.ordered_files import effective_times
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
+
+    Hashes = NDArray[np.bytes_]
+    Numbers = NDArray[np.int64]
+
+HASH_BYTES = 16
+# So many names of files that are gone are kept.
+_MOST_NAMES = 1000
+_HASH = np.dtype(f"S{HASH_BYTES}")
+
+
+@dataclass
+class FileRows:
+    """The rows of a file, in the order in which they are in it: the hash of each one's key, whether it
+    deletes the key, and its rank.
+    """
+
+    name: str
+    hashes: Hashes
+    is_deletion: NDArray[np.bool_]
+    rank: Numbers
+
+
+@dataclass
+class LatestIndex:
+    """The latest row of each key, and the deleted rows of each file."""
+
+    files: list[str] = field(default_factory=list)
+    deleted: dict[str, BitMap] = field(default_factory=dict)
+    _hashes: Hashes = field(default_factory=lambda: np.empty(0, dtype=_HASH))
+    _file: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    _row: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, dtype=np.int32))
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def add(self, added: Iterable[FileRows]) -> set[str]:
+        """Add the rows of new files; return the names of the files of which rows are deleted now."""
+        new = list(added)
+        numbers = np.repeat(np.arange(len(self.files), len(self.files) + len(new)), [len(rows.hashes) for rows in new])
+        self.files += [rows.name for rows in new]
+        self.deleted |= {rows.name: BitMap() for rows in new}
+        if not len(numbers):
+            return set()
+        hashes = np.concatenate([rows.hashes for rows in new])
+        rows = np.concatenate([np.arange(len(part.hashes)) for part in new])
+        order = np.lexsort((np.concatenate([part.rank for part in new]), hashes))
+        is_last = np.append(hashes[order][1:] != hashes[order][:-1], True)
+        last, others = order[is_last], order[~is_last]
+        is_deletion = np.concatenate([part.is_deletion for part in new])[last]
+        touched = self._delete(numbers[others], rows[others])
+        touched |= self._delete(numbers[last][is_deletion], rows[last][is_deletion])
+        places = np.searchsorted(self._hashes, hashes[last])
+        is_known = places < len(self._hashes)
+        is_known[is_known] = self._hashes[places[is_known]] == hashes[last][is_known]
+        known = places[is_known]
+        touched |= self._delete(self._file[known], self._row[known])
+        self._replace(hashes[last], numbers[last], rows[last], is_deletion, places, is_known)
+        return touched
+
+    def restore(self, files: Iterable[tuple[str, Hashes, NDArray[np.bool_]]]) -> None:
+        """Fill an empty index with the files of a table: the hashes of their rows, and which are live."""
+        parts: list[tuple[Hashes, Numbers, Numbers]] = []
+        for number, (name, hashes, is_live) in enumerate(files):
+            self.files.append(name)
+            self.deleted[name] = BitMap(np.flatnonzero(~is_live).astype(np.uint32))
+            rows = np.flatnonzero(is_live)
+            parts.append((hashes[rows], np.full(len(rows), number), rows))
+        if not parts:
+            return
+        hashes, numbers, rows = (np.concatenate(column) for column in zip(*parts, strict=True))
+        order = np.argsort(hashes)
+        self._hashes, self._file, self._row = (
+            hashes[order],
+            numbers[order].astype(np.int32),
+            rows[order].astype(np.int32),
+        )
+
+    def move(self, name: str, hashes: Hashes) -> None:
+        """Take a new file that has, in this order, the latest rows of these keys."""
+        places = np.searchsorted(self._hashes, hashes)
+        self._file[places] = len(self.files)
+        self._row[places] = np.arange(len(hashes))
+        self.files.append(name)
+        self.deleted[name] = BitMap()
+
+    def remove_files(self, names: Iterable[str]) -> None:
+        """Forget files of which no row is latest any more."""
+        for name in names:
+            del self.deleted[name]
+        if len(self.files) > 2 * len(self.deleted) + _MOST_NAMES:
+            kept = [number for number, name in enumerate(self.files) if name in self.deleted]
+            numbers = np.full(len(self.files), -1, dtype=np.int32)
+            numbers[kept] = np.arange(len(kept))
+            self._file = numbers[self._file]
+            self.files = [self.files[number] for number in kept]
+
+    def _delete(self, files: NDArray[np.integer], rows: NDArray[np.integer]) -> set[str]:
+        touched = set()
+        for number in np.unique(files).tolist():
+            name = self.files[number]
+            self.deleted[name] |= BitMap(rows[files == number].astype(np.uint32))
+            touched.add(name)
+        return touched
+
+    def _replace(
+        self,
+        hashes: Hashes,
+        files: Numbers,
+        rows: Numbers,
+        is_deletion: NDArray[np.bool_],
+        places: NDArray[np.int64],
+        is_known: NDArray[np.bool_],
+    ) -> None:
+        """Put the latest rows in place of earlier ones; the hashes rise."""
+        changed = is_known & ~is_deletion
+        self._file[places[changed]] = files[changed]
+        self._row[places[changed]] = rows[changed]
+        fresh, gone = ~is_known & ~is_deletion, places[is_known & is_deletion]
+        at = places[fresh]
+        self._hashes = np.insert(self._hashes, at, hashes[fresh])
+        self._file = np.insert(self._file, at, files[fresh])
+        self._row = np.insert(self._row, at, rows[fresh])
+        if len(gone):
+            # Each of them has moved behind those that were inserted before it.
+            moved = gone + np.searchsorted(at, gone, side="right")
+            self._hashes = np.delete(self._hashes, moved)
+            self._file = np.delete(self._file, moved)
+            self._row = np.delete(self._row, moved)
+
+
+def hashes_of(keys: pa.ChunkedArray) -> Hashes:
+    """Return the hash of each key; another writer's row may have none."""
+    digests = [hashlib.blake2b(key or b"", digest_size=HASH_BYTES).digest() for key in keys.to_pylist()]
+    return np.frombuffer(b"".join(digests), dtype=_HASH)
+
+
+def keys_of(rows: pa.Table) -> pa.ChunkedArray:
+    """Return the keys of messages as bytes; null for a message without one."""
+    return pc.coalesce(rows["key_bytes"], rows["key"].cast(pa.binary()))
+
+
+def ranks(rows: pa.Table) -> Numbers:
+    """Return numbers that rise from an earlier message to a later one, over all rows of a micro-batch.
+
+    On a topic partition the position counts, whatever the producers' clocks said. A delayed message
+    counts from its delivery on. Between topic partitions the time counts.
+    """
+    times = effective_times(rows).copy()
+    position = [rows[name].to_numpy() for name in ("ledger_id", "entry_id", "batch_index")]
+    names = pc.binary_join_element_wise(rows["topic"], rows["partition"].cast(pa.string()), "\0")
+    partitions = pa.chunked_array([names.combine_chunks()]).chunk(0).dictionary_encode().indices.to_numpy()
+    is_plain = rows["delivered_at"].is_null().to_numpy()
+    order = np.lexsort((*reversed(position), partitions))
+    plain = order[is_plain[order]]
+    for number in np.unique(partitions[plain]).tolist():
+        of_partition = plain[partitions[plain] == number]
+        times[of_partition] = np.maximum.accumulate(times[of_partition])
+    result = np.empty(len(times), dtype=np.int64)
+    result[np.lexsort((*reversed(position), times))] = np.arange(len(times))
+    return result

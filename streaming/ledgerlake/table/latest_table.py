@@ -1,0 +1,407 @@
+"""A Delta table with one row for each key: the latest message.
+
+Tasks write all messages of a micro-batch into files, as for any table. The driver keeps an index of
+the latest row of each key (see ``latest_index``), and commits the files together with the deletion
+vectors of all rows that are not the latest any more. So no file is written again when a key changes,
+and the commit carries the micro-batch's numbers as every table's does (see ``delta_table``).
+
+The same commit writes files again of which most rows are deleted, and merges small ones, as far as
+that is little work (see ``_Rewriting``). Nobody else has to: upkeep leaves such a table alone.
+
+delta-rs commits no deletion vectors from Python. So the commit is a file of the log that is written
+here, and created only if there is none of that version. The index is read from the table when a query
+starts, and whenever another writer has changed the table's files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake.exceptions import DeltaError
+from pyroaring import BitMap
+
+from ledgerlake.decode.record_columns import PULSAR_COLUMN
+from ledgerlake.errors import TableError
+from ledgerlake.table.deletion_vectors import pack_vectors
+from ledgerlake.table.delta_table import (
+    DEFAULT_CHECKPOINT_INTERVAL,
+    Table,
+    commit_file,
+    data_folder,
+    open_delta,
+    read_commit,
+    transactions_of,
+)
+from ledgerlake.table.latest_index import FileRows, LatestIndex, hashes_of, keys_of, ranks
+from ledgerlake.table.layout import path_in_file, record_of
+from ledgerlake.table.log_state import read_state
+from ledgerlake.table.ordered_files import BufferedWriter, DataFile, read_row_groups
+from ledgerlake.table.record_table import RecordTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from deltalake import DeltaTable
+    from numpy.typing import NDArray
+
+    from ledgerlake.stored.places import Place
+
+Action = dict[str, Any]
+
+PROPERTIES = {"delta.enableDeletionVectors": "true"}
+
+ENGINE = "ledgerlake"
+_ATTEMPT = "ledgerlakeAttempt"
+_ATTEMPTS = 20
+
+_KEY_COLUMNS = ("key", "key_bytes", "is_null")
+_RANK_COLUMNS = (
+    "topic",
+    "partition",
+    "ledger_id",
+    "entry_id",
+    "batch_index",
+    "broker_timestamp",
+    "publish_time",
+    "deliver_at",
+    "delivered_at",
+)
+
+# A file is written again if so much of it is deleted. Small files are merged from so many on, and no more
+# than so many rows in a commit.
+_DELETED_PART = 0.5
+_SMALL_ROWS = 100_000
+_MOST_SMALL_FILES = 16
+_MOST_REWRITTEN_ROWS = 400_000
+_PREFIX = "part-compacted"
+
+
+class _OvertakenError(Exception):
+    """Another writer's commit came first."""
+
+
+@dataclass
+class _State:
+    """The table in a version: the log's entries of its files, and the index of their rows."""
+
+    version: int
+    entries: dict[str, Action]
+    index: LatestIndex = field(default_factory=LatestIndex)
+
+
+class _LatestCommits(Table):
+    """The commits of a table with the latest messages, for both shapes."""
+
+    _state: _State | None = None
+
+    def create(self, properties: dict[str, str] | None = None) -> None:
+        super().create(PROPERTIES | (properties or {}))
+
+    def _append_to(
+        self, table: DeltaTable, files: list[DataFile], numbers: dict[str, int], metadata: dict[str, str] | None
+    ) -> None:
+        """Commit the files with the rows that they make obsolete.
+
+        Raises:
+            OSError: the store does not do what it is asked.
+            TableError: the index cannot be read, or others commit without pause.
+        """
+        for _ in range(_ATTEMPTS):
+            state = self._current_state(table)
+            change = _Change(self, state, files, self._keys_of_new(files))
+            # The index has the new rows from here on; if they are not committed, it is read again.
+            self._state = None
+            try:
+                self._state = change.commit(numbers, metadata)
+            except _OvertakenError:
+                table = self._load()
+                self._check_not_there(state.version, table.version(), numbers)
+                continue
+            self._write_checkpoint(table, self._state.version)
+            return
+        raise OSError("other writers commit to the table without pause")
+
+    def _check_not_there(self, before: int, version: int, numbers: dict[str, int]) -> None:
+        """Check that no other writer has committed with one of the same transactions.
+
+        Raises:
+            OSError: it has.
+        """
+        for number in range(before + 1, version + 1):
+            if not transactions_of(self.path, number).keys().isdisjoint(numbers):
+                raise OSError("a concurrent transaction has the same app id")
+
+    def _write_checkpoint(self, table: DeltaTable, version: int) -> None:
+        """Write the checkpoint of the log that delta-rs would write, and clean the log. A failure does no
+        harm: the next one does it.
+        """
+        interval = int(table.metadata().configuration.get("delta.checkpointInterval", DEFAULT_CHECKPOINT_INTERVAL))
+        if version % interval:
+            return
+        with contextlib.suppress(DeltaError, OSError):
+            newest = open_delta(self.path)
+            newest.create_checkpoint()
+            newest.cleanup_metadata()
+
+    def _current_state(self, table: DeltaTable) -> _State:
+        """Return the state of a version of the table; it is read if another writer changed files since
+        the last commit.
+        """
+        known, version = self._state, table.version()
+        if known is not None and known.version == version:
+            return known
+        try:
+            entries = read_state(self.path, version).files
+            if known is not None and _same_files(known.entries, entries):
+                self._state = _State(version, entries, known.index)
+            else:
+                self._state = _State(version, entries, self._read_index(table, list(entries)))
+        except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
+            raise TableError(
+                f"the keys of the table at {self.path} cannot be read: {self.path.reason(error)}"
+            ) from None
+        return self._state
+
+    def _read_index(self, table: DeltaTable, names: list[str]) -> LatestIndex:
+        deleted = _deleted_rows(table)
+
+        def rows_of(name: str) -> tuple[str, NDArray[np.bytes_], NDArray[np.bool_]]:
+            keys = self._read_columns(name, _KEY_COLUMNS)
+            return name, hashes_of(keys_of(keys)), ~_mask(deleted.get(name, BitMap()), 0, keys.num_rows)
+
+        index = LatestIndex()
+        index.restore(map(rows_of, names))
+        return index
+
+    def _keys_of_new(self, files: Sequence[DataFile]) -> list[FileRows]:
+        """Return the keys of the rows of a micro-batch's files."""
+        columns = [self._read_columns(file.name, (*_KEY_COLUMNS, *_RANK_COLUMNS)) for file in files]
+        if not columns:
+            return []
+        rank = ranks(pa.concat_tables(columns))
+        ends = np.cumsum([rows.num_rows for rows in columns])
+        return [
+            FileRows(file.name, hashes_of(keys_of(rows)), rows["is_null"].to_numpy(), rank[end - rows.num_rows : end])
+            for file, rows, end in zip(files, columns, ends, strict=True)
+        ]
+
+    def _read_columns(self, name: str, columns: Sequence[str]) -> pa.Table:
+        """Read columns of a file's rows, in the order in which they are in it."""
+        with pq.ParquetFile((self.path / name).root, filesystem=self.path.filesystem()) as file:
+            rows = file.read([path_in_file(self.schema, column) for column in columns])
+        found = pa.Table.from_struct_array(rows[PULSAR_COLUMN]) if record_of(self.schema) is not None else rows
+        # Other writers have other types of Arrow for the same columns of Delta.
+        return found.select(columns).cast(pa.schema([self.schema.field(column) for column in columns]))
+
+
+class LatestTable(_LatestCommits):
+    """A table of messages with the latest of each key."""
+
+
+class LatestRecordTable(_LatestCommits, RecordTable):
+    """A table of records with the latest of each key."""
+
+
+class _Change:
+    """A commit to a table: new files, deletion vectors, and files that are written again.
+
+    The index is changed at once. If the commit fails, it has to be read again.
+    """
+
+    def __init__(self, table: Table, state: _State, files: Sequence[DataFile], added: Sequence[FileRows]) -> None:
+        self._table = table
+        self._state = state
+        self._new = {file.name: file for file in files}
+        self._index = state.index
+        self._touched = state.index.add(added)
+
+    def commit(self, numbers: dict[str, int], metadata: dict[str, str] | None) -> _State:
+        """Commit; return the state of the new version.
+
+        Raises:
+            _OvertakenError: another writer's commit came first.
+            OSError: the store does not do what it is asked.
+        """
+        rewritten, written = self._rewrite()
+        entries = dict(self._state.entries)
+        removed = [entries.pop(name) for name in {*rewritten, *self._touched} if name in entries]
+        added = self._entries(rewritten, written)
+        attempt = uuid.uuid4().hex
+        content = self._content(attempt, removed, list(added.values()), numbers, metadata)
+        version = self._state.version + 1
+        place = commit_file(self._table.path, version)
+        try:
+            is_ours = place.create_file(content)
+        except OSError:
+            if not _is_own(self._table.path, version, attempt):
+                raise
+            is_ours = True
+        if not is_ours and not _is_own(self._table.path, version, attempt):
+            raise _OvertakenError
+        return _State(version, entries | added, self._index)
+
+    def _entries(self, rewritten: Sequence[str], written: Sequence[DataFile]) -> dict[str, Action]:
+        """Return the log's entries of new and changed files."""
+        now_ms = int(time.time() * 1000)
+        sizes = {file.name: (file.size_bytes, file.rows, file.stats) for file in (*self._new.values(), *written)}
+        for name in self._touched:
+            entry = self._state.entries.get(name)
+            if entry is not None:
+                sizes[name] = entry["size"], json.loads(entry["stats"])["numRecords"], entry["stats"]
+        live = {
+            name: sizes[name]
+            for name in sizes
+            if name not in rewritten and len(self._index.deleted[name]) < sizes[name][1]
+        }
+        gone = [name for name in sizes if name not in live]
+        vectors = {name: self._index.deleted[name] for name in live if self._index.deleted[name]}
+        descriptors: dict[str, Action] = {}
+        if vectors:
+            name, content, descriptors = pack_vectors(vectors)
+            (self._table.path / name).create_file(content)
+        self._index.remove_files(gone)
+        return {
+            name: {
+                "path": name,
+                "partitionValues": {},
+                "size": size_bytes,
+                "modificationTime": now_ms,
+                "dataChange": True,
+                "stats": json.dumps(json.loads(stats) | ({"tightBounds": False} if name in descriptors else {})),
+                **({"deletionVector": descriptors[name]} if name in descriptors else {}),
+            }
+            for name, (size_bytes, _, stats) in live.items()
+        }
+
+    def _rewrite(self) -> tuple[list[str], list[DataFile]]:
+        """Write the live rows of some files to new ones; return the names of the old ones, and the new
+        ones.
+        """
+        rows = {file.name: file.rows for file in self._new.values()}
+        rows |= {name: json.loads(entry["stats"])["numRecords"] for name, entry in self._state.entries.items()}
+        names = _to_rewrite({name: (count, count - len(self._index.deleted[name])) for name, count in rows.items()})
+        if not names:
+            return [], []
+        writer = BufferedWriter(data_folder(self._table.path, self._table.schema, _PREFIX))
+        parts: list[Any] = []
+        for name in names:
+            for part in self._live_rows(name):
+                writer.write(part)
+                parts.append(hashes_of(keys_of(part)))
+        written = writer.finish()
+        hashes = np.concatenate(parts) if parts else np.empty(0, dtype="S16")
+        start = 0
+        for file in written:
+            self._index.move(file.name, hashes[start : start + file.rows])
+            start += file.rows
+        return names, written
+
+    def _live_rows(self, name: str) -> Iterator[pa.Table]:
+        deleted = self._index.deleted[name]
+        first = 0
+        folder = data_folder(self._table.path, self._table.schema, _PREFIX)
+        for rows in read_row_groups(folder, name):
+            live = rows.filter(pa.array(~_mask(deleted, first, rows.num_rows)))
+            first += rows.num_rows
+            if live.num_rows:
+                yield live
+
+    def _content(
+        self,
+        attempt: str,
+        removed: Sequence[Action],
+        added: Sequence[Action],
+        numbers: dict[str, int],
+        metadata: dict[str, str] | None,
+    ) -> bytes:
+        now_ms = int(time.time() * 1000)
+        actions: list[dict[str, Any]] = [
+            {
+                "commitInfo": {
+                    "timestamp": now_ms,
+                    "operation": "WRITE",
+                    "operationParameters": {"mode": "Append"},
+                    "readVersion": self._state.version,
+                    "isBlindAppend": False,
+                    "engineInfo": ENGINE,
+                    _ATTEMPT: attempt,
+                    **(metadata or {}),
+                }
+            },
+            *({"txn": {"appId": name, "version": number, "lastUpdated": now_ms}} for name, number in numbers.items()),
+            *({"remove": _removed(entry, now_ms)} for entry in removed),
+            *({"add": entry} for entry in added),
+        ]
+        return "".join(json.dumps(action, separators=(",", ":")) + "\n" for action in actions).encode()
+
+
+def _to_rewrite(rows: dict[str, tuple[int, int]]) -> list[str]:
+    """Return the files to write again in a commit.
+
+    Args:
+        rows: by file, its rows, and how many of them are live.
+    """
+    sparse = [name for name, (count, live) in rows.items() if 0 < live <= count * (1 - _DELETED_PART)]
+    small = [name for name, (count, live) in rows.items() if live and count <= _SMALL_ROWS]
+    wanted = dict.fromkeys([*sparse, *(small if len(small) > _MOST_SMALL_FILES else ())])
+    chosen: list[str] = []
+    left = _MOST_REWRITTEN_ROWS
+    for name in sorted(wanted, key=lambda name: rows[name][1]):
+        left -= rows[name][1]
+        if left < 0 and chosen:
+            break
+        chosen.append(name)
+    return chosen
+
+
+def _removed(entry: Action, now_ms: int) -> Action:
+    vector = entry.get("deletionVector")
+    return {
+        "path": entry["path"],
+        "deletionTimestamp": now_ms,
+        "dataChange": True,
+        "extendedFileMetadata": True,
+        "partitionValues": entry.get("partitionValues") or {},
+        "size": entry["size"],
+        **({"deletionVector": vector} if vector else {}),
+    }
+
+
+def _is_own(path: Place, version: int, attempt: str) -> bool:
+    try:
+        actions = read_commit(path, version)
+    except (OSError, ValueError):
+        return False
+    return any(action.get("commitInfo", {}).get(_ATTEMPT) == attempt for action in actions)
+
+
+def _same_files(one: dict[str, Action], other: dict[str, Action]) -> bool:
+    """Return whether two versions have the same live rows."""
+    return one.keys() == other.keys() and all(
+        (one[name].get("deletionVector") or None) == (other[name].get("deletionVector") or None) for name in one
+    )
+
+
+def _mask(numbers: BitMap, first: int, count: int) -> NDArray[np.bool_]:
+    """Return which of some neighbouring numbers are in a bitmap."""
+    mask = np.zeros(count, dtype=bool)
+    found = np.array(numbers & BitMap(range(first, first + count)), dtype=np.int64) - first
+    mask[found] = True
+    return mask
+
+
+def _deleted_rows(table: DeltaTable) -> dict[str, BitMap]:
+    vectors = pa.table(table.deletion_vectors())
+    found = {}
+    for path, selection in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
+        is_selected = selection.values.to_numpy(zero_copy_only=False)
+        found[path.rpartition("/")[2]] = BitMap(np.flatnonzero(~is_selected).astype(np.uint32))
+    return found

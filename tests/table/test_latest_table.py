@@ -1,0 +1,237 @@
+"""A table with the latest message of each key, against a dict of Python."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+
+from ledgerlake.decode import schema
+from ledgerlake.errors import TableError
+from ledgerlake.stored.places import Place
+from ledgerlake.table import latest_table
+from ledgerlake.table.batch_record import BatchRecord
+from ledgerlake.table.delta_table import data_folder
+from ledgerlake.table.latest_index import FileRows, LatestIndex, hashes_of, ranks
+from ledgerlake.table.latest_table import LatestTable
+from ledgerlake.table.ordered_files import BufferedWriter, DataFile
+from ledgerlake.table.vacuum import vacuum
+
+TOPIC = "persistent://public/default/orders"
+
+
+def message(entry_id: int, key: str, value: bytes | None, **other: Any) -> dict[str, Any]:
+    return {
+        "topic": TOPIC,
+        "partition": -1,
+        "ledger_id": 1,
+        "entry_id": entry_id,
+        "batch_index": -1,
+        "publish_time": entry_id * 1000,
+        "key": key,
+        "is_null": value is None,
+        "late": False,
+        "value": value,
+    } | other
+
+
+def rows_of(messages: list[dict[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist(messages, schema=schema.MESSAGES)
+
+
+class Written:
+    """A table, and the processes that write micro-batches to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = Place(str(folder / "latest"))
+        self.batches = 0
+        self.restart()
+        self.table.create()
+
+    def restart(self) -> None:
+        self.table = LatestTable(self.path, schema.MESSAGES)
+        self.table.check(None)
+
+    def files(self, *parts: list[dict[str, Any]]) -> list[DataFile]:
+        files: list[DataFile] = []
+        for part in parts:
+            writer = BufferedWriter(data_folder(self.path, schema.MESSAGES, f"part-{self.batches:08}-00000"))
+            writer.write(rows_of(part))
+            files += writer.finish()
+        return files
+
+    def batch(self, *parts: list[dict[str, Any]]) -> None:
+        record = BatchRecord("stream", "query", self.batches, self.batches)
+        assert not self.table.contains(record)
+        self.table.commit(record, self.files(*parts), {})
+        assert self.table.contains(record)
+        self.batches += 1
+
+    def values(self) -> dict[str, bytes]:
+        """What delta-rs reads."""
+        found = QueryBuilder().register("t", DeltaTable(self.path.uri)).execute("select key, value from t")
+        rows = pa.table(found).to_pylist()
+        assert len({row["key"] for row in rows}) == len(rows)
+        return {row["key"]: row["value"] for row in rows}
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    return Written(tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_table_is_what_a_dict_is(seed: int, written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(seed)
+    monkeypatch.setattr(latest_table, "_MOST_SMALL_FILES", rng.choice([2, 5, 100]))
+    monkeypatch.setattr(latest_table, "_MOST_REWRITTEN_ROWS", rng.choice([1, 10, 10_000]))
+    expected: dict[str, bytes] = {}
+    entry_id = 0
+    for _ in range(25):
+        messages = []
+        for _ in range(rng.randint(0, 12)):
+            entry_id += 1
+            key, value = f"k{rng.randrange(15)}", None if rng.random() < 0.2 else b"%d" % entry_id
+            messages.append(message(entry_id, key, value))
+            if value is None:
+                expected.pop(key, None)
+            else:
+                expected[key] = value
+        rng.shuffle(messages)
+        cut = rng.randint(0, len(messages))
+        written.batch(*[part for part in (messages[:cut], messages[cut:]) if part])
+        if rng.random() < 0.2:
+            written.restart()
+        if rng.random() < 0.1:
+            DeltaTable(written.path.uri).create_checkpoint()
+        assert written.values() == expected
+    polars_rows = pl.read_delta(written.path.uri)
+    assert dict(zip(polars_rows["key"], polars_rows["value"], strict=True)) == expected
+
+
+def test_the_log_gets_checkpoints_and_the_table_goes_on_after_them(written: Written) -> None:
+    for number in range(130):
+        written.batch([message(number, f"k{number % 7}", b"%d" % number)])
+        if number == 120:
+            written.restart()
+    log = Path(written.path.uri) / "_delta_log"
+    assert (log / f"{100:020}.checkpoint.parquet").stat().st_size > 0
+    assert written.values() == {f"k{number % 7}": b"%d" % number for number in range(123, 130)}
+    assert len(DeltaTable(written.path.uri).file_uris()) <= 20
+
+
+def test_another_writers_deletion_is_seen_and_a_key_may_come_again(written: Written) -> None:
+    written.batch([message(1, "a", b"1"), message(2, "b", b"2")])
+    DeltaTable(written.path.uri).delete("key = 'a'")
+    written.batch([message(3, "b", b"3")])
+    assert written.values() == {"b": b"3"}
+    written.batch([message(4, "a", b"4")])
+    assert written.values() == {"a": b"4", "b": b"3"}
+
+
+def test_a_commit_that_another_writer_overtakes_is_made_again(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written.batch([message(1, "a", b"1")])
+    create_file = Place.create_file
+    overtaken: list[bool] = []
+
+    def overtake(place: Place, content: bytes) -> bool:
+        if place.uri.endswith(".json") and not overtaken:
+            overtaken.append(True)
+            DeltaTable(written.path.uri).delete("key = 'a'")
+        return create_file(place, content)
+
+    monkeypatch.setattr(Place, "create_file", overtake)
+    written.batch([message(2, "b", b"2")])
+    assert overtaken
+    assert written.values() == {"b": b"2"}
+
+
+def test_the_same_micro_batch_by_two_processes_lands_once(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = LatestTable(written.path, schema.MESSAGES)
+    other.check(None)
+    record = BatchRecord("stream", "query", 0, 0)
+    assert not other.contains(record)
+    files = written.files([message(1, "a", b"1")])
+    written.batch([message(1, "a", b"1")])
+    with pytest.raises(TableError, match="same app id"):
+        other.commit(record, files, {})
+    assert written.values() == {"a": b"1"}
+
+
+def test_a_lost_answer_is_no_second_commit(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    create_file = Place.create_file
+    lost: list[bool] = []
+
+    def lose(place: Place, content: bytes) -> bool:
+        made = create_file(place, content)
+        if place.uri.endswith(".json") and not lost:
+            lost.append(True)
+            raise OSError("the answer was lost")
+        return made
+
+    monkeypatch.setattr(Place, "create_file", lose)
+    written.batch([message(1, "a", b"1")])
+    version = DeltaTable(written.path.uri).version()
+    written.batch([message(2, "a", b"2")])
+    assert DeltaTable(written.path.uri).version() == version + 1
+    assert written.values() == {"a": b"2"}
+
+
+def test_on_a_topic_partition_the_position_counts_and_a_delayed_message_from_its_delivery_on() -> None:
+    plain = [message(1, "a", b"", publish_time=9_000), message(2, "a", b"", publish_time=4_000)]
+    assert np.argsort(ranks(rows_of(plain))).tolist() == [0, 1]
+    delayed = message(0, "a", b"", publish_time=0, deliver_at=10_000, delivered_at=11_000)
+    assert np.argsort(ranks(rows_of([*plain, delayed]))).tolist() == [0, 1, 2]
+    later = message(3, "a", b"", publish_time=20_000)
+    assert np.argsort(ranks(rows_of([*plain, delayed, later]))).tolist() == [0, 1, 2, 3]
+
+
+def test_the_index_keeps_no_names_of_files_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ledgerlake.table.latest_index._MOST_NAMES", 3)
+    index, hashes = LatestIndex(), hashes_of(pa.chunked_array([[b"a", b"b"]]))
+    for number in range(20):
+        rows = FileRows(f"f{number}", hashes, np.zeros(2, dtype=bool), np.arange(2))
+        touched = index.add([rows])
+        assert touched == ({f"f{number - 1}"} if number else set())
+        index.remove_files(touched)
+        assert len(index.files) <= 6
+    assert len(index) == 2
+
+
+def test_vectors_that_no_version_within_the_retention_names_are_removed(written: Written) -> None:
+    def vectors() -> set[str]:
+        return {path.name for path in Path(written.path.uri).glob("deletion_vector_*.bin")}
+
+    many = [message(number, f"k{number}", b"1") for number in range(100)]
+    written.batch(many)
+    written.batch([message(200, "k1", b"2")])
+    (first,) = vectors()
+    written.batch([message(300, "k2", b"3")])
+    (second,) = vectors() - {first}
+    old_s = time.time() - 3 * 3600
+    for name in (first, second):
+        os.utime(Path(written.path.uri) / name, (old_s, old_s))
+    # The first one was named until just now.
+    assert vacuum([written.path], 2)[0].files == []
+    log = Path(written.path.uri) / "_delta_log"
+    for commit in log.glob("*.json"):
+        earlier = re.sub(
+            r'"deletionTimestamp":(\d+)',
+            lambda found: f'"deletionTimestamp":{int(found[1]) - 10_800_000}',
+            commit.read_text(),
+        )
+        commit.write_text(earlier)
+    assert vacuum([written.path], 2)[0].files == [first]
+    assert vectors() == {second}
+    assert written.values() == {f"k{number}": b"1" for number in range(100)} | {"k1": b"2", "k2": b"3"}
