@@ -207,12 +207,13 @@ def wait_for_commits(checkpoint: Path, count: int, running: subprocess.Popen[byt
     assert commits(checkpoint) >= count, f"it ended by itself with {running.poll()}"
 
 
-def to_toml(data: dict[str, dict[str, Any]]) -> str:
+def to_toml(data: dict[str, Any]) -> str:
     """Configuration data as a file."""
     lines = []
     for section, values in data.items():
-        lines.append(f"[{section}]")
-        lines += [f"{key} = {_to_toml(value)}" for key, value in values.items()]
+        for part in values if isinstance(values, list) else [values]:
+            lines.append(f"[[{section}]]" if isinstance(values, list) else f"[{section}]")
+            lines += [f"{key} = {_to_toml(value)}" for key, value in part.items()]
     return "\n".join(lines) + "\n"
 
 

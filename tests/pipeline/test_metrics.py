@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -60,7 +61,14 @@ def test_a_query_of_the_bare_source_shows_its_lag_until_it_ends() -> None:
 def test_a_pipeline_shows_what_its_batches_brought() -> None:
     metrics = Metrics()
     first = BatchResult(
-        0, 100, 2, stored_bytes=5000, delayed_counts={NAME: 3}, next_due_ms={NAME: 2500}, incomplete_count=1
+        0,
+        100,
+        2,
+        Counter({"no_table": 2}),
+        stored_bytes=5000,
+        delayed_counts={NAME: 3},
+        next_due_ms={NAME: 2500},
+        incomplete_count=1,
     )
     metrics.add_batch("orders", first, 10.0)
     metrics.add_batch("orders", BatchResult(1, 50, repeated=True, kept_bytes=7, next_due_ms={NAME: None}), 10.5)
@@ -75,6 +83,7 @@ def test_a_pipeline_shows_what_its_batches_brought() -> None:
         'ledgerlake_messages_per_second{query="orders"}': "100.0",
         'ledgerlake_messages_total{query="orders"}': "100.0",
         'ledgerlake_rejects_total{query="orders"}': "2.0",
+        'ledgerlake_rejects_by_reason_total{query="orders",reason="no_table"}': "2.0",
         'ledgerlake_batches_total{query="orders"}': "2.0",
         'ledgerlake_open_sets{query="orders"}': "0.0",
         'ledgerlake_held_bytes{query="orders"}': "7.0",

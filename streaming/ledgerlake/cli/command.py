@@ -92,7 +92,7 @@ def load_config_with_paths(path: str) -> Config:
     from ledgerlake.table.catalog import locate_tables
 
     config = load_config(path)
-    if config.delta.path:
+    if not config.delta.table or config.delta.path:
         return config
     spark = start_session("ledgerlake", config.spark.master, config.spark.session_settings)
     try:

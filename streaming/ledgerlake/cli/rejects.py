@@ -1,4 +1,6 @@
-"""``ledgerlake rejects`` tells what the table of rejects has, by reason and topic."""
+"""``ledgerlake rejects`` tells what the table of rejects has, by reason and topic; with ``--replay`` it puts
+rejects through again.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,17 @@ def add(commands: Commands) -> None:
         commands,
         "rejects",
         _rejects,
-        "how many entries were rejected, by reason and topic, and the last of each",
-        "ledgerlake rejects orders.toml",
+        "how many entries were rejected, by reason and topic, and the last of each; or put them through again",
+        "ledgerlake rejects orders.toml --replay --reason schema_mismatch",
     )
     command.add_argument("config", metavar="CONFIG")
+    command.add_argument("--replay", action="store_true", help="put those through again that fit by now, once each")
+    command.add_argument("--reason", action="append", default=[], help="with --replay: only this one; may be repeated")
 
 
 def _rejects(options: argparse.Namespace) -> int:
+    if options.replay:
+        return _replay(options)
     from ledgerlake.inspect.reject_counts import count_rejects
 
     counts = count_rejects(load_config_with_paths(options.config))
@@ -34,4 +40,24 @@ def _rejects(options: argparse.Namespace) -> int:
         print(json.dumps(asdict(count), default=str) if options.json else count.sentence())
     if not counts and not options.json:
         print("there are no rejects")
+    return 0
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from ledgerlake.pipeline.replay import replay
+
+    result = replay(load_config_with_paths(options.config), options.reason)
+    reasons = sorted(result.replayed.keys() | result.left.keys())
+    for reason in reasons:
+        counts = {"reason": reason, "replayed": result.replayed[reason], "left": result.left[reason]}
+        why = result.why.get(reason, "")
+        if options.json:
+            print(json.dumps({**counts, "why": why}))
+        else:
+            print(
+                f"{reason}: {counts['replayed']:,} replayed, {counts['left']:,} do not fit"
+                + (f" ({why})" if why else "")
+            )
+    if not reasons and not options.json:
+        print("there is nothing to replay")
     return 0

@@ -1,4 +1,6 @@
-"""What the table of rejects has, by reason and topic: how many, when, and the last one."""
+"""What the table of rejects has, by reason and topic: how many, when, and the last one. Rejects that were
+replayed (see ``pipeline.replay``) do not count.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ _QUERY = """
         reason, topic, count(*) as rejects, min(broker_timestamp) as first, max(broker_timestamp) as last,
         first_value(message_id order by broker_timestamp desc nulls last, ledger_id desc, entry_id desc) as message_id,
         first_value(detail order by broker_timestamp desc nulls last, ledger_id desc, entry_id desc) as detail
-    from rejects group by reason, topic order by rejects desc, reason, topic
+    from rejects left anti join (
+        select topic as t, partition as p, message_id as m, detail as r from rejects where reason = 'replayed'
+    ) as done on topic = t and partition = p and message_id = m and reason = r
+    where reason <> 'replayed'
+    group by reason, topic order by rejects desc, reason, topic
 """
 
 

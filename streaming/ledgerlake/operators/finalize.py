@@ -6,6 +6,7 @@ Files that overlap are merged, and each topic partition gets one result, which s
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,7 @@ class _FinalizedPartition:
             finalized,
             tables=tables,
             rejects=[file for result in results for file in result.rejects],
+            reasons=dict(sum((Counter(result.reasons) for result in results), Counter())),
             stored_bytes=sum(result.stored_bytes for result in ingested),
         )
         outbox = self._outbox.finish() if self._outbox is not None else []

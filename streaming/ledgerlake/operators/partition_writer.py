@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 
 from ledgerlake.assembly.assembler import Outcome
@@ -20,7 +19,7 @@ from ledgerlake.delay.cancel_messages import CANCEL_REFUSED, TaskCancels
 from ledgerlake.errors import SetupError
 from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.operators.results import BatchSettings, TableResult, TaskResult, TaskSettings
-from ledgerlake.operators.table_writer import SharedTable, TableWriter
+from ledgerlake.operators.table_writer import SharedTable, TableWriters
 from ledgerlake.source.views import check_broker_metadata
 from ledgerlake.table.delta_table import data_folder
 from ledgerlake.table.ordered_files import BufferedWriter
@@ -29,16 +28,11 @@ from ledgerlake.wire.message_id import Position
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
     from ledgerlake.decode.messages import BatchRange
     from ledgerlake.delay.cancels import Cancel
 
 
 _MAX_TO_REREAD = 10_000
-
-# The reason of a reject: no table of the configuration takes the message.
-NO_TABLE = "no_table"
 
 
 class SharedFiles:
@@ -93,20 +87,13 @@ class PartitionWriter:
         self._options = settings.options
         self._stops_at_misfits = settings.stops_at_misfits
         prefix = file_prefix(topic_partition.partition, batch)
-        tables = [
-            table.of_topic(topic_partition.topic)
-            for table in settings.tables
-            if table.takes_topic(topic_partition.topic)
-        ]
-        writers = [TableWriter(table, topic_partition, settings.options.client, batch, prefix) for table in tables]
-        self._tables = [writer for writer in writers if not writer.table.is_default]
-        # What no table takes goes into the default one, or is rejected.
-        self._default = next((writer for writer in writers if writer.table.is_default), None)
+        self._tables = TableWriters(settings.tables, topic_partition, settings.options.client, batch, prefix)
         self.decoder = OutcomeDecoder(
             topic_partition, settings.options, settings.limits.max_message_bytes, delays_messages=settings.delay.enabled
         )
         self._cancels = TaskCancels()
         self._rejects_to_reread: list[RejectedEntry] = []
+        self._reasons: Counter[str] = Counter()
         self._rejects = BufferedWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))
 
     def write_entries(self, frames: memoryview, first_entry: BatchRange) -> list[Cancel]:
@@ -124,7 +111,7 @@ class PartitionWriter:
             cancels += accepted
             self.write_rejects([RejectedEntry(position, None, CANCEL_REFUSED) for position in refused])
             if decoded.rejects.num_rows:
-                self._rejects.write(pa.Table.from_batches([decoded.rejects]))
+                self._write_table(pa.Table.from_batches([decoded.rejects]))
         return cancels
 
     def write_outcome(self, outcome: Outcome) -> Iterator[pa.RecordBatch]:
@@ -147,7 +134,7 @@ class PartitionWriter:
 
     def roll_files(self) -> None:
         """Close the open files: a row from another file will come between."""
-        for writer in self._writers:
+        for writer in self._tables.writers:
             writer.roll_files()
 
     def finish(self, end: Position, shared: SharedFiles | None = None) -> TaskResult:
@@ -160,10 +147,11 @@ class PartitionWriter:
         name = join_partition(self.topic_partition.topic, self.topic_partition.partition)
         tables = {
             writer.table.name: writer.finish(None if shared is None else shared.table(writer.table.name, name))
-            for writer in self._writers
+            for writer in self._tables.writers
         }
         rejects = self._rejects.finish(None if shared is None else shared.rejects)
-        return TaskResult(self.topic_partition.topic, self.topic_partition.partition, end, tables, rejects)
+        source = self.topic_partition
+        return TaskResult(source.topic, source.partition, end, tables, rejects, dict(self._reasons))
 
     def merged(self, results: list[TaskResult]) -> tuple[dict[str, TableResult], dict[str, list[str]]]:
         """Return what all tasks of the topic partition wrote for each table, with files that follow
@@ -171,15 +159,11 @@ class PartitionWriter:
         """
         tables: dict[str, TableResult] = {}
         replaced: dict[str, list[str]] = {}
-        for writer in self._writers:
+        for writer in self._tables.writers:
             name = writer.table.name
             of_table = [result.tables[name] for result in results if name in result.tables]
             tables[name], replaced[name] = writer.merge(of_table)
         return tables, replaced
-
-    @property
-    def _writers(self) -> list[TableWriter]:
-        return self._tables if self._default is None else [*self._tables, self._default]
 
     def _reread_rejects(self) -> None:
         to_reread, self._rejects_to_reread = self._rejects_to_reread, []
@@ -187,62 +171,38 @@ class PartitionWriter:
 
     def _write_tables(self, rejected: list[RejectedEntry]) -> None:
         for table in self.decoder.reject_tables(rejected):
-            self._rejects.write(table)
+            self._write_table(table)
+
+    def _write_table(self, rejects: pa.Table) -> None:
+        self._reasons.update(rejects["reason"].to_pylist())
+        self._rejects.write(rejects)
 
     def _write_messages(self, messages: pa.RecordBatch) -> None:
         check_broker_metadata(self._options.require_broker_metadata, messages, self.topic_partition)
-        if not messages.num_rows:
-            return
-        is_taken = np.zeros(messages.num_rows, dtype=bool)
-        misfits: dict[int, Misfit] = {}
-        for writer in self._tables:
-            taken = writer.write(messages)
-            is_taken[taken.rows] = True
-            # A message that fits none of several tables is one reject.
-            misfits |= {misfit.row: misfit for misfit in taken.misfits if misfit.row not in misfits}
-        if not is_taken.all():
-            misfits |= self._write_others(messages, np.flatnonzero(~is_taken))
+        misfits = self._tables.write(messages)
+        if misfits and self._stops_at_misfits:
+            raise self._misfit_error(misfits[0], messages.slice(misfits[0].row, 1))
         if misfits:
-            self._reject(messages, sorted(misfits.values(), key=attrgetter("row")))
+            self.write_rejects(misfit_rejects(messages, misfits))
 
-    def _write_others(self, messages: pa.RecordBatch, rows: NDArray[np.int64]) -> dict[int, Misfit]:
-        """Write messages that no other table takes; return those that do not fit."""
-        if self._default is None:
-            return {row: Misfit(row, NO_TABLE, "no table takes this message") for row in rows.tolist()}
-        chosen = messages if len(rows) == messages.num_rows else messages.take(pa.array(rows))
-        taken = self._default.write(chosen)
-        numbered = [replace(misfit, row=int(rows[misfit.row])) for misfit in taken.misfits]
-        return {misfit.row: misfit for misfit in numbered}
-
-    def _reject(self, messages: pa.RecordBatch, misfits: list[Misfit]) -> None:
-        """Reject messages that do not fit.
-
-        Raises:
-            SetupError: that is to end the stream.
-        """
-        bad = messages.take(pa.array([misfit.row for misfit in misfits]))
-        places = bad.select(["ledger_id", "entry_id", "batch_index"]).to_pylist()
-        if self._stops_at_misfits:
-            raise self._misfit_error(misfits[0], places[0])
-        self.write_rejects(
-            [
-                RejectedEntry(
-                    Position(place["ledger_id"], place["entry_id"]),
-                    entry,
-                    misfit.reason,
-                    misfit.detail,
-                    place["batch_index"],
-                )
-                for misfit, entry, place in zip(misfits, single_entries(bad), places, strict=True)
-            ]
-        )
-
-    def _misfit_error(self, misfit: Misfit, place: dict[str, int]) -> SetupError:
-        message_id = Position(place["ledger_id"], place["entry_id"])
+    def _misfit_error(self, misfit: Misfit, message: pa.RecordBatch) -> SetupError:
+        message_id = Position(message["ledger_id"][0].as_py(), message["entry_id"][0].as_py())
         return SetupError(
             f"the message {message_id} of {self.topic_partition.topic} does not fit the table ({misfit.reason}: {misfit.detail}); "
             'correct the topic\'s schema or the query, or set [delta] on_mismatch = "reject" to go on'
         )
+
+
+def misfit_rejects(messages: pa.RecordBatch, misfits: list[Misfit]) -> list[RejectedEntry]:
+    """Return the rejects of messages that do not fit; each has an entry with that message alone."""
+    bad = messages.take(pa.array([misfit.row for misfit in misfits]))
+    places = bad.select(["ledger_id", "entry_id", "batch_index"]).to_pylist()
+    return [
+        RejectedEntry(
+            Position(place["ledger_id"], place["entry_id"]), entry, misfit.reason, misfit.detail, place["batch_index"]
+        )
+        for misfit, entry, place in zip(misfits, single_entries(bad), places, strict=True)
+    ]
 
 
 def file_prefix(partition: int, batch: BatchSettings) -> str:

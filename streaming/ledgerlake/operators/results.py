@@ -165,7 +165,7 @@ class TaskResult:
     """The result of a task, or of all tasks of a batch together, for one topic partition.
 
     ``end`` is the last position that was read, ``tables`` what was written by the tables' names,
-    ``stored_bytes`` the bytes that came from the topic.
+    ``reasons`` the number of rejects by reason, ``stored_bytes`` the bytes that came from the topic.
     """
 
     topic: str
@@ -173,6 +173,7 @@ class TaskResult:
     end: Position
     tables: dict[str, TableResult]
     rejects: list[DataFile]
+    reasons: dict[str, int] = field(default_factory=dict)
     stored_bytes: int = 0
 
 

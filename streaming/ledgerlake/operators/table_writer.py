@@ -15,6 +15,7 @@ it.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from ledgerlake.table.ordered_files import BufferedWriter, OrderedWriter, merge_
 from ledgerlake.wire.value_schema import NO_SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from ledgerlake.operators.results import BatchSettings, TableBatch
     from ledgerlake.options.table_options import TableOptions
     from ledgerlake.table.ordered_files import DataFile, ParquetFolder
+
+# The reason of a reject: no table of the configuration takes the message.
+NO_TABLE = "no_table"
 
 # The reason of a reject: a table of the latest messages by key takes the message, and it has no key.
 NO_KEY = "no_key"
@@ -187,6 +191,60 @@ class TableWriter:
             yield values, rows if len(keys) == 1 else rows.filter(pa.array(numbers == number))
 
 
+class TableWriters:
+    """The files of one topic partition for all tables that take its messages.
+
+    Args:
+        tables: those of the configuration, perhaps with placeholders.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[TableOptions],
+        topic_partition: TopicPartition,
+        client: ClientSettings,
+        batch: BatchSettings,
+        prefix: str,
+    ) -> None:
+        topic = topic_partition.topic
+        taking = [table.of_topic(topic) for table in tables if table.takes_topic(topic)]
+        self.writers = [TableWriter(table, topic_partition, client, batch, prefix) for table in taking]
+        self._matching = [writer for writer in self.writers if not writer.table.is_default]
+        # What no table takes goes into the default one, or is rejected.
+        self._default = next((writer for writer in self.writers if writer.table.is_default), None)
+
+    def write(self, messages: pa.RecordBatch, present: Mapping[str, NDArray[np.bool_]] | None = None) -> list[Misfit]:
+        """Write messages into the tables that take them; return those that do not fit, by their rows. A
+        message that fits none of several tables is there once.
+
+        Args:
+            present: by table, which of the messages it has already.
+
+        Raises:
+            BrokerError, TransportError: a version of the schema cannot be read.
+        """
+        is_taken = np.zeros(messages.num_rows, dtype=bool)
+        misfits: dict[int, Misfit] = {}
+        for writer in self._matching:
+            taken = _write_absent(writer, messages, (present or {}).get(writer.table.name))
+            is_taken[taken.rows] = True
+            misfits = {misfit.row: misfit for misfit in taken.misfits} | misfits
+        if not is_taken.all():
+            misfits |= self._write_others(messages, np.flatnonzero(~is_taken), present or {})
+        return sorted(misfits.values(), key=attrgetter("row"))
+
+    def _write_others(
+        self, messages: pa.RecordBatch, rows: NDArray[np.int64], present: Mapping[str, NDArray[np.bool_]]
+    ) -> dict[int, Misfit]:
+        """Write messages that no other table takes; return those that do not fit."""
+        if self._default is None:
+            return {row: Misfit(row, NO_TABLE, "no table takes this message") for row in rows.tolist()}
+        chosen = messages if len(rows) == messages.num_rows else messages.take(pa.array(rows))
+        is_present = present.get(self._default.table.name)
+        taken = _write_absent(self._default, chosen, None if is_present is None else is_present[rows])
+        return {misfit.row: misfit for misfit in _renumbered(taken.misfits, rows)}
+
+
 class _Rows:
     """Makes the rows of a table from messages of one topic."""
 
@@ -277,6 +335,15 @@ class _Rows:
             wanted.append(self._table.takes_schema("" if schema is None else record_name(schema)))
         result: NDArray[np.bool_] = np.array(wanted, dtype=bool)[codes.indices.to_numpy()]
         return result
+
+
+def _write_absent(writer: TableWriter, messages: pa.RecordBatch, is_present: NDArray[np.bool_] | None) -> Taken:
+    """Write the messages that a table does not have; the others count as taken."""
+    if is_present is None or not is_present.any():
+        return writer.write(messages)
+    absent = np.flatnonzero(~is_present)
+    taken = writer.write(messages.take(pa.array(absent)))
+    return Taken(np.concatenate([np.flatnonzero(is_present), absent[taken.rows]]), _renumbered(taken.misfits, absent))
 
 
 def _renumbered(misfits: list[Misfit], numbers: NDArray[np.int64]) -> list[Misfit]:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 # The reason of a reject: a value of the message cannot be computed.
 TRANSFORM_FAILED = "transform_failed"
 
+_PULSAR = pa.struct(PULSAR_FIELDS)
+
 _POSITION = ("ledger_id", "entry_id", "batch_index")
 
 Transformed = tuple[pa.RecordBatch, "NDArray[np.int64]", list[Misfit]]
@@ -85,7 +87,7 @@ class RowTransform:
         if self._condition is not None:
             self._condition.columns(self._seen(record))
         if self._query is not None:
-            columns = _without_pulsar(self._query.columns(self._seen(record)))
+            columns = self._without_pulsar(self._query.columns(self._seen(record)))
         elif self._function is not None:
             columns = self._columns_of_function(record)
         check_names(columns, f"{self._table.section} sql" if self._query is not None else self._table.section)
@@ -170,7 +172,7 @@ class RowTransform:
 
     def _answer(self, query: RowQuery, rows: pa.RecordBatch) -> tuple[Answer, list[Misfit]]:
         """Run a query; messages of which a value cannot be computed are left out."""
-        columns = query.columns(_as_file(rows.slice(0, 0)).schema)
+        columns = self._without_pulsar(query.columns(_as_file(rows.slice(0, 0)).schema))
 
         def run(part: pa.RecordBatch, first: int) -> Answer:
             answer = query.of(_as_file(part), columns)
@@ -228,6 +230,20 @@ class RowTransform:
         if PULSAR_COLUMN not in names or result[PULSAR_COLUMN].type != batch[PULSAR_COLUMN].type:
             raise ValueError(f"the function does not keep the column {PULSAR_COLUMN}")
         return result
+
+    def _without_pulsar(self, columns: pa.StructType) -> pa.StructType:
+        """Return the columns of a query without ``pulsar``, which stays beside them as it is.
+
+        Raises:
+            SetupError: the query makes another column of that name.
+        """
+        for field in columns:
+            if field.name.lower() == PULSAR_COLUMN and not field.type.equals(_PULSAR):
+                raise SetupError(
+                    f"{self._table.section} sql has a column {field.name}, and the table keeps what is Pulsar's in a column of that "
+                    "name; name it otherwise"
+                )
+        return pa.struct([field for field in columns if field.name.lower() != PULSAR_COLUMN])
 
     def _seen(self, columns: pa.StructType) -> pa.Schema:
         """Return the columns that queries and functions see."""
@@ -304,10 +320,6 @@ def _empty(columns: pa.Schema) -> pa.RecordBatch:
 
 def _chosen(rows: pa.RecordBatch, numbers: NDArray[np.int64]) -> pa.RecordBatch:
     return rows if len(numbers) == rows.num_rows else rows.take(pa.array(numbers))
-
-
-def _without_pulsar(columns: pa.StructType) -> pa.StructType:
-    return pa.struct([field for field in columns if field.name.lower() != PULSAR_COLUMN])
 
 
 def _halving(

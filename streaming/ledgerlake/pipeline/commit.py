@@ -26,6 +26,7 @@ import json
 import logging
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -62,7 +63,8 @@ _SLOW_COMMIT_S = 10.0
 
 @dataclass
 class BatchResult:
-    """The result of a micro-batch; ``repeated`` if the table had it already.
+    """The result of a micro-batch; ``repeated`` if the table had it already. ``reasons`` counts the
+    rejects by reason.
 
     By topic partition, for those in the batch: ``ends`` is the last position that is safe to
     acknowledge; ``wakeup_times_ms`` is when a batch is needed without new entries;
@@ -76,6 +78,7 @@ class BatchResult:
     batch_id: int
     messages: int = 0
     rejects: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
     repeated: bool = False
     ends: dict[str, Position] = field(default_factory=dict)
     wakeup_times_ms: dict[str, int | None] = field(default_factory=dict)
@@ -176,6 +179,7 @@ class DeltaSink:
             result.delayed_counts[partition.topic_partition] = partition.summary.delayed_count
             result.next_due_ms[partition.topic_partition] = partition.summary.next_due_ms
             result.stored_bytes += partition.written.stored_bytes
+            result.reasons.update(partition.written.reasons)
         return result
 
     def _tables_of(self, batch: BatchRecord) -> list[MessagesTable]:

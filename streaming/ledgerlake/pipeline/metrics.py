@@ -10,6 +10,7 @@ from a pipeline's own batches.
 | ``ledgerlake_messages_per_second`` | query | of the last micro-batch; pipelines only, as all that follow |
 | ``ledgerlake_messages_total`` | query | messages committed since the start |
 | ``ledgerlake_rejects_total`` | query | rejects committed since the start |
+| ``ledgerlake_rejects_by_reason_total`` | query, reason | the same by reason |
 | ``ledgerlake_batches_total`` | query | micro-batches committed since the start |
 | ``ledgerlake_open_sets`` | query | incomplete large messages after the last micro-batch |
 | ``ledgerlake_held_bytes`` | query | bytes kept of incomplete large messages |
@@ -22,6 +23,7 @@ If the broker adds no entry metadata, the lag is unknown and not shown.
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +53,7 @@ class _Query:
     rows_per_second: float | None = None
     messages: int = 0
     rejects: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
     batches: int = 0
     stored_bytes: int = 0
     messages_per_second: float | None = None
@@ -86,6 +89,7 @@ class Metrics:
             if not result.repeated:
                 numbers.messages += result.messages
                 numbers.rejects += result.rejects
+                numbers.reasons.update(result.reasons)
                 numbers.stored_bytes += result.stored_bytes
             if numbers.batch_ended_s is not None:
                 numbers.messages_per_second = result.messages / max(now_s - numbers.batch_ended_s, 0.001)
@@ -136,8 +140,14 @@ class Metrics:
                 if value is not None and is_pipelines == bool(numbers.batches):
                     family.add_metric([query], value)
             yield family
+        by_reason = CounterMetricFamily("ledgerlake_rejects_by_reason", _BY_REASON, labels=["query", "reason"])
+        for query, numbers in self._queries.items():
+            for reason, count in sorted(numbers.reasons.items()):
+                by_reason.add_metric([query, reason], count)
+        yield by_reason
 
 
+_BY_REASON = "Rejects committed, by reason."
 _PARTITION_GAUGES = {
     "lag_messages": "Messages behind the last entry of the topic partition.",
     "lag_seconds": "Broker time behind the last entry of the topic partition.",

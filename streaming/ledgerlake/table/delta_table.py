@@ -13,6 +13,7 @@ numbers that the pipeline needs. ``<query>`` names the stream and its checkpoint
     ledgerlake.query:<stream>            the number of the query that committed last (see ``batch_record``): another checkpoint of
                                          the stream that does not know that query is refused
     ledgerlake.attempt:<stream>          a random number of the last commit for the stream; the writer finds its own commit by it
+    ledgerlake.replay:<stream>           the last part of a replay of rejects (see ``pipeline.replay``)
     ledgerlake.outbox:<outbox>           how many messages the outbox has had up to that micro-batch
     ledgerlake.effective_time_us:<topic partition>   the greatest time of that topic partition
 
@@ -235,6 +236,22 @@ class Table:
         except (DeltaError, OSError) as error:
             raise TableError(f"the log of the table at {self.path} cannot be read: {self.path.reason(error)}") from None
         return commits
+
+    def number(self, name: str) -> int | None:
+        """Return the number of a name in the transactions of the current version; None if it has none."""
+        return self._number(self._current(), name)
+
+    def append_once(self, name: str, number: int, files: list[DataFile]) -> None:
+        """Add files as one commit that carries a number, unless the table has that number by a name.
+
+        Raises:
+            TableError: the commit did not land, or it is not known whether it did.
+        """
+        known = self.number(name)
+        if known is not None and known >= number:
+            return
+        numbers = {name: number, f"{name}:attempt": secrets.randbits(63)}
+        self._append(files, numbers, None, f"{name} {number} could not be committed to {self.path}")
 
     def begin_stream(self, stream: str) -> None:
         """Record that a stream begins, so that the loss of its checkpoint is noticed even before
