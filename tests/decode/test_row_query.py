@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from datetime import date, datetime, timezone
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from ledgerlake.decode.row_query import RowQuery, condition
+from ledgerlake.decode import row_query
+from ledgerlake.decode.row_query import Condition, RowQuery
 from ledgerlake.errors import SetupError, UsageError
 
 TIMES = pa.timestamp("us", tz="UTC")
@@ -48,7 +50,7 @@ def batch(*ids: int) -> pa.RecordBatch:
 
 def answer(text: str, *ids: int) -> tuple[list[dict[str, Any]], list[int]]:
     query = RowQuery(text, "sql")
-    found = query.of(batch(*ids), query.columns(MESSAGES))
+    found = query.of(batch(*ids))
     return found.values.to_pylist(), found.rows.tolist()
 
 
@@ -97,11 +99,14 @@ def test_times_are_utc_and_nested_values_can_be_reached() -> None:
         ("select unnest(tags) as tag from messages", "the function unnest"),
         ("select id from messages where random() < 0.5", "the function random"),
         ("select now() as n from messages", "the function now"),
-        ("select id from messages where pulsar.at_time < current_timestamp", "current_timestamp"),
-        ("select current_date as d from messages", "current_date"),
         ("select age(pulsar.at_time) as a from messages", "the function age"),
         ("select ago(interval 1 day) as a from messages", "the function ago"),
         ("select getvariable('x') as a from messages", "the function getvariable"),
+        ("select id from messages group by all", "group by"),
+        ("select #1 as a from messages", "a column by its number"),
+        ("select __ledgerlake_row as a from messages", "has __ledgerlake_row"),
+        ("select list_aggregate(tags, 'reservoir_quantile', 0.5) as a from messages", "reservoir_quantile"),
+        ("select " + " || ".join(["name"] * 900) + " as a from messages", "nested too deeply"),
         ("select 1 as a union select 2", "must be one query"),
         ("select 1 as a from messages; select 2", "must be one query"),
         ("drop table messages", "cannot be read"),
@@ -118,7 +123,7 @@ def test_what_does_not_depend_on_one_row_alone_is_refused(text: str, what: str) 
     [
         ("select id,\n  nmae\nfrom messages", '"nmae" not found.*"name".*line 2'),
         ("select id + name as n from messages where id > tags", "does not fit the messages: Binder Error"),
-        ("select id + 1 from messages", r"a column without a name of its own; write \(id \+ 1\) as NAME"),
+        ("select id + 1 from messages", r"a column without a name that a table can have; write \(id \+ 1\) as NAME"),
         ("select interval 1 day as i from messages", "the column i of sql is month_day_nano_interval"),
         ("select cast(id as uinteger) as u from messages", "the column u of sql is uint32"),
     ],
@@ -128,16 +133,74 @@ def test_a_query_that_does_not_fit_names_column_and_line(text: str, what: str) -
         RowQuery(text, "sql").columns(MESSAGES)
 
 
-def test_a_value_that_cannot_be_computed_fails_the_batch() -> None:
-    with pytest.raises(ValueError, match="Could not convert string 'n1' to INT32"):
-        answer("select cast(name as int) as n from messages", 1)
+def test_messages_of_which_a_value_cannot_be_computed_have_no_row_and_a_reason() -> None:
+    query = RowQuery(
+        "select id, cast(decode(value)->>'$.n' as int) / nullif(id, 2) as n from messages where id <> 4", "sql"
+    )
+    rows = batch(1, 2, 3, 4, 5).to_pylist()
+    rows[2]["value"], rows[3]["value"] = b'{"n": "three"}', b'{"n": "four"}'
+    found = query.of(pa.RecordBatch.from_pylist(rows, schema=MESSAGES))
+    # The fourth message is left out by the condition.
+    assert found.rows.tolist() == [0, 1, 4]
+    assert found.values.to_pylist() == [{"id": 1, "n": 1.0}, {"id": 2, "n": None}, {"id": 5, "n": 1.0}]
+    assert list(found.bad) == [2]
+    assert "Could not convert string 'three'" in found.bad[2]
+
+
+def test_a_batch_in_which_each_message_fails_is_not_halved_down_to_each_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    query = RowQuery("select cast(name as int) as n from messages", "sql")
+    runs: list[str] = []
+    run = row_query._run
+
+    def counted(text: str, rows: pa.RecordBatch) -> pa.Table:
+        runs.append(text)
+        return run(text, rows)
+
+    monkeypatch.setattr(row_query, "_run", counted)
+    found = query.of(batch(*([1] * 2000)))
+    assert len(found.bad) == 2000
+    assert len(runs) < 50
 
 
 def test_a_condition_gives_the_messages_for_which_it_holds() -> None:
-    where = condition("id > 1 -- and no more", "where")
-    assert where.of(batch(1, 2, 3), where.columns(MESSAGES)).rows.tolist() == [1, 2]
-    nothing = condition("id > null", "where")
-    assert nothing.of(batch(1), nothing.columns(MESSAGES)).rows.tolist() == []
+    where = Condition("id > 1 -- and no more", "where")
+    assert where.of(batch(1, 2, 3)).rows.tolist() == [1, 2]
+    assert Condition("id > null", "where").of(batch(1)).rows.tolist() == []
     for text in ("id > 1) union (select 1", "true; drop table x", "id >"):
         with pytest.raises(UsageError):
-            condition(text, "where")
+            Condition(text, "where")
+    with pytest.raises(SetupError, match="where is a value of string and no condition"):
+        Condition("name", "where").columns(MESSAGES)
+
+
+def test_a_field_may_be_called_as_the_row_number_or_as_a_function_of_the_session() -> None:
+    fields = pa.schema([("__ledgerlake_row", pa.int64()), ("user", pa.string())])
+    rows = pa.RecordBatch.from_pylist([{"__ledgerlake_row": 0, "user": name} for name in "abc"], schema=fields)
+    found = RowQuery("select * from messages where user <> 'b'", "sql").of(rows)
+    assert found.rows.tolist() == [0, 2]
+    assert found.values.to_pylist() == [{"__ledgerlake_row": 0, "user": name} for name in "ac"]
+    for name in ("user", "current_timestamp", "current_date"):
+        with pytest.raises(SetupError, match=f"sql has {name}"):
+            RowQuery(f"select {name} as u from messages", "sql").columns(MESSAGES)
+
+
+def test_a_whole_row_has_nothing_of_ours() -> None:
+    found = answer("select to_json(messages) as row from messages", 1)[0]
+    assert list(json.loads(found[0]["row"])) == MESSAGES.names
+
+
+def test_a_property_that_is_there_twice_has_its_last_value() -> None:
+    rows = batch(1, 2).to_pylist()
+    rows[0]["pulsar"]["properties"] = [("p", "first"), ("p", "last")]
+    found = RowQuery("select pulsar.properties['p'] as p from messages", "sql").of(
+        pa.RecordBatch.from_pylist(rows, schema=MESSAGES)
+    )
+    assert found.values.to_pylist() == [{"p": "last"}, {"p": "q"}]
+    assert found.bad == {}
+
+
+def test_what_fails_for_any_message_is_found_without_one() -> None:
+    with pytest.raises(SetupError, match=r"fails for any message: .*Could not convert string 'abc'"):
+        RowQuery("select cast('abc' as int) as n from messages", "sql").columns(MESSAGES)

@@ -339,7 +339,7 @@ def test_rows_of_many_columns_are_converted_in_parts(
     batch = pa.RecordBatch.from_pylist(
         [message | {"entry_id": number, "value": b'{"a": %d}' % number} for number in range(7)], schema=schema.MESSAGES
     )
-    parts = [part for part, _ in rows.of(batch)]
+    parts = [part for part, *_ in rows.of(batch)]
     assert [part.num_rows for part in parts] == [2, 2, 2, 1]
     assert [row["a"] for part in parts for row in part["record"].to_pylist()] == list(range(7))
 

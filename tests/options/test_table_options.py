@@ -26,13 +26,15 @@ def config(*tables: Any, **delta: Any) -> Config:
 
 def test_a_placeholder_is_a_part_of_the_topics_name_in_which_each_character_is_one_that_stores_take() -> None:
     table = TableOptions("t", "[[tables]]", Place("s3://b/{tenant}/{namespace}/{topic}"))
-    names = ["a", "a b", "a=b", "ü", "..", "a%2Fb", "a+b", "-"]
+    names = ["a", "a b", "a=b", "ü", "..", "a%2Fb", "a+b", "-", "_delta_log", "o" * 300, "o" * 301, "ö" * 120]
     places = [table.of_topic(f"persistent://public/default/{name}").place.uri for name in names]
     assert places[0] == "s3://b/public/default/a"
     assert places[2] == "s3://b/public/default/a=3Db"
     assert places[3] == "s3://b/public/default/=C3=BC"
     assert places[4] == "s3://b/public/default/=2E."
+    assert places[8] == "s3://b/public/default/=5Fdelta_log"
     assert len(set(places)) == len(places)
+    assert max(len(place.rpartition("/")[2]) for place in places) < 255
     assert all(table.matches(Place(place)) for place in places)
     assert not table.matches(Place("s3://b/public/default/a/b"))
 
@@ -59,6 +61,10 @@ def test_the_main_table_is_that_of_delta_or_the_first_with_a_fixed_path() -> Non
         ([{"path": "x", "wher": "true"}], {}, r"\[\[tables\]\] has no key 'wher'; did you mean 'where'\? \(table 1\)"),
         ([{"where": "true"}], {}, r"\[\[tables\]\] path is missing \(table 1\)"),
         ([{"path": "x"}, {"path": "x"}], {}, "there twice"),
+        ([{"path": "x/{topic}", "where": "key = 'a'"}, {"path": "x/{topic}"}], {}, "there twice"),
+        ([{"path": "x", "where": "late"}], {}, "reads late or delivered_at"),
+        ([{"path": "x", "partition_by": ["late"]}], {}, "known only when a row is written"),
+        ([{"path": "x", "partition_by": ["1 as one, 2 as two"]}], {}, "partition_by cannot be read"),
         ([{"path": "lake/rest/x"}], {}, r"lies in the folder of \[delta\] path"),
         ([{"path": "lake/{topik}"}], {}, r"placeholder \{topik\}; known are \{tenant\}, \{namespace\}, \{topic\}"),
         ([{"path": "lake/{topic}"}], {"rejects_path": "r"}, "a path without placeholders"),

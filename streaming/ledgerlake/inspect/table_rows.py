@@ -58,6 +58,7 @@ class TableRows:
             self._files = actions["path"].to_pylist()
             names = [name for name in actions.column_names if name.startswith("partition.")]
             self._partitions = [str(row) for row in actions.select([*names, "path"]).drop(["path"]).to_pylist()]
+            self._partitioned_by = [f"`{name}`" for name in table.metadata().partition_columns]
             features = special_features(table)
             # Such files do not have all columns by their names.
             lacks_columns = PARTITIONED in features and not all(map(is_own_file, self._files))
@@ -78,13 +79,13 @@ class TableRows:
         """Return what ``files_of`` does, apart for each partition of the table. Rows have an order in
         each of those.
         """
-        if self._tables is None:
-            self._tables = self._read_by_spark() if self._needs_spark else [self._read(name) for name in self._files]
+        if self._tables is None and self._needs_spark:
+            self._tables, self._partitions = self._read_by_spark()
+        elif self._tables is None:
+            self._tables = [self._read(name) for name in self._files]
         topic, partition = split_partition(name)
         found: dict[str, list[pa.Table]] = {}
-        for place, table in zip(
-            [""] * len(self._tables) if self._needs_spark else self._partitions, self._tables, strict=True
-        ):
+        for place, table in zip(self._partitions, self._tables, strict=True):
             ledger, entry = table["ledger_id"], table["entry_id"]
             is_before_end = pc.or_(
                 pc.less(ledger, end.ledger_id),
@@ -96,20 +97,31 @@ class TableRows:
                 found.setdefault(place, []).append(rows)
         return list(found.values())
 
-    def _read_by_spark(self) -> list[pa.Table]:
+    def _read_by_spark(self) -> tuple[list[pa.Table], list[str]]:
+        """Return the rows of each file and of each partition of the table in it, and those partitions."""
         from ledgerlake.runtime.session import start_session
 
         spark = replace(self._spark, master=LOCAL_MASTER)
         session = start_session("ledgerlake verify", spark.master, spark.session_settings)
         connect_store(session, self._path)
         rows = session.read.format("delta").load(self._path.hadoop_uri)
-        names = [name for name in _ORDER_COLUMNS if name in rows.columns]
+        inside = f"{PULSAR_COLUMN}." if PULSAR_COLUMN in rows.columns else ""
+        columns = rows.select(f"{PULSAR_COLUMN}.*").columns if inside else rows.columns
+        names = [name for name in _ORDER_COLUMNS if name in columns]
         # A large file is read in splits; within a split, rows are numbered in their order.
-        row_place = ["_metadata.file_path", "_metadata.file_block_start", "monotonically_increasing_id() as row"]
-        unsorted = rows.selectExpr(*names, *row_place).toArrow()
-        table = unsorted.sort_by([(name, "ascending") for name in ("file_path", "file_block_start", "row")])
-        paths = pc.unique(table["file_path"]).to_pylist()
-        return [table.filter(pc.equal(table["file_path"], path)).select(names) for path in paths]
+        place = ["_metadata.file_path", "_metadata.file_block_start", "monotonically_increasing_id() as row"]
+        partition = f"to_json(struct({', '.join(self._partitioned_by)}))" if self._partitioned_by else "''"
+        selected = rows.selectExpr(*(f"{inside}{name}" for name in names), *place, f"{partition} as of_partition")
+        in_order = selected.toArrow().sort_by(
+            [(name, "ascending") for name in ("file_path", "file_block_start", "row")]
+        )
+        tables, partitions = [], []
+        for path in pc.unique(in_order["file_path"]).to_pylist():
+            of_file = in_order.filter(pc.equal(in_order["file_path"], path))
+            for value in pc.unique(of_file["of_partition"]).to_pylist():
+                tables.append(of_file.filter(pc.equal(of_file["of_partition"], value)).select(names))
+                partitions.append(value)
+        return tables, partitions
 
     def _read(self, name: str) -> pa.Table:
         with pq.ParquetFile((self._path / name).root, filesystem=self._path.filesystem()) as file:

@@ -147,7 +147,7 @@ class PartitionWriter:
         name = join_partition(self.topic_partition.topic, self.topic_partition.partition)
         tables = {
             writer.table.name: writer.finish(None if shared is None else shared.table(writer.table.name, name))
-            for writer in self._tables.writers
+            for writer in self._tables.with_rows
         }
         rejects = self._rejects.finish(None if shared is None else shared.rejects)
         source = self.topic_partition
@@ -159,7 +159,7 @@ class PartitionWriter:
         """
         tables: dict[str, TableResult] = {}
         replaced: dict[str, list[str]] = {}
-        for writer in self._tables.writers:
+        for writer in self._tables.with_rows:
             name = writer.table.name
             of_table = [result.tables[name] for result in results if name in result.tables]
             tables[name], replaced[name] = writer.merge(of_table)

@@ -86,12 +86,15 @@ class TableBatch:
 
     ``reached_us`` is the greatest time in the table by topic partition. ``record`` has the columns
     into which values are decoded, and ``columns`` those that the table has beside ``pulsar``, or
-    beside the columns of messages: both as Arrow serializes a schema, in base64.
+    beside the columns of messages: both as Arrow serializes a schema, in base64. ``section`` is what the
+    configuration calls it, and ``obstacle`` says why it takes no rows, empty if it does.
     """
 
     reached_us: dict[str, int] = field(default_factory=dict)
     record: str = ""
     columns: str = ""
+    section: str = ""
+    obstacle: str = ""
 
     @classmethod
     def of(cls, reached_us: dict[str, int], record: pa.StructType, columns: pa.StructType) -> TableBatch:

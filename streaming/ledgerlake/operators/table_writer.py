@@ -23,10 +23,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ledgerlake.client.topics import join_partition
-from ledgerlake.decode.record_rows import PULSAR_FIELDS, RECORD_COLUMN, Misfit, record_rows, rows_schema
+from ledgerlake.decode.record_rows import PULSAR_FIELDS, Misfit, record_rows, rows_schema
 from ledgerlake.decode.values import record_name
 from ledgerlake.operators.results import TableResult
-from ledgerlake.operators.transforms import RowTransform, messages_schema
+from ledgerlake.operators.transforms import TRANSFORM_FAILED, RowTransform, column_of, messages_schema
 from ledgerlake.source.value_schemas import schemas_of
 from ledgerlake.table.delta_table import data_folder
 from ledgerlake.table.layout import partition_text
@@ -56,6 +56,13 @@ _PART_CELLS = 4_000_000
 # The rows that all partitions of a table may have in memory, in one task for one topic partition.
 _MOST_BUFFERED_BYTES = 128 * 1024 * 1024
 
+# A topic partition's rows of a micro-batch may be in so many partitions of a table: producers choose the
+# values, and each one makes a file.
+_MOST_PARTITIONS = 1000
+
+_TOO_MANY = f"the micro-batch has messages for more than {_MOST_PARTITIONS} partitions of the table"
+_TAKEN = "another of [[tables]] has the folder of this topic's table"
+
 PartitionKey = tuple[str | None, ...]
 
 
@@ -76,6 +83,9 @@ class SharedTable:
 
     def writer(self, key: PartitionKey, folder: ParquetFolder) -> BufferedWriter:
         """Return the writer for a partition of the table."""
+        if sum(writer.buffered_bytes for writer in self._writers.values()) > _MOST_BUFFERED_BYTES:
+            for writer in self._writers.values():
+                writer.flush()
         if key not in self._writers:
             self._writers[key] = BufferedWriter(folder)
         return self._writers[key]
@@ -91,6 +101,7 @@ class TableWriter:
     Args:
         table: without placeholders.
         prefix: begins the files' names.
+        obstacle: why the table takes no rows; its messages are misfits. Empty if there is none.
     """
 
     def __init__(
@@ -100,11 +111,13 @@ class TableWriter:
         client: ClientSettings,
         batch: BatchSettings,
         prefix: str,
+        obstacle: str = "",
     ) -> None:
         self.table = table
         known = batch.table(table.name)
+        self.obstacle = obstacle or known.obstacle
         self._keeps_latest = table.keeps_latest
-        self._rows = _Rows(table, topic_partition.topic, client, batch, known)
+        self._rows = _Rows(table, topic_partition.topic, client, batch, known, self.obstacle)
         self.folder = data_folder(table.place, self._rows.schema, prefix)
         # The latest message of a key is never late.
         name = join_partition(topic_partition.topic, topic_partition.partition)
@@ -120,9 +133,13 @@ class TableWriter:
         """
         taken: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
         misfits: list[Misfit] = []
-        for rows, part in self._rows.of(messages):
-            for key, of_partition in self._by_partition(rows):
-                self._writer(key).write(of_partition)
+        for rows, numbers, part in self._rows.of(messages):
+            for key, of_key in self._by_partition(rows):
+                writer = self._writer(key)
+                if writer is None:
+                    misfits += [Misfit(int(row), TRANSFORM_FAILED, _TOO_MANY) for row in numbers[of_key]]
+                else:
+                    writer.write(rows if len(of_key) == rows.num_rows else rows.take(pa.array(of_key)))
             taken.append(part.rows)
             misfits += part.misfits
             self._bound_memory()
@@ -157,8 +174,11 @@ class TableWriter:
         reached_us = max((time_us for time_us in times_us if time_us is not None), default=None)
         return TableResult(ordered + [file for file in files if file.members], reached_us), replaced
 
-    def _writer(self, key: PartitionKey) -> OrderedWriter:
+    def _writer(self, key: PartitionKey) -> OrderedWriter | None:
+        """Return the writer for a partition of the table; None if there are too many of them."""
         if key not in self._writers:
+            if len(self._writers) >= _MOST_PARTITIONS:
+                return None
             self._writers[key] = OrderedWriter(self._folder_of(key), self._reached_us)
         return self._writers[key]
 
@@ -173,22 +193,25 @@ class TableWriter:
         ):
             self.roll_files()
 
-    def _by_partition(self, rows: pa.RecordBatch) -> Iterator[tuple[PartitionKey, pa.RecordBatch]]:
-        """Yield the rows of each partition of the table."""
+    def _by_partition(self, rows: pa.RecordBatch) -> Iterator[tuple[PartitionKey, NDArray[np.int64]]]:
+        """Yield the partitions of the table that the rows are in, and the numbers of the rows in each."""
         if not rows.num_rows:
             return
         if not self._partition_columns:
-            yield (), rows
+            yield (), np.arange(rows.num_rows)
             return
-        columns = [_column(rows, name).dictionary_encode(null_encoding="encode") for name in self._partition_columns]
+        columns = []
+        for name in self._partition_columns:
+            column = column_of(rows, name)
+            assert column is not None
+            columns.append(column.dictionary_encode(null_encoding="encode"))
         codes = np.stack([column.indices.to_numpy() for column in columns], axis=1)
         keys, numbers = np.unique(codes, axis=0, return_inverse=True)
-        numbers = numbers.reshape(-1)
-        for number, key in enumerate(keys.tolist()):
-            values = tuple(
-                partition_text(column.dictionary[code].as_py()) for column, code in zip(columns, key, strict=True)
-            )
-            yield values, rows if len(keys) == 1 else rows.filter(pa.array(numbers == number))
+        order = np.argsort(numbers.reshape(-1), kind="stable")
+        ends = np.cumsum(np.bincount(numbers.reshape(-1), minlength=len(keys)))
+        for key, of_key in zip(keys.tolist(), np.split(order, ends[:-1]), strict=True):
+            values = (column.dictionary[code].as_py() for column, code in zip(columns, key, strict=True))
+            yield tuple(map(partition_text, values)), of_key
 
 
 class TableWriters:
@@ -207,11 +230,20 @@ class TableWriters:
         prefix: str,
     ) -> None:
         topic = topic_partition.topic
-        taking = [table.of_topic(topic) for table in tables if table.takes_topic(topic)]
-        self.writers = [TableWriter(table, topic_partition, client, batch, prefix) for table in taking]
+        self.writers: list[TableWriter] = []
+        for table in (options.of_topic(topic) for options in tables if options.takes_topic(topic)):
+            is_taken = any(writer.table.name == table.name for writer in self.writers)
+            owner = batch.table(table.name).section
+            obstacle = _TAKEN if is_taken or owner not in ("", table.section) else ""
+            self.writers.append(TableWriter(table, topic_partition, client, batch, prefix, obstacle))
         self._matching = [writer for writer in self.writers if not writer.table.is_default]
         # What no table takes goes into the default one, or is rejected.
         self._default = next((writer for writer in self.writers if writer.table.is_default), None)
+
+    @property
+    def with_rows(self) -> list[TableWriter]:
+        """Return the writers without those that an obstacle keeps from writing."""
+        return [writer for writer in self.writers if not writer.obstacle]
 
     def write(self, messages: pa.RecordBatch, present: Mapping[str, NDArray[np.bool_]] | None = None) -> list[Misfit]:
         """Write messages into the tables that take them; return those that do not fit, by their rows. A
@@ -249,19 +281,26 @@ class _Rows:
     """Makes the rows of a table from messages of one topic."""
 
     def __init__(
-        self, table: TableOptions, topic: str, client: ClientSettings, batch: BatchSettings, known: TableBatch
+        self,
+        table: TableOptions,
+        topic: str,
+        client: ClientSettings,
+        batch: BatchSettings,
+        known: TableBatch,
+        obstacle: str,
     ) -> None:
         self._table = table
+        self._obstacle = obstacle
         self._transform = RowTransform(table)
         self._record, self._columns = known.record_type, known.columns_type
-        self._is_plain = not (table.where or table.sql or table.function or table.computed_names)
+        self._is_plain = not (table.where or table.makes_records or table.partition_by)
         self._of_version = schemas_of(client, topic, batch.schemas.registered.get(topic, ""))
         self._newest_version = batch.schemas.newest_version(topic)
         self.schema = rows_schema(self._columns) if table.is_of_records else messages_schema(self._columns)
         self._part_rows = max(1, _PART_CELLS // (_columns(self._record) + 1)) if table.is_of_records else None
 
-    def of(self, messages: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Taken]]:
-        """Yield rows, and the messages that they come from, in parts."""
+    def of(self, messages: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64], Taken]]:
+        """Yield rows with the number of each one's message, and which messages are taken, in parts."""
         step = self._part_rows or max(messages.num_rows, 1)
         for start in range(0, messages.num_rows, step):
             part = messages.slice(start, step)
@@ -269,26 +308,29 @@ class _Rows:
             if self._table.schema:
                 wanted = self._by_schema(part)
                 part, numbers = part.filter(pa.array(wanted)), numbers[wanted]
-            yield self._of_part(part, numbers)
+            if part.num_rows:
+                yield self._of_part(part, numbers)
 
-    def _of_part(self, messages: pa.RecordBatch, numbers: NDArray[np.int64]) -> tuple[pa.RecordBatch, Taken]:
+    def _of_part(
+        self, messages: pa.RecordBatch, numbers: NDArray[np.int64]
+    ) -> tuple[pa.RecordBatch, NDArray[np.int64], Taken]:
         """
         Args:
             numbers: the number of each message in its batch.
         """
-        misfits: list[Misfit] = []
-        if self._table.keeps_latest and (messages["key"].null_count and messages["key_bytes"].null_count):
-            has_key = pc.or_(messages["key"].is_valid(), messages["key_bytes"].is_valid()).to_numpy(
-                zero_copy_only=False
-            )
-            misfits = [Misfit(int(row), NO_KEY, "the message has no key") for row in numbers[~has_key]]
-            messages, numbers = messages.filter(pa.array(has_key)), numbers[has_key]
-            rows, taken = self._of_messages(messages, numbers)
-            unfit = np.array([misfit.row for misfit in misfits], dtype=np.int64)
-            return rows, Taken(np.concatenate([taken.rows, unfit]), misfits + taken.misfits)
-        return self._of_messages(messages, numbers)
+        if self._obstacle:
+            misfits = [Misfit(row, TRANSFORM_FAILED, self._obstacle) for row in numbers.tolist()]
+            return self._no_rows(), numbers[:0], Taken(numbers, misfits)
+        if not self._table.keeps_latest or not (messages["key"].null_count and messages["key_bytes"].null_count):
+            return self._of_messages(messages, numbers)
+        has_key = pc.or_(messages["key"].is_valid(), messages["key_bytes"].is_valid()).to_numpy(zero_copy_only=False)
+        misfits = [Misfit(int(row), NO_KEY, "the message has no key") for row in numbers[~has_key]]
+        rows, own, taken = self._of_messages(messages.filter(pa.array(has_key)), numbers[has_key])
+        return rows, own, Taken(np.concatenate([taken.rows, numbers[~has_key]]), misfits + taken.misfits)
 
-    def _of_messages(self, messages: pa.RecordBatch, numbers: NDArray[np.int64]) -> tuple[pa.RecordBatch, Taken]:
+    def _of_messages(
+        self, messages: pa.RecordBatch, numbers: NDArray[np.int64]
+    ) -> tuple[pa.RecordBatch, NDArray[np.int64], Taken]:
         misfits: list[Misfit] = []
         rows, fitting = messages, numbers
         if self._table.is_of_records:
@@ -296,42 +338,46 @@ class _Rows:
             fitting = np.delete(numbers, [misfit.row for misfit in misfits])
             misfits = _renumbered(misfits, numbers)
         if self._is_plain:
-            return rows, Taken(numbers, misfits)
+            return rows, fitting, Taken(numbers, misfits)
         is_deletion = rows["is_null"].to_numpy(zero_copy_only=False)
-        if self._table.keeps_latest and is_deletion.any():
-            return self._with_deletions(rows, is_deletion, fitting, misfits)
-        (rows, failed), taken = self._transform.apply(rows, self._columns)
-        unfit = np.array([misfit.row for misfit in misfits], dtype=np.int64)
-        return rows, Taken(np.concatenate([fitting[taken], unfit]), misfits + _renumbered(failed, fitting))
-
-    def _with_deletions(
-        self, rows: pa.RecordBatch, is_deletion: NDArray[np.bool_], numbers: NDArray[np.int64], misfits: list[Misfit]
-    ) -> tuple[pa.RecordBatch, Taken]:
-        """Return rows of which some delete a key. Those pass by conditions and queries, which see no
-        value in them.
-        """
+        if not self._table.keeps_latest:
+            is_deletion = np.zeros(len(is_deletion), dtype=bool)
         others = np.flatnonzero(~is_deletion)
-        (kept, failed), taken = self._transform.apply(rows.take(pa.array(others)), self._columns)
-        deletions = rows.filter(pa.array(is_deletion))
-        if self._table.is_of_records:
-            columns = [*(deletions[field.name] for field in PULSAR_FIELDS), pa.nulls(deletions.num_rows, self._columns)]
-            deletions = pa.RecordBatch.from_arrays(columns, schema=self.schema)
-        together = pa.Table.from_batches([kept, deletions]).combine_chunks()
-        ordered = together.sort_by([(name, "ascending") for name in ("ledger_id", "entry_id", "batch_index")])
+        values = rows if len(others) == rows.num_rows else rows.take(pa.array(others))
+        done = self._transform.apply(values, self._columns)
         unfit = np.array([misfit.row for misfit in misfits], dtype=np.int64)
-        rows_taken = np.concatenate([numbers[others][taken], numbers[is_deletion], unfit])
-        (batch,) = ordered.to_batches() or [kept]
-        return batch, Taken(rows_taken, misfits + _renumbered(failed, numbers[others]))
+        taken = np.concatenate([fitting[others][done.taken], fitting[is_deletion], unfit])
+        made, own = done.rows, fitting[others][done.numbers]
+        if is_deletion.any():
+            made, own = self._with_deletions(made, rows.filter(pa.array(is_deletion))), fitting[:0]
+        return made, own, Taken(taken, misfits + _renumbered(done.misfits, fitting[others]))
+
+    def _with_deletions(self, rows: pa.RecordBatch, deletions: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows of a table with the latest messages, with those that delete a key. Those pass by
+        conditions and queries, which see no value in them.
+        """
+        if self._table.is_of_records:
+            columns = [*(deletions[name.name] for name in PULSAR_FIELDS), pa.nulls(deletions.num_rows, self._columns)]
+            deletions = pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        together = pa.Table.from_batches([rows, deletions])
+        ordered = together.sort_by([(name, "ascending") for name in ("ledger_id", "entry_id", "batch_index")])
+        (batch,) = ordered.combine_chunks().to_batches()
+        return batch
+
+    def _no_rows(self) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([pa.nulls(0, column.type) for column in self.schema], schema=self.schema)
 
     def _newest(self) -> Any:
         return NO_SCHEMA if self._newest_version is None else self._of_version(self._newest_version) or NO_SCHEMA
 
     def _by_schema(self, messages: pa.RecordBatch) -> NDArray[np.bool_]:
-        """Return a mask of the messages whose schema has the name that the table asks for."""
+        """Return a mask of the messages whose schema has the name that the table asks for. A message
+        without a version has none: the newest one may be another when the micro-batch is run again.
+        """
         codes = messages["schema_version"].dictionary_encode(null_encoding="encode")
         wanted = []
         for version in codes.dictionary.to_pylist():
-            schema = self._of_version(version) if version else self._newest()
+            schema = self._of_version(version) if version else None
             wanted.append(self._table.takes_schema("" if schema is None else record_name(schema)))
         result: NDArray[np.bool_] = np.array(wanted, dtype=bool)[codes.indices.to_numpy()]
         return result
@@ -348,12 +394,6 @@ def _write_absent(writer: TableWriter, messages: pa.RecordBatch, is_present: NDA
 
 def _renumbered(misfits: list[Misfit], numbers: NDArray[np.int64]) -> list[Misfit]:
     return [replace(misfit, row=int(numbers[misfit.row])) for misfit in misfits]
-
-
-def _column(rows: pa.RecordBatch, name: str) -> pa.Array:
-    if name in rows.schema.names:
-        return rows[name]
-    return pc.struct_field(rows[RECORD_COLUMN], name)
 
 
 def _columns(kind: pa.DataType) -> int:

@@ -745,9 +745,11 @@ def _places(config: Config) -> dict[str, Place]:
     has still to tell.
     """
     places: dict[str, Place] = {}
+    names: set[str] = set()
     for table in config.table_options if config.delta.path or config.tables else ():
-        if f"{table.section} path" in places:
+        if table.name in names:
             raise UsageError(f"{table.section} is there twice; a message is in a table once")
+        names.add(table.name)
         if not table.is_template:
             places[f"{table.section} path"] = table.place
     if config.delta.rejects_path:

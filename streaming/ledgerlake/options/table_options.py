@@ -7,6 +7,7 @@ than letters, digits and ``. _ + -`` in a part of a topic's name are written ``=
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.topics import TopicSelection
-from ledgerlake.decode.row_query import RELATION, RowQuery, condition
+from ledgerlake.decode.row_query import RELATION, Condition, RowQuery
 from ledgerlake.errors import UsageError
 from ledgerlake.stored.places import from_text, to_text
 
@@ -27,9 +28,14 @@ MESSAGES_TABLE = "messages"
 # What does not decide which rows come into a table.
 _NOT_DECISIVE = ("name", "section", "place")
 
+_UNKNOWN_YET = {"late", "delivered_at"}
+
+# The most characters of a part of a topic's name in a path; file systems take 255 bytes.
+_MOST_CHARACTERS = 200
+
 _PARTS = ("tenant", "namespace", "topic")
 _PLACEHOLDER = re.compile(r"\{(\w*)\}")
-_PLAIN = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9._+-]*")
+_PLAIN = re.compile(r"[A-Za-z0-9+-][A-Za-z0-9._+-]*")
 _ENCODED = re.compile(rb"[^A-Za-z0-9._+-]")
 
 _NAMED = re.compile(r"(?P<expression>.+\S)\s+as\s+(?P<name>[A-Za-z_]\w*)", re.IGNORECASE | re.DOTALL)
@@ -49,6 +55,7 @@ class TableOptions:
         schema: the name of the record that its messages have; empty for all.
         where: the condition that its messages meet; empty for all.
         is_default: it takes what no other table takes.
+        is_of_template: its path had placeholders.
     """
 
     name: str
@@ -63,6 +70,7 @@ class TableOptions:
     partition_by: tuple[str, ...] = ()
     mode: str = "append"
     is_default: bool = False
+    is_of_template: bool = False
 
     @property
     def keeps_latest(self) -> bool:
@@ -108,7 +116,7 @@ class TableOptions:
             return self
         parts = dict(zip(_PARTS, topic.partition("://")[2].split("/", 2), strict=True))
         uri = _PLACEHOLDER.sub(lambda found: _encoded(parts[found[1]]), self.place.uri)
-        return replace(self, name=table_name(uri), place=replace(self.place, uri=uri))
+        return replace(self, name=table_name(uri), place=replace(self.place, uri=uri), is_of_template=True)
 
     def matches(self, place: Place) -> bool:
         """Return whether a place may be the table of a topic, by its placeholders."""
@@ -129,12 +137,14 @@ class TableOptions:
     def computed_columns(self) -> RowQuery | None:
         """Return the query of the partition columns that the rows do not have by themselves."""
         named = [self._partition_column(text) for text in self.partition_by]
-        selected = ", ".join(f"{expression} as {name}" for name, expression in named if expression)
-        return RowQuery(f"select {selected} from {RELATION}", f"{self.section} partition_by") if selected else None
+        selected = [f"({expression}\n) as {name}" for name, expression in named if expression]
+        if not selected:
+            return None
+        return RowQuery(f"select {', '.join(selected)} from {RELATION}", f"{self.section} partition_by")
 
-    def condition(self) -> RowQuery | None:
+    def condition(self) -> Condition | None:
         """Return the query of ``where``."""
-        return condition(self.where, f"{self.section} where") if self.where else None
+        return Condition(self.where, f"{self.section} where") if self.where else None
 
     def query(self) -> RowQuery | None:
         """Return the query of ``sql``."""
@@ -156,12 +166,20 @@ class TableOptions:
             raise UsageError(f'{self.section} sql and function need shape = "record"')
         if self.keeps_latest and self.partition_by:
             raise UsageError(f'{self.section} partition_by is not for mode = "latest"')
-        self.condition()
-        self.query()
         names = [name.lower() for name in self.partition_columns]
         if len(set(names)) < len(names):
             raise UsageError(f"{self.section} partition_by has one column twice")
-        _ = self.computed_columns
+        if not _UNKNOWN_YET.isdisjoint(names):
+            raise UsageError(f"{self.section} partition_by names what is known only when a row is written")
+        for query, option in (
+            (self.condition(), "where"),
+            (self.query(), "sql"),
+            (self.computed_columns, "partition_by"),
+        ):
+            if query is not None and any(map(self._is_unknown_yet, query.references)):
+                raise UsageError(
+                    f"{self.section} {option} reads late or delivered_at, which are known only when a row is written; leave them out"
+                )
 
     @property
     def row_settings(self) -> str:
@@ -177,6 +195,11 @@ class TableOptions:
     def from_fields(cls, fields: dict[str, Any]) -> TableOptions:
         """Return the table of ``fields``."""
         return cls(**{**fields, "place": from_text(fields["place"]), "partition_by": tuple(fields["partition_by"])})
+
+    def _is_unknown_yet(self, reference: tuple[str, ...]) -> bool:
+        """Return whether a column is one that is known only when a row is written."""
+        is_pulsars = "pulsar" in reference[:-1] if self.is_of_records else True
+        return is_pulsars and reference[-1].lower() in _UNKNOWN_YET
 
     @cached_property
     def _topics(self) -> TopicSelection:
@@ -204,7 +227,11 @@ def table_name(path: str) -> str:
 
 def _encoded(part: str) -> str:
     """Return a part of a topic's name as the name of a folder; no two parts have the same one."""
-    if _PLAIN.fullmatch(part):
+    if _PLAIN.fullmatch(part) and len(part) <= _MOST_CHARACTERS:
         return part
     text = _ENCODED.sub(lambda found: b"=%02X" % found[0][0], part.encode()).decode()
-    return f"=2E{text[1:]}" if text.startswith(".") else text
+    # Such a folder is hidden, or Delta's.
+    text = f"={ord(text[0]):02X}{text[1:]}" if text.startswith((".", "_")) else text
+    if len(text) <= _MOST_CHARACTERS:
+        return text
+    return f"{text[:_MOST_CHARACTERS]}={hashlib.sha256(part.encode()).hexdigest()[:16]}"

@@ -119,8 +119,7 @@ class DeltaSink:
                 nothing was changed.
         """
         tables = self._tables_of(batch)
-        known = {table.options.name: table.settings() for table in tables}
-        settings = asdict(BatchSettings(batch.batch_id, known, with_state, schemas))
+        settings = asdict(BatchSettings(batch.batch_id, self._tables.settings(tables), with_state, schemas))
         # The tasks' code was fixed when the query began, but they can read this in every batch.
         written.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, json.dumps(settings))
         # While the tasks run, the driver has time to read its last commits.

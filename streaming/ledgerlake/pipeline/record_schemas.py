@@ -45,10 +45,11 @@ class RecordSchemas:
         self._tables = tables
         self._newest: dict[str, tuple[bytes, ValueSchema]] = {}
         self._without_newest: set[str] = set()
+        self._is_started = False
 
     def learn(self, topics: Iterable[str], *, have_messages: bool) -> TopicSchemas:
         """Ask for versions that are not known, and add columns for their fields; return what tasks
-        need to know. Topics without tables of records are passed over.
+        need to know. Topics whose tables need no schemas are passed over.
 
         Args:
             have_messages: messages of the topics are to be written. Those of a topic without a schema
@@ -58,14 +59,15 @@ class RecordSchemas:
             SetupError, TableError: a table cannot be changed.
             BrokerError, TransportError: the registry cannot be asked.
         """
-        names = [topic for topic in dict.fromkeys(topics) if self._record_tables(topic)]
+        names = [topic for topic in dict.fromkeys(topics) if self._tables_with_schemas(topic)]
         for topic, newest in zip(names, self._ask([(topic, None) for topic in names]), strict=True):
             if newest is None:
                 self._learn_without_newest(topic, have_messages)
             elif newest != self._newest.get(topic):
                 self._learn_versions(topic, newest)
                 self._newest[topic] = newest
-        self._tables.settle()
+        self._tables.settle(is_start=not have_messages and not self._is_started)
+        self._is_started = True
         return TopicSchemas.of({topic: self._newest[topic] for topic in names if topic in self._newest})
 
     def _learn_versions(self, topic: str, newest: tuple[bytes, ValueSchema]) -> None:
@@ -104,12 +106,12 @@ class RecordSchemas:
         self._note(topic, schema, record)
 
     def _note(self, topic: str, schema: ValueSchema, record: pa.StructType) -> None:
-        for table in self._record_tables(topic):
+        for table in self._tables_with_schemas(topic):
             if table.options.takes_schema(record_name(schema)):
                 table.learn(record)
 
-    def _record_tables(self, topic: str) -> list[MessagesTable]:
-        return [table for table in self._tables.of_topic(topic) if table.is_of_records]
+    def _tables_with_schemas(self, topic: str) -> list[MessagesTable]:
+        return [table for table in self._tables.of_topic(topic) if table.needs_schemas]
 
 
 def _version(number: int) -> bytes:

@@ -192,7 +192,7 @@ class _Replay:
         self._open(topics)
         schemas = self._schemas.learn(topics, have_messages=True)
         self._tables.create()
-        known = {table.options.name: table.settings() for table in self._tables.messages}
+        known = self._tables.settings(self._tables.messages)
         marks: list[pa.Table] = []
         files: dict[str, list[DataFile]] = {}
         places = {(row["topic"], row["partition"]) for row in rejects.select(["topic", "partition"]).to_pylist()}
@@ -206,7 +206,7 @@ class _Replay:
             batch = BatchSettings(0, tables, [], schemas)
             writers = TableWriters(self._options, source, self._config.source.client, batch, _PREFIX)
             marks += self._write(of_partition.to_pylist(), source, writers)
-            for writer in writers.writers:
+            for writer in writers.with_rows:
                 files.setdefault(writer.table.name, []).extend(writer.finish(None).files)
         if marks:
             self._record_and_commit(files, marks)
@@ -284,7 +284,7 @@ class _Replay:
         Raises:
             TableError: a table cannot be read.
         """
-        return {writer.table.name: self._is_in(messages, writer.table) for writer in writers.writers}
+        return {writer.table.name: self._is_in(messages, writer.table) for writer in writers.with_rows}
 
     @staticmethod
     def _is_in(messages: pa.RecordBatch, table: TableOptions) -> NDArray[np.bool_]:

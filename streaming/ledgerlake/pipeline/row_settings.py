@@ -47,7 +47,7 @@ def row_settings(config: Config) -> RowSettings:
         STORAGE: config.delay.storage,
         _BELOW: _below(config.delay.storage, config.checkpoint_place),
         PAYLOADS: config.delay.payloads,
-        TABLES: ", ".join(table.path for table in config.tables),
+        TABLES: ", ".join(table.name for table in config.table_options),
         **{table.section: table.row_settings for table in config.table_options},
     }
 

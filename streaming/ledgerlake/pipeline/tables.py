@@ -10,6 +10,8 @@ is committed last, so a micro-batch that it contains is in all tables.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from ledgerlake.table.batch_record import BatchRecord
     from ledgerlake.table.delta_table import Table
 
+_log = logging.getLogger(__name__)
+
 REJECTS_TABLE = "rejects"
 
 
@@ -54,8 +58,10 @@ class MessagesTable:
         self.options = options
         self.reached_us: dict[str, int] = {}
         self._transform = RowTransform(options)
-        self._learned = self._settled = pa.struct([])
+        self._learned = pa.struct([])
+        self._noted: list[pa.StructType] = []
         self._records: RecordTable | None = None
+        self._misfit = ""
         self.table: Table
         if options.is_of_records:
             kind = LatestRecordTable if options.keeps_latest else RecordTable
@@ -68,41 +74,75 @@ class MessagesTable:
             self.table = open_table(options.place, rows, writer, staging, options.partition_columns)
 
     @property
-    def is_ready(self) -> bool:
-        """Return whether the columns that the table cannot do without are known."""
-        return self._records is None or set(self.options.partition_columns) <= set(self._records.record.names)
+    def obstacle(self) -> str:
+        """Return why the table can take no rows yet; empty if it can."""
+        if self._records is None:
+            return ""
+        if self._transform.makes_records and not self._learned.num_fields:
+            return self._misfit or "no schema of the topics of this table is known yet"
+        missing = set(self.options.partition_columns) - set(self._records.record.names)
+        if missing:
+            return self._misfit or f"the table has no column {min(missing)} yet, by which it is partitioned"
+        return ""
 
     @property
-    def is_of_records(self) -> bool:
-        """Return whether its rows are records, whose columns depend on schemas."""
-        return self._records is not None
+    def needs_schemas(self) -> bool:
+        """Return whether the schemas of its topics have to be known."""
+        return self._records is not None or bool(self.options.schema)
 
     def learn(self, record: pa.StructType) -> None:
         """Note the record of a schema; ``settle`` makes columns of it."""
-        self._learned = united(self._learned, record)
+        self._noted.append(record)
 
-    def settle(self) -> None:
-        """Add the columns that the noted records need.
+    def settle(self, *, is_start: bool) -> None:
+        """Add the columns that the noted records need. Records that do not fit stop a start. Later they do
+        not: producers decide about them, and the rejects tell.
 
         Raises:
             SetupError: the query does not fit the records.
             TableError: the table cannot be changed.
         """
-        if self._records is None or self._learned.equals(self._settled):
+        noted, self._noted = self._noted, []
+        if self._records is None:
+            return
+        if self._transform.makes_records and not self._learned.num_fields:
+            # The types are those of earlier runs, whatever the order in which schemas are learned.
+            noted.insert(0, self._records.learned)
+        try:
+            self._add(self._records, noted)
+        except SetupError as error:
+            if is_start and not self.options.is_of_template:
+                raise
+            if error.message != self._misfit:
+                _log.warning("messages by a schema do not fit the table at %s: %s", self.table.path, error.message)
+            self._misfit = error.message
+            for record in noted:
+                with contextlib.suppress(SetupError):
+                    self._add(self._records, [record])
+
+    def _add(self, table: RecordTable, records: list[pa.StructType]) -> None:
+        """Add the columns of records, all or none."""
+        learned = self._learned
+        for record in records:
+            learned = united(learned, record)
+        if learned.equals(self._learned):
             return
         if self._transform.makes_records:
-            columns = self._transform.columns(self._learned)
-            self._records.add_columns(united_columns(self._records.record, columns, self.options.section))
+            columns = united_columns(table.record, self._transform.columns(learned), self.options.section)
+            table.add_columns(columns, learned)
         else:
-            self._records.add_columns(self._transform.columns(united(self._record, self._learned)))
-        self._settled = self._learned
+            table.add_columns(self._transform.columns(united(self._record, learned)))
+        self._learned = learned
 
     def settings(self) -> TableBatch:
         """Return what tasks need to know."""
         if self._records is not None:
-            return TableBatch.of(self.reached_us, self._record, self._records.record)
-        computed = [field for field in self.table.schema if field.name not in schema.MESSAGES.names]
-        return TableBatch.of(self.reached_us, pa.struct([]), pa.struct(computed))
+            record, columns = self._record, self._records.record
+        else:
+            record = pa.struct([])
+            columns = pa.struct([field for field in self.table.schema if field.name not in schema.MESSAGES.names])
+        known = TableBatch.of(self.reached_us, record, columns)
+        return replace(known, section=self.options.section, obstacle=self.obstacle)
 
     @property
     def _record(self) -> pa.StructType:
@@ -110,8 +150,7 @@ class MessagesTable:
         assert self._records is not None
         if self._transform.makes_records:
             return self._learned
-        computed = self._transform.computed_names
-        return pa.struct([field for field in self._records.record if field.name not in computed])
+        return pa.struct([field for field in self._records.record if field.name not in self.options.computed_names])
 
 
 class Tables:
@@ -126,6 +165,8 @@ class Tables:
         self._staging = staging
         self._options = config.table_options
         self._by_name: dict[str, MessagesTable] = {}
+        # Why topics have no table, by its name.
+        self._obstacles: dict[str, str] = {}
         self._checked: set[str] = set()
         self._existing: set[str] = set()
         self._begun: set[str] = set()
@@ -158,23 +199,35 @@ class Tables:
         )
 
     def expect(self, topics: Iterable[str]) -> None:
-        """Know the tables that messages of these topics may come into.
+        """Know the tables that messages of these topics may come into. A topic whose table would share a
+        folder has none: its messages are rejects.
 
         Raises:
-            SetupError: two of them would be in one folder.
+            SetupError: the options of a table do not fit.
             TableError: one exists and cannot be opened.
         """
+        names = list(topics)
         for options in self._options:
-            for of_topic in [options] if not options.is_template else map(options.of_topic, topics):
-                if of_topic.name not in self._by_name:
-                    self._check_apart(of_topic)
-                    staging = self._staging / "messages"
-                    self._by_name[of_topic.name] = MessagesTable(of_topic, self._config.delta.writer, staging)
+            for of_topic in [options] if not options.is_template else map(options.of_topic, names):
+                if of_topic.name in self._by_name or of_topic.name in self._obstacles:
+                    continue
+                obstacle = self._shared_folder(of_topic) if options.is_template else ""
+                if obstacle:
+                    _log.warning("a topic gets no table: %s", obstacle)
+                    self._obstacles[of_topic.name] = obstacle
+                    continue
+                staging = self._staging / "messages"
+                self._by_name[of_topic.name] = MessagesTable(of_topic, self._config.delta.writer, staging)
+
+    def settings(self, tables: Iterable[MessagesTable]) -> dict[str, TableBatch]:
+        """Return what tasks need to know of tables, and of those that no topic can have."""
+        obstacles = {name: TableBatch(obstacle=obstacle) for name, obstacle in self._obstacles.items()}
+        return obstacles | {table.options.name: table.settings() for table in tables}
 
     def of_topic(self, topic: str) -> list[MessagesTable]:
         """Return the tables that messages of a topic may come into."""
         names = [options.of_topic(topic).name for options in self._options if options.takes_topic(topic)]
-        return [self._by_name[name] for name in names]
+        return [self._by_name[name] for name in dict.fromkeys(names) if name in self._by_name]
 
     def check(self, spark: SparkSession) -> list[Table]:
         """Check the tables that were not checked yet; return all that exist.
@@ -192,14 +245,14 @@ class Tables:
         """Return whether a table exists."""
         return name in self._existing
 
-    def settle(self) -> None:
+    def settle(self, *, is_start: bool) -> None:
         """Add the columns that the known schemas need.
 
         Raises:
             SetupError, TableError: as ``MessagesTable.settle``.
         """
         for table in self._by_name.values():
-            table.settle()
+            table.settle(is_start=is_start)
 
     def create(self) -> None:
         """Create the tables that are missing and ready.
@@ -208,7 +261,7 @@ class Tables:
             TableError: one cannot be created.
         """
         for name, table in self.by_name.items():
-            is_ready = name == REJECTS_TABLE or self._by_name[name].is_ready
+            is_ready = name == REJECTS_TABLE or not self._by_name[name].obstacle
             if name not in self._existing and is_ready:
                 table.create(self._config.upkeep.table_properties)
                 self._existing.add(name)
@@ -249,15 +302,11 @@ class Tables:
         self.create()
         self.begin(writers, list(batch.ranges))
 
-    def _check_apart(self, options: TableOptions) -> None:
-        """Check that a table's folder is in no other's.
-
-        Raises:
-            SetupError: it is.
-        """
-        for name, other in self.by_name.items():
-            if is_inside(options.place, other.path) or is_inside(other.path, options.place):
-                raise SetupError(
-                    f"the table {options.place} of {options.section} and the table {other.path} ({name}) would share a folder; choose "
-                    "another path"
-                )
+    def _shared_folder(self, options: TableOptions) -> str:
+        """Return why a topic can have no table, because its folder would be in another one; empty if it can."""
+        taken = {name: table.path for name, table in self.by_name.items()}
+        taken |= {"the checkpoint": self._config.checkpoint_place}
+        for name, place in taken.items():
+            if is_inside(options.place, place) or is_inside(place, options.place):
+                return f"the folder {options.place} of {options.section} and {place} ({name}) would share a folder"
+        return ""

@@ -144,6 +144,8 @@ class Table:
                 mode="ignore",
                 partition_by=self.partition_by or None,
                 configuration=properties,
+                # Some are ours.
+                raise_if_key_not_exists=False,
                 storage_options=options,
             )
         except (DeltaError, OSError) as error:

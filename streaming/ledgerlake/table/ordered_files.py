@@ -232,9 +232,14 @@ class BufferedWriter:
         self._buffer.append(table)
         self._buffered_bytes += table.nbytes
         if self._buffered_bytes >= ROW_GROUP_BYTES:
-            self._flush()
+            self.flush()
         elif len(self._buffer) >= _MAX_BUFFERED_TABLES:
             self._buffer = [pa.concat_tables(self._buffer).combine_chunks()]
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Return the bytes of the rows that no file has yet."""
+        return self._buffered_bytes
 
     def finish(self, shared: BufferedWriter | None = None) -> list[DataFile]:
         """Close the files, and return them.
@@ -246,7 +251,7 @@ class BufferedWriter:
             for table in self._buffer:
                 shared.write(table)
             return []
-        self._flush()
+        self.flush()
         return self._files.finish()
 
     def discard(self) -> None:
@@ -254,7 +259,8 @@ class BufferedWriter:
         self._buffer, self._buffered_bytes = [], 0
         self._files.discard()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write the rows that were collected."""
         if self._buffer:
             self._files.write(pa.concat_tables(self._buffer))
         self._buffer, self._buffered_bytes = [], 0

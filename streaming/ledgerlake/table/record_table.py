@@ -1,19 +1,28 @@
 """A Delta table of records: a column for each field of its topics' schemas, and ``pulsar``.
 
+If a query makes its rows, the table also keeps the columns of the records that the query sees, so that
+their types stay the same from run to run. They are a property of the table, the schema as Arrow serializes
+it, in base64:
+
+    ledgerlake.record = "1 <base64>"
+
 Its columns are what its log says. A field that a schema adds becomes a column before the
 micro-batch that brings it is written. Columns are never removed, and their types never change.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 from typing import TYPE_CHECKING
 
 import deltalake
 import pyarrow as pa
+from deltalake.exceptions import DeltaError
 
 from ledgerlake.decode.record_columns import PULSAR_COLUMN, united
 from ledgerlake.decode.record_rows import rows_schema
-from ledgerlake.errors import TableError
+from ledgerlake.errors import TableError, refuse_newer
 from ledgerlake.table.delta_table import Table, is_metadata_conflict
 from ledgerlake.table.layout import file_schema, record_of, rows_of_table
 
@@ -28,6 +37,10 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 5
 
+# The property of a table with the columns that its query sees.
+LEARNED = "ledgerlake.record"
+_VERSION = 1
+
 
 class RecordTable(Table):
     """The table at ``path``."""
@@ -35,6 +48,7 @@ class RecordTable(Table):
     def __init__(self, path: Place, partition_by: Sequence[str] = ()) -> None:
         super().__init__(path, rows_schema(pa.struct([])), partition_by)
         self._exists = False
+        self.learned = pa.struct([])
 
     @property
     def record(self) -> pa.StructType:
@@ -48,13 +62,20 @@ class RecordTable(Table):
             self._adopt(self._current())
         return self._exists
 
-    def add_columns(self, record: pa.StructType) -> None:
+    def add_columns(self, record: pa.StructType, learned: pa.StructType | None = None) -> None:
         """Add the columns that a record has and the table lacks; of a table that is not created yet,
         this only notes them.
+
+        Args:
+            learned: the columns that the table's query sees.
 
         Raises:
             TableError: the table cannot be changed.
         """
+        if learned is not None and not learned.equals(self.learned):
+            self.learned = learned
+            if self._exists:
+                self._keep_learned()
         if not self._exists:
             self.schema = rows_schema(united(self.record, record))
             return
@@ -92,11 +113,37 @@ class RecordTable(Table):
 
     def create(self, properties: dict[str, str] | None = None) -> None:
         # Delta's readers look at the bounds of the first 32 columns, unless the table says otherwise.
-        super().create({"delta.dataSkippingNumIndexedCols": "-1", **(properties or {})})
+        own = {"delta.dataSkippingNumIndexedCols": "-1"}
+        if self.learned.num_fields:
+            own[LEARNED] = learned_to_text(self.learned)
+        super().create(own | (properties or {}))
         self._exists = True
+
+    def _keep_learned(self) -> None:
+        """Write what the table's query sees into its properties.
+
+        Raises:
+            TableError: they cannot be changed.
+        """
+        for _ in range(_ATTEMPTS):
+            try:
+                self._current().alter.set_table_properties(
+                    {LEARNED: learned_to_text(self.learned)}, raise_if_not_exists=False
+                )
+            except (DeltaError, OSError) as error:
+                failure = error
+                if is_metadata_conflict(error):
+                    continue
+                break
+            self._load()
+            return
+        raise TableError(f"the properties of the table at {self.path} cannot be changed: {self.path.reason(failure)}")
 
     def _adopt(self, existing: DeltaTable) -> None:
         self.schema = rows_of_table(pa.schema(existing.schema()))
+        text = existing.metadata().configuration.get(LEARNED)
+        if text is not None:
+            self.learned = learned_from_text(text, str(self.path))
 
     def _compare(self, existing: DeltaTable) -> None:
         self._check_keeps_transactions(existing)
@@ -137,3 +184,26 @@ def _like(column: pa.DataType, kind: pa.DataType) -> bool:
     if pa.types.is_map(column) and pa.types.is_map(kind):
         return _like(column.item_type, kind.item_type)
     return bool(column.equals(kind))
+
+
+def learned_to_text(record: pa.StructType) -> str:
+    """Return the columns that a query sees as the value of a property."""
+    return f"{_VERSION} {base64.b64encode(pa.schema(list(record)).serialize()).decode()}"
+
+
+def learned_from_text(text: str, place: str) -> pa.StructType:
+    """Return the columns of a property.
+
+    Raises:
+        OffsetError: a newer release wrote it.
+        TableError: it is damaged.
+    """
+    version, _, content = text.partition(" ")
+    try:
+        refuse_newer(f"the table at {place}", int(version), _VERSION, "columns of version")
+        return pa.struct(list(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(content, validate=True)))))
+    except (ValueError, binascii.Error, pa.ArrowException):
+        raise TableError(
+            f"the property {LEARNED} of the table at {place} is damaged; remove it: ALTER TABLE delta.`{place}` UNSET TBLPROPERTIES "
+            f"('{LEARNED}')"
+        ) from None

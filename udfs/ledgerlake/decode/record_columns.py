@@ -94,30 +94,31 @@ def _without(values: pa.Array, bad: dict[int, str]) -> pa.Array:
     return pc.if_else(pa.array(is_bad), pa.scalar(None, values.type), values)
 
 
-def check_names(kind: pa.DataType, what: str) -> None:
+def check_names(kind: pa.DataType, what: str, advice: str = f"; {_OTHER_SHAPE}") -> None:
     """Check the names of the fields of a type, at every depth.
 
     Args:
         what: what has the fields, for the error.
+        advice: the end of its sentence.
 
     Raises:
         SetupError: Delta does not take a name, or takes two for one.
     """
     if pa.types.is_list(kind):
-        check_names(kind.value_type, what)
+        check_names(kind.value_type, what, advice)
     elif pa.types.is_map(kind):
-        check_names(kind.item_type, what)
+        check_names(kind.item_type, what, advice)
     elif pa.types.is_struct(kind):
         seen: set[str] = set()
         for field in kind:
             if _FORBIDDEN.intersection(field.name) or not field.name:
-                raise SetupError(f"{what} has a field '{field.name}', whose name Delta does not take; {_OTHER_SHAPE}")
+                raise SetupError(f"{what} has a field '{field.name}', whose name Delta does not take{advice}")
             if field.name.lower() in seen:
                 raise SetupError(
-                    f"{what} has two fields {field.name} that differ in case at most, which are one column to Delta; {_OTHER_SHAPE}"
+                    f"{what} has two fields {field.name} that differ in case at most, which are one column to Delta{advice}"
                 )
             seen.add(field.name.lower())
-            check_names(field.type, what)
+            check_names(field.type, what, advice)
 
 
 def _storable(kind: pa.DataType) -> pa.DataType | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -25,18 +25,26 @@ from ledgerlake.decode.schema import TIMESTAMP
 from ledgerlake.errors import SetupError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import duckdb
     from numpy.typing import NDArray
 
 RELATION = "messages"
 
-# The number of a row in its batch, which a query selects too.
+# Names that a query cannot use: the batch, and the number of a row in it.
+_BATCH = "__ledgerlake_batch"
+_NUMBERS = "__ledgerlake_numbers"
 _ROW = "__ledgerlake_row"
+_OURS = "__ledgerlake"
 
 # The nodes of a parsed query that are no expression of one row, and what they are called.
-_FORBIDDEN_NODES = {"SUBQUERY": "a query in a query", "WINDOW": "a window function", "PARAMETER": "a parameter"}
+_FORBIDDEN_NODES = {
+    "SUBQUERY": "a query in a query",
+    "WINDOW": "a window function",
+    "PARAMETER": "a parameter",
+    "POSITIONAL_REFERENCE": "a column by its number",
+}
 _FORBIDDEN_PARTS = {
     "group_expressions": "group by",
     "having": "having",
@@ -67,16 +75,28 @@ _CHANGING = {
 _STEADY_MACROS = re.compile(
     r"(list|array)_\w+|date_add|days_in_month|fdiv|if|json|map_contains_(entry|value)|md5_number_(lower|upper)|nullif|split_part"
 )
-# Names without brackets that DuckDB reads as functions.
-_CHANGING_NAMES = re.compile(
+# An aggregate of a list that draws a sample.
+_SAMPLING = "reservoir_quantile"
+
+# Names without brackets that DuckDB reads as functions, unless a column has that name.
+_SESSION_NAMES = re.compile(
     r"current_(catalog|date|role|schema|time|timestamp|user)|localtime(stamp)?|session_user|user"
 )
+
+_CLAIM = "it may select and filter by what one message has, and by functions that always give the same"
 
 # What DuckDB's errors say of the place: a line, or the name that it does not find.
 _LINE = re.compile(r"^LINE (\d+):", re.MULTILINE)
 _UNKNOWN = re.compile(r'"([^"]+)" not found')
+_DUPLICATE_KEY = "map contains duplicate key"
 
 _MOST_CHARACTERS = 400
+
+# So many messages of a batch that fail get a reason of their own.
+_MOST_REASONS = 20
+
+# A value that needs more fails, and its message with it.
+_MEMORY = "1GB"
 
 _LOCAL_TIMESTAMP = pa.timestamp("us")
 
@@ -86,15 +106,19 @@ _NAME = re.compile(r"[^ ,;{}()\n\t=.]+")
 @dataclass(frozen=True)
 class Answer:
     """The rows of a query: its columns as one struct column, and the number of each row's message in
-    the batch.
+    the batch. ``bad`` has the reason for each message of which a value cannot be computed; it has no
+    row.
     """
 
     values: pa.StructArray
     rows: NDArray[np.int64]
+    bad: dict[int, str] = field(default_factory=dict)
 
 
 class RowQuery:
     """A query of one row at a time.
+
+    ``references`` are the columns that it names, each by its parts.
 
     Args:
         text: the query.
@@ -109,7 +133,11 @@ class RowQuery:
         self._text = text
         node = _parsed(text, where)
         _check(node, where)
-        self._numbered = _with_row_number(node)
+        parts = list(_nodes([node["select_list"], node["where_clause"]]))
+        self.references = [tuple(part["column_names"]) for part in parts if part.get("class") == "COLUMN_REF"]
+        self.expressions = len(node["select_list"])
+        self._numbered, self._failing = _numbered(node), _failing(node)
+        self._columns: dict[pa.Schema, pa.StructType] = {}
 
     def columns(self, messages: pa.Schema) -> pa.StructType:
         """Return the columns of the answer.
@@ -118,72 +146,165 @@ class RowQuery:
             messages: the columns of the batches.
 
         Raises:
-            SetupError: the query does not fit those columns, or a column has a type that no table can
-                have; the message has the line or the column.
+            SetupError: the query does not fit those columns, fails for any message, or has a column that
+                no table can have; the message has the line or the column.
         """
-        import duckdb
+        if messages not in self._columns:
+            self._check_session_names(messages)
+            # The last column is the number of the row.
+            columns = list(self._answer(messages).schema)[:-1]
+            self._columns[messages] = pa.struct(list(self._fields(columns, messages.names)))
+        return self._columns[messages]
 
-        nothing = _numbered(messages.empty_table())
-        try:
-            # The query as it was written, so that the error has its lines.
-            _run(self._text, nothing)
-            answer = _run(self._numbered, nothing)
-        except duckdb.Error as error:
-            raise SetupError(f"{self._where} does not fit the messages: {_with_line(error, self._text)}") from None
-        return pa.struct(list(self._fields(answer.schema)))
-
-    def of(self, messages: pa.RecordBatch, columns: pa.StructType) -> Answer:
+    def of(self, messages: pa.RecordBatch) -> Answer:
         """Run the query over a batch.
 
-        Args:
-            columns: the columns of the answer, from ``columns``.
-
         Raises:
-            ValueError: a value of a message cannot be computed.
+            SetupError: as ``columns``.
         """
         import duckdb
 
+        columns = self.columns(messages.schema)
         try:
-            answer = _run(self._numbered, _numbered(pa.Table.from_batches([messages])))
-            rows = answer[_ROW].to_numpy()
-            values = [_one_chunk(answer[field.name]).cast(field.type) for field in columns]
+            return self._run(messages, columns)
         except (duckdb.Error, pa.ArrowException) as error:
-            raise ValueError(first_line(error)) from None
+            has_keys_twice = _DUPLICATE_KEY in str(error)
+        return self._without_bad(_with_single_keys(messages) if has_keys_twice else messages, columns)
+
+    def _run(self, messages: pa.RecordBatch, columns: pa.StructType) -> Answer:
+        answer = _run(self._numbered, messages)
+        rows = answer.column(answer.num_columns - 1).to_numpy()
+        if len(rows) and ((np.diff(rows) <= 0).any() or rows[-1] >= messages.num_rows):
+            raise AssertionError(f"{self._where} does not give each message once, in their order")
+        values = [_one_chunk(answer.column(place)).cast(kind.type) for place, kind in enumerate(columns)]
         struct = pa.StructArray.from_arrays(values, fields=list(columns)) if values else _no_columns(len(rows))
         return Answer(struct, rows)
 
-    def _fields(self, answer: pa.Schema) -> Iterator[pa.Field]:
-        """Yield the columns of the answer with types that a table can have."""
+    def _without_bad(self, messages: pa.RecordBatch, columns: pa.StructType) -> Answer:
+        """Run the query over the messages for which it does not fail."""
+        import duckdb
+
+        try:
+            return self._run(messages, columns)
+        except (duckdb.Error, pa.ArrowException):
+            pass
+        try:
+            bad = _run(self._failing, messages).column(0).to_numpy()
+        except (duckdb.Error, pa.ArrowException):
+            # Not by an expression; too little memory, for example.
+            bad = np.empty(0, dtype=np.int64)
+        if not len(bad):
+            return self._halved(messages, columns)
+        reasons: dict[int, str] = {}
+        for row in bad[:_MOST_REASONS].tolist():
+            reasons[row] = self._halved(messages.slice(row, 1), columns).bad.get(0, "")
+        reasons = {row: reasons.get(row) or "a value cannot be computed" for row in bad.tolist()}
+        kept = np.setdiff1d(np.arange(messages.num_rows), bad)
+        answer = self._halved(messages.take(pa.array(kept)), columns)
+        more = {int(kept[row]): reason for row, reason in answer.bad.items()}
+        return Answer(answer.values, kept[answer.rows], reasons | more)
+
+    def _halved(self, messages: pa.RecordBatch, columns: pa.StructType) -> Answer:
+        """Run the query; if it fails for all messages together, halve them until it fails for single
+        ones.
+        """
+        import duckdb
+
+        try:
+            return self._run(messages, columns)
+        except (duckdb.Error, pa.ArrowException) as error:
+            if messages.num_rows <= 1:
+                return Answer(pa.array([], columns), np.empty(0, dtype=np.int64), {0: first_line(error)})
+        half = messages.num_rows // 2
+        one, other = (self._halved(messages.slice(*span), columns) for span in ((0, half), (half,)))
+        bad = one.bad | {row + half: reason for row, reason in other.bad.items()}
+        return Answer(pa.concat_arrays([one.values, other.values]), np.concatenate([one.rows, other.rows + half]), bad)
+
+    def _answer(self, messages: pa.Schema) -> pa.Table:
+        """Return the answer for no message.
+
+        Raises:
+            SetupError: as ``columns``.
+        """
+        import duckdb
+
+        nothing = _batch_of(messages, 0)
+        try:
+            # The query as it was written, so that the error has its lines.
+            _run_as_written(self._text, nothing)
+            answer = _run(self._numbered, nothing)
+        except duckdb.Error as error:
+            raise SetupError(f"{self._where} does not fit the messages: {_with_line(error, self._text)}") from None
+        try:
+            _run(self._numbered, _batch_of(messages, 1))
+        except (duckdb.Error, pa.ArrowException) as error:
+            raise SetupError(f"{self._where} fails for any message: {_with_line(error, self._text)}") from None
+        return answer
+
+    def _check_session_names(self, messages: pa.Schema) -> None:
+        known = {name.lower() for name in messages.names}
+        for reference in self.references:
+            name = reference[0].lower()
+            if len(reference) == 1 and _SESSION_NAMES.fullmatch(name) and name not in known:
+                raise SetupError(f"{self._where} has {name}; {_CLAIM}")
+
+    def _fields(self, columns: Iterable[pa.Field], known: Sequence[str]) -> Iterator[pa.Field]:
+        """Yield the columns of the answer with types that a table can have.
+
+        Args:
+            known: the names of the messages' columns.
+        """
         seen: set[str] = set()
-        for field in answer:
-            if field.name == _ROW:
-                continue
-            if field.name.lower() in seen:
-                raise SetupError(f"{self._where} has two columns {field.name}; name one of them otherwise")
-            seen.add(field.name.lower())
-            if not _NAME.fullmatch(field.name):
-                raise SetupError(f"{self._where} has a column without a name of its own; write {field.name} as NAME")
-            kind = table_type(field.type)
+        for column in columns:
+            if column.name.startswith(_OURS) and column.name not in known:
+                raise SetupError(f"{self._where} selects more than the messages have; write * in place of columns(...)")
+            if column.name.lower() in seen:
+                raise SetupError(f"{self._where} has two columns {column.name}; name one of them otherwise")
+            seen.add(column.name.lower())
+            if not _NAME.fullmatch(column.name):
+                raise SetupError(
+                    f"{self._where} has a column without a name that a table can have; write {column.name} as NAME"
+                )
+            kind = table_type(column.type)
             if kind is None:
                 raise SetupError(
-                    f"the column {field.name} of {self._where} is {field.type}, which no table can have; cast it to "
-                    "another type"
+                    f"the column {column.name} of {self._where} is {column.type}, which no table can have; cast it to another type"
                 )
-            yield pa.field(field.name, kind)
+            yield pa.field(column.name, kind)
 
 
-def condition(text: str, where: str) -> RowQuery:
-    """Return the query that gives the messages for which a condition holds.
+class Condition(RowQuery):
+    """The query of the messages for which a condition holds.
 
     Raises:
         UsageError: as ``RowQuery``.
     """
-    return RowQuery(f"select 1 as holds from {RELATION} where ({text}\n)", where)
+
+    def __init__(self, text: str, where: str) -> None:
+        super().__init__(f"select 1 as holds from {RELATION} where ({text}\n)", where)
+        self._value = RowQuery(f"select ({text}\n) as holds from {RELATION}", where)
+
+    def columns(self, messages: pa.Schema) -> pa.StructType:
+        """Return the one column of the answer.
+
+        Raises:
+            SetupError: the condition does not fit the messages, or is no condition.
+        """
+        if messages not in self._columns:
+            kind = self._value.columns(messages).field(0).type
+            if not pa.types.is_boolean(kind):
+                raise SetupError(f"{self._where} is a value of {kind} and no condition; compare it with something")
+        return super().columns(messages)
 
 
 def _parsed(text: str, where: str) -> dict[str, Any]:
     """Return the one select of a query, as DuckDB parses it."""
-    parsed = json.loads(_value("select json_serialize_sql(?)", text))
+    import duckdb
+
+    try:
+        parsed = json.loads(_value("select json_serialize_sql(?)", text))
+    except (duckdb.Error, RecursionError):
+        raise UsageError(f"{where} is nested too deeply; write it shorter") from None
     if parsed["error"]:
         line = text.encode()[: int(parsed.get("position", 0))].count(b"\n") + 1
         raise UsageError(f"{where} cannot be read: {parsed['error_message']} (line {line})")
@@ -203,11 +324,13 @@ def _check(node: dict[str, Any], where: str) -> None:
     found += [modifier["type"].removesuffix("_MODIFIER").lower() for modifier in node["modifiers"]]
     if node["cte_map"]["map"]:
         found.append("with")
-    found += filter(None, map(_forbidden, _nodes([node["select_list"], node["where_clause"]])))
+    if node["aggregate_handling"] != "STANDARD_HANDLING":
+        found.append("group by")
+    parts = [node["select_list"], node["where_clause"]]
+    found += filter(None, map(_forbidden, _nodes(parts)))
+    found += [_SAMPLING] if f'"{_SAMPLING}"' in json.dumps(parts) else []
     if found:
-        raise UsageError(
-            f"{where} has {found[0]}; it may select and filter by what one message has, and by functions that always give the same"
-        )
+        raise UsageError(f"{where} has {found[0]}; {_CLAIM}")
 
 
 def _forbidden(node: dict[str, Any]) -> str | None:
@@ -215,9 +338,8 @@ def _forbidden(node: dict[str, Any]) -> str | None:
     kind = node.get("class")
     if kind in _FORBIDDEN_NODES:
         return _FORBIDDEN_NODES[kind]
-    if kind == "COLUMN_REF" and len(node["column_names"]) == 1:
-        name = node["column_names"][0]
-        return name if _CHANGING_NAMES.fullmatch(name.lower()) else None
+    if kind == "COLUMN_REF":
+        return next((name for name in node["column_names"] if name.lower().startswith(_OURS)), None)
     if kind == "FUNCTION":
         name = node["function_name"].lower()
         is_of_now = name == "age" and len(node.get("arguments") or node.get("children") or ()) == 1
@@ -249,26 +371,59 @@ def _steady_functions() -> frozenset[str]:
     )
 
 
-def _with_row_number(node: dict[str, Any]) -> str:
-    """Return a query that selects the number of the row too, and leaves it out of each star."""
+def _numbered(node: dict[str, Any]) -> str:
+    """Return a query that selects the number of the row too. The number stands in a relation of its own,
+    so no star and no whole row has it.
+    """
+    alias = node["from_table"]["alias"] or RELATION
     for star in _nodes(node["select_list"]):
-        if star.get("class") == "STAR":
-            star["exclude_list"] = [*star["exclude_list"], _ROW]
-    number = {
-        "class": "COLUMN_REF",
-        "type": "COLUMN_REF",
-        "alias": "",
-        "query_location": 0,
-        "query_location_length": 0,
-        "column_names": [_ROW],
-    }
-    numbered = {**node, "select_list": [*node["select_list"], number]}
-    statement = {"error": False, "statements": [{"node": numbered, "named_param_map": []}]}
+        if star.get("class") == "STAR" and not star["relation_name"] and not star["columns"]:
+            star["relation_name"] = alias
+    selected = [*node["select_list"], _parsed(f"select {_NUMBERS}.{_ROW}", "")["select_list"][0]]
+    return _text({**node, "select_list": selected, "from_table": _source(alias)})
+
+
+def _failing(node: dict[str, Any]) -> str:
+    """Return a query of the numbers of the rows for which an expression fails. ``try`` makes null of a
+    failure, and nothing else makes null of ``is null``.
+    """
+    alias = node["from_table"]["alias"] or RELATION
+    expressions = [part for part in node["select_list"] if part["class"] not in ("STAR", "COLUMN_REF")]
+    for star in _nodes(node["select_list"]):
+        expressions += [replaced["value"] for replaced in star.get("replace_list") or () if star["class"] == "STAR"]
+    texts = [_expression(part) for part in expressions]
+    fails = " or ".join(f"try(({text}) is null) is null" for text in texts) or "false"
+    if node["where_clause"] is not None:
+        holds = f"coalesce(({_expression(node['where_clause'])}), false)"
+        fails = f"try({holds}) is null or (try({holds}) and ({fails}))"
+    template = _parsed(f"select {_NUMBERS}.{_ROW} from {RELATION} where {fails}", "")
+    return _text({**template, "from_table": _source(alias)})
+
+
+def _source(alias: str) -> dict[str, Any]:
+    """Return the relations of a query: the messages, and beside them the numbers of the rows."""
+    source = _parsed(f"select 1 from {_BATCH} as m positional join {_NUMBERS}", "")
+    joined: dict[str, Any] = source["from_table"]
+    joined["left"]["alias"] = alias
+    return joined
+
+
+def _expression(node: dict[str, Any]) -> str:
+    """Return the text of an expression."""
+    template = _parsed("select 1", "")
+    return _text({**template, "select_list": [{**node, "alias": ""}]}).removeprefix("SELECT ")
+
+
+def _text(node: dict[str, Any]) -> str:
+    """Return the text of a parsed query."""
+    statement = {"error": False, "statements": [{"node": node, "named_param_map": []}]}
     return _value("select json_deserialize_sql(?::json)", json.dumps(statement))
 
 
-def _numbered(messages: pa.Table) -> pa.Table:
-    return messages.append_column(_ROW, pa.array(np.arange(messages.num_rows)))
+def _batch_of(columns: pa.Schema, rows: int) -> pa.RecordBatch:
+    """Return a batch of nulls."""
+    nullable = pa.schema([column.with_nullable(True) for column in columns])
+    return pa.RecordBatch.from_arrays([pa.nulls(rows, column.type) for column in columns], schema=nullable)
 
 
 _of_thread = threading.local()
@@ -281,7 +436,7 @@ def _connection() -> duckdb.DuckDBPyConnection:
         # The import takes a while, and only tables with a query need it.
         import duckdb
 
-        found = duckdb.connect(config={"threads": 1, "enable_external_access": False})
+        found = duckdb.connect(config={"threads": 1, "enable_external_access": False, "memory_limit": _MEMORY})
         found.execute("set TimeZone = 'UTC'")
         found.execute("set lock_configuration = true")
         _of_thread.connection = found
@@ -294,26 +449,55 @@ def _value(query: str, argument: str) -> str:
     return str(text)
 
 
-def _run(text: str, messages: pa.Table) -> pa.Table:
+def _run(text: str, messages: pa.RecordBatch) -> pa.Table:
+    """Run a query of ``_numbered`` or ``_failing``."""
+    numbers = pa.table({_ROW: np.arange(messages.num_rows)})
+    return _with_relations({_BATCH: pa.Table.from_batches([messages]), _NUMBERS: numbers}, text)
+
+
+def _run_as_written(text: str, messages: pa.RecordBatch) -> pa.Table:
+    return _with_relations({RELATION: pa.Table.from_batches([messages])}, text)
+
+
+def _with_relations(relations: Mapping[str, pa.Table], text: str) -> pa.Table:
     connection = _connection()
-    connection.register(RELATION, messages)
+    for name, rows in relations.items():
+        connection.register(name, rows)
     try:
         return connection.sql(text).to_arrow_table()
     finally:
-        connection.unregister(RELATION)
+        for name in relations:
+            connection.unregister(name)
 
 
 def _with_line(error: Exception, query: str) -> str:
     """Return the first line of DuckDB's error, what it proposes, and the line of the query."""
     text = str(error)
     first, *others = [line.strip() for line in text.splitlines() if line.strip()]
-    shown = [first.rstrip("!"), *(line for line in others if line.startswith(("Candidate", "Did you mean")))]
+    shown = [first.rstrip("!"), *(line for line in others if line.startswith(("Candidate b", "Did you mean")))]
     line, unknown = _LINE.search(text), _UNKNOWN.search(text)
     if line:
         shown.append(f"line {line[1]}")
     elif unknown and unknown[1] in query:
         shown.append(f"line {query[: query.index(unknown[1])].count(chr(10)) + 1}")
     return "; ".join(shown)[:_MOST_CHARACTERS]
+
+
+def _with_single_keys(messages: pa.RecordBatch) -> pa.RecordBatch:
+    """Return messages whose maps have each key once, with its last value: Pulsar's properties may have a
+    key twice, and DuckDB's maps may not.
+    """
+    columns = [_single_keys(column) for column in messages.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=messages.schema)
+
+
+def _single_keys(column: pa.Array) -> pa.Array:
+    if pa.types.is_map(column.type):
+        return pa.array([None if one is None else list(dict(one).items()) for one in column.to_pylist()], column.type)
+    if pa.types.is_struct(column.type):
+        parts = [_single_keys(part) for part in column.flatten()]
+        return pa.StructArray.from_arrays(parts, fields=list(column.type), mask=column.is_null())
+    return column
 
 
 def table_type(kind: pa.DataType) -> pa.DataType | None:
@@ -325,8 +509,8 @@ def table_type(kind: pa.DataType) -> pa.DataType | None:
         keys, items = table_type(kind.key_type), table_type(kind.item_type)
         return None if keys is None or items is None else pa.map_(keys, items)
     if pa.types.is_struct(kind):
-        parts = [(field.name, table_type(field.type)) for field in kind]
-        return None if any(part is None for _, part in parts) else pa.struct(parts)
+        parts = [(part.name, table_type(part.type)) for part in kind]
+        return None if not parts or any(part is None for _, part in parts) else pa.struct(parts)
     if pa.types.is_timestamp(kind):
         return TIMESTAMP if kind.tz is not None else _LOCAL_TIMESTAMP if kind == _LOCAL_TIMESTAMP else None
     is_plain = pa.types.is_signed_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal128(kind)
@@ -339,4 +523,4 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _no_columns(count: int) -> pa.StructArray:
-    return pa.nulls(count, pa.struct([]))
+    return pa.array([{}] * count, pa.struct([]))

@@ -1,0 +1,153 @@
+"""A user's function from Arrow batch to Arrow batch, in the form of a query of rows (see
+``decode.row_query``): its columns, and its answer with the messages for which it fails.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from ledgerlake.decode.columns import first_line
+from ledgerlake.decode.record_columns import PULSAR_COLUMN
+from ledgerlake.decode.row_query import Answer, table_type
+from ledgerlake.errors import SetupError
+from ledgerlake.runtime.plugins import load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+_POSITION = ("ledger_id", "entry_id", "batch_index")
+
+
+class RowFunction:
+    """The function of a table.
+
+    Args:
+        path: its name, as ``package.module:name``.
+        where: the name of the option, for errors.
+
+    Raises:
+        SetupError: it cannot be imported.
+    """
+
+    def __init__(self, path: str, where: str) -> None:
+        self._where = where
+        self._function = load(path)
+        self._columns: dict[pa.Schema, pa.StructType] = {}
+
+    def columns(self, messages: pa.Schema) -> pa.StructType:
+        """Return the columns of the answer, without ``pulsar``.
+
+        Raises:
+            SetupError: it fails for a batch without rows, or returns what it should not.
+        """
+        if messages not in self._columns:
+            nothing = pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in messages], schema=messages)
+            try:
+                result = self._call(nothing)
+            except ValueError as error:
+                raise SetupError(
+                    f"{self._where} fails for a batch without rows, by which its columns are found: {error}"
+                ) from None
+            self._columns[messages] = pa.struct(list(self._fields(result.schema)))
+        return self._columns[messages]
+
+    def of(self, messages: pa.RecordBatch) -> Answer:
+        """Run the function over a batch; if it fails for all messages together, halve them until it fails
+        for single ones.
+
+        Raises:
+            SetupError: as ``columns``.
+        """
+        columns = self.columns(messages.schema)
+        try:
+            return self._answer(messages, columns)
+        except ValueError as error:
+            if messages.num_rows <= 1:
+                return Answer(pa.array([], columns), np.empty(0, dtype=np.int64), {0: str(error)})
+        half = messages.num_rows // 2
+        one, other = (self.of(messages.slice(*span)) for span in ((0, half), (half,)))
+        bad = one.bad | {row + half: reason for row, reason in other.bad.items()}
+        return Answer(pa.concat_arrays([one.values, other.values]), np.concatenate([one.rows, other.rows + half]), bad)
+
+    def _answer(self, messages: pa.RecordBatch, columns: pa.StructType) -> Answer:
+        result = self._call(messages)
+        rows = _places(_positions(result), _positions(messages))
+        if rows is None:
+            raise ValueError("the function does not keep each row once, in the order of the batch")
+        unknown = set(result.schema.names) - {PULSAR_COLUMN, *(field.name for field in columns)}
+        if unknown:
+            raise ValueError(f"the function returns a column {min(unknown)}, and did not for a batch without rows")
+        values = [self._values(result, field) for field in columns]
+        struct = (
+            pa.StructArray.from_arrays(values, fields=list(columns)) if values else pa.array([{}] * len(rows), columns)
+        )
+        return Answer(struct, rows)
+
+    @staticmethod
+    def _values(result: pa.RecordBatch, field: pa.Field) -> pa.Array:
+        """Return a column of the result in the type that it has without rows."""
+        if field.name not in result.schema.names:
+            return pa.nulls(result.num_rows, field.type)
+        try:
+            column = result[field.name].cast(field.type)
+            column.validate(full=True)
+        except (pa.ArrowException, KeyError) as error:
+            raise ValueError(f"the column {field.name} of the function: {first_line(error)}") from None
+        return column
+
+    def _fields(self, result: pa.Schema) -> Iterator[pa.Field]:
+        for field in result:
+            if field.name == PULSAR_COLUMN:
+                continue
+            kind = pa.string() if pa.types.is_large_string(field.type) else table_type(field.type)
+            if kind is None:
+                raise SetupError(f"the column {field.name} of {self._where} is {field.type}, which no table can have")
+            yield pa.field(field.name, kind)
+
+    def _call(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Call the function.
+
+        Raises:
+            ValueError: it fails, or does not return what it should.
+        """
+        try:
+            result: Any = self._function(batch)
+        except (Exception, SystemExit) as error:  # whatever a user's code raises
+            raise ValueError(first_line(error)) from None
+        if not isinstance(result, pa.RecordBatch):
+            raise ValueError(f"the function returns a {type(result).__name__} and no record batch of Arrow")
+        names = result.schema.names
+        if names.count(PULSAR_COLUMN) != 1 or result[PULSAR_COLUMN].type != batch[PULSAR_COLUMN].type:
+            raise ValueError(f"the function does not keep the column {PULSAR_COLUMN}")
+        if len(set(names)) < len(names):
+            raise ValueError("the function returns a column twice")
+        return result
+
+
+def _positions(batch: pa.RecordBatch) -> NDArray[np.int64]:
+    """Return the position of each row.
+
+    Raises:
+        ValueError: a row has none.
+    """
+    pulsar = batch[PULSAR_COLUMN]
+    columns = [pulsar.field(name) for name in _POSITION]
+    if pulsar.null_count or any(column.null_count for column in columns):
+        raise ValueError(f"the function returns a row without {PULSAR_COLUMN}")
+    return np.stack([column.to_numpy(zero_copy_only=False) for column in columns], axis=1)
+
+
+def _places(wanted: NDArray[np.int64], known: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Return the row of each wanted position among the known ones; None if they are not some of those, in
+    their order. The known ones rise.
+    """
+    packed = [np.ascontiguousarray((keys + 1).astype(">i8")).view("S24").reshape(-1) for keys in (wanted, known)]
+    rows = np.searchsorted(packed[1], packed[0])
+    if len(rows) and (rows[-1] >= len(known) or (np.diff(rows) <= 0).any() or (packed[1][rows] != packed[0]).any()):
+        return None
+    return rows.astype(np.int64)

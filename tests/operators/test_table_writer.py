@@ -1,0 +1,255 @@
+"""The tables that take messages in a task: what they take, and what becomes of messages that do not fit."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from ledgerlake.client.cluster import ClientSettings
+from ledgerlake.decode import schema
+from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.errors import SetupError
+from ledgerlake.operators import table_writer
+from ledgerlake.operators.results import BatchSettings, TableBatch, TopicSchemas
+from ledgerlake.operators.table_writer import TableWriters
+from ledgerlake.operators.transforms import RowTransform, united_columns
+from ledgerlake.options.table_options import TableOptions
+from ledgerlake.stored.places import Place
+from tests.model.test_record_model import schema_of, version_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ledgerlake.decode.row_query import Answer
+
+TOPIC = "persistent://public/default/orders"
+RECORD = pa.struct([("id", pa.int64()), ("day", pa.date32()), ("name", pa.string())])
+
+
+def messages(*rows: dict[str, Any]) -> pa.RecordBatch:
+    common = {"topic": TOPIC, "partition": -1, "ledger_id": 1, "batch_index": -1, "is_null": False, "late": False}
+    numbered = [{**common, "entry_id": number, "publish_time": number, **row} for number, row in enumerate(rows)]
+    return pa.RecordBatch.from_pylist(numbered, schema=schema.MESSAGES)
+
+
+def values(*texts: bytes, **other: Any) -> pa.RecordBatch:
+    return messages(*({"value": text, **other} for text in texts))
+
+
+class Tables:
+    """Tables in a folder, and what a task writes into them."""
+
+    def __init__(self, folder: Path, *tables: TableOptions, known: dict[str, TableBatch] | None = None) -> None:
+        self.folder = folder
+        batch = BatchSettings(0, known or {}, [], TopicSchemas())
+        client = ClientSettings("pulsar://nowhere:1")
+        self.writers = TableWriters(tables, TopicPartition(TOPIC, -1), client, batch, "part-00000000-00000")
+
+    def write(self, batch: pa.RecordBatch) -> list[tuple[int, str]]:
+        return [(misfit.row, misfit.detail) for misfit in self.writers.write(batch)]
+
+    def rows(self) -> dict[str, list[dict[str, Any]]]:
+        return {
+            writer.table.name: [
+                row
+                for file in writer.finish(None).files
+                for row in pq.read_table(f"{writer.folder.root}/{file.name}").to_pylist()
+            ]
+            for writer in self.writers.with_rows
+        }
+
+
+def table(folder: Path, name: str, **options: Any) -> TableOptions:
+    (folder / name).mkdir(exist_ok=True)
+    return TableOptions(name, f"[[tables]] {name}", Place(str(folder / name)), **options)
+
+
+def known(columns: pa.StructType, record: pa.StructType | None = None, **other: Any) -> TableBatch:
+    made = TableBatch.of({}, record if record is not None else columns, columns)
+    return TableBatch(made.reached_us, made.record, made.columns, **other)
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, Any]:
+    versions: dict[bytes, Any] = {version_of(0): schema_of({"n": "int"})}
+    monkeypatch.setattr(table_writer, "schemas_of", lambda *_: versions.get)
+    return versions
+
+
+def test_a_message_that_fits_none_is_said_once_and_others_are_in_the_tables_that_take_them(tmp_path: Path) -> None:
+    tables = Tables(
+        tmp_path,
+        table(tmp_path, "a", where="cast(key as int) > 0"),
+        table(tmp_path, "b", where="cast(key as int) > 1"),
+        table(tmp_path, "rest", is_default=True),
+    )
+    batch = messages(*({"key": key, "value": b"v"} for key in ("0", "1", "2", "x")))
+    ((row, detail),) = tables.write(batch)
+    assert (row, "Could not convert string 'x'" in detail) == (3, True)
+    assert {name: [row["key"] for row in rows] for name, rows in tables.rows().items()} == {
+        "a": ["1", "2"],
+        "b": ["2"],
+        "rest": ["0"],
+    }
+
+
+def test_a_message_without_a_schema_version_has_no_schema_name(tmp_path: Path, registry: dict[bytes, Any]) -> None:
+    tables = Tables(tmp_path, table(tmp_path, "r", schema="R"), table(tmp_path, "rest", is_default=True))
+    assert tables.write(messages({"value": b"1", "schema_version": version_of(0)}, {"value": b"2"})) == []
+    assert {name: [row["value"] for row in rows] for name, rows in tables.rows().items()} == {
+        "r": [b"1"],
+        "rest": [b"2"],
+    }
+
+
+def test_a_table_whose_schema_is_not_known_yet_does_not_stop_messages_of_others(
+    tmp_path: Path, registry: dict[bytes, Any]
+) -> None:
+    options = table(tmp_path, "t", schema="Order", where="amount > 1000", shape="record", partition_by=("country",))
+    tables = Tables(tmp_path, options, table(tmp_path, "rest", is_default=True))
+    assert tables.write(messages({"value": b'{"n": 1}', "schema_version": version_of(0)})) == []
+    registry[version_of(0)] = schema_of({"amount": "int"})
+    one = Tables(
+        tmp_path,
+        table(tmp_path, "t", where="total > 1", shape="record"),
+        known={"t": known(pa.struct([("amount", pa.int32())]))},
+    )
+    ((row, detail),) = one.write(messages({"value": b'{"amount": 1}', "schema_version": version_of(0)}))
+    assert (row, '"total" not found' in detail) == (0, True)
+
+
+def test_an_obstacle_makes_misfits_and_no_files(tmp_path: Path) -> None:
+    tables = Tables(tmp_path, table(tmp_path, "t"), known={"t": TableBatch(obstacle="no folder")})
+    assert tables.write(values(b"1", b"2")) == [(0, "no folder"), (1, "no folder")]
+    assert tables.rows() == {}
+
+
+def test_two_of_tables_with_one_folder_do_not_lose_the_rows_of_one(tmp_path: Path) -> None:
+    tables = Tables(tmp_path, table(tmp_path, "t", where="key = 'a'"), table(tmp_path, "t", where="key = 'b'"))
+    ((row, detail),) = tables.write(messages({"key": "a", "value": b"1"}, {"key": "b", "value": b"2"}))[1:]
+    assert (row, "has the folder of this topic's table" in detail) == (1, True)
+    assert [row["value"] for row in tables.rows()["t"]] == [b"1"]
+
+
+def test_dates_that_no_partition_can_have_are_misfits(tmp_path: Path, registry: dict[bytes, Any]) -> None:
+    options = table(tmp_path, "t", partition_by=("date(event_time) as day",))
+    days = [datetime(2026, 1, 1, tzinfo=timezone.utc), datetime(1960, 1, 1, tzinfo=timezone.utc), None]
+    batch = messages(*({"event_time": day, "value": b"v"} for day in days))
+    far = pa.array([400_000_000_000_000_000] * 3).cast(schema.TIMESTAMP)
+    both = pa.Table.from_batches(
+        [batch, batch.set_column(batch.schema.get_field_index("event_time"), "event_time", far)]
+    )
+    tables = Tables(tmp_path, options, known={"t": known(pa.struct([("day", pa.date32())]), pa.struct([]))})
+    (mixed,) = both.combine_chunks().to_batches()
+    assert tables.write(mixed) == [(row, "day is no date of the years 1 to 9999") for row in (3, 4, 5)]
+    assert [row["day"] for row in tables.rows()["t"]] == [date(2026, 1, 1), date(1960, 1, 1), None]
+
+
+def test_producers_cannot_make_any_number_of_partitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_writer, "_MOST_PARTITIONS", 3)
+    tables = Tables(tmp_path, table(tmp_path, "t", partition_by=("key",)))
+    batch = messages(*({"key": f"k{number % 5}", "value": b"%d" % number} for number in range(10)))
+    assert [row for row, detail in tables.write(batch) if "more than" in detail] == [3, 4, 8, 9]
+    assert sorted(row["key"] for row in tables.rows()["t"]) == ["k0", "k0", "k1", "k1", "k2", "k2"]
+
+
+def test_a_query_may_select_pulsar_which_stays_as_it_is(tmp_path: Path, registry: dict[bytes, Any]) -> None:
+    columns = pa.struct([("n", pa.int32()), ("twice", pa.int32())])
+    record = pa.struct([("n", pa.int32())])
+    options = table(tmp_path, "t", shape="record", sql="select *, n * 2 as twice from messages")
+    assert RowTransform(options).columns(record) == columns
+    tables = Tables(tmp_path, options, known={"t": known(columns, record)})
+    assert tables.write(messages({"value": b'{"n": 3}', "schema_version": version_of(0), "key": "k"})) == []
+    (row,) = tables.rows()["t"]
+    assert (row["n"], row["twice"], row["pulsar"]["key"], row["pulsar"]["late"]) == (3, 6, "k", False)
+    with pytest.raises(SetupError, match="sql has a column Pulsar"):
+        RowTransform(table(tmp_path, "t", shape="record", sql="select 1 as Pulsar from messages")).columns(record)
+
+
+def odd(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """What functions return that nobody expects, by the first value."""
+    kind = batch["value"][0].as_py().decode() if batch.num_rows else ""
+    count = batch.num_rows
+    columns: dict[str, pa.Array] = {"n": pa.array(range(count), pa.int64()), "pulsar": batch["pulsar"]}
+    if kind == "null":
+        columns["n"] = pa.nulls(count)
+    if kind == "large":
+        columns["n"] = pa.array([str(number) for number in range(count)], pa.large_string())
+    if kind == "exit":
+        raise SystemExit(3)
+    if kind == "missing":
+        del columns["n"]
+    if kind == "extra":
+        columns["more"] = columns["n"]
+    if kind == "twice":
+        return pa.RecordBatch.from_arrays([columns["n"], columns["n"], columns["pulsar"]], names=["n", "n", "pulsar"])
+    if kind == "doubled":
+        columns = {name: pa.concat_arrays([column, column]) for name, column in columns.items()}
+    if kind == "table":
+        return pa.table(columns)
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+@pytest.mark.parametrize(
+    ("kind", "misfit"),
+    [
+        ("null", ""),
+        ("large", ""),
+        ("missing", ""),
+        ("exit", "SystemExit"),
+        ("extra", "a column more, and did not"),
+        ("twice", "a column twice"),
+        ("doubled", "each row once"),
+        ("table", "returns a Table and no record batch"),
+    ],
+)
+def test_what_a_function_returns_never_ends_the_task(kind: str, misfit: str, tmp_path: Path) -> None:
+    options = table(tmp_path, "t", shape="record", function="tests.operators.test_table_writer:odd")
+    record = pa.struct([("value", pa.binary())])
+    columns = RowTransform(options).columns(record)
+    tables = Tables(tmp_path, options, known={"t": known(columns, record)})
+    found = tables.write(values(kind.encode()))
+    assert [misfit in detail for _, detail in found] == ([True] if misfit else [])
+    assert len(tables.rows()["t"]) == (0 if misfit else 1)
+
+
+def test_a_computed_column_does_not_take_the_name_of_another(tmp_path: Path) -> None:
+    for options in (
+        table(tmp_path, "t", partition_by=("upper(key) as key",)),
+        table(tmp_path, "t", shape="record", partition_by=("upper(name) as id",)),
+    ):
+        with pytest.raises(SetupError, match=r"two fields (key|id) that differ in case at most"):
+            RowTransform(options).columns(RECORD if options.is_of_records else pa.struct([]))
+
+
+def test_another_query_may_not_change_the_type_of_a_column_so_that_values_are_lost() -> None:
+    there = pa.struct([("n", pa.int32()), ("x", pa.float64()), ("l", pa.list_(pa.int64()))])
+    narrower = pa.struct([("n", pa.int16()), ("x", pa.float32()), ("l", pa.list_(pa.int64())), ("more", pa.string())])
+    assert united_columns(there, narrower, "t").names == ["n", "x", "l", "more"]
+    for kind in (pa.int64(), pa.float64(), pa.string()):
+        with pytest.raises(SetupError, match="the column n of t is"):
+            united_columns(there, pa.struct([("n", kind)]), "t")
+
+
+def test_what_is_known_only_when_a_row_is_written_is_null_for_queries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[pa.RecordBatch] = []
+    options = table(tmp_path, "t", where="true")
+    transform = RowTransform(options)
+    assert transform._condition is not None
+    of = transform._condition.of
+
+    def noted(batch: pa.RecordBatch) -> Answer:
+        seen.append(batch)
+        return of(batch)
+
+    monkeypatch.setattr(transform._condition, "of", noted)
+    transform.apply(messages({"value": b"1", "delivered_at": 5, "late": True}), pa.struct([]))
+    assert pc.all(seen[0]["late"].is_null()).as_py()
+    assert seen[0]["delivered_at"].null_count == 1

@@ -1,0 +1,158 @@
+"""The tables of a pipeline: which topics have one, how their columns follow from schemas, and what is
+refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from ledgerlake.errors import OffsetError, SetupError, TableError
+from ledgerlake.operators.results import TopicSchemas
+from ledgerlake.pipeline.record_schemas import RecordSchemas
+from ledgerlake.pipeline.row_settings import changed, row_settings
+from ledgerlake.table.record_table import LEARNED, learned_from_text, learned_to_text
+from tests.model.test_record_model import TOPICS, Fields, Registry
+from tests.pipeline_tables import opened_tables
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ledgerlake.pipeline.tables import Tables
+
+
+def started(
+    folder: Path, registry: Registry, tables: list[dict[str, Any]], topics: Any = TOPICS, **delta: Any
+) -> Tables:
+    """The tables after a start."""
+    opened = opened_tables(folder, [{**table, "path": str(folder / table["path"])} for table in tables], **delta)
+    opened.expect(topics)
+    opened.check(None)
+    opened.schemas = RecordSchemas(registry, opened)  # type: ignore[attr-defined,arg-type]
+    learn(opened, topics, have_messages=False)
+    return opened
+
+
+def learn(tables: Tables, topics: Any = TOPICS, *, have_messages: bool = True) -> TopicSchemas:
+    found: TopicSchemas = tables.schemas.learn(topics, have_messages=have_messages)  # type: ignore[attr-defined]
+    tables.create()
+    return found
+
+
+def columns(folder: Path, name: str) -> dict[str, str]:
+    fields = pa.schema(DeltaTable(str(folder / name)).schema())
+    return {field.name: str(field.type) for field in fields if field.name != "pulsar"}
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return Registry()
+
+
+def test_the_types_that_a_query_sees_stay_whatever_the_order_in_which_topics_come(
+    tmp_path: Path, registry: Registry
+) -> None:
+    tables = [{"path": "t", "shape": "record", "sql": "select amount from messages"}]
+    registry.versions[TOPICS[1]] = [{"amount": "double"}]
+    started(tmp_path, registry, tables)
+    registry.versions[TOPICS[0]] = [{"amount": "string"}]
+    again = started(tmp_path, registry, tables)
+    assert str(again.by_name[f"table:{tmp_path / 't'}"].learned.field("amount").type) == "double"  # type: ignore[attr-defined]
+    assert columns(tmp_path, "t") == {"amount": "double"}
+    registry.versions[TOPICS[0]].append({"amount": "string", "more": "int"})
+    learn(again)
+    third = started(tmp_path, registry, tables)
+    assert third.by_name[f"table:{tmp_path / 't'}"].learned.names == ["amount", "more"]  # type: ignore[attr-defined]
+
+
+def test_what_a_query_sees_is_stored_with_a_version() -> None:
+    record = pa.struct([("amount", pa.float64())])
+    golden = (
+        "1 /////3gAAAAQAAAAAAAKAAwABgAFAAgACgAAAAABBAAMAAAACAAIAAAABAAIAAAABAAAAAEAAAAUAAAAEAAUAAgABgAHAAwAAAAQABAAAAAAAAEDEA"
+        "AAACAAAAAEAAAAAAAAAAYAAABhbW91bnQAAAAABgAIAAYABgAAAAAAAgA="
+    )
+    assert learned_from_text(golden, "t") == record
+    assert learned_from_text(learned_to_text(record), "t") == record
+    with pytest.raises(OffsetError, match="newer Ledgerlake"):
+        learned_from_text("2 abc", "t")
+    for damaged in ("", "1", "1 %", "1 abcd", "x"):
+        with pytest.raises(TableError, match=f"{LEARNED} of the table at t is damaged"):
+            learned_from_text(damaged, "t")
+
+
+@pytest.mark.parametrize(
+    ("table", "versions"),
+    [
+        ({"sql": "select country from messages"}, [{"f0": "int"}]),
+        ({"partition_by": ["country"]}, [{"f0": "int"}]),
+        ({"partition_by": ["country"]}, [{"country": "double"}]),
+        ({"sql": "select *, 1 as one from messages"}, [{"one": "int"}]),
+    ],
+)
+def test_a_producers_schema_stops_no_stream_that_makes_tables_by_topic(
+    tmp_path: Path, registry: Registry, table: dict[str, Any], versions: list[Fields]
+) -> None:
+    registry.versions[TOPICS[0]] = versions
+    tables = started(tmp_path, registry, [{"path": "lake/{topic}", "shape": "record", **table}])
+    learn(tables)
+    (settings,) = (s for name, s in tables.settings(tables.messages).items() if name.endswith("lake/a"))
+    assert settings.obstacle
+    assert not tables.exists(f"table:{tmp_path / 'lake/a'}")
+
+
+def test_a_table_by_a_fixed_path_says_at_the_start_what_does_not_fit(tmp_path: Path, registry: Registry) -> None:
+    registry.versions[TOPICS[0]] = [{"f0": "int"}]
+    with pytest.raises(SetupError, match='"country" not found'):
+        started(tmp_path, registry, [{"path": "t", "shape": "record", "sql": "select country from messages"}])
+
+
+def test_a_later_schema_that_does_not_fit_leaves_a_table_as_it_is(
+    tmp_path: Path, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    registry.versions[TOPICS[0]] = [{"f0": "int"}]
+    table = {"path": "t", "shape": "record", "partition_by": ["f0 % 2 as day"]}
+    tables = started(tmp_path, registry, [table], TOPICS[:1])
+    registry.versions[TOPICS[0]] += [{"f0": "int", "day": "string"}, {"f2": "int"}]
+    learn(tables, TOPICS[:1])
+    assert "messages by a schema do not fit" in caplog.text
+    assert set(columns(tmp_path, "t")) == {"f0", "day", "f2"}
+    assert not tables.settings(tables.messages)[f"table:{tmp_path / 't'}"].obstacle
+    registry.versions[TOPICS[0]].append({"f0": "int", "f1": "int"})
+    learn(tables, TOPICS[:1])
+    assert set(columns(tmp_path, "t")) == {"f0", "day", "f1", "f2"}
+
+
+@pytest.mark.parametrize("name", ["rejects", "messages", "checkpoint"])
+def test_a_topic_whose_table_would_share_a_folder_has_none(tmp_path: Path, registry: Registry, name: str) -> None:
+    topics = [f"persistent://public/default/{name}", TOPICS[0]]
+    registry.versions[topics[0]] = []
+    tables = started(tmp_path, registry, [{"path": "{topic}"}], topics)
+    assert "would share a folder" in tables.settings([])[f"table:{tmp_path / name}"].obstacle
+    assert [table.options.name for table in tables.of_topic(topics[0])] == ["messages"]
+    assert tables.exists(f"table:{tmp_path / 'a'}")
+
+
+def test_a_topic_of_a_table_with_a_schema_is_asked_for_again_after_it_was_created_again(
+    tmp_path: Path, registry: Registry
+) -> None:
+    registry.versions[TOPICS[0]] = [{"f0": "int"}]
+    tables = started(tmp_path, registry, [{"path": "t", "schema": "R"}])
+    before = learn(tables).registered
+    registry.versions[TOPICS[0]] = [{"f1": "int"}]
+    assert learn(tables).registered != before != {}
+
+
+def test_tables_that_come_or_go_are_a_change(tmp_path: Path) -> None:
+    def settings(*paths: str, **delta: Any) -> Any:
+        tables = [{"path": str(tmp_path / path)} for path in paths]
+        return row_settings(opened_tables(tmp_path, tables, **delta)._config)
+
+    one = settings("a")
+    assert changed(one, settings("a")) == []
+    assert changed(one, settings("a", "b")) == ["[[tables]]"]
+    assert changed(one, settings("b")) == ["[[tables]]"]
+    assert changed(one, settings("a", path="")) == ["[[tables]]"]
+    assert changed(settings("a", path=""), one) == ["[[tables]]"]
