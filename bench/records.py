@@ -2,6 +2,8 @@
 
     bytes         the table of messages, values as bytes
     avro, json, protobuf   the table of records, of topics with such a schema
+    sql           the same Avro messages through a query
+    five          the same into five tables: bytes, records, a query, a condition, partitions
     from_avro, from_json   the source with values as bytes, Spark's own function for the columns, delta-spark's sink
 
 Four partitions, batches of 1,000 with LZ4; medians of several passes after one that is not counted,
@@ -56,6 +58,17 @@ if TYPE_CHECKING:
     from ledgerlake.devbroker.standalone import BrokerAddress
 
 BATCH = 1000
+SQL = (
+    "select id, customer, upper(country) as country, price * quantity as total, paid, ordered_at, note, product, discount, quantity "
+    "from messages where quantity > 0"
+)
+TABLES = [
+    {"path": "all"},
+    {"path": "records", "shape": "record"},
+    {"path": "query", "shape": "record", "sql": SQL},
+    {"path": "chosen", "shape": "record", "where": "country = 'DE'"},
+    {"path": "partitioned", "shape": "record", "partition_by": ["country"]},
+]
 _DISTINCT_ENTRIES = 50
 
 AVRO = {
@@ -103,6 +116,8 @@ def measure(
         "avro": partial(own, topics["AVRO"], count, folder, shape="record"),
         "json": partial(own, topics["JSON"], count, folder, shape="record"),
         "protobuf": partial(own, topics["PROTOBUF_NATIVE"], count, folder, shape="record"),
+        "sql": partial(own, topics["AVRO"], count, folder, shape="record", sql=SQL),
+        "five": partial(own, topics["AVRO"], count, folder, tables=TABLES),
         "from_avro": partial(sparks, topics["AVRO"], count, folder, "avro"),
         "from_json": partial(sparks, topics["JSON"], count, folder, "json"),
     }
