@@ -328,7 +328,8 @@ def test_a_table_of_the_latest_has_one_row_for_each_key(runtime: Runtime, spark:
     assert dict(zip(query["name"], query["twice"], strict=True)) == {key: value * 2 for key, value in expected.items()}
     assert [row["reason"] for row in rejects_rows(tmp_path)] == ["no_key"]
     assert len(rows_of(tmp_path, "all")) == 123
-    assert verify(done).clean
+    verdict = verify(done)
+    assert (verdict.clean, verdict.messages) == (True, 123 + 3 * len(expected))
 
 
 def test_upkeep_merges_the_files_of_each_partition(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ without limits.
 
 A table that takes all messages of a topic is compared by itself. The others are compared together: a
 message has to be in one of them. If one of them has a query or a function, nothing is missing for
-certain. Rows have an order in each partition of a table.
+certain. Rows have an order in each partition of a table. Of a table with the latest messages, only the rows
+beyond the first of each key are counted, as duplicates.
 
     missing        in the topic, neither in the table nor in rejects
     left_out       in the topic, and in no table, because a query or a function makes the rows
@@ -27,20 +28,27 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake import QueryBuilder
+from deltalake.exceptions import DeltaError
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.topics import split_partition
+from ledgerlake.decode.record_columns import PULSAR_COLUMN
+from ledgerlake.errors import TableError
 from ledgerlake.inspect.table_rows import Keys, TableRows, entries_of, keys_of, out_of_order, packed
 from ledgerlake.inspect.topic_content import read_topic
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.source.bounds import resolve_end
 from ledgerlake.source.planning import EntryRange, entry_range
 from ledgerlake.stored.offsets import Offset, PartitionOffset
-from ledgerlake.table.delta_table import existing_table
+from ledgerlake.table.delta_table import existing_table, open_delta
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from ledgerlake.client.topics import TopicSelection
@@ -48,6 +56,7 @@ if TYPE_CHECKING:
     from ledgerlake.options.config import Config
     from ledgerlake.options.source_options import SourceOptions
     from ledgerlake.options.table_options import TableOptions
+    from ledgerlake.stored.places import Place
 
 
 @dataclass
@@ -106,6 +115,8 @@ def verify(config: Config) -> Verdict:
             span = entry_range(name, begin, end[name])
             reached_ms = _reached_ms(end[name]) if config.delay.enabled else None
             verdict.add(_verify_partition(options, span, reached_ms, tables))
+        for place, is_of_records in tables.latest():
+            verdict.add(_verify_keys(place, is_of_records))
         return verdict
     finally:
         cluster.close()
@@ -125,8 +136,9 @@ class _Tables:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._rows: dict[str, TableRows | None] = {}
+        self._latest: dict[str, TableOptions] = {}
         for options in config.table_options:
-            if not options.is_template:
+            if not options.is_template and not options.keeps_latest:
                 self._open(options)
         self.rejects = TableRows(config.rejects_place, config.spark)
 
@@ -135,11 +147,22 @@ class _Tables:
         whether messages may be left out of the latter.
         """
         taking = [options.of_topic(topic) for options in self._config.table_options if options.takes_topic(topic)]
+        self._latest |= {table.place.uri: table for table in taking if table.keeps_latest}
+        leaves_out = any(table.makes_records or table.keeps_latest for table in taking)
+        taking = [table for table in taking if not table.keeps_latest]
         opened = [(options, self._open(options)) for options in taking]
         there = [(options, rows) for options, rows in opened if rows is not None]
         whole = [rows for options, rows in there if not options.drops_messages]
         parts = [rows for options, rows in there if options.drops_messages]
-        return whole, parts, any(options.makes_records for options in taking)
+        return whole, parts, leaves_out
+
+    def latest(self) -> Iterator[tuple[Place, bool]]:
+        """Yield the places of the tables with the latest messages that exist, and whether they have
+        records.
+        """
+        for table in self._latest.values():
+            if existing_table(table.place) is not None:
+                yield table.place, table.is_of_records
 
     def _open(self, options: TableOptions) -> TableRows | None:
         """Return the rows of a table; None if it does not exist yet."""
@@ -175,6 +198,22 @@ def _verify_partition(options: SourceOptions, span: EntryRange, reached_ms: int 
             verdict.missing += absent
             verdict.waiting = waiting
     return verdict
+
+
+def _verify_keys(place: Place, is_of_records: bool) -> Verdict:
+    """Count the rows of a table with the latest messages, and those beyond the first of each key.
+
+    Raises:
+        TableError: it cannot be read.
+    """
+    inside = f"{PULSAR_COLUMN}." if is_of_records else ""
+    query = f"select sum(n) as rows, count(*) as keys from (select count(*) as n from t group by {inside}key, {inside}key_bytes)"
+    try:
+        counted = pa.table(QueryBuilder().register("t", open_delta(place)).execute(query)).to_pylist()[0]
+    except (DeltaError, OSError) as error:
+        raise TableError(f"the table at {place} cannot be read: {place.reason(error)}") from None
+    rows = counted["rows"] or 0
+    return Verdict(messages=rows, duplicate=rows - counted["keys"])
 
 
 def _judge_rows(verdict: Verdict, table: TableRows, span: EntryRange, first: Position | None) -> Keys:
