@@ -330,6 +330,7 @@ def test_a_table_of_the_latest_has_one_row_for_each_key(runtime: Runtime, spark:
     assert len(rows_of(tmp_path, "all")) == 123
     verdict = verify(done)
     assert (verdict.clean, verdict.messages) == (True, 123 + 3 * len(expected))
+    assert [kept.merged for kept in keep_up(done)][1:4] == [0, 0, 0]
 
 
 def test_upkeep_merges_the_files_of_each_partition(runtime: Runtime, spark: SparkSession, tmp_path: Path) -> None:

@@ -12,16 +12,18 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from deltalake.transaction import AddAction
 
 from ledgerlake.decode import schema
 from ledgerlake.errors import TableError
 from ledgerlake.stored.places import Place
 from ledgerlake.table import latest_table
 from ledgerlake.table.batch_record import BatchRecord
-from ledgerlake.table.delta_table import data_folder
-from ledgerlake.table.latest_index import FileRows, LatestIndex, hashes_of, ranks
+from ledgerlake.table.delta_table import Table, data_folder, read_commit
+from ledgerlake.table.latest_index import FileRows, LatestIndex, key_hashes, ranks
 from ledgerlake.table.latest_table import LatestTable
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile
 from ledgerlake.table.vacuum import vacuum
@@ -194,12 +196,15 @@ def test_on_a_topic_partition_the_position_counts_and_a_delayed_message_from_its
     delayed = message(0, "a", b"", publish_time=0, deliver_at=10_000, delivered_at=11_000)
     assert np.argsort(ranks(rows_of([*plain, delayed]))).tolist() == [0, 1, 2]
     later = message(3, "a", b"", publish_time=20_000)
-    assert np.argsort(ranks(rows_of([*plain, delayed, later]))).tolist() == [0, 1, 2, 3]
+    # Without the broker's times nobody knows which was first.
+    assert np.argsort(ranks(rows_of([*plain, delayed, later]))).tolist() == [0, 1, 3, 2]
+    stored = [message(number, "a", b"", broker_timestamp=time_us) for number, time_us in ((1, 5_000), (2, 12_000))]
+    assert np.argsort(ranks(rows_of([*stored, delayed]))).tolist() == [0, 2, 1]
 
 
 def test_the_index_keeps_no_names_of_files_that_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ledgerlake.table.latest_index._MOST_NAMES", 3)
-    index, hashes = LatestIndex(), hashes_of(pa.chunked_array([[b"a", b"b"]]))
+    index, hashes = LatestIndex(), key_hashes(pa.table({"key": ["a", "b"], "key_bytes": pa.nulls(2, pa.binary())}))
     for number in range(20):
         rows = FileRows(f"f{number}", hashes, np.zeros(2, dtype=bool), np.arange(2))
         touched = index.add([rows])
@@ -235,3 +240,115 @@ def test_vectors_that_no_version_within_the_retention_names_are_removed(written:
     assert vacuum([written.path], 2)[0].files == [first]
     assert vectors() == {second}
     assert written.values() == {f"k{number}": b"1" for number in range(100)} | {"k1": b"2", "k2": b"3"}
+
+
+def test_a_text_and_the_same_bytes_are_two_keys(written: Written) -> None:
+    written.batch([message(1, "a", b"1"), {**message(2, "", b"2"), "key": None, "key_bytes": b"a"}])
+    assert DeltaTable(written.path.uri).count() == 2
+    written.batch([message(3, "a", b"3")])
+    assert written.values() == {"a": b"3", None: b"2"}
+
+
+def test_a_second_row_of_a_key_by_another_writer_is_hidden_by_the_next_commit(written: Written) -> None:
+    written.batch([message(1, "a", b"1"), message(2, "b", b"2")])
+    write_deltalake(written.path.uri, rows_of([message(9, "a", b"other")]), mode="append")
+    written.batch([message(3, "b", b"3")])
+    assert written.values() == {"a": b"other", "b": b"3"}
+    written.batch([message(4, "a", None)])
+    assert written.values() == {"b": b"3"}
+
+
+@pytest.mark.parametrize("properties", [{}, {"ledgerlake.mode": "latest"}])
+def test_a_table_that_was_not_made_for_it_is_refused(tmp_path: Path, properties: dict[str, str]) -> None:
+    path = Place(str(tmp_path / "plain"))
+    DeltaTable.create(path.uri, schema.MESSAGES, configuration=properties, raise_if_key_not_exists=False)
+    with pytest.raises(TableError, match=r'not made with mode = "latest"|no deletion vectors'):
+        LatestTable(path, schema.MESSAGES).check(None)
+
+
+def test_a_table_of_the_latest_is_refused_by_others(written: Written) -> None:
+    with pytest.raises(TableError, match='was made with mode = "latest"'):
+        Table(written.path, schema.MESSAGES).check(None)
+    DeltaTable(written.path.uri).alter.set_table_properties({"delta.appendOnly": "true"})
+    with pytest.raises(TableError, match=r"has delta\.appendOnly"):
+        LatestTable(written.path, schema.MESSAGES).check(None)
+
+
+def test_an_answer_that_is_lost_and_a_log_that_cannot_be_read_lose_nothing(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written.batch([message(1, "a", b"1"), message(2, "b", b"1")])
+    create_file = Place.create_file
+    reads: list[int] = []
+
+    def lose(place: Place, content: bytes) -> bool:
+        made = create_file(place, content)
+        return made and not (place.uri.endswith(".json") and not reads)
+
+    def refuse(path: Place, version: int) -> Any:
+        if len(reads) < 2:
+            reads.append(version)
+            raise OSError("503")
+        return read_commit(path, version)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(Place, "create_file", lose)
+        changed.setattr(latest_table, "read_commit", refuse)
+        written.batch([message(3, "a", b"2"), message(4, "c", b"2")])
+    assert written.values() == {"a": b"2", "b": b"1", "c": b"2"}
+    written.batch([message(5, "b", b"3")])
+    assert written.values() == {"a": b"2", "b": b"3", "c": b"2"}
+
+
+def test_the_log_is_read_without_its_hint_and_with_files_of_others_without_statistics(written: Written) -> None:
+    for number in range(105):
+        written.batch([message(number, f"k{number % 3}", b"%d" % number)])
+    log = Path(written.path.uri) / "_delta_log"
+    (log / "_last_checkpoint").unlink()
+    for commit in sorted(log.glob("*.json"))[:50]:
+        commit.unlink()
+    name = "part-00000-foreign.parquet"
+    pq.write_table(rows_of([message(500, "x", b"500")]), Path(written.path.uri) / name)
+    table = DeltaTable(written.path.uri)
+    action = AddAction(name, (Path(written.path.uri) / name).stat().st_size, {}, 1, True, "{}")
+    table.create_write_transaction([action], "append", table.schema())
+    written.restart()
+    written.batch([message(501, "y", b"501")])
+    assert written.values()["x"] == b"500"
+    assert set(written.values()) == {"k0", "k1", "k2", "x", "y"}
+
+
+def test_files_of_which_a_version_within_the_retention_needs_rows_stay(written: Written) -> None:
+    written.batch([message(number, f"k{number}", b"1") for number in range(10)])
+    written.batch([message(20, "k0", b"2")])
+    log = Path(written.path.uri) / "_delta_log"
+    for commit in log.glob("*.json"):
+        earlier = re.sub(
+            r'"deletionTimestamp":(\d+)',
+            lambda found: f'"deletionTimestamp":{int(found[1]) - 864_000_000}',
+            commit.read_text(),
+        )
+        commit.write_text(earlier)
+    version = DeltaTable(written.path.uri).version()
+    written.batch([message(30 + number, f"k{number}", b"3") for number in range(10)])
+    for file in Path(written.path.uri).glob("*.parquet"):
+        os.utime(file, (time.time() - 864_000,) * 2)
+    written.restart()
+    assert not [name for name in vacuum([written.path], 168)[0].files if name.endswith(".parquet")]
+    found = (
+        QueryBuilder()
+        .register("t", DeltaTable(written.path.uri, version=version))
+        .execute("select count(*) as n from t")
+    )
+    assert pa.table(found).to_pylist() == [{"n": 10}]
+
+
+def test_large_rows_are_not_written_again_by_each_commit(written: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latest_table, "_SMALL_BYTES", 20_000)
+    for number in range(60):
+        written.batch([message(number, f"k{number}", os.urandom(30_000))])
+    compacted = [path for path in Path(written.path.uri).glob("part-compacted-*")]
+    assert compacted == []
+    state = written.table._state
+    assert state is not None
+    assert set(state.index.deleted) == set(state.entries)

@@ -60,4 +60,6 @@ def _replay(options: argparse.Namespace) -> int:
             )
     if not reasons and not options.json:
         print("there is nothing to replay")
+    if result.left_out and not options.json:
+        print(f"{result.left_out:,} rejects are of topics that the configuration does not read")
     return 0

@@ -215,7 +215,8 @@ class TableWriter:
 
 
 class TableWriters:
-    """The files of one topic partition for all tables that take its messages.
+    """The files of one topic partition for all tables that take its messages. ``is_new`` says of the last
+    messages which of them a table took that it did not have.
 
     Args:
         tables: those of the configuration, perhaps with placeholders.
@@ -230,6 +231,7 @@ class TableWriters:
         prefix: str,
     ) -> None:
         topic = topic_partition.topic
+        self.is_new = np.zeros(0, dtype=bool)
         self.writers: list[TableWriter] = []
         for table in (options.of_topic(topic) for options in tables if options.takes_topic(topic)):
             is_taken = any(writer.table.name == table.name for writer in self.writers)
@@ -256,10 +258,12 @@ class TableWriters:
             BrokerError, TransportError: a version of the schema cannot be read.
         """
         is_taken = np.zeros(messages.num_rows, dtype=bool)
+        self.is_new = np.zeros(messages.num_rows, dtype=bool)
         misfits: dict[int, Misfit] = {}
         for writer in self._matching:
             taken = _write_absent(writer, messages, (present or {}).get(writer.table.name))
             is_taken[taken.rows] = True
+            self._note_new(taken, np.arange(messages.num_rows), (present or {}).get(writer.table.name))
             misfits = {misfit.row: misfit for misfit in taken.misfits} | misfits
         if not is_taken.all():
             misfits |= self._write_others(messages, np.flatnonzero(~is_taken), present or {})
@@ -274,7 +278,17 @@ class TableWriters:
         chosen = messages if len(rows) == messages.num_rows else messages.take(pa.array(rows))
         is_present = present.get(self._default.table.name)
         taken = _write_absent(self._default, chosen, None if is_present is None else is_present[rows])
+        self._note_new(taken, rows, is_present)
         return {misfit.row: misfit for misfit in _renumbered(taken.misfits, rows)}
+
+    def _note_new(self, taken: Taken, rows: NDArray[np.int64], is_present: NDArray[np.bool_] | None) -> None:
+        """
+        Args:
+            rows: the numbers in the batch of the messages that the table was asked to take.
+        """
+        misfits = [misfit.row for misfit in taken.misfits]
+        new = rows[np.setdiff1d(taken.rows, misfits)]
+        self.is_new[new if is_present is None else new[~is_present[new]]] = True
 
 
 class _Rows:
@@ -307,6 +321,9 @@ class _Rows:
             numbers = np.arange(start, start + part.num_rows)
             if self._table.schema:
                 wanted = self._by_schema(part)
+                if self._table.keeps_latest:
+                    # A deletion has no value, so it needs no schema.
+                    wanted |= part["is_null"].to_numpy(zero_copy_only=False)
                 part, numbers = part.filter(pa.array(wanted)), numbers[wanted]
             if part.num_rows:
                 yield self._of_part(part, numbers)

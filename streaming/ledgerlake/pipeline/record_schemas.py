@@ -95,6 +95,8 @@ class RecordSchemas:
             self._note(topic, NO_SCHEMA, record_of(NO_SCHEMA))
 
     def _ask(self, asked: Sequence[tuple[str, bytes | None]]) -> list[tuple[bytes, ValueSchema] | None]:
+        if not asked:
+            return []
         return with_retries(lambda: self._cluster.schemas(asked), self._cluster.settings.give_up_after_s)
 
     def _add(self, topic: str, schema: ValueSchema) -> None:

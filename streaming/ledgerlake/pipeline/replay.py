@@ -2,25 +2,30 @@
 was raised.
 
 A row of ``rejects`` with its entry is decoded as the pipeline would decode it now, and its messages go
-into the tables that take them, marked ``late``. Then a row of the reason ``replayed`` says so in
-``rejects``, with the former reason in ``detail``. A reject that still does not fit stays as it is. Of a
+into the tables that take them and lack them, marked ``late``. Then a row of the reason ``replayed`` says
+so in ``rejects``, with the former reason in ``detail``. A reject that still does not fit stays as it is. Of a
 batch of which some messages fit, the others become rejects of their own.
 
-Rejects are replayed in parts. The files of a part are written first, then a record of it is put beside the
-checkpoint, then the tables are committed, and ``rejects`` last. Each commit carries the number of the
-part:
+Rejects are replayed in parts (see ``replay_rejects``). The files of a part are written first, then a record
+of it is put beside the checkpoint, then the tables are committed, and ``rejects`` last. Each commit carries
+the number of the part, which is random:
 
     ledgerlake.replay:<stream>    the last part that is in the table
 
-So a part that was interrupted is finished by the next replay from its record, and nothing comes twice:
+So a part that was interrupted is finished by the next replay from its record, and nothing comes twice. The
+record tells by table the path, the number that it had before, and the files:
 
-    {"version": 1, "number": 3, "tables": {"messages": [{"name": "part-...", ...}]}, "rejects": [...], "replayed": 17}
+    {"version": 1, "number": 4711, "topics": ["persistent://..."],
+     "tables": {"messages": {"path": "lake/orders", "before": null, "files": [{"name": "part-...", ...}]}, "rejects": {...}}}
+
+A micro-batch that has rejects and is not finished has messages in no table yet. So after the rejects were
+read, the replay waits until Spark has recorded the last micro-batch that was planned.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
+import secrets
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -30,7 +35,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import QueryBuilder
-from deltalake.exceptions import DeltaError
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.topics import join_partition
@@ -39,15 +43,16 @@ from ledgerlake.decode.large import decode_large
 from ledgerlake.decode.messages import TopicPartition, decode_entries
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.decode.rejects import reject_rows
-from ledgerlake.errors import CorruptEntryError, DecryptionError, SetupError, TableError
+from ledgerlake.errors import CheckpointError, CorruptEntryError, DecryptionError, SetupError, TableError
 from ledgerlake.operators.partition_writer import misfit_rejects
 from ledgerlake.operators.results import BatchSettings
 from ledgerlake.operators.table_writer import TableWriters
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.record_schemas import RecordSchemas
-from ledgerlake.pipeline.tables import Tables
+from ledgerlake.pipeline.replay_rejects import REPLAYED, RejectsToReplay, batch_index_of
+from ledgerlake.pipeline.tables import REJECTS_TABLE, Tables
 from ledgerlake.stored.fields import fields_of, stored
-from ledgerlake.stored.files import load_stored, save_json
+from ledgerlake.stored.files import load_stored
 from ledgerlake.table.delta_table import data_folder, open_delta
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile
 from ledgerlake.table.spark_table import SparkTable
@@ -59,11 +64,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ledgerlake.decode.record_rows import Misfit
     from ledgerlake.options.config import Config
     from ledgerlake.options.table_options import TableOptions
-    from ledgerlake.stored.places import Place
-
-REPLAYED = "replayed"
 
 # The reasons of rejects that may fit later.
 _REASONS = (
@@ -87,32 +90,33 @@ _VERSION = 1
 _PREFIX = "part-00000000-00000"
 _NUMBER = "ledgerlake.replay:"
 
-# A part has at most so many rejects, or so many bytes of entries.
-_PART_ROWS = 20_000
-_PART_BYTES = 128 * 1024 * 1024
-
 # No time is later, so each row of a replay is late.
 _LATEST_US = 2**62
 
-_QUERY = """
-    select rejects.* from rejects left anti join (
-        select topic, partition, message_id, detail from rejects where reason = 'replayed'
-    ) as done on rejects.topic = done.topic and rejects.partition = done.partition
-        and rejects.message_id = done.message_id and rejects.reason = done.detail
-    where rejects.entry is not null and rejects.reason in ({reasons})
-    order by rejects.topic, rejects.partition, rejects.ledger_id, rejects.entry_id
-"""
+# How long a micro-batch in work is waited for.
+_BATCH_S = 60.0
+_POLL_S = 0.2
 
 
 @dataclass
 class Replayed:
     """What a replay did: by reason, how many rejects became messages, how many did not, and why the last
-    one of those did not.
+    one of those did not. ``left_out`` are those of topics that the configuration does not read.
     """
 
     replayed: Counter[str] = field(default_factory=Counter)
     left: Counter[str] = field(default_factory=Counter)
     why: dict[str, str] = field(default_factory=dict)
+    left_out: int = 0
+
+
+@dataclass(frozen=True)
+class _TablePart:
+    """What a part adds to a table: ``before`` is the number that the table had."""
+
+    path: str
+    before: int | None
+    files: list[DataFile]
 
 
 @dataclass(frozen=True)
@@ -120,8 +124,8 @@ class _Part:
     """The record of a part whose files are written."""
 
     number: int
-    tables: dict[str, list[DataFile]]
-    rejects: list[DataFile]
+    topics: list[str]
+    tables: dict[str, _TablePart]
 
 
 def replay(config: Config, reasons: Sequence[str] = ()) -> Replayed:
@@ -151,7 +155,9 @@ class _Replay:
         # A row of an earlier message would take the place of a later one.
         self._options = [table for table in config.table_options if not table.keeps_latest]
         checkpoint = Checkpoint(config.checkpoint_place)
-        self._record = checkpoint.folder / "ledgerlake" / "replay.json"
+        self._log = checkpoint.log
+        self._folder = checkpoint.folder / "ledgerlake"
+        self._record = self._folder / "replay.json"
         self._tables = Tables(config, checkpoint.folder / "ledgerlake" / "staging")
         self._schemas = RecordSchemas(cluster, self._tables)
         self._name = _NUMBER + config.stream.name
@@ -160,63 +166,62 @@ class _Replay:
     def run(self, reasons: Sequence[str]) -> Replayed:
         unfinished = load_stored(self._record, "record of a replay", _read_part, _VERSION)
         if unfinished is not None:
-            self._open([])
+            self._open(unfinished.topics)
             self._commit(unfinished)
-        for rows in self._parts(reasons):
+        topics = self._config.source.topics
+        rejects = RejectsToReplay(
+            self._config.rejects_place,
+            reasons,
+            lambda topic, partition: topics.includes(join_partition(topic, partition)),
+        )
+        self.result.left_out = rejects.left_out
+        self._await_last_batch()
+        for rows in rejects.parts():
             self._replay(rows)
         return self.result
 
-    def _parts(self, reasons: Sequence[str]) -> Iterator[pa.Table]:
-        """Yield rejects to replay, those of a topic partition and of a large message together."""
-        place = self._config.rejects_place
-        quoted = ", ".join(f"'{reason}'" for reason in reasons)
-        try:
-            found = QueryBuilder().register("rejects", open_delta(place)).execute(_QUERY.format(reasons=quoted))
-            collected: list[pa.Table] = []
-            for batch in found:
-                rows = pa.Table.from_batches([pa.record_batch(batch)]).cast(schema.REJECTS)
-                collected.append(rows)
-                if (
-                    sum(part.num_rows for part in collected) >= _PART_ROWS
-                    or sum(part.nbytes for part in collected) >= _PART_BYTES
-                ):
-                    yield pa.concat_tables(collected)
-                    collected = []
-            if collected:
-                yield pa.concat_tables(collected)
-        except (DeltaError, OSError, pa.ArrowException) as error:
-            raise TableError(f"the table at {place} cannot be read: {place.reason(error)}") from None
+    def _await_last_batch(self) -> None:
+        """Wait until the last micro-batch that was planned is finished.
 
-    def _replay(self, rejects: pa.Table) -> None:
-        topics = sorted(set(rejects["topic"].to_pylist()))
+        Raises:
+            CheckpointError: it is not, since the pipeline does not run.
+        """
+        planned = self._log.last_planned()
+        deadline_s = time.monotonic() + _BATCH_S
+        while planned is not None and not self._log.has_committed(planned):
+            if time.monotonic() > deadline_s:
+                raise CheckpointError(
+                    f"batch {planned} of the stream {self._config.stream.name} is not finished, so its rejects cannot be told from its "
+                    "messages; run the pipeline with --once, then replay"
+                )
+            time.sleep(_POLL_S)
+
+    def _replay(self, rejects: list[dict[str, Any]]) -> None:
+        topics = sorted({reject["topic"] for reject in rejects})
         self._open(topics)
         schemas = self._schemas.learn(topics, have_messages=True)
         self._tables.create()
         known = self._tables.settings(self._tables.messages)
         marks: list[pa.Table] = []
         files: dict[str, list[DataFile]] = {}
-        places = {(row["topic"], row["partition"]) for row in rejects.select(["topic", "partition"]).to_pylist()}
-        for topic, partition in sorted(places):
-            of_partition = rejects.filter(
-                pc.and_(pc.equal(rejects["topic"], topic), pc.equal(rejects["partition"], partition))
-            )
-            source = TopicPartition(topic, partition)
-            late = {join_partition(topic, partition): _LATEST_US}
+        for source in sorted({(reject["topic"], reject["partition"]) for reject in rejects}):
+            of_partition = [reject for reject in rejects if (reject["topic"], reject["partition"]) == source]
+            late = {join_partition(*source): _LATEST_US}
             tables = {name: replace(settings, reached_us=late) for name, settings in known.items()}
             batch = BatchSettings(0, tables, [], schemas)
-            writers = TableWriters(self._options, source, self._config.source.client, batch, _PREFIX)
-            marks += self._write(of_partition.to_pylist(), source, writers)
+            writers = TableWriters(self._options, TopicPartition(*source), self._config.source.client, batch, _PREFIX)
+            marks += self._write(of_partition, TopicPartition(*source), writers)
             for writer in writers.with_rows:
                 files.setdefault(writer.table.name, []).extend(writer.finish(None).files)
-        if marks:
-            self._record_and_commit(files, marks)
+        if marks or any(files.values()):
+            self._record_and_commit(topics, files, marks)
 
     def _open(self, topics: Iterable[str]) -> None:
         self._tables.expect(topics)
-        self._tables.check(None)
         for table in self._tables.by_name.values():
             if isinstance(table, SparkTable):
                 raise SetupError(f"rejects cannot be replayed into the table at {table.path}, which delta-spark writes")
+        self._tables.check(None)
 
     def _write(
         self, rejects: list[dict[str, Any]], source: TopicPartition, writers: TableWriters
@@ -224,8 +229,8 @@ class _Replay:
         """Write the messages of rejects that fit; yield new rows of rejects."""
         entries: list[dict[str, Any]] = []
         chunks: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        for reject in sorted(rejects, key=_place):
-            message = _large_message_of(reject)
+        for reject in rejects:
+            message = reject["large_message"]
             if message is None:
                 entries.append(reject)
             else:
@@ -241,8 +246,12 @@ class _Replay:
     ) -> Iterator[pa.Table]:
         """Write a large message; its chunks are replayed together, or not at all."""
         message = self._large(chunks, source)
-        if message is None or writers.write(message, self._present(message, writers)):
-            self._leave(chunks)
+        if message is None:
+            self._leave(chunks, "not all of its chunks are here, or they cannot be joined")
+            return
+        misfits = writers.write(message, self._present(message, writers))
+        if misfits or not writers.is_new.all():
+            self._leave(chunks, _why(misfits))
             return
         self.result.replayed.update(reject["reason"] for reject in chunks)
         yield _marks(chunks)
@@ -259,23 +268,30 @@ class _Replay:
         Args:
             numbers: for each message, which of the rejects it comes from. Those without messages stay.
         """
-        misfits = writers.write(messages, self._present(messages, writers)) if messages.num_rows else []
-        fits = np.ones(messages.num_rows, dtype=bool)
-        fits[[misfit.row for misfit in misfits]] = False
-        fitting = set(numbers[fits].tolist())
-        self._leave(reject for number, reject in enumerate(rejects) if number not in fitting)
-        for misfit in misfits:
-            if int(numbers[misfit.row]) not in fitting:
-                self.result.why[rejects[int(numbers[misfit.row])]["reason"]] = f"{misfit.reason}: {misfit.detail}"
+        once, first_of = _once(messages)
+        misfits = writers.write(once, self._present(once, writers)) if once.num_rows else []
+        is_new = writers.is_new[first_of] if once.num_rows else np.empty(0, dtype=bool)
+        fitting = set(numbers[is_new].tolist())
+        by_row = {misfit.row: misfit for misfit in misfits}
+        for number, reject in enumerate(rejects):
+            if number not in fitting:
+                of_reject = [by_row[row] for row in first_of[numbers == number].tolist() if row in by_row]
+                self._leave([reject], _why(of_reject))
         if not fitting:
             return
         done = [reject for number, reject in enumerate(rejects) if number in fitting]
         self.result.replayed.update(reject["reason"] for reject in done)
         yield _marks(done)
         # The others of a batch become rejects of their own.
-        others = [misfit for misfit in misfits if int(numbers[misfit.row]) in fitting]
+        own = {int(first_of[row]) for row in np.flatnonzero(np.isin(numbers, list(fitting))).tolist()}
+        others = [misfit for misfit in misfits if misfit.row in own]
         if others:
-            yield reject_rows(misfit_rejects(messages, others), source)
+            yield reject_rows(misfit_rejects(once, others), source)
+
+    def _leave(self, rejects: Iterable[dict[str, Any]], why: str) -> None:
+        for reject in rejects:
+            self.result.left[reject["reason"]] += 1
+            self.result.why[reject["reason"]] = why
 
     def _present(self, messages: pa.RecordBatch, writers: TableWriters) -> dict[str, NDArray[np.bool_]]:
         """Return which messages of a topic partition the tables have already: one that did not fit one of
@@ -302,14 +318,12 @@ class _Replay:
                 .execute(f"select {columns} from rows where {where}")
             )
             rows = pa.table(found)
-        except (DeltaError, OSError, pa.ArrowException) as error:
+        # Errors while the answer comes have no type of their own.
+        except Exception as error:
             raise TableError(f"the table at {table.place} cannot be read: {table.place.reason(error)}") from None
         here, there = (np.stack([batch[name].to_numpy() for name in _POSITION], axis=1) for batch in (messages, rows))
         is_in: NDArray[np.bool_] = np.isin(_packed(here), _packed(there))
         return is_in
-
-    def _leave(self, rejects: Iterable[dict[str, Any]]) -> None:
-        self.result.left.update(reject["reason"] for reject in rejects)
 
     def _entries(
         self, rejects: list[dict[str, Any]], source: TopicPartition
@@ -365,28 +379,89 @@ class _Replay:
         delivered = pc.if_else(messages["deliver_at"].is_valid(), now, never)
         return _with(messages, "delivered_at", delivered.cast(schema.TIMESTAMP))
 
-    def _record_and_commit(self, files: dict[str, list[DataFile]], marks: list[pa.Table]) -> None:
+    def _record_and_commit(self, topics: list[str], files: dict[str, list[DataFile]], marks: list[pa.Table]) -> None:
         rejects = self._tables.rejects
         writer = BufferedWriter(data_folder(rejects.folder, rejects.schema, _PREFIX))
         for table in marks:
             writer.write(table)
-        part = _Part((rejects.number(self._name) or 0) + 1, files, writer.finish())
-        save_json(self._record, {"version": _VERSION, **json.loads(json.dumps(part, default=fields_of))})
+        by_name = self._tables.by_name
+        written = {name: of_table for name, of_table in files.items() if of_table} | {REJECTS_TABLE: writer.finish()}
+        tables = {
+            name: _TablePart(str(by_name[name].path), by_name[name].number(self._name), of_table)
+            for name, of_table in written.items()
+        }
+        part = _Part(secrets.randbits(62), topics, tables)
+        content = json.dumps({"version": _VERSION, **fields_of(part)}, default=fields_of).encode()
+        self._folder.make()
+        if not self._record.create_file(content):
+            raise CheckpointError(
+                f"another replay of the stream {self._config.stream.name} is at work, or was interrupted; end it, and replay again"
+            )
         self._commit(part)
 
     def _commit(self, part: _Part) -> None:
+        """Commit a part, whatever an earlier attempt has committed of it.
+
+        Raises:
+            CheckpointError: the tables are not those of the part.
+            TableError: a commit did not land.
+        """
         by_name = self._tables.by_name
-        missing = [name for name in part.tables if name not in by_name]
-        if missing:
-            raise SetupError(
-                f"an interrupted replay has messages for {missing[0]}, which the configuration does not name any more; put it back, and "
-                "replay again"
+        for name, of_table in part.tables.items():
+            if name not in by_name or str(by_name[name].path) != of_table.path:
+                raise CheckpointError(
+                    f"an interrupted replay has messages for the table at {of_table.path}, which the configuration does not name any more; "
+                    f"put it back, and replay again, or remove {self._record} to leave them as rejects"
+                )
+        if not self._is_whole(part):
+            # Nothing of it is in a table, so its rejects are still to be replayed.
+            self._delete_record()
+            return
+        for name, of_table in sorted(part.tables.items(), key=lambda item: item[0] == REJECTS_TABLE):
+            by_name[name].append_once(self._name, part.number, of_table.before, of_table.files)
+        self._delete_record()
+
+    def _is_whole(self, part: _Part) -> bool:
+        """Return whether the files of a part are there.
+
+        Raises:
+            TableError: some are not, and the part is in a table already.
+        """
+        by_name = self._tables.by_name
+        landed = [name for name in part.tables if by_name[name].number(self._name) == part.number]
+        missing = [
+            file
+            for name, of_table in part.tables.items()
+            if name not in landed
+            for file in by_name[name].missing(of_table.files)
+        ]
+        if missing and landed:
+            raise TableError(
+                f"an interrupted replay cannot be finished, because {missing[0]} is gone, and the table at {part.tables[landed[0]].path} has "
+                f"its part already; remove {self._record}, and replay again"
             )
-        for name, files in part.tables.items():
-            if files:
-                by_name[name].append_once(self._name, part.number, files)
-        self._tables.rejects.append_once(self._name, part.number, part.rejects)
-        _delete(self._record)
+        return not missing
+
+    def _delete_record(self) -> None:
+        self._record.filesystem().delete_file(self._record.root)
+
+
+def _why(misfits: Sequence[Misfit]) -> str:
+    if not misfits:
+        return "it cannot be decoded, is not due yet, or no table gets it anew"
+    return f"{misfits[0].reason}: {misfits[0].detail}"
+
+
+def _once(messages: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
+    """Return each message once, and for each row of the batch which of those it is: an entry may have been
+    rejected for two reasons.
+    """
+    keys = _packed(np.stack([messages[name].to_numpy() for name in _POSITION], axis=1))
+    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty(len(first), dtype=np.int64)
+    place[order] = np.arange(len(first))
+    return messages.take(pa.array(first[order])), place[inverse.reshape(-1)]
 
 
 def _packed(keys: NDArray[np.int64]) -> NDArray[np.void]:
@@ -401,29 +476,11 @@ def _quoted(text: str) -> str:
     return f"'{escaped}'"
 
 
-def _place(reject: dict[str, Any]) -> tuple[int, int, int]:
-    """Return the position of a reject, with the index of the message in its batch."""
-    return reject["ledger_id"], reject["entry_id"], _batch_index(reject)
-
-
-def _large_message_of(reject: dict[str, Any]) -> tuple[str, str] | None:
-    """Return producer and uuid of the large message of which an entry is a chunk; None if it is none."""
-    try:
-        metadata = peek_metadata(memoryview(reject["entry"]))
-    except CorruptEntryError:
-        return None
-    return (metadata.producer_name, metadata.uuid) if metadata.num_chunks_from_msg > 1 else None
-
-
-def _batch_index(reject: dict[str, Any]) -> int:
-    """Return the index in its batch of the message that a reject is of; -1 if it is of an entry."""
-    index = reject["message_id"].split(":")[2:]
-    return int(index[0]) if index else -1
-
-
 def _marks(rejects: list[dict[str, Any]]) -> pa.Table:
     """Return the rows of rejects that say that others were replayed."""
-    marks = [{**reject, "reason": REPLAYED, "detail": reject["reason"], "entry": None} for reject in rejects]
+    names = schema.REJECTS.names
+    rows = [{name: reject[name] for name in names} for reject in rejects]
+    marks = [{**row, "reason": REPLAYED, "detail": row["reason"], "entry": None} for row in rows]
     return pa.Table.from_pylist(marks, schema=schema.REJECTS)
 
 
@@ -441,7 +498,8 @@ def _in_place(messages: pa.Table, rejects: list[dict[str, Any]]) -> pa.Table:
     """Return messages with the positions of the rejects that they come from."""
     of_batch = messages["batch_index"].to_pylist()
     indexes = [
-        own if _batch_index(reject) < 0 else _batch_index(reject) for reject, own in zip(rejects, of_batch, strict=True)
+        own if batch_index_of(reject["message_id"]) < 0 else batch_index_of(reject["message_id"])
+        for reject, own in zip(rejects, of_batch, strict=True)
     ]
     positions = [f"{reject['ledger_id']}:{reject['entry_id']}" for reject in rejects]
     columns: dict[str, list[Any]] = {
@@ -463,16 +521,14 @@ def _with(messages: pa.Table, name: str, column: pa.Array) -> pa.Table:
 
 def _read_part(data: dict[str, Any], _version: int) -> _Part:
     tables = {
-        name: [_file(file) for file in files] for name, files in stored(dict[str, list[Any]], data["tables"]).items()
+        name: _TablePart(
+            stored(str, table["path"]), stored(int | None, table["before"]), [_file(file) for file in table["files"]]
+        )
+        for name, table in stored(dict[str, Any], data["tables"]).items()
     }
-    return _Part(stored(int, data["number"]), tables, [_file(file) for file in stored(list[Any], data["rejects"])])
+    return _Part(stored(int, data["number"]), stored(list[str], data["topics"]), tables)
 
 
 def _file(fields: Any) -> DataFile:
     first, last = (tuple(fields[name]) if fields[name] else None for name in ("first", "last"))
     return DataFile(**{**fields, "first": first, "last": last, "members": tuple(fields["members"])})
-
-
-def _delete(place: Place) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        place.filesystem().delete_file(place.root)

@@ -46,8 +46,8 @@ class Kept:
 
     table: str
     merged: int
-    removed: int
     obstacles: list[str]
+    removed: int
 
 
 def keep_up(config: Config) -> list[Kept]:
@@ -57,11 +57,11 @@ def keep_up(config: Config) -> list[Kept]:
         TableError: a table cannot be read or written.
     """
     compactions = _Compactions(config).find()
-    merged = [compaction.run() for compaction in compactions]
-    removed = _remove_unused(config)
+    merged = {str(compaction.path): (compaction.run(), compaction.obstacles) for compaction in compactions}
+    # A table with the latest messages has none.
     return [
-        Kept(table.table, count, len(table.files), compaction.obstacles)
-        for compaction, count, table in zip(compactions, merged, removed, strict=True)
+        Kept(table.table, *merged.get(table.table, (0, [])), removed=len(table.files))
+        for table in _remove_unused(config)
     ]
 
 

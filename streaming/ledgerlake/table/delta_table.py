@@ -83,6 +83,9 @@ _REFUSED_PROPERTIES = {
 _REFUSED_COLUMNS = {"delta.generationExpression": "generatedColumns", "delta.invariants": "column invariants"}
 _IDENTITY_VERSION = 6
 
+# The property of a table whose rows are the latest messages of their keys (see ``latest_table``).
+MODE, LATEST = "ledgerlake.mode", "latest"
+
 # The feature of a table that is partitioned.
 PARTITIONED = "partition columns"
 
@@ -243,17 +246,23 @@ class Table:
         """Return the number of a name in the transactions of the current version; None if it has none."""
         return self._number(self._current(), name)
 
-    def append_once(self, name: str, number: int, files: list[DataFile]) -> None:
+    def append_once(self, name: str, number: int, before: int | None, files: list[DataFile]) -> None:
         """Add files as one commit that carries a number, unless the table has that number by a name.
 
+        Args:
+            before: the number that the table had when the files were written.
+
         Raises:
-            TableError: the commit did not land, or it is not known whether it did.
+            TableError: the commit did not land, or it is not known whether it did; or the table has another
+                number.
         """
         known = self.number(name)
-        if known is not None and known >= number:
+        if known == number:
             return
+        if known != before:
+            raise TableError(f"another process has committed to the table at {self.path} by {name}; start again")
         numbers = {name: number, f"{name}:attempt": secrets.randbits(63)}
-        self._append(files, numbers, None, f"{name} {number} could not be committed to {self.path}")
+        self._append(files, numbers, None, f"the files of {name} could not be committed to {self.path}")
 
     def begin_stream(self, stream: str) -> None:
         """Record that a stream begins, so that the loss of its checkpoint is noticed even before
@@ -336,18 +345,25 @@ class Table:
         Raises:
             TableError: a file is missing; the table was not changed.
         """
-        folder = self.folder
-        paths = [(folder / file.name).root for file in files]
-        try:
-            files_now = folder.filesystem().get_file_info(paths)
-        except OSError as error:
-            raise TableError(f"the files of {self.path} cannot be listed: {folder.reason(error)}") from None
-        missing = [file.base_name for file in files_now if file.type == fs.FileType.NotFound]
+        missing = self.missing(files)
         if missing:
             raise TableError(
                 f"batch {batch.batch_id} was not committed to {self.path}: {missing[0]}, which its tasks wrote, is gone. If a "
                 "vacuum removed it, start the pipeline again. If executors are on other machines, they need the same folder"
             )
+
+    def missing(self, files: list[DataFile]) -> list[str]:
+        """Return the names of those of some files that do not exist.
+
+        Raises:
+            TableError: the folder cannot be read.
+        """
+        folder = self.folder
+        try:
+            found = folder.filesystem().get_file_info([(folder / file.name).root for file in files])
+        except OSError as error:
+            raise TableError(f"the files of {self.path} cannot be listed: {folder.reason(error)}") from None
+        return [file.base_name for file in found if file.type == fs.FileType.NotFound]
 
     def versions_of(self, batch: BatchRecord) -> list[int]:
         """Return the versions of the table that added rows of a micro-batch, by its history."""
@@ -511,7 +527,17 @@ class Table:
             return None
         return True
 
+    def _check_mode(self, existing: DeltaTable) -> None:
+        """Check that the table is of the kind that this object writes.
+
+        Raises:
+            TableError: it is not.
+        """
+        if existing.metadata().configuration.get(MODE) == LATEST:
+            raise TableError(f'the table at {self.path} was made with mode = "latest"; set that, or use another path')
+
     def _check_keeps_transactions(self, existing: DeltaTable) -> None:
+        self._check_mode(existing)
         if _FORGETFUL_PROPERTY in existing.metadata().configuration:
             raise TableError(
                 f"the table at {self.path} has the property {_FORGETFUL_PROPERTY}, by which it forgets its batches; "

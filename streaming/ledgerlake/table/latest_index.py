@@ -70,7 +70,7 @@ class LatestIndex:
         hashes = np.concatenate([rows.hashes for rows in new])
         rows = np.concatenate([np.arange(len(part.hashes)) for part in new])
         order = np.lexsort((np.concatenate([part.rank for part in new]), hashes))
-        is_last = np.append(hashes[order][1:] != hashes[order][:-1], True)
+        is_last = _is_last(hashes[order])
         last, others = order[is_last], order[~is_last]
         is_deletion = np.concatenate([part.is_deletion for part in new])[last]
         touched = self._delete(numbers[others], rows[others])
@@ -83,8 +83,13 @@ class LatestIndex:
         self._replace(hashes[last], numbers[last], rows[last], is_deletion, places, is_known)
         return touched
 
-    def restore(self, files: Iterable[tuple[str, Hashes, NDArray[np.bool_]]]) -> None:
-        """Fill an empty index with the files of a table: the hashes of their rows, and which are live."""
+    def restore(self, files: Iterable[tuple[str, Hashes, NDArray[np.bool_]]]) -> set[str]:
+        """Fill an empty index with the files of a table, in the order of their commits: the hashes of their
+        rows, and which are live. Another writer may have added a second row of a key: the last one counts.
+
+        Returns:
+            The names of the files of which rows have to be deleted.
+        """
         parts: list[tuple[Hashes, Numbers, Numbers]] = []
         for number, (name, hashes, is_live) in enumerate(files):
             self.files.append(name)
@@ -92,14 +97,18 @@ class LatestIndex:
             rows = np.flatnonzero(is_live)
             parts.append((hashes[rows], np.full(len(rows), number), rows))
         if not parts:
-            return
+            return set()
         hashes, numbers, rows = (np.concatenate(column) for column in zip(*parts, strict=True))
-        order = np.argsort(hashes)
+        order = np.lexsort((rows, numbers, hashes))
+        is_last = _is_last(hashes[order])
+        touched = self._delete(numbers[order[~is_last]], rows[order[~is_last]])
+        order = order[is_last]
         self._hashes, self._file, self._row = (
             hashes[order],
             numbers[order].astype(np.int32),
             rows[order].astype(np.int32),
         )
+        return touched
 
     def move(self, name: str, hashes: Hashes) -> None:
         """Take a new file that has, in this order, the latest rows of these keys."""
@@ -154,24 +163,38 @@ class LatestIndex:
             self._row = np.delete(self._row, moved)
 
 
-def hashes_of(keys: pa.ChunkedArray) -> Hashes:
-    """Return the hash of each key; another writer's row may have none."""
-    digests = [hashlib.blake2b(key or b"", digest_size=HASH_BYTES).digest() for key in keys.to_pylist()]
+def _is_last(hashes: Hashes) -> NDArray[np.bool_]:
+    """Return which of sorted hashes are the last of equal ones."""
+    return np.append(hashes[1:] != hashes[:-1], np.ones(min(1, len(hashes)), dtype=bool))
+
+
+def key_hashes(rows: pa.Table) -> Hashes:
+    """Return the hash of each message's key. A text and the same bytes are two keys, as they are to Pulsar;
+    another writer's row may have none.
+    """
+    texts, others = (rows[name].to_pylist() for name in ("key", "key_bytes"))
+    digests = [
+        hashlib.blake2b(_packed(text, other), digest_size=HASH_BYTES).digest()
+        for text, other in zip(texts, others, strict=True)
+    ]
     return np.frombuffer(b"".join(digests), dtype=_HASH)
 
 
-def keys_of(rows: pa.Table) -> pa.ChunkedArray:
-    """Return the keys of messages as bytes; null for a message without one."""
-    return pc.coalesce(rows["key_bytes"], rows["key"].cast(pa.binary()))
+def _packed(text: str | None, other: bytes | None) -> bytes:
+    if other is not None:
+        return b"b" + other
+    return b"" if text is None else b"t" + text.encode()
 
 
 def ranks(rows: pa.Table) -> Numbers:
     """Return numbers that rise from an earlier message to a later one, over all rows of a micro-batch.
 
     On a topic partition the position counts, whatever the producers' clocks said. A delayed message
-    counts from its delivery on. Between topic partitions the time counts.
+    counts from its delivery on, or as later than all others if the broker gives no times. Between topic
+    partitions the time counts.
     """
     times = effective_times(rows).copy()
+    times[(rows["broker_timestamp"].is_null().to_numpy()) & rows["delivered_at"].is_null().to_numpy()] = 0
     position = [rows[name].to_numpy() for name in ("ledger_id", "entry_id", "batch_index")]
     names = pc.binary_join_element_wise(rows["topic"], rows["partition"].cast(pa.string()), "\0")
     partitions = pa.chunked_array([names.combine_chunks()]).chunk(0).dictionary_encode().indices.to_numpy()

@@ -6,7 +6,7 @@ vectors of all rows that are not the latest any more. So no file is written agai
 and the commit carries the micro-batch's numbers as every table's does (see ``delta_table``).
 
 The same commit writes files again of which most rows are deleted, and merges small ones, as far as
-that is little work (see ``_Rewriting``). Nobody else has to: upkeep leaves such a table alone.
+that is little work. Nobody else has to: upkeep leaves such a table alone.
 
 delta-rs commits no deletion vectors from Python. So the commit is a file of the log that is written
 here, and created only if there is none of that version. The index is read from the table when a query
@@ -33,14 +33,15 @@ from ledgerlake.errors import TableError
 from ledgerlake.table.deletion_vectors import pack_vectors
 from ledgerlake.table.delta_table import (
     DEFAULT_CHECKPOINT_INTERVAL,
+    LATEST,
+    MODE,
     Table,
     commit_file,
     data_folder,
     open_delta,
     read_commit,
-    transactions_of,
 )
-from ledgerlake.table.latest_index import FileRows, LatestIndex, hashes_of, keys_of, ranks
+from ledgerlake.table.latest_index import FileRows, LatestIndex, key_hashes, ranks
 from ledgerlake.table.layout import path_in_file, record_of
 from ledgerlake.table.log_state import read_state
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile, read_row_groups
@@ -56,7 +57,8 @@ if TYPE_CHECKING:
 
 Action = dict[str, Any]
 
-PROPERTIES = {"delta.enableDeletionVectors": "true"}
+_VECTORS = "delta.enableDeletionVectors"
+_APPEND_ONLY = "delta.appendOnly"
 
 ENGINE = "ledgerlake"
 _ATTEMPT = "ledgerlakeAttempt"
@@ -75,12 +77,14 @@ _RANK_COLUMNS = (
     "delivered_at",
 )
 
-# A file is written again if so much of it is deleted. Small files are merged from so many on, and no more
-# than so many rows in a commit.
+# A file is written again if so much of it is deleted. Small files are merged from so many on. A commit
+# writes no more than so many rows and bytes again, but one file at least.
 _DELETED_PART = 0.5
 _SMALL_ROWS = 100_000
+_SMALL_BYTES = 16 * 1024 * 1024
 _MOST_SMALL_FILES = 16
 _MOST_REWRITTEN_ROWS = 400_000
+_MOST_REWRITTEN_BYTES = 64 * 1024 * 1024
 _PREFIX = "part-compacted"
 
 
@@ -90,11 +94,14 @@ class _OvertakenError(Exception):
 
 @dataclass
 class _State:
-    """The table in a version: the log's entries of its files, and the index of their rows."""
+    """The table in a version: the log's entries of its files, and the index of their rows. ``touched`` are
+    files of which the index deletes rows that the log does not.
+    """
 
     version: int
     entries: dict[str, Action]
     index: LatestIndex = field(default_factory=LatestIndex)
+    touched: set[str] = field(default_factory=set)
 
 
 class _LatestCommits(Table):
@@ -103,7 +110,18 @@ class _LatestCommits(Table):
     _state: _State | None = None
 
     def create(self, properties: dict[str, str] | None = None) -> None:
-        super().create(PROPERTIES | (properties or {}))
+        super().create({_VECTORS: "true", MODE: LATEST} | (properties or {}))
+
+    def _check_mode(self, existing: DeltaTable) -> None:
+        configuration, protocol = existing.metadata().configuration, existing.protocol()
+        if configuration.get(MODE) != LATEST:
+            raise TableError(
+                f'the table at {self.path} was not made with mode = "latest", and may have several rows of a key; use another path'
+            )
+        if configuration.get(_VECTORS) != "true" or "deletionVectors" not in (protocol.writer_features or ()):
+            raise TableError(f"the table at {self.path} has no deletion vectors any more; set {_VECTORS} to true again")
+        if configuration.get(_APPEND_ONLY) == "true":
+            raise TableError(f"the table at {self.path} has {_APPEND_ONLY}, and its rows have to be deleted; unset it")
 
     def _append_to(
         self, table: DeltaTable, files: list[DataFile], numbers: dict[str, int], metadata: dict[str, str] | None
@@ -116,6 +134,8 @@ class _LatestCommits(Table):
         """
         for _ in range(_ATTEMPTS):
             state = self._current_state(table)
+            if any(file.name in state.entries for file in files):
+                raise OSError("the table has the files of this commit already")
             change = _Change(self, state, files, self._keys_of_new(files))
             # The index has the new rows from here on; if they are not committed, it is read again.
             self._state = None
@@ -124,6 +144,7 @@ class _LatestCommits(Table):
             except _OvertakenError:
                 table = self._load()
                 self._check_not_there(state.version, table.version(), numbers)
+                self._compare(table)
                 continue
             self._write_checkpoint(table, self._state.version)
             return
@@ -133,10 +154,11 @@ class _LatestCommits(Table):
         """Check that no other writer has committed with one of the same transactions.
 
         Raises:
-            OSError: it has.
+            OSError, ValueError: it has, or a commit cannot be read.
         """
         for number in range(before + 1, version + 1):
-            if not transactions_of(self.path, number).keys().isdisjoint(numbers):
+            actions = read_commit(self.path, number)
+            if not {action["txn"]["appId"] for action in actions if "txn" in action}.isdisjoint(numbers):
                 raise OSError("a concurrent transaction has the same app id")
 
     def _write_checkpoint(self, table: DeltaTable, version: int) -> None:
@@ -158,28 +180,32 @@ class _LatestCommits(Table):
         known, version = self._state, table.version()
         if known is not None and known.version == version:
             return known
+        self._take_columns(table)
         try:
             entries = read_state(self.path, version).files
             if known is not None and _same_files(known.entries, entries):
-                self._state = _State(version, entries, known.index)
+                self._state = _State(version, entries, known.index, known.touched)
             else:
-                self._state = _State(version, entries, self._read_index(table, list(entries)))
+                in_order = sorted(entries, key=lambda name: (entries[name].get("modificationTime", 0), name))
+                self._state = _State(version, entries, *self._read_index(table, in_order))
         except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
             raise TableError(
                 f"the keys of the table at {self.path} cannot be read: {self.path.reason(error)}"
             ) from None
         return self._state
 
-    def _read_index(self, table: DeltaTable, names: list[str]) -> LatestIndex:
+    def _take_columns(self, table: DeltaTable) -> None:
+        """Take the columns that the table has by now, which files that are written again must keep."""
+
+    def _read_index(self, table: DeltaTable, names: list[str]) -> tuple[LatestIndex, set[str]]:
         deleted = _deleted_rows(table)
 
         def rows_of(name: str) -> tuple[str, NDArray[np.bytes_], NDArray[np.bool_]]:
             keys = self._read_columns(name, _KEY_COLUMNS)
-            return name, hashes_of(keys_of(keys)), ~_mask(deleted.get(name, BitMap()), 0, keys.num_rows)
+            return name, key_hashes(keys), ~_mask(deleted.get(name, BitMap()), 0, keys.num_rows)
 
         index = LatestIndex()
-        index.restore(map(rows_of, names))
-        return index
+        return index, index.restore(map(rows_of, names))
 
     def _keys_of_new(self, files: Sequence[DataFile]) -> list[FileRows]:
         """Return the keys of the rows of a micro-batch's files."""
@@ -189,7 +215,7 @@ class _LatestCommits(Table):
         rank = ranks(pa.concat_tables(columns))
         ends = np.cumsum([rows.num_rows for rows in columns])
         return [
-            FileRows(file.name, hashes_of(keys_of(rows)), rows["is_null"].to_numpy(), rank[end - rows.num_rows : end])
+            FileRows(file.name, key_hashes(rows), rows["is_null"].to_numpy(), rank[end - rows.num_rows : end])
             for file, rows, end in zip(files, columns, ends, strict=True)
         ]
 
@@ -209,6 +235,9 @@ class LatestTable(_LatestCommits):
 class LatestRecordTable(_LatestCommits, RecordTable):
     """A table of records with the latest of each key."""
 
+    def _take_columns(self, table: DeltaTable) -> None:
+        self._adopt(table)
+
 
 class _Change:
     """A commit to a table: new files, deletion vectors, and files that are written again.
@@ -221,7 +250,7 @@ class _Change:
         self._state = state
         self._new = {file.name: file for file in files}
         self._index = state.index
-        self._touched = state.index.add(added)
+        self._touched = state.touched | state.index.add(added)
 
     def commit(self, numbers: dict[str, int], metadata: dict[str, str] | None) -> _State:
         """Commit; return the state of the new version.
@@ -241,9 +270,10 @@ class _Change:
         try:
             is_ours = place.create_file(content)
         except OSError:
-            if not _is_own(self._table.path, version, attempt):
-                raise
-            is_ours = True
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                if _is_own(self._table.path, version, attempt):
+                    return _State(version, entries | added, self._index)
+            raise
         if not is_ours and not _is_own(self._table.path, version, attempt):
             raise _OvertakenError
         return _State(version, entries | added, self._index)
@@ -255,13 +285,13 @@ class _Change:
         for name in self._touched:
             entry = self._state.entries.get(name)
             if entry is not None:
-                sizes[name] = entry["size"], json.loads(entry["stats"])["numRecords"], entry["stats"]
+                sizes[name] = entry["size"], self._rows(entry), entry.get("stats") or "{}"
         live = {
             name: sizes[name]
             for name in sizes
             if name not in rewritten and len(self._index.deleted[name]) < sizes[name][1]
         }
-        gone = [name for name in sizes if name not in live]
+        gone = {*rewritten, *(name for name in sizes if name not in live)}
         vectors = {name: self._index.deleted[name] for name in live if self._index.deleted[name]}
         descriptors: dict[str, Action] = {}
         if vectors:
@@ -285,17 +315,17 @@ class _Change:
         """Write the live rows of some files to new ones; return the names of the old ones, and the new
         ones.
         """
-        rows = {file.name: file.rows for file in self._new.values()}
-        rows |= {name: json.loads(entry["stats"])["numRecords"] for name, entry in self._state.entries.items()}
-        names = _to_rewrite({name: (count, count - len(self._index.deleted[name])) for name, count in rows.items()})
+        files = {file.name: (file.rows, file.size_bytes) for file in self._new.values()}
+        files |= {name: (self._rows(entry), entry["size"]) for name, entry in self._state.entries.items()}
+        names = _to_rewrite([_Sized(name, *sizes, len(self._index.deleted[name])) for name, sizes in files.items()])
         if not names:
             return [], []
-        writer = BufferedWriter(data_folder(self._table.path, self._table.schema, _PREFIX))
+        writer = BufferedWriter(data_folder(self._table.path, self._table.schema, _PREFIX), makes_one_file=True)
         parts: list[Any] = []
         for name in names:
             for part in self._live_rows(name):
                 writer.write(part)
-                parts.append(hashes_of(keys_of(part)))
+                parts.append(key_hashes(part))
         written = writer.finish()
         hashes = np.concatenate(parts) if parts else np.empty(0, dtype="S16")
         start = 0
@@ -303,6 +333,16 @@ class _Change:
             self._index.move(file.name, hashes[start : start + file.rows])
             start += file.rows
         return names, written
+
+    def _rows(self, entry: Action) -> int:
+        """Return the number of rows of a file, with the deleted ones; the log of another writer need not have
+        it.
+        """
+        count = json.loads(entry.get("stats") or "{}").get("numRecords")
+        if count is None:
+            place = self._table.path
+            count = pq.read_metadata((place / entry["path"]).root, filesystem=place.filesystem()).num_rows
+        return int(count)
 
     def _live_rows(self, name: str) -> Iterator[pa.Table]:
         deleted = self._index.deleted[name]
@@ -343,22 +383,37 @@ class _Change:
         return "".join(json.dumps(action, separators=(",", ":")) + "\n" for action in actions).encode()
 
 
-def _to_rewrite(rows: dict[str, tuple[int, int]]) -> list[str]:
-    """Return the files to write again in a commit.
+@dataclass(frozen=True)
+class _Sized:
+    """A file, and how many of its rows are deleted."""
 
-    Args:
-        rows: by file, its rows, and how many of them are live.
-    """
-    sparse = [name for name, (count, live) in rows.items() if 0 < live <= count * (1 - _DELETED_PART)]
-    small = [name for name, (count, live) in rows.items() if live and count <= _SMALL_ROWS]
-    wanted = dict.fromkeys([*sparse, *(small if len(small) > _MOST_SMALL_FILES else ())])
+    name: str
+    rows: int
+    size_bytes: int
+    deleted: int
+
+    @property
+    def live(self) -> int:
+        return self.rows - self.deleted
+
+    @property
+    def is_small(self) -> bool:
+        return self.rows <= _SMALL_ROWS and self.size_bytes <= _SMALL_BYTES
+
+
+def _to_rewrite(files: Sequence[_Sized]) -> list[str]:
+    """Return the files to write again in a commit, into one file."""
+    sparse = [file for file in files if 0 < file.live <= file.rows * (1 - _DELETED_PART)]
+    small = [file for file in files if file.live and file.is_small]
+    wanted = {file.name: file for file in (*sparse, *(small if len(small) > _MOST_SMALL_FILES else ()))}
     chosen: list[str] = []
-    left = _MOST_REWRITTEN_ROWS
-    for name in sorted(wanted, key=lambda name: rows[name][1]):
-        left -= rows[name][1]
-        if left < 0 and chosen:
+    left_rows, left_bytes = _MOST_REWRITTEN_ROWS, _MOST_REWRITTEN_BYTES
+    for file in sorted(wanted.values(), key=lambda file: file.live):
+        left_rows -= file.live
+        left_bytes -= file.size_bytes
+        if chosen and (left_rows < 0 or left_bytes < 0):
             break
-        chosen.append(name)
+        chosen.append(file.name)
     return chosen
 
 
@@ -376,11 +431,12 @@ def _removed(entry: Action, now_ms: int) -> Action:
 
 
 def _is_own(path: Place, version: int, attempt: str) -> bool:
-    try:
-        actions = read_commit(path, version)
-    except (OSError, ValueError):
-        return False
-    return any(action.get("commitInfo", {}).get(_ATTEMPT) == attempt for action in actions)
+    """Return whether a version is this attempt's.
+
+    Raises:
+        OSError, ValueError: it cannot be read, so nobody knows.
+    """
+    return any(action.get("commitInfo", {}).get(_ATTEMPT) == attempt for action in read_commit(path, version))
 
 
 def _same_files(one: dict[str, Action], other: dict[str, Action]) -> bool:

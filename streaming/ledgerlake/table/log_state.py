@@ -6,11 +6,12 @@ The log is its last checkpoint, a Parquet file of all actions up to a version, a
 
 from __future__ import annotations
 
-import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
+from pyarrow import fs
 
 from ledgerlake.table.delta_table import read_commit
 
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
     from ledgerlake.stored.places import Place
 
 Action = dict[str, Any]
+
+# A part of a checkpoint of version 2, which names further files.
+_SIDECAR = "sidecar"
+
+# A checkpoint in one file, or in several: <version>.checkpoint.parquet, <version>.checkpoint.<part>.<parts>.parquet
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet")
 
 
 @dataclass(frozen=True)
@@ -49,39 +56,50 @@ def read_state(path: Place, version: int) -> LogState:
 
 
 def _actions(path: Place, version: int) -> Iterator[tuple[str, Action]]:
-    checkpoint = _last_checkpoint(path, version)
-    if checkpoint is not None:
-        yield from _of_checkpoint(path / f"_delta_log/{checkpoint:020}.checkpoint.parquet")
-    for number in range(0 if checkpoint is None else checkpoint + 1, version + 1):
+    checkpoint, parts = _last_checkpoint(path, version)
+    for part in parts:
+        yield from _of_checkpoint(path / f"_delta_log/{part}")
+    for number in range(checkpoint + 1, version + 1):
         # A commit may remove a file and add it again with another vector.
         actions = read_commit(path, number)
         for kind in ("remove", "add"):
             yield from ((kind, action[kind]) for action in actions if kind in action)
 
 
-def _last_checkpoint(path: Place, version: int) -> int | None:
-    """Return the version of the last checkpoint up to a version; None if there is none."""
-    hint = path / "_delta_log/_last_checkpoint"
-    try:
-        with hint.filesystem().open_input_stream(hint.root) as stream:
-            found = json.loads(bytes(stream.read()))
-    except FileNotFoundError:
-        return None
-    if found.get("parts") or found["version"] > version:
-        raise ValueError("the checkpoint of the log has parts, or is later than the version")
-    return int(found["version"])
+def _last_checkpoint(path: Place, version: int) -> tuple[int, list[str]]:
+    """Return the version of the last complete checkpoint up to a version, and the names of its files; -1 and
+    none if there is none. The log's own hint at it may be missing or old.
+    """
+    log = path / "_delta_log"
+    found: dict[int, dict[str, int]] = {}
+    for file in log.filesystem().get_file_info(fs.FileSelector(log.root)):
+        matched = _CHECKPOINT.fullmatch(file.base_name)
+        if matched and int(matched[1]) <= version:
+            found.setdefault(int(matched[1]), {})[file.base_name] = int(matched[2] or 1)
+    for number in sorted(found, reverse=True):
+        single = [name for name, count in found[number].items() if count == 1]
+        complete = single[:1] or [name for name, count in found[number].items() if count == len(found[number])]
+        if complete:
+            return number, sorted(complete)
+    return -1, []
 
 
 def _of_checkpoint(file: Place) -> Iterator[tuple[str, Action]]:
     with file.filesystem().open_input_file(file.root) as source:
-        rows = pq.read_table(source, columns=["remove", "add"])
+        known = set(pq.read_schema(source).names)
+        rows = pq.read_table(source, columns=[kind for kind in ("remove", "add", _SIDECAR) if kind in known])
+    if _SIDECAR in rows.column_names and rows[_SIDECAR].null_count < rows.num_rows:
+        raise ValueError("the checkpoint of the log is in files that are not known here")
     for kind in ("remove", "add"):
-        yield from ((kind, _plain(action)) for action in rows[kind].to_pylist() if action is not None)
+        if kind in rows.column_names:
+            yield from ((kind, _plain(action)) for action in rows[kind].to_pylist() if action is not None)
 
 
 def _plain(action: Action) -> Action:
     """Return an action of a checkpoint as JSON has it."""
     values = {name: value for name, value in action.items() if value is not None}
+    # Such a field says nothing if it is empty.
+    values = {name: value for name, value in values.items() if name not in ("tags", "clusteringProvider")}
     return {**values, "partitionValues": dict(values.get("partitionValues") or ())}
 
 

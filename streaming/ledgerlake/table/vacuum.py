@@ -10,8 +10,9 @@ table's folder are removed, by their names:
     part-<number>-<uuid>[-.]c<number>.<codec>.parquet                 of Delta's own writers
 
 Deletion vectors of tables with the latest messages (see ``table.latest_table``) are in files of their
-own, ``deletion_vector_<uuid>.bin``. ``deltalake`` counts each of them as unused, so the log is read
-here: a file stays while a version within the retention names it.
+own, ``deletion_vector_<uuid>.bin``. ``deltalake`` counts each of them as unused. And it looks at the first
+time when a file was removed, though each commit removes it and adds it again with another vector. So
+the log of such a table is read here: a file stays while a version within the retention names it.
 
 All other files in the folder or below it are left alone: another table, a checkpoint, files of a
 user.
@@ -30,11 +31,11 @@ from pyarrow import fs
 
 from ledgerlake.errors import TableError, UsageError
 from ledgerlake.table.deletion_vectors import file_of
-from ledgerlake.table.delta_table import open_delta
+from ledgerlake.table.delta_table import LATEST, MODE, open_delta
 from ledgerlake.table.log_state import read_state, vectors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     from deltalake import DeltaTable
 
@@ -104,8 +105,9 @@ def _vacuum(path: Place, retention_hours: int, dry_run: bool, keeps_longer: bool
         if keeps_longer:
             unused &= set(table.vacuum(dry_run=True, full=True))
         names = sorted(name for name in unused if is_data_file(name))
-        own_hours = _own_retention_hours(table) if keeps_longer else 0
-        names += sorted(_unused_vectors(path, table, max(retention_hours, own_hours)))
+        if table.metadata().configuration.get(MODE) == LATEST:
+            hours = max(retention_hours, _own_retention_hours(table) if keeps_longer else 0)
+            names = _unused_of_latest(path, table, names, hours)
         if not dry_run:
             for name in names:
                 # Keys may be renewed before the last of many files is gone.
@@ -116,17 +118,22 @@ def _vacuum(path: Place, retention_hours: int, dry_run: bool, keeps_longer: bool
     return Vacuumed(str(path), names)
 
 
-def _unused_vectors(path: Place, table: DeltaTable, retention_hours: int) -> Iterator[str]:
-    """Yield the names of files with deletion vectors that no version within the retention names."""
-    files = path.filesystem().get_file_info(fs.FileSelector(path.root, allow_not_found=True))
+def _unused_of_latest(path: Place, table: DeltaTable, names: list[str], retention_hours: int) -> list[str]:
+    """Return those of a table's unused files that no version within the retention names, and files with
+    deletion vectors likewise.
+    """
     before_s = time.time() - 3600 * retention_hours
-    old = {file.base_name for file in files if _VECTORS.fullmatch(file.base_name) and file.mtime_ns / 1e9 < before_s}
-    if not old:
-        return
+    files = path.filesystem().get_file_info(fs.FileSelector(path.root, allow_not_found=True))
+    vectors = {
+        file.base_name for file in files if _VECTORS.fullmatch(file.base_name) and file.mtime_ns / 1e9 < before_s
+    }
+    if not names and not vectors:
+        return []
     state = read_state(path, table.version())
     kept = [action for action in state.removed if action.get("deletionTimestamp", 0) / 1000 >= before_s]
-    named = {file_of(vector) for vector in vectors_of([*state.files.values(), *kept])}
-    yield from old - named
+    actions = [*state.files.values(), *kept]
+    used = {file_of(vector) for vector in vectors_of(actions)} | {action["path"] for action in actions}
+    return sorted({*names, *vectors} - used)
 
 
 def _own_retention_hours(table: DeltaTable) -> int:

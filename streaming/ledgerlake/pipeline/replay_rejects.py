@@ -1,0 +1,202 @@
+"""Finds the rejects that a replay tries again, in parts of bounded size.
+
+The table of rejects is read twice: once without keeping entries, which tells where each reject is and
+which large message a chunk belongs to; and then the entries of one part after another. The chunks of a
+large message are in one part. A reject that was replayed, and one of a topic that the configuration does
+not read, is passed over.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
+
+from ledgerlake.decode import schema
+from ledgerlake.errors import CorruptEntryError, TableError
+from ledgerlake.table.delta_table import data_folder, open_delta
+from ledgerlake.table.ordered_files import read_row_groups
+from ledgerlake.wire.entry import peek_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator
+
+    from deltalake import DeltaTable
+
+    from ledgerlake.stored.places import Place
+
+REPLAYED = "replayed"
+
+# A part has at most so many rejects, and so many bytes of entries, but for one large message.
+_PART_ROWS = 20_000
+_PART_BYTES = 64 * 1024 * 1024
+
+_KEY = ("topic", "partition", "message_id", "reason")
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class FoundReject:
+    """Where a reject is: its topic partition and position; the file, the row group and the row in it; and the
+    bytes of its entry. ``large_message`` is producer and uuid of the message of which it is a chunk.
+    """
+
+    topic: str
+    partition: int
+    place: tuple[int, int, int]
+    file: str
+    row_group: int
+    row: int
+    size_bytes: int
+    large_message: tuple[str, str] | None
+
+
+class RejectsToReplay:
+    """The rejects of a version of the table, with one of some reasons.
+
+    ``left_out`` is the number of those of topics that are not read.
+
+    Args:
+        is_read: whether the configuration reads a topic partition.
+
+    Raises:
+        TableError: the table cannot be read.
+    """
+
+    def __init__(self, place: Place, reasons: Collection[str], is_read: Callable[[str, int], bool]) -> None:
+        self._place = place
+        self._is_read = is_read
+        self.left_out = 0
+        try:
+            self._table = open_delta(place)
+            self._found = self._find(reasons)
+        except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
+            raise TableError(f"the table at {place} cannot be read: {place.reason(error)}") from None
+
+    def parts(self) -> Iterator[list[dict[str, Any]]]:
+        """Yield the rows of rejects in parts, in the order of topic partitions and positions.
+
+        Raises:
+            TableError: the table cannot be read.
+        """
+        for part in _parts(self._found):
+            try:
+                yield self._rows_of(part)
+            except (OSError, ValueError, pa.ArrowException) as error:
+                raise TableError(f"the table at {self._place} cannot be read: {self._place.reason(error)}") from None
+
+    def _find(self, reasons: Collection[str]) -> list[FoundReject]:
+        found: dict[Key, list[FoundReject]] = defaultdict(list)
+        done: set[Key] = set()
+        for file, group, rows, live in self._row_groups():
+            for number in np.flatnonzero(live).tolist():
+                row = {name: rows[name][number].as_py() for name in (*_KEY, "detail", "ledger_id", "entry_id")}
+                if row["reason"] == REPLAYED:
+                    done.add((row["topic"], row["partition"], row["message_id"], row["detail"]))
+                    continue
+                entry = rows["entry"][number].as_buffer()
+                if row["reason"] not in reasons or entry is None:
+                    continue
+                if not self._is_read(row["topic"], row["partition"]):
+                    self.left_out += 1
+                    continue
+                key = tuple(row[name] for name in _KEY)
+                place = (row["ledger_id"], row["entry_id"], batch_index_of(row["message_id"]))
+                found[key].append(
+                    FoundReject(
+                        row["topic"], row["partition"], place, file, group, number, entry.size, _large_message_of(entry)
+                    )
+                )
+        return [reject for key, of_key in found.items() if key not in done for reject in of_key]
+
+    def _row_groups(self) -> Iterator[tuple[str, int, pa.Table, Any]]:
+        """Yield the row groups of the table's files, and a mask of their rows that are not deleted."""
+        folder = data_folder(self._place, schema.REJECTS, "")
+        deleted = _deleted(self._table)
+        for name in pa.table(self._table.get_add_actions())["path"].to_pylist():
+            first = 0
+            selection = deleted.get(name.rpartition("/")[2])
+            for group, rows in enumerate(read_row_groups(folder, name)):
+                live = np.ones(rows.num_rows, dtype=bool)
+                if selection is not None:
+                    part = selection[first : first + rows.num_rows]
+                    live[: len(part)] = part
+                first += rows.num_rows
+                yield name, group, rows, live
+
+    def _rows_of(self, part: Iterable[FoundReject]) -> list[dict[str, Any]]:
+        """Read the rows of a part."""
+        folder = data_folder(self._place, schema.REJECTS, "")
+        wanted: dict[str, dict[int, list[FoundReject]]] = defaultdict(lambda: defaultdict(list))
+        for reject in part:
+            wanted[reject.file][reject.row_group].append(reject)
+        rows: list[tuple[FoundReject, dict[str, Any]]] = []
+        for file, groups in wanted.items():
+            for number, content in enumerate(read_row_groups(folder, file)):
+                chosen = groups.get(number, [])
+                if chosen:
+                    read = content.take(pa.array([reject.row for reject in chosen])).to_pylist()
+                    rows += zip(chosen, read, strict=True)
+        rows.sort(key=lambda pair: (pair[0].topic, pair[0].partition, pair[0].place))
+        return [{**row, "large_message": reject.large_message} for reject, row in rows]
+
+
+def _parts(found: Iterable[FoundReject]) -> Iterator[list[FoundReject]]:
+    """Yield parts; the chunks of a large message stay together."""
+    part: list[FoundReject] = []
+    size_bytes = 0
+    for group in _groups(found):
+        group_bytes = sum(reject.size_bytes for reject in group)
+        if part and (len(part) + len(group) > _PART_ROWS or size_bytes + group_bytes > _PART_BYTES):
+            yield part
+            part, size_bytes = [], 0
+        part += group
+        size_bytes += group_bytes
+    if part:
+        yield part
+
+
+def _groups(found: Iterable[FoundReject]) -> Iterator[list[FoundReject]]:
+    """Yield the rejects of an entry, and those of a large message, by the place of the first one."""
+    in_order = sorted(found, key=attrgetter("topic", "partition", "place"))
+    large: dict[Any, list[FoundReject]] = defaultdict(list)
+    for reject in in_order:
+        if reject.large_message is not None:
+            large[reject.topic, reject.partition, reject.large_message].append(reject)
+    for _, of_entry in groupby(in_order, lambda reject: (reject.topic, reject.partition, reject.place[:2])):
+        group = list(of_entry)
+        key = (group[0].topic, group[0].partition, group[0].large_message)
+        if group[0].large_message is None:
+            yield group
+        elif key in large:
+            yield large.pop(key)
+
+
+def batch_index_of(message_id: str) -> int:
+    """Return the index in its batch of the message with an id; -1 if the id is that of an entry."""
+    index = message_id.split(":")[2:]
+    return int(index[0]) if index else -1
+
+
+def _large_message_of(entry: pa.Buffer) -> tuple[str, str] | None:
+    try:
+        metadata = peek_metadata(memoryview(entry))
+    except CorruptEntryError:
+        return None
+    return (metadata.producer_name, metadata.uuid) if metadata.num_chunks_from_msg > 1 else None
+
+
+def _deleted(table: DeltaTable) -> dict[str, Any]:
+    """Return the masks of live rows of the files that have deletion vectors."""
+    vectors = pa.table(table.deletion_vectors())
+    return {
+        path.rpartition("/")[2]: selection.values.to_numpy(zero_copy_only=False)
+        for path, selection in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True)
+    }

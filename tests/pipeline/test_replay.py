@@ -1,0 +1,252 @@
+"""Replays of rejects without a broker: interruptions, changed configurations, and what stays as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from ledgerlake.decode import schema
+from ledgerlake.decode.single_entry import single_entries
+from ledgerlake.errors import CheckpointError, OffsetError, TableError
+from ledgerlake.options.config import Config, parse_config
+from ledgerlake.pipeline import replay as module
+from ledgerlake.pipeline import replay_rejects
+from ledgerlake.pipeline.replay import replay
+from ledgerlake.pipeline.replay_rejects import FoundReject
+from ledgerlake.table.delta_table import Table, data_folder, existing_table
+from ledgerlake.table.ordered_files import BufferedWriter
+
+TOPIC = "persistent://public/default/orders"
+
+
+def config(folder: Path, *tables: dict[str, Any], **delta: Any) -> Config:
+    return parse_config(
+        {
+            "source": {"service_url": "pulsar://nowhere:1", "topics": ["orders"]},
+            "stream": {"name": "orders", "checkpoint": str(folder / "checkpoint")},
+            "delta": {"rejects_path": str(folder / "rejects"), **delta},
+            "tables": [{**table, "path": str(folder / table["path"])} for table in tables],
+        }
+    )
+
+
+def reject(settings: Config, *numbers: int, reason: str = "no_table", topic: str = TOPIC, **message: Any) -> None:
+    """Put messages with these entry ids and values into the table of rejects."""
+    common = {
+        "topic": topic,
+        "partition": -1,
+        "ledger_id": 1,
+        "batch_index": -1,
+        "is_null": False,
+        "publish_time": 1000,
+    }
+    rows = [{**common, "entry_id": number, "value": b"%d" % number, "key": "a", **message} for number in numbers]
+    entries = single_entries(pa.RecordBatch.from_pylist(rows, schema=schema.MESSAGES))
+    table = Table(settings.rejects_place, schema.REJECTS)
+    if existing_table(settings.rejects_place) is None:
+        settings.rejects_place.make()
+        table.create()
+    names = ("topic", "partition", "ledger_id", "entry_id")
+    rejected = [
+        {name: row[name] for name in names}
+        | {"message_id": f"1:{row['entry_id']}", "reason": reason, "detail": "d", "entry": entry}
+        for row, entry in zip(rows, entries, strict=True)
+    ]
+    writer = BufferedWriter(data_folder(settings.rejects_place, schema.REJECTS, "part-00000007-00000"))
+    writer.write(pa.Table.from_pylist(rejected, schema=schema.REJECTS))
+    table._append(writer.finish(), {"test": len(rows)}, None, "test")
+
+
+def values(folder: Path, name: str) -> list[bytes]:
+    found: list[bytes] = DeltaTable(str(folder / name)).to_pyarrow_table()["value"].to_pylist()
+    return sorted(found)
+
+
+def interrupted(monkeypatch: pytest.MonkeyPatch, settings: Config, commits: int = 0) -> None:
+    """Replay until so many commits have landed."""
+    append = Table.append_once
+    landed: list[str] = []
+
+    def end(table: Table, *arguments: Any) -> None:
+        if len(landed) == commits:
+            raise KeyboardInterrupt
+        append(table, *arguments)
+        landed.append(str(table.path))
+
+    with monkeypatch.context() as changed:
+        changed.setattr(Table, "append_once", end)
+        with pytest.raises(KeyboardInterrupt):
+            replay(settings)
+
+
+def test_a_new_table_of_rejects_loses_nothing(tmp_path: Path) -> None:
+    first = config(tmp_path, {"path": "t"})
+    reject(first, 1, 2)
+    assert replay(first).replayed == {"no_table": 2}
+    second = config(tmp_path, {"path": "t"}, rejects_path=str(tmp_path / "others"))
+    reject(second, 3, 4)
+    assert replay(second).replayed == {"no_table": 2}
+    assert values(tmp_path, "t") == [b"1", b"2", b"3", b"4"]
+
+
+def test_a_second_replay_beside_one_at_work_changes_nothing_that_is_not_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    reject(settings, 1, 2)
+    reject(settings, 3, 4, reason="schema_mismatch")
+    commit = module._Replay._commit
+    met: list[Any] = []
+
+    def second(own: Any, part: Any) -> None:
+        if not met:
+            met.append(None)
+            replay(settings, ["schema_mismatch"])
+        commit(own, part)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(module._Replay, "_commit", second)
+        with pytest.raises(TableError, match=r"another process has committed|at work"):
+            replay(settings, ["no_table"])
+    replay(settings)
+    assert values(tmp_path, "t") == [b"1", b"2", b"3", b"4"]
+
+
+@pytest.mark.parametrize("commits", [0, 1])
+def test_an_interrupted_replay_into_tables_by_topic_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commits: int
+) -> None:
+    settings = config(tmp_path, {"path": "raw/{topic}"}, path=str(tmp_path / "rest"))
+    reject(settings, 1, 2)
+    interrupted(monkeypatch, settings, commits)
+    replay(settings)
+    assert values(tmp_path, "raw/orders") == [b"1", b"2"]
+    assert replay(settings).replayed == {}
+
+
+def test_a_part_whose_files_are_gone_is_replayed_from_the_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    reject(settings, 1, 2)
+    interrupted(monkeypatch, settings)
+    for file in (tmp_path / "t").glob("*.parquet"):
+        file.unlink()
+    assert replay(settings).replayed == {"no_table": 2}
+    assert values(tmp_path, "t") == [b"1", b"2"]
+
+
+def test_an_interrupted_replay_is_not_finished_into_another_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(tmp_path, path=str(tmp_path / "t"))
+    reject(settings, 1)
+    interrupted(monkeypatch, settings)
+    with pytest.raises(CheckpointError, match=r"for the table at .*t, which the configuration does not name any more"):
+        replay(config(tmp_path, path=str(tmp_path / "other")))
+    replay(settings)
+    assert values(tmp_path, "t") == [b"1"]
+
+
+def test_a_record_of_a_newer_release_is_refused(tmp_path: Path) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    reject(settings, 1)
+    record = tmp_path / "checkpoint" / "ledgerlake" / "replay.json"
+    record.parent.mkdir(parents=True)
+    record.write_text('{"version": 2}')
+    with pytest.raises(OffsetError, match="newer Ledgerlake"):
+        replay(settings)
+    record.write_text('{"version": 1, "number": "x"}')
+    with pytest.raises(OffsetError, match="damaged record of a replay"):
+        replay(settings)
+
+
+GOLDEN = (
+    '{"version": 1, "number": 5, "topics": ["persistent://public/default/orders"], "tables": {"messages": {"path": "PATH", "before": null, '
+    '"files": [{"name": "gone.parquet", "size_bytes": 1, "rows": 1, "stats": "{}", "first": [1, 1, 1, -1], "last": [1, 1, 1, -1], '
+    '"members": [], "partition_values": {}}]}}}'
+)
+
+
+def test_a_record_of_this_release_is_read(tmp_path: Path) -> None:
+    settings = config(tmp_path, path=str(tmp_path / "t"))
+    reject(settings, 1)
+    record = tmp_path / "checkpoint" / "ledgerlake" / "replay.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(GOLDEN.replace("PATH", str(tmp_path / "t")))
+    Table(settings.messages_place, schema.MESSAGES).create()
+    assert replay(settings).replayed == {"no_table": 1}
+    assert not record.exists()
+
+
+def test_rejects_of_a_micro_batch_that_is_not_finished_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    reject(settings, 1)
+    offsets = tmp_path / "checkpoint" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / "7").write_text("v1\n{}\n{}")
+    monkeypatch.setattr(module, "_BATCH_S", 0.3)
+    with pytest.raises(CheckpointError, match="batch 7 of the stream orders is not finished"):
+        replay(settings)
+    (tmp_path / "checkpoint" / "commits").mkdir()
+    (tmp_path / "checkpoint" / "commits" / "7").write_text("v1\n{}")
+    assert replay(settings).replayed == {"no_table": 1}
+
+
+def test_a_message_that_was_rejected_twice_comes_once(tmp_path: Path) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    reject(settings, 1)
+    reject(settings, 1, 2, reason="schema_mismatch")
+    assert replay(settings).replayed == {"no_table": 1, "schema_mismatch": 2}
+    assert values(tmp_path, "t") == [b"1", b"2"]
+    assert replay(settings).replayed == {}
+
+
+def test_rejects_of_topics_that_are_not_read_stay(tmp_path: Path) -> None:
+    settings = config(tmp_path, {"path": "t"})
+    reject(settings, 1)
+    reject(settings, 2, topic="persistent://public/default/payments")
+    result = replay(settings)
+    assert (result.replayed, result.left_out) == ({"no_table": 1}, 1)
+    assert values(tmp_path, "t") == [b"1"]
+
+
+def test_a_message_that_no_table_gets_anew_stays_a_reject(tmp_path: Path) -> None:
+    settings = config(tmp_path, {"path": "all"}, {"path": "latest", "mode": "latest"})
+    reject(settings, 1)
+    assert replay(settings).replayed == {"no_table": 1}
+    reject(settings, 1, reason="transform_failed")
+    assert replay(settings).left == {"transform_failed": 1}
+    assert values(tmp_path, "all") == [b"1"]
+
+
+def test_a_message_that_fits_one_table_and_not_another_is_in_the_one_alone_or_with_others(tmp_path: Path) -> None:
+    settings = config(tmp_path, {"path": "a"}, {"path": "b", "where": "cast(decode(value) as int) < 2"})
+    reject(settings, 1)
+    reject(settings, 2, value=b"x")
+    result = replay(settings)
+    assert result.replayed == {"no_table": 2}
+    assert (values(tmp_path, "a"), values(tmp_path, "b")) == ([b"1", b"x"], [b"1"])
+    reasons = DeltaTable(str(tmp_path / "rejects")).to_pyarrow_table()["reason"].to_pylist()
+    assert sorted(reasons) == ["no_table", "no_table", "replayed", "replayed", "transform_failed"]
+
+
+def test_the_chunks_of_a_large_message_are_in_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_rejects, "_PART_ROWS", 4)
+
+    def found(entry_id: int, large: str = "", size_bytes: int = 1) -> FoundReject:
+        message = ("p", large) if large else None
+        return FoundReject(TOPIC, -1, (1, entry_id, -1), "f", 0, entry_id, size_bytes, message)
+
+    rejects = [found(0), found(1), found(2), found(3, "u"), found(4), found(5, "u"), found(6, "v"), found(7, "u")]
+    parts = [[reject.place[1] for reject in part] for part in replay_rejects._parts(rejects)]
+    assert parts == [[0, 1, 2], [3, 5, 7, 4], [6]]
+    monkeypatch.setattr(replay_rejects, "_PART_BYTES", 10)
+    large = [found(0, size_bytes=9), found(1, "u", 20), found(2, "u", 20), found(3, size_bytes=5)]
+    assert [[reject.place[1] for reject in part] for part in replay_rejects._parts(large)] == [[0], [1, 2], [3]]
