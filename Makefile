@@ -78,6 +78,7 @@ bench: setup ## side by side with pulsar-client, in one run
 	$(BIN)/python -m bench.commits
 	$(BIN)/python -m bench.upkeep 4000
 	$(BIN)/python -m bench.records
+	$(BIN)/python -m bench.latest
 	$(BIN)/python -m bench.plot
 
 check: setup ## style, types, walls between rooms, generated code, duplicates of truth

@@ -89,10 +89,16 @@ def messages(keys: np.ndarray, first: int) -> pa.Table:
         "key": pa.array([f"key-{key}" for key in keys.tolist()]),
         "is_null": pa.repeat(False, count),
         "late": pa.repeat(False, count),
-        "value": pa.repeat(os.urandom(100), count),
+        "value": random_values(count),
     }
     arrays = [columns.get(field.name, pa.nulls(count, field.type)) for field in schema.MESSAGES]
     return pa.Table.from_arrays(arrays, schema=schema.MESSAGES)
+
+
+def random_values(count: int) -> pa.BinaryArray:
+    offsets = np.arange(0, 100 * count + 1, 100, dtype=np.int32)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(os.urandom(100 * count))]
+    return pa.Array.from_buffers(pa.binary(), count, buffers)
 
 
 def write(table: LatestTable, number: int, rows: pa.Table) -> list[DataFile]:
