@@ -2,9 +2,9 @@
 
 ``python -m bench.latest [--keys 1000000] [--updates 50000] [--commits 20]``
 
-The table has so many keys. Each commit brings so many messages of random keys. Printed are the median
-times of a commit with the index and the deletion vectors, of writing the files that tasks write, and of
-a MERGE of the same messages by delta-rs into a table of its own.
+The table has so many keys. Each commit brings so many messages of random keys. Printed are the
+median times of a commit with the index and the deletion vectors, of writing the files that tasks
+write, and of a MERGE of the same messages by delta-rs into a table of its own.
 """
 
 from __future__ import annotations

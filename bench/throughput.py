@@ -371,7 +371,8 @@ def pipeline_to_delta(
     section of the configuration.
 
     Args:
-        tables: the tables beside it, whose paths are below one folder; each micro-batch counts by the first.
+        tables: the tables beside it, whose paths are below one folder; each micro-batch counts by
+            the first.
     """
     from ledgerlake.api import run
     from ledgerlake.options.config import parse_config

@@ -475,7 +475,9 @@ def test_what_was_skipped_before_the_first_read_of_an_empty_topic_is_named(
 
 
 class SkipsOne(ManyToOne):
-    """A history with a step that skips what a topic that came later holds, but for its last entry."""
+    """A history with a step that skips what a topic that came later holds, but for its last
+    entry.
+    """
 
     def _skip_one(self, _args: dict[str, Any]) -> None:
         topic = self.topics[1]

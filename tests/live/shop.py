@@ -5,9 +5,9 @@
     payments    Protobuf
     customers   JSON by key, with deletions
 
-Producers of pulsar-client publish without pause, on a broker that trims what was read. The pipeline is
-killed again and again. Then Spark, Polars and DuckDB answer the queries from the tables, and plain Python
-from what the producers had confirmed.
+Producers of pulsar-client publish without pause, on a broker that trims what was read. The pipeline
+is killed again and again. Then Spark, Polars and DuckDB answer the queries from the tables, and
+plain Python from what the producers had confirmed.
 
     python -m tests.live.shop --kills 10 --folder /tmp/shop
 """
@@ -307,7 +307,9 @@ def _command(command: str, config: Path) -> list[str]:
 
 
 def _run_and_kill(config: Path, folder: Path, rng: random.Random, number: int) -> None:
-    """Start the pipeline, and kill it with all that it started, some time after its first commit."""
+    """Start the pipeline, and kill it with all that it started, some time after its first
+    commit.
+    """
     log = folder / "lake/all/_delta_log"
     before = len(list(log.glob("*.json")))
     with open(folder / f"run-{number}.log", "wb") as output:

@@ -50,7 +50,9 @@ def entry(value: bytes, time_ms: int = TIME_MS, deliver_ms: int = 0) -> bytes:
 
 @dataclass
 class Batch:
-    """One task over several topics, the stateful stage, and the last stage; then what they wrote."""
+    """One task over several topics, the stateful stage, and the last stage; then what they
+    wrote.
+    """
 
     folder: Path
     delay: DelayOptions

@@ -1,4 +1,6 @@
-"""The tables that take messages in a task: what they take, and what becomes of messages that do not fit."""
+"""The tables that take messages in a task: what they take, and what becomes of messages that do not
+fit.
+"""
 
 from __future__ import annotations
 

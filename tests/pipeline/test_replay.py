@@ -1,4 +1,6 @@
-"""Replays of rejects without a broker: interruptions, changed configurations, and what stays as it is."""
+"""Replays of rejects without a broker: interruptions, changed configurations, and what stays as it
+is.
+"""
 
 from __future__ import annotations
 

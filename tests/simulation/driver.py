@@ -61,8 +61,8 @@ CHECKPOINT = "/sim/checkpoint"
 MESSAGES = "/sim/messages"
 REJECTS = "/sim/rejects"
 
-# Of a pipeline with many tables: messages go to the first or to the second by their entry, and all to
-# the copy. Nothing is left for the table of messages, which records micro-batches.
+# Of a pipeline with many tables: messages go to the first or to the second by their entry, and all
+# to the copy. Nothing is left for the table of messages, which records micro-batches.
 ROUTED = ("/sim/even", "/sim/odd")
 COPY = "/sim/copy"
 TABLES = [

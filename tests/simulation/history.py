@@ -740,7 +740,9 @@ class History:
         self.oracle.passed(topic.name, before, to, self._committed_to(topic.name))
 
     def _committed_to(self, name: str) -> Position | None:
-        """How far the batches reach that Spark has recorded; before them, where the pipeline began."""
+        """How far the batches reach that Spark has recorded; before them, where the pipeline
+        began.
+        """
         start = f"{CHECKPOINT}/commits/"
         numbers = [int(file[len(start) :]) for file in self.disk.files if file.startswith(start)]
         if numbers:

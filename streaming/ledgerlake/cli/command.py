@@ -80,8 +80,8 @@ def start_spark(
 
 
 def load_config_with_paths(path: str) -> Config:
-    """Return a configuration with the paths of its tables; Spark is started if a catalog has to tell
-    them.
+    """Return a configuration with the paths of its tables; Spark is started if a catalog has to
+    tell them.
 
     Raises:
         UsageError: the configuration is wrong.

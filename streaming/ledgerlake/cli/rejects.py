@@ -1,5 +1,5 @@
-"""``ledgerlake rejects`` tells what the table of rejects has, by reason and topic; with ``--replay`` it puts
-rejects through again.
+"""``ledgerlake rejects`` tells what the table of rejects has, by reason and topic; with
+``--replay`` it puts rejects through again.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What the table of rejects has, by reason and topic: how many, when, and the last one. Rejects that were
-replayed (see ``pipeline.replay``) do not count.
+"""What the table of rejects has, by reason and topic: how many, when, and the last one. Rejects
+that were replayed (see ``pipeline.replay``) do not count.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _QUERY = """
 
 @dataclass(frozen=True)
 class RejectCount:
-    """The rejects of a topic for one reason. ``first`` and ``last`` are the broker's times, None if it
-    gives none; ``message_id`` and ``detail`` are those of the last one.
+    """The rejects of a topic for one reason. ``first`` and ``last`` are the broker's times, None if
+    it gives none; ``message_id`` and ``detail`` are those of the last one.
     """
 
     reason: str

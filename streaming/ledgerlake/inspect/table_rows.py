@@ -43,7 +43,9 @@ _ORDER_COLUMNS = [
 
 
 class TableRows:
-    """A table's files as Arrow tables of the compared columns, with rows in the order of the file."""
+    """A table's files as Arrow tables of the compared columns, with rows in the order of the
+    file.
+    """
 
     def __init__(self, path: Place, spark: SparkConfig) -> None:
         """
@@ -76,8 +78,8 @@ class TableRows:
         return [file for files in self.partitions_of(name, end) for file in files]
 
     def partitions_of(self, name: str, end: Position) -> list[list[pa.Table]]:
-        """Return what ``files_of`` does, apart for each partition of the table. Rows have an order in
-        each of those.
+        """Return what ``files_of`` does, apart for each partition of the table. Rows have an order
+        in each of those.
         """
         if self._tables is None and self._needs_spark:
             self._tables, self._partitions = self._read_by_spark()
@@ -98,7 +100,9 @@ class TableRows:
         return list(found.values())
 
     def _read_by_spark(self) -> tuple[list[pa.Table], list[str]]:
-        """Return the rows of each file and of each partition of the table in it, and those partitions."""
+        """Return the rows of each file and of each partition of the table in it, and those
+        partitions.
+        """
         from ledgerlake.runtime.session import start_session
 
         spark = replace(self._spark, master=LOCAL_MASTER)

@@ -6,10 +6,10 @@ Chunks are accounted for by their large message, which has the position of its l
 that message is complete is found by the rules of ``assembly.rules`` over all chunks of the range,
 without limits.
 
-A table that takes all messages of a topic is compared by itself. The others are compared together: a
-message has to be in one of them. If one of them has a query or a function, nothing is missing for
-certain. Rows have an order in each partition of a table. Of a table with the latest messages, only the rows
-beyond the first of each key are counted, as duplicates.
+A table that takes all messages of a topic is compared by itself. The others are compared together:
+a message has to be in one of them. If one of them has a query or a function, nothing is missing for
+certain. Rows have an order in each partition of a table. Of a table with the latest messages, only
+the rows beyond the first of each key are counted, as duplicates.
 
     missing        in the topic, neither in the table nor in rejects
     left_out       in the topic, and in no table, because a query or a function makes the rows
@@ -246,7 +246,9 @@ def _compare(in_topic: TopicContent, rows: Keys, reject_entries: Keys) -> tuple[
 
 
 def _absent(keys: Keys, rows: NDArray[np.void], rejected: Keys) -> int:
-    """Return the number of messages that are neither rows of the table nor of an entry in rejects."""
+    """Return the number of messages that are neither rows of the table nor of an entry in
+    rejects.
+    """
     in_rejects = np.isin(packed(keys[:, :2]), packed(rejected))
     return int((~np.isin(packed(keys), rows) & ~in_rejects).sum())
 

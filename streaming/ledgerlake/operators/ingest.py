@@ -115,7 +115,9 @@ class _IngestedRange:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether the last stage writes nothing that must fit between the rows of this task."""
+        """Return whether the last stage writes nothing that must fit between the rows of this
+        task.
+        """
         return not (self._may_have_state or self._saw_delayed or self._local.events)
 
     def finish(self, shared: SharedFiles | None = None) -> TaskResult:

@@ -41,8 +41,8 @@ class SharedFiles:
 
     Only those without anything in state share one, because what the last stage writes of a topic
     partition may have to be merged with what the first one wrote. The rows of each are in order,
-    one topic partition after another. Each reports all shared files of its tables, because Spark may
-    take the reports from several runs of the task (see ``table.shared_files``).
+    one topic partition after another. Each reports all shared files of its tables, because Spark
+    may take the reports from several runs of the task (see ``table.shared_files``).
     """
 
     def __init__(self, settings: TaskSettings, batch: BatchSettings) -> None:

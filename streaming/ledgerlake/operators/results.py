@@ -1,5 +1,5 @@
-"""The results that tasks send to the driver of a micro-batch, and the settings that the driver sends
-to the tasks; nothing of it is stored.
+"""The results that tasks send to the driver of a micro-batch, and the settings that the driver
+sends to the tasks; nothing of it is stored.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ BATCH_PROPERTY = "ledgerlake.batch"
 @dataclass(frozen=True)
 class TaskSettings:
     """The settings of a task that writes; the same for all micro-batches. ``outbox``: see
-    ``publish.outbox``. ``stops_at_misfits``: a message that does not fit a table ends the stream, and
-    is not rejected.
+    ``publish.outbox``. ``stops_at_misfits``: a message that does not fit a table ends the stream,
+    and is not rejected.
     """
 
     tables: tuple[TableOptions, ...]
@@ -59,9 +59,9 @@ class TaskSettings:
 class TopicSchemas:
     """What the registry has of the topics of a micro-batch.
 
-    ``newest_versions`` has the newest version of each topic's schema, in hexadecimal; none of a topic
-    without one. ``registered`` has a text for each topic that changes with its newest schema, so that
-    tasks ask again for versions of a topic that was created again.
+    ``newest_versions`` has the newest version of each topic's schema, in hexadecimal; none of a
+    topic without one. ``registered`` has a text for each topic that changes with its newest schema,
+    so that tasks ask again for versions of a topic that was created again.
     """
 
     newest_versions: dict[str, str] = field(default_factory=dict)
@@ -86,8 +86,8 @@ class TableBatch:
 
     ``reached_us`` is the greatest time in the table by topic partition. ``record`` has the columns
     into which values are decoded, and ``columns`` those that the table has beside ``pulsar``, or
-    beside the columns of messages: both as Arrow serializes a schema, in base64. ``section`` is what the
-    configuration calls it, and ``obstacle`` says why it takes no rows, empty if it does.
+    beside the columns of messages: both as Arrow serializes a schema, in base64. ``section`` is
+    what the configuration calls it, and ``obstacle`` says why it takes no rows, empty if it does.
     """
 
     reached_us: dict[str, int] = field(default_factory=dict)
@@ -168,7 +168,8 @@ class TaskResult:
     """The result of a task, or of all tasks of a batch together, for one topic partition.
 
     ``end`` is the last position that was read, ``tables`` what was written by the tables' names,
-    ``reasons`` the number of rejects by reason, ``stored_bytes`` the bytes that came from the topic.
+    ``reasons`` the number of rejects by reason, ``stored_bytes`` the bytes that came from the
+    topic.
     """
 
     topic: str

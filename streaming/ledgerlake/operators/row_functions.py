@@ -57,8 +57,8 @@ class RowFunction:
         return self._columns[messages]
 
     def of(self, messages: pa.RecordBatch) -> Answer:
-        """Run the function over a batch; if it fails for all messages together, halve them until it fails
-        for single ones.
+        """Run the function over a batch; if it fails for all messages together, halve them until it
+        fails for single ones.
 
         Raises:
             SetupError: as ``columns``.
@@ -143,8 +143,8 @@ def _positions(batch: pa.RecordBatch) -> NDArray[np.int64]:
 
 
 def _places(wanted: NDArray[np.int64], known: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """Return the row of each wanted position among the known ones; None if they are not some of those, in
-    their order. The known ones rise.
+    """Return the row of each wanted position among the known ones; None if they are not some of
+    those, in their order. The known ones rise.
     """
     packed = [np.ascontiguousarray((keys + 1).astype(">i8")).view("S24").reshape(-1) for keys in (wanted, known)]
     rows = np.searchsorted(packed[1], packed[0])

@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 # The reason of a reject: no table of the configuration takes the message.
 NO_TABLE = "no_table"
 
-# The reason of a reject: a table of the latest messages by key takes the message, and it has no key.
+# The reason of a reject: a table of the latest messages by key takes the message, and it has no
+# key.
 NO_KEY = "no_key"
 
 # A message of a few bytes may have thousands of columns.
@@ -56,8 +57,8 @@ _PART_CELLS = 4_000_000
 # The rows that all partitions of a table may have in memory, in one task for one topic partition.
 _MOST_BUFFERED_BYTES = 128 * 1024 * 1024
 
-# A topic partition's rows of a micro-batch may be in so many partitions of a table: producers choose the
-# values, and each one makes a file.
+# A topic partition's rows of a micro-batch may be in so many partitions of a table: producers
+# choose the values, and each one makes a file.
 _MOST_PARTITIONS = 1000
 
 _TOO_MANY = f"the micro-batch has messages for more than {_MOST_PARTITIONS} partitions of the table"
@@ -163,8 +164,8 @@ class TableWriter:
         return TableResult(files, max((time_us for time_us in times_us if time_us is not None), default=None))
 
     def merge(self, results: list[TableResult]) -> tuple[TableResult, list[str]]:
-        """Return the results of all tasks of the topic partition together, and the names of the files
-        that were merged into others.
+        """Return the results of all tasks of the topic partition together, and the names of the
+        files that were merged into others.
         """
         files = [file for result in results for file in result.files]
         if self._keeps_latest:
@@ -194,7 +195,9 @@ class TableWriter:
             self.roll_files()
 
     def _by_partition(self, rows: pa.RecordBatch) -> Iterator[tuple[PartitionKey, NDArray[np.int64]]]:
-        """Yield the partitions of the table that the rows are in, and the numbers of the rows in each."""
+        """Yield the partitions of the table that the rows are in, and the numbers of the rows in
+        each.
+        """
         if not rows.num_rows:
             return
         if not self._partition_columns:
@@ -215,8 +218,8 @@ class TableWriter:
 
 
 class TableWriters:
-    """The files of one topic partition for all tables that take its messages. ``is_new`` says of the last
-    messages which of them a table took that it did not have.
+    """The files of one topic partition for all tables that take its messages. ``is_new`` says of
+    the last messages which of them a table took that it did not have.
 
     Args:
         tables: those of the configuration, perhaps with placeholders.
@@ -248,8 +251,8 @@ class TableWriters:
         return [writer for writer in self.writers if not writer.obstacle]
 
     def write(self, messages: pa.RecordBatch, present: Mapping[str, NDArray[np.bool_]] | None = None) -> list[Misfit]:
-        """Write messages into the tables that take them; return those that do not fit, by their rows. A
-        message that fits none of several tables is there once.
+        """Write messages into the tables that take them; return those that do not fit, by their
+        rows. A message that fits none of several tables is there once.
 
         Args:
             present: by table, which of the messages it has already.
@@ -314,7 +317,9 @@ class _Rows:
         self._part_rows = max(1, _PART_CELLS // (_columns(self._record) + 1)) if table.is_of_records else None
 
     def of(self, messages: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64], Taken]]:
-        """Yield rows with the number of each one's message, and which messages are taken, in parts."""
+        """Yield rows with the number of each one's message, and which messages are taken, in
+        parts.
+        """
         step = self._part_rows or max(messages.num_rows, 1)
         for start in range(0, messages.num_rows, step):
             part = messages.slice(start, step)
@@ -370,8 +375,8 @@ class _Rows:
         return made, own, Taken(taken, misfits + _renumbered(done.misfits, fitting[others]))
 
     def _with_deletions(self, rows: pa.RecordBatch, deletions: pa.RecordBatch) -> pa.RecordBatch:
-        """Return rows of a table with the latest messages, with those that delete a key. Those pass by
-        conditions and queries, which see no value in them.
+        """Return rows of a table with the latest messages, with those that delete a key. Those pass
+        by conditions and queries, which see no value in them.
         """
         if self._table.is_of_records:
             columns = [*(deletions[name.name] for name in PULSAR_FIELDS), pa.nulls(deletions.num_rows, self._columns)]
@@ -388,8 +393,9 @@ class _Rows:
         return NO_SCHEMA if self._newest_version is None else self._of_version(self._newest_version) or NO_SCHEMA
 
     def _by_schema(self, messages: pa.RecordBatch) -> NDArray[np.bool_]:
-        """Return a mask of the messages whose schema has the name that the table asks for. A message
-        without a version has none: the newest one may be another when the micro-batch is run again.
+        """Return a mask of the messages whose schema has the name that the table asks for. A
+        message without a version has none: the newest one may be another when the micro-batch is
+        run again.
         """
         codes = messages["schema_version"].dictionary_encode(null_encoding="encode")
         wanted = []

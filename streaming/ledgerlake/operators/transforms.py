@@ -3,10 +3,10 @@ columns. The driver learns the table's columns from it, and the tasks their rows
 
 Conditions, queries and functions see the columns that a table without them would have. So they see
 the fields of the record and the struct ``pulsar`` of a table of records, and the columns of
-messages of another one. ``late`` and ``delivered_at`` are null there: they are known only when a row is
-written, and a micro-batch that is run again has others. A query's columns become the record;
-``pulsar`` stays beside them, whatever the query selects, because rows have their place and their order by
-it.
+messages of another one. ``late`` and ``delivered_at`` are null there: they are known only when a
+row is written, and a micro-batch that is run again has others. A query's columns become the record;
+``pulsar`` stays beside them, whatever the query selects, because rows have their place and their
+order by it.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ _FIRST_DAY, _LAST_DAY = -719162, 2932896
 
 @dataclass(frozen=True)
 class Transformed:
-    """Rows of a table, the number of each one's message in its batch, and the messages of which a value
-    cannot be computed. ``taken`` are the numbers of the messages that the table takes.
+    """Rows of a table, the number of each one's message in its batch, and the messages of which a
+    value cannot be computed. ``taken`` are the numbers of the messages that the table takes.
     """
 
     rows: pa.RecordBatch

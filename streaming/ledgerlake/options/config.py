@@ -185,8 +185,8 @@ class DeltaConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TableConfig:
-    """One of ``[[tables]]``: a table that takes some of the messages. A message is in each table that
-    takes it.
+    """One of ``[[tables]]``: a table that takes some of the messages. A message is in each table
+    that takes it.
     """
 
     path: str = option(
@@ -331,7 +331,9 @@ class DeliverConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class UpkeepConfig:
-    """``[upkeep]``: how the tables are kept small while the pipeline runs, see ``pipeline.upkeep``."""
+    """``[upkeep]``: how the tables are kept small while the pipeline runs, see
+    ``pipeline.upkeep``.
+    """
 
     enabled: bool = option(
         FLAG, True, "Merge small files of the tables, and remove unused ones.", toml="upkeep.enabled"
@@ -431,8 +433,8 @@ class Config:
 
     @property
     def main_table(self) -> str:
-        """Return the name of the table that is committed last: that of ``[delta]``, or else the first
-        one that has a fixed path.
+        """Return the name of the table that is committed last: that of ``[delta]``, or else the
+        first one that has a fixed path.
         """
         *others, last = self.table_options
         if last.name == MESSAGES_TABLE:
@@ -741,8 +743,8 @@ def _check_apart(config: Config) -> None:
 
 
 def _places(config: Config) -> dict[str, Place]:
-    """Return the folders of a configuration by the keys that name them; without those that a catalog
-    has still to tell.
+    """Return the folders of a configuration by the keys that name them; without those that a
+    catalog has still to tell.
     """
     places: dict[str, Place] = {}
     names: set[str] = set()

@@ -1,8 +1,9 @@
 """The tables of a pipeline, as planner and tasks know them: which messages a table takes, and how
 its rows come from them.
 
-A path with ``{tenant}``, ``{namespace}`` or ``{topic}`` names a table for each topic. Other characters
-than letters, digits and ``. _ + -`` in a part of a topic's name are written ``=3A``, by their bytes.
+A path with ``{tenant}``, ``{namespace}`` or ``{topic}`` names a table for each topic. Other
+characters than letters, digits and ``. _ + -`` in a part of a topic's name are written ``=3A``, by
+their bytes.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ class TableOptions:
 
     @property
     def drops_messages(self) -> bool:
-        """Return whether messages of its topics may have no row in it, although nothing is wrong."""
+        """Return whether messages of its topics may have no row in it, although nothing is
+        wrong.
+        """
         has_matches = bool(self.schema or self.where or self.is_default)
         return has_matches or self.makes_records or self.keeps_latest
 
@@ -154,7 +157,8 @@ class TableOptions:
         """Check what can be checked without the messages.
 
         Raises:
-            UsageError: a placeholder is unknown, an SQL text is none, or options contradict each other.
+            UsageError: a placeholder is unknown, an SQL text is none, or options contradict each
+                other.
         """
         for found in _PLACEHOLDER.finditer(self.place.uri):
             if found[1] not in _PARTS:
@@ -206,8 +210,8 @@ class TableOptions:
         return TopicSelection(pattern=self.topics_pattern)
 
     def _partition_column(self, text: str) -> tuple[str, str]:
-        """Return the name of a partition column, and the expression that computes it; an empty one if
-        the rows have the column.
+        """Return the name of a partition column, and the expression that computes it; an empty one
+        if the rows have the column.
         """
         if _COLUMN.fullmatch(text.strip()):
             return text.strip(), ""

@@ -60,7 +60,9 @@ Ends = dict[str, Position]
 
 @dataclass(frozen=True)
 class LastRun:
-    """The last micro-batch that was run, and the one whose file of wake-up times was in use then."""
+    """The last micro-batch that was run, and the one whose file of wake-up times was in use
+    then.
+    """
 
     batch_id: int
     wakes_batch: int | None

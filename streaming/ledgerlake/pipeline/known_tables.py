@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KnownTable:
-    """A table of a configuration; ``schema`` has the columns of its rows, None for a table of records,
-    whose columns its log has. ``keeps_latest``: its own commits keep its files few.
+    """A table of a configuration; ``schema`` has the columns of its rows, None for a table of
+    records, whose columns its log has. ``keeps_latest``: its own commits keep its files few.
     """
 
     name: str
@@ -36,7 +36,8 @@ class KnownTable:
 
 
 def known_tables(config: Config) -> list[KnownTable]:
-    """Return the tables of a configuration, that of rejects last. Of ``[[tables]]``, those that exist.
+    """Return the tables of a configuration, that of rejects last. Of ``[[tables]]``, those that
+    exist.
 
     Raises:
         OffsetError: a newer release wrote the checkpoint, or it is damaged.

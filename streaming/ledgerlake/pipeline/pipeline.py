@@ -72,7 +72,8 @@ def run(
 
 
 def _check_classic(spark: SparkSession) -> None:
-    # The module is asked, because the class itself cannot be imported without Spark Connect's packages.
+    # The module is asked, because the class itself cannot be imported without Spark Connect's
+    # packages.
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise UsageError(
             "the pipeline needs a classic Spark session, since it commits in the driver's own process; start one with "

@@ -52,8 +52,8 @@ class RecordSchemas:
         need to know. Topics whose tables need no schemas are passed over.
 
         Args:
-            have_messages: messages of the topics are to be written. Those of a topic without a schema
-                need the column ``value``; a topic without messages may get a schema yet.
+            have_messages: messages of the topics are to be written. Those of a topic without a
+                schema need the column ``value``; a topic without messages may get a schema yet.
 
         Raises:
             SetupError, TableError: a table cannot be changed.
@@ -81,8 +81,8 @@ class RecordSchemas:
         self._add(topic, newest[1])
 
     def _learn_without_newest(self, topic: str, have_messages: bool) -> None:
-        """Learn of a topic that has no schema, or whose newest version is a deletion: its messages may
-        name earlier ones.
+        """Learn of a topic that has no schema, or whose newest version is a deletion: its messages
+        may name earlier ones.
         """
         if topic not in self._without_newest:
             self._without_newest.add(topic)
@@ -121,7 +121,9 @@ def _version(number: int) -> bytes:
 
 
 def _versions_between(known: bytes | None, newest: bytes) -> list[bytes]:
-    """Return the versions after a known one and before the newest; Pulsar's registry numbers them."""
+    """Return the versions after a known one and before the newest; Pulsar's registry numbers
+    them.
+    """
     if len(newest) != _VERSION_BYTES:
         return []
     end = int.from_bytes(newest, "big")

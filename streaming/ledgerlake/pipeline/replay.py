@@ -1,25 +1,26 @@
-"""Puts rejects through again that fit by now: a key is there, a schema or a query was corrected, a limit
-was raised.
+"""Puts rejects through again that fit by now: a key is there, a schema or a query was corrected, a
+limit was raised.
 
-A row of ``rejects`` with its entry is decoded as the pipeline would decode it now, and its messages go
-into the tables that take them and lack them, marked ``late``. Then a row of the reason ``replayed`` says
-so in ``rejects``, with the former reason in ``detail``. A reject that still does not fit stays as it is. Of a
-batch of which some messages fit, the others become rejects of their own.
+A row of ``rejects`` with its entry is decoded as the pipeline would decode it now, and its messages
+go into the tables that take them and lack them, marked ``late``. Then a row of the reason
+``replayed`` says so in ``rejects``, with the former reason in ``detail``. A reject that still does
+not fit stays as it is. Of a batch of which some messages fit, the others become rejects of their
+own.
 
-Rejects are replayed in parts (see ``replay_rejects``). The files of a part are written first, then a record
-of it is put beside the checkpoint, then the tables are committed, and ``rejects`` last. Each commit carries
-the number of the part, which is random:
+Rejects are replayed in parts (see ``replay_rejects``). The files of a part are written first, then
+a record of it is put beside the checkpoint, then the tables are committed, and ``rejects`` last.
+Each commit carries the number of the part, which is random:
 
     ledgerlake.replay:<stream>    the last part that is in the table
 
-So a part that was interrupted is finished by the next replay from its record, and nothing comes twice. The
-record tells by table the path, the number that it had before, and the files:
+So a part that was interrupted is finished by the next replay from its record, and nothing comes
+twice. The record tells by table the path, the number that it had before, and the files:
 
     {"version": 1, "number": 4711, "topics": ["persistent://..."],
      "tables": {"messages": {"path": "lake/orders", "before": null, "files": [{"name": "part-...", ...}]}, "rejects": {...}}}
 
-A micro-batch that has rejects and is not finished has messages in no table yet. So after the rejects were
-read, the replay waits until Spark has recorded the last micro-batch that was planned.
+A micro-batch that has rejects and is not finished has messages in no table yet. So after the
+rejects were read, the replay waits until Spark has recorded the last micro-batch that was planned.
 """
 
 from __future__ import annotations
@@ -100,8 +101,9 @@ _POLL_S = 0.2
 
 @dataclass
 class Replayed:
-    """What a replay did: by reason, how many rejects became messages, how many did not, and why the last
-    one of those did not. ``left_out`` are those of topics that the configuration does not read.
+    """What a replay did: by reason, how many rejects became messages, how many did not, and why the
+    last one of those did not. ``left_out`` are those of topics that the configuration does not
+    read.
     """
 
     replayed: Counter[str] = field(default_factory=Counter)
@@ -294,8 +296,8 @@ class _Replay:
             self.result.why[reject["reason"]] = why
 
     def _present(self, messages: pa.RecordBatch, writers: TableWriters) -> dict[str, NDArray[np.bool_]]:
-        """Return which messages of a topic partition the tables have already: one that did not fit one of
-        them is in the others.
+        """Return which messages of a topic partition the tables have already: one that did not fit
+        one of them is in the others.
 
         Raises:
             TableError: a table cannot be read.
@@ -328,8 +330,8 @@ class _Replay:
     def _entries(
         self, rejects: list[dict[str, Any]], source: TopicPartition
     ) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-        """Return the messages of entries that can be decoded and are due, and for each message which of
-        the rejects it comes from.
+        """Return the messages of entries that can be decoded and are due, and for each message
+        which of the rejects it comes from.
         """
         raw = pa.array([reject["entry"] for reject in rejects], pa.binary())
         # Several rejects may be of one entry, so each gets a number of its own for a while.
@@ -453,8 +455,8 @@ def _why(misfits: Sequence[Misfit]) -> str:
 
 
 def _once(messages: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-    """Return each message once, and for each row of the batch which of those it is: an entry may have been
-    rejected for two reasons.
+    """Return each message once, and for each row of the batch which of those it is: an entry may
+    have been rejected for two reasons.
     """
     keys = _packed(np.stack([messages[name].to_numpy() for name in _POSITION], axis=1))
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)

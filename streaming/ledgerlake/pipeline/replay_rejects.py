@@ -1,9 +1,9 @@
 """Finds the rejects that a replay tries again, in parts of bounded size.
 
-The table of rejects is read twice: once without keeping entries, which tells where each reject is and
-which large message a chunk belongs to; and then the entries of one part after another. The chunks of a
-large message are in one part. A reject that was replayed, and one of a topic that the configuration does
-not read, is passed over.
+The table of rejects is read twice: once without keeping entries, which tells where each reject is
+and which large message a chunk belongs to; and then the entries of one part after another. The
+chunks of a large message are in one part. A reject that was replayed, and one of a topic that the
+configuration does not read, is passed over.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class FoundReject:
-    """Where a reject is: its topic partition and position; the file, the row group and the row in it; and the
-    bytes of its entry. ``large_message`` is producer and uuid of the message of which it is a chunk.
+    """Where a reject is: its topic partition and position; the file, the row group and the row in
+    it; and the bytes of its entry. ``large_message`` is producer and uuid of the message of which
+    it is a chunk.
     """
 
     topic: str
@@ -117,7 +118,9 @@ class RejectsToReplay:
         return [reject for key, of_key in found.items() if key not in done for reject in of_key]
 
     def _row_groups(self) -> Iterator[tuple[str, int, pa.Table, Any]]:
-        """Yield the row groups of the table's files, and a mask of their rows that are not deleted."""
+        """Yield the row groups of the table's files, and a mask of their rows that are not
+        deleted.
+        """
         folder = data_folder(self._place, schema.REJECTS, "")
         deleted = _deleted(self._table)
         for name in pa.table(self._table.get_add_actions())["path"].to_pylist():
@@ -164,7 +167,9 @@ def _parts(found: Iterable[FoundReject]) -> Iterator[list[FoundReject]]:
 
 
 def _groups(found: Iterable[FoundReject]) -> Iterator[list[FoundReject]]:
-    """Yield the rejects of an entry, and those of a large message, by the place of the first one."""
+    """Yield the rejects of an entry, and those of a large message, by the place of the first
+    one.
+    """
     in_order = sorted(found, key=attrgetter("topic", "partition", "place"))
     large: dict[Any, list[FoundReject]] = defaultdict(list)
     for reject in in_order:

@@ -1,11 +1,11 @@
-"""The tables of a pipeline: the one of rejects, and those of messages, some of which are made when a
-topic needs them.
+"""The tables of a pipeline: the one of rejects, and those of messages, some of which are made when
+a topic needs them.
 
-A table is ready once its columns are known. One that is partitioned by a field of a record, or whose
-query reads one, has to wait for the first schema. Until then it does not exist.
+A table is ready once its columns are known. One that is partitioned by a field of a record, or
+whose query reads one, has to wait for the first schema. Until then it does not exist.
 
-The main table is the one of ``[delta]``, or else the first of ``[[tables]]`` that has a fixed path. It
-is committed last, so a micro-batch that it contains is in all tables.
+The main table is the one of ``[delta]``, or else the first of ``[[tables]]`` that has a fixed path.
+It is committed last, so a micro-batch that it contains is in all tables.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ class MessagesTable:
         self._noted.append(record)
 
     def settle(self, *, is_start: bool) -> None:
-        """Add the columns that the noted records need. Records that do not fit stop a start. Later they do
-        not: producers decide about them, and the rejects tell.
+        """Add the columns that the noted records need. Records that do not fit stop a start. Later
+        they do not: producers decide about them, and the rejects tell.
 
         Raises:
             SetupError: the query does not fit the records.
@@ -154,7 +154,8 @@ class MessagesTable:
 
 
 class Tables:
-    """The tables of a pipeline; ``rejects`` always, those of messages for the topics that were named.
+    """The tables of a pipeline; ``rejects`` always, those of messages for the topics that were
+    named.
 
     Args:
         staging: where tasks put files for tables that delta-spark writes.
@@ -199,8 +200,8 @@ class Tables:
         )
 
     def expect(self, topics: Iterable[str]) -> None:
-        """Know the tables that messages of these topics may come into. A topic whose table would share a
-        folder has none: its messages are rejects.
+        """Know the tables that messages of these topics may come into. A topic whose table would
+        share a folder has none: its messages are rejects.
 
         Raises:
             SetupError: the options of a table do not fit.
@@ -284,8 +285,8 @@ class Tables:
                 self._begun.add(name)
 
     def open_for(self, batch: BatchRecord) -> None:
-        """Open the tables that a micro-batch needs and that are not open yet; its topics are expected,
-        and their schemas are learned.
+        """Open the tables that a micro-batch needs and that are not open yet; its topics are
+        expected, and their schemas are learned.
 
         Raises:
             CheckpointError: a table has rows of this stream by another checkpoint.
@@ -303,7 +304,9 @@ class Tables:
         self.begin(writers, list(batch.ranges))
 
     def _shared_folder(self, options: TableOptions) -> str:
-        """Return why a topic can have no table, because its folder would be in another one; empty if it can."""
+        """Return why a topic can have no table, because its folder would be in another one; empty
+        if it can.
+        """
         taken = {name: table.path for name, table in self.by_name.items()}
         taken |= {"the checkpoint": self._config.checkpoint_place}
         for name, place in taken.items():

@@ -1,10 +1,10 @@
-"""Upkeep of a pipeline's tables: small files are merged (see ``table.compaction``), and files that no
-table has used for long are removed (see ``table.vacuum``).
+"""Upkeep of a pipeline's tables: small files are merged (see ``table.compaction``), and files that
+no table has used for long are removed (see ``table.vacuum``).
 
 While a pipeline runs, a thread of the driver does it, and rests after each piece of work, so that
-it is at work for its share of the time at most. It never ends the pipeline: a failure is logged, and
-tried again after a while that gets longer. It commits to the tables' logs as any other writer does,
-so several processes may do it at once.
+it is at work for its share of the time at most. It never ends the pipeline: a failure is logged,
+and tried again after a while that gets longer. It commits to the tables' logs as any other writer
+does, so several processes may do it at once.
 """
 
 from __future__ import annotations

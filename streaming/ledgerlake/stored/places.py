@@ -173,7 +173,8 @@ class Place:
 
     @contextlib.contextmanager
     def _object_store(self) -> Iterator[tuple[Callable[..., Any], Callable[..., Any], str]]:
-        """Yield requests of ``obstore`` to the folder of this file, put and head, and the file's name.
+        """Yield requests of ``obstore`` to the folder of this file, put and head, and the file's
+        name.
 
         Raises:
             OSError: in place of the library's errors but one, that a file exists.
@@ -233,7 +234,8 @@ class Place:
                     return sentence.format(endpoint=endpoint, bucket=self._container, keys=self.store.keys)
         lines = text.strip().splitlines() or [type(error).__name__]
         if _CAUSE in text:
-            # delta-rs writes what an error was caused by below it; the last line is the first cause.
+            # delta-rs writes what an error was caused by below it; the last line is the first
+            # cause.
             lines = [f"{lines[0]}: {lines[-1].partition(_CAUSE)[2].removeprefix(_PLAIN).strip()}"]
         return lines[0][:_MOST_CHARACTERS]
 

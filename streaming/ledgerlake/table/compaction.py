@@ -96,7 +96,8 @@ class Compaction:
     ``obstacles`` says why the last run left the table's files as they are.
 
     Args:
-        schema: the columns of the table's rows; None for a table of records, whose columns its log has.
+        schema: the columns of the table's rows; None for a table of records, whose columns its log
+            has.
         rest: called after each piece of work.
         is_stopped: whether to end; asked often.
     """
@@ -309,7 +310,9 @@ class _Reader:
         self._is_stopped = is_stopped
 
     def together(self, group: Sequence[TableFile]) -> tuple[Sequence[TableFile], pa.Table]:
-        """Return the first files of a group, as many as fit into memory together, and their rows."""
+        """Return the first files of a group, as many as fit into memory together, and their
+        rows.
+        """
         fitting = self._fitting(group, sum, _MOST_ROWS_BYTES)
         tables: list[pa.Table] = []
         size_bytes = 0
@@ -323,8 +326,8 @@ class _Reader:
         return fitting, pa.concat_tables(tables)
 
     def merged(self, group: Sequence[TableFile]) -> tuple[Sequence[TableFile], Iterator[pa.Table]]:
-        """Return the first files of a group, as many as fit into memory by one row group of each, and
-        their rows in order.
+        """Return the first files of a group, as many as fit into memory by one row group of each,
+        and their rows in order.
         """
         fitting = self._fitting(group, max, _MOST_MERGED_BYTES)
         if has_order(self._folder.schema):
@@ -334,8 +337,8 @@ class _Reader:
     def _fitting(
         self, group: Sequence[TableFile], size_of: Callable[[list[int]], int], most_bytes: int
     ) -> Sequence[TableFile]:
-        """Return the files of the first commits of a group, at least of two; the files of one commit
-        stay together, see ``file_groups``.
+        """Return the files of the first commits of a group, at least of two; the files of one
+        commit stay together, see ``file_groups``.
         """
         fitting: list[TableFile] = []
         left_bytes = most_bytes

@@ -8,7 +8,8 @@ The vectors of a commit are in one file, ``deletion_vector_<uuid>.bin``:
 
     [u8 1] then for each vector [u32 size] [vector] [u32 CRC-32 of the vector], big-endian
 
-The log's entry of a data file names the file of its vector by the uuid in Z85, and the offset of the size.
+The log's entry of a data file names the file of its vector by the uuid in Z85, and the offset of
+the size.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def pack_vectors(vectors: Mapping[str, BitMap]) -> tuple[str, bytes, dict[str, D
 
 
 def file_of(descriptor: Descriptor) -> str | None:
-    """Return the name of the file in which a vector is; None if it is in none that this module made."""
+    """Return the name of the file in which a vector is; None if it is in none that this module
+    made.
+    """
     if descriptor.get("storageType") != "u" or len(descriptor["pathOrInlineDv"]) != len(_z85(bytes(16))):
         return None
     return f"deletion_vector_{uuid.UUID(bytes=_from_z85(descriptor['pathOrInlineDv']))}.bin"

@@ -69,8 +69,8 @@ DEFAULT_CHECKPOINT_INTERVAL = 100
 # How many commits are searched for a micro-batch; others may write to the table too.
 HISTORY_COMMITS = 1000
 
-# The features of a protocol whose tables delta-rs commits to, and which appended files honour. A table
-# with any other feature is delta-spark's.
+# The features of a protocol whose tables delta-rs commits to, and which appended files honour. A
+# table with any other feature is delta-spark's.
 HONOURED_FEATURES = {"appendOnly", "invariants", "deletionVectors", "timestampNtz", "v2Checkpoint", "variantType", "variantType-preview"}  # fmt: skip
 
 # What our files cannot carry may be said by a property too, or by a column. Protocols before
@@ -91,8 +91,8 @@ PARTITIONED = "partition columns"
 
 
 class Table:
-    """A Delta table at ``path``; tasks put its files into ``folder``. ``schema`` has the columns of its
-    rows, from which those of the table follow (see ``table.layout``).
+    """A Delta table at ``path``; tasks put its files into ``folder``. ``schema`` has the columns of
+    its rows, from which those of the table follow (see ``table.layout``).
 
     Args:
         partition_by: the columns by which it is partitioned. Its files have them too.
@@ -105,8 +105,8 @@ class Table:
         self._opened: DeltaTable | None = None
         self._opened_with: dict[str, str] | None = None
         self._is_refreshed = False
-        # What is known of the transactions of the open version, and of the version that this process
-        # made last.
+        # What is known of the transactions of the open version, and of the version that this
+        # process made last.
         self._numbers: dict[str, int | None] = {}
         self._own_version, self._own_commit = -1, dict[str, int]()
         self._own_numbers: dict[str, int | None] = {}
@@ -226,8 +226,8 @@ class Table:
         return self._numbers[name]
 
     def _numbers_of(self, version: int) -> dict[str, int | None]:
-        """Return what is known of a version: much, if this process made it. A version of that number
-        may be another's, if a store lost ours, so its commit is read.
+        """Return what is known of a version: much, if this process made it. A version of that
+        number may be another's, if a store lost ours, so its commit is read.
         """
         if version != self._own_version:
             return {}
@@ -243,18 +243,21 @@ class Table:
         return commits
 
     def number(self, name: str) -> int | None:
-        """Return the number of a name in the transactions of the current version; None if it has none."""
+        """Return the number of a name in the transactions of the current version; None if it has
+        none.
+        """
         return self._number(self._current(), name)
 
     def append_once(self, name: str, number: int, before: int | None, files: list[DataFile]) -> None:
-        """Add files as one commit that carries a number, unless the table has that number by a name.
+        """Add files as one commit that carries a number, unless the table has that number by a
+        name.
 
         Args:
             before: the number that the table had when the files were written.
 
         Raises:
-            TableError: the commit did not land, or it is not known whether it did; or the table has another
-                number.
+            TableError: the commit did not land, or it is not known whether it did; or the table has
+                another number.
         """
         known = self.number(name)
         if known == number:
@@ -287,7 +290,8 @@ class Table:
             CheckpointError: the table has another one of that number, or a later one.
             OwnershipError: another query has committed for the stream since this process began.
         """
-        # Bringing the table up to date costs requests to its store, so both checks read one version.
+        # Bringing the table up to date costs requests to its store, so both checks read one
+        # version.
         table = self._current()
         self._check_writer(table, batch)
         recorded = self._recorded(table, batch.query)
@@ -321,8 +325,8 @@ class Table:
             outbox: by outbox name, how many messages it has had with this micro-batch.
 
         Raises:
-            TableError: the commit did not land, or it is not known whether it did; another writer has
-                changed the schema so that the files do not fit, or has removed a file.
+            TableError: the commit did not land, or it is not known whether it did; another writer
+                has changed the schema so that the files do not fit, or has removed a file.
         """
         self._compare(self._opened or self._current())
         self._check_present(batch, files)
@@ -389,7 +393,9 @@ class Table:
         return keys
 
     def not_comparable(self, batch: BatchRecord, reason: str) -> CheckpointError:
-        """Return the error of a repeat whose rows cannot be compared with those of the first run."""
+        """Return the error of a repeat whose rows cannot be compared with those of the first
+        run.
+        """
         return CheckpointError(
             f"batch {batch.batch_id} of the stream {batch.stream} is run again, and its rows cannot be compared with those in the "
             f"table at {self.path} ({reason}): restore the missing files of the table, or choose a new [delta] rejects_path, which "
@@ -409,8 +415,8 @@ class Table:
                 reason = self.path.reason(error)
                 if not is_metadata_conflict(error):
                     break
-                # The files may fit all the same: another writer set a property, or added a column to a
-                # table of records.
+                # The files may fit all the same: another writer set a property, or added a column
+                # to a table of records.
                 try:
                     self._compare(self._current())
                 except TableError as misfit:
@@ -444,8 +450,8 @@ class Table:
         )
 
     def _next_modified_ms(self, table: DeltaTable) -> int:
-        """Return the time of a commit. It is later than those of earlier commits, although clocks may
-        step back: files are ordered by it (see ``file_groups``).
+        """Return the time of a commit. It is later than those of earlier commits, although clocks
+        may step back: files are ordered by it (see ``file_groups``).
         """
         last_ms = self._modified_ms
         if last_ms is None:
@@ -507,8 +513,9 @@ class Table:
         return self._opened if self._opened_with == self.path.delta_options() else None
 
     def _is_newest(self, table: DeltaTable) -> bool:
-        """Return whether the log certainly has no later version. These are two requests to the store;
-        an update is several, and takes longer with each commit since the log's last checkpoint.
+        """Return whether the log certainly has no later version. These are two requests to the
+        store; an update is several, and takes longer with each commit since the log's last
+        checkpoint.
         """
         version = table.version()
         # Another process may have removed old commits, and among them a later one than this.
@@ -590,8 +597,8 @@ class Table:
 
 
 def is_metadata_conflict(error: Exception) -> bool:
-    """Return whether delta-rs refused a commit because another writer changed columns or properties of
-    the table since it was read.
+    """Return whether delta-rs refused a commit because another writer changed columns or properties
+    of the table since it was read.
     """
     return isinstance(error, CommitFailedError) and "Metadata changed" in str(error)
 

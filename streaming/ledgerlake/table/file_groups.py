@@ -1,7 +1,7 @@
 """Which neighbouring files of a table become one. Pure: a list of files in, groups out.
 
-Files are in the order of their commits, so the rows of each topic partition are in order from file to
-file. A group may only have neighbours, or its file would lie across the rows of a file between
+Files are in the order of their commits, so the rows of each topic partition are in order from file
+to file. A group may only have neighbours, or its file would lie across the rows of a file between
 them. Files between them do no harm if they have rows of other topic partitions alone.
 
 A file that another writer made, for example by a deletion, has rows from somewhere before its
@@ -49,9 +49,9 @@ class TableFile:
 
     ``modified_ms`` rises from commit to commit. ``bounds`` are the first and last topic, and the
     first and last partition; None if they are not known. ``partition_values`` has the values of the
-    columns by which the table is partitioned, as the log writes them. ``is_fixed``: it cannot be replaced.
-    ``is_foreign``: another writer made it, so it cannot be replaced, and its rows may be older than
-    its commit.
+    columns by which the table is partitioned, as the log writes them. ``is_fixed``: it cannot be
+    replaced. ``is_foreign``: another writer made it, so it cannot be replaced, and its rows may be
+    older than its commit.
     """
 
     name: str
@@ -72,7 +72,9 @@ class TableFile:
         return next(fitting, len(_LEVELS))
 
     def may_share_topic_partition(self, others: Iterable[TableFile]) -> bool:
-        """Return whether one of the others may have rows of a topic partition that this one has too."""
+        """Return whether one of the others may have rows of a topic partition that this one has
+        too.
+        """
         return any(_overlap(self.bounds, other.bounds) for other in others)
 
 
@@ -107,9 +109,9 @@ def _runs(files: Sequence[TableFile], foreign: Sequence[TableFile], level: int) 
 def _split_commit(
     files: Sequence[TableFile], foreign: Sequence[TableFile], level: int
 ) -> tuple[Sequence[TableFile], Sequence[TableFile]]:
-    """Return the files of a commit that fit into a group of that level, and the others. A small file
-    counts as one of the others if it may come between the rows of those: the order of the files of
-    a commit is not known.
+    """Return the files of a commit that fit into a group of that level, and the others. A small
+    file counts as one of the others if it may come between the rows of those: the order of the
+    files of a commit is not known.
     """
     large = [file for file in files if file.level > level]
     small = [file for file in files if file.level <= level]

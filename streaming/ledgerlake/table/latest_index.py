@@ -1,7 +1,8 @@
-"""Which row of a table has the latest message of each key. Pure: keys and places in, deleted rows out.
+"""Which row of a table has the latest message of each key. Pure: keys and places in, deleted rows
+out.
 
-A key is known by 16 bytes of a hash over the message's key. The index is three arrays in the order of
-the hashes: hash, file, row. It has 24 bytes for each key, so ten million keys take 240 MB.
+A key is known by 16 bytes of a hash over the message's key. The index is three arrays in the order
+of the hashes: hash, file, row. It has 24 bytes for each key, so ten million keys take 240 MB.
 
 Within a micro-batch, the later of two messages of a key is the one with the greater rank (see
 ``ranks``). A message of a later micro-batch is later than all of an earlier one.
@@ -36,8 +37,8 @@ _HASH = np.dtype(f"S{HASH_BYTES}")
 
 @dataclass
 class FileRows:
-    """The rows of a file, in the order in which they are in it: the hash of each one's key, whether it
-    deletes the key, and its rank.
+    """The rows of a file, in the order in which they are in it: the hash of each one's key, whether
+    it deletes the key, and its rank.
     """
 
     name: str
@@ -60,7 +61,9 @@ class LatestIndex:
         return len(self._hashes)
 
     def add(self, added: Iterable[FileRows]) -> set[str]:
-        """Add the rows of new files; return the names of the files of which rows are deleted now."""
+        """Add the rows of new files; return the names of the files of which rows are deleted
+        now.
+        """
         new = list(added)
         numbers = np.repeat(np.arange(len(self.files), len(self.files) + len(new)), [len(rows.hashes) for rows in new])
         self.files += [rows.name for rows in new]
@@ -84,8 +87,9 @@ class LatestIndex:
         return touched
 
     def restore(self, files: Iterable[tuple[str, Hashes, NDArray[np.bool_]]]) -> set[str]:
-        """Fill an empty index with the files of a table, in the order of their commits: the hashes of their
-        rows, and which are live. Another writer may have added a second row of a key: the last one counts.
+        """Fill an empty index with the files of a table, in the order of their commits: the hashes
+        of their rows, and which are live. Another writer may have added a second row of a key: the
+        last one counts.
 
         Returns:
             The names of the files of which rows have to be deleted.
@@ -169,8 +173,8 @@ def _is_last(hashes: Hashes) -> NDArray[np.bool_]:
 
 
 def key_hashes(rows: pa.Table) -> Hashes:
-    """Return the hash of each message's key. A text and the same bytes are two keys, as they are to Pulsar;
-    another writer's row may have none.
+    """Return the hash of each message's key. A text and the same bytes are two keys, as they are to
+    Pulsar; another writer's row may have none.
     """
     texts, others = (rows[name].to_pylist() for name in ("key", "key_bytes"))
     digests = [
@@ -187,11 +191,12 @@ def _packed(text: str | None, other: bytes | None) -> bytes:
 
 
 def ranks(rows: pa.Table) -> Numbers:
-    """Return numbers that rise from an earlier message to a later one, over all rows of a micro-batch.
+    """Return numbers that rise from an earlier message to a later one, over all rows of a
+    micro-batch.
 
     On a topic partition the position counts, whatever the producers' clocks said. A delayed message
-    counts from its delivery on, or as later than all others if the broker gives no times. Between topic
-    partitions the time counts.
+    counts from its delivery on, or as later than all others if the broker gives no times. Between
+    topic partitions the time counts.
     """
     times = effective_times(rows).copy()
     times[(rows["broker_timestamp"].is_null().to_numpy()) & rows["delivered_at"].is_null().to_numpy()] = 0

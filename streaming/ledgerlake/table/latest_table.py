@@ -2,15 +2,16 @@
 
 Tasks write all messages of a micro-batch into files, as for any table. The driver keeps an index of
 the latest row of each key (see ``latest_index``), and commits the files together with the deletion
-vectors of all rows that are not the latest any more. So no file is written again when a key changes,
-and the commit carries the micro-batch's numbers as every table's does (see ``delta_table``).
+vectors of all rows that are not the latest any more. So no file is written again when a key
+changes, and the commit carries the micro-batch's numbers as every table's does (see
+``delta_table``).
 
 The same commit writes files again of which most rows are deleted, and merges small ones, as far as
 that is little work. Nobody else has to: upkeep leaves such a table alone.
 
 delta-rs commits no deletion vectors from Python. So the commit is a file of the log that is written
-here, and created only if there is none of that version. The index is read from the table when a query
-starts, and whenever another writer has changed the table's files.
+here, and created only if there is none of that version. The index is read from the table when a
+query starts, and whenever another writer has changed the table's files.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ _RANK_COLUMNS = (
     "delivered_at",
 )
 
-# A file is written again if so much of it is deleted. Small files are merged from so many on. A commit
-# writes no more than so many rows and bytes again, but one file at least.
+# A file is written again if so much of it is deleted. Small files are merged from so many on. A
+# commit writes no more than so many rows and bytes again, but one file at least.
 _DELETED_PART = 0.5
 _SMALL_ROWS = 100_000
 _SMALL_BYTES = 16 * 1024 * 1024
@@ -94,8 +95,8 @@ class _OvertakenError(Exception):
 
 @dataclass
 class _State:
-    """The table in a version: the log's entries of its files, and the index of their rows. ``touched`` are
-    files of which the index deletes rows that the log does not.
+    """The table in a version: the log's entries of its files, and the index of their rows.
+    ``touched`` are files of which the index deletes rows that the log does not.
     """
 
     version: int
@@ -162,8 +163,8 @@ class _LatestCommits(Table):
                 raise OSError("a concurrent transaction has the same app id")
 
     def _write_checkpoint(self, table: DeltaTable, version: int) -> None:
-        """Write the checkpoint of the log that delta-rs would write, and clean the log. A failure does no
-        harm: the next one does it.
+        """Write the checkpoint of the log that delta-rs would write, and clean the log. A failure
+        does no harm: the next one does it.
         """
         interval = int(table.metadata().configuration.get("delta.checkpointInterval", DEFAULT_CHECKPOINT_INTERVAL))
         if version % interval:
@@ -174,8 +175,8 @@ class _LatestCommits(Table):
             newest.cleanup_metadata()
 
     def _current_state(self, table: DeltaTable) -> _State:
-        """Return the state of a version of the table; it is read if another writer changed files since
-        the last commit.
+        """Return the state of a version of the table; it is read if another writer changed files
+        since the last commit.
         """
         known, version = self._state, table.version()
         if known is not None and known.version == version:
@@ -195,7 +196,9 @@ class _LatestCommits(Table):
         return self._state
 
     def _take_columns(self, table: DeltaTable) -> None:
-        """Take the columns that the table has by now, which files that are written again must keep."""
+        """Take the columns that the table has by now, which files that are written again must
+        keep.
+        """
 
     def _read_index(self, table: DeltaTable, names: list[str]) -> tuple[LatestIndex, set[str]]:
         deleted = _deleted_rows(table)
@@ -312,8 +315,8 @@ class _Change:
         }
 
     def _rewrite(self) -> tuple[list[str], list[DataFile]]:
-        """Write the live rows of some files to new ones; return the names of the old ones, and the new
-        ones.
+        """Write the live rows of some files to new ones; return the names of the old ones, and the
+        new ones.
         """
         files = {file.name: (file.rows, file.size_bytes) for file in self._new.values()}
         files |= {name: (self._rows(entry), entry["size"]) for name, entry in self._state.entries.items()}
@@ -335,8 +338,8 @@ class _Change:
         return names, written
 
     def _rows(self, entry: Action) -> int:
-        """Return the number of rows of a file, with the deleted ones; the log of another writer need not have
-        it.
+        """Return the number of rows of a file, with the deleted ones; the log of another writer
+        need not have it.
         """
         count = json.loads(entry.get("stats") or "{}").get("numRecords")
         if count is None:

@@ -3,8 +3,8 @@
     messages, rejects   as they are
     records             each field of the record is a column; everything else is in one struct column ``pulsar``
 
-Rows of records have a column ``record`` (see ``decode.record_rows``); so the columns of the rows say
-how they stand in the files. A file may lack columns that the table got later; they are read as
+Rows of records have a column ``record`` (see ``decode.record_rows``); so the columns of the rows
+say how they stand in the files. A file may lack columns that the table got later; they are read as
 null.
 """
 
@@ -72,8 +72,8 @@ def from_file(content: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def partition_text(value: Any) -> str | None:
-    """Return a value of a column by which a table is partitioned, as Delta's log has it. The log has
-    no empty texts: they are null there.
+    """Return a value of a column by which a table is partitioned, as Delta's log has it. The log
+    has no empty texts: they are null there.
     """
     if value is None or value == "":
         return None

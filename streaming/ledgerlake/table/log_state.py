@@ -1,7 +1,8 @@
 """The files of a table as its log has them, with what ``deltalake`` does not tell: their deletion
 vectors, and the files that were removed and may still be read.
 
-The log is its last checkpoint, a Parquet file of all actions up to a version, and the commits since.
+The log is its last checkpoint, a Parquet file of all actions up to a version, and the commits
+since.
 """
 
 from __future__ import annotations
@@ -25,13 +26,16 @@ Action = dict[str, Any]
 # A part of a checkpoint of version 2, which names further files.
 _SIDECAR = "sidecar"
 
-# A checkpoint in one file, or in several: <version>.checkpoint.parquet, <version>.checkpoint.<part>.<parts>.parquet
+# A checkpoint in one file, or in several: <version>.checkpoint.parquet,
+# <version>.checkpoint.<part>.<parts>.parquet
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet")
 
 
 @dataclass(frozen=True)
 class LogState:
-    """The entries of the files in a version of a table, by their names, and those of removed files."""
+    """The entries of the files in a version of a table, by their names, and those of removed
+    files.
+    """
 
     files: dict[str, Action]
     removed: list[Action]
@@ -41,8 +45,8 @@ def read_state(path: Place, version: int) -> LogState:
     """Read the log up to a version.
 
     Raises:
-        OSError, ValueError, ArrowException: it cannot be read, or its checkpoint is of a kind that is not
-            known here.
+        OSError, ValueError, ArrowException: it cannot be read, or its checkpoint is of a kind that
+            is not known here.
     """
     files: dict[str, Action] = {}
     removed: dict[str, Action] = {}
@@ -67,8 +71,8 @@ def _actions(path: Place, version: int) -> Iterator[tuple[str, Action]]:
 
 
 def _last_checkpoint(path: Place, version: int) -> tuple[int, list[str]]:
-    """Return the version of the last complete checkpoint up to a version, and the names of its files; -1 and
-    none if there is none. The log's own hint at it may be missing or old.
+    """Return the version of the last complete checkpoint up to a version, and the names of its
+    files; -1 and none if there is none. The log's own hint at it may be missing or old.
     """
     log = path / "_delta_log"
     found: dict[int, dict[str, int]] = {}

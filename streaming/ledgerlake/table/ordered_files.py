@@ -519,7 +519,9 @@ def _has_bounds(kind: pa.DataType) -> bool:
 
 
 def _text_paths(kind: pa.DataType | None, path: str = "") -> Iterator[str]:
-    """Yield the paths of texts in a record. They often repeat, and a dictionary then saves space."""
+    """Yield the paths of texts in a record. They often repeat, and a dictionary then saves
+    space.
+    """
     if kind is None:
         return
     if pa.types.is_struct(kind):
@@ -586,7 +588,9 @@ def _is_bound(value: Any) -> bool:
 
 
 def _nested(values: dict[str, Any]) -> dict[str, Any]:
-    """Return values with those of the column ``pulsar`` in a part of their own, as Delta has them."""
+    """Return values with those of the column ``pulsar`` in a part of their own, as Delta has
+    them.
+    """
     result: dict[str, Any] = {}
     for path, value in values.items():
         outer, _, name = path.rpartition(".")

@@ -1,8 +1,8 @@
 """A Delta table of records: a column for each field of its topics' schemas, and ``pulsar``.
 
-If a query makes its rows, the table also keeps the columns of the records that the query sees, so that
-their types stay the same from run to run. They are a property of the table, the schema as Arrow serializes
-it, in base64:
+If a query makes its rows, the table also keeps the columns of the records that the query sees, so
+that their types stay the same from run to run. They are a property of the table, the schema as
+Arrow serializes it, in base64:
 
     ledgerlake.record = "1 <base64>"
 
@@ -63,8 +63,8 @@ class RecordTable(Table):
         return self._exists
 
     def add_columns(self, record: pa.StructType, learned: pa.StructType | None = None) -> None:
-        """Add the columns that a record has and the table lacks; of a table that is not created yet,
-        this only notes them.
+        """Add the columns that a record has and the table lacks; of a table that is not created
+        yet, this only notes them.
 
         Args:
             learned: the columns that the table's query sees.
@@ -112,7 +112,8 @@ class RecordTable(Table):
         return None
 
     def create(self, properties: dict[str, str] | None = None) -> None:
-        # Delta's readers look at the bounds of the first 32 columns, unless the table says otherwise.
+        # Delta's readers look at the bounds of the first 32 columns, unless the table says
+        # otherwise.
         own = {"delta.dataSkippingNumIndexedCols": "-1"}
         if self.learned.num_fields:
             own[LEARNED] = learned_to_text(self.learned)

@@ -40,16 +40,16 @@ _ATTEMPT = "ledgerlakeAttempt"
 def replace_files(
     path: Place, version: int, old: Sequence[TableFile], new: Sequence[DataFile], needed: Collection[str]
 ) -> int | None:
-    """Commit the replacement; return its version. None if another writer came first, and nothing was
-    changed.
+    """Commit the replacement; return its version. None if another writer came first, and nothing
+    was changed.
 
     Args:
         version: the version of the table in which the old files were found.
         needed: names of files that no other writer may have removed since; the old ones among them.
 
     Raises:
-        TableError: the log cannot be read or written. The commit may have landed all the same, so the
-            new files must stay.
+        TableError: the log cannot be read or written. The commit may have landed all the same, so
+            the new files must stay.
     """
     attempt = uuid.uuid4().hex
     content = _content(version, old, new, attempt)
@@ -64,8 +64,8 @@ def replace_files(
                 _check_present(path, new)
                 if commit_file(path, version).create_file(content):
                     return version
-                # Somebody's commit is there now, or ours: a request that is sent again meets the file
-                # of the first one.
+                # Somebody's commit is there now, or ours: a request that is sent again meets the
+                # file of the first one.
                 version -= 1
                 continue
             if _is_own(actions, attempt):
@@ -126,7 +126,8 @@ def _added(file: DataFile, old: Sequence[TableFile]) -> dict[str, Any]:
         "path": file.name,
         "partitionValues": file.partition_values,
         "size": file.size_bytes,
-        # Files are ordered by it (see ``file_groups``), and this one takes the place of the old ones.
+        # Files are ordered by it (see ``file_groups``), and this one takes the place of the old
+        # ones.
         "modificationTime": max(replaced.modified_ms for replaced in old),
         "dataChange": False,
         "stats": file.stats,
@@ -146,8 +147,8 @@ def _is_own(actions: Sequence[Action], attempt: str) -> bool:
 
 
 def _has_landed(path: Place, version: int, attempt: str) -> bool:
-    """Return whether a version is certainly this attempt's: a store may keep a file and answer with a
-    failure.
+    """Return whether a version is certainly this attempt's: a store may keep a file and answer with
+    a failure.
     """
     try:
         return _is_own(read_commit(path, version), attempt)

@@ -167,7 +167,9 @@ def _base_name(file: str) -> str:
 
 
 def _effective_time() -> Column:
-    """Return the column of the effective time; 1970 if there is none. See ``table.ordered_files``."""
+    """Return the column of the effective time; 1970 if there is none. See
+    ``table.ordered_files``.
+    """
     stored = f.coalesce(f.col("broker_timestamp"), f.col("publish_time"), f.timestamp_seconds(f.lit(0)))
     return f.when(f.col("delivered_at").isNull(), stored).otherwise(f.greatest(stored, f.col("deliver_at")))
 

@@ -9,10 +9,11 @@ table's folder are removed, by their names:
     part-compacted-<number>-<uuid>.<codec>.parquet                    of ``table.compaction``
     part-<number>-<uuid>[-.]c<number>.<codec>.parquet                 of Delta's own writers
 
-Deletion vectors of tables with the latest messages (see ``table.latest_table``) are in files of their
-own, ``deletion_vector_<uuid>.bin``. ``deltalake`` counts each of them as unused. And it looks at the first
-time when a file was removed, though each commit removes it and adds it again with another vector. So
-the log of such a table is read here: a file stays while a version within the retention names it.
+Deletion vectors of tables with the latest messages (see ``table.latest_table``) are in files of
+their own, ``deletion_vector_<uuid>.bin``. ``deltalake`` counts each of them as unused. And it looks
+at the first time when a file was removed, though each commit removes it and adds it again with
+another vector. So the log of such a table is read here: a file stays while a version within the
+retention names it.
 
 All other files in the folder or below it are left alone: another table, a checkpoint, files of a
 user.
@@ -81,8 +82,8 @@ def vacuum(
     dry_run: bool = False,
     keeps_longer: bool = False,
 ) -> list[Vacuumed]:
-    """Remove files that the tables at these places do not use and that are older than the retention;
-    with ``dry_run`` only list them.
+    """Remove files that the tables at these places do not use and that are older than the
+    retention; with ``dry_run`` only list them.
 
     Args:
         keeps_longer: the retention of the table's own properties holds if it is longer.
@@ -119,8 +120,8 @@ def _vacuum(path: Place, retention_hours: int, dry_run: bool, keeps_longer: bool
 
 
 def _unused_of_latest(path: Place, table: DeltaTable, names: list[str], retention_hours: int) -> list[str]:
-    """Return those of a table's unused files that no version within the retention names, and files with
-    deletion vectors likewise.
+    """Return those of a table's unused files that no version within the retention names, and files
+    with deletion vectors likewise.
     """
     before_s = time.time() - 3600 * retention_hours
     files = path.filesystem().get_file_info(fs.FileSelector(path.root, allow_not_found=True))
@@ -137,8 +138,8 @@ def _unused_of_latest(path: Place, table: DeltaTable, names: list[str], retentio
 
 
 def _own_retention_hours(table: DeltaTable) -> int:
-    """Return how long the table's own property keeps unused files; a week, if it does not say it in a
-    way that is known here.
+    """Return how long the table's own property keeps unused files; a week, if it does not say it in
+    a way that is known here.
     """
     text = table.metadata().configuration.get("delta.deletedFileRetentionDuration", "")
     found = _DURATION.fullmatch(text.strip())

@@ -1,4 +1,5 @@
-"""Columns of records: the union of the fields of several schemas, and values that are made to fit it.
+"""Columns of records: the union of the fields of several schemas, and values that are made to fit
+it.
 
 A table of records has a column for each field that any version of its topics' schemas has. A value
 is decoded by the version that wrote it, and its fields are put into the columns by name; the case
@@ -41,8 +42,8 @@ _WIDE_DECIMAL = pa.decimal128(38, 0)
 
 @cache
 def record_of(schema: ValueSchema) -> pa.StructType:
-    """Return the columns for the values of a schema: a record's fields, key and value, or one column
-    ``value``. A record without fields, which no file can hold, is left out.
+    """Return the columns for the values of a schema: a record's fields, key and value, or one
+    column ``value``. A record without fields, which no file can hold, is left out.
 
     Raises:
         SetupError: no column can have a value or a field.
@@ -59,8 +60,8 @@ def record_of(schema: ValueSchema) -> pa.StructType:
 
 
 def united(known: pa.DataType, more: pa.DataType) -> pa.DataType:
-    """Return a type with the fields of both. Where both have a field, its type stays as it is known,
-    with the parts that the other one adds.
+    """Return a type with the fields of both. Where both have a field, its type stays as it is
+    known, with the parts that the other one adds.
     """
     if pa.types.is_struct(known) and pa.types.is_struct(more):
         others = {field.name.lower(): field for field in more}
@@ -77,7 +78,9 @@ def united(known: pa.DataType, more: pa.DataType) -> pa.DataType:
 
 
 def as_records(decoded: DecodedValues, record: pa.StructType) -> DecodedValues:
-    """Return decoded values as rows of a record's columns; those that do not fit are null, and bad."""
+    """Return decoded values as rows of a record's columns; those that do not fit are null, and
+    bad.
+    """
     values = decoded.values
     if not pa.types.is_struct(values.type):
         values = pa.StructArray.from_arrays([values], names=[VALUE_COLUMN], mask=values.is_null())

@@ -105,9 +105,9 @@ _NAME = re.compile(r"[^ ,;{}()\n\t=.]+")
 
 @dataclass(frozen=True)
 class Answer:
-    """The rows of a query: its columns as one struct column, and the number of each row's message in
-    the batch. ``bad`` has the reason for each message of which a value cannot be computed; it has no
-    row.
+    """The rows of a query: its columns as one struct column, and the number of each row's message
+    in the batch. ``bad`` has the reason for each message of which a value cannot be computed; it
+    has no row.
     """
 
     values: pa.StructArray
@@ -146,8 +146,8 @@ class RowQuery:
             messages: the columns of the batches.
 
         Raises:
-            SetupError: the query does not fit those columns, fails for any message, or has a column that
-                no table can have; the message has the line or the column.
+            SetupError: the query does not fit those columns, fails for any message, or has a column
+                that no table can have; the message has the line or the column.
         """
         if messages not in self._columns:
             self._check_session_names(messages)
@@ -205,8 +205,8 @@ class RowQuery:
         return Answer(answer.values, kept[answer.rows], reasons | more)
 
     def _halved(self, messages: pa.RecordBatch, columns: pa.StructType) -> Answer:
-        """Run the query; if it fails for all messages together, halve them until it fails for single
-        ones.
+        """Run the query; if it fails for all messages together, halve them until it fails for
+        single ones.
         """
         import duckdb
 
@@ -372,8 +372,8 @@ def _steady_functions() -> frozenset[str]:
 
 
 def _numbered(node: dict[str, Any]) -> str:
-    """Return a query that selects the number of the row too. The number stands in a relation of its own,
-    so no star and no whole row has it.
+    """Return a query that selects the number of the row too. The number stands in a relation of its
+    own, so no star and no whole row has it.
     """
     alias = node["from_table"]["alias"] or RELATION
     for star in _nodes(node["select_list"]):
@@ -384,8 +384,8 @@ def _numbered(node: dict[str, Any]) -> str:
 
 
 def _failing(node: dict[str, Any]) -> str:
-    """Return a query of the numbers of the rows for which an expression fails. ``try`` makes null of a
-    failure, and nothing else makes null of ``is null``.
+    """Return a query of the numbers of the rows for which an expression fails. ``try`` makes null
+    of a failure, and nothing else makes null of ``is null``.
     """
     alias = node["from_table"]["alias"] or RELATION
     expressions = [part for part in node["select_list"] if part["class"] not in ("STAR", "COLUMN_REF")]
@@ -484,8 +484,8 @@ def _with_line(error: Exception, query: str) -> str:
 
 
 def _with_single_keys(messages: pa.RecordBatch) -> pa.RecordBatch:
-    """Return messages whose maps have each key once, with its last value: Pulsar's properties may have a
-    key twice, and DuckDB's maps may not.
+    """Return messages whose maps have each key once, with its last value: Pulsar's properties may
+    have a key twice, and DuckDB's maps may not.
     """
     columns = [_single_keys(column) for column in messages.columns]
     return pa.RecordBatch.from_arrays(columns, schema=messages.schema)
