@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ledgerlake.operators.results import PartitionResult
     from ledgerlake.table.batch_record import BatchRecord
 
-_HISTORIES = int(os.environ.get("LEDGERLAKE_HISTORIES", "700"))
+_HISTORIES = int(os.environ.get("LEDGERLAKE_HISTORIES", "600"))
 
 # The first seed that finds each fault; after a change of the scripts: ``make simulate-faults``.
 _FOUND_BY = {

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _POSITION = ("ledger_id", "entry_id", "batch_index")
+
+
+@lru_cache(maxsize=100)
+def row_function(path: str, where: str) -> RowFunction:
+    """Return a function; one that this process has had is not asked for its columns again.
+
+    Raises:
+        SetupError: as ``RowFunction``.
+    """
+    return RowFunction(path, where)
 
 
 class RowFunction:

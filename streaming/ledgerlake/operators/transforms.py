@@ -23,7 +23,7 @@ from ledgerlake.decode.columns import DecodedValues
 from ledgerlake.decode.record_columns import PULSAR_COLUMN, as_records, check_names, united
 from ledgerlake.decode.record_rows import PULSAR_FIELDS, RECORD_COLUMN, Misfit, rows_schema
 from ledgerlake.errors import SetupError
-from ledgerlake.operators.row_functions import RowFunction
+from ledgerlake.operators.row_functions import row_function
 from ledgerlake.table.layout import record_of, to_file
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ledgerlake.decode.row_query import Answer, RowQuery
+    from ledgerlake.operators.row_functions import RowFunction
     from ledgerlake.options.table_options import TableOptions
 
 # The reason of a reject: a value of the message cannot be computed.
@@ -79,7 +80,7 @@ class RowTransform:
         self._condition = table.condition()
         self._maker: RowQuery | RowFunction | None = table.query()
         if table.function:
-            self._maker = RowFunction(table.function, f"{table.section} function")
+            self._maker = row_function(table.function, f"{table.section} function")
         self._computed = table.computed_columns
 
     @property

@@ -16,11 +16,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.topics import TopicSelection
-from ledgerlake.decode.row_query import RELATION, Condition, RowQuery
+from ledgerlake.decode.row_query import RELATION, row_condition, row_query
 from ledgerlake.errors import UsageError
 from ledgerlake.stored.places import from_text, to_text
 
 if TYPE_CHECKING:
+    from ledgerlake.decode.row_query import Condition, RowQuery
     from ledgerlake.stored.places import Place
 
 # The name of the table of messages in checkpoints of all releases.
@@ -143,15 +144,15 @@ class TableOptions:
         selected = [f"({expression}\n) as {name}" for name, expression in named if expression]
         if not selected:
             return None
-        return RowQuery(f"select {', '.join(selected)} from {RELATION}", f"{self.section} partition_by")
+        return row_query(f"select {', '.join(selected)} from {RELATION}", f"{self.section} partition_by")
 
     def condition(self) -> Condition | None:
         """Return the query of ``where``."""
-        return Condition(self.where, f"{self.section} where") if self.where else None
+        return row_condition(self.where, f"{self.section} where") if self.where else None
 
     def query(self) -> RowQuery | None:
         """Return the query of ``sql``."""
-        return RowQuery(self.sql, f"{self.section} sql") if self.sql else None
+        return row_query(self.sql, f"{self.section} sql") if self.sql else None
 
     def check(self) -> None:
         """Check what can be checked without the messages.

@@ -44,14 +44,12 @@ def known_tables(config: Config) -> list[KnownTable]:
         TableError: a table cannot be opened.
     """
     tables: dict[str, KnownTable] = {}
-    seen = seen_tables(Checkpoint(config.checkpoint_place)).items()
+    seen = sorted((name, batch.path) for name, batch in seen_tables(Checkpoint(config.checkpoint_place)).items())
     for options in config.table_options:
         rows = None if options.is_of_records else schema.MESSAGES
         places = {options.name: options.place}
         if options.is_template:
-            found = (
-                parse_place(batch.path, options.section, config.storage) for name, batch in seen if name not in tables
-            )
+            found = (parse_place(path, options.section, config.storage) for name, path in seen if name not in tables)
             places = {table_name(place.uri): place for place in found if options.matches(place)}
         tables |= {name: KnownTable(name, place, rows, options.keeps_latest) for name, place in places.items()}
     known = [table for table in tables.values() if table.name == MESSAGES_TABLE or existing_table(table.place)]

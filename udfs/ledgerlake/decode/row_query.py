@@ -14,7 +14,7 @@ import json
 import re
 import threading
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -91,6 +91,9 @@ _UNKNOWN = re.compile(r'"([^"]+)" not found')
 _DUPLICATE_KEY = "map contains duplicate key"
 
 _MOST_CHARACTERS = 400
+
+# Tasks need the queries of their tables again and again.
+_MOST_QUERIES = 1000
 
 # So many messages of a batch that fail get a reason of their own.
 _MOST_REASONS = 20
@@ -295,6 +298,26 @@ class Condition(RowQuery):
             if not pa.types.is_boolean(kind):
                 raise SetupError(f"{self._where} is a value of {kind} and no condition; compare it with something")
         return super().columns(messages)
+
+
+@lru_cache(maxsize=_MOST_QUERIES)
+def row_query(text: str, where: str) -> RowQuery:
+    """Return a query; one that this process has had is not parsed again.
+
+    Raises:
+        UsageError: as ``RowQuery``.
+    """
+    return RowQuery(text, where)
+
+
+@lru_cache(maxsize=_MOST_QUERIES)
+def row_condition(text: str, where: str) -> Condition:
+    """Return a condition, as ``row_query``.
+
+    Raises:
+        UsageError: as ``RowQuery``.
+    """
+    return Condition(text, where)
 
 
 def _parsed(text: str, where: str) -> dict[str, Any]:
