@@ -216,7 +216,7 @@ class PartitionResult:
 def result_from_json(text: str) -> PartitionResult:
     """Read a row of ``RESULT_SCHEMA``."""
     fields = json.loads(text)
-    outbox = [_data_file(file) for file in fields["outbox"]]
+    outbox = [data_file_from_dict(file) for file in fields["outbox"]]
     return PartitionResult(
         task_result_from_dict(fields["written"]), summary_from_dict(fields["summary"]), fields["replaced"], outbox
     )
@@ -225,13 +225,14 @@ def result_from_json(text: str) -> PartitionResult:
 def task_result_from_dict(fields: dict[str, Any]) -> TaskResult:
     """Read a task's result from parsed JSON."""
     tables = {
-        name: TableResult([_data_file(file) for file in table["files"]], table["max_effective_us"])
+        name: TableResult([data_file_from_dict(file) for file in table["files"]], table["max_effective_us"])
         for name, table in fields["tables"].items()
     }
-    rejects = [_data_file(file) for file in fields["rejects"]]
+    rejects = [data_file_from_dict(file) for file in fields["rejects"]]
     return TaskResult(**{**fields, "tables": tables, "rejects": rejects, "end": Position(**fields["end"])})
 
 
-def _data_file(fields: dict[str, Any]) -> DataFile:
+def data_file_from_dict(fields: dict[str, Any]) -> DataFile:
+    """Read a data file from parsed JSON."""
     first, last = (tuple(fields[name]) if fields[name] else None for name in ("first", "last"))
     return DataFile(**{**fields, "first": first, "last": last, "members": tuple(fields["members"])})

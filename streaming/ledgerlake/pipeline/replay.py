@@ -46,7 +46,7 @@ from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.decode.rejects import reject_rows
 from ledgerlake.errors import CheckpointError, CorruptEntryError, DecryptionError, SetupError, TableError
 from ledgerlake.operators.partition_writer import misfit_rejects
-from ledgerlake.operators.results import BatchSettings
+from ledgerlake.operators.results import BatchSettings, data_file_from_dict
 from ledgerlake.operators.table_writer import TableWriters
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.record_schemas import RecordSchemas
@@ -524,13 +524,10 @@ def _with(messages: pa.Table, name: str, column: pa.Array) -> pa.Table:
 def _read_part(data: dict[str, Any], _version: int) -> _Part:
     tables = {
         name: _TablePart(
-            stored(str, table["path"]), stored(int | None, table["before"]), [_file(file) for file in table["files"]]
+            stored(str, table["path"]),
+            stored(int | None, table["before"]),
+            [data_file_from_dict(file) for file in table["files"]],
         )
         for name, table in stored(dict[str, Any], data["tables"]).items()
     }
     return _Part(stored(int, data["number"]), stored(list[str], data["topics"]), tables)
-
-
-def _file(fields: Any) -> DataFile:
-    first, last = (tuple(fields[name]) if fields[name] else None for name in ("first", "last"))
-    return DataFile(**{**fields, "first": first, "last": last, "members": tuple(fields["members"])})

@@ -138,7 +138,6 @@ class RowQuery:
         _check(node, where)
         parts = list(_nodes([node["select_list"], node["where_clause"]]))
         self.references = [tuple(part["column_names"]) for part in parts if part.get("class") == "COLUMN_REF"]
-        self.expressions = len(node["select_list"])
         self._numbered, self._failing = _numbered(node), _failing(node)
         self._columns: dict[pa.Schema, pa.StructType] = {}
 
