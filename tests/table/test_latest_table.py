@@ -229,14 +229,7 @@ def test_vectors_that_no_version_within_the_retention_names_are_removed(written:
         os.utime(Path(written.path.uri) / name, (old_s, old_s))
     # The first one was named until just now.
     assert vacuum([written.path], 2)[0].files == []
-    log = Path(written.path.uri) / "_delta_log"
-    for commit in log.glob("*.json"):
-        earlier = re.sub(
-            r'"deletionTimestamp":(\d+)',
-            lambda found: f'"deletionTimestamp":{int(found[1]) - 10_800_000}',
-            commit.read_text(),
-        )
-        commit.write_text(earlier)
+    _delete_earlier(written, 10_800_000)
     assert vacuum([written.path], 2)[0].files == [first]
     assert vectors() == {second}
     assert written.values() == {f"k{number}": b"1" for number in range(100)} | {"k1": b"2", "k2": b"3"}
@@ -318,17 +311,21 @@ def test_the_log_is_read_without_its_hint_and_with_files_of_others_without_stati
     assert set(written.values()) == {"k0", "k1", "k2", "x", "y"}
 
 
-def test_files_of_which_a_version_within_the_retention_needs_rows_stay(written: Written) -> None:
-    written.batch([message(number, f"k{number}", b"1") for number in range(10)])
-    written.batch([message(20, "k0", b"2")])
-    log = Path(written.path.uri) / "_delta_log"
-    for commit in log.glob("*.json"):
+def _delete_earlier(written: Written, earlier_ms: int) -> None:
+    """Make the deletions in the commits of a table's log so much earlier."""
+    for commit in (Path(written.path.uri) / "_delta_log").glob("*.json"):
         earlier = re.sub(
             r'"deletionTimestamp":(\d+)',
-            lambda found: f'"deletionTimestamp":{int(found[1]) - 864_000_000}',
+            lambda found: f'"deletionTimestamp":{int(found[1]) - earlier_ms}',
             commit.read_text(),
         )
         commit.write_text(earlier)
+
+
+def test_files_of_which_a_version_within_the_retention_needs_rows_stay(written: Written) -> None:
+    written.batch([message(number, f"k{number}", b"1") for number in range(10)])
+    written.batch([message(20, "k0", b"2")])
+    _delete_earlier(written, 864_000_000)
     version = DeltaTable(written.path.uri).version()
     written.batch([message(30 + number, f"k{number}", b"3") for number in range(10)])
     for file in Path(written.path.uri).glob("*.parquet"):
