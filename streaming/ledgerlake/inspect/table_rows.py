@@ -178,9 +178,3 @@ def keys_of(rows: pa.Table | pa.RecordBatch) -> Keys:
 def entries_of(rows: pa.Table | pa.RecordBatch) -> Keys:
     """Return ledger and entry of each row."""
     return np.stack([rows[name].to_numpy() for name in ("ledger_id", "entry_id")], axis=1)
-
-
-def packed(keys: Keys) -> NDArray[np.void]:
-    """Return each row as a single comparable value."""
-    rows = np.ascontiguousarray(keys, dtype=np.int64)
-    return rows.view(np.dtype((np.void, rows.shape[1] * 8))).reshape(-1)

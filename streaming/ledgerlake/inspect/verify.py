@@ -37,13 +37,14 @@ from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.errors import TableError
-from ledgerlake.inspect.table_rows import Keys, TableRows, entries_of, keys_of, out_of_order, packed
+from ledgerlake.inspect.table_rows import Keys, TableRows, entries_of, keys_of, out_of_order
 from ledgerlake.inspect.topic_content import read_topic
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.source.bounds import resolve_end
 from ledgerlake.source.planning import EntryRange, entry_range
 from ledgerlake.stored.offsets import Offset, PartitionOffset
 from ledgerlake.table.delta_table import existing_table, open_delta
+from ledgerlake.table.ordered_files import packed
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:

@@ -55,7 +55,7 @@ from ledgerlake.pipeline.tables import REJECTS_TABLE, Tables
 from ledgerlake.stored.fields import fields_of, stored
 from ledgerlake.stored.files import load_stored
 from ledgerlake.table.delta_table import data_folder, open_delta
-from ledgerlake.table.ordered_files import BufferedWriter, DataFile
+from ledgerlake.table.ordered_files import BufferedWriter, DataFile, packed
 from ledgerlake.table.spark_table import SparkTable
 from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import Position
@@ -324,7 +324,7 @@ class _Replay:
         except Exception as error:
             raise TableError(f"the table at {table.place} cannot be read: {table.place.reason(error)}") from None
         here, there = (np.stack([batch[name].to_numpy() for name in _POSITION], axis=1) for batch in (messages, rows))
-        is_in: NDArray[np.bool_] = np.isin(_packed(here), _packed(there))
+        is_in: NDArray[np.bool_] = np.isin(packed(here), packed(there))
         return is_in
 
     def _entries(
@@ -458,18 +458,12 @@ def _once(messages: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
     """Return each message once, and for each row of the batch which of those it is: an entry may
     have been rejected for two reasons.
     """
-    keys = _packed(np.stack([messages[name].to_numpy() for name in _POSITION], axis=1))
+    keys = packed(np.stack([messages[name].to_numpy() for name in _POSITION], axis=1))
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
     order = np.argsort(first)
     place = np.empty(len(first), dtype=np.int64)
     place[order] = np.arange(len(first))
     return messages.take(pa.array(first[order])), place[inverse.reshape(-1)]
-
-
-def _packed(keys: NDArray[np.int64]) -> NDArray[np.void]:
-    """Return each row as a single comparable value."""
-    rows = np.ascontiguousarray(keys, dtype=np.int64)
-    return rows.view(np.dtype((np.void, rows.shape[1] * rows.itemsize))).reshape(-1)
 
 
 def _quoted(text: str) -> str:

@@ -493,6 +493,12 @@ def key_of(table: pa.Table | pa.RecordBatch, row: int) -> Key:
     return effective_us, ledger_id, entry_id, batch_index
 
 
+def packed(rows: NDArray[np.int64]) -> NDArray[np.void]:
+    """Return each row of integers as a single comparable value."""
+    values = np.ascontiguousarray(rows, dtype=np.int64)
+    return values.view(np.dtype((np.void, values.shape[1] * values.itemsize))).reshape(-1)
+
+
 def merge_sorted(runs: list[Iterator[pa.Table]]) -> Iterator[pa.Table]:
     """Merge sorted runs; one table of each is in memory at a time."""
     return sorted_runs.merge_sorted(runs, sort_keys, pa.Table.slice, _joined)
