@@ -12,16 +12,20 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from ledgerlake.api import parse_config
 from ledgerlake.client.cluster import ClientSettings
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.decode.record_columns import record_of
 from ledgerlake.errors import SetupError
 from ledgerlake.operators import table_writer
 from ledgerlake.operators.results import BatchSettings, TableBatch, TopicSchemas
 from ledgerlake.operators.table_writer import TableWriters
 from ledgerlake.operators.transforms import RowTransform, united_columns
 from ledgerlake.options.table_options import TableOptions
+from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.stored.places import Place
+from ledgerlake.wire.value_schema import NO_SCHEMA, ValueSchema
 from tests.model.test_record_model import schema_of, version_of
 
 if TYPE_CHECKING:
@@ -107,6 +111,45 @@ def test_a_message_without_a_schema_version_has_no_schema_name(tmp_path: Path, r
         "r": [b"1"],
         "rest": [b"2"],
     }
+
+
+def test_json_without_a_schema_becomes_the_fields_that_the_configuration_declares(
+    tmp_path: Path, registry: dict[bytes, Any]
+) -> None:
+    registry[version_of(1)] = ValueSchema(pb.Schema.String)
+    fields = {"id": "long", "tags": ["string"], "address": {"city": "string"}, "at": "timestamp-millis"}
+    (options,) = parse_config(
+        {
+            "source": {"service_url": "pulsar://h:1", "topics": ["orders"]},
+            "stream": {"name": "s"},
+            "delta": {"path": str(tmp_path / "t"), "shape": "record", "json_fields": fields},
+        }
+    ).table_options
+    (tmp_path / "t").mkdir()
+    record = record_of(options.value_schema(NO_SCHEMA))
+    tables = Tables(tmp_path, options, known={"messages": known(record)})
+    texts = [
+        b'{"id": 1, "tags": ["a"], "address": {"city": "Ulm", "zip": 1}, "at": 1000, "unknown": true}',
+        b"{broken",
+        b'{"id": "no number"}',
+        b"{}",
+    ]
+    misfits = tables.write(values(*texts))
+    assert [row for row, _ in misfits] == [1, 2]
+    assert tables.write(values(b'{"id": 2}', schema_version=version_of(1), entry_id=9, publish_time=9)) == []
+    rows = [{name: row[name] for name in record.names} for row in tables.rows()["messages"]]
+    nothing = dict.fromkeys(record.names)
+    at = datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc)
+    assert rows == [
+        {"id": 1, "tags": ["a"], "address": {"city": "Ulm"}, "at": at},
+        nothing,
+        {**nothing, "id": 2},
+    ]
+
+
+def test_a_schema_with_fields_counts_more_than_declared_ones(registry: dict[bytes, Any]) -> None:
+    options = TableOptions("t", "t", Place("t"), shape="record", json_fields='{"type": "record"}')
+    assert options.value_schema(registry[version_of(0)]) == registry[version_of(0)]
 
 
 def test_a_table_whose_schema_is_not_known_yet_does_not_stop_messages_of_others(

@@ -68,6 +68,16 @@ def test_the_types_that_a_query_sees_stay_whatever_the_order_in_which_topics_com
     assert third.by_name[f"table:{tmp_path / 't'}"].learned.names == ["amount", "more"]  # type: ignore[attr-defined]
 
 
+def test_a_table_of_declared_fields_is_there_before_the_first_message_and_its_query_is_checked(
+    tmp_path: Path, registry: Registry
+) -> None:
+    table = {"path": "t", "shape": "record", "json_fields": {"page": "string", "ms": "int"}}
+    started(tmp_path, registry, [{**table, "sql": "select ms + 1 as later from messages where page = 'a'"}])
+    assert columns(tmp_path, "t") == {"later": "int32"}
+    with pytest.raises(SetupError, match="nothing"):
+        started(tmp_path, registry, [{**table, "path": "u", "sql": "select nothing from messages"}])
+
+
 def test_what_a_query_sees_is_stored_with_a_version() -> None:
     record = pa.struct([("amount", pa.float64())])
     golden = (

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ledgerlake.operators.results import BatchSettings, TableBatch
     from ledgerlake.options.table_options import TableOptions
     from ledgerlake.table.ordered_files import DataFile, ParquetFolder
+    from ledgerlake.wire.value_schema import ValueSchema
 
 # The reason of a reject: no table of the configuration takes the message.
 NO_TABLE = "no_table"
@@ -356,7 +357,7 @@ class _Rows:
         misfits: list[Misfit] = []
         rows, fitting = messages, numbers
         if self._table.is_of_records:
-            rows, misfits = record_rows(messages, self._of_version, self._newest(), self._record)
+            rows, misfits = record_rows(messages, self._schema_of, self._newest(), self._record)
             fitting = np.delete(numbers, [misfit.row for misfit in misfits])
             misfits = _renumbered(misfits, numbers)
         if self._is_plain:
@@ -389,8 +390,13 @@ class _Rows:
     def _no_rows(self) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([pa.nulls(0, column.type) for column in self.schema], schema=self.schema)
 
-    def _newest(self) -> Any:
-        return NO_SCHEMA if self._newest_version is None else self._of_version(self._newest_version) or NO_SCHEMA
+    def _newest(self) -> ValueSchema:
+        newest = None if self._newest_version is None else self._of_version(self._newest_version)
+        return self._table.value_schema(newest or NO_SCHEMA)
+
+    def _schema_of(self, version: bytes) -> ValueSchema | None:
+        registered = self._of_version(version)
+        return None if registered is None else self._table.value_schema(registered)
 
     def _by_schema(self, messages: pa.RecordBatch) -> NDArray[np.bool_]:
         """Return a mask of the messages whose schema has the name that the table asks for. A

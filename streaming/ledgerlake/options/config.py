@@ -22,6 +22,7 @@ from ledgerlake.errors import UsageError
 from ledgerlake.options.bounds import Bound, parse_end, parse_start
 from ledgerlake.options.declared import declared, from_toml, nearest, option, to_spark, toml_values
 from ledgerlake.options.delay_options import DelayOptions
+from ledgerlake.options.json_fields import JSON_FIELDS
 from ledgerlake.options.kinds import COUNT, DURATION, FLAG, FUNCTION, LIST, PATH, TEXT, URL, choice
 from ledgerlake.options.source_options import SourceOptions
 from ledgerlake.options.spark_options import SparkConfig
@@ -145,6 +146,13 @@ class DeltaConfig:
         "and one struct column `pulsar` for everything else.",
         toml="delta.shape",
     )
+    json_fields: str = option(
+        JSON_FIELDS,
+        "",
+        "The fields of JSON values in topics without a schema, or with one of bytes or texts.",
+        toml="delta.json_fields",
+        shown_default="such values are one column",
+    )
     sql: str = option(
         TEXT,
         "",
@@ -209,6 +217,13 @@ class TableConfig:
         TEXT, "", "An SQL condition that its messages meet.", toml="tables.where", shown_default="all messages"
     )
     shape: str = option(choice("messages", "record"), "messages", "As `[delta] shape`.", toml="tables.shape")
+    json_fields: str = option(
+        JSON_FIELDS,
+        "",
+        "As `[delta] json_fields`.",
+        toml="tables.json_fields",
+        shown_default="such values are one column",
+    )
     sql: str = option(TEXT, "", "As `[delta] sql`.", toml="tables.sql")
     function: str = option(FUNCTION, "", "As `[delta] function`.", toml="tables.function")
     partition_by: tuple[str, ...] = option(
@@ -422,6 +437,7 @@ class Config:
                     "[delta]",
                     self.messages_place,
                     shape=self.delta.shape,
+                    json_fields=self.delta.json_fields,
                     sql=self.delta.sql,
                     function=self.delta.function,
                     partition_by=self.delta.partition_by,
@@ -447,14 +463,15 @@ class Config:
             table_name(table.path),
             section,
             parse_template(table.path, f"{section} path", self.storage),
-            full_pattern(table.topics_pattern) if table.topics_pattern else "",
-            table.schema,
-            table.where,
-            table.shape,
-            table.sql,
-            table.function,
-            table.partition_by,
-            table.mode,
+            topics_pattern=full_pattern(table.topics_pattern) if table.topics_pattern else "",
+            schema=table.schema,
+            where=table.where,
+            shape=table.shape,
+            json_fields=table.json_fields,
+            sql=table.sql,
+            function=table.function,
+            partition_by=table.partition_by,
+            mode=table.mode,
         )
 
     @property

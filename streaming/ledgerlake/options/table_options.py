@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Any
 from ledgerlake.client.topics import TopicSelection
 from ledgerlake.decode.row_query import RELATION, row_condition, row_query
 from ledgerlake.errors import UsageError
+from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.stored.places import from_text, to_text
+from ledgerlake.wire.value_schema import ValueSchema
 
 if TYPE_CHECKING:
     from ledgerlake.decode.row_query import Condition, RowQuery
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 # The name of the table of messages in checkpoints of all releases.
 MESSAGES_TABLE = "messages"
+
+# Schemas of the registry that say nothing of a value's fields.
+_WITHOUT_FIELDS = (pb.Schema.NoSchema, pb.Schema.String)
 
 # What does not decide which rows come into a table.
 _NOT_DECISIVE = ("name", "section", "place")
@@ -56,6 +61,8 @@ class TableOptions:
         topics_pattern: the pattern of its topics; empty for all.
         schema: the name of the record that its messages have; empty for all.
         where: the condition that its messages meet; empty for all.
+        json_fields: the definition of the record that JSON values without a schema have; empty if
+            they have none.
         is_default: it takes what no other table takes.
         is_of_template: its path had placeholders.
     """
@@ -67,6 +74,7 @@ class TableOptions:
     schema: str = ""
     where: str = ""
     shape: str = "messages"
+    json_fields: str = ""
     sql: str = ""
     function: str = ""
     partition_by: tuple[str, ...] = ()
@@ -113,6 +121,18 @@ class TableOptions:
             name: the full name of the schema's record; empty if it has none.
         """
         return not self.schema or self.schema in (name, name.rpartition(".")[2])
+
+    def value_schema(self, registered: ValueSchema) -> ValueSchema:
+        """Return the schema by which values are read.
+
+        Args:
+            registered: what the registry has for them.
+        """
+        return self._declared if self.json_fields and registered.kind in _WITHOUT_FIELDS else registered
+
+    @cached_property
+    def _declared(self) -> ValueSchema:
+        return ValueSchema(pb.Schema.Json, self.json_fields.encode())
 
     def of_topic(self, topic: str) -> TableOptions:
         """Return the table for the messages of a topic, without placeholders."""
@@ -169,6 +189,8 @@ class TableOptions:
             raise UsageError(f"{self.section} has sql and function; choose one")
         if (self.sql or self.function) and not self.is_of_records:
             raise UsageError(f'{self.section} sql and function need shape = "record"')
+        if self.json_fields and not self.is_of_records:
+            raise UsageError(f'{self.section} json_fields needs shape = "record"')
         if self.keeps_latest and self.partition_by:
             raise UsageError(f'{self.section} partition_by is not for mode = "latest"')
         names = [name.lower() for name in self.partition_columns]

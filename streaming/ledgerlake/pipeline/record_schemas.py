@@ -19,8 +19,6 @@ from ledgerlake.wire.value_schema import NO_SCHEMA
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    import pyarrow as pa
-
     from ledgerlake.client.cluster import Cluster
     from ledgerlake.pipeline.tables import MessagesTable, Tables
     from ledgerlake.wire.value_schema import ValueSchema
@@ -92,25 +90,21 @@ class RecordSchemas:
                     break
                 self._add(topic, answer[1])
         if have_messages:
-            self._note(topic, NO_SCHEMA, record_of(NO_SCHEMA))
+            self._add(topic, NO_SCHEMA)
 
     def _ask(self, asked: Sequence[tuple[str, bytes | None]]) -> list[tuple[bytes, ValueSchema] | None]:
         if not asked:
             return []
         return with_retries(lambda: self._cluster.schemas(asked), self._cluster.settings.give_up_after_s)
 
-    def _add(self, topic: str, schema: ValueSchema) -> None:
-        try:
-            record = record_of(schema)
-        except SetupError as error:
-            _log.warning("messages by a schema of %s do not fit a table of records: %s", topic, error.message)
-            return
-        self._note(topic, schema, record)
-
-    def _note(self, topic: str, schema: ValueSchema, record: pa.StructType) -> None:
+    def _add(self, topic: str, registered: ValueSchema) -> None:
         for table in self._tables_with_schemas(topic):
-            if table.options.takes_schema(record_name(schema)):
-                table.learn(record)
+            if not table.options.takes_schema(record_name(registered)):
+                continue
+            try:
+                table.learn(record_of(table.options.value_schema(registered)))
+            except SetupError as error:
+                _log.warning("messages by a schema of %s do not fit a table of records: %s", topic, error.message)
 
     def _tables_with_schemas(self, topic: str) -> list[MessagesTable]:
         return [table for table in self._tables.of_topic(topic) if table.needs_schemas]

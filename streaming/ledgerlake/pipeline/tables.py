@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from ledgerlake.decode import schema
-from ledgerlake.decode.record_columns import united
+from ledgerlake.decode.record_columns import record_of, united
 from ledgerlake.errors import CheckpointError, SetupError
 from ledgerlake.operators.results import TableBatch
 from ledgerlake.operators.transforms import RowTransform, messages_schema, united_columns
@@ -27,6 +27,7 @@ from ledgerlake.table.batch_record import number_of
 from ledgerlake.table.latest_table import LatestRecordTable, LatestTable
 from ledgerlake.table.record_table import RecordTable
 from ledgerlake.table.spark_table import open_table
+from ledgerlake.wire.value_schema import NO_SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -66,6 +67,8 @@ class MessagesTable:
         if options.is_of_records:
             kind = LatestRecordTable if options.keeps_latest else RecordTable
             self.table = self._records = kind(options.place, options.partition_columns)
+            if options.json_fields:
+                self.learn(record_of(options.value_schema(NO_SCHEMA)))
             return
         rows = messages_schema(self._transform.columns(pa.struct([])))
         if options.keeps_latest:
