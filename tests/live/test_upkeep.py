@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
 
 from ledgerlake.decode import schema
 from ledgerlake.inspect.verify import verify
@@ -36,6 +37,9 @@ def test_a_running_pipeline_merges_its_files_and_its_table_stays_exact_and_in_or
     topic = runtime.topic(2)
     data = runtime.config(tmp_path, topic)
     data["upkeep"] = {"interval": "200 ms", "busy_percent": 100}
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/iceberg"}
+    data["iceberg"] = {"settings": catalog, "interval": "200 ms"}
+    data["delta"]["iceberg_table"] = "shop.orders"
     path = data["delta"]["path"]
     with running(spark, data):
         for number in range(8):
@@ -46,6 +50,9 @@ def test_a_running_pipeline_merges_its_files_and_its_table_stays_exact_and_in_or
         wait_for_rows(tmp_path, 180)
     assert sorted(values(tmp_path)) == list(range(180))
     assert verify(parse_config(data)).clean
+    iceberg = load_catalog("default", **catalog).load_table("shop.orders")
+    assert len(list(iceberg.snapshots())) > 1
+    assert sorted(int(value) for value in iceberg.scan().to_arrow()["value"].to_pylist()) == list(range(180))
 
 
 def test_a_file_with_a_deletion_vector_of_delta_spark_is_left_and_its_rows_stay_deleted(

@@ -27,12 +27,20 @@ def add(commands: Commands) -> None:
 
 
 def _upkeep(options: argparse.Namespace) -> int:
+    from ledgerlake.pipeline.iceberg import follow
     from ledgerlake.pipeline.upkeep import keep_up
 
-    for kept in keep_up(load_config_with_paths(options.config)):
+    config = load_config_with_paths(options.config)
+    for kept in keep_up(config):
         if options.json:
             print(json.dumps(asdict(kept)))
         else:
             why = f" (it has {', '.join(kept.obstacles)}; run Delta's OPTIMIZE)" if kept.obstacles else ""
             print(f"{kept.table}: {kept.merged:,} small files merged{why}, {kept.removed:,} unused files removed")
+    for followed in follow(config):
+        if options.json:
+            print(json.dumps(asdict(followed)))
+        else:
+            news = "has nothing new" if followed.version is None else f"has version {followed.version} now"
+            print(f"the Iceberg table {followed.iceberg_table} {news}")
     return 0

@@ -23,7 +23,7 @@ from ledgerlake.options.bounds import Bound, parse_end, parse_start
 from ledgerlake.options.declared import declared, from_toml, nearest, option, to_spark, toml_values
 from ledgerlake.options.delay_options import DelayOptions
 from ledgerlake.options.json_fields import JSON_FIELDS
-from ledgerlake.options.kinds import COUNT, DURATION, FLAG, FUNCTION, LIST, PATH, TEXT, URL, choice
+from ledgerlake.options.kinds import COUNT, DURATION, FLAG, FUNCTION, LIST, PATH, SETTINGS, TEXT, URL, choice
 from ledgerlake.options.source_options import SourceOptions
 from ledgerlake.options.spark_options import SparkConfig
 from ledgerlake.options.storage_options import StorageConfig
@@ -51,6 +51,7 @@ SECTIONS = (
     "delay",
     "deliver",
     "upkeep",
+    "iceberg",
     "metrics",
     "spark",
     "storage",
@@ -182,6 +183,12 @@ class DeltaConfig:
         "cannot compute a value: it becomes a row of rejects, or the stream ends with an error.",
         toml="delta.on_mismatch",
     )
+    iceberg_table: str = option(
+        TEXT,
+        "",
+        "The name of an Iceberg table that follows the table, such as `shop.orders`; see `[iceberg]`.",
+        toml="delta.iceberg_table",
+    )
     writer: str = option(
         choice("auto", "arrow", "spark"),
         "auto",
@@ -230,6 +237,7 @@ class TableConfig:
         LIST, (), "As `[delta] partition_by`.", toml="tables.partition_by", shown_default="not partitioned"
     )
     mode: str = option(choice("append", "latest"), "append", "As `[delta] mode`.", toml="tables.mode")
+    iceberg_table: str = option(TEXT, "", "As `[delta] iceberg_table`.", toml="tables.iceberg_table")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -385,6 +393,42 @@ class UpkeepConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class IcebergConfig:
+    """``[iceberg]``: the catalog of Iceberg tables that follow the tables, see
+    ``table.iceberg_table``.
+    """
+
+    catalog: str = option(
+        TEXT,
+        "default",
+        "The name of the catalog. If `pyiceberg` has a configuration of its own for that name, that counts too.",
+        toml="iceberg.catalog",
+    )
+    settings: tuple[tuple[str, str], ...] = option(
+        SETTINGS,
+        (),
+        "Properties of the catalog, as `pyiceberg` takes them: `type`, `uri`, `warehouse` and so on. A secret may be `env:NAME`.",
+        toml="iceberg.settings",
+        is_secret=True,
+        shown_default="none",
+    )
+    interval_ms: int = option(
+        DURATION,
+        60_000,
+        "The time between two snapshots, if the table has something new.",
+        toml="iceberg.interval",
+        shown_default="`1 minute`",
+    )
+    retention_ms: int = option(
+        DURATION,
+        24 * _HOUR_MS,
+        "How long older snapshots can be read; not longer than `[upkeep] retention`.",
+        toml="iceberg.retention",
+        shown_default="`1 day`",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class MetricsConfig:
     """``[metrics]``: the port for Prometheus, see ``pipeline.metrics``."""
 
@@ -411,6 +455,7 @@ class Config:
     metrics: MetricsConfig | None
     tables: tuple[TableConfig, ...] = ()
     upkeep: UpkeepConfig = field(default_factory=UpkeepConfig)
+    iceberg: IcebergConfig = field(default_factory=IcebergConfig)
     spark: SparkConfig = field(default_factory=SparkConfig)
     storage: StorageSettings = ENVIRONMENT
 
@@ -442,6 +487,7 @@ class Config:
                     function=self.delta.function,
                     partition_by=self.delta.partition_by,
                     mode=self.delta.mode,
+                    iceberg_table=self.delta.iceberg_table,
                     is_default=bool(tables),
                 )
             )
@@ -472,6 +518,7 @@ class Config:
             function=table.function,
             partition_by=table.partition_by,
             mode=table.mode,
+            iceberg_table=table.iceberg_table,
         )
 
     @property
@@ -523,6 +570,7 @@ SECTION_CLASSES = (
     DelayConfig,
     DeliverConfig,
     UpkeepConfig,
+    IcebergConfig,
     MetricsConfig,
     SparkConfig,
     StorageConfig,
@@ -591,14 +639,29 @@ def parse_config(data: dict[str, Any]) -> Config:
         metrics=_metrics(data) if "metrics" in data else None,
         tables=tables,
         upkeep=_upkeep(data),
+        iceberg=from_toml(IcebergConfig, "iceberg", data),
         spark=from_toml(SparkConfig, "spark", data),
         storage=from_toml(StorageConfig, "storage", data).settings,
     )
     for options in config.table_options:
         options.check()
+    _check_iceberg(config)
     _check_apart(config)
     check_settings(config.storage, {place.store for place in _places(config).values() if place.store is not None})
     return config
+
+
+def _check_iceberg(config: Config) -> None:
+    """Check the Iceberg tables.
+
+    Raises:
+        UsageError: two tables have one, or old snapshots would name files that are removed.
+    """
+    names = [table.iceberg_table for table in config.table_options if table.iceberg_table]
+    if len(set(names)) < len(names):
+        raise UsageError(f"two tables have the iceberg_table {max(names, key=names.count)}; name another one")
+    if names and config.iceberg.retention_ms > config.upkeep.retention_ms:
+        raise UsageError("[iceberg] retention is longer than [upkeep] retention, after which files are removed")
 
 
 def _check_sections_of_keys(data: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ MESSAGES_TABLE = "messages"
 _WITHOUT_FIELDS = (pb.Schema.NoSchema, pb.Schema.String)
 
 # What does not decide which rows come into a table.
-_NOT_DECISIVE = ("name", "section", "place")
+_NOT_DECISIVE = ("name", "section", "place", "iceberg_table")
 
 _UNKNOWN_YET = {"late", "delivered_at"}
 
@@ -42,6 +42,7 @@ _MOST_CHARACTERS = 200
 
 _PARTS = ("tenant", "namespace", "topic")
 _PLACEHOLDER = re.compile(r"\{(\w*)\}")
+_ICEBERG_NAME = re.compile(r"\w+(\.\w+)+")
 _PLAIN = re.compile(r"[A-Za-z0-9+-][A-Za-z0-9._+-]*")
 _ENCODED = re.compile(rb"[^A-Za-z0-9._+-]")
 
@@ -63,6 +64,7 @@ class TableOptions:
         where: the condition that its messages meet; empty for all.
         json_fields: the definition of the record that JSON values without a schema have; empty if
             they have none.
+        iceberg_table: the name of the Iceberg table that follows it; empty if there is none.
         is_default: it takes what no other table takes.
         is_of_template: its path had placeholders.
     """
@@ -79,6 +81,7 @@ class TableOptions:
     function: str = ""
     partition_by: tuple[str, ...] = ()
     mode: str = "append"
+    iceberg_table: str = ""
     is_default: bool = False
     is_of_template: bool = False
 
@@ -193,6 +196,7 @@ class TableOptions:
             raise UsageError(f'{self.section} json_fields needs shape = "record"')
         if self.keeps_latest and self.partition_by:
             raise UsageError(f'{self.section} partition_by is not for mode = "latest"')
+        self._check_iceberg()
         names = [name.lower() for name in self.partition_columns]
         if len(set(names)) < len(names):
             raise UsageError(f"{self.section} partition_by has one column twice")
@@ -207,6 +211,16 @@ class TableOptions:
                 raise UsageError(
                     f"{self.section} {option} reads late or delivered_at, which are known only when a row is written; leave them out"
                 )
+
+    def _check_iceberg(self) -> None:
+        if self.iceberg_table and not _ICEBERG_NAME.fullmatch(self.iceberg_table):
+            raise UsageError(
+                f"{self.section} iceberg_table is '{self.iceberg_table}'; write a namespace and a name, such as shop.orders"
+            )
+        if self.iceberg_table and (self.is_template or self.keeps_latest):
+            raise UsageError(
+                f'{self.section} iceberg_table is not for a path with placeholders, nor for mode = "latest"'
+            )
 
     @property
     def row_settings(self) -> str:

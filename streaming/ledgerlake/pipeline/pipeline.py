@@ -25,6 +25,7 @@ from ledgerlake.pipeline.checkpoint import as_option
 from ledgerlake.pipeline.commit import BatchResult
 from ledgerlake.pipeline.components import make_components
 from ledgerlake.pipeline.failures import cause_of, own_error
+from ledgerlake.pipeline.iceberg import IcebergTables
 from ledgerlake.pipeline.left_topics import known_topic_partitions
 from ledgerlake.pipeline.plan import plan
 from ledgerlake.pipeline.query_settings import settings_of
@@ -94,6 +95,7 @@ class Pipeline:
         self._components = make_components(config)
         self._republisher: Republisher | None = None
         self._upkeep = Upkeep(config)
+        self._iceberg = IcebergTables(config)
         self._stopping = threading.Event()
         self._batches = BatchWriter(config.stream.name, self._components, self._stopping, self._after_batch)
         self._failure: LedgerlakeError | None = None
@@ -145,6 +147,7 @@ class Pipeline:
             self._republisher.start()
         if self.config.upkeep.enabled and not once:
             self._upkeep.start()
+        self._iceberg.start()
 
     def _start_query(self, stream: DataFrame, once: bool, topic_partitions: int) -> None:
         settings, checkpoint = self.config.stream, self._components.checkpoint.folder
@@ -247,6 +250,7 @@ class Pipeline:
         self._components.cursors.close()
         self._components.cluster.close()
         self._upkeep.wait()
+        self._iceberg.close()
         if self.metrics is not None:
             self.metrics.close()
             self.metrics = None

@@ -15,8 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ledgerlake.decode.columns import first_line
-from ledgerlake.errors import LedgerlakeError
+from ledgerlake.pipeline.attempts import Attempts
 from ledgerlake.pipeline.known_tables import known_tables
 from ledgerlake.runtime.memory import give_back
 from ledgerlake.table.compaction import Compaction
@@ -73,7 +72,7 @@ class Upkeep:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._began_s = 0.0
-        self._failures: dict[str, str] = {}
+        self._attempts = Attempts("upkeep")
         self._obstacles: dict[str, list[str]] = {}
 
     def start(self) -> None:
@@ -98,16 +97,16 @@ class Upkeep:
         interval_s = self._config.upkeep.interval_ms / 1000
         pause_s = interval_s
         while not self._stopping.wait(pause_s):
-            self._attempt("tables", compactions.find)
+            self._attempts.attempt("tables", compactions.find)
             for compaction in compactions.known:
                 self._began_s = time.monotonic()
-                self._attempt(str(compaction.path), compaction.run)
+                self._attempts.attempt(str(compaction.path), compaction.run)
                 self._report_obstacles(compaction)
                 self._rest()
             if time.monotonic() >= vacuum_at_s:
                 vacuum_at_s = time.monotonic() + _VACUUM_INTERVAL_S
-                self._attempt("unused files", lambda: _remove_unused(self._config))
-            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S) if self._failures else interval_s
+                self._attempts.attempt("unused files", lambda: _remove_unused(self._config))
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S) if self._attempts.has_failed else interval_s
 
     def _rest(self) -> None:
         """Rest after a piece of work."""
@@ -125,19 +124,6 @@ class Upkeep:
                 ", ".join(obstacles),
             )
         self._obstacles[path] = obstacles
-
-    def _attempt(self, what: str, work: Callable[[], object]) -> None:
-        """Do a part of the upkeep, and log a failure unless the last attempt failed alike."""
-        try:
-            work()
-        # A failure in a library's native part may be no Exception.
-        except BaseException as error:
-            reason = error.message if isinstance(error, LedgerlakeError) else first_line(error)
-            if self._failures.get(what) != reason:
-                _log.warning("upkeep failed, and will be tried again: %s", reason)
-            self._failures[what] = reason
-        else:
-            self._failures.pop(what, None)
 
 
 def _remove_unused(config: Config) -> list[Vacuumed]:

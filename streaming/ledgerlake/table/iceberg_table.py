@@ -1,0 +1,320 @@
+"""An Iceberg table that has the files of a Delta table, for engines that read Iceberg alone.
+
+The Delta table is the only one that is written. The Iceberg table follows it: a snapshot has the
+files of one version of the Delta table, and its summary says which one:
+
+    ledgerlake.delta-version = "4711"
+    ledgerlake.delta-table   = the id of the Delta table, also a property of the Iceberg table
+
+So a step is the difference between the two, whatever was committed in between: appends, merges of
+small files, deletions of whole files. It is one commit of Iceberg's catalog, which refuses a second
+one from the same snapshot. If a process ends before it knows whether its commit landed, the next
+step reads it from the snapshot. No file is copied, and nothing is added twice.
+
+Files carry no field ids of Iceberg's, so their columns are found by name
+(``schema.name-mapping.default``). Iceberg's partitions are not used: the files have the partition
+columns of Delta too, and their bounds do the same for readers.
+
+The metadata of old snapshots is removed here; ``pyiceberg`` only forgets them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ledgerlake.decode.columns import first_line
+from ledgerlake.errors import SetupError, TableError
+from ledgerlake.stored.secrets import read_variable
+from ledgerlake.table.delta_table import PARTITIONED, existing_table, special_features
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from deltalake import DeltaTable
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.manifest import DataFile, ManifestFile
+    from pyiceberg.table import Table, Transaction
+    from pyiceberg.table.snapshots import Snapshot
+
+    from ledgerlake.stored.places import Place
+
+_VERSION = "ledgerlake.delta-version"
+_TABLE = "ledgerlake.delta-table"
+_NAME_MAPPING = "schema.name-mapping.default"
+
+_PROPERTIES = {
+    # A commit that was refused is planned anew here: another process may have added the same files.
+    "commit.retry.num-retries": "0",
+    "commit.manifest-merge.enabled": "true",
+    "commit.manifest.min-count-to-merge": "20",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+}
+
+# How many old snapshots are there before they are removed together.
+_SNAPSHOTS_AT_ONCE = 20
+
+
+# How many footers of new files are read at once.
+_FOOTERS_AT_ONCE = 8
+
+
+class IcebergTable:
+    """The Iceberg table of one Delta table.
+
+    Args:
+        place: of the Delta table.
+        name: of the Iceberg table, with its namespace.
+        catalog: the name of the catalog, for ``pyiceberg``'s own configuration.
+        settings: properties of the catalog; a secret may be ``env:NAME``.
+        retention_ms: how long older snapshots can be read.
+    """
+
+    def __init__(self, place: Place, name: str, catalog: str, settings: Mapping[str, str], retention_ms: int) -> None:
+        self.place = place
+        self.name = name
+        self._catalog_name = catalog
+        self._settings = dict(settings)
+        self._retention = timedelta(milliseconds=retention_ms)
+        self._catalog: Catalog | None = None
+        self._followed: int | None = None
+        self._delta: DeltaTable | None = None
+
+    def follow(self) -> int | None:
+        """Bring the Iceberg table to the current version of the Delta table; return that version,
+        None if it has nothing new or does not exist.
+
+        Raises:
+            SetupError: ``pyiceberg`` is missing.
+            TableError: a table cannot be read or written, or the Delta table has what Iceberg has
+                not.
+        """
+        try:
+            delta = self._current()
+            if delta is None or delta.version() == self._followed:
+                return None
+            self._check(delta)
+            table = self._open(delta)
+            is_new = _version_of(table.current_snapshot()) != delta.version()
+            if is_new:
+                self._step(table, delta)
+            self._followed = delta.version()
+        except (SetupError, TableError):
+            raise
+        # Catalogs have errors of many libraries.
+        except Exception as error:
+            reason = first_line(error)
+            raise TableError(
+                f"the Iceberg table {self.name} cannot follow the table at {self.place}: {reason}"
+            ) from None
+        return delta.version() if is_new else None
+
+    def _current(self) -> DeltaTable | None:
+        if self._delta is None:
+            self._delta = existing_table(self.place)
+        else:
+            self._delta.update_incremental()
+        return self._delta
+
+    def _check(self, delta: DeltaTable) -> None:
+        """Check that plain files tell all of the Delta table.
+
+        Raises:
+            TableError: they do not.
+        """
+        features = [feature for feature in special_features(delta) if feature != PARTITIONED]
+        if pa.table(delta.deletion_vectors()).num_rows:
+            features.append("deletion vectors")
+        if features:
+            raise TableError(
+                f"the Iceberg table {self.name} cannot follow the table at {self.place}, because that has {', '.join(features)}; "
+                "remove iceberg_table, or what the table has"
+            )
+
+    def _open(self, delta: DeltaTable) -> Table:
+        """Open the Iceberg table, which is made if it does not exist.
+
+        Raises:
+            TableError: it belongs to something else.
+        """
+        catalog = self._opened_catalog()
+        from pyiceberg.exceptions import NoSuchTableError
+
+        identity = str(delta.metadata().id)
+        try:
+            table = catalog.load_table(self.name)
+        except NoSuchTableError:
+            catalog.create_namespace_if_not_exists(self.name.rpartition(".")[0])
+            properties = {**_PROPERTIES, _TABLE: identity}
+            table = catalog.create_table_if_not_exists(self.name, schema=_columns(delta), properties=properties)
+        snapshot = table.current_snapshot()
+        is_own = table.properties.get(_TABLE) == identity and (snapshot is None or _version_of(snapshot) is not None)
+        if not is_own:
+            raise TableError(
+                f"the Iceberg table {self.name} was not made from the table at {self.place}, or another writer has changed it since; "
+                "drop it, and it is made again, or name another one"
+            )
+        return table
+
+    def _opened_catalog(self) -> Catalog:
+        if self._catalog is None:
+            try:
+                from pyiceberg.catalog import load_catalog
+            except ImportError:
+                raise SetupError('Iceberg tables need pyiceberg; install "ledgerlake[iceberg]"') from None
+            settings = {name: read_variable(value) for name, value in self._settings.items()}
+            self._catalog = load_catalog(self._catalog_name, **_store_settings(self.place), **settings)
+        return self._catalog
+
+    def _step(self, table: Table, delta: DeltaTable) -> None:
+        """Commit the difference between the tables as one snapshot."""
+        wanted = {self._uri(name): name for name in pa.table(delta.get_add_actions())["path"].to_pylist()}
+        present = {file.file_path: file for file in _files(table)}
+        summary = {_VERSION: str(delta.version()), _TABLE: str(delta.metadata().id)}
+        removed = [present[uri] for uri in present.keys() - wanted.keys()]
+        new = [wanted[uri] for uri in sorted(wanted.keys() - present.keys())]
+        with table.transaction() as transaction:
+            _add_columns(transaction, delta)
+            update = transaction.update_snapshot(summary)
+            with update.overwrite() if removed else update.merge_append() as snapshot:
+                for file in removed:
+                    snapshot.delete_data_file(file)
+                for added in self._described(transaction, new):
+                    snapshot.append_data_file(added)
+        self._remove_old(table)
+
+    def _described(self, transaction: Transaction, names: list[str]) -> Iterator[DataFile]:
+        """Yield Iceberg's entries of files, with the bounds in their footers."""
+        from pyiceberg.io import pyarrow as files
+        from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+
+        table = transaction.table_metadata
+        columns = files.compute_statistics_plan(table.schema(), table.properties)
+        none = files.MetricsMode(files.MetricModeTypes.NONE)
+        ids = _IdsOfPaths(files.parquet_path_to_id_mapping(table.schema()))
+
+        def describe(name: str) -> DataFile:
+            place = self.place / name
+            filesystem = place.filesystem()
+            footer = pq.read_metadata(place.root, filesystem=filesystem)
+            left_out = {number: replace(columns[number], mode=none) for number in _without_bounds(footer, ids)}
+            statistics = files.data_file_statistics_from_parquet_metadata(footer, columns | left_out, ids)
+            return DataFile.from_args(
+                content=DataFileContent.DATA,
+                file_path=self._uri(name),
+                file_format=FileFormat.PARQUET,
+                partition=statistics.partition(table.spec(), table.schema()),
+                file_size_in_bytes=filesystem.get_file_info(place.root).size,
+                spec_id=table.default_spec_id,
+                **statistics.to_serialized_dict(),
+            )
+
+        with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as executor:
+            yield from executor.map(describe, names)
+
+    def _uri(self, name: str) -> str:
+        place = self.place.absolute / name
+        return f"file://{place.root}" if place.is_local else place.uri
+
+    def _remove_old(self, table: Table) -> None:
+        """Forget snapshots that are older than the retention, and remove what only they have. A
+        failure leaves files that nothing names.
+        """
+        limit = datetime.now(timezone.utc) - self._retention
+        current = table.current_snapshot()
+        old = [
+            snapshot
+            for snapshot in table.snapshots()
+            if snapshot.timestamp_ms < limit.timestamp() * 1000 and snapshot != current
+        ]
+        if len(old) < _SNAPSHOTS_AT_ONCE:
+            return
+        before = {manifest for snapshot in old for manifest in _metadata_files(table, snapshot)}
+        table.maintenance.expire_snapshots().by_ids([snapshot.snapshot_id for snapshot in old]).commit()
+        table.refresh()
+        kept = {file for snapshot in table.snapshots() for file in _metadata_files(table, snapshot)}
+        for file in before - kept:
+            with contextlib.suppress(OSError):
+                table.io.delete(file)
+
+
+def _without_bounds(footer: pq.FileMetaData, ids: dict[str, int]) -> Iterator[int]:
+    """Yield the columns of a file of which a row group has no bounds: ours have those that readers
+    need.
+    """
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        for position in range(group.num_columns):
+            column = group.column(position)
+            if not column.is_stats_set:
+                yield ids[column.path_in_schema]
+
+
+class _IdsOfPaths(dict[str, int]):
+    """The field ids of columns by their paths in Parquet files. Delta's own writers name the inner
+    parts of maps and arrays otherwise than pyarrow.
+    """
+
+    def __missing__(self, path: str) -> int:
+        name = path.replace(".entries.", ".key_value.").replace(".list.item", ".list.element")
+        if name == path:
+            raise KeyError(path)
+        return self[name]
+
+
+def _version_of(snapshot: Snapshot | None) -> int | None:
+    """Return the version of the Delta table that a snapshot has; None if it has none."""
+    version = None if snapshot is None or snapshot.summary is None else snapshot.summary[_VERSION]
+    return None if version is None else int(version)
+
+
+def _columns(delta: DeltaTable) -> pa.Schema:
+    return pa.schema(delta.schema())
+
+
+def _add_columns(transaction: Transaction, delta: DeltaTable) -> None:
+    """Add the columns that the Iceberg table lacks, and their names in files."""
+    with transaction.update_schema() as update:
+        update.union_by_name(_columns(delta))
+    mapping = transaction.table_metadata.schema().name_mapping.model_dump_json()
+    if transaction.table_metadata.properties.get(_NAME_MAPPING) != mapping:
+        transaction.set_properties({_NAME_MAPPING: mapping})
+
+
+def _files(table: Table) -> Iterator[DataFile]:
+    """Yield the files of the current snapshot."""
+    snapshot = table.current_snapshot()
+    for manifest in _manifests(table, snapshot) if snapshot is not None else ():
+        for entry in manifest.fetch_manifest_entry(table.io):
+            yield entry.data_file
+
+
+def _manifests(table: Table, snapshot: Snapshot) -> list[ManifestFile]:
+    return snapshot.manifests(table.io)
+
+
+def _metadata_files(table: Table, snapshot: Snapshot) -> Iterator[str]:
+    """Yield the files that say which data files a snapshot has."""
+    yield snapshot.manifest_list
+    for manifest in _manifests(table, snapshot):
+        yield manifest.manifest_path
+
+
+def _store_settings(place: Place) -> dict[str, Any]:
+    """Return what ``pyiceberg`` needs to open files of S3, from ``[storage]``."""
+    settings = place.settings.resolved()
+    values = {
+        "s3.endpoint": settings.endpoint_url,
+        "s3.region": settings.region,
+        "s3.access-key-id": settings.access_key_id,
+        "s3.secret-access-key": settings.secret_access_key,
+        "s3.session-token": settings.session_token,
+    }
+    return {name: value for name, value in values.items() if value}

@@ -1,0 +1,178 @@
+"""An Iceberg table that follows a Delta table, over anything that happens to either. ``pyiceberg``
+and ``deltalake`` read what is compared.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import CommitStateUnknownException
+from pyiceberg.table import Table as OpenedIceberg
+
+from ledgerlake.errors import TableError
+from ledgerlake.stored.places import Place
+from ledgerlake.table.compaction import Compaction
+from ledgerlake.table.iceberg_table import IcebergTable
+from tests.table.test_compaction import Writer
+from tests.table.test_latest_table import Written, message
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NAME = "shop.orders"
+DAY_MS = 24 * 60 * 60 * 1000
+
+
+def settings(folder: Path) -> dict[str, str]:
+    return {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+
+
+def follower(folder: Path, retention_ms: int = DAY_MS, place: Place | None = None) -> IcebergTable:
+    return IcebergTable(place or Place(str(folder / "messages")), NAME, "default", settings(folder), retention_ms)
+
+
+def iceberg(folder: Path) -> OpenedIceberg:
+    return load_catalog("default", **settings(folder)).load_table(NAME)
+
+
+def rows(table: pa.Table) -> list[tuple[Any, ...]]:
+    names = ("partition", "ledger_id", "entry_id", "value", "broker_timestamp")
+    return sorted(zip(*(table[name].to_pylist() for name in names), strict=True))
+
+
+def compared(folder: Path) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+    return rows(read(folder)), rows(DeltaTable(str(folder / "messages")).to_pyarrow_table())
+
+
+def read(folder: Path, **scan: Any) -> pa.Table:
+    # pyiceberg's own tables mix no files of deltalake with others.
+    return iceberg(folder).scan(**scan).to_arrow_batch_reader().read_all()
+
+
+class Interrupted(BaseException):
+    """The process ends."""
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_it_has_the_rows_of_the_delta_table_over_merges_deletions_and_lost_answers(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(seed)
+    writer = Writer(Place(str(tmp_path / "messages")))
+    followers = [follower(tmp_path), follower(tmp_path)]
+    commit = OpenedIceberg._do_commit
+
+    def unreliable(table: OpenedIceberg, *arguments: Any, **named: Any) -> None:
+        fate = chance.random()
+        if fate < 0.15:
+            raise Interrupted
+        if fate < 0.3:
+            # The other follower comes first.
+            monkeypatch.setattr(OpenedIceberg, "_do_commit", commit)
+            follower(tmp_path).follow()
+        commit(table, *arguments, **named)
+        if 0.3 < fate < 0.5:
+            raise chance.choice([Interrupted(), CommitStateUnknownException("the answer was lost"), OSError("lost")])
+
+    for _ in range(25):
+        step = chance.random()
+        if step < 0.5:
+            writer.commit()
+        elif step < 0.6:
+            Compaction(writer.table.path, writer.table.schema).run()
+        elif step < 0.65:
+            DeltaTable(str(tmp_path / "messages")).delete(f"entry_id % 7 = {chance.randrange(7)}")
+        else:
+            monkeypatch.setattr(OpenedIceberg, "_do_commit", unreliable)
+            try:
+                chance.choice(followers).follow()
+            except (Interrupted, TableError):
+                followers = [follower(tmp_path), follower(tmp_path)]
+            monkeypatch.setattr(OpenedIceberg, "_do_commit", commit)
+    follower(tmp_path).follow()
+    there, expected = compared(tmp_path)
+    assert there == expected
+    for snapshot in iceberg(tmp_path).snapshots():
+        assert snapshot.summary is not None
+        version = int(snapshot.summary["ledgerlake.delta-version"] or -1)
+        of_version = DeltaTable(str(tmp_path / "messages"), version=version).to_pyarrow_table()
+        assert rows(read(tmp_path, snapshot_id=snapshot.snapshot_id)) == rows(of_version)
+
+
+def test_a_step_is_nothing_if_there_is_nothing_new_or_no_table(tmp_path: Path) -> None:
+    first = follower(tmp_path)
+    assert first.follow() is None
+    writer = Writer(Place(str(tmp_path / "messages")))
+    writer.commit()
+    assert first.follow() == 1
+    assert first.follow() is None
+    assert follower(tmp_path).follow() is None
+    assert len(list(iceberg(tmp_path).snapshots())) == 1
+
+
+def test_a_column_that_the_delta_table_gets_comes_with_its_first_rows(tmp_path: Path) -> None:
+    place = Place(str(tmp_path / "t"))
+    nested = pa.array([{"a": 1, "tags": ["x"], "by_name": [("k", "v")]}])
+    write_deltalake(place.uri, pa.table({"id": [1], "record": nested}))
+    table = follower(tmp_path, place=place)
+    table.follow()
+    more = pa.array([{"a": 2, "tags": ["y"], "by_name": [("k", "w")], "b": "new"}])
+    write_deltalake(place.uri, pa.table({"id": [2], "record": more, "note": ["n"]}), mode="append", schema_mode="merge")
+    table.follow()
+    read = iceberg(tmp_path).scan().to_arrow().sort_by("id").to_pylist()
+    assert [row["note"] for row in read] == [None, "n"]
+    assert [row["record"]["b"] for row in read] == [None, "new"]
+    assert iceberg(tmp_path).scan(row_filter="note = 'n'").to_arrow()["id"].to_pylist() == [2]
+
+
+def test_old_snapshots_go_with_their_files_and_the_newest_stays(tmp_path: Path) -> None:
+    writer = Writer(Place(str(tmp_path / "messages")))
+    table = follower(tmp_path, retention_ms=0)
+    for _ in range(60):
+        writer.commit()
+        table.follow()
+    metadata = tmp_path / "warehouse" / "shop" / "orders" / "metadata"
+    assert len(list(iceberg(tmp_path).snapshots())) <= 21
+    assert len(list(metadata.iterdir())) < 100
+    there, expected = compared(tmp_path)
+    assert there == expected
+
+
+def test_an_iceberg_table_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    Writer(Place(str(tmp_path / "messages"))).commit()
+    follower(tmp_path).follow()
+    iceberg(tmp_path).append(iceberg(tmp_path).scan().to_arrow())
+    Writer(Place(str(tmp_path / "others"))).commit()
+    for place in ("messages", "others"):
+        with pytest.raises(TableError, match="drop it"):
+            follower(tmp_path, place=Place(str(tmp_path / place))).follow()
+    catalog = load_catalog("default", **settings(tmp_path))
+    catalog.drop_table(NAME)
+    follower(tmp_path).follow()
+    there, expected = compared(tmp_path)
+    assert there == expected
+
+
+def test_a_delta_table_that_is_made_again_is_another_one(tmp_path: Path) -> None:
+    Writer(Place(str(tmp_path / "messages"))).commit()
+    table = follower(tmp_path)
+    table.follow()
+    shutil.rmtree(tmp_path / "messages")
+    Writer(Place(str(tmp_path / "messages"))).commit()
+    with pytest.raises(TableError, match="was not made from"):
+        follower(tmp_path).follow()
+
+
+def test_deletion_vectors_are_refused_in_words(tmp_path: Path) -> None:
+    written = Written(tmp_path)
+    written.batch([message(0, "a", b"1"), message(1, "b", b"2"), message(2, "c", b"3")])
+    written.batch([message(3, "a", b"4")])
+    with pytest.raises(TableError, match="because that has deletion vectors"):
+        follower(tmp_path, place=written.path).follow()
+    assert not (tmp_path / "catalog.db").exists()
