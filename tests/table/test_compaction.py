@@ -16,7 +16,7 @@ from ledgerlake.errors import TableError
 from ledgerlake.inspect.table_rows import TableRows, out_of_order
 from ledgerlake.options.spark_options import SparkConfig
 from ledgerlake.stored.places import Place
-from ledgerlake.table import compaction, file_groups, replacement
+from ledgerlake.table import compaction, file_groups, log_commit, replacement
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.compaction import Compaction
 from ledgerlake.table.delta_table import Table, data_folder, open_delta, read_commit
@@ -252,7 +252,8 @@ def test_a_merged_file_is_never_deleted_while_its_commit_may_be_ours(
         return read(path, version)
 
     monkeypatch.setattr(Place, "create_file", meet_own_attempt)
-    monkeypatch.setattr(replacement, "read_commit", fail_after_it)
+    for module in (replacement, log_commit):
+        monkeypatch.setattr(module, "read_commit", fail_after_it)
     with pytest.raises(TableError, match="the store does not answer"):
         writer.compaction().run()
     monkeypatch.undo()

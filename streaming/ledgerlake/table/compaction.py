@@ -31,7 +31,6 @@ from ledgerlake.decode.columns import first_line
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.errors import TableError
 from ledgerlake.table.delta_table import (
-    DEFAULT_CHECKPOINT_INTERVAL,
     PARTITIONED,
     column_differences,
     data_folder,
@@ -41,6 +40,7 @@ from ledgerlake.table.delta_table import (
 )
 from ledgerlake.table.file_groups import TableFile, groups_to_merge
 from ledgerlake.table.layout import file_schema, partition_text, rows_of_table
+from ledgerlake.table.log_commit import ENGINE, checkpoint_interval
 from ledgerlake.table.ordered_files import (
     ROW_GROUP_BYTES,
     BufferedWriter,
@@ -51,7 +51,7 @@ from ledgerlake.table.ordered_files import (
     merge_sorted,
     read_row_groups,
 )
-from ledgerlake.table.replacement import ENGINE, replace_files
+from ledgerlake.table.replacement import replace_files
 from ledgerlake.table.vacuum import is_own_file
 
 if TYPE_CHECKING:
@@ -166,9 +166,8 @@ class Compaction:
             self.obstacles.append(f"another writer that merges its files ({self._rival})")
         files = list(_files_of(table, self._unfit))
         self._unfit &= {file.name for file in files}
-        interval = int(table.metadata().configuration.get("delta.checkpointInterval", DEFAULT_CHECKPOINT_INTERVAL))
         groups = [] if self.obstacles else [group for part in _by_partition(files) for group in groups_to_merge(part)]
-        return _Plan(version, rows, groups, interval)
+        return _Plan(version, rows, groups, checkpoint_interval(table))
 
     def _look_for_rivals(self, version: int) -> None:
         first = max(0, version - _COMMITS_LOOKED_AT) if self._looked_at is None else self._looked_at + 1

@@ -9,17 +9,15 @@ changes, and the commit carries the micro-batch's numbers as every table's does 
 The same commit writes files again of which most rows are deleted, and merges small ones, as far as
 that is little work. Nobody else has to: upkeep leaves such a table alone.
 
-delta-rs commits no deletion vectors from Python. So the commit is a file of the log that is written
-here, and created only if there is none of that version. The index is read from the table when a
-query starts, and whenever another writer has changed the table's files.
+delta-rs commits no deletion vectors from Python, so the commit is written here (see
+``log_commit``). The index is read from the table when a query starts, and whenever another writer
+has changed the table's files.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,17 +31,15 @@ from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.errors import TableError
 from ledgerlake.table.deletion_vectors import pack_vectors
 from ledgerlake.table.delta_table import (
-    DEFAULT_CHECKPOINT_INTERVAL,
     LATEST,
     MODE,
     Table,
-    commit_file,
     data_folder,
-    open_delta,
     read_commit,
 )
 from ledgerlake.table.latest_index import FileRows, LatestIndex, key_hashes, ranks
 from ledgerlake.table.layout import path_in_file, record_of
+from ledgerlake.table.log_commit import OwnCommit, checkpoint_interval, write_checkpoint
 from ledgerlake.table.log_state import read_state
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile, read_row_groups
 from ledgerlake.table.record_table import RecordTable
@@ -54,15 +50,11 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from numpy.typing import NDArray
 
-    from ledgerlake.stored.places import Place
-
-Action = dict[str, Any]
+    from ledgerlake.table.log_commit import Action
 
 _VECTORS = "delta.enableDeletionVectors"
 _APPEND_ONLY = "delta.appendOnly"
 
-ENGINE = "ledgerlake"
-_ATTEMPT = "ledgerlakeAttempt"
 _ATTEMPTS = 20
 
 _KEY_COLUMNS = ("key", "key_bytes", "is_null")
@@ -147,7 +139,8 @@ class _LatestCommits(Table):
                 self._check_not_there(state.version, table.version(), numbers)
                 self._compare(table)
                 continue
-            self._write_checkpoint(table, self._state.version)
+            if self._state.version % checkpoint_interval(table) == 0:
+                write_checkpoint(self.path)
             return
         raise OSError("other writers commit to the table without pause")
 
@@ -161,18 +154,6 @@ class _LatestCommits(Table):
             actions = read_commit(self.path, number)
             if not {action["txn"]["appId"] for action in actions if "txn" in action}.isdisjoint(numbers):
                 raise OSError("a concurrent transaction has the same app id")
-
-    def _write_checkpoint(self, table: DeltaTable, version: int) -> None:
-        """Write the checkpoint of the log that delta-rs would write, and clean the log. A failure
-        does no harm: the next one does it.
-        """
-        interval = int(table.metadata().configuration.get("delta.checkpointInterval", DEFAULT_CHECKPOINT_INTERVAL))
-        if version % interval:
-            return
-        with contextlib.suppress(DeltaError, OSError):
-            newest = open_delta(self.path)
-            newest.create_checkpoint()
-            newest.cleanup_metadata()
 
     def _current_state(self, table: DeltaTable) -> _State:
         """Return the state of a version of the table; it is read if another writer changed files
@@ -266,18 +247,8 @@ class _Change:
         entries = dict(self._state.entries)
         removed = [entries.pop(name) for name in {*rewritten, *self._touched} if name in entries]
         added = self._entries(rewritten, written)
-        attempt = uuid.uuid4().hex
-        content = self._content(attempt, removed, list(added.values()), numbers, metadata)
         version = self._state.version + 1
-        place = commit_file(self._table.path, version)
-        try:
-            is_ours = place.create_file(content)
-        except OSError:
-            with contextlib.suppress(FileNotFoundError, ValueError):
-                if _is_own(self._table.path, version, attempt):
-                    return _State(version, entries | added, self._index)
-            raise
-        if not is_ours and not _is_own(self._table.path, version, attempt):
+        if not self._commit(removed, list(added.values()), numbers, metadata).land(version):
             raise _OvertakenError
         return _State(version, entries | added, self._index)
 
@@ -357,33 +328,20 @@ class _Change:
             if live.num_rows:
                 yield live
 
-    def _content(
+    def _commit(
         self,
-        attempt: str,
         removed: Sequence[Action],
         added: Sequence[Action],
         numbers: dict[str, int],
         metadata: dict[str, str] | None,
-    ) -> bytes:
+    ) -> OwnCommit:
         now_ms = int(time.time() * 1000)
-        actions: list[dict[str, Any]] = [
-            {
-                "commitInfo": {
-                    "timestamp": now_ms,
-                    "operation": "WRITE",
-                    "operationParameters": {"mode": "Append"},
-                    "readVersion": self._state.version,
-                    "isBlindAppend": False,
-                    "engineInfo": ENGINE,
-                    _ATTEMPT: attempt,
-                    **(metadata or {}),
-                }
-            },
+        actions: list[Action] = [
             *({"txn": {"appId": name, "version": number, "lastUpdated": now_ms}} for name, number in numbers.items()),
             *({"remove": _removed(entry, now_ms)} for entry in removed),
             *({"add": entry} for entry in added),
         ]
-        return "".join(json.dumps(action, separators=(",", ":")) + "\n" for action in actions).encode()
+        return OwnCommit(self._table.path, "WRITE", {"mode": "Append"}, self._state.version, actions, metadata)
 
 
 @dataclass(frozen=True)
@@ -431,15 +389,6 @@ def _removed(entry: Action, now_ms: int) -> Action:
         "size": entry["size"],
         **({"deletionVector": vector} if vector else {}),
     }
-
-
-def _is_own(path: Place, version: int, attempt: str) -> bool:
-    """Return whether a version is this attempt's.
-
-    Raises:
-        OSError, ValueError: it cannot be read, so nobody knows.
-    """
-    return any(action.get("commitInfo", {}).get(_ATTEMPT) == attempt for action in read_commit(path, version))
 
 
 def _same_files(one: dict[str, Action], other: dict[str, Action]) -> bool:

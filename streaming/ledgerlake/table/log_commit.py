@@ -1,0 +1,117 @@
+"""Commits that delta-rs does not make from Python: files of a table's log that are written here.
+
+A commit is a file with one action a line, named by its version. It is created only if there is none
+of that version; by this rule all writers agree on an order. Its ``commitInfo`` has
+``ledgerlakeAttempt``, a random text by which a process finds its own commit: a store may keep the file
+and answer with a failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from deltalake.exceptions import DeltaError
+
+from ledgerlake.table.delta_table import DEFAULT_CHECKPOINT_INTERVAL, commit_file, open_delta, read_commit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from deltalake import DeltaTable
+
+    from ledgerlake.stored.places import Place
+
+Action = dict[str, Any]
+
+ENGINE = "ledgerlake"
+
+_ATTEMPT = "ledgerlakeAttempt"
+
+
+class OwnCommit:
+    """The content of a commit, and whether it landed.
+
+    Args:
+        operation, parameters: for the history.
+        read_version: the version of the table from which the actions follow.
+        more: further fields of ``commitInfo``.
+    """
+
+    def __init__(
+        self,
+        path: Place,
+        operation: str,
+        parameters: dict[str, Any],
+        read_version: int,
+        actions: Sequence[Action],
+        more: dict[str, Any] | None = None,
+    ) -> None:
+        self._path = path
+        self._attempt = uuid.uuid4().hex
+        info = {
+            "timestamp": int(time.time() * 1000),
+            "operation": operation,
+            "operationParameters": parameters,
+            "readVersion": read_version,
+            "isBlindAppend": False,
+            "engineInfo": ENGINE,
+            _ATTEMPT: self._attempt,
+            **(more or {}),
+        }
+        lines = [json.dumps(action, separators=(",", ":")) for action in ({"commitInfo": info}, *actions)]
+        self._content = "".join(f"{line}\n" for line in lines).encode()
+
+    def create(self, version: int) -> bool:
+        """Create the commit's file; return False if there is one of that version already, which may
+        be this one (``is_at``).
+
+        Raises:
+            OSError: the store does not do what it is asked; it may have done it all the same.
+        """
+        return commit_file(self._path, version).create_file(self._content)
+
+    def is_in(self, actions: Sequence[Action]) -> bool:
+        """Return whether the actions of a version are those of this commit."""
+        return any(action.get("commitInfo", {}).get(_ATTEMPT) == self._attempt for action in actions)
+
+    def is_at(self, version: int) -> bool:
+        """Return whether a version is this commit.
+
+        Raises:
+            OSError, ValueError: it cannot be read, so nobody knows.
+        """
+        return self.is_in(read_commit(self._path, version))
+
+    def land(self, version: int) -> bool:
+        """Commit as that version; return False if another writer's commit came first.
+
+        Raises:
+            OSError: the store does not do what it is asked, and it is not known whether the commit
+                landed.
+        """
+        try:
+            return self.create(version) or self.is_at(version)
+        except OSError:
+            with contextlib.suppress(FileNotFoundError, ValueError):
+                if self.is_at(version):
+                    return True
+            raise
+
+
+def checkpoint_interval(table: DeltaTable) -> int:
+    """Return after how many commits the log of a table gets a checkpoint."""
+    return int(table.metadata().configuration.get("delta.checkpointInterval", DEFAULT_CHECKPOINT_INTERVAL))
+
+
+def write_checkpoint(path: Place) -> None:
+    """Write the checkpoint of the log that delta-rs would write with its own commit, and clean the
+    log. A failure does no harm: the next one does it.
+    """
+    with contextlib.suppress(DeltaError, OSError):
+        newest = open_delta(path)
+        newest.create_checkpoint()
+        newest.cleanup_metadata()
