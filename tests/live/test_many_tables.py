@@ -20,6 +20,7 @@ from ledgerlake.api import parse_config
 from ledgerlake.errors import CheckpointError, SetupError, TableError
 from ledgerlake.inspect.verify import verify
 from ledgerlake.pipeline.upkeep import keep_up
+from ledgerlake.table import compaction, file_groups
 from tests.live.pipelines import rejects_rows, run_once, running
 from tests.live.runtime import wait_until
 from tests.live.test_schemas import send
@@ -347,6 +348,30 @@ def test_upkeep_merges_the_files_of_each_partition(runtime: Runtime, spark: Spar
     assert sorted(after, key=str) == sorted(before, key=str)
     assert [row["id"] for row in after if row["country"] == "de"] == list(range(0, 36, 3))
     assert verify(done).clean
+
+
+def test_a_clustered_table_is_so_for_spark_too_and_the_stream_goes_on_after_its_optimize(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = runtime.topic()
+    clustered = {"path": "t", "shape": "record", "cluster_by": ["country", "pulsar.broker_timestamp"]}
+    data = config(runtime, tmp_path, [topic], [clustered, {"path": "all"}])
+    data["source"]["max_rows_per_trigger"] = 3
+    send(runtime, topic, ps.JsonSchema(Sale), [sale(number) for number in range(36)], batching_enabled=False)
+    done = run_once(spark, data)
+    monkeypatch.setattr(file_groups, "LAST_LEVEL", 0)
+    monkeypatch.setattr(compaction, "_CLUSTER_BYTES", 1000)
+    assert keep_up(done)[0].merged > 0
+    assert verify(done).clean
+    path = str(tmp_path / "t")
+    detail = spark.sql(f"describe detail delta.`{path}`").first()
+    assert detail is not None
+    assert detail.clusteringColumns == ["country", "pulsar.broker_timestamp"]
+    spark.sql(f"optimize delta.`{path}`")
+    send(runtime, topic, ps.JsonSchema(Sale), [sale(number) for number in range(36, 40)], batching_enabled=False)
+    run_once(spark, data)
+    assert sorted(row["id"] for row in rows_of(tmp_path, "t")) == list(range(40))
+    assert spark.read.format("delta").load(path).where("country = 'de'").count() == len(range(0, 40, 3))
 
 
 def test_a_table_that_is_partitioned_otherwise_is_refused(

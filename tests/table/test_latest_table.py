@@ -20,7 +20,7 @@ from deltalake.transaction import AddAction
 from ledgerlake.decode import schema
 from ledgerlake.errors import TableError
 from ledgerlake.stored.places import Place
-from ledgerlake.table import latest_table
+from ledgerlake.table import latest_table, log_commit
 from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.delta_table import Table, data_folder, read_commit
 from ledgerlake.table.latest_index import FileRows, LatestIndex, key_hashes, ranks
@@ -286,7 +286,7 @@ def test_an_answer_that_is_lost_and_a_log_that_cannot_be_read_lose_nothing(
 
     with monkeypatch.context() as changed:
         changed.setattr(Place, "create_file", lose)
-        changed.setattr(latest_table, "read_commit", refuse)
+        changed.setattr(log_commit, "read_commit", refuse)
         written.batch([message(3, "a", b"2"), message(4, "c", b"2")])
     assert written.values() == {"a": b"2", "b": b"1", "c": b"2"}
     written.batch([message(5, "b", b"3")])

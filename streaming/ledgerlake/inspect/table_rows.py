@@ -18,6 +18,7 @@ from ledgerlake.errors import TableError
 from ledgerlake.options.spark_options import LOCAL_MASTER, SparkConfig
 from ledgerlake.runtime.hadoop import connect_store
 from ledgerlake.stored.places import Place
+from ledgerlake.table.compaction import CLUSTERED_PREFIX
 from ledgerlake.table.delta_table import PARTITIONED, open_delta, special_features
 from ledgerlake.table.ordered_files import sort_keys
 from ledgerlake.table.vacuum import is_own_file
@@ -60,6 +61,11 @@ class TableRows:
             self._files = actions["path"].to_pylist()
             names = [name for name in actions.column_names if name.startswith("partition.")]
             self._partitions = [str(row) for row in actions.select([*names, "path"]).drop(["path"]).to_pylist()]
+            # The files of one merge divide its rows, so they have no order among themselves.
+            self._partitions = [
+                f"{partition} {name if name.startswith(CLUSTERED_PREFIX) else ''}"
+                for partition, name in zip(self._partitions, self._files, strict=True)
+            ]
             self._partitioned_by = [f"`{name}`" for name in table.metadata().partition_columns]
             features = special_features(table)
             # Such files do not have all columns by their names.
@@ -78,8 +84,8 @@ class TableRows:
         return [file for files in self.partitions_of(name, end) for file in files]
 
     def partitions_of(self, name: str, end: Position) -> list[list[pa.Table]]:
-        """Return what ``files_of`` does, apart for each partition of the table. Rows have an order
-        in each of those.
+        """Return what ``files_of`` does, apart for each partition of the table, and for each
+        clustered file. Rows have an order in each of those.
         """
         if self._tables is None and self._needs_spark:
             self._tables, self._partitions = self._read_by_spark()

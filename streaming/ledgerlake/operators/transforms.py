@@ -25,6 +25,7 @@ from ledgerlake.decode.record_rows import PULSAR_FIELDS, RECORD_COLUMN, Misfit, 
 from ledgerlake.errors import SetupError
 from ledgerlake.operators.row_functions import row_function
 from ledgerlake.table.layout import record_of, to_file
+from ledgerlake.table.ordered_files import bounded_paths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -108,6 +109,7 @@ class RowTransform:
         known = columns if self._table.is_of_records else messages_schema(columns)
         check_names(pa.struct(list(known)), f"{self._table.section} partition_by", "")
         self._check_partitions({field.name: field.type for field in known})
+        self._check_clusters(columns)
         return columns
 
     def apply(self, rows: pa.RecordBatch, columns: pa.StructType) -> Transformed:
@@ -234,6 +236,19 @@ class RowTransform:
                     f"{self._table.section} partition_by names {name}, which is {known[name]}; a table is partitioned by texts, whole "
                     "numbers, dates and flags"
                 )
+
+    def _check_clusters(self, columns: pa.StructType) -> None:
+        """Check that a table with these columns can be clustered as it should be.
+
+        Raises:
+            SetupError: it cannot.
+        """
+        known = bounded_paths(rows_schema(columns) if self._table.is_of_records else messages_schema(columns))
+        unknown = [name for name in self._table.cluster_by if name not in known]
+        if unknown:
+            raise SetupError(
+                f"{self._table.section} cluster_by names {unknown[0]}; a table can be clustered by {', '.join(known)}"
+            )
 
 
 def united_columns(known: pa.StructType, columns: pa.StructType, section: str) -> pa.StructType:

@@ -170,6 +170,13 @@ class DeltaConfig:
         toml="delta.partition_by",
         shown_default="not partitioned",
     )
+    cluster_by: tuple[str, ...] = option(
+        LIST,
+        (),
+        "Columns by which upkeep clusters the files, up to four: names, or `pulsar.NAME`.",
+        toml="delta.cluster_by",
+        shown_default="not clustered",
+    )
     mode: str = option(
         choice("append", "latest"),
         "append",
@@ -235,6 +242,9 @@ class TableConfig:
     function: str = option(FUNCTION, "", "As `[delta] function`.", toml="tables.function")
     partition_by: tuple[str, ...] = option(
         LIST, (), "As `[delta] partition_by`.", toml="tables.partition_by", shown_default="not partitioned"
+    )
+    cluster_by: tuple[str, ...] = option(
+        LIST, (), "As `[delta] cluster_by`.", toml="tables.cluster_by", shown_default="not clustered"
     )
     mode: str = option(choice("append", "latest"), "append", "As `[delta] mode`.", toml="tables.mode")
     iceberg_table: str = option(TEXT, "", "As `[delta] iceberg_table`.", toml="tables.iceberg_table")
@@ -486,6 +496,7 @@ class Config:
                     sql=self.delta.sql,
                     function=self.delta.function,
                     partition_by=self.delta.partition_by,
+                    cluster_by=self.delta.cluster_by,
                     mode=self.delta.mode,
                     iceberg_table=self.delta.iceberg_table,
                     is_default=bool(tables),
@@ -517,6 +528,7 @@ class Config:
             sql=table.sql,
             function=table.function,
             partition_by=table.partition_by,
+            cluster_by=table.cluster_by,
             mode=table.mode,
             iceberg_table=table.iceberg_table,
         )
@@ -736,8 +748,10 @@ def _delta(data: dict[str, Any], tables: tuple[TableConfig, ...]) -> DeltaConfig
         raise UsageError(
             '[delta] shape = "record", mode = "latest" and partition_by need path: the pipeline itself makes such a table'
         )
-    if (delta.shape == "record" or delta.mode == "latest") and delta.writer == "spark":
-        raise UsageError('[delta] shape = "record" and mode = "latest" are not for writer = "spark"; remove writer')
+    if (delta.shape == "record" or delta.mode == "latest" or delta.cluster_by) and delta.writer == "spark":
+        raise UsageError(
+            '[delta] shape = "record", mode = "latest" and cluster_by are not for writer = "spark"; remove writer'
+        )
     if delta.rejects_path and not delta.path and not tables:
         raise UsageError("[delta] rejects_path needs path; without it, name the table of rejects by rejects_table")
     if delta.rejects_table and not delta.table:

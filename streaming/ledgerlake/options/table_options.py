@@ -33,7 +33,7 @@ MESSAGES_TABLE = "messages"
 _WITHOUT_FIELDS = (pb.Schema.NoSchema, pb.Schema.String)
 
 # What does not decide which rows come into a table.
-_NOT_DECISIVE = ("name", "section", "place", "iceberg_table")
+_NOT_DECISIVE = ("name", "section", "place", "iceberg_table", "cluster_by")
 
 _UNKNOWN_YET = {"late", "delivered_at"}
 
@@ -42,6 +42,8 @@ _MOST_CHARACTERS = 200
 
 _PARTS = ("tenant", "namespace", "topic")
 _PLACEHOLDER = re.compile(r"\{(\w*)\}")
+_MOST_CLUSTERING_COLUMNS = 4
+
 _ICEBERG_NAME = re.compile(r"\w+(\.\w+)+")
 _PLAIN = re.compile(r"[A-Za-z0-9+-][A-Za-z0-9._+-]*")
 _ENCODED = re.compile(rb"[^A-Za-z0-9._+-]")
@@ -64,6 +66,7 @@ class TableOptions:
         where: the condition that its messages meet; empty for all.
         json_fields: the definition of the record that JSON values without a schema have; empty if
             they have none.
+        cluster_by: the columns by which its files are clustered.
         iceberg_table: the name of the Iceberg table that follows it; empty if there is none.
         is_default: it takes what no other table takes.
         is_of_template: its path had placeholders.
@@ -80,6 +83,7 @@ class TableOptions:
     sql: str = ""
     function: str = ""
     partition_by: tuple[str, ...] = ()
+    cluster_by: tuple[str, ...] = ()
     mode: str = "append"
     iceberg_table: str = ""
     is_default: bool = False
@@ -196,6 +200,7 @@ class TableOptions:
             raise UsageError(f'{self.section} json_fields needs shape = "record"')
         if self.keeps_latest and self.partition_by:
             raise UsageError(f'{self.section} partition_by is not for mode = "latest"')
+        self._check_clusters()
         self._check_iceberg()
         names = [name.lower() for name in self.partition_columns]
         if len(set(names)) < len(names):
@@ -211,6 +216,12 @@ class TableOptions:
                 raise UsageError(
                     f"{self.section} {option} reads late or delivered_at, which are known only when a row is written; leave them out"
                 )
+
+    def _check_clusters(self) -> None:
+        if self.cluster_by and (self.partition_by or self.keeps_latest):
+            raise UsageError(f'{self.section} cluster_by is not for partition_by, nor for mode = "latest"')
+        if len(set(self.cluster_by)) < len(self.cluster_by) or len(self.cluster_by) > _MOST_CLUSTERING_COLUMNS:
+            raise UsageError(f"{self.section} cluster_by takes up to {_MOST_CLUSTERING_COLUMNS} columns, each once")
 
     def _check_iceberg(self) -> None:
         if self.iceberg_table and not _ICEBERG_NAME.fullmatch(self.iceberg_table):
@@ -235,7 +246,8 @@ class TableOptions:
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> TableOptions:
         """Return the table of ``fields``."""
-        return cls(**{**fields, "place": from_text(fields["place"]), "partition_by": tuple(fields["partition_by"])})
+        lists = {name: tuple(fields[name]) for name in ("partition_by", "cluster_by")}
+        return cls(**{**fields, **lists, "place": from_text(fields["place"])})
 
     def _is_unknown_yet(self, reference: tuple[str, ...]) -> bool:
         """Return whether a column is one that is known only when a row is written."""

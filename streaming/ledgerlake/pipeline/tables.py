@@ -24,7 +24,9 @@ from ledgerlake.operators.results import TableBatch
 from ledgerlake.operators.transforms import RowTransform, messages_schema, united_columns
 from ledgerlake.options.config import is_inside
 from ledgerlake.table.batch_record import number_of
+from ledgerlake.table.clustered_table import ClusteredRecordTable, ClusteredTable
 from ledgerlake.table.latest_table import LatestRecordTable, LatestTable
+from ledgerlake.table.ordered_files import bounded_paths
 from ledgerlake.table.record_table import RecordTable
 from ledgerlake.table.spark_table import open_table
 from ledgerlake.wire.value_schema import NO_SCHEMA
@@ -65,14 +67,15 @@ class MessagesTable:
         self._misfit = ""
         self.table: Table
         if options.is_of_records:
-            kind = LatestRecordTable if options.keeps_latest else RecordTable
-            self.table = self._records = kind(options.place, options.partition_columns)
+            self.table = self._records = _record_table(options)
             if options.json_fields:
                 self.learn(record_of(options.value_schema(NO_SCHEMA)))
             return
         rows = messages_schema(self._transform.columns(pa.struct([])))
         if options.keeps_latest:
             self.table = LatestTable(options.place, rows)
+        elif options.cluster_by:
+            self.table = ClusteredTable(options.place, rows, options.cluster_by)
         else:
             self.table = open_table(options.place, rows, writer, staging, options.partition_columns)
 
@@ -86,6 +89,9 @@ class MessagesTable:
         missing = set(self.options.partition_columns) - set(self._records.record.names)
         if missing:
             return self._misfit or f"the table has no column {min(missing)} yet, by which it is partitioned"
+        unknown = set(self.options.cluster_by) - set(bounded_paths(self._records.schema))
+        if unknown:
+            return self._misfit or f"the table has no column {min(unknown)} yet, by which it is clustered"
         return ""
 
     @property
@@ -154,6 +160,14 @@ class MessagesTable:
         if self._transform.makes_records:
             return self._learned
         return pa.struct([field for field in self._records.record if field.name not in self.options.computed_names])
+
+
+def _record_table(options: TableOptions) -> RecordTable:
+    if options.keeps_latest:
+        return LatestRecordTable(options.place)
+    if options.cluster_by:
+        return ClusteredRecordTable(options.place, options.cluster_by)
+    return RecordTable(options.place, options.partition_columns)
 
 
 class Tables:

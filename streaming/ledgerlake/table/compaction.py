@@ -8,6 +8,9 @@ Files of the lowest level (see ``file_groups``) are sorted together in memory. L
 their rows in order already, and are merged with one row group of each in memory. A file is left as
 it is if its rows are not in order, or would take too much memory.
 
+Of a clustered table (see ``clustered_table``), the last merge makes several files, which divide the
+rows by the clustering columns (see ``clusters``). Within each file, rows stay in the same order.
+
 If another writer merges the table's files too, this one leaves them to it: delta-rs does not notice
 that files which it replaces are gone, and both results would stay in the table.
 """
@@ -23,14 +26,19 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake.exceptions import DeltaError
 
 from ledgerlake.decode.columns import first_line
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
 from ledgerlake.errors import TableError
+from ledgerlake.table import file_groups
+from ledgerlake.table.clusters import part_numbers, parts_of, split_of
 from ledgerlake.table.delta_table import (
+    CLUSTERED,
     PARTITIONED,
     column_differences,
     data_folder,
@@ -39,8 +47,9 @@ from ledgerlake.table.delta_table import (
     special_features,
 )
 from ledgerlake.table.file_groups import TableFile, groups_to_merge
-from ledgerlake.table.layout import file_schema, partition_text, rows_of_table
+from ledgerlake.table.layout import file_schema, partition_text, rows_of_table, to_file
 from ledgerlake.table.log_commit import ENGINE, checkpoint_interval
+from ledgerlake.table.log_state import clustering_columns
 from ledgerlake.table.ordered_files import (
     ROW_GROUP_BYTES,
     BufferedWriter,
@@ -60,6 +69,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
     from ledgerlake.stored.places import Place
+    from ledgerlake.table.clusters import Split
     from ledgerlake.table.file_groups import Bounds
     from ledgerlake.table.ordered_files import DataFile, Key, ParquetFolder
 
@@ -76,16 +86,27 @@ _MOST_MERGED_BYTES = 512 * 1024 * 1024
 _ROW_BYTES = 150
 
 _PREFIX = "part-compacted"
+
+# Clustered files are left as they are from then on. A merge makes files of about so many bytes, and
+# so many at most.
+CLUSTERED_PREFIX = "part-clustered"
+_CLUSTER_BYTES = 64 * 1024 * 1024
+_MOST_CLUSTERS = 16
+_MOST_SAMPLED = 100_000
+
 _COMMITS_LOOKED_AT = 100
 _RIVAL_MS = 24 * 60 * 60 * 1000
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """The groups of files to merge in a version of a table, and the columns of its rows."""
+    """The groups of files to merge in a version of a table, the columns of its rows, and those by
+    which it is clustered.
+    """
 
     version: int
     rows: pa.Schema
+    cluster_by: list[str]
     groups: list[list[TableFile]]
     checkpoint_interval: int
 
@@ -159,7 +180,9 @@ class Compaction:
             rows_of_table(columns) if self._schema is None else _with_columns(self._schema, columns, partition_columns)
         )
         self._look_for_rivals(version)
-        self.obstacles = [feature for feature in special_features(table) if feature != PARTITIONED]
+        features = special_features(table)
+        cluster_by = clustering_columns(self.path, version) if CLUSTERED.issubset(features) else []
+        self.obstacles = [feature for feature in features if feature not in {PARTITIONED, *CLUSTERED}]
         if any(column_differences(file_schema(rows), table)):
             self.obstacles.append("other columns")
         if time.time() * 1000 - self._rival_ms < _RIVAL_MS:
@@ -167,7 +190,7 @@ class Compaction:
         files = list(_files_of(table, self._unfit))
         self._unfit &= {file.name for file in files}
         groups = [] if self.obstacles else [group for part in _by_partition(files) for group in groups_to_merge(part)]
-        return _Plan(version, rows, groups, checkpoint_interval(table))
+        return _Plan(version, rows, cluster_by, groups, checkpoint_interval(table))
 
     def _look_for_rivals(self, version: int) -> None:
         first = max(0, version - _COMMITS_LOOKED_AT) if self._looked_at is None else self._looked_at + 1
@@ -185,7 +208,7 @@ class Compaction:
         needed = {file.name for group in plan.groups for file in group}
         for group in plan.groups:
             names = {file.name for file in group}
-            count, landed = self._replace(group, plan.rows, version, needed)
+            count, landed = self._replace(group, plan, version, needed)
             self._rest()
             if landed is None:
                 return replaced
@@ -197,14 +220,14 @@ class Compaction:
         return replaced
 
     def _replace(
-        self, group: Sequence[TableFile], rows: pa.Schema, version: int, needed: Collection[str]
+        self, group: Sequence[TableFile], plan: _Plan, version: int, needed: Collection[str]
     ) -> tuple[int, int | None]:
         """Replace a group; return how many files that were, and the version of the table then, None
         if another writer came first.
         """
-        folder = replace(data_folder(self.path, rows, _PREFIX), partition_values=group[0].partition_values)
+        folder = replace(data_folder(self.path, plan.rows, _PREFIX), partition_values=group[0].partition_values)
         try:
-            old, new = _write(folder, group, self._is_stopped)
+            old, new = _write(folder, group, plan.cluster_by, self._is_stopped)
         except _UnfitFileError as error:
             self._unfit.add(error.name)
             return 0, version
@@ -254,7 +277,7 @@ def _files_of(table: DeltaTable, unfit: Collection[str]) -> Iterator[TableFile]:
     columns = [name for name in wanted if name in actions.column_names]
     for action in actions.select(columns).to_pylist():
         name, rows = action["path"], action["num_records"]
-        is_fixed = name in fixed or rows is None
+        is_fixed = name in fixed or rows is None or name.startswith(CLUSTERED_PREFIX)
         yield TableFile(
             name,
             action["size_bytes"],
@@ -275,9 +298,10 @@ def _bounds_of(values: list[Any]) -> Bounds | None:
 
 
 def _write(
-    folder: ParquetFolder, group: Sequence[TableFile], is_stopped: Callable[[], bool]
+    folder: ParquetFolder, group: Sequence[TableFile], cluster_by: list[str], is_stopped: Callable[[], bool]
 ) -> tuple[Sequence[TableFile], list[DataFile]]:
-    """Write the rows of a group to one file; return the files that it replaces, and the new one.
+    """Write the rows of a group to one file, or to several by the clustering columns; return the
+    files that it replaces, and the new ones.
 
     Raises:
         _UnfitFileError: a file cannot be merged.
@@ -285,20 +309,62 @@ def _write(
         OSError: a file cannot be read or written now.
     """
     reader = _Reader(folder, is_stopped)
-    writer = BufferedWriter(folder, makes_one_file=True)
+    if any(file.level for file in group):
+        group, tables = reader.merged(group)
+    else:
+        group, rows = reader.together(group)
+        tables = _row_groups(in_order(rows))
+    is_last = bool(cluster_by) and max(file.level for file in group) >= file_groups.LAST_LEVEL
+    split = reader.split(group, cluster_by) if is_last else None
+    writers = _Writers(folder, cluster_by, split)
     try:
-        if any(file.level for file in group):
-            group, tables = reader.merged(group)
-            for rows in tables:
-                writer.write(rows)
-        else:
-            group, rows = reader.together(group)
-            for part in _row_groups(in_order(rows)):
-                writer.write(part)
-        return group, writer.finish()
+        for part in tables:
+            writers.write(part)
+        return group, writers.finish()
     except BaseException:
-        writer.discard()
+        writers.discard()
         raise
+
+
+class _Writers:
+    """Writes rows to one file, or to a file for each part of a split."""
+
+    def __init__(self, folder: ParquetFolder, cluster_by: list[str], split: Split | None) -> None:
+        self._cluster_by, self._split = cluster_by, split
+        if split is not None:
+            folder = replace(folder, prefix=CLUSTERED_PREFIX)
+        self._writers = [BufferedWriter(folder, makes_one_file=True) for _ in range(parts_of(split))]
+
+    def write(self, rows: pa.Table) -> None:
+        if self._split is None:
+            self._writers[0].write(rows)
+            return
+        numbers = part_numbers(_columns_at(to_file(rows), self._cluster_by), self._split)
+        for number in np.unique(numbers).tolist():
+            self._writers[number].write(rows.filter(pa.array(numbers == number)))
+        if sum(writer.buffered_bytes for writer in self._writers) > _MOST_ROWS_BYTES:
+            for writer in self._writers:
+                writer.flush()
+
+    def finish(self) -> list[DataFile]:
+        return [file for writer in self._writers for file in writer.finish()]
+
+    def discard(self) -> None:
+        for writer in self._writers:
+            writer.discard()
+
+
+def _columns_at(content: pa.Table, paths: list[str]) -> pa.Table:
+    """Return the columns of a file's content at some paths, null if it has none."""
+    columns = []
+    for path in paths:
+        name, *inner = path.split(".")
+        if name not in content.column_names:
+            columns.append(pa.chunked_array([pa.nulls(content.num_rows)]))
+            continue
+        column = content[name]
+        columns.append(pc.struct_field(column, inner) if inner else column)
+    return pa.table(dict(zip(paths, columns, strict=True)))
 
 
 class _Reader:
@@ -332,6 +398,17 @@ class _Reader:
         if has_order(self._folder.schema):
             return fitting, merge_sorted([self._ordered_rows_of(file.name) for file in fitting])
         return fitting, (rows for file in fitting for rows in self._rows_of(file.name))
+
+    def split(self, group: Sequence[TableFile], cluster_by: list[str]) -> Split | None:
+        """Return how the rows of a group are divided into files, by a sample of them."""
+        parts = sum(file.size_bytes for file in group) // _CLUSTER_BYTES
+        step = max(1, sum(file.rows for file in group) // _MOST_SAMPLED)
+        samples = []
+        for file in group:
+            for rows in self._rows_of(file.name):
+                every = np.arange(0, rows.num_rows, step)
+                samples.append(_columns_at(to_file(rows.take(pa.array(every))), cluster_by))
+        return split_of(pa.concat_tables(samples, promote_options="permissive"), min(parts, _MOST_CLUSTERS))
 
     def _fitting(
         self, group: Sequence[TableFile], size_of: Callable[[list[int]], int], most_bytes: int

@@ -86,6 +86,9 @@ _IDENTITY_VERSION = 6
 # The property of a table whose rows are the latest messages of their keys (see ``latest_table``).
 MODE, LATEST = "ledgerlake.mode", "latest"
 
+# The features of a table with liquid clustering.
+CLUSTERED = frozenset({"clustering", "domainMetadata"})
+
 # The feature of a table that is partitioned.
 PARTITIONED = "partition columns"
 
@@ -97,6 +100,9 @@ class Table:
     Args:
         partition_by: the columns by which it is partitioned. Its files have them too.
     """
+
+    # The features that a kind of table honours beside ``HONOURED_FEATURES``.
+    own_features: frozenset[str] = frozenset()
 
     def __init__(self, path: Place, schema: pa.Schema, partition_by: Sequence[str] = ()) -> None:
         self.path = self.folder = path
@@ -590,9 +596,8 @@ class Table:
 
     def _reasons(self, existing: DeltaTable, columns: pa.Schema) -> list[str]:
         """Return what the files of tasks cannot honour."""
-        features = [
-            feature for feature in special_features(existing) if feature != PARTITIONED or not self.partition_by
-        ]
+        honoured = {*self.own_features, *((PARTITIONED,) if self.partition_by else ())}
+        features = [feature for feature in special_features(existing) if feature not in honoured]
         return features + null_constraints(columns, existing)
 
 

@@ -37,6 +37,9 @@ _MOST_OF_LEVEL = (1000, 16, 16)
 _MOST_FILES = (1000, 32, 32)
 _MOST_BYTES = (16 * _MIB, 128 * _MIB, 1024 * _MIB)
 
+# The level of the largest files that are merged.
+LAST_LEVEL = len(_LEVELS) - 1
+
 # Files of messages that large have few rows, and take much memory to merge.
 _LARGE_ROW_BYTES = _MIB
 

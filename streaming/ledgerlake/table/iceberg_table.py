@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 from ledgerlake.decode.columns import first_line
 from ledgerlake.errors import SetupError, TableError
 from ledgerlake.stored.secrets import read_variable
-from ledgerlake.table.delta_table import PARTITIONED, existing_table, special_features
+from ledgerlake.table.delta_table import CLUSTERED, PARTITIONED, existing_table, special_features
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -129,7 +129,7 @@ class IcebergTable:
         Raises:
             TableError: they do not.
         """
-        features = [feature for feature in special_features(delta) if feature != PARTITIONED]
+        features = [feature for feature in special_features(delta) if feature not in {PARTITIONED, *CLUSTERED}]
         if pa.table(delta.deletion_vectors()).num_rows:
             features.append("deletion vectors")
         if features:

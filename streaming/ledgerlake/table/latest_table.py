@@ -35,13 +35,13 @@ from ledgerlake.table.delta_table import (
     MODE,
     Table,
     data_folder,
-    read_commit,
 )
 from ledgerlake.table.latest_index import FileRows, LatestIndex, key_hashes, ranks
 from ledgerlake.table.layout import path_in_file, record_of
-from ledgerlake.table.log_commit import OwnCommit, checkpoint_interval, write_checkpoint
+from ledgerlake.table.log_commit import OwnCommit
 from ledgerlake.table.log_state import read_state
 from ledgerlake.table.ordered_files import BufferedWriter, DataFile, read_row_groups
+from ledgerlake.table.own_commits import OwnCommits
 from ledgerlake.table.record_table import RecordTable
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 _VECTORS = "delta.enableDeletionVectors"
 _APPEND_ONLY = "delta.appendOnly"
 
-_ATTEMPTS = 20
 
 _KEY_COLUMNS = ("key", "key_bytes", "is_null")
 _RANK_COLUMNS = (
@@ -81,10 +80,6 @@ _MOST_REWRITTEN_BYTES = 64 * 1024 * 1024
 _PREFIX = "part-compacted"
 
 
-class _OvertakenError(Exception):
-    """Another writer's commit came first."""
-
-
 @dataclass
 class _State:
     """The table in a version: the log's entries of its files, and the index of their rows.
@@ -97,7 +92,7 @@ class _State:
     touched: set[str] = field(default_factory=set)
 
 
-class _LatestCommits(Table):
+class _LatestCommits(OwnCommits):
     """The commits of a table with the latest messages, for both shapes."""
 
     _state: _State | None = None
@@ -116,44 +111,18 @@ class _LatestCommits(Table):
         if configuration.get(_APPEND_ONLY) == "true":
             raise TableError(f"the table at {self.path} has {_APPEND_ONLY}, and its rows have to be deleted; unset it")
 
-    def _append_to(
+    def _try_to_append(
         self, table: DeltaTable, files: list[DataFile], numbers: dict[str, int], metadata: dict[str, str] | None
-    ) -> None:
-        """Commit the files with the rows that they make obsolete.
-
-        Raises:
-            OSError: the store does not do what it is asked.
-            TableError: the index cannot be read, or others commit without pause.
-        """
-        for _ in range(_ATTEMPTS):
-            state = self._current_state(table)
-            if any(file.name in state.entries for file in files):
-                raise OSError("the table has the files of this commit already")
-            change = _Change(self, state, files, self._keys_of_new(files))
-            # The index has the new rows from here on; if they are not committed, it is read again.
-            self._state = None
-            try:
-                self._state = change.commit(numbers, metadata)
-            except _OvertakenError:
-                table = self._load()
-                self._check_not_there(state.version, table.version(), numbers)
-                self._compare(table)
-                continue
-            if self._state.version % checkpoint_interval(table) == 0:
-                write_checkpoint(self.path)
-            return
-        raise OSError("other writers commit to the table without pause")
-
-    def _check_not_there(self, before: int, version: int, numbers: dict[str, int]) -> None:
-        """Check that no other writer has committed with one of the same transactions.
-
-        Raises:
-            OSError, ValueError: it has, or a commit cannot be read.
-        """
-        for number in range(before + 1, version + 1):
-            actions = read_commit(self.path, number)
-            if not {action["txn"]["appId"] for action in actions if "txn" in action}.isdisjoint(numbers):
-                raise OSError("a concurrent transaction has the same app id")
+    ) -> int | None:
+        """Commit the files with the rows that they make obsolete."""
+        state = self._current_state(table)
+        if any(file.name in state.entries for file in files):
+            raise OSError("the table has the files of this commit already")
+        change = _Change(self, state, files, self._keys_of_new(files))
+        # The index has the new rows from here on; if they are not committed, it is read again.
+        self._state = None
+        self._state = change.commit(numbers, metadata)
+        return None if self._state is None else self._state.version
 
     def _current_state(self, table: DeltaTable) -> _State:
         """Return the state of a version of the table; it is read if another writer changed files
@@ -236,11 +205,10 @@ class _Change:
         self._index = state.index
         self._touched = state.touched | state.index.add(added)
 
-    def commit(self, numbers: dict[str, int], metadata: dict[str, str] | None) -> _State:
-        """Commit; return the state of the new version.
+    def commit(self, numbers: dict[str, int], metadata: dict[str, str] | None) -> _State | None:
+        """Commit; return the state of the new version, None if another writer's commit came first.
 
         Raises:
-            _OvertakenError: another writer's commit came first.
             OSError: the store does not do what it is asked.
         """
         rewritten, written = self._rewrite()
@@ -249,7 +217,7 @@ class _Change:
         added = self._entries(rewritten, written)
         version = self._state.version + 1
         if not self._commit(removed, list(added.values()), numbers, metadata).land(version):
-            raise _OvertakenError
+            return None
         return _State(version, entries | added, self._index)
 
     def _entries(self, rewritten: Sequence[str], written: Sequence[DataFile]) -> dict[str, Action]:

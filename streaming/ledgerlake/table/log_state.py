@@ -1,5 +1,5 @@
 """The files of a table as its log has them, with what ``deltalake`` does not tell: their deletion
-vectors, and the files that were removed and may still be read.
+vectors, the files that were removed and may still be read, and the columns of a clustered table.
 
 The log is its last checkpoint, a Parquet file of all actions up to a version, and the commits
 since.
@@ -7,6 +7,7 @@ since.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from ledgerlake.stored.places import Place
 
 Action = dict[str, Any]
+
+CLUSTERING_DOMAIN = "delta.clustering"
 
 # A part of a checkpoint of version 2, which names further files.
 _SIDECAR = "sidecar"
@@ -57,6 +60,35 @@ def read_state(path: Place, version: int) -> LogState:
             files.pop(action["path"], None)
             removed[f"{action['path']}:{_vector_of(action)}"] = action
     return LogState(files, list(removed.values()))
+
+
+def clustering_columns(path: Place, version: int) -> list[str]:
+    """Return the columns by which a version of a table is clustered, with dots between the parts of
+    a name; none if it is not.
+
+    Raises:
+        OSError, ValueError, ArrowException: the log cannot be read.
+    """
+    checkpoint, parts = _last_checkpoint(path, version)
+    for number in range(version, checkpoint, -1):
+        for action in read_commit(path, number):
+            if action.get("domainMetadata", {}).get("domain") == CLUSTERING_DOMAIN:
+                return _columns_of(action["domainMetadata"])
+    for part in parts:
+        file = path / f"_delta_log/{part}"
+        with file.filesystem().open_input_file(file.root) as source:
+            if "domainMetadata" not in pq.read_schema(source).names:
+                continue
+            for domain in pq.read_table(source, columns=["domainMetadata"])["domainMetadata"].to_pylist():
+                if domain is not None and domain["domain"] == CLUSTERING_DOMAIN:
+                    return _columns_of(domain)
+    return []
+
+
+def _columns_of(domain: Action) -> list[str]:
+    if domain.get("removed"):
+        return []
+    return [".".join(name) for name in json.loads(domain["configuration"])["clusteringColumns"]]
 
 
 def _actions(path: Place, version: int) -> Iterator[tuple[str, Action]]:

@@ -80,6 +80,7 @@ _STATISTICS_COLUMNS = [
     "broker_timestamp",
     "broker_index",
     "publish_time",
+    "key",
 ]
 
 
@@ -138,11 +139,7 @@ class FileWriter:
         self._folder = folder
         self._makes_one_file = makes_one_file
         self._is_ordered = has_order(folder.schema)
-        record = record_of(folder.schema)
-        self._statistics_paths = [
-            *_paths_of(folder.schema, _STATISTICS_COLUMNS),
-            *(field.name for field in record or () if _has_bounds(field.type)),
-        ]
+        self._statistics_paths = bounded_paths(folder.schema)
         self._open: _OpenFile | None = None
         self._files: list[DataFile] = []
 
@@ -515,6 +512,14 @@ def _mark_late(table: pa.Table, late: NDArray[np.bool_]) -> pa.Table:
 def _paths_of(rows: pa.Schema, columns: list[str]) -> list[str]:
     """Return the paths in the files of those columns that the rows have."""
     return [path_in_file(rows, name) for name in columns if name in rows.names]
+
+
+def bounded_paths(rows: pa.Schema) -> list[str]:
+    """Return the columns of the files for rows of which the log gets the bounds; with a dot for one
+    inside another.
+    """
+    fields = record_of(rows) or ()
+    return [*_paths_of(rows, _STATISTICS_COLUMNS), *(field.name for field in fields if _has_bounds(field.type))]
 
 
 def _has_bounds(kind: pa.DataType) -> bool:

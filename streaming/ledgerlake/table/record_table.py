@@ -101,7 +101,9 @@ class RecordTable(Table):
         known = {field.name: field.type for field in self.record}
         changed = pa.schema([field for field in wanted if known.get(field.name) != field.type])
         try:
-            self._current().alter.add_columns(list(deltalake.Schema.from_arrow(changed).fields))
+            self._add_fields(changed)
+        except TableError:
+            raise
         except Exception as error:  # delta-rs has no error of its own for what its own checks find
             failure = TableError(
                 f"the columns {', '.join(changed.names)} could not be added to the table at {self.path}: {self.path.reason(error)}"
@@ -110,6 +112,9 @@ class RecordTable(Table):
                 return failure
             raise failure from None
         return None
+
+    def _add_fields(self, fields: pa.Schema) -> None:
+        self._current().alter.add_columns(list(deltalake.Schema.from_arrow(fields).fields))
 
     def create(self, properties: dict[str, str] | None = None) -> None:
         # Delta's readers look at the bounds of the first 32 columns, unless the table says
@@ -120,6 +125,9 @@ class RecordTable(Table):
         super().create(own | (properties or {}))
         self._exists = True
 
+    def _set_property(self, name: str, value: str) -> None:
+        self._current().alter.set_table_properties({name: value}, raise_if_not_exists=False)
+
     def _keep_learned(self) -> None:
         """Write what the table's query sees into its properties.
 
@@ -128,9 +136,7 @@ class RecordTable(Table):
         """
         for _ in range(_ATTEMPTS):
             try:
-                self._current().alter.set_table_properties(
-                    {LEARNED: learned_to_text(self.learned)}, raise_if_not_exists=False
-                )
+                self._set_property(LEARNED, learned_to_text(self.learned))
             except (DeltaError, OSError) as error:
                 failure = error
                 if is_metadata_conflict(error):

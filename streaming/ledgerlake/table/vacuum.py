@@ -6,7 +6,7 @@ that no file of a running micro-batch is among them. Of these, only data files d
 table's folder are removed, by their names:
 
     part-<micro-batch>-<partition>-<number>-<uuid>.<codec>.parquet    of our tasks (see ``operators.partition_writer`` and ``table.ordered_files``)
-    part-compacted-<number>-<uuid>.<codec>.parquet                    of ``table.compaction``
+    part-compacted-<number>-<uuid>.<codec>.parquet                    of ``table.compaction``; part-clustered- of a clustered table
     part-<number>-<uuid>[-.]c<number>.<codec>.parquet                 of Delta's own writers
 
 Deletion vectors of tables with the latest messages (see ``table.latest_table``) are in files of
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 # Delta's own default. A reader of an older version still needs files that are unused now.
 DEFAULT_RETENTION_HOURS = 168
 
-_OUR_FILE = re.compile(r"part-(\d{8,}-\d{5,}|compacted)-\d{3,}-.*\.parquet")
+_OUR_FILE = re.compile(r"part-(\d{8,}-\d{5,}|compacted|clustered)-\d{3,}-.*\.parquet")
 _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _DATA_FILE = re.compile(
-    rf"part-((\d{{8,}}-\d{{5,}}|compacted)-\d{{3,}}-{_UUID}|\d{{5,}}-{_UUID}[-.]c\d{{3,}})(\.[a-z0-9]+)?\.parquet"
+    rf"part-((\d{{8,}}-\d{{5,}}|compacted|clustered)-\d{{3,}}-{_UUID}|\d{{5,}}-{_UUID}[-.]c\d{{3,}})(\.[a-z0-9]+)?\.parquet"
 )
 
 

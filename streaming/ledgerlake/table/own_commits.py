@@ -1,0 +1,65 @@
+"""A table whose commits are all written here (see ``log_commit``), since delta-rs makes none of the
+kind that it needs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ledgerlake.table.delta_table import Table, read_commit
+from ledgerlake.table.log_commit import checkpoint_interval, write_checkpoint
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+    from ledgerlake.table.ordered_files import DataFile
+
+_ATTEMPTS = 20
+
+
+class OwnCommits(Table):
+    """How files come into such a table; a subclass makes the commit."""
+
+    def _try_to_append(
+        self, table: DeltaTable, files: list[DataFile], numbers: dict[str, int], metadata: dict[str, str] | None
+    ) -> int | None:
+        """Commit as the version after that of ``table``; return it, None if another writer came
+        first.
+
+        Raises:
+            OSError: the store does not do what it is asked.
+            TableError: the table cannot be read.
+        """
+        raise NotImplementedError
+
+    def _append_to(
+        self, table: DeltaTable, files: list[DataFile], numbers: dict[str, int], metadata: dict[str, str] | None
+    ) -> None:
+        """Commit files.
+
+        Raises:
+            OSError: the store does not do what it is asked, or others commit without pause.
+            TableError: the table cannot be read, or was changed so that the files do not fit.
+        """
+        for _ in range(_ATTEMPTS):
+            before = table.version()
+            version = self._try_to_append(table, files, numbers, metadata)
+            if version is not None:
+                if version % checkpoint_interval(table) == 0:
+                    write_checkpoint(self.path)
+                return
+            table = self._load()
+            self._check_not_there(before, table.version(), numbers)
+            self._compare(table)
+        raise OSError("other writers commit to the table without pause")
+
+    def _check_not_there(self, before: int, version: int, numbers: dict[str, int]) -> None:
+        """Check that no other writer has committed with one of the same transactions.
+
+        Raises:
+            OSError, ValueError: it has, or a commit cannot be read.
+        """
+        for number in range(before + 1, version + 1):
+            actions = read_commit(self.path, number)
+            if not {action["txn"]["appId"] for action in actions if "txn" in action}.isdisjoint(numbers):
+                raise OSError("a concurrent transaction has the same app id")
