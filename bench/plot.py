@@ -1,5 +1,5 @@
 """The last runs of ``bench.throughput``, ``growth``, ``large`` and ``latency`` as pictures in
-``docs/``: bars, one block a workload.
+``docs/``: bars, one block a workload; and that of ``bench.upkeep``: lines over the commits.
 
 python -m bench.plot
 """
@@ -13,7 +13,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench import growth, large, latency, throughput
+from bench import growth, large, latency, throughput, upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,6 +43,15 @@ _CPU_SECONDS = Measure("cpu_s", "{:.1f} CPU s", "#c05621")
 _P50 = Measure("p50_ms", "p50 {:,.0f} ms", "#2b6cb0")
 _P99 = Measure("p99_ms", "p99 {:,.0f} ms", "#c05621")
 
+_UPKEEP_LINES = {
+    "files": "files of the table",
+    "queried": "files that a query over the last five minutes opens",
+    "commit_ms": "a commit, ms",
+    "log_mb": "the log, MB",
+}
+_COLOURS = ("#c05621", "#2b6cb0")
+_WIDTH, _HEIGHT, _MARGIN = 420, 150, 60
+
 Block = tuple[str, list[tuple[str, dict[str, Any]]], tuple[Measure, ...]]
 
 
@@ -51,6 +60,7 @@ def main() -> None:
     _draw("growth.svg", _blocks(growth.LATEST, {"value bytes": (_BYTE_RATE, _BYTE_CPU)}, (_RATE, _CPU)))
     _draw("large.svg", _blocks(large.LATEST, {}, (_BYTE_RATE, _BYTE_CPU, _PEAK)))
     _draw("latency.svg", _blocks(latency.LATEST, {"from publishing": (_P50, _P99)}, (_SECONDS, _CPU_SECONDS)))
+    _draw_lines("upkeep.svg", json.loads(upkeep.LATEST.read_text()), "commits", _UPKEEP_LINES)
 
 
 def _throughput_blocks(rows: list[dict[str, Any]]) -> Iterable[Block]:
@@ -71,7 +81,35 @@ def _draw(name: str, blocks: Iterable[Block]) -> None:
         lines.append(_text(0, y, title, "bold"))
         y = _bars(rows, measures, y, lines)
         width = max(width, _LABEL + len(measures) * (_BAR + _GAP))
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y + _LINE}" font-family="sans-serif" font-size="13">'
+    _write(name, width, y + _LINE, lines)
+
+
+def _draw_lines(name: str, series: dict[str, list[dict[str, float]]], x_field: str, titles: dict[str, str]) -> None:
+    """Draw a small picture for each field, with a line for each series; all begin at 0."""
+    lines: list[str] = []
+    for number, words in enumerate(series):
+        lines.append(f'<rect x="{160 * number}" y="6" width="14" height="14" fill="{_COLOURS[number]}"/>')
+        lines.append(_text(160 * number + 20, 18, words))
+    most_x = max(sample[x_field] for samples in series.values() for sample in samples)
+    for place, (field, title) in enumerate(titles.items()):
+        left, top = place % 2 * (_WIDTH + _MARGIN), _LINE + place // 2 * (_HEIGHT + _MARGIN) + _LINE
+        most = max(sample[field] for samples in series.values() for sample in samples)
+        lines.append(_text(left, top, f"{title} (at most {most:,.0f})", "bold"))
+        bottom = top + 8 + _HEIGHT
+        lines.append(f'<path d="M{left} {top + 8}V{bottom}H{left + _WIDTH}" stroke="#718096" fill="none"/>')
+        lines.append(_text(left + _WIDTH - 90, bottom + 16, f"{most_x:,.0f} {x_field}"))
+        for number, samples in enumerate(series.values()):
+            points = " ".join(
+                f"{left + _WIDTH * sample[x_field] / most_x:.1f},{bottom - _HEIGHT * sample[field] / most:.1f}"
+                for sample in samples
+            )
+            lines.append(f'<polyline points="{points}" fill="none" stroke-width="2" stroke="{_COLOURS[number]}"/>')
+    rows = -(-len(titles) // 2)
+    _write(name, 2 * _WIDTH + _MARGIN, 2 * _LINE + rows * (_HEIGHT + _MARGIN), lines)
+
+
+def _write(name: str, width: int, height: int, lines: list[str]) -> None:
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="13">'
     (DOCS / name).write_text(
         "\n".join([head, '<rect width="100%" height="100%" fill="white"/>', *lines, "</svg>"]) + "\n"
     )

@@ -15,6 +15,7 @@ so that the log is cut as it would be after a week of commits.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import tempfile
@@ -36,6 +37,10 @@ _ROWS, _TOPICS, _VALUE_BYTES = 850, 10, 100
 _COMMITS_PER_LOOK = 60
 _COUNTED = 100
 _QUERY_S = 300
+# How often the table is looked at for the picture, and for the rows that are printed.
+_COMMITS_PER_SAMPLE = 250
+LATEST = Path(__file__).parent / "latest-upkeep.json"
+
 _KEPT = {
     "delta.logRetentionDuration": "interval 60 seconds",
     "delta.deletedFileRetentionDuration": "interval 60 seconds",
@@ -65,16 +70,20 @@ class _Lake:
             self.compaction.run()
             self.upkeep_s += time.process_time() - began_s
 
-    def row(self, number: int) -> str:
+    def sample(self, number: int) -> dict[str, float]:
+        """What the table and its log are after so many commits."""
         actions = pa.table(open_delta(self.table.path).get_add_actions(flatten=True))
         since = np.datetime64(int((number - _QUERY_S) * 1e6), "us")
-        queried = (actions["max.broker_timestamp"].to_numpy() >= since).sum()
         log = list(os.scandir(f"{self.table.path}/_delta_log"))
-        size_mb = sum(entry.stat().st_size for entry in log) / 1e6
-        commit_ms = 1000 * sum(self.commit_s[-_COUNTED:]) / _COUNTED
-        share = 100 * self.upkeep_s / max(number, 1)
-        name = "no" if self.compaction is None else "yes"
-        return f"{name:>8}{commit_ms:>11.1f}{actions.num_rows:>9,}{queried:>9,}{len(log):>11,}{size_mb:>9.1f}{share:>12.2f}"
+        return {
+            "commits": number + 1,
+            "commit_ms": 1000 * sum(self.commit_s[-_COUNTED:]) / _COUNTED,
+            "files": actions.num_rows,
+            "queried": int((actions["max.broker_timestamp"].to_numpy() >= since).sum()),
+            "log_files": len(log),
+            "log_mb": sum(entry.stat().st_size for entry in log) / 1e6,
+            "upkeep_percent": 100 * self.upkeep_s / max(number, 1),
+        }
 
 
 def main(most: int) -> None:
@@ -83,13 +92,25 @@ def main(most: int) -> None:
     )
     with tempfile.TemporaryDirectory(prefix="ledgerlake-bench-") as folder:
         lakes = [_lake(Path(folder, "without"), has_upkeep=False), _lake(Path(folder, "with"), has_upkeep=True)]
+        samples: dict[str, list[dict[str, float]]] = {"without upkeep": [], "with upkeep": []}
         for number in range(most):
             rows = _messages(number)
             for lake in lakes:
                 lake.commit(number, rows)
-            if number + 1 in (100, 1000) or (number + 1) % 2000 == 0:
-                for lake in lakes:
-                    print(f"{number + 1:>9,}{lake.row(number)}", flush=True)
+            if (number + 1) % _COMMITS_PER_SAMPLE == 0:
+                for lake, taken in zip(lakes, samples.values(), strict=True):
+                    taken.append(lake.sample(number))
+                    if number + 1 == 1000 or (number + 1) % 2000 == 0:
+                        print(_printed(lake, taken[-1]), flush=True)
+    LATEST.write_text(json.dumps(samples, indent=1) + "\n")
+
+
+def _printed(lake: _Lake, sample: dict[str, float]) -> str:
+    name = "no" if lake.compaction is None else "yes"
+    return (
+        f"{sample['commits']:>9,}{name:>8}{sample['commit_ms']:>11.1f}{sample['files']:>9,}{sample['queried']:>9,}"
+        f"{sample['log_files']:>11,}{sample['log_mb']:>9.1f}{sample['upkeep_percent']:>12.2f}"
+    )
 
 
 def _lake(path: Path, *, has_upkeep: bool) -> _Lake:
