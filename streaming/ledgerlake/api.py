@@ -5,6 +5,7 @@ from ledgerlake.api import load_config, messages, run, start_session
 """
 
 from ledgerlake.inspect.typed import typed
+from ledgerlake.inspect.waiting_rows import waiting
 from ledgerlake.options.config import Config, load_config, parse_config
 from ledgerlake.pipeline.pipeline import Pipeline, run
 from ledgerlake.pipeline.progress import lags_of
@@ -26,4 +27,5 @@ __all__ = [
     "run",
     "start_session",
     "typed",
+    "waiting",
 ]

@@ -7,13 +7,15 @@ import random
 import threading
 import time
 from collections import Counter
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ledgerlake.api import messages, run
 from ledgerlake.inspect.verify import verify
-from ledgerlake.inspect.waiting_messages import waiting_messages
+from ledgerlake.inspect.waiting_messages import due_counts, waiting_messages
+from ledgerlake.inspect.waiting_rows import waiting
 from ledgerlake.options.config import parse_config
 from ledgerlake.publish.cancel import cancel
 from ledgerlake.publish.large_messages import LargeMessageProducer
@@ -21,6 +23,8 @@ from ledgerlake.wire.limits import MAX_TIME_MS
 from ledgerlake.wire.message_id import ChunkMessageId
 from tests.live.pipelines import (
     backlog,
+    config_file,
+    ledgerlake,
     now_ms,
     publish_delayed,
     rejects_rows,
@@ -155,6 +159,14 @@ def test_what_waits_survives_restarts_and_is_shown(runtime: Runtime, spark: Spar
     assert sum(partition.horizon["within an hour"] for partition in partitions) == 180
     assert all(due_ms <= partition.next_due_ms[0] < due_ms + 60 for partition in partitions)
     assert all(f"{partition.waiting:,} messages wait" in partition.sentence() for partition in partitions)
+    rows = waiting(spark, parse_config(data)).collect()
+    expected = sorted(b"%d-%d" % (part, number) for part in range(3) for number in range(60))
+    assert sorted(row.value for row in rows) == expected
+    assert all(milliseconds(row.deliver_at) == due_ms + int(row.value.partition(b"-")[2]) for row in rows)
+    listed = ledgerlake("waiting", config_file(tmp_path, data), "-n", "2")
+    due = datetime.fromtimestamp(due_ms / 1000, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    assert [line.split()[0] for line in listed.stdout.splitlines()] == [due, due], listed.stderr
+    assert sum(due_counts(spark, parse_config(data), 86_400_000).values()) == 180
     soon_ms = now_ms() + 1000
     publish_delayed(runtime, topic, [(b"soon-%d" % number, soon_ms + number) for number in range(60)])
     time.sleep(max(0, soon_ms + 100 - now_ms()) / 1000)

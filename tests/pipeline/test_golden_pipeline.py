@@ -14,7 +14,8 @@ from deltalake import DeltaTable
 from ledgerlake.decode.schema import MESSAGES
 from ledgerlake.errors import SetupError
 from ledgerlake.inspect.open_messages import open_messages
-from ledgerlake.inspect.waiting_messages import waiting_messages
+from ledgerlake.inspect.waiting_messages import due_counts, waiting_messages
+from ledgerlake.inspect.waiting_rows import waiting
 from ledgerlake.options.config import parse_config
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.pipeline.moved_state import adopt_state
@@ -86,3 +87,7 @@ def test_what_waits_in_the_state_is_there_after_a_move(config: Config, spark: Sp
     assert (large.present, large.missing, large.total_bytes) == (2, 1, 3000)
     (delayed,) = waiting_messages(spark, config)
     assert (delayed.waiting, delayed.cancels, delayed.horizon["later"]) == (3, 1, 3)
+    # One of them is cancelled.
+    assert sorted(row.value for row in waiting(spark, config).collect()) == [b"far-7", b"far-8"]
+    assert waiting(spark, config, due_before_ms=4_102_444_800_008).count() == 1
+    assert sum(due_counts(spark, config, 60_000).values()) == 3

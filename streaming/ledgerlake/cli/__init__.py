@@ -32,11 +32,28 @@ from ledgerlake.cli import (
     upkeep,
     vacuum,
     verify,
+    waiting,
 )
 from ledgerlake.errors import LedgerlakeError
 
 # In the order in which help lists them.
-_COMMANDS = (run, demo, peek, positions, lag, verify, state, rejects, cancel, forget, upkeep, vacuum, bundle, broker)
+_COMMANDS = (
+    run,
+    demo,
+    peek,
+    positions,
+    lag,
+    verify,
+    state,
+    waiting,
+    rejects,
+    cancel,
+    forget,
+    upkeep,
+    vacuum,
+    bundle,
+    broker,
+)
 
 
 def main(arguments: list[str] | None = None) -> int:

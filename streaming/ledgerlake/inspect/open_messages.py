@@ -61,8 +61,11 @@ def open_messages(spark: SparkSession, config: Config) -> list[OpenMessage]:
     return sorted(messages, key=lambda message: -message.age_ms)
 
 
-def read_state(spark: SparkSession, config: Config, variable: str) -> DataFrame:
+def read_state(spark: SparkSession, config: Config, variable: str, batch_id: int | None = None) -> DataFrame:
     """Return one state variable of a pipeline, as of its last committed batch.
+
+    Args:
+        batch_id: that of the last committed batch, for several reads of one batch.
 
     Raises:
         SetupError: there is no checkpoint of a pipeline that has run, or it has not run since the
@@ -83,8 +86,11 @@ def read_state(spark: SparkSession, config: Config, variable: str) -> DataFrame:
     spark.conf.set(STATE_FILES, str(Checkpoint(config.checkpoint_place).log.state_version()))
     # Reading state needs Spark's coordinator of state stores, which the manager of streams creates.
     _ = spark.streams.active
+    reader = spark.read.format("statestore").option("stateVarName", variable)
+    if batch_id is not None:
+        reader = reader.option("batchId", batch_id)
     try:
-        return spark.read.format("statestore").option("stateVarName", variable).load(config.checkpoint_place.hadoop_uri)
+        return reader.load(config.checkpoint_place.hadoop_uri)
     except PySparkException:
         raise SetupError(f"the checkpoint {config.stream.checkpoint} holds no state; run the pipeline first") from None
 

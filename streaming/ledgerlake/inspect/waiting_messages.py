@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,29 @@ def waiting_messages(spark: SparkSession, config: Config) -> list[WaitingMessage
         record = record_from_json(row.value["record"])
         partitions.append(_describe(source, record, partial(metadata, source), cancels.get(source, 0), now_ms))
     return sorted(partitions, key=lambda partition: partition.topic_partition)
+
+
+def due_counts(spark: SparkSession, config: Config, span_ms: int) -> dict[int, int]:
+    """Count the delayed messages by when they are due, to the precision of a segment; no message is
+    read. Messages that were cancelled count too.
+
+    Args:
+        span_ms: the length of the spans.
+
+    Returns:
+        by the beginning of each span that has messages, in milliseconds since 1970.
+
+    Raises:
+        SetupError, OffsetError: as ``waiting_messages``.
+    """
+    metadata = _metadata(spark, config)
+    counts: Counter[int] = Counter()
+    for row in read_state(spark, config, "index").collect():
+        source, record = _source(row), record_from_json(row.value["record"])
+        for bucket in (bucket for bucket in record.buckets if bucket.waiting):
+            for time_ms, count in _unfinished(bucket, metadata(source, bucket.bucket_id)):
+                counts[time_ms - time_ms % span_ms] += count
+    return dict(counts)
 
 
 def _metadata(spark: SparkSession, config: Config) -> Callable[[TopicPartition, int], list[SegmentMetadata]]:

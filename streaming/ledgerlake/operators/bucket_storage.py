@@ -93,7 +93,7 @@ class _PackedStorage(abc.ABC):
             value = self._get(bucket_id, number)
             if value is None:
                 raise missing(bucket_id, number)
-            values = list(_parse(pb.SegmentBlock, value).segments) if number > 0 else [value]
+            values = segments_of_block(value) if number > 0 else [value]
             _recent.put(bucket_id, number, values)
         return values
 
@@ -222,6 +222,15 @@ class _Recent:
             while self._bytes > self._max_bytes:
                 _, old = self._values.popitem(last=False)
                 self._bytes -= sum(map(len, old))
+
+
+def segments_of_block(block: bytes) -> list[bytes]:
+    """Return the segments in a block.
+
+    Raises:
+        OffsetError: it is damaged.
+    """
+    return list(_parse(pb.SegmentBlock, block).segments)
 
 
 def _parse(kind: type[Stored], data: bytes) -> Stored:

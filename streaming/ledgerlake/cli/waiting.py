@@ -1,0 +1,92 @@
+"""``ledgerlake waiting`` lists the delayed messages that wait, or counts them by when they are due."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from ledgerlake.cli.command import add_command, add_spark, start_spark
+from ledgerlake.errors import UsageError
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ledgerlake.cli.command import Commands
+
+_SPANS_MS = {"minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
+_SHOWN = ("deliver_at", "topic", "partition", "message_id", "key", "properties")
+_BAR = 40
+
+
+def add(commands: Commands) -> None:
+    """Declare the command and its options."""
+    command = add_command(
+        commands,
+        "waiting",
+        _waiting,
+        "list the delayed messages that wait, the next one first, while the pipeline runs or not",
+        "ledgerlake waiting orders.toml --due-before 2026-05-02T09:00:00Z --key customer-7",
+    )
+    command.add_argument("config", metavar="CONFIG")
+    command.add_argument("--due-before", metavar="TIME", help="only messages that are due before that ISO time")
+    command.add_argument("--key", help="only messages with that key")
+    command.add_argument("-n", "--count", type=int, default=20, help="how many are listed at most (default: 20)")
+    command.add_argument("--by", choices=_SPANS_MS, help="count all of them by the span in which they are due")
+    add_spark(command)
+
+
+def _waiting(options: argparse.Namespace) -> int:
+    from ledgerlake.options.bounds import parse_time_ms
+    from ledgerlake.options.config import load_config
+
+    if options.count < 1:
+        raise UsageError("--count must be at least 1")
+    if options.by and (options.key or options.due_before):
+        raise UsageError("--by counts all messages; leave out --key and --due-before")
+    due_before_ms = None if options.due_before is None else parse_time_ms(options.due_before, "--due-before")
+    config = load_config(options.config)
+    spark = start_spark(f"ledgerlake waiting {config.stream.name}", config, options)
+    if options.by:
+        from ledgerlake.inspect.waiting_messages import due_counts
+
+        _print_counts(due_counts(spark, config, _SPANS_MS[options.by]), options.json)
+        return 0
+    from ledgerlake.inspect.waiting_rows import waiting
+
+    rows = waiting(spark, config, due_before_ms)
+    if options.key is not None:
+        rows = rows.where(rows.key == options.key)
+    order = ("deliver_at", "topic", "partition", "ledger_id", "entry_id", "batch_index")
+    for row in rows.orderBy(*order).select(*_SHOWN).limit(options.count).collect():
+        _print_row(row.asDict(), options.json)
+    return 0
+
+
+def _print_row(row: dict[str, Any], as_json: bool) -> None:
+    from ledgerlake.client.topics import join_partition
+
+    due = _moment(row["deliver_at"].timestamp())
+    topic = join_partition(row["topic"], row["partition"])
+    if as_json:
+        shown = {"deliver_at": due, "topic": topic, "message_id": row["message_id"], "key": row["key"]}
+        print(json.dumps({**shown, "properties": row["properties"] or {}}))
+        return
+    properties = " ".join(f"{name}={value}" for name, value in (row["properties"] or {}).items())
+    key = "" if row["key"] is None else f"  key {row['key']}"
+    print(f"{due}  {topic} {row['message_id']}{key}  {properties}".rstrip())
+
+
+def _print_counts(counts: dict[int, int], as_json: bool) -> None:
+    most = max(counts.values(), default=0)
+    for begin_ms, count in sorted(counts.items()):
+        begin = _moment(begin_ms / 1000)
+        if as_json:
+            print(json.dumps({"from": begin, "messages": count}))
+        else:
+            print(f"{begin}  {count:>12,} {'#' * round(_BAR * count / most)}".rstrip())
+
+
+def _moment(time_s: float) -> str:
+    from datetime import datetime, timezone
+
+    return datetime.fromtimestamp(time_s, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,186 @@
+"""The delayed messages in a pipeline's state, as rows: those of its last committed batch.
+
+They are read from the checkpoint, and the pipeline may run meanwhile. Tasks decode the blocks of
+the buckets (see ``operators.bucket_storage``), so memory is bounded however many messages wait.
+Messages that were cancelled are left out.
+
+Rows have the columns of messages, without those that are known only at delivery. If the bytes of a
+message are not in its bucket, because it is large, was cut in two by a range, or stays in the topic
+(``payloads = "reread"``), only its position and its time are known; of a large message it is the
+position of the last chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ledgerlake.decode import schema
+from ledgerlake.decode.messages import TopicPartition, decode_bundle
+from ledgerlake.delay.bucket import Record, record_from_json
+from ledgerlake.delay.cancels import Cancels, cancels_from_json
+from ledgerlake.delay.segment import key_columns
+from ledgerlake.delay.snapshot import segment_from_bytes
+from ledgerlake.delay.storage import METADATA
+from ledgerlake.inspect.open_messages import read_state
+from ledgerlake.operators.bucket_folders import open_folder
+from ledgerlake.operators.bucket_storage import segments_of_block
+from ledgerlake.operators.cancelled import cancelled_rows
+from ledgerlake.pipeline.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from ledgerlake.delay.bucket import Bucket
+    from ledgerlake.options.config import Config
+    from ledgerlake.options.source_options import Decoding
+    from ledgerlake.stored.places import Place
+
+_UNKNOWN_YET = ("late", "delivered_at")
+WAITING = pa.schema([field for field in schema.MESSAGES if field.name not in _UNKNOWN_YET])
+
+_LARGEST_MS = 2**62
+
+
+def waiting(spark: SparkSession, config: Config, due_before_ms: int | None = None) -> DataFrame:
+    """Return the delayed messages that wait, in no order.
+
+    Args:
+        due_before_ms: only those that are due before that time.
+
+    Raises:
+        SetupError: there is no checkpoint of a pipeline that has run.
+        OffsetError: a newer release wrote it.
+    """
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    # One batch, or a bucket could be gone between two reads.
+    batch_id = Checkpoint(config.checkpoint_place).log.last_committed()
+    records = {
+        _source(row): record_from_json(row.value["record"])
+        for row in read_state(spark, config, "index", batch_id).collect()
+    }
+    cancels = {
+        _source(row): cancels_from_json(row.value["cancels"])
+        for row in read_state(spark, config, "cancels", batch_id).collect()
+    }
+    until_ms = _LARGEST_MS if due_before_ms is None else due_before_ms
+    decoder = _Decoder(records, cancels, config.source.decoding, until_ms)
+    columns = from_arrow_schema(WAITING)
+    folder = config.delay_options.folder
+    if folder is None:
+        return _blocks(spark, config, batch_id).mapInArrow(decoder.of_blocks, columns)
+    query_id = str(Checkpoint(config.checkpoint_place).log.query_id())
+    buckets = spark.createDataFrame(decoder.buckets, "topic string, partition int, bucket_id bigint")
+    return buckets.mapInArrow(lambda rows: decoder.of_folder(rows, folder, query_id), columns)
+
+
+def _source(row: Any) -> TopicPartition:
+    return TopicPartition(row.key["topic"], row.key["partition"])
+
+
+def _blocks(spark: SparkSession, config: Config, batch_id: int | None) -> DataFrame:
+    """Return the blocks of all buckets in the state: topic, partition, bucket, number of the first
+    segment, content.
+    """
+    rows = read_state(spark, config, "snapshots", batch_id).where(f"user_map_key.number > {METADATA}")
+    return rows.selectExpr(
+        "key.topic as topic",
+        "key.partition as partition",
+        "user_map_key.bucket_id as bucket_id",
+        "user_map_key.number as number",
+        "user_map_value.snapshot as block",
+    )
+
+
+@dataclass(frozen=True)
+class _Decoder:
+    """Decodes buckets in tasks.
+
+    Args:
+        records, cancels: by topic partition.
+        decoding: see ``SourceOptions.decoding``.
+        until_ms: messages that are due then or later are left out.
+    """
+
+    records: dict[TopicPartition, Record]
+    cancels: dict[TopicPartition, Cancels]
+    decoding: Decoding
+    until_ms: int
+
+    @property
+    def buckets(self) -> list[tuple[str, int, int]]:
+        """Return the buckets that have messages: topic, partition and id."""
+        return [(source.topic, source.partition, bucket.bucket_id) for source, bucket in self._used()]
+
+    def of_blocks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of blocks, as ``_blocks`` has them."""
+        used = {(source, bucket.bucket_id): bucket for source, bucket in self._used()}
+        for row in _rows(batches):
+            source = TopicPartition(row["topic"], row["partition"])
+            bucket = used.get((source, row["bucket_id"]))
+            if bucket is None:
+                continue
+            for number, segment in enumerate(segments_of_block(row["block"]), row["number"]):
+                yield from self._of_segment(source, bucket, number, segment)
+
+    def of_folder(self, batches: Iterable[pa.RecordBatch], folder: Place, query_id: str) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of buckets in a folder."""
+        used = {(source, bucket.bucket_id): bucket for source, bucket in self._used()}
+        for row in _rows(batches):
+            source = TopicPartition(row["topic"], row["partition"])
+            bucket = used[source, row["bucket_id"]]
+            storage = open_folder(folder, source, query_id, [bucket.bucket_id])
+            for number in range(bucket.segment, bucket.segments + 1):
+                yield from self._of_segment(source, bucket, number, storage.get_segment(bucket.bucket_id, number))
+
+    def _used(self) -> Iterator[tuple[TopicPartition, Bucket]]:
+        for source, record in self.records.items():
+            yield from ((source, bucket) for bucket in record.buckets if bucket.waiting)
+
+    def _of_segment(
+        self, source: TopicPartition, bucket: Bucket, number: int, content: bytes
+    ) -> Iterator[pa.RecordBatch]:
+        if number < bucket.segment:
+            return
+        segment = segment_from_bytes(content).slice(bucket.offset if number == bucket.segment else 0)
+        segment = segment.slice(0, int(np.searchsorted(key_columns(segment)[0], self.until_ms)))
+        has_frame = segment.column(3).is_valid()
+        bare = segment.filter(pc.invert(has_frame))
+        if bare.num_rows:
+            yield _positions(source, bare)
+        frames = b"".join(segment.column(3).drop_null().to_pylist())
+        cancels = self.cancels.get(source, Cancels())
+        for decoded in decode_bundle(frames, source, **self.decoding) if frames else ():
+            messages = decoded.messages.filter(pa.array(~cancelled_rows(decoded.messages, cancels)))
+            if messages.num_rows:
+                yield messages.select(WAITING.names)
+
+
+def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+    for batch in batches:
+        yield from batch.to_pylist()
+
+
+def _positions(source: TopicPartition, messages: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the rows of messages of which only position and time are known."""
+    due_ms, ledger_ids, entry_ids = (column.tolist() for column in key_columns(messages))
+    known = [
+        {
+            "topic": source.topic,
+            "partition": source.partition,
+            "message_id": f"{ledger_id}:{entry_id}",
+            "ledger_id": ledger_id,
+            "entry_id": entry_id,
+            "batch_index": -1,
+            "deliver_at": time_ms * 1000,
+        }
+        for time_ms, ledger_id, entry_id in zip(due_ms, ledger_ids, entry_ids, strict=True)
+    ]
+    return pa.RecordBatch.from_pylist(known, schema=WAITING)
