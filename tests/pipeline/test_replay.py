@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from ledgerlake.decode import schema
 from ledgerlake.decode.single_entry import single_entries
 from ledgerlake.errors import CheckpointError, OffsetError, TableError
+from ledgerlake.inspect.reject_counts import count_rejects
 from ledgerlake.options.config import Config, parse_config
 from ledgerlake.pipeline import replay as module
 from ledgerlake.pipeline import replay_rejects
@@ -237,6 +238,22 @@ def test_a_message_that_fits_one_table_and_not_another_is_in_the_one_alone_or_wi
     assert (values(tmp_path, "a"), values(tmp_path, "b")) == ([b"1", b"x"], [b"1"])
     reasons = DeltaTable(str(tmp_path / "rejects")).to_pyarrow_table()["reason"].to_pylist()
     assert sorted(reasons) == ["no_table", "no_table", "replayed", "replayed", "transform_failed"]
+
+
+def test_a_message_that_is_rejected_again_for_the_same_reason_is_replayed_again(tmp_path: Path) -> None:
+    strict = {"where": "cast(decode(value) as int) > 0"}
+    lenient = {"where": "try_cast(decode(value) as int) is null"}
+    settings = config(tmp_path, {"path": "a", **strict}, {"path": "b", **strict})
+    reject(settings, 1, reason="transform_failed", value=b"x")
+    half = config(tmp_path, {"path": "a", **lenient}, {"path": "b", **strict})
+    assert replay(half).replayed == {"transform_failed": 1}
+    assert [(count.reason, count.rejects) for count in count_rejects(half)] == [("transform_failed", 1)]
+    assert replay(half).left == {"transform_failed": 1}
+    whole = config(tmp_path, {"path": "a", **lenient}, {"path": "b", **lenient})
+    assert replay(whole).replayed == {"transform_failed": 1}
+    assert replay(whole).replayed == {}
+    assert count_rejects(whole) == []
+    assert (values(tmp_path, "a"), values(tmp_path, "b")) == ([b"x"], [b"x"])
 
 
 def test_the_chunks_of_a_large_message_are_in_one_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """What the table of rejects has, by reason and topic: how many, when, and the last one. Rejects
-that were replayed (see ``pipeline.replay``) do not count.
+that were replayed (see ``pipeline.replay``) do not count: as many of a message and a reason as there
+are rows of ``replayed``.
 """
 
 from __future__ import annotations
@@ -24,10 +25,14 @@ _QUERY = """
         reason, topic, count(*) as rejects, min(broker_timestamp) as first, max(broker_timestamp) as last,
         first_value(message_id order by broker_timestamp desc nulls last, ledger_id desc, entry_id desc) as message_id,
         first_value(detail order by broker_timestamp desc nulls last, ledger_id desc, entry_id desc) as detail
-    from rejects left anti join (
-        select topic as t, partition as p, message_id as m, detail as r from rejects where reason = 'replayed'
+    from (
+        select *, row_number() over (partition by topic, partition, message_id, reason) as number
+        from rejects where reason <> 'replayed'
+    ) as rejected left join (
+        select topic as t, partition as p, message_id as m, detail as r, count(*) as marks
+        from rejects where reason = 'replayed' group by topic, partition, message_id, detail
     ) as done on topic = t and partition = p and message_id = m and reason = r
-    where reason <> 'replayed'
+    where number > coalesce(marks, 0)
     group by reason, topic order by rejects desc, reason, topic
 """
 

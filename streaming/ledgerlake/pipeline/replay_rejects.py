@@ -3,19 +3,21 @@
 The table of rejects is read twice: once without keeping entries, which tells where each reject is
 and which large message a chunk belongs to; and then the entries of one part after another. The
 chunks of a large message are in one part. A reject that was replayed, and one of a topic that the
-configuration does not read, is passed over.
+configuration does not read, is passed over. There are as many rows of ``replayed`` for a message
+and a reason as rejects were replayed.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake.exceptions import DeltaError
 
 from ledgerlake.decode import schema
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator
 
     from deltalake import DeltaTable
+    from numpy.typing import NDArray
 
     from ledgerlake.stored.places import Place
 
@@ -37,8 +40,7 @@ REPLAYED = "replayed"
 _PART_ROWS = 20_000
 _PART_BYTES = 64 * 1024 * 1024
 
-_KEY = ("topic", "partition", "message_id", "reason")
-
+# Topic, partition, message id and reason.
 Key = tuple[Any, ...]
 
 
@@ -95,27 +97,29 @@ class RejectsToReplay:
 
     def _find(self, reasons: Collection[str]) -> list[FoundReject]:
         found: dict[Key, list[FoundReject]] = defaultdict(list)
-        done: set[Key] = set()
+        marks: Counter[Key] = Counter()
+        wanted = pa.array(sorted(reasons))
         for file, group, rows, live in self._row_groups():
-            for number in np.flatnonzero(live).tolist():
-                row = {name: rows[name][number].as_py() for name in (*_KEY, "detail", "ledger_id", "entry_id")}
-                if row["reason"] == REPLAYED:
-                    done.add((row["topic"], row["partition"], row["message_id"], row["detail"]))
-                    continue
-                entry = rows["entry"][number].as_buffer()
-                if row["reason"] not in reasons or entry is None:
-                    continue
-                if not self._is_read(row["topic"], row["partition"]):
-                    self.left_out += 1
-                    continue
-                key = tuple(row[name] for name in _KEY)
-                place = (row["ledger_id"], row["entry_id"], batch_index_of(row["message_id"]))
-                found[key].append(
-                    FoundReject(
-                        row["topic"], row["partition"], place, file, group, number, entry.size, _large_message_of(entry)
-                    )
-                )
-        return [reject for key, of_key in found.items() if key not in done for reject in of_key]
+            is_live = pa.array(live)
+            is_mark = pc.and_(pc.equal(rows["reason"], REPLAYED), is_live)
+            marks.update(_keys(rows.filter(is_mark), "detail"))
+            is_reject = pc.and_(pc.and_(pc.is_in(rows["reason"], wanted), pc.is_valid(rows["entry"])), is_live)
+            numbers = np.flatnonzero(is_reject.to_numpy())
+            is_read = self._are_read(rows.take(pa.array(numbers)))
+            self.left_out += int((~is_read).sum())
+            numbers = numbers[is_read]
+            chosen = rows.take(pa.array(numbers))
+            for key, reject in zip(_keys(chosen, "reason"), _rejects(chosen, file, group, numbers), strict=True):
+                found[key].append(reject)
+        # A message that was replayed may have been rejected again for the same reason, by another
+        # table. The rows of a key have the same message.
+        return [reject for key, of_key in found.items() for reject in of_key[marks[key] :]]
+
+    def _are_read(self, rows: pa.Table) -> NDArray[np.bool_]:
+        """Return a mask of the rejects of topic partitions that the configuration reads."""
+        sources = list(zip(rows["topic"].to_pylist(), rows["partition"].to_pylist(), strict=True))
+        are_read = {source: self._is_read(*source) for source in set(sources)}
+        return np.array([are_read[source] for source in sources], dtype=bool)
 
     def _row_groups(self) -> Iterator[tuple[str, int, pa.Table, Any]]:
         """Yield the row groups of the table's files, and a mask of their rows that are not
@@ -149,6 +153,39 @@ class RejectsToReplay:
                     rows += zip(chosen, read, strict=True)
         rows.sort(key=lambda pair: (pair[0].topic, pair[0].partition, pair[0].place))
         return [{**row, "large_message": reject.large_message} for reject, row in rows]
+
+
+def _keys(rows: pa.Table, reason: str) -> Iterator[Key]:
+    """Yield topic, partition, message id and reason of each row.
+
+    Args:
+        reason: the column that has the reason.
+    """
+    return zip(*(rows[name].to_pylist() for name in ("topic", "partition", "message_id", reason)), strict=True)
+
+
+def _rejects(rows: pa.Table, file: str, row_group: int, numbers: NDArray[np.int64]) -> Iterator[FoundReject]:
+    """
+    Args:
+        numbers: the number of each row in its row group.
+    """
+    columns = (rows[name].to_pylist() for name in ("topic", "partition", "ledger_id", "entry_id", "message_id"))
+    for topic, partition, ledger_id, entry_id, message_id, number, entry in zip(
+        *columns, numbers.tolist(), _buffers(rows["entry"]), strict=True
+    ):
+        place = (ledger_id, entry_id, batch_index_of(message_id))
+        large = _large_message_of(entry)
+        yield FoundReject(topic, partition, place, file, row_group, number, len(entry), large)
+
+
+def _buffers(entries: pa.ChunkedArray) -> Iterator[memoryview]:
+    """Yield the bytes of each entry, without copies."""
+    for chunk in entries.cast(pa.large_binary()).chunks:
+        _, ends, data = chunk.buffers()
+        bounds = np.frombuffer(ends, dtype=np.int64)[chunk.offset : chunk.offset + len(chunk) + 1].tolist()
+        content = memoryview(b"" if data is None else data)
+        for start, end in pairwise(bounds):
+            yield content[start:end]
 
 
 def _parts(found: Iterable[FoundReject]) -> Iterator[list[FoundReject]]:
@@ -190,9 +227,9 @@ def batch_index_of(message_id: str) -> int:
     return int(index[0]) if index else -1
 
 
-def _large_message_of(entry: pa.Buffer) -> tuple[str, str] | None:
+def _large_message_of(entry: memoryview) -> tuple[str, str] | None:
     try:
-        metadata = peek_metadata(memoryview(entry))
+        metadata = peek_metadata(entry)
     except CorruptEntryError:
         return None
     return (metadata.producer_name, metadata.uuid) if metadata.num_chunks_from_msg > 1 else None
