@@ -257,6 +257,7 @@ class SourceOptions(ClientOptions):
         DEFAULT_MAX_UNCOMPRESSED_BYTES,
         "An entry that expands to more bytes is a reject.",
         spark="maxUncompressedBytes",
+        toml="source.max_uncompressed_bytes",
     )
     wakeups: str | None = option(
         TEXT,
