@@ -14,6 +14,7 @@ from ledgerlake.errors import OffsetError, SetupError, TableError
 from ledgerlake.operators.results import TopicSchemas
 from ledgerlake.pipeline.record_schemas import RecordSchemas
 from ledgerlake.pipeline.row_settings import changed, row_settings
+from ledgerlake.table.delta_table import PARTITION_BY
 from ledgerlake.table.record_table import LEARNED, learned_from_text, learned_to_text
 from tests.model.test_record_model import TOPICS, Fields, Registry
 from tests.pipeline_tables import opened_tables
@@ -91,6 +92,41 @@ def test_what_a_query_sees_is_stored_with_a_version() -> None:
     for damaged in ("", "1", "1 %", "1 abcd", "x"):
         with pytest.raises(TableError, match=f"{LEARNED} of the table at t is damaged"):
             learned_from_text(damaged, "t")
+
+
+@pytest.mark.parametrize("shape", ["messages", "record"])
+def test_a_partition_column_that_is_computed_otherwise_is_refused(
+    tmp_path: Path, registry: Registry, shape: str
+) -> None:
+    registry.versions[TOPICS[0]] = [{"size": "int"}]
+    inside = "pulsar." if shape == "record" else ""
+
+    def start(*partition_by: str) -> None:
+        started(tmp_path, registry, [{"path": "t", "shape": shape, "partition_by": list(partition_by)}], TOPICS[:1])
+
+    start(f"date({inside}broker_timestamp) as day", f"{inside}partition as part")
+    start(f"date({inside}broker_timestamp) as day", f"{inside}partition as part")
+    with pytest.raises(
+        TableError, match=r"column day of .*t was computed by date\(.*broker.*\), and partition_by has date\(.*publish"
+    ):
+        start(f"date({inside}publish_time) as day", f"{inside}partition as part")
+
+
+def test_how_partition_columns_are_computed_is_stored_with_a_version(tmp_path: Path, registry: Registry) -> None:
+    registry.versions[TOPICS[0]] = []
+    table = [{"path": "t", "partition_by": ["date(broker_timestamp) as day", "topic"]}]
+    started(tmp_path, registry, table)
+    path = str(tmp_path / "t")
+    golden = '1 {"day": "date(broker_timestamp)"}'
+    assert DeltaTable(path).metadata().configuration[PARTITION_BY] == golden
+    for text, error, sentence in (
+        ("2 {}", OffsetError, "newer Ledgerlake"),
+        ("1 x", TableError, f"{PARTITION_BY} of the table at .* is damaged"),
+        ('1 {"day": 1}', TableError, f"{PARTITION_BY} of the table at .* is damaged"),
+    ):
+        DeltaTable(path).alter.set_table_properties({PARTITION_BY: text}, raise_if_not_exists=False)
+        with pytest.raises(error, match=sentence):
+            started(tmp_path, registry, table)
 
 
 @pytest.mark.parametrize(

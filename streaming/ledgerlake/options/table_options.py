@@ -160,9 +160,14 @@ class TableOptions:
         return [name for name, _ in map(self._partition_column, self.partition_by)]
 
     @property
+    def partition_expressions(self) -> dict[str, str]:
+        """Return the expressions that compute them; an empty one of a column that the rows have."""
+        return dict(map(self._partition_column, self.partition_by))
+
+    @property
     def computed_names(self) -> list[str]:
         """Return the names of those of them that an expression computes."""
-        return [name for name, expression in map(self._partition_column, self.partition_by) if expression]
+        return [name for name, expression in self.partition_expressions.items() if expression]
 
     @property
     def computed_columns(self) -> RowQuery | None:

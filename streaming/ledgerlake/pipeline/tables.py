@@ -77,7 +77,7 @@ class MessagesTable:
         elif options.cluster_by:
             self.table = ClusteredTable(options.place, rows, options.cluster_by)
         else:
-            self.table = open_table(options.place, rows, writer, staging, options.partition_columns)
+            self.table = open_table(options.place, rows, writer, staging, options.partition_expressions)
 
     @property
     def obstacle(self) -> str:
@@ -167,7 +167,7 @@ def _record_table(options: TableOptions) -> RecordTable:
         return LatestRecordTable(options.place)
     if options.cluster_by:
         return ClusteredRecordTable(options.place, options.cluster_by)
-    return RecordTable(options.place, options.partition_columns)
+    return RecordTable(options.place, options.partition_expressions)
 
 
 class Tables:

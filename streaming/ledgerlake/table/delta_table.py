@@ -39,14 +39,15 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction
 from pyarrow import fs
 
-from ledgerlake.errors import CheckpointError, OwnershipError, SetupError, TableError
+from ledgerlake.errors import CheckpointError, OwnershipError, SetupError, TableError, refuse_newer
+from ledgerlake.stored.fields import stored
 from ledgerlake.table.additions import KEY_COLUMNS, row_keys
 from ledgerlake.table.batch_record import Recorded, number_of
 from ledgerlake.table.layout import file_schema
 from ledgerlake.table.ordered_files import DataFile, ParquetFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -89,6 +90,11 @@ MODE, LATEST = "ledgerlake.mode", "latest"
 # The features of a table with liquid clustering.
 CLUSTERED = frozenset({"clustering", "domainMetadata"})
 
+# The property of a table with the expressions that compute its partition columns:
+#     ledgerlake.partition_by = "1 {"day": "date(broker_timestamp)"}"
+PARTITION_BY = "ledgerlake.partition_by"
+_PARTITION_VERSION = 1
+
 # The feature of a table that is partitioned.
 PARTITIONED = "partition columns"
 
@@ -98,16 +104,17 @@ class Table:
     its rows, from which those of the table follow (see ``table.layout``).
 
     Args:
-        partition_by: the columns by which it is partitioned. Its files have them too.
+        partition_by: the columns by which it is partitioned, with the expressions that compute
+            them; an empty one if the rows have the column. Its files have them too.
     """
 
     # The features that a kind of table honours beside ``HONOURED_FEATURES``.
     own_features: frozenset[str] = frozenset()
 
-    def __init__(self, path: Place, schema: pa.Schema, partition_by: Sequence[str] = ()) -> None:
+    def __init__(self, path: Place, schema: pa.Schema, partition_by: Mapping[str, str] | None = None) -> None:
         self.path = self.folder = path
         self.schema = schema
-        self.partition_by = list(partition_by)
+        self.partition_by = dict(partition_by or {})
         self._opened: DeltaTable | None = None
         self._opened_with: dict[str, str] | None = None
         self._is_refreshed = False
@@ -151,8 +158,8 @@ class Table:
                 self.path.uri,
                 file_schema(self.schema),
                 mode="ignore",
-                partition_by=self.partition_by or None,
-                configuration=properties,
+                partition_by=list(self.partition_by) or None,
+                configuration=self._partition_property() | (properties or {}),
                 # Some are ours.
                 raise_if_key_not_exists=False,
                 storage_options=options,
@@ -450,7 +457,7 @@ class Table:
             actions,
             "append",
             table.schema(),
-            partition_by=self.partition_by or None,
+            partition_by=list(self.partition_by) or None,
             commit_properties=CommitProperties(custom_metadata=metadata, app_transactions=transactions),
             post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=expires),
         )
@@ -584,15 +591,29 @@ class Table:
         """Check a table that is to be partitioned.
 
         Raises:
-            TableError: it is partitioned by other columns.
+            TableError: it is partitioned by other columns, or they were computed otherwise.
+            OffsetError: a newer release wrote how they are computed.
         """
         columns = existing.metadata().partition_columns
-        if self.partition_by and columns != self.partition_by:
+        if self.partition_by and columns != list(self.partition_by):
             there = f"is partitioned by {', '.join(columns)}" if columns else "is not partitioned"
             raise TableError(
                 f"the table at {self.path} {there}, and partition_by says {', '.join(self.partition_by)}; correct it, or use another "
                 "path"
             )
+        computed = _expressions(existing.metadata().configuration.get(PARTITION_BY), str(self.path))
+        for name, expression in computed.items():
+            if self.partition_by.get(name, expression) != expression:
+                now = self.partition_by[name] or "no expression"
+                raise TableError(
+                    f"the partition column {name} of the table at {self.path} was computed by {expression}, and partition_by has {now}; "
+                    "set it back, or use another path"
+                )
+
+    def _partition_property(self) -> dict[str, str]:
+        """Return the property that says how partition columns are computed, if any is."""
+        computed = {name: expression for name, expression in self.partition_by.items() if expression}
+        return {PARTITION_BY: f"{_PARTITION_VERSION} {json.dumps(computed)}"} if computed else {}
 
     def _reasons(self, existing: DeltaTable, columns: pa.Schema) -> list[str]:
         """Return what the files of tasks cannot honour."""
@@ -606,6 +627,27 @@ def is_metadata_conflict(error: Exception) -> bool:
     of the table since it was read.
     """
     return isinstance(error, CommitFailedError) and "Metadata changed" in str(error)
+
+
+def _expressions(text: str | None, place: str) -> dict[str, str]:
+    """Return the expressions of a property.
+
+    Raises:
+        OffsetError: a newer release wrote it.
+        TableError: it is damaged.
+    """
+    if text is None:
+        return {}
+    version, _, content = text.partition(" ")
+    try:
+        refuse_newer(f"the table at {place}", int(version), _PARTITION_VERSION, "partitions of version")
+        expressions: dict[str, str] = stored(dict[str, str], json.loads(content))
+    except (ValueError, TypeError):
+        raise TableError(
+            f"the property {PARTITION_BY} of the table at {place} is damaged; remove it: ALTER TABLE delta.`{place}` UNSET TBLPROPERTIES "
+            f"('{PARTITION_BY}')"
+        ) from None
+    return expressions
 
 
 def existing_table(path: Place) -> DeltaTable | None:

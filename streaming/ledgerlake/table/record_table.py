@@ -27,7 +27,7 @@ from ledgerlake.table.delta_table import Table, is_metadata_conflict
 from ledgerlake.table.layout import file_schema, record_of, rows_of_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from deltalake import DeltaTable
     from pyspark.sql import SparkSession
@@ -45,7 +45,7 @@ _VERSION = 1
 class RecordTable(Table):
     """The table at ``path``."""
 
-    def __init__(self, path: Place, partition_by: Sequence[str] = ()) -> None:
+    def __init__(self, path: Place, partition_by: Mapping[str, str] | None = None) -> None:
         super().__init__(path, rows_schema(pa.struct([])), partition_by)
         self._exists = False
         self.learned = pa.struct([])

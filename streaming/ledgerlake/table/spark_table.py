@@ -40,7 +40,7 @@ from ledgerlake.table.delta_table import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from deltalake import DeltaTable
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -174,12 +174,14 @@ def _effective_time() -> Column:
     return f.when(f.col("delivered_at").isNull(), stored).otherwise(f.greatest(stored, f.col("deliver_at")))
 
 
-def open_table(path: Place, schema: pa.Schema, writer: str, staging: Place, partition_by: Sequence[str] = ()) -> Table:
+def open_table(
+    path: Place, schema: pa.Schema, writer: str, staging: Place, partition_by: Mapping[str, str] | None = None
+) -> Table:
     """Return a table with its writer: ``arrow`` appends files, ``spark`` is delta-spark's, ``auto``
     chooses the one that the table needs.
 
     Args:
-        partition_by: the columns by which the configuration partitions it.
+        partition_by: the columns by which the configuration partitions it, as for ``Table``.
 
     Raises:
         TableError: the table exists and cannot be opened.
