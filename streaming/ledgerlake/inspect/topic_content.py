@@ -6,6 +6,7 @@ the range, without limits.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from ledgerlake.assembly.assembler import Assembled, Rejected
 from ledgerlake.assembly.chunk_entries import read_alone
 from ledgerlake.assembly.rules import Chunk, Limits
 from ledgerlake.client.topics import split_partition
+from ledgerlake.decode.large import large_message
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.decode.rejects import read_reject
 from ledgerlake.decode.split import PieceKind, only_entry
@@ -27,6 +29,9 @@ from ledgerlake.source.pieces import read_pieces
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ledgerlake.inspect.latest_rows import CountingMessages
     from ledgerlake.options.source_options import SourceOptions
     from ledgerlake.source.planning import EntryRange
 
@@ -51,11 +56,14 @@ class TopicContent:
     first: Position | None
 
 
-def read_topic(options: SourceOptions, span: EntryRange, reached_ms: int | None) -> TopicContent:
+def read_topic(
+    options: SourceOptions, span: EntryRange, reached_ms: int | None, counting: Sequence[CountingMessages] = ()
+) -> TopicContent:
     """Read a range.
 
     Args:
         reached_ms: a message that is delivered later than this is delayed; None if no message is.
+        counting: they take the messages that are due.
 
     Raises:
         BrokerError, TransportError: the topic cannot be read.
@@ -64,7 +72,7 @@ def read_topic(options: SourceOptions, span: EntryRange, reached_ms: int | None)
     keys: list[Keys] = [np.empty((0, 4), dtype=np.int64)]
     bad: list[Keys] = [np.empty((0, 2), dtype=np.int64)]
     delayed: list[Keys] = [np.empty((0, 4), dtype=np.int64)]
-    chunks = LocalAssembly(_NO_LIMITS, delays_messages=reached_ms is not None)
+    chunks = _Chunks(source, delays_messages=reached_ms is not None)
     large: list[tuple[Position, ...]] = []
     large_delayed: list[tuple[Position, ...]] = []
     first: Position | None = None
@@ -78,42 +86,78 @@ def read_topic(options: SourceOptions, span: EntryRange, reached_ms: int | None)
             position, entry = only_entry(piece.frames)
             first = first or position
             try:
-                for positions, deliver_ms in _take_alone(chunks, piece.kind, entry, position):
-                    (large_delayed if deliver_ms > (reached_ms or 0) else large).append(positions)
+                for ended in chunks.take(piece.kind, entry, position):
+                    is_due = ended.deliver_ms <= (reached_ms or 0)
+                    (large if is_due else large_delayed).append(ended.positions)
+                    if is_due and ended.message is not None:
+                        for table in counting:
+                            table.take_large(ended.message, was_delayed=ended.deliver_ms > 0)
             except CorruptEntryError:
                 bad.append(np.array([[position.ledger_id, position.entry_id]], dtype=np.int64))
             continue
         for decoded in decode_bundle(piece.frames, source, first_entry=piece.first_entry, **options.decoding):
             is_delayed = np.zeros(decoded.messages.num_rows, dtype=bool)
-            if piece.kind == PieceKind.DELAYED and reached_ms is not None:
+            were_delayed = piece.kind == PieceKind.DELAYED and reached_ms is not None
+            if reached_ms is not None and were_delayed:
                 is_delayed = decoded.messages["deliver_at"].cast(pa.int64()).to_numpy() > reached_ms * 1000
+            for table in counting:
+                table.take(decoded.messages.filter(pa.array(~is_delayed)), were_delayed=were_delayed)
             message_keys = keys_of(decoded.messages)
             keys.append(message_keys[~is_delayed])
             delayed.append(message_keys[is_delayed])
             bad.append(entries_of(decoded.rejects))
             first = first or _first_of(message_keys, bad[-1])
-    large += [(event.position,) for event in chunks.events if isinstance(event, Chunk)]
-    open_chunks = len(list(chunks.drain_pending()))
+    large += [(event.position,) for event in chunks.assembly.events if isinstance(event, Chunk)]
+    open_chunks = len(list(chunks.assembly.drain_pending()))
     return TopicContent(
         np.concatenate(keys), np.concatenate(bad), np.concatenate(delayed), large, large_delayed, open_chunks, first
     )
 
 
-def _take_alone(
-    chunks: LocalAssembly, kind: PieceKind, entry: memoryview, position: Position
-) -> list[tuple[tuple[Position, ...], int]]:
-    """Add a chunk or marker; return the chunks that it completes or rejects, and when they are due.
-    The chunks of a complete message come together, rejected ones one by one.
+@dataclass(frozen=True)
+class _Ended:
+    """The chunks of a complete large message, or one rejected chunk, and when they are due.
+    ``message`` is the row of the message without its value.
     """
-    event = read_alone(kind, entry, position)
-    outcomes = chunks.arrive(event, b"") if isinstance(event, Chunk) else chunks.apply_marker(event)
-    ended: list[tuple[tuple[Position, ...], int]] = []
-    for outcome in outcomes or ():
-        if isinstance(outcome, Assembled):
-            ended.append((outcome.positions, outcome.deliver_ms or 0))
-        elif isinstance(outcome, Rejected):
-            ended += [((rejected,), 0) for rejected, _ in outcome.entries]
-    return ended
+
+    positions: tuple[Position, ...]
+    deliver_ms: int = 0
+    message: pa.RecordBatch | None = None
+
+
+class _Chunks:
+    """The chunks of a range, without their bytes."""
+
+    def __init__(self, source: TopicPartition, *, delays_messages: bool) -> None:
+        self.assembly = LocalAssembly(_NO_LIMITS, delays_messages=delays_messages)
+        self._source = source
+        # The rows of messages whose last chunk has come, by its position.
+        self._rows: dict[Position, pa.RecordBatch] = {}
+
+    def take(self, kind: PieceKind, entry: memoryview, position: Position) -> list[_Ended]:
+        """Add a chunk or marker; return the chunks that it completes or rejects. The chunks of a
+        complete message come together, rejected ones one by one.
+
+        Raises:
+            CorruptEntryError: it is none.
+        """
+        event = read_alone(kind, entry, position)
+        if isinstance(event, Chunk):
+            if event.chunk_id == event.chunk_count - 1:
+                # A message whose metadata makes no row becomes rejects.
+                with suppress(CorruptEntryError):
+                    self._rows[position] = large_message(entry, position, self._source)
+            outcomes = self.assembly.arrive(event, b"")
+        else:
+            outcomes = self.assembly.apply_marker(event)
+        ended: list[_Ended] = []
+        for outcome in outcomes or ():
+            if isinstance(outcome, Assembled):
+                message = self._rows.pop(outcome.positions[-1], None)
+                ended.append(_Ended(outcome.positions, outcome.deliver_ms or 0, message))
+            elif isinstance(outcome, Rejected):
+                ended += [_Ended((rejected,)) for rejected, _ in outcome.entries]
+        return ended
 
 
 def _first_of(keys: Keys, bad: Keys) -> Position | None:

@@ -8,8 +8,12 @@ without limits.
 
 A table that takes all messages of a topic is compared by itself. The others are compared together:
 a message has to be in one of them. If one of them has a query or a function, nothing is missing for
-certain. Rows have an order in each partition of a table. Of a table with the latest messages, only
-the rows beyond the first of each key are counted, as duplicates.
+certain. Rows have an order in each partition of a table.
+
+A table with the latest messages is compared by key, by position and not by content: it has to have
+the latest message that counts for it by the configuration of today, as far as the topic still has
+messages of the key (see ``latest_rule``). Keys without a row are ``missing``, rows beyond the first
+of a key are ``duplicate``, and rows of keys that the topic does not have are ``not_checked``.
 
     missing        in the topic, neither in the table nor in rejects
     left_out       in the topic, and in no table, because a query or a function makes the rows
@@ -20,36 +24,36 @@ the rows beyond the first of each key are counted, as duplicates.
     open_chunks    chunks of incomplete large messages
     waiting        delayed messages that were not due when the last micro-batch was planned
     early          rows that were delivered before they were due
+    outdated       rows of a table with the latest messages that are not the latest of their key, or whose key was deleted
+    undecided      keys of such a table that nothing can decide: a large message, or one of an entry in rejects, may be the
+                   latest, or the micro-batches decided between two topic partitions
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import QueryBuilder
-from deltalake.exceptions import DeltaError
 
 from ledgerlake.client.cluster import Cluster
 from ledgerlake.client.topics import split_partition
-from ledgerlake.decode.record_columns import PULSAR_COLUMN
-from ledgerlake.errors import TableError
+from ledgerlake.inspect.latest_rows import LatestComparison
+from ledgerlake.inspect.latest_rule import Finding, Span
 from ledgerlake.inspect.table_rows import Keys, TableRows, entries_of, keys_of, out_of_order
 from ledgerlake.inspect.topic_content import read_topic
 from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.pipeline.start import query_name
 from ledgerlake.source.bounds import resolve_end
 from ledgerlake.source.planning import EntryRange, entry_range
 from ledgerlake.stored.offsets import Offset, PartitionOffset
-from ledgerlake.table.delta_table import existing_table, open_delta
+from ledgerlake.table.delta_table import existing_table
 from ledgerlake.table.ordered_files import packed
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from numpy.typing import NDArray
 
     from ledgerlake.client.topics import TopicSelection
@@ -57,7 +61,10 @@ if TYPE_CHECKING:
     from ledgerlake.options.config import Config
     from ledgerlake.options.source_options import SourceOptions
     from ledgerlake.options.table_options import TableOptions
-    from ledgerlake.stored.places import Place
+
+# How long a micro-batch that Spark is about to record is waited for.
+_TRIES = 50
+_POLL_S = 0.1
 
 
 @dataclass
@@ -75,10 +82,12 @@ class Verdict:
     open_chunks: int = 0
     waiting: int = 0
     early: int = 0
+    outdated: int = 0
+    undecided: int = 0
 
     @property
     def clean(self) -> bool:
-        return not (self.missing or self.duplicate or self.out_of_order or self.early)
+        return not (self.missing or self.duplicate or self.out_of_order or self.early or self.outdated)
 
     def sentence(self) -> str:
         problems = f"{self.missing:,} missing, {self.duplicate:,} duplicate, {self.out_of_order:,} out of order"
@@ -91,6 +100,10 @@ class Verdict:
             notes += f", {self.waiting:,} delayed messages wait"
         if self.early:
             problems += f", {self.early:,} early"
+        if self.outdated:
+            problems += f", {self.outdated:,} outdated"
+        if self.undecided:
+            notes += f", {self.undecided:,} keys undecided"
         return f"{self.messages:,} messages: {problems} ({notes})"
 
     def add(self, other: Verdict) -> None:
@@ -108,16 +121,15 @@ def verify(config: Config) -> Verdict:
     options = config.source
     cluster = Cluster(options.client)
     try:
-        start, end = _committed_range(Checkpoint(config.checkpoint_place), cluster, options.topics)
-        tables = _Tables(config)
+        tables, start, end = _open(config, cluster)
         verdict = Verdict()
         for name in sorted(end):
             begin = start.get(name, PartitionOffset(BEFORE_ALL))
             span = entry_range(name, begin, end[name])
             reached_ms = _reached_ms(end[name]) if config.delay.enabled else None
             verdict.add(_verify_partition(options, span, reached_ms, tables))
-        for place, is_of_records in tables.latest():
-            verdict.add(_verify_keys(place, is_of_records))
+        for table in tables.latest:
+            verdict.add(_verify_keys(table))
         return verdict
     finally:
         cluster.close()
@@ -131,24 +143,64 @@ def _reached_ms(end: PartitionOffset) -> int:
     return max(broker_ms or 0, end.clock_ms or 0)
 
 
-class _Tables:
-    """The tables of a configuration, each read once."""
+def _open(config: Config, cluster: Cluster) -> tuple[_Tables, Offset, Offset]:
+    """Open the tables; return them with the query's first offset and that of its last committed
+    batch.
+    """
+    checkpoint = Checkpoint(config.checkpoint_place)
+    for _ in range(_TRIES):
+        start, end = _committed_range(checkpoint, cluster, config.source.topics)
+        tables = _Tables(config, cluster, end)
+        if not tables.are_ahead(checkpoint):
+            break
+        # A micro-batch is in the tables, and Spark is about to record it.
+        time.sleep(_POLL_S)
+    return tables, start, end
 
-    def __init__(self, config: Config) -> None:
+
+class _Tables:
+    """The tables of a configuration, each read once. ``latest`` are those with the latest messages
+    that exist.
+    """
+
+    def __init__(self, config: Config, cluster: Cluster, end: Offset) -> None:
         self._config = config
         self._rows: dict[str, TableRows | None] = {}
-        self._latest: dict[str, TableOptions] = {}
         for options in config.table_options:
             if not options.is_template and not options.keeps_latest:
                 self._open(options)
         self.rejects = TableRows(config.rejects_place, config.spark)
+        topics = sorted({split_partition(name)[0] for name in end})
+        of_topics = {
+            options.of_topic(topic).name: options.of_topic(topic)
+            for options in config.table_options
+            for topic in topics
+            if options.keeps_latest and options.takes_topic(topic)
+        }
+        self._snapshots = {
+            name: snapshot
+            for name, options in of_topics.items()
+            if (snapshot := existing_table(options.place)) is not None
+        }
+        self.latest = [
+            LatestComparison(config, of_topics[name], snapshot, cluster) for name, snapshot in self._snapshots.items()
+        ]
+
+    def are_ahead(self, checkpoint: Checkpoint) -> bool:
+        """Return whether a table with the latest messages has a micro-batch that Spark has not
+        recorded yet.
+        """
+        query_id, committed = checkpoint.log.query_id(), checkpoint.log.last_committed()
+        if query_id is None or committed is None:
+            return False
+        name = query_name(self._config.stream.name, query_id)
+        return any((table.transaction_version(name) or 0) > committed for table in self._snapshots.values())
 
     def of_topic(self, topic: str) -> tuple[list[TableRows], list[TableRows], bool]:
         """Return the tables that take all messages of a topic, those that take some of them, and
         whether messages may be left out of the latter.
         """
         taking = [options.of_topic(topic) for options in self._config.table_options if options.takes_topic(topic)]
-        self._latest |= {table.place.uri: table for table in taking if table.keeps_latest}
         leaves_out = any(table.makes_records or table.keeps_latest for table in taking)
         taking = [table for table in taking if not table.keeps_latest]
         opened = [(options, self._open(options)) for options in taking]
@@ -156,14 +208,6 @@ class _Tables:
         whole = [rows for options, rows in there if not options.drops_messages]
         parts = [rows for options, rows in there if options.drops_messages]
         return whole, parts, leaves_out
-
-    def latest(self) -> Iterator[tuple[Place, bool]]:
-        """Yield the places of the tables with the latest messages that exist, and whether they have
-        records.
-        """
-        for table in self._latest.values():
-            if existing_table(table.place) is not None:
-                yield table.place, table.is_of_records
 
     def _open(self, options: TableOptions) -> TableRows | None:
         """Return the rows of a table; None if it does not exist yet."""
@@ -174,18 +218,25 @@ class _Tables:
 
 
 def _verify_partition(options: SourceOptions, span: EntryRange, reached_ms: int | None, tables: _Tables) -> Verdict:
-    in_topic = read_topic(options, span, reached_ms)
-    whole, parts, leaves_out = tables.of_topic(split_partition(span.topic_partition)[0])
+    topic, partition = split_partition(span.topic_partition)
+    whole, parts, leaves_out = tables.of_topic(topic)
     reject_files = tables.rejects.files_of(span.topic_partition, span.end)
     reject_entries = (
         np.concatenate([entries_of(file) for file in reject_files])
         if reject_files
         else np.empty((0, 2), dtype=np.int64)
     )
+    latest = [
+        (table, table.begin(topic, partition, reject_entries)) for table in tables.latest if table.takes_topic(topic)
+    ]
+    in_topic = read_topic(options, span, reached_ms, [counting for _, counting in latest])
+    first = None if in_topic.first is None else (in_topic.first.ledger_id, in_topic.first.entry_id)
+    for table, counting in latest:
+        table.end(counting, Span(first, (span.end.ledger_id, span.end.entry_id)))
     verdict = Verdict(rejects=len(reject_entries), open_chunks=in_topic.open_chunks)
     verdict.missing = int((~np.isin(packed(in_topic.bad_entries), packed(reject_entries))).sum())
-    for table in whole:
-        rows = _judge_rows(verdict, table, span, in_topic.first)
+    for table_rows in whole:
+        rows = _judge_rows(verdict, table_rows, span, in_topic.first)
         missing, waiting = _compare(in_topic, rows, reject_entries)
         verdict.missing += missing
         verdict.waiting = max(verdict.waiting, waiting)
@@ -193,7 +244,10 @@ def _verify_partition(options: SourceOptions, span: EntryRange, reached_ms: int 
     if not whole:
         together = np.concatenate([np.empty((0, 4), dtype=np.int64), *rows_of_parts])
         absent, waiting = _compare(in_topic, together, reject_entries)
-        if leaves_out:
+        if latest:
+            # An absent message may be a row there, or have been one. Those tables are compared by key.
+            verdict.waiting = waiting
+        elif leaves_out:
             verdict.left_out += absent
         else:
             verdict.missing += absent
@@ -201,20 +255,16 @@ def _verify_partition(options: SourceOptions, span: EntryRange, reached_ms: int 
     return verdict
 
 
-def _verify_keys(place: Place, is_of_records: bool) -> Verdict:
-    """Count the rows of a table with the latest messages, and those beyond the first of each key.
-
-    Raises:
-        TableError: it cannot be read.
-    """
-    inside = f"{PULSAR_COLUMN}." if is_of_records else ""
-    query = f"select sum(n) as rows, count(*) as keys from (select count(*) as n from t group by {inside}key, {inside}key_bytes)"
-    try:
-        counted = pa.table(QueryBuilder().register("t", open_delta(place)).execute(query)).to_pylist()[0]
-    except (DeltaError, OSError) as error:
-        raise TableError(f"the table at {place} cannot be read: {place.reason(error)}") from None
-    rows = counted["rows"] or 0
-    return Verdict(messages=rows, duplicate=rows - counted["keys"])
+def _verify_keys(table: LatestComparison) -> Verdict:
+    rows, duplicate, findings = table.judge()
+    return Verdict(
+        messages=rows,
+        duplicate=duplicate,
+        missing=findings[Finding.MISSING],
+        outdated=findings[Finding.OUTDATED],
+        not_checked=findings[Finding.TRIMMED],
+        undecided=findings[Finding.UNDECIDED],
+    )
 
 
 def _judge_rows(verdict: Verdict, table: TableRows, span: EntryRange, first: Position | None) -> Keys:

@@ -119,7 +119,7 @@ class TableWriter:
         known = batch.table(table.name)
         self.obstacle = obstacle or known.obstacle
         self._keeps_latest = table.keeps_latest
-        self._rows = _Rows(table, topic_partition.topic, client, batch, known, self.obstacle)
+        self._rows = RowMaker(table, topic_partition.topic, client, batch, known, self.obstacle)
         self.folder = data_folder(table.place, self._rows.schema, prefix)
         # The latest message of a key is never late.
         name = join_partition(topic_partition.topic, topic_partition.partition)
@@ -295,7 +295,7 @@ class TableWriters:
         self.is_new[new if is_present is None else new[~is_present[new]]] = True
 
 
-class _Rows:
+class RowMaker:
     """Makes the rows of a table from messages of one topic."""
 
     def __init__(

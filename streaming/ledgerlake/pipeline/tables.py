@@ -103,6 +103,11 @@ class MessagesTable:
         """Note the record of a schema; ``settle`` makes columns of it."""
         self._noted.append(record)
 
+    def adopt(self) -> None:
+        """Take the columns of the table as it is, and add none."""
+        self._noted.clear()
+        self.settle(is_start=False)
+
     def settle(self, *, is_start: bool) -> None:
         """Add the columns that the noted records need. Records that do not fit stop a start. Later
         they do not: producers decide about them, and the rejects tell.

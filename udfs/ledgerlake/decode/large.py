@@ -93,13 +93,25 @@ def decode_large(
     is_opaque = bool(last.metadata.encryption_keys)
     codec = 0 if is_opaque else last.metadata.compression
     value = joined if codec == 0 else decompress(codec, joined, last.metadata.uncompressed_size, max_bytes)
-    end = positions[-1]
-    row = large_row(last, end.ledger_id, end.entry_id, first_chunk_id=str(positions[0]))
-    row |= {"topic": source.topic, "partition": source.partition, "late": False, "value": None}
-    batch = pa.RecordBatch.from_pylist([row], schema=schema.MESSAGES)
-    if row["is_null"]:
+    batch = _row(last, positions[-1], positions[0], source)
+    if batch["is_null"][0].as_py():
         return batch
     return batch.set_column(batch.schema.get_field_index("value"), "value", _binary(value))
+
+
+def large_message(last: bytes | memoryview, position: Position, source: TopicPartition) -> pa.RecordBatch:
+    """Return a large message as one row of ``schema.MESSAGES`` without its value, by its last chunk.
+
+    Raises:
+        CorruptEntryError: the entry is none.
+    """
+    return _row(replace(parse_entry(last), payload=memoryview(b"")), position, position, source)
+
+
+def _row(last: RawEntry, position: Position, first: Position, source: TopicPartition) -> pa.RecordBatch:
+    row = large_row(last, position.ledger_id, position.entry_id, first_chunk_id=str(first))
+    row |= {"topic": source.topic, "partition": source.partition, "late": False, "value": None}
+    return pa.RecordBatch.from_pylist([row], schema=schema.MESSAGES)
 
 
 def _join(payloads: list[memoryview], max_bytes: int) -> memoryview:

@@ -1,0 +1,176 @@
+"""The messages of a topic and the rows of a table with the latest messages, for ``verify``; see
+``latest_rule``.
+
+The same code as in a task says which messages count: condition, query or function, and schemas, by
+the configuration of today. A large message is not joined here, and a message of an entry in
+``rejects`` may have been rejected for this table or for another one. So those are uncertain.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import QueryBuilder
+
+from ledgerlake.client.backoff import with_retries
+from ledgerlake.client.topics import join_partition
+from ledgerlake.decode.record_columns import PULSAR_COLUMN
+from ledgerlake.errors import TableError
+from ledgerlake.inspect.latest_rule import MESSAGE, NO_MESSAGES, LatestMessages, Span, judge
+from ledgerlake.inspect.table_rows import entries_of
+from ledgerlake.operators.results import BatchSettings, TopicSchemas
+from ledgerlake.operators.table_writer import RowMaker
+from ledgerlake.pipeline.tables import MessagesTable
+from ledgerlake.table.latest_index import key_hashes
+from ledgerlake.table.ordered_files import packed
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from deltalake import DeltaTable
+    from numpy.typing import NDArray
+
+    from ledgerlake.client.cluster import Cluster
+    from ledgerlake.inspect.latest_rule import Finding, Messages
+    from ledgerlake.inspect.table_rows import Keys
+    from ledgerlake.options.config import Config
+    from ledgerlake.options.table_options import TableOptions
+
+_POSITION = ("ledger_id", "entry_id", "batch_index")
+_COLUMNS = (
+    "topic",
+    "partition",
+    "key",
+    "key_bytes",
+    *_POSITION,
+    "broker_timestamp",
+    "publish_time",
+    "deliver_at",
+    "delivered_at",
+)
+
+
+class LatestComparison:
+    """A table with the latest messages, and the messages of its topics that count for it.
+
+    Args:
+        options: without placeholders.
+        snapshot: the version of the table that is compared.
+    """
+
+    def __init__(self, config: Config, options: TableOptions, snapshot: DeltaTable, cluster: Cluster) -> None:
+        self._options, self._snapshot, self._cluster = options, snapshot, cluster
+        self._client = config.source.client
+        table = MessagesTable(options, config.delta.writer, config.checkpoint_place / "ledgerlake" / "staging")
+        table.table.check(None)
+        table.adopt()
+        self._settings = table.settings()
+        self._numbers: dict[str, int] = {}
+        self._spans: dict[int, Span] = {}
+        self._messages: list[Messages] = [NO_MESSAGES]
+
+    def takes_topic(self, topic: str) -> bool:
+        """Return whether messages of a topic may come into the table."""
+        return self._options.takes_topic(topic)
+
+    def begin(self, topic: str, partition: int, reject_entries: Keys) -> CountingMessages:
+        """Begin to read a topic partition.
+
+        Raises:
+            BrokerError, TransportError: the registry of schemas cannot be asked.
+        """
+        (newest,) = with_retries(lambda: self._cluster.schemas([(topic, None)]), self._cluster.settings.give_up_after_s)
+        schemas = TopicSchemas.of({} if newest is None else {topic: newest})
+        batch = BatchSettings(0, {self._options.name: self._settings}, [], schemas)
+        maker = RowMaker(self._options, topic, self._client, batch, self._settings, self._settings.obstacle)
+        return CountingMessages(maker, self._number(join_partition(topic, partition)), reject_entries)
+
+    def end(self, counting: CountingMessages, span: Span) -> None:
+        """Take the messages of a topic partition that was read."""
+        self._messages.append(counting.latest.last_of_each())
+        self._spans[counting.number] = span
+
+    def judge(self) -> tuple[int, int, Counter[Finding]]:
+        """Return the number of rows, the number of those beyond the first of each key, and how many
+        keys have which finding.
+
+        Raises:
+            TableError: the table cannot be read.
+        """
+        rows = self._rows()
+        keys, first = np.unique(rows["key"], return_index=True)
+        return len(rows), len(rows) - len(keys), judge(np.concatenate(self._messages), rows[first], self._spans)
+
+    def _rows(self) -> Messages:
+        inside = f"{PULSAR_COLUMN}." if self._options.is_of_records else ""
+        query = f"select {', '.join(f'{inside}{name} as {name}' for name in _COLUMNS)} from t"
+        parts = [NO_MESSAGES]
+        try:
+            for part in QueryBuilder().register("t", self._snapshot).execute(query):
+                rows = pa.record_batch(part)
+                parts.append(_packed(rows, pc.is_valid(rows["delivered_at"]).to_numpy(zero_copy_only=False)))
+                parts[-1]["partition"] = [
+                    self._number(join_partition(*source))
+                    for source in zip(rows["topic"].to_pylist(), rows["partition"].to_pylist(), strict=True)
+                ]
+        # Errors while the answer comes have no type of their own.
+        except Exception as error:
+            place = self._options.place
+            raise TableError(f"the table at {place} cannot be read: {place.reason(error)}") from None
+        return np.concatenate(parts)
+
+    def _number(self, topic_partition: str) -> int:
+        return self._numbers.setdefault(topic_partition, len(self._numbers))
+
+
+class CountingMessages:
+    """The messages of a topic partition that count for a table."""
+
+    def __init__(self, maker: RowMaker, number: int, reject_entries: Keys) -> None:
+        self.number = number
+        self.latest = LatestMessages()
+        self._maker = maker
+        self._rejected = packed(reject_entries)
+
+    def take(self, messages: pa.RecordBatch, *, were_delayed: bool) -> None:
+        """Take messages that are due.
+
+        Args:
+            were_delayed: they were held back until they were due.
+
+        Raises:
+            BrokerError, TransportError: a version of the schema cannot be read.
+        """
+        for rows, _, _ in self._maker.of(messages):
+            counting = _packed(rows, np.full(rows.num_rows, were_delayed))
+            counting["partition"] = self.number
+            counting["is_deletion"] = rows["is_null"].to_numpy(zero_copy_only=False)
+            counting["is_uncertain"] = np.isin(packed(entries_of(rows)), self._rejected)
+            self.latest.add(counting)
+
+    def take_large(self, message: pa.RecordBatch, *, was_delayed: bool) -> None:
+        """Take a large message that is due, by what its last chunk says of it."""
+        if message["key"].null_count and message["key_bytes"].null_count:
+            return
+        counting = _packed(message, np.full(1, was_delayed))
+        counting["partition"], counting["is_uncertain"] = self.number, True
+        self.latest.add(counting)
+
+
+def _packed(rows: pa.RecordBatch, were_delayed: NDArray[np.bool_]) -> Messages:
+    """Return messages by key, position and time."""
+    packed_rows = np.zeros(rows.num_rows, dtype=MESSAGE)
+    packed_rows["key"] = key_hashes(rows)
+    for name in _POSITION:
+        packed_rows[name] = rows[name].to_numpy()
+    stored, published, due = (
+        pc.fill_null(rows[name].cast(pa.int64()), 0).to_numpy()
+        for name in ("broker_timestamp", "publish_time", "deliver_at")
+    )
+    delivery = np.maximum(np.where(stored > 0, stored, published), due)
+    packed_rows["time_us"] = np.where(were_delayed, delivery, stored)
+    packed_rows["was_delayed"] = were_delayed
+    return packed_rows
