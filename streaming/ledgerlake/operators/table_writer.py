@@ -253,7 +253,8 @@ class TableWriters:
 
     def write(self, messages: pa.RecordBatch, present: Mapping[str, NDArray[np.bool_]] | None = None) -> list[Misfit]:
         """Write messages into the tables that take them; return those that do not fit, by their
-        rows. A message that fits none of several tables is there once.
+        rows. A message that does not fit several tables is there once, with the first reason; the
+        detail has the others.
 
         Args:
             present: by table, which of the messages it has already.
@@ -268,7 +269,9 @@ class TableWriters:
             taken = _write_absent(writer, messages, (present or {}).get(writer.table.name))
             is_taken[taken.rows] = True
             self._note_new(taken, np.arange(messages.num_rows), (present or {}).get(writer.table.name))
-            misfits = {misfit.row: misfit for misfit in taken.misfits} | misfits
+            for misfit in taken.misfits:
+                first = misfits.get(misfit.row)
+                misfits[misfit.row] = misfit if first is None else _with_another(first, misfit, writer.table.section)
         if not is_taken.all():
             misfits |= self._write_others(messages, np.flatnonzero(~is_taken), present or {})
         return sorted(misfits.values(), key=attrgetter("row"))
@@ -419,6 +422,10 @@ def _write_absent(writer: TableWriter, messages: pa.RecordBatch, is_present: NDA
     absent = np.flatnonzero(~is_present)
     taken = writer.write(messages.take(pa.array(absent)))
     return Taken(np.concatenate([np.flatnonzero(is_present), absent[taken.rows]]), _renumbered(taken.misfits, absent))
+
+
+def _with_another(first: Misfit, other: Misfit, section: str) -> Misfit:
+    return replace(first, detail=f"{first.detail}; {section}: {other.reason}: {other.detail}")
 
 
 def _renumbered(misfits: list[Misfit], numbers: NDArray[np.int64]) -> list[Misfit]:
