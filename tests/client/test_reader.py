@@ -277,3 +277,10 @@ def test_a_cursor_waits_for_a_dead_holder_and_then_says_who_is_in_the_way() -> N
     with Peer(refuse_subscribe=[pb.ConsumerBusy] * 1000) as peer:
         with pytest.raises(ConsumerBusyError, match="another consumer holds"):
             DurableCursor(cluster_of(peer, give_up_after_s=0.5), TOPIC, "s").ensure(from_earliest=True)
+
+
+def test_a_look_at_a_connection_does_not_wait() -> None:
+    with Peer() as peer:
+        session = cluster_of(peer).session_for(TOPIC)
+        assert session.usable
+        assert session._transport._socket.gettimeout() == 0.0

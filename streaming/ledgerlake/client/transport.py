@@ -125,11 +125,12 @@ class Transport:
         """
         buffer = self._buffer if into is None else into
         try:
-            self._socket.settimeout(max(timeout_s, 0.000001))
+            # The smallest timeout above zero lasts a millisecond.
+            self._socket.settimeout(max(timeout_s, 0.0))
             count = self._socket.recv_into(buffer)
         except TimeoutError:
             return None
-        except (BlockingIOError, ssl.SSLWantReadError):
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return None
         except OSError as error:
             raise TransportError(
