@@ -75,9 +75,9 @@ def test_starts_differ_by_topic_partition() -> None:
 def test_a_start_by_time_is_iso_with_a_zone_or_milliseconds(text: str, time_ms: int) -> None:
     assert parse_options({**MINIMUM, "startingTime": text}).starting == AtTime(time_ms)
     name = "persistent://public/default/t"
-    assert parse_options({**MINIMUM, "startingTime": json.dumps({"t": text})}).starting_by_topic == (
-        (name, AtTime(time_ms)),
-    )
+    assert parse_options({**MINIMUM, "startingTime": json.dumps({"t": text})}).starting_by_topic == {
+        name: AtTime(time_ms)
+    }
     if not text.isdigit():
         assert parse_options({**MINIMUM, "startingOffsets": text}).starting == AtTime(time_ms)
 

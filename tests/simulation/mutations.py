@@ -83,8 +83,7 @@ def _new_topics_at_latest(edges: Edges) -> None:
     """
 
     def start_of(self: Any, name: str) -> Any:
-        known = dict(self._options.starting_by_topic)
-        return resolve_start(self._cluster, name, known.get(name, "latest"))
+        return resolve_start(self._cluster, name, self._options.starting_by_topic.get(name, "latest"))
 
     edges.replace(Planner, "_start_of", start_of)
 

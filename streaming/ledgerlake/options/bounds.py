@@ -62,7 +62,7 @@ class AtIndex:
 Bound = Literal["earliest", "latest", "cursor"] | AnyMessageId | After | Before | AtTime | AtIndex | PartitionOffset
 
 # What is said of all topics, and what of single ones.
-Bounds = tuple[Bound | None, tuple[tuple[str, Bound], ...]]
+Bounds = tuple[Bound | None, dict[str, Bound]]
 
 
 def parse_bound(text: str, where: str) -> Bound:
@@ -156,11 +156,11 @@ def one_or_by_topic(text: str, where: str, parse: Callable[[str, str], Bound], o
         UsageError: it is neither.
     """
     if not text.startswith("{"):
-        return parse(text, where), ()
+        return parse(text, where), {}
     try:
         by_topic = json.loads(text)
     except (ValueError, RecursionError):
         raise UsageError(f"{where} is not JSON: {text[:80]}") from None
     if "version" in by_topic:
-        return of_new, tuple(from_json(by_topic).items())
-    return None, tuple((full_name(topic), parse(str(bound), where)) for topic, bound in by_topic.items())
+        return of_new, {**from_json(by_topic)}
+    return None, {full_name(topic): parse(str(bound), where) for topic, bound in by_topic.items()}

@@ -355,7 +355,7 @@ class SourceOptions(ClientOptions):
         return self.starts[0]
 
     @property
-    def starting_by_topic(self) -> tuple[tuple[str, Bound], ...]:
+    def starting_by_topic(self) -> dict[str, Bound]:
         """Return where the read begins on single topics and topic partitions."""
         return self.starts[1]
 
@@ -412,7 +412,7 @@ def _bounds(
     ]
     bounds = [(name, text, parser) for name, text, parser in parsers if text is not None]
     if not bounds:
-        return None, ()
+        return None, {}
     if len(bounds) > 1:
         raise UsageError(f"the options '{bounds[0][0]}' and '{bounds[1][0]}' exclude each other")
     name, text, parser = bounds[0]
@@ -422,5 +422,4 @@ def _bounds(
 def _of(topic_partition: str, bounds: Bounds) -> Bound | None:
     """Return the value for a topic partition: its own, its topic's, or that of all."""
     of_all, by_topic = bounds
-    single = dict(by_topic)
-    return single.get(topic_partition) or single.get(split_partition(topic_partition)[0]) or of_all
+    return by_topic.get(topic_partition) or by_topic.get(split_partition(topic_partition)[0]) or of_all

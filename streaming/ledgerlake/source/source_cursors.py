@@ -43,7 +43,7 @@ class SourceCursors:
                 which acquires its cursors before that, has none on it. If a topic is deleted and
                 created again, its cursor is gone too.
         """
-        if self._options.pinned_by and (came_later or name not in dict(self._options.starting_by_topic)):
+        if self._options.pinned_by and (came_later or name not in self._options.starting_by_topic):
             self._make(name, self._options.pinned_by)
         if self._options.subscription:
             self._cursors[name] = DurableCursor(self._cluster, name, self._options.subscription)
