@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# The count of a batch may be any number. Brokers read permits as a signed number and close the
+# connection if it is negative.
+MOST_PERMITS = 2**31 - 1
+
 
 @dataclass
 class Permits:
@@ -33,8 +37,6 @@ class Permits:
         self.outstanding -= message_count
         if self.outstanding > self.window // 2:
             return 0
-        # The count of a batch may be any number. Brokers read permits as a signed number and close
-        # the connection if it is negative.
-        granted = min(self.window - self.outstanding, 2**31 - 1)
+        granted = min(self.window - self.outstanding, MOST_PERMITS)
         self.outstanding = self.window
         return granted

@@ -122,7 +122,8 @@ class Cluster:
     def _partitions(self, names: Sequence[str], creates: bool = False) -> list[str]:
         """Return the partitions of several topics; all requests are sent at once."""
         session = self._session(self.settings.service_url)
-        request_ids = [session.start(partial(commands.partition_metadata, name, creates=creates)) for name in names]
+        with session.together():
+            request_ids = [session.start(partial(commands.partition_metadata, name, creates=creates)) for name in names]
         answers = [
             session.answer(pb.CommandPartitionedTopicMetadataResponse, f"describe {name}", request_id)
             for name, request_id in zip(names, request_ids, strict=True)
@@ -199,9 +200,10 @@ class Cluster:
         with contextlib.suppress(LedgerlakeError):
             session = self._session(self.settings.service_url)
             listener = self.settings.listener_name
-            request_ids = [
-                session.start(partial(commands.lookup, name, listener_name=listener)) for name in topic_partitions
-            ]
+            with session.together():
+                request_ids = [
+                    session.start(partial(commands.lookup, name, listener_name=listener)) for name in topic_partitions
+                ]
             for name, request_id in zip(topic_partitions, request_ids, strict=True):
                 answer = session.answer(pb.CommandLookupTopicResponse, f"look up {name}", request_id)
                 with contextlib.suppress(LedgerlakeError):

@@ -89,16 +89,21 @@ def close_consumer(session: Session, consumer: Consumer) -> None:
 
 def start_close(session: Session, consumers: Iterable[Consumer]) -> list[int]:
     """Request to close consumers without waiting; return the request ids for ``closed``."""
-    request_ids = []
+    request_ids: list[int] = []
+    to_close = []
     for consumer in consumers:
         is_known = session.channels.consumers.pop(consumer.consumer_id, None) is not None
-        if not is_known or consumer.closed or session.is_over:
-            continue
-        consumer.closed = True
-        try:
-            request_ids.append(session.start(partial(commands.close_consumer, consumer.consumer_id)))
-        except LedgerlakeError:
-            session.close()
+        if is_known and not consumer.closed:
+            consumer.closed = True
+            to_close.append(consumer)
+    if not to_close or session.is_over:
+        return request_ids
+    try:
+        with session.together():
+            for consumer in to_close:
+                request_ids.append(session.start(partial(commands.close_consumer, consumer.consumer_id)))
+    except LedgerlakeError:
+        session.close()
     return request_ids
 
 

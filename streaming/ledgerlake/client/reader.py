@@ -28,14 +28,13 @@ from ledgerlake.client.consumers import (
 )
 from ledgerlake.client.session import Session
 from ledgerlake.errors import BrokerError, LedgerlakeError, TransportError, is_retryable
-from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
 from ledgerlake.wire.connection import LastMessageIdReceived
-from ledgerlake.wire.consumer import Permits
+from ledgerlake.wire.consumer import MOST_PERMITS, Permits
 from ledgerlake.wire.message_id import Position, from_wire, start_after
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from ledgerlake.client.channels import Consumer
     from ledgerlake.client.cluster import Cluster
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 
 DEFAULT_WINDOW = 20_000
 
-# How many topic partitions are asked for an entry at once; each entry may have the largest size.
+# How many entries are read at once; each may have the largest size.
 _TOGETHER_MOST = 64
 _AT_ONCE_S = 0.5
 
@@ -162,6 +161,44 @@ class EntryReader:
         self._open = session, consumer
         self._permits.outstanding = 0
 
+    def distance(self, end: Position) -> int:
+        """Return how many entries the reader gets up to ``end``, which is in the ledger of the last
+        one.
+        """
+        return end.entry_id - self.after.entry_id
+
+    def grant_until(self, end: Position) -> None:
+        """Let the broker send the entries up to ``end``, and none after it: each takes a permit at
+        least.
+        """
+        assert self._open is not None
+        session, consumer = self._open
+        permits = min(self.distance(end) - self._permits.outstanding, MOST_PERMITS)
+        self._permits.outstanding += permits
+        grant(session, consumer, permits)
+
+    def take_until(self, end: Position, deadline: float) -> EntryReceived | None:
+        """Return the entry at ``end``, after ``grant_until``; None if it does not come, and then the
+        broker may send other entries.
+
+        Raises:
+            TransportError, ProtocolError: the connection failed.
+        """
+        assert self._open is not None
+        session, consumer = self._open
+        while self.after < end:
+            if self._permits.outstanding <= 0:
+                # A batch has used the permits of those behind it.
+                self.grant_until(end)
+            entry = next_entry(session, consumer, deadline)
+            if entry is None:
+                return None
+            self._permits.outstanding -= entry.message_count
+            self.after = max(self.after, entry.position)
+            if entry.position == end:
+                return entry
+        return None
+
     def wake(self) -> None:
         """Grant a new window, if the broker has entries and sends none."""
         if self._open is not None:
@@ -249,61 +286,77 @@ def open_together(cluster: Cluster, readers: Sequence[EntryReader]) -> None:
     use.
     """
     sessions = cluster.sessions_for([reader.topic_partition for reader in readers])
-    requests = []
+    by_session: dict[Session, list[EntryReader]] = {}
     for reader in readers:
-        session = sessions.get(reader.topic_partition)
-        if session is not None:
-            with contextlib.suppress(LedgerlakeError):
-                requests.append((reader, session, *start_subscribe(session, reader.subscribe_command)))
+        if reader.topic_partition in sessions:
+            by_session.setdefault(sessions[reader.topic_partition], []).append(reader)
+    requests = []
+    for session, together in by_session.items():
+        with contextlib.suppress(LedgerlakeError), session.together():
+            requests += [(reader, session, *start_subscribe(session, reader.subscribe_command)) for reader in together]
     for reader, session, consumer, request_id in requests:
         with contextlib.suppress(LedgerlakeError):
             attempt = f"open a reader on {reader.topic_partition}"
             reader.adopt(session, subscribed(session, attempt, consumer, request_id))
 
 
-def read_one_each(session: Session, positions: Mapping[str, Position]) -> dict[str, EntryReceived]:
-    """Return the entries at positions, one of each topic partition of one broker, with few round
-    trips.
+def read_one_each(session: Session, ends: Sequence[tuple[EntryReader, Position]]) -> dict[EntryReader, EntryReceived]:
+    """Return the entries at some positions, one of each topic partition of one broker, with few
+    round trips. A reader that is not open is opened on the session; one that is reads the entries
+    before that position too, which must be of the same ledger.
 
     Entries that do not come soon are left out, as are all after the connection has failed. This is
-    an optimisation: the caller reads the missing ones with ``EntryReader``.
+    an optimisation: the caller reads the missing ones in another way, and closes their readers.
     """
-    entries: dict[str, EntryReceived] = {}
-    names = list(positions)
-    closing: list[int] = []
+    entries: dict[EntryReader, EntryReceived] = {}
     with contextlib.suppress(LedgerlakeError):
-        for start in range(0, len(names), _TOGETHER_MOST):
-            group = {name: positions[name] for name in names[start : start + _TOGETHER_MOST]}
-            closing += start_close(session, _read_together(session, group, entries))
-    closed(session, closing)
+        for group in _groups(ends):
+            _read_together(session, group, entries)
     return entries
 
 
+def close_together(session: Session, readers: Sequence[EntryReader]) -> None:
+    """Close readers of one session with few round trips."""
+    with contextlib.suppress(LedgerlakeError), session.together():
+        for reader in readers:
+            reader.start_close()
+    for reader in readers:
+        reader.close()
+
+
+def _groups(ends: Sequence[tuple[EntryReader, Position]]) -> Iterator[list[tuple[EntryReader, Position]]]:
+    """Yield the readers in groups that get so many entries at once."""
+    group: list[tuple[EntryReader, Position]] = []
+    count = 0
+    for reader, end in ends:
+        distance = reader.distance(end)
+        if group and count + distance > _TOGETHER_MOST:
+            yield group
+            group, count = [], 0
+        group.append((reader, end))
+        count += distance
+    if group:
+        yield group
+
+
 def _read_together(
-    session: Session, positions: Mapping[str, Position], entries: dict[str, EntryReceived]
-) -> Collection[Consumer]:
-    """Subscribe to all topic partitions, then add one entry of each to ``entries``; return the
-    consumers, which the caller closes.
-    """
-    subscription = f"ledgerlake-reader-{uuid.uuid4().hex[:12]}"
-    requests = {}
-    for name, position in positions.items():
-        start = start_after(position.before)
-        build = partial(_subscribe, name, subscription, start)
-        requests[name] = start_subscribe(session, build)
-    opened = {}
-    for name, (consumer, request_id) in requests.items():
+    session: Session, ends: list[tuple[EntryReader, Position]], entries: dict[EntryReader, EntryReceived]
+) -> None:
+    requests = []
+    with session.together():
+        for reader, _ in ends:
+            if reader.session is None:
+                requests.append((reader, *start_subscribe(session, reader.subscribe_command)))
+    for reader, consumer, request_id in requests:
         with contextlib.suppress(BrokerError):
-            opened[name] = subscribed(session, f"open a reader on {name}", consumer, request_id)
-    for consumer in opened.values():
-        grant(session, consumer, 1)
+            attempt = f"open a reader on {reader.topic_partition}"
+            reader.adopt(session, subscribed(session, attempt, consumer, request_id))
+    opened = [(reader, end) for reader, end in ends if reader.session is session]
+    with session.together():
+        for reader, end in opened:
+            reader.grant_until(end)
     deadline = time.monotonic() + _AT_ONCE_S
-    for name, consumer in opened.items():
-        entry = next_entry(session, consumer, deadline)
-        if entry is not None and entry.position == positions[name]:
-            entries[name] = entry
-    return opened.values()
-
-
-def _subscribe(topic: str, subscription: str, start: pb.MessageIdData, consumer_id: int, request_id: int) -> bytes:
-    return commands.subscribe_reader(topic, subscription, consumer_id, request_id, start, False)
+    for reader, end in opened:
+        entry = reader.take_until(end, deadline)
+        if entry is not None:
+            entries[reader] = entry

@@ -18,6 +18,7 @@ import os
 import threading
 import time
 import weakref
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,7 +39,7 @@ from ledgerlake.wire.connection import Connection, Event, Role, Scan
 from ledgerlake.wire.lookup import refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 CLIENT_VERSION = "ledgerlake 0.1"
@@ -78,6 +79,7 @@ class Session:
         self._ids = itertools.count(1)
         self._next_ping_s = time.monotonic() + KEEPALIVE_S
         self._lock = threading.RLock()
+        self._holds_back = False
         self._transport = Transport(url, connect_timeout_s, tls)
         try:
             self._shake_hands(proxy_to_broker_url, protocol_version)
@@ -171,9 +173,29 @@ class Session:
                 raise self._failure
             try:
                 self._connection.send(frame)
-                self._transport.send(self._connection.data_to_send(), self.request_timeout_s)
+                if not self._holds_back:
+                    self._flush()
             except LedgerlakeError as error:
                 raise self._fail(error) from None
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Send the frames of this context at its end, since each write costs more than a small
+        frame. Do not wait for an answer within it.
+
+        Raises:
+            TransportError, DeadlineError: the connection failed.
+        """
+        with self._lock:
+            outer, self._holds_back = self._holds_back, True
+            try:
+                yield
+            finally:
+                self._holds_back = outer
+                self.send(b"")
+
+    def _flush(self) -> None:
+        self._transport.send(self._connection.data_to_send(), self.request_timeout_s)
 
     def next_id(self) -> int:
         """Return a number that this connection has not used yet, for a request or a channel."""

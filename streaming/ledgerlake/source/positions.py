@@ -5,11 +5,12 @@ an end.
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from ledgerlake.client.reader import EntryReader, open_together, read_one_each
-from ledgerlake.errors import CorruptEntryError, DeadlineError, TopicNotFoundError
+from ledgerlake.client.reader import EntryReader, close_together, open_together, read_one_each
+from ledgerlake.errors import CorruptEntryError, DeadlineError, LedgerlakeError, TopicNotFoundError
 from ledgerlake.source.last_entry import last_position
 from ledgerlake.stored.offsets import Offset, PartitionOffset
 from ledgerlake.wire.entry import peek_metadata, read_stamp
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 # How often an idle topic is checked: often after new entries, less often while there are none.
 _POLL_FIRST_S = 0.1
 _POLL_MOST_S = 1.0
+
+# Up to so many entries, and bytes by the size of the last ones, a reader reads on to the end of a
+# topic partition.
+_NEAR_ENTRIES = 16
+_NEAR_BYTES = 64 * 1024
 
 # How long to wait for an entry before asking whether there is one.
 _IDLE_FIRST_S = 0.2
@@ -155,6 +161,30 @@ class LatestOffset:
     def close(self) -> None:
         self._reader.close()
 
+    def _reader_before(self, position: Position) -> EntryReader:
+        """Return a reader that soon gets the entry at a position: the one that is open, if it is not
+        far before it, since a subscription costs the broker much more than a few small entries.
+        """
+        reader = self._reader
+        most_entries = min(_NEAR_ENTRIES, max(1, _NEAR_BYTES // (self.entry_bytes or _NEAR_BYTES)))
+        is_in_ledger = reader.session is not None and reader.after.ledger_id == position.ledger_id
+        if is_in_ledger and not reader.read_compacted and 0 < reader.distance(position) <= most_entries:
+            return reader
+        return EntryReader(self._cluster, self.topic_partition, position.before, read_compacted=False)
+
+    def _take(self, reader: EntryReader, entry: EntryReceived | None) -> EntryReader | None:
+        """Take the last entry from a reader, which asks for the end from now on; return the reader
+        that is not needed any more, if there is one.
+        """
+        if entry is None:
+            self.expire()
+            return reader
+        self._describe(entry.position, entry)
+        if reader is self._reader or self._reader.read_compacted:
+            return None if reader is self._reader else reader
+        former, self._reader = self._reader, reader
+        return former
+
 
 def refresh_all(offsets: Collection[LatestOffset]) -> None:
     """Ask for the ends of many topic partitions with few round trips; ``get`` then returns the
@@ -167,9 +197,13 @@ def refresh_all(offsets: Collection[LatestOffset]) -> None:
         closed = [offset._reader for offset in due if offset._cluster is cluster and offset._reader.session is None]
         open_together(cluster, closed)
     due = [offset for offset in due if offset._reader.session is not None]
-    for offset in due:
-        offset._reader.ask_last_message()
-    moved: dict[Session, dict[str, tuple[LatestOffset, Position]]] = {}
+    with suppress(LedgerlakeError), ExitStack() as requests:
+        for session in {offset._reader.session for offset in due}:
+            if session is not None:
+                requests.enter_context(session.together())
+        for offset in due:
+            offset._reader.ask_last_message()
+    moved: dict[Session, list[tuple[LatestOffset, Position]]] = {}
     for offset in due:
         try:
             position = offset._ask()
@@ -177,14 +211,14 @@ def refresh_all(offsets: Collection[LatestOffset]) -> None:
             continue
         session = offset._reader.session
         if position is not None and session is not None:
-            moved.setdefault(session, {})[offset.topic_partition] = offset, position
+            moved.setdefault(session, []).append((offset, position))
     for session, group in moved.items():
-        entries = read_one_each(session, {name: position for name, (_, position) in group.items()})
-        for name, (offset, _) in group.items():
-            if name in entries:
-                offset._describe(entries[name].position, entries[name])
-            else:
-                offset.expire()
+        readers = [offset._reader_before(position) for offset, position in group]
+        entries = read_one_each(
+            session, [(reader, position) for reader, (_, position) in zip(readers, group, strict=True)]
+        )
+        left = [offset._take(reader, entries.get(reader)) for reader, (offset, _) in zip(readers, group, strict=True)]
+        close_together(session, [reader for reader in left if reader is not None])
 
 
 def describe(cluster: Cluster, topic_partition: str, position: Position) -> PartitionOffset:

@@ -1,0 +1,130 @@
+"""The ends of many topics, which the planner asks for with few round trips and subscriptions."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ledgerlake.client import reader
+from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.source.positions import LatestOffset, refresh_all
+from ledgerlake.stored.offsets import PartitionOffset
+from ledgerlake.wire import commands
+from ledgerlake.wire.message_id import Position
+from tests.entries import BROKER_TIME_MS, batch, single
+from tests.peer import Peer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NAMES = [f"persistent://public/default/many-{number}" for number in range(100)]
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    with Peer() as broker:
+        broker.add(single(b"first"))
+        yield broker
+
+
+@pytest.fixture
+def latest(peer: Peer) -> Iterator[list[LatestOffset]]:
+    cluster = Cluster(ClientSettings(peer.url, give_up_after_s=5))
+    yield [LatestOffset(cluster, name) for name in NAMES]
+    cluster.close()
+
+
+def ends(latest: list[LatestOffset]) -> set[PartitionOffset]:
+    for offset in latest:
+        offset.expire()
+    refresh_all(latest)
+    return {offset.get() for offset in latest}
+
+
+def end_at(entry_id: int, index: int) -> set[PartitionOffset]:
+    return {PartitionOffset(Position(7, entry_id), None, BROKER_TIME_MS + index, index)}
+
+
+def test_the_reader_that_read_an_end_reads_the_next_ones_if_they_are_near(
+    peer: Peer, latest: list[LatestOffset]
+) -> None:
+    assert ends(latest) == end_at(0, 0)
+    opened = peer.requests.count("CommandSubscribe")
+    for number in range(1, 4):
+        peer.add(*[single(b"x", index=3 * number + more) for more in range(3)], first=3 * number - 2)
+        assert ends(latest) == end_at(3 * number, 3 * number + 2)
+    assert ends(latest) == end_at(9, 11)
+    assert peer.requests.count("CommandSubscribe") == opened
+
+
+def test_batches_take_more_permits_than_entries_and_the_reader_gets_all_of_them(
+    peer: Peer, latest: list[LatestOffset]
+) -> None:
+    assert ends(latest) == end_at(0, 0)
+    opened = peer.requests.count("CommandSubscribe")
+    peer.add(batch([b"a"] * 5, index=5), single(b"b", index=6), batch([b"c"] * 3, index=9), first=1)
+    assert ends(latest) == end_at(3, 9)
+    peer.add(single(b"d", index=10), first=4)
+    assert ends(latest) == end_at(4, 10)
+    assert peer.requests.count("CommandSubscribe") == opened
+
+
+def test_a_reader_gets_no_entry_that_was_not_asked_for(peer: Peer, latest: list[LatestOffset]) -> None:
+    assert ends(latest) == end_at(0, 0)
+    peer.add(single(b"a", index=1), single(b"b", index=2), first=1)
+    assert ends(latest) == end_at(2, 2)
+    peer.add(*[single(b"large" * 1000, index=3 + more) for more in range(9)], first=3)
+    refresh_all(latest[:1])
+    session = latest[0]._reader.session
+    assert session is not None
+    session.request(pb.CommandLookupTopicResponse, "answer", partial(commands.lookup, NAMES[0]))
+    assert session.channels.unread_bytes() == 0
+
+
+@pytest.mark.parametrize("entry_bytes", [1, 64 * 1024])
+def test_far_from_the_last_end_one_entry_is_read_and_not_all_before_it(
+    peer: Peer, latest: list[LatestOffset], entry_bytes: int
+) -> None:
+    assert ends(latest) == end_at(0, 0)
+    peer.add(single(b"x" * entry_bytes, index=1), first=1)
+    assert ends(latest) == end_at(1, 1)
+    opened = peer.requests.count("CommandSubscribe")
+    count = 17 if entry_bytes == 1 else 2
+    peer.add(*[single(b"x", index=2 + more) for more in range(count)], first=2)
+    assert ends(latest) == end_at(1 + count, 1 + count)
+    assert peer.requests.count("CommandSubscribe") == opened + len(NAMES)
+    assert peer.requests.count("CommandCloseConsumer") == 2 * len(NAMES)
+    peer.add(single(b"x", index=100), first=2 + count)
+    assert ends(latest) == end_at(2 + count, 100)
+    assert peer.requests.count("CommandSubscribe") == opened + len(NAMES), "the new readers go on"
+
+
+def test_the_first_entry_of_a_new_ledger_is_read_by_a_new_reader(peer: Peer, latest: list[LatestOffset]) -> None:
+    assert ends(latest) == end_at(0, 0)
+    peer.add(single(b"x", index=1), ledger_id=9)
+    assert ends(latest) == {PartitionOffset(Position(9, 0), None, BROKER_TIME_MS + 1, 1)}
+
+
+def test_an_end_that_does_not_come_in_time_is_read_in_the_other_way_and_the_next_one_too(
+    peer: Peer, latest: list[LatestOffset], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = latest[:3]
+    monkeypatch.setattr(reader, "_AT_ONCE_S", -1.0)
+    assert ends(few) == end_at(0, 0)
+    peer.add(single(b"x", index=1), first=1)
+    assert ends(few) == end_at(1, 1)
+    monkeypatch.undo()
+    peer.add(single(b"x", index=2), first=2)
+    assert ends(few) == end_at(2, 2)
+
+
+def test_an_end_is_read_over_a_connection_that_breaks_meanwhile(peer: Peer, latest: list[LatestOffset]) -> None:
+    assert ends(latest) == end_at(0, 0)
+    peer.add(single(b"x", index=1), first=1)
+    peer.drop_after = 130
+    assert ends(latest) == end_at(1, 1)
+    peer.add(single(b"x", index=2), first=2)
+    assert ends(latest) == end_at(2, 2)
