@@ -416,10 +416,12 @@ def _no_stage(flow: DataFrame, *_: object) -> DataFrame:
 def summaries(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Turn each report of a task into the summary of a stage that has nothing to do."""
     for batch in rows:
-        reports = [report_from_json(header) for header in batch["header"].to_pylist()]
-        kinds = pa.array([RowKind.SUMMARY.value] * len(reports))
-        headers = pa.array([summary_to_json(StateSummary([report.result])) for report in reports])
-        yield batch.set_column(_KIND, "kind", kinds).set_column(_HEADER, "header", headers)
+        headers = [
+            header if kind == RowKind.SUMMARY else summary_to_json(StateSummary([report_from_json(header).result]))
+            for kind, header in zip(batch["kind"].to_pylist(), batch["header"].to_pylist(), strict=True)
+        ]
+        kinds = pa.array([RowKind.SUMMARY.value] * len(headers))
+        yield batch.set_column(_KIND, "kind", kinds).set_column(_HEADER, "header", pa.array(headers))
 
 
 def trigger_seconds(query: Any, count: int, rows_are_messages: bool) -> float:

@@ -14,14 +14,14 @@ from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, IncompleteMessag
 from ledgerlake.decode.split import PieceKind
 from ledgerlake.errors import CorruptEntryError, OffsetError
 from ledgerlake.operators import stateful
-from ledgerlake.operators.rows import RowKind
+from ledgerlake.operators.rows import RowKind, StateSummary, stage_row, summary_to_json
 from ledgerlake.operators.stateful import incomplete_from_json, incomplete_to_json
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.chunks import Marker, promise
 from ledgerlake.wire.entry import encode_entry
 from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
-from tests.operators.stage import Settled, Stage, task
+from tests.operators.stage import SOURCE, DictState, DictValue, Settled, Stage, task
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 KEY_A, KEY_B = ChunkedMessageKey("a", "a-1"), ChunkedMessageKey("b", "b-1")
@@ -262,3 +262,21 @@ def test_any_publish_time_tells_a_restarted_producers_chunks_apart_and_fits_into
     chunks = [read_chunk(raw, Position(1, 0)) for raw in (first, other)]
     assert chunks[0].publish_ms != chunks[1].publish_ms
     assert -(2**63) <= chunks[0].publish_ms < 2**63
+
+
+def test_the_summary_of_a_task_passes_alone_and_no_state_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise AssertionError("the state was read")
+
+    for state in (DictState, DictValue):
+        for name in ("exists", "get", "getValue", "iterator"):
+            monkeypatch.setattr(state, name, fail, raising=False)
+    summary = summary_to_json(StateSummary([{"end": "1:2"}]))
+    (row,) = Stage(LIMITS).run([stage_row(SOURCE, RowKind.SUMMARY, header=summary)])
+    assert (row.topic, row.partition, row.kind, row.header, row.entry) == (
+        SOURCE.topic,
+        SOURCE.partition,
+        RowKind.SUMMARY,
+        summary,
+        None,
+    )

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import pickle
 import traceback
-from collections import namedtuple
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -464,11 +463,8 @@ class Rows:
     def __init__(self, rows: list[Any]) -> None:
         self.rows = rows
 
-    def itertuples(self, index: bool = False) -> Iterator[Any]:
-        return (_Row(*row) for row in self.rows)
-
-
-_Row: Any = namedtuple("_Row", STAGE_ROWS.names)  # type: ignore[misc]
+    def itertuples(self, index: bool, name: None) -> Iterator[Any]:
+        return iter(self.rows)
 
 
 class _Changes:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -138,13 +139,16 @@ class DelayedMessages:
         self._options = options
         self._kept_entries = kept_entries
         self._read_chunks = read_chunks
-        self._stored_record = _read_value(state.index)
         self._tracker: DelayedTracker | None = None
         self._new_cancels: list[Cancel] = []
         self._due_partial: list[tuple[Position, BatchRange]] = []
         self._repeated: list[tuple[Position, Entry | None]] = []
         self._large_to_read: list[DelayedLargeMessage] = []
         self._rejected: list[RejectedPositions] = []
+
+    @cached_property
+    def _stored_record(self) -> str | None:
+        return _read_value(self._state.index)
 
     def add(self, frames: bytes) -> None:
         """Add the entries of a ``delayed`` piece (see ``decode.split``)."""

@@ -24,11 +24,13 @@ from ledgerlake.operators.in_task import LocalAssembly
 from ledgerlake.operators.partition_writer import PartitionWriter, SharedFiles
 from ledgerlake.operators.rows import (
     RowKind,
+    StateSummary,
     TaskReport,
     delayed_rows,
     latest,
     report_to_json,
     stage_row,
+    summary_to_json,
 )
 from ledgerlake.runtime.memory import give_back, keep_freed_blocks
 from ledgerlake.source.pieces import read_single
@@ -70,7 +72,7 @@ def ingest_ranges(
     if shared is not None:
         results = shared.finish([result for _, result in sharing])
         for (ingested, _), result in zip(sharing, results, strict=True):
-            yield ingested.report(result)
+            yield ingested.summary(result)
 
 
 class _IngestedRange:
@@ -129,6 +131,12 @@ class _IngestedRange:
     def report(self, result: TaskResult) -> pa.RecordBatch:
         report = TaskReport(self._end, self._now_ms, fields_of(result), self._local.events)
         return stage_row(self.topic_partition, RowKind.REPORT, header=report_to_json(report))
+
+    def summary(self, result: TaskResult) -> pa.RecordBatch:
+        """Return the summary of a range that ``is_complete``: the stateful stage has nothing to add."""
+        return stage_row(
+            self.topic_partition, RowKind.SUMMARY, header=summary_to_json(StateSummary([fields_of(result)]))
+        )
 
     def _take_chunk(self, chunk: Chunk, entry: Entry) -> Iterator[pa.RecordBatch]:
         keep_freed_blocks()

@@ -8,7 +8,7 @@ import base64
 import hashlib
 import json
 from dataclasses import astuple, dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -140,9 +140,7 @@ class BatchSettings:
     def of_this_task(cls) -> BatchSettings:
         from pyspark import TaskContext
 
-        fields = json.loads(TaskContext.get().getLocalProperty(BATCH_PROPERTY))
-        tables = {name: TableBatch(**table) for name, table in fields["tables"].items()}
-        return cls(**{**fields, "tables": tables, "schemas": TopicSchemas(**fields["schemas"])})
+        return _batch_settings(TaskContext.get().getLocalProperty(BATCH_PROPERTY))
 
     def table(self, name: str) -> TableBatch:
         """Return what is known of a table."""
@@ -150,7 +148,21 @@ class BatchSettings:
 
     def may_have_state(self, topic_partition: TopicPartition) -> bool:
         """Return whether a topic partition may have messages in state."""
-        return self.with_state is None or join_partition(*astuple(topic_partition)) in self.with_state
+        return self._with_state is None or join_partition(*astuple(topic_partition)) in self._with_state
+
+    @cached_property
+    def _with_state(self) -> frozenset[str] | None:
+        return None if self.with_state is None else frozenset(self.with_state)
+
+
+@lru_cache(maxsize=1)
+def _batch_settings(text: str) -> BatchSettings:
+    """Read the settings of a micro-batch, once in a process: they grow with its topic partitions, and
+    so do its tasks.
+    """
+    fields = json.loads(text)
+    tables = {name: TableBatch(**table) for name, table in fields["tables"].items()}
+    return BatchSettings(**{**fields, "tables": tables, "schemas": TopicSchemas(**fields["schemas"])})
 
 
 @dataclass(frozen=True)

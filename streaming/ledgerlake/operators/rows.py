@@ -11,6 +11,9 @@ To the stage, of each task and topic partition, in any order (a shuffle lies bet
              alone in its row, by position
     report   once: the task's result, and the events that need the      ``TaskReport``
              incomplete messages, in order
+    summary  instead of a report, if the topic partition has nothing    ``StateSummary``
+             in state and none of its rows goes there; it passes
+             unchanged
 
 From the stage, in order but for ``rows``, which pass as they come:
 

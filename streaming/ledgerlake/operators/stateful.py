@@ -16,7 +16,7 @@ Rules kept here:
     topic partition: their reports are applied in the order of their ranges, so all chunks of a
     message meet here, in order.
   - A topic partition without incomplete or delayed messages and without events costs two reads of
-    the state.
+    the state; none if its task could tell that, and has sent a summary.
   - Messages expire and are due by the time of the batch: the broker's time of its entries, or the
     planner's clock in its offset. A batch that is run again does the same again but for
     ``delivered_at``, which is the worker's clock at delivery. No producer's clock counts.
@@ -29,7 +29,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, astuple
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
@@ -81,6 +81,9 @@ _AT_ONCE_MS = 1
 # Arriving bytes that are kept in memory until the reports are applied; more go into the state store.
 _FRESH_BYTES = 64 * 1024 * 1024
 
+# Rows that leave the stage as they came.
+_PASSING = (RowKind.ROWS, RowKind.SUMMARY)
+
 _STATE_SETTINGS = {
     "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
@@ -125,7 +128,11 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         delayed = DelayedMessages(topic_partition, self._delayed, self._delay, kept_entries, read_chunks_again)
         reports: list[TaskReport] = []
         for frame in rows:
-            for row in frame.itertuples(index=False):
+            stage_rows = [_StageRow._make(row) for row in frame.itertuples(index=False, name=None)]
+            if all(row.kind in _PASSING for row in stage_rows):
+                yield frame
+                continue
+            for row in stage_rows:
                 if row.kind == RowKind.CHUNK:
                     kept_entries.put(Position(int(row.ledger_id), int(row.entry_id)), row.entry)
                 elif row.kind == RowKind.DELAYED and isinstance(row.header, str):
@@ -138,6 +145,8 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
                     reports.append(report_from_json(row.header))
                 else:
                     yield _frame(row)
+        if not reports:
+            return
         reports.sort(key=lambda report: report.end)
         stored = self._load() if self._incomplete.exists() else {}
         oldest_first = sorted(stored.values(), key=lambda incomplete: incomplete.positions[0])
@@ -173,6 +182,18 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
         for key, message in after.items():
             if before.get(key) != message:
                 self._incomplete.updateValue((key.producer_name, key.uuid), (incomplete_to_json(message),))
+
+
+class _StageRow(NamedTuple):
+    """A row of ``STAGE_ROWS``. Pandas would make a class like this for each frame."""
+
+    topic: str
+    partition: int
+    kind: str
+    ledger_id: int
+    entry_id: int
+    header: Any
+    entry: Any
 
 
 class _StateEntries:
