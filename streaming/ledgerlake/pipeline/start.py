@@ -110,7 +110,7 @@ class Start:
         if paths and bound != "cursor" and not self._checkpoint.is_forgotten:
             raise self._lost_checkpoint(f"the table at {paths[0]} knows the stream {self._config.stream.name}")
         self._checkpoint.check_writable()
-        if bound not in ("cursor", "latest"):
+        if bound not in ("cursor", "latest", "earliest"):
             for name in names:
                 resolve_start(self._cluster, name, bound)
 
