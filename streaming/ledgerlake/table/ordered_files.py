@@ -286,7 +286,9 @@ class OrderedWriter:
         """Add a batch, in which positions must rise; batches may come in any order."""
         if batch.num_rows == 0:
             return
-        first, last = (key_of(batch, row)[1:3] for row in (0, batch.num_rows - 1))
+        first, last = (
+            (batch["ledger_id"][row].as_py(), batch["entry_id"][row].as_py()) for row in (0, batch.num_rows - 1)
+        )
         self._stepped_back |= first < self._last_taken
         self._last_taken = last
         alone = _is_row_group(batch)
