@@ -1,8 +1,8 @@
 """A broker for tests: our own protocol code in the server role, on a real socket, with every knob a
 test wants to turn.
 
-It serves one topic without partitions from a list of entries. What it does wrong, it does because
-the test said so.
+It serves topics without partitions, all with the same list of entries. What it does wrong, it does
+because the test said so.
 """
 
 from __future__ import annotations
@@ -179,6 +179,8 @@ class Peer:
     def _serve(self, accepted: socket.socket) -> None:
         connection = _Connection(self.max_message_bytes)
         consumers: dict[int, _Consumer] = {}
+        # Thousands of consumers may be open, and few of them have permits.
+        granted: dict[int, _Consumer] = {}
         self._client_version = 0
         try:
             while data := accepted.recv(65536):
@@ -187,9 +189,14 @@ class Peer:
                     self._answer(connection, consumers, event)
                     if isinstance(event, pb.CommandWatchTopicList):
                         self._watchers.append((accepted, event.watcher_id))
+                    if isinstance(event, pb.CommandFlow):
+                        granted[event.consumer_id] = consumers[event.consumer_id]
                     accepted.sendall(connection.data_to_send())
-                    for consumer_id, consumer in consumers.items():
-                        self._deliver(accepted, consumer_id, consumer)
+                    for consumer_id, consumer in list(granted.items()):
+                        if consumer_id not in consumers or consumer.permits <= 0:
+                            del granted[consumer_id]
+                        else:
+                            self._deliver(accepted, consumer_id, consumer)
         except (OSError, ProtocolError):
             pass
         finally:
