@@ -82,8 +82,7 @@ class BatchWriter:
         components = self._components
         batch = components.checkpoint.log.record(self._stream, query_name(self._stream, _query_id(written)), batch_id)
         tell_tasks(written.sparkSession.sparkContext, moved_cursors(components.cursors, batch))
-        # A micro-batch that is run again begins before the state that the wake-up times tell of.
-        with_state = None if self._last is None else components.wakeups.topic_partitions()
+        with_state = self._with_state(batch_id)
         topics = [split_partition(name)[0] for name in batch.ranges]
         components.tables.expect(topics)
         components.tables.check(written.sparkSession)
@@ -100,6 +99,15 @@ class BatchWriter:
         components.cursors.add(LastRun(batch_id, components.wakeups.batch_id), result.ends, result.tables)
         self._last = batch_id
         self._on_batch(result)
+
+    def _with_state(self, batch_id: int) -> list[str] | None:
+        """Return the topic partitions with messages in state before a micro-batch; None if they are
+        not known.
+        """
+        if batch_id == 0:
+            return []
+        # A micro-batch that is run again begins before the state that the wake-up times tell of.
+        return None if self._last is None else self._components.wakeups.topic_partitions()
 
 
 def _query_id(batch: DataFrame) -> str:
