@@ -176,3 +176,13 @@ def test_deletion_vectors_are_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(TableError, match="because that has deletion vectors"):
         follower(tmp_path, place=written.path).follow()
     assert not (tmp_path / "catalog.db").exists()
+
+
+def test_no_error_shows_a_secret_of_the_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Writer(Place(str(tmp_path / "messages"))).commit()
+    monkeypatch.setenv("CATALOG_URI", "nosuchdialect://user:swordfish@host/db")
+    properties = {**settings(tmp_path), "uri": "env:CATALOG_URI"}
+    table = IcebergTable(Place(str(tmp_path / "messages")), NAME, "default", properties, DAY_MS)
+    with pytest.raises(TableError) as raised:
+        table.follow()
+    assert "swordfish" not in str(raised.value) + repr(table.__dict__)

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ledgerlake.decode.columns import first_line
 from ledgerlake.errors import SetupError, TableError
 from ledgerlake.stored.secrets import read_variable
 from ledgerlake.table.delta_table import CLUSTERED, PARTITIONED, existing_table, special_features
@@ -110,7 +109,7 @@ class IcebergTable:
             raise
         # Catalogs have errors of many libraries.
         except Exception as error:
-            reason = first_line(error)
+            reason = self._redacted(self.place.reason(error))
             raise TableError(
                 f"the Iceberg table {self.name} cannot follow the table at {self.place}: {reason}"
             ) from None
@@ -170,8 +169,15 @@ class IcebergTable:
             except ImportError:
                 raise SetupError('Iceberg tables need pyiceberg; install "ledgerlake[iceberg]"') from None
             settings = {name: read_variable(value) for name, value in self._settings.items()}
-            self._catalog = load_catalog(self._catalog_name, **_store_settings(self.place), **settings)
+            self._catalog = load_catalog(self._catalog_name, **_store_settings(self.place) | settings)
         return self._catalog
+
+    def _redacted(self, reason: str) -> str:
+        """Return a reason without the secrets that a library may quote."""
+        for value in self._settings.values():
+            secret = read_variable(value)
+            reason = reason if secret == value else reason.replace(secret, "*****")
+        return reason
 
     def _step(self, table: Table, delta: DeltaTable) -> None:
         """Commit the difference between the tables as one snapshot."""
