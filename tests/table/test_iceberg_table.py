@@ -186,3 +186,16 @@ def test_no_error_shows_a_secret_of_the_catalog(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(TableError) as raised:
         table.follow()
     assert "swordfish" not in str(raised.value) + repr(table.__dict__)
+
+
+def test_a_process_that_is_behind_takes_nothing_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer(Place(str(tmp_path / "messages")))
+    writer.commit()
+    behind = follower(tmp_path)
+    before = DeltaTable(str(tmp_path / "messages"))
+    monkeypatch.setattr(behind, "_current", lambda: before)
+    writer.commit()
+    assert follower(tmp_path).follow() == 2
+    assert behind.follow() is None
+    there, expected = compared(tmp_path)
+    assert there == expected

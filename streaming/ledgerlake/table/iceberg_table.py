@@ -60,7 +60,6 @@ _PROPERTIES = {
 # How many old snapshots are there before they are removed together.
 _SNAPSHOTS_AT_ONCE = 20
 
-
 # How many footers of new files are read at once.
 _FOOTERS_AT_ONCE = 8
 
@@ -101,9 +100,11 @@ class IcebergTable:
                 return None
             self._check(delta)
             table = self._open(delta)
-            is_new = _version_of(table.current_snapshot()) != delta.version()
-            if is_new:
-                self._step(table, delta)
+            known = _version_of(table.current_snapshot())
+            if known is not None and known >= delta.version():
+                # Another process has got that far already, or further.
+                return None
+            self._step(table, delta)
             self._followed = delta.version()
         except (SetupError, TableError):
             raise
@@ -113,7 +114,7 @@ class IcebergTable:
             raise TableError(
                 f"the Iceberg table {self.name} cannot follow the table at {self.place}: {reason}"
             ) from None
-        return delta.version() if is_new else None
+        return self._followed
 
     def _current(self) -> DeltaTable | None:
         if self._delta is None:
