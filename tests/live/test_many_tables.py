@@ -360,6 +360,7 @@ def test_a_clustered_table_is_so_for_spark_too_and_the_stream_goes_on_after_its_
     send(runtime, topic, ps.JsonSchema(Sale), [sale(number) for number in range(36)], batching_enabled=False)
     done = run_once(spark, data)
     monkeypatch.setattr(file_groups, "LAST_LEVEL", 0)
+    monkeypatch.setattr(file_groups, "_CLUSTERED_BYTES", 1)
     monkeypatch.setattr(compaction, "_CLUSTER_BYTES", 1000)
     assert keep_up(done)[0].merged > 0
     assert verify(done).clean

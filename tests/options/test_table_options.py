@@ -75,6 +75,7 @@ def test_the_main_table_is_that_of_delta_or_the_first_with_a_fixed_path() -> Non
         ([{"path": "x", "cluster_by": ["key"], "partition_by": ["topic"]}], {}, "cluster_by is not for partition_by"),
         ([{"path": "x", "cluster_by": ["key"], "mode": "latest"}], {}, "nor for mode"),
         ([{"path": "x", "cluster_by": ["key", "key"]}], {}, "each once"),
+        ([{"path": "x#y", "iceberg_table": "a.b"}], {}, "needs a path without # and"),
         ([{"path": "x", "partition_by": ["late"]}], {}, "known only when a row is written"),
         ([{"path": "x", "partition_by": ["1 as one, 2 as two"]}], {}, "partition_by cannot be read"),
         ([{"path": "lake/rest/x"}], {}, r"lies in the folder of \[delta\] path"),
@@ -105,3 +106,17 @@ def test_one_pair_of_brackets_is_no_list_of_tables() -> None:
                 "tables": {"path": "x"},
             }
         )
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"), [({"uri": "sqlite:///c.db"}, "lack the type"), ({"type": "sql", "name": "x"}, "take no name")]
+)
+def test_settings_of_an_iceberg_catalog_are_checked(settings: dict[str, str], what: str) -> None:
+    data = {
+        "source": {"service_url": "pulsar://h:1", "topics": ["orders"]},
+        "stream": {"name": "s"},
+        "delta": {"path": "lake", "iceberg_table": "a.b"},
+        "iceberg": {"settings": settings},
+    }
+    with pytest.raises(UsageError, match=what):
+        parse_config(data)

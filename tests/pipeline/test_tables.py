@@ -79,6 +79,17 @@ def test_a_table_of_declared_fields_is_there_before_the_first_message_and_its_qu
         started(tmp_path, registry, [{**table, "path": "u", "sql": "select nothing from messages"}])
 
 
+@pytest.mark.parametrize("query", [{}, {"sql": "select ms, page from messages"}])
+def test_another_type_of_a_declared_field_ends_the_start(
+    tmp_path: Path, registry: Registry, query: dict[str, str]
+) -> None:
+    table = {"path": "t", "shape": "record", **query}
+    started(tmp_path, registry, [{**table, "json_fields": {"page": "string", "ms": "int"}}])
+    with pytest.raises(SetupError, match=r"the column ms of .* json_fields is"):
+        started(tmp_path, registry, [{**table, "json_fields": {"page": "string", "ms": "timestamp-millis"}}])
+    started(tmp_path, registry, [{**table, "json_fields": {"page": "string", "ms": "int", "more": "double"}}])
+
+
 def test_what_a_query_sees_is_stored_with_a_version() -> None:
     record = pa.struct([("amount", pa.float64())])
     golden = (

@@ -24,6 +24,7 @@ from ledgerlake.table.compaction import Compaction
 from ledgerlake.table.delta_table import data_folder
 from ledgerlake.table.log_state import clustering_columns
 from ledgerlake.table.ordered_files import BufferedWriter
+from ledgerlake.table.record_table import RecordTable
 from tests.table.rows import rows
 
 if TYPE_CHECKING:
@@ -139,6 +140,7 @@ def test_upkeep_divides_the_rows_by_the_columns_and_keeps_their_order_in_each_fi
     for number in range(10):
         commit(table, number)
     monkeypatch.setattr(file_groups, "LAST_LEVEL", 0)
+    monkeypatch.setattr(file_groups, "_CLUSTERED_BYTES", 1)
     monkeypatch.setattr(compaction, "_CLUSTER_BYTES", 5000)
     assert Compaction(table.path, schema.MESSAGES).run() == 10
     delta = DeltaTable(str(tmp_path / "t"))
@@ -175,6 +177,58 @@ def test_columns_and_properties_come_by_commits_of_our_own(tmp_path: Path) -> No
     log = [json.loads(line) for line in (tmp_path / "t/_delta_log/00000000000000000002.json").read_text().splitlines()]
     metadata: Any = next(action["metaData"] for action in log if "metaData" in action)
     assert metadata["format"] == {"provider": "parquet", "options": {}}
+
+
+def test_a_field_with_a_time_without_zone_brings_its_feature(tmp_path: Path) -> None:
+    table = ClusteredRecordTable(Place(str(tmp_path / "t")), ("customer",))
+    table.add_columns(pa.struct([("customer", pa.string())]))
+    begun(table)
+    table.add_columns(pa.struct([("at", pa.list_(pa.struct([("local", pa.timestamp("us"))])))]))
+    delta = DeltaTable(str(tmp_path / "t"))
+    assert "timestampNtz" in (delta.protocol().reader_features or [])
+    assert {"timestampNtz", "clustering"} <= set(delta.protocol().writer_features or [])
+    begun(ClusteredRecordTable(Place(str(tmp_path / "t")), ("customer",)))
+
+
+def test_no_commit_lands_where_old_ones_were_removed(tmp_path: Path) -> None:
+    suspended, other = opened(tmp_path), opened(tmp_path)
+    record = BatchRecord("stream", "query", 0, 0)
+    writer = BufferedWriter(data_folder(suspended.path, suspended.schema, "part-00000000-00000"))
+    writer.write(pa.Table.from_batches([rows([0], 0, key="k")]))
+    assert not suspended.contains(record)
+    for number in range(12):
+        of_other = BatchRecord("other", "other", number, number)
+        another = BufferedWriter(data_folder(other.path, other.schema, f"part-{number:08}-00001"))
+        another.write(pa.Table.from_batches([rows([number], 1000 + number, key="k")]))
+        assert not other.contains(of_other)
+        other.commit(of_other, another.finish(), {})
+    DeltaTable(str(tmp_path / "t")).create_checkpoint()
+    last = DeltaTable(str(tmp_path / "t")).version()
+    for log in (tmp_path / "t" / "_delta_log").glob("*.json"):
+        if log.stem.isdigit() and int(log.stem) < last:
+            log.unlink()
+    with pytest.raises(TableError):
+        suspended.commit(record, writer.finish(), {})
+    assert entries(tmp_path) == list(range(1000, 1012))
+
+
+def test_a_commit_that_only_adds_says_so(tmp_path: Path) -> None:
+    commit(opened(tmp_path), 0)
+    assert DeltaTable(str(tmp_path / "t")).history(1)[0]["isBlindAppend"] is True
+
+
+def test_a_column_that_the_table_lacks_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    opened(tmp_path)
+    with pytest.raises(TableError, match=r"cluster_by names nope, by which the table at .* cannot be clustered"):
+        opened(tmp_path, "nope")
+
+
+def test_without_cluster_by_a_clustered_table_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    table = ClusteredRecordTable(Place(str(tmp_path / "t")), ("customer",))
+    table.add_columns(pa.struct([("customer", pa.string())]))
+    begun(table)
+    with pytest.raises(TableError, match="set cluster_by again"):
+        RecordTable(Place(str(tmp_path / "t"))).check(None)
 
 
 def test_an_older_protocol_is_refused_in_words(tmp_path: Path) -> None:

@@ -170,3 +170,33 @@ def test_a_steady_stream_of_small_files_leaves_few_and_writes_each_row_a_few_tim
             most = max(most, len(files))
     assert most < 60
     assert rewritten_bytes < 4 * 20_000 * 50 * KIB
+
+
+@pytest.mark.parametrize("commits_per_look", [1, 6, 60])
+def test_a_row_is_written_again_a_few_times_however_often_upkeep_looks(commits_per_look: int) -> None:
+    files: list[TableFile] = []
+    written_bytes = 0
+    for number in range(6000):
+        files.append(file(number, 20 * KIB))
+        if number % commits_per_look:
+            continue
+        while groups := groups_to_merge(files):
+            for group in groups:
+                merged = {member.name for member in group}
+                size_bytes, rows = sum(member.size_bytes for member in group), sum(member.rows for member in group)
+                written_bytes += size_bytes
+                files = [member for member in files if member.name not in merged]
+                last_ms = max(member.modified_ms for member in group)
+                files.append(TableFile(f"m{number}-{last_ms}", size_bytes, rows, last_ms, ("t", "t", 0, 0)))
+    assert written_bytes < 8 * 6000 * 20 * KIB
+    assert len(files) < 100
+
+
+def test_the_last_group_of_a_clustered_table_waits_until_it_has_enough_for_several_files() -> None:
+    few = [file(number, 10 * MIB) for number in range(8)]
+    enough = [file(number, 40 * MIB) for number in range(8)]
+    followed = [*few, *(file(number, 10 * MIB) for number in range(8, 17))]
+    assert groups_to_merge(few, are_clustered=True) == []
+    assert names(groups_to_merge(few)) == [list(range(8))]
+    assert names(groups_to_merge(enough, are_clustered=True)) == [list(range(8))]
+    assert names(groups_to_merge(followed, are_clustered=True)) == [list(range(16))]

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import random
 import shutil
+import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,10 +17,20 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitStateUnknownException
 from pyiceberg.table import Table as OpenedIceberg
 
+from ledgerlake.decode import schema
+from ledgerlake.decode.record_rows import PULSAR_FIELDS, rows_schema
+from ledgerlake.decode.schema import TIMESTAMP
 from ledgerlake.errors import TableError
+from ledgerlake.options.config import parse_config
+from ledgerlake.pipeline import iceberg as pipeline_iceberg
 from ledgerlake.stored.places import Place
+from ledgerlake.table.batch_record import BatchRecord
 from ledgerlake.table.compaction import Compaction
+from ledgerlake.table.delta_table import Table, data_folder
 from ledgerlake.table.iceberg_table import IcebergTable
+from ledgerlake.table.ordered_files import BufferedWriter
+from ledgerlake.table.record_table import RecordTable
+from tests.table.rows import rows as rows_of_messages
 from tests.table.test_compaction import Writer
 from tests.table.test_latest_table import Written, message
 
@@ -199,3 +211,103 @@ def test_a_process_that_is_behind_takes_nothing_back(tmp_path: Path, monkeypatch
     assert behind.follow() is None
     there, expected = compared(tmp_path)
     assert there == expected
+
+
+def committed(table: Table, *parts: pa.Table, partition: dict[str, str | None] | None = None) -> None:
+    """Commit a file with a row group for each part."""
+    folder = replace(data_folder(table.path, table.schema, "part-00000000-00000"), partition_values=partition or {})
+    writer = BufferedWriter(folder)
+    for part in parts:
+        writer.write(part)
+        writer.flush()
+    record = BatchRecord("stream", "query", 0, 0)
+    assert not table.contains(record)
+    table.commit(record, writer.finish(), {})
+
+
+def test_a_row_beside_a_text_that_is_too_long_for_bounds_is_found(tmp_path: Path) -> None:
+    writer = Writer(Place(str(tmp_path / "messages")))
+    batches = [rows_of_messages([1], 1, key="a"), rows_of_messages([2], 2, key="z" * 5000)]
+    last = rows_of_messages([3], 3, key="m")
+    committed(writer.table, pa.Table.from_batches(batches[:1]), pa.Table.from_batches([batches[1], last]))
+    follower(tmp_path).follow()
+    assert read(tmp_path, row_filter="key = 'm'")["entry_id"].to_pylist() == [3]
+
+
+@pytest.mark.parametrize(("kind", "number"), [(pa.date32(), 99_999_999), (TIMESTAMP, 2**63 - 1)])
+def test_a_time_that_python_does_not_have_holds_nothing_up(kind: pa.DataType, number: int, tmp_path: Path) -> None:
+    record = pa.struct([("at", kind)])
+    table = RecordTable(Place(str(tmp_path / "messages")))
+    table.add_columns(record)
+    table.check(None)
+    table.create()
+    batch = rows_of_messages([1, 2], 1)
+    at = pa.array([1, number], pa.int32() if kind == pa.date32() else pa.int64()).cast(kind)
+    columns = [*(batch[field.name] for field in PULSAR_FIELDS), pa.StructArray.from_arrays([at], fields=list(record))]
+    committed(table, pa.Table.from_arrays(columns, schema=rows_schema(record)))
+    assert follower(tmp_path).follow() == 1
+    assert iceberg(tmp_path).scan().count() == 2
+
+
+def test_a_partitioned_table_is_followed_until_another_writers_file_lacks_the_column(tmp_path: Path) -> None:
+    columns = pa.schema([*schema.MESSAGES, pa.field("day", pa.string())])
+    table = Table(Place(str(tmp_path / "messages")), columns, {"day": "day"})
+    table.path.make()
+    table.create()
+    batch = rows_of_messages([1, 2], 1)
+    content = pa.Table.from_batches([batch]).append_column("day", pa.array(["x", "x"]))
+    committed(table, content, partition={"day": "x"})
+    first = follower(tmp_path)
+    first.follow()
+    assert read(tmp_path, row_filter="day = 'x'").num_rows == 2
+    DeltaTable(str(tmp_path / "messages")).delete("entry_id = 1")
+    with pytest.raises(TableError, match="lacks the partition column day"):
+        first.follow()
+    assert read(tmp_path).num_rows == 2
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"type": "sql", "uri": "nosuchdialect://user:swordfish@host/db"},
+        {"type": "rest", "uri": "http://127.0.0.1:1/x?key=swordfish"},
+        {"type": "rest", "uri": "http://127.0.0.1:1", "token": "swordfish\n"},
+    ],
+)
+def test_no_error_shows_a_secret_that_stands_in_the_settings(properties: dict[str, str], tmp_path: Path) -> None:
+    Writer(Place(str(tmp_path / "messages"))).commit()
+    table = IcebergTable(Place(str(tmp_path / "messages")), NAME, "default", properties, DAY_MS)
+    with pytest.raises(TableError) as raised:
+        table.follow()
+    assert "swordfish" not in str(raised.value)
+
+
+def test_keys_that_were_renewed_open_both_tables_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = Writer(Place(str(tmp_path / "messages")))
+    writer.commit()
+    table = follower(tmp_path)
+    table.follow()
+    before = table._delta, table._catalog
+    monkeypatch.setattr(Place, "delta_options", lambda _: {"aws_access_key_id": "new"})
+    writer.commit()
+    assert table.follow() == 2
+    assert (table._delta is before[0], table._catalog is before[1]) == (False, False)
+
+
+def test_a_catalog_that_never_answers_does_not_keep_a_process_from_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = threading.Event()
+    monkeypatch.setattr(IcebergTable, "follow", lambda _: answer.wait())
+    monkeypatch.setattr(pipeline_iceberg, "_LAST_S", 0.05)
+    data = {
+        "source": {"service_url": "pulsar://h:1", "topics": ["orders"]},
+        "stream": {"name": "s"},
+        "delta": {"path": str(tmp_path / "messages"), "iceberg_table": NAME},
+        "iceberg": {"settings": settings(tmp_path)},
+    }
+    tables = pipeline_iceberg.IcebergTables(parse_config(data))
+    tables.start()
+    tables.close()
+    assert "does not answer" in caplog.text
+    answer.set()

@@ -61,6 +61,13 @@ def open_messages(spark: SparkSession, config: Config) -> list[OpenMessage]:
     return sorted(messages, key=lambda message: -message.age_ms)
 
 
+def last_batch(config: Config) -> int | None:
+    """Return the number of the last committed batch, for several reads of one state: a bucket could
+    be gone between two.
+    """
+    return Checkpoint(config.checkpoint_place).log.last_committed()
+
+
 def read_state(spark: SparkSession, config: Config, variable: str, batch_id: int | None = None) -> DataFrame:
     """Return one state variable of a pipeline, as of its last committed batch.
 

@@ -14,7 +14,7 @@ from ledgerlake.delay.bucket import Bucket, Record, record_from_json
 from ledgerlake.delay.cancels import cancels_from_json
 from ledgerlake.delay.snapshot import SegmentMetadata, metadata_from_bytes
 from ledgerlake.delay.storage import METADATA
-from ledgerlake.inspect.open_messages import read_state
+from ledgerlake.inspect.open_messages import last_batch, read_state
 from ledgerlake.operators.bucket_folders import open_folder
 from ledgerlake.pipeline.checkpoint import Checkpoint
 
@@ -72,14 +72,14 @@ def waiting_messages(spark: SparkSession, config: Config) -> list[WaitingMessage
         SetupError: there is no checkpoint of a pipeline that has run.
         OffsetError: a newer release wrote it, or a bucket is missing.
     """
-    now_ms = int(time.time() * 1000)
+    now_ms, batch_id = int(time.time() * 1000), last_batch(config)
     cancels = {
         _source(row): len(cancels_from_json(row.value["cancels"]))
-        for row in read_state(spark, config, "cancels").collect()
+        for row in read_state(spark, config, "cancels", batch_id).collect()
     }
-    metadata = _metadata(spark, config)
+    metadata = _metadata(spark, config, batch_id)
     partitions = []
-    for row in read_state(spark, config, "index").collect():
+    for row in read_state(spark, config, "index", batch_id).collect():
         source = _source(row)
         record = record_from_json(row.value["record"])
         partitions.append(_describe(source, record, partial(metadata, source), cancels.get(source, 0), now_ms))
@@ -99,9 +99,10 @@ def due_counts(spark: SparkSession, config: Config, span_ms: int) -> dict[int, i
     Raises:
         SetupError, OffsetError: as ``waiting_messages``.
     """
-    metadata = _metadata(spark, config)
+    batch_id = last_batch(config)
+    metadata = _metadata(spark, config, batch_id)
     counts: Counter[int] = Counter()
-    for row in read_state(spark, config, "index").collect():
+    for row in read_state(spark, config, "index", batch_id).collect():
         source, record = _source(row), record_from_json(row.value["record"])
         for bucket in (bucket for bucket in record.buckets if bucket.waiting):
             for time_ms, count in _unfinished(bucket, metadata(source, bucket.bucket_id)):
@@ -109,7 +110,9 @@ def due_counts(spark: SparkSession, config: Config, span_ms: int) -> dict[int, i
     return dict(counts)
 
 
-def _metadata(spark: SparkSession, config: Config) -> Callable[[TopicPartition, int], list[SegmentMetadata]]:
+def _metadata(
+    spark: SparkSession, config: Config, batch_id: int | None
+) -> Callable[[TopicPartition, int], list[SegmentMetadata]]:
     """Return a function that gets a bucket's metadata by its topic partition and id."""
     folder = config.delay_options.folder
     if folder is not None:
@@ -120,7 +123,7 @@ def _metadata(spark: SparkSession, config: Config) -> Callable[[TopicPartition, 
             return metadata_from_bytes(storage.get_segment(bucket_id, METADATA))
 
         return from_folder
-    rows = read_state(spark, config, "snapshots").where(f"user_map_key.number = {METADATA}").collect()
+    rows = read_state(spark, config, "snapshots", batch_id).where(f"user_map_key.number = {METADATA}").collect()
     values = {row.user_map_key["bucket_id"]: bytes(row.user_map_value["snapshot"]) for row in rows}
     return lambda _source, bucket_id: metadata_from_bytes(values[bucket_id])
 

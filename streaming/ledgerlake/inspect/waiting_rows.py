@@ -7,7 +7,7 @@ Messages that were cancelled are left out.
 Rows have the columns of messages, without those that are known only at delivery. If the bytes of a
 message are not in its bucket, because it is large, was cut in two by a range, or stays in the topic
 (``payloads = "reread"``), only its position and its time are known; of a large message it is the
-position of the last chunk.
+position of the last chunk. A cancel by key of such a message cannot be seen here.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from ledgerlake.delay.cancels import Cancels, cancels_from_json
 from ledgerlake.delay.segment import key_columns
 from ledgerlake.delay.snapshot import segment_from_bytes
 from ledgerlake.delay.storage import METADATA
-from ledgerlake.inspect.open_messages import read_state
+from ledgerlake.inspect.open_messages import last_batch, read_state
 from ledgerlake.operators.bucket_folders import open_folder
 from ledgerlake.operators.bucket_storage import segments_of_block
 from ledgerlake.operators.cancelled import cancelled_rows
 from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -60,8 +61,7 @@ def waiting(spark: SparkSession, config: Config, due_before_ms: int | None = Non
     """
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    # One batch, or a bucket could be gone between two reads.
-    batch_id = Checkpoint(config.checkpoint_place).log.last_committed()
+    batch_id = last_batch(config)
     records = {
         _source(row): record_from_json(row.value["record"])
         for row in read_state(spark, config, "index", batch_id).collect()
@@ -152,11 +152,9 @@ class _Decoder:
         segment = segment_from_bytes(content).slice(bucket.offset if number == bucket.segment else 0)
         segment = segment.slice(0, int(np.searchsorted(key_columns(segment)[0], self.until_ms)))
         has_frame = segment.column(3).is_valid()
-        bare = segment.filter(pc.invert(has_frame))
-        if bare.num_rows:
-            yield _positions(source, bare)
-        frames = b"".join(segment.column(3).drop_null().to_pylist())
         cancels = self.cancels.get(source, Cancels())
+        yield from _positions(source, segment.filter(pc.invert(has_frame)), cancels)
+        frames = b"".join(segment.column(3).drop_null().to_pylist())
         for decoded in decode_bundle(frames, source, **self.decoding) if frames else ():
             messages = decoded.messages.filter(pa.array(~cancelled_rows(decoded.messages, cancels)))
             if messages.num_rows:
@@ -168,8 +166,8 @@ def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
         yield from batch.to_pylist()
 
 
-def _positions(source: TopicPartition, messages: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the rows of messages of which only position and time are known."""
+def _positions(source: TopicPartition, messages: pa.RecordBatch, cancels: Cancels) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of messages of which only position and time are known."""
     due_ms, ledger_ids, entry_ids = (column.tolist() for column in key_columns(messages))
     known = [
         {
@@ -182,5 +180,7 @@ def _positions(source: TopicPartition, messages: pa.RecordBatch) -> pa.RecordBat
             "deliver_at": time_ms * 1000,
         }
         for time_ms, ledger_id, entry_id in zip(due_ms, ledger_ids, entry_ids, strict=True)
+        if not cancels.is_cancelled(Position(ledger_id, entry_id), -1, None, time_ms)
     ]
-    return pa.RecordBatch.from_pylist(known, schema=WAITING)
+    if known:
+        yield pa.RecordBatch.from_pylist(known, schema=WAITING)

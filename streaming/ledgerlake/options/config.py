@@ -672,6 +672,11 @@ def _check_iceberg(config: Config) -> None:
     names = [table.iceberg_table for table in config.table_options if table.iceberg_table]
     if len(set(names)) < len(names):
         raise UsageError(f"two tables have the iceberg_table {max(names, key=names.count)}; name another one")
+    settings = dict(config.iceberg.settings)
+    if names and settings and "type" not in settings:
+        raise UsageError('[iceberg] settings lack the type of the catalog; write for example type = "sql"')
+    if "name" in settings:
+        raise UsageError("[iceberg] settings take no name; write [iceberg] catalog")
     if names and config.iceberg.retention_ms > config.upkeep.retention_ms:
         raise UsageError("[iceberg] retention is longer than [upkeep] retention, after which files are removed")
 

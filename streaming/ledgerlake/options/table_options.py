@@ -233,6 +233,10 @@ class TableOptions:
             raise UsageError(
                 f"{self.section} iceberg_table is '{self.iceberg_table}'; write a namespace and a name, such as shop.orders"
             )
+        if self.iceberg_table and re.search("[#?]", self.place.uri):
+            raise UsageError(
+                f"{self.section} iceberg_table needs a path without # and ?, which Iceberg's readers cannot open"
+            )
         if self.iceberg_table and (self.is_template or self.keeps_latest):
             raise UsageError(
                 f'{self.section} iceberg_table is not for a path with placeholders, nor for mode = "latest"'

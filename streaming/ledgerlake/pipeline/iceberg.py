@@ -7,6 +7,7 @@ A failure ends nothing: it is logged, and the next attempt catches up.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,6 +18,12 @@ from ledgerlake.table.iceberg_table import IcebergTable
 
 if TYPE_CHECKING:
     from ledgerlake.options.config import Config
+
+
+_log = logging.getLogger(__name__)
+
+# How long the end of a pipeline waits for the last step.
+_LAST_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -54,18 +61,21 @@ class IcebergTables:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread, if there is an Iceberg table. Python waits for it at its end: a
-        library's native code must not run on then.
+        """Start the thread, if there is an Iceberg table. A catalog may accept a request and never
+        answer, so Python does not wait for the thread at its end.
         """
         if self._tables:
-            self._thread = threading.Thread(target=self._run, name="ledgerlake-iceberg")
+            self._thread = threading.Thread(target=self._run, name="ledgerlake-iceberg", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
-        """Follow once more, and end."""
+        """Follow once more, and end; wait a while for it."""
         self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()
+        if self._thread is None:
+            return
+        self._thread.join(_LAST_S)
+        if self._thread.is_alive():
+            _log.warning("the Iceberg catalog does not answer, so its tables are behind; the next run catches up")
 
     def _run(self) -> None:
         while not self._stopping.is_set():

@@ -119,6 +119,11 @@ class MessagesTable:
         noted, self._noted = self._noted, []
         if self._records is None:
             return
+        if is_start and self.options.json_fields:
+            known = self._records.learned if self._transform.makes_records else self._record
+            united_columns(
+                known, record_of(self.options.value_schema(NO_SCHEMA)), f"{self.options.section} json_fields"
+            )
         if self._transform.makes_records and not self._learned.num_fields:
             # The types are those of earlier runs, whatever the order in which schemas are learned.
             noted.insert(0, self._records.learned)

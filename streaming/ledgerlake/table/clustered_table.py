@@ -21,6 +21,7 @@ from ledgerlake.errors import TableError
 from ledgerlake.table.delta_table import CLUSTERED
 from ledgerlake.table.log_commit import OwnCommit
 from ledgerlake.table.log_state import CLUSTERING_DOMAIN, clustering_columns
+from ledgerlake.table.ordered_files import bounded_paths
 from ledgerlake.table.own_commits import OwnCommits
 from ledgerlake.table.record_table import RecordTable
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from deltalake import DeltaTable
+    from pyspark.sql import SparkSession
 
     from ledgerlake.stored.places import Place
     from ledgerlake.table.log_commit import Action
@@ -38,7 +40,11 @@ _ATTEMPTS = 20
 # What a table of writer version 2 has, before it has features.
 _LEGACY_VERSION = 2
 _LEGACY_FEATURES = ["appendOnly", "invariants"]
-_FEATURES_VERSION = 7
+_FEATURES_VERSION, _READER_FEATURES_VERSION = 7, 3
+
+# A type that is a feature of its own.
+_WITHOUT_ZONE = "timestamp_ntz"
+_WITHOUT_ZONE_FEATURE = frozenset({"timestampNtz"})
 
 
 class _ClusteredCommits(OwnCommits):
@@ -46,6 +52,16 @@ class _ClusteredCommits(OwnCommits):
 
     cluster_by: Sequence[str] = ()
     own_features = CLUSTERED
+
+    def check(self, spark: SparkSession) -> bool:
+        exists = super().check(spark)
+        unknown = set(self.cluster_by) - set(bounded_paths(self.schema))
+        if exists and unknown:
+            raise TableError(
+                f"cluster_by names {min(unknown)}, by which the table at {self.path} cannot be clustered; it can be by "
+                f"{', '.join(bounded_paths(self.schema))}"
+            )
+        return exists
 
     def begin(self, previous_writer: int | None) -> None:
         super().begin(previous_writer)
@@ -64,25 +80,36 @@ class _ClusteredCommits(OwnCommits):
                 return []
             content = {"clusteringColumns": [name.split(".") for name in columns], "domainName": CLUSTERING_DOMAIN}
             domain = {"domain": CLUSTERING_DOMAIN, "configuration": json.dumps(content), "removed": False}
-            return [*self._protocol(table), {"domainMetadata": domain}]
+            return [*self._protocol(table, CLUSTERED), {"domainMetadata": domain}]
 
         self._change("CLUSTER BY", {"newClusteringColumns": ",".join(columns)}, actions)
 
-    def _protocol(self, table: DeltaTable) -> list[Action]:
-        """Return the action that gives the table the features, if it lacks them."""
+    def _protocol(
+        self, table: DeltaTable, features: frozenset[str], reader_features: frozenset[str] = frozenset()
+    ) -> list[Action]:
+        """Return the action that gives the table features, if it lacks them.
+
+        Args:
+            reader_features: those of them that readers have to know too.
+        """
         protocol = table.protocol()
-        features = protocol.writer_features
-        if features is None and protocol.min_writer_version > _LEGACY_VERSION:
+        if protocol.writer_features is None and protocol.min_writer_version > _LEGACY_VERSION:
             raise TableError(
                 f"the table at {self.path} has an older protocol of writer version {protocol.min_writer_version}, which cannot become "
                 "clustered here; use another path"
             )
-        known = _LEGACY_FEATURES if features is None else list(features)
-        if set(known) >= CLUSTERED:
+        writers = {*(_LEGACY_FEATURES if protocol.writer_features is None else protocol.writer_features)}
+        readers = {*(protocol.reader_features or ())}
+        if writers >= features and readers >= reader_features:
             return []
-        versions = {"minReaderVersion": protocol.min_reader_version, "minWriterVersion": _FEATURES_VERSION}
-        readers = {} if protocol.reader_features is None else {"readerFeatures": list(protocol.reader_features)}
-        return [{"protocol": {**versions, **readers, "writerFeatures": sorted({*known, *CLUSTERED})}}]
+        content: Action = {
+            "minReaderVersion": _READER_FEATURES_VERSION if readers | reader_features else protocol.min_reader_version,
+            "minWriterVersion": _FEATURES_VERSION,
+            "writerFeatures": sorted(writers | features),
+        }
+        if readers | reader_features:
+            content["readerFeatures"] = sorted(readers | reader_features)
+        return [{"protocol": content}]
 
     def _change(self, operation: str, parameters: dict[str, Any], actions: Any) -> None:
         """Commit what ``actions`` returns for the current version of the table, if anything.
@@ -114,7 +141,7 @@ class _ClusteredCommits(OwnCommits):
             *({"add": _added(file, now_ms)} for file in files),
         ]
         version = table.version()
-        commit = OwnCommit(self.path, "WRITE", {"mode": "Append"}, version, actions, metadata)
+        commit = OwnCommit(self.path, "WRITE", {"mode": "Append"}, version, actions, metadata, is_blind=True)
         return version + 1 if commit.land(version + 1) else None
 
 
@@ -141,7 +168,9 @@ class ClusteredRecordTable(_ClusteredCommits, RecordTable):
         more = json.loads(deltalake.Schema.from_arrow(fields).to_json())
 
         def actions(table: DeltaTable) -> list[Action]:
-            return [_metadata(table, schema=_merged(json.loads(table.schema().to_json()), more))]
+            schema = _merged(json.loads(table.schema().to_json()), more)
+            needed = _WITHOUT_ZONE_FEATURE if _has_type(schema, _WITHOUT_ZONE) else frozenset[str]()
+            return [*self._protocol(table, needed, needed), _metadata(table, schema=schema)]
 
         self._change("ADD COLUMNS", {"columns": ",".join(fields.names)}, actions)
 
@@ -177,6 +206,14 @@ def _metadata(table: DeltaTable, schema: Action | None = None, properties: dict[
             "configuration": known.configuration | (properties or {}),
         }
     }
+
+
+def _has_type(kind: Any, name: str) -> bool:
+    """Return whether a type of Delta is, or has at any depth, one of that name."""
+    if isinstance(kind, dict):
+        parts = [field["type"] for field in kind.get("fields", ())]
+        return any(_has_type(part, name) for part in (*parts, kind.get("elementType"), kind.get("valueType")))
+    return bool(kind == name)
 
 
 def _merged(known: Any, more: Any) -> Any:

@@ -87,12 +87,12 @@ _ROW_BYTES = 150
 
 _PREFIX = "part-compacted"
 
-# Clustered files are left as they are from then on. A merge makes files of about so many bytes, and
-# so many at most.
+# Clustered files are left as they are from then on. A merge makes files of about so many bytes or
+# rows, and so many at most. It divides them by a sample of so many rows and bytes.
 CLUSTERED_PREFIX = "part-clustered"
-_CLUSTER_BYTES = 64 * 1024 * 1024
+_CLUSTER_BYTES, _CLUSTER_ROWS = 32 * 1024 * 1024, 512 * 1024
 _MOST_CLUSTERS = 16
-_MOST_SAMPLED = 100_000
+_MOST_SAMPLED, _MOST_SAMPLE_BYTES = 100_000, 32 * 1024 * 1024
 
 _COMMITS_LOOKED_AT = 100
 _RIVAL_MS = 24 * 60 * 60 * 1000
@@ -189,7 +189,11 @@ class Compaction:
             self.obstacles.append(f"another writer that merges its files ({self._rival})")
         files = list(_files_of(table, self._unfit))
         self._unfit &= {file.name for file in files}
-        groups = [] if self.obstacles else [group for part in _by_partition(files) for group in groups_to_merge(part)]
+        groups = [
+            group
+            for part in ([] if self.obstacles else _by_partition(files))
+            for group in groups_to_merge(part, are_clustered=bool(cluster_by))
+        ]
         return _Plan(version, rows, cluster_by, groups, checkpoint_interval(table))
 
     def _look_for_rivals(self, version: int) -> None:
@@ -401,14 +405,17 @@ class _Reader:
 
     def split(self, group: Sequence[TableFile], cluster_by: list[str]) -> Split | None:
         """Return how the rows of a group are divided into files, by a sample of them."""
-        parts = sum(file.size_bytes for file in group) // _CLUSTER_BYTES
-        step = max(1, sum(file.rows for file in group) // _MOST_SAMPLED)
-        samples = []
+        size_bytes, count = sum(file.size_bytes for file in group), sum(file.rows for file in group)
+        parts = min(max(size_bytes // _CLUSTER_BYTES, count // _CLUSTER_ROWS), _MOST_CLUSTERS)
+        step = max(1, count // _MOST_SAMPLED)
+        samples: list[pa.Table] = []
         for file in group:
             for rows in self._rows_of(file.name):
-                every = np.arange(0, rows.num_rows, step)
-                samples.append(_columns_at(to_file(rows.take(pa.array(every))), cluster_by))
-        return split_of(pa.concat_tables(samples, promote_options="permissive"), min(parts, _MOST_CLUSTERS))
+                samples.append(_columns_at(to_file(rows.take(pa.array(np.arange(0, rows.num_rows, step)))), cluster_by))
+            if sum(sample.nbytes for sample in samples) > _MOST_SAMPLE_BYTES:
+                step *= 2
+                samples = [sample.take(pa.array(np.arange(0, sample.num_rows, 2))) for sample in samples]
+        return split_of(pa.concat_tables(samples, promote_options="permissive"), parts)
 
     def _fitting(
         self, group: Sequence[TableFile], size_of: Callable[[list[int]], int], most_bytes: int

@@ -583,9 +583,14 @@ class Table:
         reasons = self._reasons(existing, self.schema)
         if reasons:
             raise TableError(
-                f"the table at {self.path} has {', '.join(reasons)}, which this writer cannot honour; start again with "
-                "[delta] writer = auto, or use another path"
+                f"the table at {self.path} has {', '.join(reasons)}, which this writer cannot honour; {self._way_out(reasons)}"
             )
+
+    def _way_out(self, reasons: list[str]) -> str:
+        """Return what to do about features that the files of tasks cannot honour."""
+        if CLUSTERED.issuperset(reasons):
+            return "set cluster_by again, or use another path"
+        return "start again with [delta] writer = auto, without [[tables]] and cluster_by, or use another path"
 
     def _check_partitions(self, existing: DeltaTable) -> None:
         """Check a table that is to be partitioned.

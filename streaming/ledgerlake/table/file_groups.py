@@ -7,14 +7,17 @@ them. Files between them do no harm if they have rows of other topic partitions 
 A file that another writer made, for example by a deletion, has rows from somewhere before its
 commit. So files before it are not merged any more, unless they have other topic partitions.
 
-Files have levels by their size. A group has files of one level or of lower ones, at least eight:
+Files have levels by their size. A group has at least eight files of one level, and those of lower
+levels between them:
 
     level   less than          rows          a group has
     0       1 MiB              16,384        up to 1,000 files, 16 MiB together
     1       8 MiB              131,072       up to 16 of level 1, 32 files, 128 MiB together
     2       64 MiB             1,048,576     up to 16 of level 2, 32 files, 1 GiB together
 
-Larger files stay as they are. A commit with more than a group may have stays as it is, too.
+Larger files stay as they are. A commit with more than a group may have stays as it is, too. Of a
+clustered table, a group of the last level waits until it has enough for several files, 256 MiB or
+four million rows, or can get no more.
 """
 
 from __future__ import annotations
@@ -39,6 +42,9 @@ _MOST_BYTES = (16 * _MIB, 128 * _MIB, 1024 * _MIB)
 
 # The level of the largest files that are merged.
 LAST_LEVEL = len(_LEVELS) - 1
+
+# What a last group of a clustered table has at least.
+_CLUSTERED_BYTES, _CLUSTERED_ROWS = 256 * _MIB, 4 * _MIB
 
 # Files of messages that large have few rows, and take much memory to merge.
 _LARGE_ROW_BYTES = _MIB
@@ -81,19 +87,29 @@ class TableFile:
         return any(_overlap(self.bounds, other.bounds) for other in others)
 
 
-def groups_to_merge(files: Sequence[TableFile]) -> list[list[TableFile]]:
+def groups_to_merge(files: Sequence[TableFile], *, are_clustered: bool = False) -> list[list[TableFile]]:
     """Return groups of files that are to become one file each, of the lowest level that has any.
 
     Args:
         files: those of a table, or of one partition of it.
+        are_clustered: the table is clustered, so a group of the last level becomes several files.
     """
     in_order = sorted(files, key=attrgetter("modified_ms", "name"))
     foreign = [file for file in in_order if file.is_foreign]
     for level in range(len(_LEVELS)):
-        groups = [group for group in _runs(in_order, foreign, level) if len(group) >= _FEWEST_FILES]
+        runs = _runs(in_order, foreign, level)
+        if are_clustered and level == LAST_LEVEL and not _is_enough(runs[-1]):
+            del runs[-1]
+        groups = [run for run in runs if sum(file.level == level for file in run) >= _FEWEST_FILES]
         if groups:
             return groups
     return []
+
+
+def _is_enough(run: Sequence[TableFile]) -> bool:
+    """Return whether a run has enough for several files of a clustered table."""
+    size_bytes, rows = sum(file.size_bytes for file in run), sum(file.rows for file in run)
+    return size_bytes >= _CLUSTERED_BYTES or rows >= _CLUSTERED_ROWS
 
 
 def _runs(files: Sequence[TableFile], foreign: Sequence[TableFile], level: int) -> list[list[TableFile]]:

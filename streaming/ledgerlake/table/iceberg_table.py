@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -57,6 +58,9 @@ _PROPERTIES = {
     "write.metadata.previous-versions-max": "20",
 }
 
+# Settings whose values no error hides.
+_SHOWN_SETTINGS = ("type", "uri", "warehouse")
+
 # How many old snapshots are there before they are removed together.
 _SNAPSHOTS_AT_ONCE = 20
 
@@ -84,6 +88,7 @@ class IcebergTable:
         self._catalog: Catalog | None = None
         self._followed: int | None = None
         self._delta: DeltaTable | None = None
+        self._opened_with: dict[str, str] | None = None
 
     def follow(self) -> int | None:
         """Bring the Iceberg table to the current version of the Delta table; return that version,
@@ -117,8 +122,12 @@ class IcebergTable:
         return self._followed
 
     def _current(self) -> DeltaTable | None:
+        keys = self.place.delta_options()
+        if keys != self._opened_with:
+            # Both libraries keep the keys with which they opened a table.
+            self._delta = self._catalog = None
         if self._delta is None:
-            self._delta = existing_table(self.place)
+            self._delta, self._opened_with = existing_table(self.place), keys
         else:
             self._delta.update_incremental()
         return self._delta
@@ -175,10 +184,17 @@ class IcebergTable:
 
     def _redacted(self, reason: str) -> str:
         """Return a reason without the secrets that a library may quote."""
-        for value in self._settings.values():
-            secret = read_variable(value)
-            reason = reason if secret == value else reason.replace(secret, "*****")
+        for secret in sorted(self._secrets(), key=len, reverse=True):
+            reason = reason.replace(secret, "*****")
         return reason
+
+    def _secrets(self) -> Iterator[str]:
+        for name, text in self._settings.items():
+            value = read_variable(text).strip()
+            url = urlsplit(value)
+            yield from (part for part in (url.password, url.query) if part)
+            if value and (value != text or name not in _SHOWN_SETTINGS):
+                yield value
 
     def _step(self, table: Table, delta: DeltaTable) -> None:
         """Commit the difference between the tables as one snapshot."""
@@ -193,12 +209,16 @@ class IcebergTable:
             with update.overwrite() if removed else update.merge_append() as snapshot:
                 for file in removed:
                     snapshot.delete_data_file(file)
-                for added in self._described(transaction, new):
+                for added in self._described(transaction, new, set(delta.metadata().partition_columns)):
                     snapshot.append_data_file(added)
         self._remove_old(table)
 
-    def _described(self, transaction: Transaction, names: list[str]) -> Iterator[DataFile]:
-        """Yield Iceberg's entries of files, with the bounds in their footers."""
+    def _described(self, transaction: Transaction, names: list[str], partition_columns: set[str]) -> Iterator[DataFile]:
+        """Yield Iceberg's entries of files, with the bounds in their footers.
+
+        Raises:
+            TableError: a file lacks a partition column, since another writer made it.
+        """
         from pyiceberg.io import pyarrow as files
         from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 
@@ -211,6 +231,12 @@ class IcebergTable:
             place = self.place / name
             filesystem = place.filesystem()
             footer = pq.read_metadata(place.root, filesystem=filesystem)
+            missing = partition_columns - set(footer.schema.to_arrow_schema().names)
+            if missing:
+                raise TableError(
+                    f"the Iceberg table {self.name} cannot follow the table at {self.place}, because another writer's file {name} lacks "
+                    f"the partition column {min(missing)}; remove iceberg_table"
+                )
             left_out = {number: replace(columns[number], mode=none) for number in _without_bounds(footer, ids)}
             statistics = files.data_file_statistics_from_parquet_metadata(footer, columns | left_out, ids)
             return DataFile.from_args(
@@ -253,15 +279,29 @@ class IcebergTable:
 
 
 def _without_bounds(footer: pq.FileMetaData, ids: dict[str, int]) -> Iterator[int]:
-    """Yield the columns of a file of which a row group has no bounds: ours have those that readers
-    need.
+    """Yield the columns of a file of which a row group has no bounds, or bounds that Python cannot
+    have. Our files have bounds of the columns that readers need, and Parquet leaves out those of
+    long texts.
     """
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
         for position in range(group.num_columns):
             column = group.column(position)
-            if not column.is_stats_set:
+            if not _has_bounds(column):
                 yield ids[column.path_in_schema]
+
+
+def _has_bounds(column: pq.ColumnChunkMetaData) -> bool:
+    statistics = column.statistics if column.is_stats_set else None
+    if statistics is None:
+        return False
+    if not statistics.has_min_max:
+        # A column of nulls has none, and needs none.
+        return bool(statistics.has_null_count and statistics.null_count == column.num_values)
+    try:
+        return statistics.min is not None and statistics.max is not None
+    except (OverflowError, ValueError, pa.ArrowException):
+        return False
 
 
 class _IdsOfPaths(dict[str, int]):

@@ -39,6 +39,8 @@ class OwnCommit:
         operation, parameters: for the history.
         read_version: the version of the table from which the actions follow.
         more: further fields of ``commitInfo``.
+        is_blind: the actions do not depend on what the table has, so a concurrent ``DELETE`` of
+            another writer may pass.
     """
 
     def __init__(
@@ -49,6 +51,8 @@ class OwnCommit:
         read_version: int,
         actions: Sequence[Action],
         more: dict[str, Any] | None = None,
+        *,
+        is_blind: bool = False,
     ) -> None:
         self._path = path
         self._attempt = uuid.uuid4().hex
@@ -57,7 +61,7 @@ class OwnCommit:
             "operation": operation,
             "operationParameters": parameters,
             "readVersion": read_version,
-            "isBlindAppend": False,
+            "isBlindAppend": is_blind,
             "engineInfo": ENGINE,
             _ATTEMPT: self._attempt,
             **(more or {}),
@@ -91,15 +95,20 @@ class OwnCommit:
 
         Raises:
             OSError: the store does not do what it is asked, and it is not known whether the commit
-                landed.
+                landed. Or the log was cleaned meanwhile, so that a missing file is no free version.
         """
+        before = commit_file(self._path, version - 1)
+        before.check_exists()
         try:
-            return self.create(version) or self.is_at(version)
+            has_landed = self.create(version) or self.is_at(version)
         except OSError:
             with contextlib.suppress(FileNotFoundError, ValueError):
                 if self.is_at(version):
                     return True
             raise
+        if has_landed:
+            before.check_exists()
+        return has_landed
 
 
 def checkpoint_interval(table: DeltaTable) -> int:

@@ -23,7 +23,7 @@ from deltalake.exceptions import DeltaError
 from ledgerlake.decode.record_columns import PULSAR_COLUMN, united
 from ledgerlake.decode.record_rows import rows_schema
 from ledgerlake.errors import TableError, refuse_newer
-from ledgerlake.table.delta_table import Table, is_metadata_conflict
+from ledgerlake.table.delta_table import CLUSTERED, Table, is_metadata_conflict
 from ledgerlake.table.layout import file_schema, record_of, rows_of_table
 
 if TYPE_CHECKING:
@@ -171,7 +171,8 @@ class RecordTable(Table):
         reasons = self._reasons(existing, nullable)
         if reasons:
             raise TableError(
-                f"the table at {self.path} has {', '.join(reasons)}, which a table of records cannot honour; use another path"
+                f"the table at {self.path} has {', '.join(reasons)}, which a table of records cannot honour; "
+                f"{'set cluster_by again, or ' if CLUSTERED.issuperset(reasons) else ''}use another path"
             )
 
 
