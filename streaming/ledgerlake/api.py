@@ -12,6 +12,7 @@ from ledgerlake.pipeline.progress import lags_of
 from ledgerlake.pipeline.streams import messages, rejects
 from ledgerlake.publish.datasource import LedgerlakeDataSource
 from ledgerlake.publish.large_messages import LargeMessageProducer
+from ledgerlake.publish.schedules import Schedules
 from ledgerlake.runtime.session import start_session
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "LargeMessageProducer",
     "LedgerlakeDataSource",
     "Pipeline",
+    "Schedules",
     "lags_of",
     "load_config",
     "messages",

@@ -129,8 +129,10 @@ def _judge_summary(data: bytes) -> int:
 
 
 def _judge_cancels(data: bytes) -> int:
-    cancels = cancels_from_json(_text(data))
-    assert cancels_from_json(cancels_to_json(cancels.all)).all == cancels.all
+    cancels, marked = cancels_from_json(_text(data))
+    again, marked_again = cancels_from_json(cancels_to_json(cancels.all, marked))
+    assert again.all == cancels.all
+    assert marked_again.to_fields() == marked.to_fields()
     cancels.is_cancelled(Position(7, 3), -1, "k", 1_800_000_000_000)
     cancels.needed_after(1_700_000_000_000)
     assert len(cancels.keys) + len(cancels.positions) <= len(cancels)

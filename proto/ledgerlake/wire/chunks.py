@@ -36,6 +36,7 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import broker_time_ms, delivery_time_ms, encode_entry, parse_entry, text_of
 from ledgerlake.wire.limits import MAX_CHUNK_NAME_BYTES, MAX_CHUNKS
 from ledgerlake.wire.message_id import MessageId, Position, parse_message_id
+from ledgerlake.wire.schedules import SCHEDULE_PROPERTY, schedule_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,7 +50,7 @@ class Marker:
     """The chunks of one message, in order, as its producer listed them.
 
     ``time_ms`` is the broker's time of the marker, None if unknown. ``deliver_ms`` is the delivery
-    time of the message, None if it has none.
+    time of the message, None if it has none, and ``schedule_id`` the id of its schedule, if any.
     """
 
     producer_name: str
@@ -57,6 +58,7 @@ class Marker:
     positions: tuple[Position, ...]
     time_ms: int | None
     deliver_ms: int | None = None
+    schedule_id: str | None = None
 
 
 def chunk_limit_bytes(metadata: pb.MessageMetadata, size: int, max_entry_bytes: int) -> int:
@@ -130,7 +132,7 @@ def encode_marker(chunks: pb.MessageMetadata, sequence_id: int, positions: list[
         publish_time=chunks.publish_time,
         uuid=f"{chunks.producer_name}-{chunks.sequence_id}",
         num_chunks_from_msg=1,
-        properties=[promise()],
+        properties=[promise(), *(entry for entry in chunks.properties if entry.key == SCHEDULE_PROPERTY)],
     )
     if chunks.HasField("deliver_at_time"):
         metadata.deliver_at_time = chunks.deliver_at_time
@@ -164,7 +166,7 @@ def parse_marker(raw: bytes | memoryview) -> Marker:
 
     Raises:
         CorruptEntryError: the checksum is wrong, or the marker is malformed or has an unknown
-            version.
+            version, or names a bad schedule.
     """
     entry = parse_entry(raw)
     metadata = entry.metadata
@@ -181,7 +183,8 @@ def parse_marker(raw: bytes | memoryview) -> Marker:
     if len(set(positions)) != len(positions) or len(positions) < 2:
         raise CorruptEntryError("a marker lists two chunks at least, each once", reason="malformed_marker")
     producer_name, uuid = chunk_names(metadata, "malformed_marker")
-    return Marker(producer_name, uuid, positions, broker_time_ms(entry), delivery_time_ms(entry))
+    schedule_id = schedule_of(metadata).schedule_id
+    return Marker(producer_name, uuid, positions, broker_time_ms(entry), delivery_time_ms(entry), schedule_id)
 
 
 def _position(text: object) -> Position:

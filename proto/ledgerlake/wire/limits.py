@@ -53,6 +53,9 @@ MAX_TASK_EVENT_BYTES = 256 * 1024 * 1024
 MAX_TASK_CANCELS = 20_000
 MAX_TASK_CANCEL_BYTES = 4 * 1024 * 1024
 
+# The longest id of a schedule.
+MAX_SCHEDULE_CHARACTERS = 200
+
 
 def message_limit_bytes(announced: int | None) -> int:
     """Return the largest message of a peer by the size that it announced; the default if that is

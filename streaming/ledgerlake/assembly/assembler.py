@@ -10,11 +10,20 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from ledgerlake.assembly.rules import ChunkedMessageKey, Deliver, Effect, IncompleteMessages, Reject, Retain, Spill
+from ledgerlake.assembly.rules import (
+    Chunk,
+    ChunkedMessageKey,
+    Deliver,
+    Effect,
+    IncompleteMessages,
+    Reject,
+    Retain,
+    Spill,
+)
 from ledgerlake.decode.messages import WHOLE_BATCH, BatchRange
 
 if TYPE_CHECKING:
-    from ledgerlake.assembly.rules import Chunk, IncompleteMessage, Limits
+    from ledgerlake.assembly.rules import IncompleteMessage, Limits
     from ledgerlake.wire.chunks import Marker
     from ledgerlake.wire.message_id import Position
 
@@ -43,6 +52,9 @@ class Assembled:
     ``deliver_ms`` is the requested time, set if the message must still be delayed. ``delivered_ms``
     is the release time, set once it is due; ``outputs`` is then as in ``DueEntries``.
 
+    ``schedule_id`` is the id of its schedule, if any, and ``stored_ms`` the time when it was stored.
+    ``clock_ms`` is as in ``DueEntries``.
+
     ``known``, if ``entries`` is None: the chunks that become rejects if the message cannot be read.
     A marker may have listed other entries, which belong to other messages or were never read.
     """
@@ -54,6 +66,9 @@ class Assembled:
     outputs: Mapping[str, Position] = field(default_factory=dict)
     key: ChunkedMessageKey | None = None
     known: tuple[Position, ...] = ()
+    schedule_id: str | None = None
+    stored_ms: int = 0
+    clock_ms: int | None = None
 
 
 @dataclass(frozen=True)
@@ -80,13 +95,14 @@ class DueEntries:
 
     ``outputs`` are the outputs beside the table, with their mark-delete positions: an output does
     not get messages up to its position. ``first_entry`` says which messages of the first entry are
-    due.
+    due. ``clock_ms`` is the time of the micro-batch, None if it has none.
     """
 
     frames: Entry
     delivered_ms: int
     outputs: Mapping[str, Position]
     first_entry: BatchRange = WHOLE_BATCH
+    clock_ms: int | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +112,7 @@ class DuePositions:
     positions: list[Position]
     delivered_ms: int
     outputs: Mapping[str, Position]
+    clock_ms: int | None = None
 
 
 Outcome = Assembled | Rejected | RejectedPositions | DueEntries | DuePositions
@@ -125,14 +142,14 @@ class Assembly:
     def arrive(self, chunk: Chunk) -> Iterator[Outcome]:
         """Add a chunk; yield what it completes or rejects."""
         effects = self.pending.arrive(chunk)
-        yield from self._apply(effects, chunk.deliver_ms)
+        yield from self._apply(effects, chunk)
         if Retain(chunk.position) not in effects and not any(_takes_entries(effect) for effect in effects):
             self._kept_entries.drop(chunk.position)
 
     def apply_marker(self, marker: Marker) -> Iterator[Outcome]:
         """Apply a marker; yield the message that it completes, or rejects."""
         effects = self.pending.apply_marker(ChunkedMessageKey(marker.producer_name, marker.uuid), marker.positions)
-        yield from self._apply(effects, marker.deliver_ms)
+        yield from self._apply(effects, marker)
 
     def supersede(self, key: ChunkedMessageKey) -> Iterator[Outcome]:
         """Reject the incomplete message of a key, because a message of that key began elsewhere."""
@@ -146,15 +163,23 @@ class Assembly:
         """Reject the messages that are too old at a time."""
         yield from self._apply(self.pending.expire(now_ms))
 
-    def _apply(self, effects: list[Effect], deliver_ms: int | None = None) -> Iterator[Outcome]:
+    def _apply(self, effects: list[Effect], completed_by: Chunk | Marker | None = None) -> Iterator[Outcome]:
         for effect in effects:
             if isinstance(effect, Spill):
                 for position in effect.positions:
                     self._kept_entries.drop(position)
             elif isinstance(effect, Deliver):
                 entries = None if effect.reread else map(self._kept_entries.take, effect.positions)
-                delayed_until_ms = deliver_ms if self._delays_messages else None
-                yield Assembled(effect.positions, entries, delayed_until_ms, key=effect.key, known=effect.known)
+                delayed_until_ms = completed_by.deliver_ms if completed_by and self._delays_messages else None
+                yield Assembled(
+                    effect.positions,
+                    entries,
+                    delayed_until_ms,
+                    key=effect.key,
+                    known=effect.known,
+                    schedule_id=completed_by.schedule_id if completed_by else None,
+                    stored_ms=_stored_ms(completed_by),
+                )
                 # A message that is read again has no kept entries, and a marker may have listed
                 # chunks of other messages.
                 if delayed_until_ms is None and not effect.reread:
@@ -164,6 +189,17 @@ class Assembly:
                 yield Rejected(
                     effect.reason, [(position, self._kept_entries.take(position)) for position in effect.positions]
                 )
+
+
+def _stored_ms(completed_by: Chunk | Marker | None) -> int:
+    """Return when a message was stored, by its last chunk or its marker; by the producer's clock if
+    the broker gives no time.
+    """
+    if completed_by is None:
+        return 0
+    if completed_by.time_ms is None:
+        return completed_by.publish_ms if isinstance(completed_by, Chunk) else 0
+    return completed_by.time_ms
 
 
 def _takes_entries(effect: Effect) -> bool:

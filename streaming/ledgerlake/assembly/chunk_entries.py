@@ -9,6 +9,7 @@ from ledgerlake.errors import CorruptEntryError
 from ledgerlake.wire.chunks import Marker, chunk_names, has_promise, parse_marker
 from ledgerlake.wire.entry import broker_time_ms, delivery_time_ms, parse_entry
 from ledgerlake.wire.message_id import Position
+from ledgerlake.wire.schedules import schedule_of
 
 
 def read_alone(kind: PieceKind, raw: bytes | memoryview, position: Position) -> Chunk | Marker:
@@ -30,7 +31,7 @@ def read_chunk(raw: bytes | memoryview, position: Position) -> Chunk:
     """Return the chunk in an entry.
 
     Raises:
-        CorruptEntryError: bad checksum, malformed, or with a name that is too long.
+        CorruptEntryError: bad checksum, malformed, with a name that is too long, or with a bad schedule.
     """
     entry = parse_entry(raw)
     metadata = entry.metadata
@@ -47,6 +48,7 @@ def read_chunk(raw: bytes | memoryview, position: Position) -> Chunk:
         publish_ms=_signed(metadata.publish_time),
         has_marker=has_promise(metadata),
         deliver_ms=delivery_time_ms(entry),
+        schedule_id=schedule_of(metadata).schedule_id,
     )
 
 

@@ -94,7 +94,7 @@ class Chunk:
     ``time_ms`` is the broker's time, None if the broker gives none. ``publish_ms`` is the
     producer's time, which tells messages with the same uuid apart and is never used as the clock.
     ``has_marker`` says whether the chunk promises a marker. ``deliver_ms`` is the requested
-    delivery time, if any.
+    delivery time, if any, and ``schedule_id`` the id of the message's schedule.
     """
 
     key: ChunkedMessageKey
@@ -107,6 +107,7 @@ class Chunk:
     publish_ms: int
     has_marker: bool = False
     deliver_ms: int | None = None
+    schedule_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

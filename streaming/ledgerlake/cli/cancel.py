@@ -19,13 +19,14 @@ def add(commands: Commands) -> None:
         commands,
         "cancel",
         _cancel,
-        "cancel delayed messages that wait, by message id or by key",
+        "cancel delayed messages that wait, by message id, by key, or by the id of a schedule",
         "ledgerlake cancel orders.toml --key order-17",
     )
     command.add_argument("config", metavar="CONFIG")
     target = command.add_mutually_exclusive_group(required=True)
     target.add_argument("--id", help="the message's id, such as 12:345")
     target.add_argument("--key", help="every waiting message with this key")
+    target.add_argument("--schedule", metavar="ID", help="the waiting message of the schedule with this id")
 
 
 def _cancel(options: argparse.Namespace) -> int:
@@ -33,8 +34,10 @@ def _cancel(options: argparse.Namespace) -> int:
     from ledgerlake.publish.cancel import cancel
 
     config = load_config(options.config)
-    by: Literal["id", "key"] = "id" if options.id is not None else "key"
-    target = options.id if by == "id" else options.key
+    by: Literal["id", "key", "schedule"] = next(
+        name for name in ("id", "key", "schedule") if getattr(options, name) is not None
+    )
+    target = getattr(options, by)
     names = cancel(config, by, target)
     result = {"by": by, "target": target, "topics": names}
     print(json.dumps(result) if options.json else f"cancel of {by} {target} stored in {', '.join(names)}")

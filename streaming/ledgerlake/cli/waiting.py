@@ -30,6 +30,7 @@ def add(commands: Commands) -> None:
     command.add_argument("config", metavar="CONFIG")
     command.add_argument("--due-before", metavar="TIME", help="only messages that are due before that ISO time")
     command.add_argument("--key", help="only messages with that key")
+    command.add_argument("--schedule", metavar="ID", help="only the message of the schedule with that id")
     command.add_argument("-n", "--count", type=int, default=20, help="how many are listed at most (default: 20)")
     command.add_argument("--by", choices=_SPANS_MS, help="count all of them by the span in which they are due")
     add_spark(command)
@@ -41,8 +42,8 @@ def _waiting(options: argparse.Namespace) -> int:
 
     if options.count < 1:
         raise UsageError("--count must be at least 1")
-    if options.by and (options.key or options.due_before):
-        raise UsageError("--by counts all messages; leave out --key and --due-before")
+    if options.by and (options.key or options.due_before or options.schedule):
+        raise UsageError("--by counts all messages; leave out --key, --schedule and --due-before")
     due_before_ms = None if options.due_before is None else parse_time_ms(options.due_before, "--due-before")
     config = load_config(options.config)
     spark = start_spark(f"ledgerlake waiting {config.stream.name}", config, options)
@@ -53,7 +54,7 @@ def _waiting(options: argparse.Namespace) -> int:
         return 0
     from ledgerlake.inspect.waiting_rows import waiting
 
-    rows = waiting(spark, config, due_before_ms)
+    rows = waiting(spark, config, due_before_ms, options.schedule)
     if options.key is not None:
         rows = rows.where(rows.key == options.key)
     order = ("deliver_at", "topic", "partition", "ledger_id", "entry_id", "batch_index")

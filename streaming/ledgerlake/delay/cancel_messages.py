@@ -28,14 +28,27 @@ def find_cancels(messages: pa.RecordBatch) -> Iterator[Cancel]:
     The cancel of a message without a known time has the time 0 (1970).
     """
     properties = messages["properties"]
-    if not len(properties.keys):
-        return
-    places = np.flatnonzero(pc.equal(properties.keys, CANCEL_PROPERTY).to_numpy(zero_copy_only=False))
-    rows = np.unique(np.searchsorted(properties.offsets.to_numpy(), places, "right") - 1)
-    for row in rows[(rows >= 0) & (rows < len(properties))].tolist():
+    for row in rows_with_property(properties, [CANCEL_PROPERTY]):
         cancel = _cancel(messages, row, dict(properties[row].as_py()))
         if cancel is not None:
             yield cancel
+
+
+def rows_with_property(properties: pa.MapArray, names: list[str]) -> list[int]:
+    """Return the rows that have a property of one of some names."""
+    if not len(properties.keys):
+        return []
+    places = np.flatnonzero(pc.is_in(properties.keys, pa.array(names)).to_numpy(zero_copy_only=False))
+    rows = np.unique(np.searchsorted(properties.offsets.to_numpy(), places, "right") - 1)
+    kept: list[int] = rows[(rows >= 0) & (rows < len(properties))].tolist()
+    return kept
+
+
+def stored_ms(messages: pa.RecordBatch, row: int) -> int:
+    """Return the time when a message was stored: the broker's, else the producer's, else 0 (1970)."""
+    times = [messages[name][row] for name in ("broker_timestamp", "publish_time")]
+    time_us: int = next((time.value for time in times if time.is_valid), 0)
+    return time_us // 1000
 
 
 def key_texts(messages: pa.RecordBatch) -> pa.Array:
@@ -53,10 +66,8 @@ def key_text(key: str | None, key_bytes: bytes | None) -> str | None:
 
 
 def _cancel(messages: pa.RecordBatch, row: int, properties: dict[str, str]) -> Cancel | None:
-    times = [messages[name][row] for name in ("broker_timestamp", "publish_time")]
-    time_us = next((time.value for time in times if time.is_valid), 0)
     position = Position(messages["ledger_id"][row].as_py(), messages["entry_id"][row].as_py())
-    return parse_cancel(properties[CANCEL_PROPERTY], position, time_us // 1000)
+    return parse_cancel(properties[CANCEL_PROPERTY], position, stored_ms(messages, row))
 
 
 class TaskCancels:

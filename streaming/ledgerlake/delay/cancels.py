@@ -4,6 +4,8 @@ delivered after all.
     id=LEDGER:ENTRY[:BATCH]   the message that stands there (of a large one: its last chunk, or both as ``first;last``);
                               without ``BATCH`` all messages of a batch
     key=KEY                   every message with that key; of a binary key its base64 text
+    schedule=ID               the message that waits under that id; ``delay.schedules`` has its rules, and no such cancel is
+                              kept
 
 Rules kept here:
   - A cancel hits messages that are delayed when it is stored: messages before it that are due after
@@ -12,23 +14,25 @@ Rules kept here:
     several have one target, those are kept that hit a message that the others do not; if the broker
     gives the time, that is the last one.
 
-Version 1 had no ``BATCH``.
+Version 1 had no ``BATCH``, version 2 no marked positions (``delay.schedules``).
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from ledgerlake.delay.schedules import MarkedPositions
 from ledgerlake.errors import UsageError
 from ledgerlake.stored.fields import parse_stored, stored
+from ledgerlake.wire.limits import MAX_SCHEDULE_CHARACTERS
 from ledgerlake.wire.message_id import ChunkMessageId, MessageId, Position, parse_message_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-VERSION = 2
+VERSION = 3
 CANCEL_PROPERTY = "ledgerlake.cancel"
 
 # Of one topic partition: the number of cancels, and the bytes of their targets.
@@ -38,11 +42,11 @@ MOST_CANCEL_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """A request to cancel, stored at ``position`` at ``time_ms``; ``target`` is a message id's text
-    or a key.
+    """A request to cancel, stored at ``position`` at ``time_ms``; ``target`` is a message id's text,
+    a key, or the id of a schedule.
     """
 
-    by: Literal["id", "key"]
+    by: Literal["id", "key", "schedule"]
     target: str
     position: Position
     time_ms: int
@@ -53,10 +57,12 @@ class Cancel:
 
 
 def parse_cancel(text: str, position: Position, time_ms: int) -> Cancel | None:
-    """Return the cancel in a property's value; None if it names neither an id nor a key."""
+    """Return the cancel in a property's value; None if it names no target."""
     by, _, target = text.partition("=")
     if by == "key" and target:
         return Cancel("key", target, position, time_ms)
+    if by == "schedule" and 1 <= len(target) <= MAX_SCHEDULE_CHARACTERS:
+        return Cancel("schedule", target, position, time_ms)
     if by != "id":
         return None
     try:
@@ -132,16 +138,20 @@ def _needed(cancels: list[Cancel], now_ms: int) -> list[Cancel]:
     return needed
 
 
-def cancels_to_json(cancels: Iterable[Cancel]) -> str:
-    return json.dumps({"version": VERSION, "cancels": [asdict(cancel) for cancel in cancels]})
+def cancels_to_json(cancels: Iterable[Cancel], marked: MarkedPositions | None = None) -> str:
+    fields = {} if marked is None else marked.to_fields()
+    return json.dumps({"version": VERSION, "cancels": [asdict(cancel) for cancel in cancels], "marked": fields})
 
 
-def cancels_from_json(text: str) -> Cancels:
-    """Read cancels.
+def cancels_from_json(text: str) -> tuple[Cancels, MarkedPositions]:
+    """Read cancels, and the marked positions that are stored with them.
 
     Raises:
         OffsetError: a newer release wrote it, or it is damaged.
     """
-    return Cancels(
-        parse_stored(text, "cancels", lambda fields, _version: stored(list[Cancel], fields["cancels"]), VERSION)
-    )
+    return parse_stored(text, "cancels", _from_fields, VERSION)
+
+
+def _from_fields(fields: dict[str, Any], version: int) -> tuple[Cancels, MarkedPositions]:
+    marked = MarkedPositions.from_fields(fields["marked"]) if version > 2 else MarkedPositions()
+    return Cancels(stored(list[Cancel], fields["cancels"])), marked

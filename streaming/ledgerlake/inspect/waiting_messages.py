@@ -74,7 +74,7 @@ def waiting_messages(spark: SparkSession, config: Config) -> list[WaitingMessage
     """
     now_ms, batch_id = int(time.time() * 1000), last_batch(config)
     cancels = {
-        _source(row): len(cancels_from_json(row.value["cancels"]))
+        _source(row): len(cancels_from_json(row.value["cancels"])[0])
         for row in read_state(spark, config, "cancels", batch_id).collect()
     }
     metadata = _metadata(spark, config, batch_id)

@@ -2,7 +2,7 @@
 
 They are read from the checkpoint, and the pipeline may run meanwhile. Tasks decode the blocks of
 the buckets (see ``operators.bucket_storage``), so memory is bounded however many messages wait.
-Messages that were cancelled are left out.
+Messages that were cancelled or replaced are left out.
 
 Rows have the columns of messages, without those that are known only at delivery. If the bytes of a
 message are not in its bucket, because it is large, was cut in two by a range, or stays in the topic
@@ -23,6 +23,7 @@ from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.delay.bucket import Record, record_from_json
 from ledgerlake.delay.cancels import Cancels, cancels_from_json
+from ledgerlake.delay.schedules import CANCELLED, REPLACED, MarkedPositions
 from ledgerlake.delay.segment import key_columns
 from ledgerlake.delay.snapshot import segment_from_bytes
 from ledgerlake.delay.storage import METADATA
@@ -32,6 +33,7 @@ from ledgerlake.operators.bucket_storage import segments_of_block
 from ledgerlake.operators.cancelled import cancelled_rows
 from ledgerlake.pipeline.checkpoint import Checkpoint
 from ledgerlake.wire.message_id import Position
+from ledgerlake.wire.schedules import SCHEDULE_PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -49,11 +51,14 @@ WAITING = pa.schema([field for field in schema.MESSAGES if field.name not in _UN
 _LARGEST_MS = 2**62
 
 
-def waiting(spark: SparkSession, config: Config, due_before_ms: int | None = None) -> DataFrame:
+def waiting(
+    spark: SparkSession, config: Config, due_before_ms: int | None = None, schedule_id: str | None = None
+) -> DataFrame:
     """Return the delayed messages that wait, in no order.
 
     Args:
         due_before_ms: only those that are due before that time.
+        schedule_id: only that of the schedule with this id, if its properties are known.
 
     Raises:
         SetupError: there is no checkpoint of a pipeline that has run.
@@ -75,10 +80,12 @@ def waiting(spark: SparkSession, config: Config, due_before_ms: int | None = Non
     columns = from_arrow_schema(WAITING)
     folder = config.delay_options.folder
     if folder is None:
-        return _blocks(spark, config, batch_id).mapInArrow(decoder.of_blocks, columns)
-    query_id = str(Checkpoint(config.checkpoint_place).log.query_id())
-    buckets = spark.createDataFrame(decoder.buckets, "topic string, partition int, bucket_id bigint")
-    return buckets.mapInArrow(lambda rows: decoder.of_folder(rows, folder, query_id), columns)
+        messages = _blocks(spark, config, batch_id).mapInArrow(decoder.of_blocks, columns)
+    else:
+        query_id = str(Checkpoint(config.checkpoint_place).log.query_id())
+        buckets = spark.createDataFrame(decoder.buckets, "topic string, partition int, bucket_id bigint")
+        messages = buckets.mapInArrow(lambda rows: decoder.of_folder(rows, folder, query_id), columns)
+    return messages if schedule_id is None else messages.where(messages.properties[SCHEDULE_PROPERTY] == schedule_id)
 
 
 def _source(row: Any) -> TopicPartition:
@@ -104,13 +111,13 @@ class _Decoder:
     """Decodes buckets in tasks.
 
     Args:
-        records, cancels: by topic partition.
+        records, cancels: by topic partition; the cancels with the marked positions.
         decoding: see ``SourceOptions.decoding``.
         until_ms: messages that are due then or later are left out.
     """
 
     records: dict[TopicPartition, Record]
-    cancels: dict[TopicPartition, Cancels]
+    cancels: dict[TopicPartition, tuple[Cancels, MarkedPositions]]
     decoding: Decoding
     until_ms: int
 
@@ -151,8 +158,10 @@ class _Decoder:
             return
         segment = segment_from_bytes(content).slice(bucket.offset if number == bucket.segment else 0)
         segment = segment.slice(0, int(np.searchsorted(key_columns(segment)[0], self.until_ms)))
+        cancels, marked = self.cancels.get(source, (Cancels(), MarkedPositions()))
+        is_ended = marked.are_marked(*key_columns(segment)[1:], (REPLACED, CANCELLED))
+        segment = segment.filter(pa.array(~is_ended))
         has_frame = segment.column(3).is_valid()
-        cancels = self.cancels.get(source, Cancels())
         yield from _positions(source, segment.filter(pc.invert(has_frame)), cancels)
         frames = b"".join(segment.column(3).drop_null().to_pylist())
         for decoded in decode_bundle(frames, source, **self.decoding) if frames else ():

@@ -12,6 +12,7 @@ from ledgerlake.decode.reference import key_of
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.cancel_messages import key_text, key_texts
+from ledgerlake.delay.schedules import CANCELLED
 from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import Position
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
     from ledgerlake.assembly.assembler import Entry
     from ledgerlake.delay.cancels import Cancels
-
-CANCELLED = "cancelled"
 
 
 def cancelled_rows(messages: pa.RecordBatch, cancels: Cancels) -> NDArray[np.bool_]:

@@ -9,7 +9,9 @@ State beside that of large messages:
     large      (historical name) (ledger, entry) -> a message whose bytes are in ``parts`` and not in a segment: a large
                message, with the position of its last chunk as the key, or an entry that a range cut
                in two. JSON with a version (``separately_stored``)
-    cancels    the cancels that are still needed, JSON with a version (``delay.cancels``)
+    cancels    the cancels that are still needed, and marks of positions, JSON with a version (``delay.cancels``)
+
+and those of schedules by id (``operators.schedule_state``).
 
 An entry is stored once, in a segment with its neighbours in time; merging buckets moves it. With
 ``reread`` only its position is stored, and the entry is read from the topic when it is due. An
@@ -51,11 +53,14 @@ from ledgerlake.delay.cancels import (
     cancels_from_json,
     cancels_to_json,
 )
-from ledgerlake.delay.segment import INDEX_SCHEMA, frame_sizes, index_rows
+from ledgerlake.delay.schedules import CANCELLED, REPLACED, MarkedPositions, Schedules, WaitingMessage
+from ledgerlake.delay.segment import INDEX_SCHEMA, frame_sizes, index_rows, key_columns
 from ledgerlake.delay.tracker import DelayedTracker
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.bucket_folders import open_folder, query_id_of_task
 from ledgerlake.operators.bucket_storage import FolderStorage, StateStorage
+from ledgerlake.operators.rows import Scheduled
+from ledgerlake.operators.schedule_state import ScheduleState, StoredSchedules
 from ledgerlake.operators.separately_stored import (
     SeparatelyStored,
     separately_stored_from_json,
@@ -97,6 +102,15 @@ class DelayedSummary:
     oldest_to_reread: Position | None = None
 
 
+@dataclass(frozen=True)
+class _Release:
+    """What the messages have in common that a micro-batch releases (see ``DueEntries``)."""
+
+    delivered_ms: int
+    outputs: dict[str, Position]
+    clock_ms: int | None
+
+
 class DelayedState:
     """The state variables of delayed messages."""
 
@@ -105,6 +119,7 @@ class DelayedState:
         self.snapshots: MapState = handle.getMapState("snapshots", "bucket_id bigint, number int", "snapshot binary")
         self.large: MapState = handle.getMapState("large", "ledger_id bigint, entry_id bigint", "positions string")
         self.cancels: ValueState = handle.getValueState("cancels", "cancels string")
+        self.schedules = ScheduleState(handle)
 
 
 class StoredEntries(KeptEntries, Protocol):
@@ -141,10 +156,12 @@ class DelayedMessages:
         self._read_chunks = read_chunks
         self._tracker: DelayedTracker | None = None
         self._new_cancels: list[Cancel] = []
+        self._schedule_events: list[Scheduled | Cancel] = []
         self._due_partial: list[tuple[Position, BatchRange]] = []
         self._repeated: list[tuple[Position, Entry | None]] = []
         self._large_to_read: list[DelayedLargeMessage] = []
         self._rejected: list[RejectedPositions] = []
+        self._not_added: set[Position] = set()
 
     @cached_property
     def _stored_record(self) -> str | None:
@@ -162,6 +179,7 @@ class DelayedMessages:
             ids = zip(repeated.column(1).to_pylist(), repeated.column(2).to_pylist(), strict=True)
             positions = [Position(ledger_id, entry_id) for ledger_id, entry_id in ids]
             self._repeated += [(position, entries[position]) for position in positions]
+            self._not_added.update(positions)
 
     def add_large(self, message: DelayedLargeMessage) -> None:
         """Add a complete large message. If its chunks are not kept, ``release`` reads them from the
@@ -177,6 +195,7 @@ class DelayedMessages:
         is_known = self._load_separate(last.ledger_id, last.entry_id) is not None
         if is_known or self._open().add(index_rows([(message.deliver_ms, last.ledger_id, last.entry_id)])).num_rows:
             self._repeated += [(position, self._kept_entries.take(position)) for position in message.positions]
+            self._not_added.add(last)
             return
         if self._options.reread:
             for position in message.positions:
@@ -217,6 +236,7 @@ class DelayedMessages:
 
     def reject_large(self, message: DelayedLargeMessage, reason: str) -> None:
         """Reject a complete large message whose chunks must be read again."""
+        self._not_added.add(message.positions[-1])
         self._rejected.append(RejectedPositions(reason, message.known))
 
     def add_partial(self, position: Position, frame: bytes, batch_range: BatchRange) -> None:
@@ -242,7 +262,14 @@ class DelayedMessages:
         self._store_separate(position, SeparatelyStored((position,), True, joined))
 
     def cancel(self, cancel: Cancel) -> None:
-        self._new_cancels.append(cancel)
+        if cancel.by == "schedule":
+            self._schedule_events.append(cancel)
+        else:
+            self._new_cancels.append(cancel)
+
+    def schedule(self, scheduled: Scheduled) -> None:
+        """Add the schedule of a message, which was delivered at once or is added to the index."""
+        self._schedule_events.append(scheduled)
 
     def release(self, due_ms: int | None) -> Iterator[Outcome | Cancels]:
         """Yield the messages that are due by ``due_ms``, in order. If something is due and cancels
@@ -260,7 +287,10 @@ class DelayedMessages:
         if self._repeated:
             yield Rejected(DELAYED_KNOWN, self._repeated)
         stored_cancels = _read_value(self._state.cancels)
-        cancels = cancels_from_json(stored_cancels) if stored_cancels else Cancels()
+        cancels, marked = cancels_from_json(stored_cancels) if stored_cancels else (Cancels(), MarkedPositions())
+        store = StoredSchedules(self._state.schedules)
+        schedules = Schedules(store, marked)
+        self._apply_schedule_events(schedules)
         refused = self._add_cancels(cancels, tracker.last_due_ms)
         if refused:
             positions = dict.fromkeys(cancel.position for cancel in refused)
@@ -270,11 +300,15 @@ class DelayedMessages:
             if len(cancels):
                 yield cancels
             delivered_ms = max(cutoff_ms, int(time.time() * 1000))
+            release = _Release(delivered_ms, _outputs(tracker), due_ms)
             for position, batch_range in self._due_partial:
-                yield from self._take_partial(position, batch_range, delivered_ms, _outputs(tracker))
+                yield from self._take_partial(position, batch_range, release)
             for batch in _combine(tracker.take_due(cutoff_ms)):
-                yield from self._outcomes(batch, delivered_ms, tracker)
-        self._store_cancels(cancels.needed_after(cutoff_ms), stored_cancels)
+                messages, rejects = self._without_withheld(batch, schedules)
+                yield from rejects
+                yield from self._outcomes(messages, release)
+        store.save()
+        self._store_cancels(cancels.needed_after(cutoff_ms), marked, stored_cancels)
 
     def save(self) -> DelayedSummary:
         """Store the messages that have arrived as parts of buckets, and the record of all buckets;
@@ -331,8 +365,49 @@ class DelayedMessages:
                 cancels.add(replace(cancel, until_ms=until_ms))
         return refused
 
-    def _store_cancels(self, cancels: list[Cancel], stored: str | None) -> None:
-        text = cancels_to_json(cancels) if cancels else None
+    def _apply_schedule_events(self, schedules: Schedules) -> None:
+        """Apply the events in the order of their messages: a piece has its delayed entries apart from
+        the others.
+        """
+        for event in sorted(self._schedule_events, key=lambda event: event.position):
+            if isinstance(event, Cancel):
+                schedules.end(event.target, event.position, event.time_ms, CANCELLED)
+            elif event.deliver_ms is None:
+                schedules.end(event.schedule_id, event.position, event.time_ms, REPLACED)
+            elif event.position not in self._not_added:
+                schedules.put(event.schedule_id, WaitingMessage(event.position, event.time_ms, event.deliver_ms))
+
+    def _without_withheld(self, batch: pa.RecordBatch, schedules: Schedules) -> tuple[pa.RecordBatch, list[Outcome]]:
+        """Return due messages without those that are not to be delivered, and the rejects of these."""
+        _, ledger_ids, entry_ids = key_columns(batch)
+        marked = np.flatnonzero(schedules.marked.are_marked(ledger_ids, entry_ids)).tolist()
+        is_kept = np.ones(batch.num_rows, dtype=bool)
+        rejects: list[Outcome] = []
+        for row in marked:
+            position = Position(int(ledger_ids[row]), int(entry_ids[row]))
+            reason = schedules.release(position)
+            if reason is not None:
+                is_kept[row] = False
+                rejects.append(self._reject_due(reason, position, batch.column(3)[row].as_py()))
+        return batch.filter(pa.array(is_kept)) if rejects else batch, rejects
+
+    def _reject_due(self, reason: str, position: Position, frame: bytes | None) -> Outcome:
+        """Return the reject of a due message; ``frame`` is None if it is not in its segment."""
+        if frame is not None:
+            return Rejected(reason, list(entries_of(frame).items()))
+        message = self._load_separate(position.ledger_id, position.entry_id)
+        if message is None:
+            return Rejected(reason, [(position, None)])
+        self._state.large.removeKey((position.ledger_id, position.entry_id))
+        if not message.bytes_kept:
+            return RejectedPositions(reason, message.positions)
+        if message.batch_range is not None:
+            kept_frame = self._kept_entries.take(position)
+            return Rejected(reason, [(position, None)] if kept_frame is None else [*entries_of(kept_frame).items()])
+        return Rejected(reason, [(chunk, self._kept_entries.take(chunk)) for chunk in message.positions])
+
+    def _store_cancels(self, cancels: list[Cancel], marked: MarkedPositions, stored: str | None) -> None:
+        text = cancels_to_json(cancels, marked) if cancels or marked else None
         if text == stored:
             return
         if text is None:
@@ -340,20 +415,20 @@ class DelayedMessages:
         else:
             self._state.cancels.update((text,))
 
-    def _outcomes(self, batch: pa.RecordBatch, delivered_ms: int, tracker: DelayedTracker) -> Iterator[Outcome]:
-        outputs = _outputs(tracker)
+    def _outcomes(self, batch: pa.RecordBatch, release: _Release) -> Iterator[Outcome]:
         has_frame = batch.column(3).is_valid().to_pylist()
         for is_packed, group in groupby(range(batch.num_rows), has_frame.__getitem__):
             rows = list(group)
             messages = batch.slice(rows[0], len(rows))
             if is_packed:
-                yield from (DueEntries(frames, delivered_ms, outputs) for frames in _join_frames(messages))
+                yield from (
+                    DueEntries(frames, release.delivered_ms, release.outputs, clock_ms=release.clock_ms)
+                    for frames in _join_frames(messages)
+                )
             else:
-                yield from self._take_separate(messages, delivered_ms, outputs)
+                yield from self._take_separate(messages, release)
 
-    def _take_separate(
-        self, batch: pa.RecordBatch, delivered_ms: int, outputs: dict[str, Position]
-    ) -> Iterator[Outcome]:
+    def _take_separate(self, batch: pa.RecordBatch, release: _Release) -> Iterator[Outcome]:
         """Yield messages whose bytes are not in their segment: large ones, partial entries, and
         those that must be read from the topic.
         """
@@ -365,23 +440,28 @@ class DelayedMessages:
                 continue
             positions = message.positions
             if message.batch_range is not None:
-                yield from self._take_partial(positions[0], message.batch_range, delivered_ms, outputs)
+                yield from self._take_partial(positions[0], message.batch_range, release)
                 continue
             entries = map(self._kept_entries.take, positions) if message.bytes_kept else None
             known = () if message.bytes_kept else positions
             yield Assembled(
-                positions, entries, delivered_ms=delivered_ms, outputs=outputs, key=message.key, known=known
+                positions,
+                entries,
+                delivered_ms=release.delivered_ms,
+                outputs=release.outputs,
+                key=message.key,
+                known=known,
+                clock_ms=release.clock_ms,
             )
             self._state.large.removeKey((ledger_id, entry_id))
         for start in range(0, len(to_reread), _ROW_POSITIONS):
-            yield DuePositions(to_reread[start : start + _ROW_POSITIONS], delivered_ms, outputs)
+            positions_to_reread = to_reread[start : start + _ROW_POSITIONS]
+            yield DuePositions(positions_to_reread, release.delivered_ms, release.outputs, release.clock_ms)
 
-    def _take_partial(
-        self, position: Position, batch_range: BatchRange, delivered_ms: int, outputs: dict[str, Position]
-    ) -> Iterator[Outcome]:
+    def _take_partial(self, position: Position, batch_range: BatchRange, release: _Release) -> Iterator[Outcome]:
         frame = self._kept_entries.take(position)
         if frame is not None:
-            yield DueEntries(frame, delivered_ms, outputs, batch_range)
+            yield DueEntries(frame, release.delivered_ms, release.outputs, batch_range, release.clock_ms)
         if batch_range.until is None:
             self._state.large.removeKey((position.ledger_id, position.entry_id))
         else:

@@ -9,6 +9,7 @@ still incomplete.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from ledgerlake.assembly.assembler import Assembled, Assembly, Entry, Outcome, Rejected
@@ -30,6 +31,9 @@ _ALWAYS_REJECTED = (ChunkEvent.INVALID, ChunkEvent.TOO_LARGE)
 _EVENT_BYTES = 512
 _POSITION_BYTES = 96
 
+# The most bytes of a schedule's event as JSON without its id.
+_SCHEDULE_BYTES = 256
+
 
 class EventBudget:
     """The bytes that are left in a task's report, which is one value of Arrow."""
@@ -42,23 +46,37 @@ class EventBudget:
         left.
         """
         if isinstance(event, Chunk):
-            return self.take(event.key, 1)
-        return self.take(ChunkedMessageKey(event.producer_name, event.uuid), len(event.positions))
+            return self.take(event.key, 1, event.schedule_id)
+        key = ChunkedMessageKey(event.producer_name, event.uuid)
+        return self.take(key, len(event.positions), event.schedule_id)
 
-    def take(self, key: ChunkedMessageKey | None, positions: int) -> bool:
+    def take_schedule(self, schedule_id: str) -> bool:
+        """Reserve the bytes of a schedule's event; return False if there are too few left."""
+        return self._take_bytes(_SCHEDULE_BYTES + _text_bytes(schedule_id))
+
+    def take(self, key: ChunkedMessageKey | None, positions: int, schedule_id: str | None = None) -> bool:
         """Reserve the bytes of an event with that many positions; return False if there are too few
         left.
 
         Args:
             key: the event's key; None if the positions are added to an event that is there.
+            schedule_id: the id of a schedule in the event.
         """
         # JSON escapes a character with six bytes at most.
         name_bytes = 0 if key is None else _EVENT_BYTES + 6 * (len(key.producer_name) + len(key.uuid))
-        used_bytes = self._used_bytes + name_bytes + _POSITION_BYTES * positions
+        id_bytes = 0 if schedule_id is None else _text_bytes(schedule_id)
+        return self._take_bytes(name_bytes + id_bytes + _POSITION_BYTES * positions)
+
+    def _take_bytes(self, count: int) -> bool:
+        used_bytes = self._used_bytes + count
         if used_bytes > MAX_TASK_EVENT_BYTES:
             return False
         self._used_bytes = used_bytes
         return True
+
+
+def _text_bytes(text: str) -> int:
+    return len(json.dumps(text))
 
 
 class MemoryEntries:
@@ -84,7 +102,7 @@ class LocalAssembly:
 
     def __init__(self, limits: Limits, *, delays_messages: bool = False) -> None:
         self.events: list[TaskEvent] = []
-        self._budget = EventBudget()
+        self.budget = EventBudget()
         self._limits = limits
         self._kept_entries = MemoryEntries()
         self._assembly = Assembly(limits, self._kept_entries, delays_messages=delays_messages)
@@ -94,7 +112,7 @@ class LocalAssembly:
         incomplete = self._assembly.pending.find(chunk.key)
         event = classify(chunk, incomplete, self._limits)
         is_event = incomplete is None and event not in _ALWAYS_REJECTED
-        if not self._budget.take(chunk.key if is_event else None, 1):
+        if not self.budget.take(chunk.key if is_event else None, 1, chunk.schedule_id if is_event else None):
             return iter([Rejected("chunk_evicted", [(chunk.position, entry)])])
         if is_event and chunk.chunk_id != 0:
             self.events.append(chunk)
@@ -112,7 +130,7 @@ class LocalAssembly:
         if self._assembly.pending.find(key) is not None:
             return self._assembly.apply_marker(marker)
         # Without its marker a message expires, and its chunks are rejects.
-        if self._budget.take_event(marker):
+        if self.budget.take_event(marker):
             self.events.append(marker)
         return iter(())
 
@@ -121,7 +139,7 @@ class LocalAssembly:
         bytes left for it.
         """
         assert message.deliver_ms is not None
-        if not self._budget.take(message.key, len(message.positions) + len(message.known)):
+        if not self.budget.take(message.key, len(message.positions) + len(message.known)):
             return None
         bytes_kept = message.entries is not None
         return DelayedLargeMessage(message.positions, message.deliver_ms, bytes_kept, message.key, message.known)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from ledgerlake.assembly.assembler import Assembled, Entry, Outcome, Rejected
+from ledgerlake.assembly.assembler import Assembled, Entry, Outcome
 from ledgerlake.assembly.rules import Chunk
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.messages import TopicPartition
@@ -32,6 +32,7 @@ from ledgerlake.operators.rows import (
     stage_row,
     summary_to_json,
 )
+from ledgerlake.operators.scheduled import REFUSED_DETAIL, SCHEDULE_REFUSED, find_in_frames, schedule_of_large
 from ledgerlake.runtime.memory import give_back, keep_freed_blocks
 from ledgerlake.source.pieces import read_single
 from ledgerlake.source.range_reader import BUNDLE_BYTES
@@ -94,10 +95,14 @@ class _IngestedRange:
         self._now_ms = latest((self._now_ms, piece.broker_ms))
         if piece.kind == PieceKind.DELAYED and self._delays_messages:
             self._saw_delayed = True
-            yield from delayed_rows(self.topic_partition, piece.frames, piece.first_entry)
+            delayed = find_in_frames(piece.frames, piece.first_entry, self._local.budget)
+            self._local.events += delayed.events
+            self._writer.write_rejects(delayed.rejects)
+            if len(delayed.frames):
+                yield from delayed_rows(self.topic_partition, delayed.frames, delayed.first_entry)
             return
         if piece.kind in (PieceKind.ENTRIES, PieceKind.DELAYED):
-            self._local.events += self._writer.write_entries(piece.frames, piece.first_entry)
+            self._local.events += self._writer.write_entries(piece.frames, piece.first_entry, self._local.budget)
             return
         single = read_single(piece)
         if isinstance(single, RejectedEntry):
@@ -154,18 +159,28 @@ class _IngestedRange:
         stage.
         """
         for outcome in outcomes:
+            scheduled = schedule_of_large(outcome) if isinstance(outcome, Assembled) else None
+            if scheduled is not None and not self._local.budget.take_schedule(scheduled.schedule_id):
+                assert isinstance(outcome, Assembled)
+                self._writer.write_rejects(_rejected_large(outcome, SCHEDULE_REFUSED, REFUSED_DETAIL))
+                continue
             if not isinstance(outcome, Assembled) or outcome.deliver_ms is None:
                 _use_up(self._writer.write_outcome(outcome))
+                self._local.events += [] if scheduled is None else [scheduled]
                 continue
             delayed = self._local.delayed_event(outcome)
             if delayed is None:
-                positions = outcome.known if outcome.entries is None else outcome.positions
-                evicted = zip(positions, outcome.entries or repeat(None), strict=False)
-                _use_up(self._writer.write_outcome(Rejected("chunk_evicted", list(evicted))))
+                self._writer.write_rejects(_rejected_large(outcome, "chunk_evicted"))
                 continue
-            self._local.events.append(delayed)
+            self._local.events += [delayed] if scheduled is None else [delayed, scheduled]
             for position, entry in zip(outcome.positions, outcome.entries or (), strict=False):
                 yield stage_row(self.topic_partition, RowKind.CHUNK, position, entry=entry)
+
+
+def _rejected_large(message: Assembled, reason: str, detail: str = "") -> list[RejectedEntry]:
+    positions = message.known if message.entries is None else message.positions
+    entries = zip(positions, message.entries or repeat(None), strict=False)
+    return [RejectedEntry(position, entry, reason, detail) for position, entry in entries]
 
 
 def _use_up(messages: Iterator[pa.RecordBatch]) -> None:

@@ -5,6 +5,7 @@ from the topic.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +18,10 @@ from ledgerlake.decode.large import decode_large, read_chunks
 from ledgerlake.decode.messages import Decoded, TopicPartition, decode_bundle, decode_entries
 from ledgerlake.decode.rejects import RejectedEntry, reject_rows
 from ledgerlake.delay.cancels import Cancels
+from ledgerlake.delay.schedules import CANCELLED
 from ledgerlake.errors import CorruptEntryError
-from ledgerlake.operators.cancelled import CANCELLED, cancelled_entries, cancelled_rows, is_chunk_cancelled
+from ledgerlake.operators.cancelled import cancelled_entries, cancelled_rows, is_chunk_cancelled
+from ledgerlake.operators.scheduled import expired_chunk, find_in_due
 from ledgerlake.operators.stage_output import pop_each
 from ledgerlake.source.range_reader import BUNDLE_BYTES
 from ledgerlake.source.reread import read_again
@@ -78,6 +81,13 @@ class OutcomeDecoder:
                     placed_chunks = zip(message.positions, chunks, strict=True)
                     return [RejectedEntry(position, entry, CANCELLED) for position, entry in placed_chunks]
                 entries = pop_each(chunks)
+            if message.delivered_ms is not None:
+                entries = iter(entries)
+                first = next(entries, None)
+                expired = expired_chunk(first, message.clock_ms)
+                entries = chain([first], entries)
+                if expired is not None:
+                    return _rejected_large(message, entries, *expired)
             row = decode_large(
                 entries,
                 message.positions,
@@ -109,11 +119,14 @@ class OutcomeDecoder:
     ) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
         for decoded in bundles:
             messages = _with_delivery(decoded.messages.select(schema.MESSAGES.names), outcome.delivered_ms)
+            frames = outcome.frames if isinstance(outcome, DueEntries) else None
             is_cancelled = cancelled_rows(messages, self.cancels)
             if is_cancelled.any():
-                frames = outcome.frames if isinstance(outcome, DueEntries) else None
                 yield cancelled_entries(messages.filter(pa.array(is_cancelled)), frames)
                 messages = messages.filter(pa.array(~is_cancelled))
+            messages, rejects = find_in_due(messages, frames, outcome.clock_ms)
+            if rejects:
+                yield rejects
             yield messages
             if decoded.rejects.num_rows:
                 yield [_rejected(row) for row in decoded.rejects.to_pylist()]
@@ -162,6 +175,18 @@ class OutcomeDecoder:
             join_partition(self._topic_partition.topic, self._topic_partition.partition),
             positions,
         )
+
+
+def _rejected_large(
+    message: Assembled, entries: Iterable[Entry | None], reason: str, detail: str
+) -> list[RejectedEntry]:
+    """Return the rejects of a large message; if it was read again, only its known chunks are its own."""
+    if message.entries is None:
+        return [RejectedEntry(position, None, reason, detail) for position in message.known]
+    return [
+        RejectedEntry(position, entry, reason, detail)
+        for position, entry in zip(message.positions, entries, strict=True)
+    ]
 
 
 def _with_delivery(messages: pa.RecordBatch, delivered_ms: int) -> pa.RecordBatch:

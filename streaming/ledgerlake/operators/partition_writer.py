@@ -19,6 +19,7 @@ from ledgerlake.delay.cancel_messages import CANCEL_REFUSED, TaskCancels
 from ledgerlake.errors import SetupError
 from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.operators.results import BatchSettings, TableResult, TaskResult, TaskSettings
+from ledgerlake.operators.scheduled import find_in_messages
 from ledgerlake.operators.table_writer import SharedTable, TableWriters
 from ledgerlake.source.views import check_broker_metadata
 from ledgerlake.table.delta_table import data_folder
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
     from ledgerlake.decode.messages import BatchRange
     from ledgerlake.delay.cancels import Cancel
+    from ledgerlake.operators.in_task import EventBudget
+    from ledgerlake.operators.rows import Scheduled
 
 
 _MAX_TO_REREAD = 10_000
@@ -96,9 +99,11 @@ class PartitionWriter:
         self._reasons: Counter[str] = Counter()
         self._rejects = BufferedWriter(data_folder(settings.rejects_folder, schema.REJECTS, prefix))
 
-    def write_entries(self, frames: memoryview, first_entry: BatchRange) -> list[Cancel]:
-        """Write plain entries; return the cancels among them that the task accepts."""
-        cancels: list[Cancel] = []
+    def write_entries(
+        self, frames: memoryview, first_entry: BatchRange, budget: EventBudget
+    ) -> list[Cancel | Scheduled]:
+        """Write plain entries; return the cancels and schedules among them that the task accepts."""
+        events: list[Cancel | Scheduled] = []
         decoded_bundles = decode_bundle(
             frames,
             self.topic_partition,
@@ -106,13 +111,17 @@ class PartitionWriter:
             **self._options.decoding,
         )
         for decoded in decoded_bundles:
-            self._write_messages(decoded.messages.select(schema.MESSAGES.names))
-            accepted, refused = self._cancels.take(decoded.messages)
-            cancels += accepted
+            messages, scheduled, rejects = find_in_messages(
+                decoded.messages.select(schema.MESSAGES.names), frames, budget
+            )
+            self._write_messages(messages)
+            self.write_rejects(rejects)
+            accepted, refused = self._cancels.take(messages)
+            events += [*accepted, *scheduled]
             self.write_rejects([RejectedEntry(position, None, CANCEL_REFUSED) for position in refused])
             if decoded.rejects.num_rows:
                 self._write_table(pa.Table.from_batches([decoded.rejects]))
-        return cancels
+        return events
 
     def write_outcome(self, outcome: Outcome) -> Iterator[pa.RecordBatch]:
         """Write an outcome; yield the messages that were written."""

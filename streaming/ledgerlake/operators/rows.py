@@ -32,7 +32,8 @@ From the stage, in order but for ``rows``, which pass as they come:
                     its tasks, and the state in numbers
 
 A header is JSON, but for the reason of a reject. "Delivery" is when the messages became due
-(``delivered_ms``; null if they were not delayed), and which outputs they are for (``outputs``).
+(``delivered_ms``; null if they were not delayed), which outputs they are for (``outputs``), and the
+time of the micro-batch (``clock_ms``).
 """
 
 from __future__ import annotations
@@ -118,7 +119,19 @@ class DelayedLargeMessage:
     known: tuple[Position, ...] = ()
 
 
-TaskEvent = Chunk | MessageStarted | IncompleteMessage | Marker | DelayedLargeMessage | Cancel
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """The event of a message with the id of a schedule, stored at ``time_ms``; ``deliver_ms`` is when
+    it is due, None if it was delivered at once.
+    """
+
+    schedule_id: str
+    position: Position
+    time_ms: int
+    deliver_ms: int | None = None
+
+
+TaskEvent = Chunk | MessageStarted | IncompleteMessage | Marker | DelayedLargeMessage | Cancel | Scheduled
 
 
 @dataclass(frozen=True)

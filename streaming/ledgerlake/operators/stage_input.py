@@ -18,6 +18,7 @@ from ledgerlake.decode.split import PieceKind
 from ledgerlake.delay.cancel_messages import CANCEL_REFUSED, TaskCancels
 from ledgerlake.operators.in_task import EventBudget
 from ledgerlake.operators.rows import RowKind, TaskEvent, TaskReport, delayed_rows, latest, report_to_json, stage_row
+from ledgerlake.operators.scheduled import find_in_frames, find_in_messages
 from ledgerlake.source.pieces import Piece, read_single
 from ledgerlake.source.views import piece_as_view
 from ledgerlake.wire.message_id import Position
@@ -67,7 +68,11 @@ class _DecodedRange:
     def take(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         self._now_ms = latest((self._now_ms, piece.broker_ms))
         if piece.kind == PieceKind.DELAYED and self._delays_messages:
-            yield from delayed_rows(self._topic_partition, piece.frames, piece.first_entry)
+            delayed = find_in_frames(piece.frames, piece.first_entry, self._budget)
+            self._events += delayed.events
+            yield from map(self._reject, delayed.rejects)
+            if len(delayed.frames):
+                yield from delayed_rows(self._topic_partition, delayed.frames, delayed.first_entry)
         elif piece.kind in (PieceKind.ENTRIES, PieceKind.DELAYED):
             yield from self._decode(piece)
         else:
@@ -78,7 +83,10 @@ class _DecodedRange:
         return stage_row(self._topic_partition, RowKind.REPORT, header=report_to_json(report))
 
     def _decode(self, piece: Piece) -> Iterator[pa.RecordBatch]:
-        for messages in piece_as_view(piece, self._topic_partition, self._options):
+        for decoded in piece_as_view(piece, self._topic_partition, self._options):
+            messages, scheduled, rejects = find_in_messages(decoded, piece.frames, self._budget)
+            self._events += scheduled
+            yield from map(self._reject, rejects)
             accepted, refused = self._cancels.take(messages)
             self._events += accepted
             for position in refused:
@@ -87,11 +95,14 @@ class _DecodedRange:
                 writer.write_batch(messages)
             yield stage_row(self._topic_partition, RowKind.ROWS, entry=out.getvalue())
 
+    def _reject(self, rejected: RejectedEntry) -> pa.RecordBatch:
+        shown = rejected.entry or rejected.detail.encode()
+        return stage_row(self._topic_partition, RowKind.REJECT, rejected.position, rejected.reason, shown)
+
     def _take_single(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         single = read_single(piece)
         if isinstance(single, RejectedEntry):
-            shown = single.entry or single.detail.encode()
-            yield stage_row(self._topic_partition, RowKind.REJECT, single.position, single.reason, shown)
+            yield self._reject(single)
             return
         if not self._budget.take_event(single.content):
             yield stage_row(self._topic_partition, RowKind.REJECT, single.position, "chunk_evicted", single.entry)

@@ -50,15 +50,19 @@ def read_stage_rows(
             header = json.loads(row["header"])
             yield topic_partition, RejectedPositions(header["reason"], _positions(header["positions"]))
         elif row["kind"] == RowKind.CANCELS:
-            yield topic_partition, cancels_from_json(row["header"])
+            yield topic_partition, cancels_from_json(row["header"])[0]
         elif row["kind"] == RowKind.DUE:
             header = json.loads(row["header"])
             first_entry = BatchRange(*header["first_entry"])
-            yield topic_partition, DueEntries(row["entry"], header["delivered_ms"], _outputs(header), first_entry)
+            yield (
+                topic_partition,
+                DueEntries(row["entry"], header["delivered_ms"], _outputs(header), first_entry, header["clock_ms"]),
+            )
         elif row["kind"] == RowKind.REREAD:
             header = json.loads(row["header"])
             positions = list(_positions(header["positions"]))
-            yield topic_partition, DuePositions(positions, header["delivered_ms"], _outputs(header))
+            due = DuePositions(positions, header["delivered_ms"], _outputs(header), header["clock_ms"])
+            yield topic_partition, due
         else:
             yield topic_partition, _message(row, rows)
 
@@ -73,6 +77,7 @@ def _message(row: dict[str, Any], rows: Iterator[dict[str, Any]]) -> Assembled:
         outputs=_outputs(header),
         key=None if header["key"] is None else ChunkedMessageKey(*header["key"]),
         known=_positions(header["known"]),
+        clock_ms=header["clock_ms"],
     )
     if header["read_again"]:
         return message

@@ -46,6 +46,7 @@ from ledgerlake.operators.rows import (
     DelayedLargeMessage,
     MessageStarted,
     RowKind,
+    Scheduled,
     StateSummary,
     TaskReport,
     incomplete_from_dict,
@@ -55,6 +56,7 @@ from ledgerlake.operators.rows import (
     stage_values,
     summary_to_json,
 )
+from ledgerlake.operators.scheduled import schedule_of_large
 from ledgerlake.source.reread import read_again
 from ledgerlake.stored.fields import parse_stored
 from ledgerlake.wire.chunks import Marker
@@ -274,6 +276,8 @@ def _apply_reports(assembly: Assembly, delayed: DelayedMessages, reports: list[T
                 _add_large(assembly, delayed, event)
             elif isinstance(event, Cancel):
                 delayed.cancel(event)
+            elif isinstance(event, Scheduled):
+                delayed.schedule(event)
             else:
                 yield from _delay_large_messages(_apply(assembly, event), delayed)
     now_ms = latest(report.now_ms for report in reports)
@@ -298,6 +302,9 @@ def _delay_large_messages(outcomes: Iterator[Outcome], delayed: DelayedMessages)
     entries.
     """
     for outcome in outcomes:
+        scheduled = schedule_of_large(outcome) if isinstance(outcome, Assembled) else None
+        if scheduled is not None:
+            delayed.schedule(scheduled)
         if isinstance(outcome, Assembled) and outcome.deliver_ms is not None:
             bytes_kept = outcome.entries is not None
             delayed.add_large(
@@ -366,7 +373,7 @@ def _outcome_rows(topic_partition: TopicPartition, outcome: Outcome | Cancels) -
 
 def _due_header(outcome: DueEntries | DuePositions | Assembled, **more: Any) -> str:
     outputs = {name: asdict(mark_delete) for name, mark_delete in outcome.outputs.items()}
-    return json.dumps({"delivered_ms": outcome.delivered_ms, "outputs": outputs, **more})
+    return json.dumps({"delivered_ms": outcome.delivered_ms, "outputs": outputs, "clock_ms": outcome.clock_ms, **more})
 
 
 def _summary_row(topic_partition: TopicPartition, summary: StateSummary) -> pd.DataFrame:

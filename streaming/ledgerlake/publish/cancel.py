@@ -13,19 +13,21 @@ from ledgerlake.wire.message_id import BEFORE_ALL
 if TYPE_CHECKING:
     from ledgerlake.options.config import Config
 
+_TARGETS = {"id": "message id", "key": "key", "schedule": "id of a schedule; one has 1 to 200 characters"}
 
-def cancel(config: Config, by: Literal["id", "key"], target: str) -> list[str]:
-    """Cancel delayed messages. The cancel is sent to each topic partition, because an id does not
-    name its topic partition.
+
+def cancel(config: Config, by: Literal["id", "key", "schedule"], target: str) -> list[str]:
+    """Cancel delayed messages. The cancel is sent to each topic partition, because a message's id does
+    not name its topic partition, and any client may have sent a schedule.
 
     Raises:
-        UsageError: the target is not a message id.
+        UsageError: the target is no message id, or no id of a schedule.
         BrokerError, TransportError, TopicNotFoundError: it was not stored on all topic
             partitions; sending it again is harmless.
     """
     value = f"{by}={target}"
     if parse_cancel(value, BEFORE_ALL, 0) is None:
-        raise UsageError(f"'{target}' is no {'message id' if by == 'id' else 'key'}")
+        raise UsageError(f"'{target}' is no {_TARGETS[by]}")
     options = config.source
     cluster = Cluster(options.client)
     try:

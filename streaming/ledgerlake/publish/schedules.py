@@ -1,0 +1,141 @@
+"""Publishes schedules by id (``docs/schedules.md``): messages with a time, of which the last one with
+an id counts.
+
+An id goes to one topic partition always: the one that Java's string hash of the id selects, as
+Pulsar's clients route a message with that key. So the id decides, and the message's own key may be
+any other. If the topic gets more partitions, an id may go to another one, and a message that was
+sent before is not replaced any more.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.client.topics import full_name
+from ledgerlake.delay.cancels import CANCEL_PROPERTY
+from ledgerlake.errors import CorruptEntryError, LedgerlakeError, UsageError
+from ledgerlake.publish.large_messages import LargeMessageProducer
+from ledgerlake.publish.republisher import java_hash
+from ledgerlake.wire.limits import MAX_TIME_MS
+from ledgerlake.wire.schedules import EXPIRES_PROPERTY, SCHEDULE_PROPERTY, checked_schedule_id
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ledgerlake.wire.message_id import AnyMessageId
+
+_RESERVED = (SCHEDULE_PROPERTY, EXPIRES_PROPERTY, CANCEL_PROPERTY)
+
+
+class Schedules:
+    """The schedules of one topic. Times are datetimes with a zone, or milliseconds since 1970.
+
+    If a method raises an error, the message may or may not be stored; calling it again is harmless.
+
+    Raises:
+        TopicNotFoundError, BrokerError, TransportError: the broker does not know the topic, or cannot
+            be reached.
+    """
+
+    def __init__(self, settings: ClientSettings | str, topic: str) -> None:
+        self._cluster = Cluster(ClientSettings(settings) if isinstance(settings, str) else settings)
+        self._producers: dict[str, LargeMessageProducer] = {}
+        try:
+            self._partitions = self._cluster.topic_partitions(full_name(topic))
+        except LedgerlakeError:
+            self._cluster.close()
+            raise
+
+    def put(
+        self,
+        schedule_id: str,
+        value: bytes,
+        *,
+        at: datetime | int | None = None,
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        expires: datetime | int | None = None,
+    ) -> AnyMessageId:
+        """Schedule a message, in place of the one that waits under the id.
+
+        Args:
+            at: when it is to be delivered; at once by default.
+            expires: if it is released later than this, it is not delivered.
+
+        Raises:
+            UsageError: the id, a time or a property cannot be used.
+            BrokerError, TransportError, DeadlineError: see the class.
+        """
+        taken = [name for name in _RESERVED if name in (properties or {})]
+        if taken:
+            raise UsageError(f"the property {taken[0]} is set by its own argument")
+        own = {SCHEDULE_PROPERTY: _checked(schedule_id)}
+        if expires is not None:
+            own[EXPIRES_PROPERTY] = str(_time_ms(expires, "expires"))
+        deliver_at_ms = None if at is None else _time_ms(at, "at")
+        return self._send(schedule_id, value, {**(properties or {}), **own}, key, deliver_at_ms)
+
+    def cancel(self, schedule_id: str) -> AnyMessageId:
+        """Cancel the message that waits under an id.
+
+        Raises:
+            As ``put``.
+        """
+        return self._send(schedule_id, b"", {CANCEL_PROPERTY: f"schedule={_checked(schedule_id)}"})
+
+    def partition_of(self, schedule_id: str) -> str:
+        """Return the topic partition of an id."""
+        return self._partitions[java_hash(schedule_id) % len(self._partitions)]
+
+    def close(self) -> None:
+        producers, self._producers = self._producers, {}
+        try:
+            for producer in producers.values():
+                producer.close()
+        finally:
+            self._cluster.close()
+
+    def __enter__(self) -> Schedules:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _send(
+        self,
+        schedule_id: str,
+        value: bytes,
+        properties: Mapping[str, str],
+        key: str | None = None,
+        deliver_at_ms: int | None = None,
+    ) -> AnyMessageId:
+        name = self.partition_of(schedule_id)
+        if name not in self._producers:
+            self._producers[name] = LargeMessageProducer(self._cluster, name)
+        try:
+            return self._producers[name].send(value, key=key, properties=properties, deliver_at_ms=deliver_at_ms)
+        except UsageError:
+            raise
+        except LedgerlakeError:
+            # The next call opens another producer: this one may have lost its connection.
+            del self._producers[name]
+            raise
+
+
+def _checked(schedule_id: str) -> str:
+    try:
+        return checked_schedule_id(schedule_id)
+    except CorruptEntryError as error:
+        raise UsageError(error.message) from None
+
+
+def _time_ms(moment: datetime | int, name: str) -> int:
+    if isinstance(moment, datetime):
+        if moment.tzinfo is None:
+            raise UsageError(f"{name} has no zone; pass for example datetime.now(timezone.utc)")
+        moment = round(moment.timestamp() * 1000)
+    if not 0 < moment <= MAX_TIME_MS:
+        raise UsageError(f"{name} must be from 1 to {MAX_TIME_MS} milliseconds since 1970, not {moment}")
+    return moment

@@ -1,0 +1,130 @@
+"""Schedules by id, sent by any client, over a restart: fired once each, none early, and none that was
+replaced, cancelled, or has expired.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ledgerlake.api import Schedules
+from ledgerlake.inspect.verify import verify
+from ledgerlake.inspect.waiting_rows import waiting
+from ledgerlake.options.config import parse_config
+from tests.live.pipelines import (
+    config_file,
+    ledgerlake,
+    now_ms,
+    rejects_rows,
+    run_and_verify,
+    running,
+    small_buckets,
+    table_rows,
+    wait_for_rows,
+)
+from tests.live.runtime import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from tests.live.runtime import Runtime
+
+pytestmark = [pytest.mark.live, pytest.mark.spark]
+
+COUNT = 300
+
+
+def name_of(number: int) -> str:
+    return f"visit-{number}"
+
+
+def test_schedules_of_any_client_fire_once_over_a_restart_in_their_last_version(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    topic = runtime.topic(partitions=2)
+    data = small_buckets(runtime, tmp_path, topic)
+    config = parse_config(data)
+    producer = runtime.client().create_producer(topic, block_if_queue_full=True)
+
+    def put(number: int, value: str, due_ms: int | None, **properties: str) -> None:
+        schedule = {"ledgerlake.schedule": name_of(number), **properties}
+        producer.send_async(
+            value.encode(), lambda *_: None, partition_key=name_of(number), properties=schedule, deliver_at=due_ms
+        )
+
+    begin_ms = now_ms()
+    due_ms = {number: begin_ms + 50_000 + 20 * number for number in range(COUNT)}
+    for number, time_ms in due_ms.items():
+        put(number, f"first {number}", time_ms)
+    producer.flush()
+    replaced, cancelled = range(0, COUNT, 10), range(5, COUNT, 10)
+    with running(spark, data) as pipeline:
+        wait_until(lambda: pipeline.waiting == COUNT)
+        for number in replaced:
+            due_ms[number] += 3_000 if number % 20 else -10_000
+            put(number, f"moved {number}", due_ms[number])
+        producer.flush()
+        wait_until(lambda: pipeline.waiting == COUNT + len(replaced))
+    # While nothing runs.
+    for number in cancelled:
+        properties = {"ledgerlake.cancel": f"schedule={name_of(number)}"}
+        producer.send_async(b"", lambda *_: None, partition_key=name_of(number), properties=properties)
+    put(1, "at once 1", None)
+    put(2, "moved 2", due_ms[2], **{"ledgerlake.expires": str(due_ms[2] - 1_000)})
+    put(3, "x" * 201, due_ms[3], **{"ledgerlake.expires": "tomorrow"})
+    producer.flush()
+    for command in (("--in", "25 seconds", "early"), ("--in", "20 seconds", "--key", "k", "by command")):
+        said = ledgerlake(
+            "schedule", topic, "--service-url", runtime.service_url, "--id", "command", "--json", *command
+        )
+        assert said.returncode == 0, said.stderr
+        assert json.loads(said.stdout)["id"] == "command"
+    sent_ms = now_ms()
+    with Schedules(runtime.service_url, topic) as schedules:
+        large = "l" * 12_000_000
+        for text in ("early", "late"):
+            soon = datetime.now(timezone.utc) + timedelta(seconds=20)
+            schedules.put("large", (text + large).encode(), at=soon, properties={"a": "b"})
+        schedules.put("never", b"never", at=now_ms() + 20_000)
+        schedules.put("by command too", b"never", at=now_ms() + 20_000)
+        schedules.cancel("never")
+    config_path = config_file(tmp_path, data)
+    assert ledgerlake("cancel", config_path, "--schedule", "by command too").returncode == 0
+    with running(spark, data):
+        wait_for_rows(tmp_path, len(cancelled) + 4)
+        shown = [row["value"] for row in waiting(spark, config, schedule_id=name_of(30)).collect()]
+        assert shown == [b"moved 30"]
+        assert waiting(spark, config, schedule_id=name_of(5)).count() == 0
+        listed = ledgerlake("waiting", config_path, "--schedule", name_of(30), "--json")
+        assert json.loads(listed.stdout)["properties"]["ledgerlake.schedule"] == name_of(30)
+    last_due_ms = max(*due_ms.values(), sent_ms + 25_000)
+    time.sleep(max(0, last_due_ms + 1_000 - now_ms()) / 1000)
+    verdict = run_and_verify(spark, data)
+    assert verdict.clean, verdict.sentence()
+    assert verdict.waiting == 0
+    rows = table_rows(tmp_path)
+    for row in rows:
+        assert row["delivered_at"] is None or row["delivered_at"] >= row["deliver_at"]
+    expected = {number: f"moved {number}" if number in replaced else f"first {number}" for number in due_ms}
+    for number in [2, *cancelled]:
+        del expected[number]
+    expected[1] = "at once 1"
+    delivered = Counter(row["value"] for row in rows if row["value"])
+    large_values = [value for value in delivered if len(value) > 1_000_000]
+    assert large_values == [("late" + large).encode()]
+    assert delivered - Counter(large_values) == Counter([*(text.encode() for text in expected.values()), b"by command"])
+    reasons = Counter(row["reason"] for row in rejects_rows(tmp_path))
+    chunks = reasons.pop("replaced") - len(replaced) - 3
+    assert chunks >= 2
+    assert reasons == {"cancelled": len(cancelled) + 2, "expired": 1, "bad_schedule": 1}
+    assert all(row["entry"] for row in rejects_rows(tmp_path))
+    (bad,) = [row for row in rejects_rows(tmp_path) if row["reason"] == "bad_schedule"]
+    assert "ISO-8601" in bad["detail"]
+    assert verify(config).rejects == len(rejects_rows(tmp_path))
