@@ -11,6 +11,14 @@ from typing import TYPE_CHECKING, Any
 from ledgerlake.assembly.rules import Chunk, ChunkedMessageKey, IncompleteMessage, IncompleteMessages, Limits
 from ledgerlake.delay.bucket import Record, record_from_json, record_to_json
 from ledgerlake.delay.cancels import Cancel, cancels_from_json, cancels_to_json
+from ledgerlake.delay.schedules import (
+    REPLACED,
+    SCHEDULED,
+    MarkedPositions,
+    WaitingMessage,
+    waiting_from_json,
+    waiting_to_json,
+)
 from ledgerlake.delay.segment import index_rows
 from ledgerlake.delay.snapshot import metadata_from_bytes, metadata_to_bytes, segment_from_bytes, segment_to_bytes
 from ledgerlake.delay.storage import METADATA, MemoryStorage
@@ -137,6 +145,20 @@ def _judge_cancels(data: bytes) -> int:
     cancels.needed_after(1_700_000_000_000)
     assert len(cancels.keys) + len(cancels.positions) <= len(cancels)
     return len(cancels)
+
+
+def _marked() -> MarkedPositions:
+    marked = MarkedPositions()
+    for entry_id in (3, 4, 70_000):
+        marked.mark(Position(7, entry_id), REPLACED)
+    marked.mark(Position(8, 3), SCHEDULED)
+    return marked
+
+
+def _judge_waiting(data: bytes) -> int:
+    messages = waiting_from_json(_text(data))
+    assert waiting_from_json(waiting_to_json(messages)) == messages
+    return len(messages)
 
 
 def _judge_large(data: bytes) -> int:
@@ -307,7 +329,8 @@ TARGETS = [
     Target("open-set", "open sets in state", _json_of(incomplete_to_json(_OPEN)), _judge_set, _REFUSED),
     Target("report", "rows to the stateful stage: reports", _json_of(report_to_json(_REPORT)), _judge_report, _REFUSED),
     Target("summary", "rows from the stateful stage: state summaries", _json_of(summary_to_json(_SUMMARY)), _judge_summary, _REFUSED),
-    Target("cancels", "cancels in state", _json_of(cancels_to_json(event for event in _REPORT.events if isinstance(event, Cancel))), _judge_cancels, _REFUSED),
+    Target("cancels", "cancels in state", _json_of(cancels_to_json([event for event in _REPORT.events if isinstance(event, Cancel)], _marked())), _judge_cancels, _REFUSED),
+    Target("schedules", "messages that wait under the id of a schedule, in state", _json_of(waiting_to_json([WaitingMessage(Position(7, 3), 5, 9)])), _judge_waiting, _REFUSED),
     Target("delayed-large", "delayed large messages in state", _json_of(*_LARGE), _judge_large, _REFUSED),
     Target("cursor-ends", "pipeline.cursors: what is to be acknowledged", _json_of(_ENDS), _reads(cursors._read, 1), _REFUSED),
     Target("row-settings", "pipeline.row_settings", _json_of('{"version": 1, "settings": {"[delay] enabled": true, "[chunks] max_pending": 5, "[delay] storage": "state"}}'), _reads(row_settings.read_settings, 1), _REFUSED),

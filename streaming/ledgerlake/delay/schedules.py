@@ -108,7 +108,8 @@ class MarkedPositions:
             for ledger_id, entries in self._bitmaps.get(mark, {}).items():
                 rows = np.flatnonzero(ledger_ids == ledger_id)
                 if len(rows):
-                    is_marked[rows] |= np.isin(entry_ids[rows], np.array(entries.to_array(), np.int64))
+                    hits = BitMap(entry_ids[rows].astype(np.uint32)) & entries
+                    is_marked[rows] |= np.isin(entry_ids[rows], np.array(hits.to_array(), np.int64))
         return is_marked
 
     def to_fields(self) -> dict[str, dict[str, str]]:
@@ -134,7 +135,10 @@ class MarkedPositions:
 
 
 def _bitmap(text: str) -> BitMap:
-    return BitMap.deserialize(base64.b64decode(text, validate=True))
+    try:
+        return BitMap.deserialize(base64.b64decode(text, validate=True))
+    except IndexError:
+        raise ValueError("a damaged bitmap") from None
 
 
 class Schedules:
