@@ -11,13 +11,15 @@ from ledgerlake.decode.messages import WHOLE_BATCH, BatchRange, decode_bundle
 from ledgerlake.decode.split import entries_of
 from ledgerlake.operators import in_task
 from ledgerlake.operators.in_task import EventBudget
-from ledgerlake.operators.rows import Scheduled
+from ledgerlake.operators.rows import DelayedLargeMessage, Scheduled, TaskEvent
 from ledgerlake.operators.scheduled import find_in_due, find_in_frames, find_in_messages
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
 from ledgerlake.wire.entry import encode_batch, encode_entry
 from ledgerlake.wire.message_id import Position
 from tests.operators.stage import SOURCE
+from tests.operators.test_delayed import Play
+from tests.operators.test_delayed import frame as delayed_frame
 
 STORED_MS = 1_700_000_000_000
 
@@ -122,3 +124,33 @@ def test_schedules_beyond_the_room_in_a_report_are_rejected_in_words(monkeypatch
     messages, events, (reject,) = find_in_messages(decoded(frames), frames, budget)
     assert (messages.num_rows, events, reject.reason) == (0, [], "schedule_refused")
     assert "more schedules" in reject.detail
+
+
+def test_a_replaced_message_of_which_only_the_topic_has_the_bytes_is_rejected_by_its_position() -> None:
+    play = Play(reread=True)
+    chunks = (Position(1, 1), Position(1, 2))
+    large = DelayedLargeMessage(chunks, STORED_MS + 10_000, bytes_kept=True)
+    events: list[TaskEvent] = [
+        large,
+        Scheduled("small", Position(1, 0), STORED_MS, STORED_MS + 10_000),
+        Scheduled("large", Position(1, 2), STORED_MS, STORED_MS + 10_000),
+    ]
+    play(delayed_frame(0, 10), at_s=0, events=events, parts=[(position, b"chunk") for position in chunks])
+    play(at_s=5, events=[Scheduled("small", Position(1, 5), STORED_MS), Scheduled("large", Position(1, 6), STORED_MS)])
+    assert play.rejects == []
+    play(at_s=10)
+    assert [(reject.reason, reject.position, reject.entry) for reject in play.rejects] == [
+        ("replaced", position, None) for position in (Position(1, 0), *chunks)
+    ]
+    assert play.values == []
+    assert not any(play.state(name) for name in ("schedules", "schedule_ids", "cancels", "large", "parts"))
+
+
+def test_a_message_that_was_not_added_to_the_index_replaces_nothing_and_leaves_nothing() -> None:
+    play = Play()
+    play(delayed_frame(0, 10), at_s=0, events=[Scheduled("a", Position(1, 0), STORED_MS, STORED_MS + 10_000)])
+    known = [Scheduled("a", Position(1, 0), STORED_MS + 1, STORED_MS + 10_000)]
+    assert play(delayed_frame(0, 10), at_s=5, events=known) == []
+    assert [reject.reason for reject in play.rejects] == ["delayed_known"]
+    assert play(at_s=10) == [b"1:0"]
+    assert not any(play.state(name) for name in ("schedules", "schedule_ids", "cancels"))
