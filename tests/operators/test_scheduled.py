@@ -149,7 +149,7 @@ def test_a_replaced_message_of_which_only_the_topic_has_the_bytes_is_rejected_by
 def test_a_message_that_was_not_added_to_the_index_replaces_nothing_and_leaves_nothing() -> None:
     play = Play()
     play(delayed_frame(0, 10), at_s=0, events=[Scheduled("a", Position(1, 0), STORED_MS, STORED_MS + 10_000)])
-    known = [Scheduled("a", Position(1, 0), STORED_MS + 1, STORED_MS + 10_000)]
+    known: list[TaskEvent] = [Scheduled("a", Position(1, 0), STORED_MS + 1, STORED_MS + 10_000)]
     assert play(delayed_frame(0, 10), at_s=5, events=known) == []
     assert [reject.reason for reject in play.rejects] == ["delayed_known"]
     assert play(at_s=10) == [b"1:0"]
