@@ -11,9 +11,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from ledgerlake.client.cluster import Cluster
 from ledgerlake.decode import schema
 from ledgerlake.decode.single_entry import single_entries
-from ledgerlake.errors import CheckpointError, OffsetError, TableError
+from ledgerlake.errors import CheckpointError, OffsetError, SetupError, TableError
 from ledgerlake.inspect.reject_counts import count_rejects
 from ledgerlake.options.config import Config, parse_config
 from ledgerlake.pipeline import replay as module
@@ -254,6 +255,21 @@ def test_a_message_that_is_rejected_again_for_the_same_reason_is_replayed_again(
     assert replay(whole).replayed == {}
     assert count_rejects(whole) == []
     assert (values(tmp_path, "a"), values(tmp_path, "b")) == ([b"x"], [b"x"])
+
+
+def test_a_replay_refuses_what_a_start_refuses_and_changes_no_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Cluster, "schemas", lambda _, asked: [None for _ in asked])
+    table = {"path": "t", "shape": "record"}
+    first = config(tmp_path, {**table, "json_fields": {"ms": "int"}, "sql": "select ms from messages"})
+    reject(first, 1, reason="schema_mismatch", value=b'{"ms": 5}')
+    assert replay(first).replayed == {"schema_mismatch": 1}
+    reject(first, 2, reason="schema_mismatch", value=b'{"ms": 29000000000}')
+    query = "select try_cast(ms as int) as ms, ms as ms_long from messages"
+    with pytest.raises(SetupError, match="set the type back"):
+        replay(config(tmp_path, {**table, "json_fields": {"ms": "long"}, "sql": query}))
+    assert "ms_long" not in pa.schema(DeltaTable(str(tmp_path / "t")).schema()).names
 
 
 def test_the_chunks_of_a_large_message_are_in_one_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,6 +201,8 @@ class _Replay:
     def _replay(self, rejects: list[dict[str, Any]]) -> None:
         topics = sorted({reject["topic"] for reject in rejects})
         self._open(topics)
+        # What a start of the pipeline refuses is refused here too, before a table gets columns.
+        self._schemas.learn(topics, have_messages=False)
         schemas = self._schemas.learn(topics, have_messages=True)
         self._tables.create()
         known = self._tables.settings(self._tables.messages)

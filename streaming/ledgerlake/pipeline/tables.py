@@ -120,10 +120,7 @@ class MessagesTable:
         if self._records is None:
             return
         if is_start and self.options.json_fields:
-            known = self._records.learned if self._transform.makes_records else self._record
-            united_columns(
-                known, record_of(self.options.value_schema(NO_SCHEMA)), f"{self.options.section} json_fields"
-            )
+            self._check_declared(self._records.learned if self._transform.makes_records else self._record)
         if self._transform.makes_records and not self._learned.num_fields:
             # The types are those of earlier runs, whatever the order in which schemas are learned.
             noted.insert(0, self._records.learned)
@@ -138,6 +135,22 @@ class MessagesTable:
             for record in noted:
                 with contextlib.suppress(SetupError):
                     self._add(self._records, [record])
+
+    def _check_declared(self, known: pa.StructType) -> None:
+        """Check that declared fields have the types that they had when the table was made.
+
+        Raises:
+            SetupError: one has not.
+        """
+        try:
+            united_columns(
+                known, record_of(self.options.value_schema(NO_SCHEMA)), f"{self.options.section} json_fields"
+            )
+        except SetupError as error:
+            what = error.message.partition(";")[0]
+            raise SetupError(
+                f"{what}; set the type back, or remove json_fields and take the fields out of the bytes by a query"
+            ) from None
 
     def _add(self, table: RecordTable, records: list[pa.StructType]) -> None:
         """Add the columns of records, all or none."""
