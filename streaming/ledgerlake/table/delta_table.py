@@ -588,7 +588,7 @@ class Table:
 
     def _way_out(self, reasons: list[str]) -> str:
         """Return what to do about features that the files of tasks cannot honour."""
-        if CLUSTERED.issuperset(reasons):
+        if set(reasons) == CLUSTERED:
             return "set cluster_by again, or use another path"
         return "start again with [delta] writer = auto, without [[tables]] and cluster_by, or use another path"
 

@@ -172,7 +172,7 @@ class RecordTable(Table):
         if reasons:
             raise TableError(
                 f"the table at {self.path} has {', '.join(reasons)}, which a table of records cannot honour; "
-                f"{'set cluster_by again, or ' if CLUSTERED.issuperset(reasons) else ''}use another path"
+                f"{'set cluster_by again, or ' if set(reasons) == CLUSTERED else ''}use another path"
             )
 
 
