@@ -65,8 +65,9 @@ def _waiting(options: argparse.Namespace) -> int:
 
 def _print_row(row: dict[str, Any], as_json: bool) -> None:
     from ledgerlake.client.topics import join_partition
+    from ledgerlake.stored.offsets import time_text
 
-    due = _moment(row["deliver_at"].timestamp())
+    due = time_text(round(row["deliver_at"].timestamp() * 1000))
     topic = join_partition(row["topic"], row["partition"])
     if as_json:
         shown = {"deliver_at": due, "topic": topic, "message_id": row["message_id"], "key": row["key"]}
@@ -78,16 +79,12 @@ def _print_row(row: dict[str, Any], as_json: bool) -> None:
 
 
 def _print_counts(counts: dict[int, int], as_json: bool) -> None:
+    from ledgerlake.stored.offsets import time_text
+
     most = max(counts.values(), default=0)
     for begin_ms, count in sorted(counts.items()):
-        begin = _moment(begin_ms / 1000)
+        begin = time_text(begin_ms)
         if as_json:
             print(json.dumps({"from": begin, "messages": count}))
         else:
             print(f"{begin}  {count:>12,} {'#' * round(_BAR * count / most)}".rstrip())
-
-
-def _moment(time_s: float) -> str:
-    from datetime import datetime, timezone
-
-    return datetime.fromtimestamp(time_s, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -178,6 +178,10 @@ class _Replay:
         )
         self.result.left_out = rejects.left_out
         self._await_last_batch()
+        if rejects.topics:
+            # What a start of the pipeline refuses is refused here too, before a table gets columns.
+            self._open(rejects.topics)
+            self._schemas.learn(rejects.topics, have_messages=False)
         for rows in rejects.parts():
             self._replay(rows)
         return self.result
@@ -200,9 +204,6 @@ class _Replay:
 
     def _replay(self, rejects: list[dict[str, Any]]) -> None:
         topics = sorted({reject["topic"] for reject in rejects})
-        self._open(topics)
-        # What a start of the pipeline refuses is refused here too, before a table gets columns.
-        self._schemas.learn(topics, have_messages=False)
         schemas = self._schemas.learn(topics, have_messages=True)
         self._tables.create()
         known = self._tables.settings(self._tables.messages)

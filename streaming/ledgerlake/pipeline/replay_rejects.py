@@ -83,6 +83,11 @@ class RejectsToReplay:
         except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
             raise TableError(f"the table at {place} cannot be read: {place.reason(error)}") from None
 
+    @property
+    def topics(self) -> list[str]:
+        """Return the topics of the rejects."""
+        return sorted({reject.topic for reject in self._found})
+
     def parts(self) -> Iterator[list[dict[str, Any]]]:
         """Yield the rows of rejects in parts, in the order of topic partitions and positions.
 

@@ -88,11 +88,11 @@ def _to_json(offset: PartitionOffset) -> dict[str, Any]:
     if offset.batch_index is not None:
         data["batch"] = offset.batch_index
     if offset.time_ms is not None and 0 <= offset.time_ms <= MAX_TIME_MS:
-        data["time"] = _time_text(offset.time_ms)
+        data["time"] = time_text(offset.time_ms)
     if offset.index is not None:
         data["index"] = offset.index
     if offset.clock_ms is not None:
-        data["clock"] = _time_text(offset.clock_ms)
+        data["clock"] = time_text(offset.clock_ms)
     return data
 
 
@@ -109,7 +109,8 @@ def _from_json(data: dict[str, Any]) -> PartitionOffset:
     )
 
 
-def _time_text(time_ms: int) -> str:
+def time_text(time_ms: int) -> str:
+    """Return a time as ISO in UTC, to the millisecond."""
     moment = _EPOCH + timedelta(milliseconds=time_ms)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 

@@ -55,11 +55,12 @@ class _ClusteredCommits(OwnCommits):
 
     def check(self, spark: SparkSession) -> bool:
         exists = super().check(spark)
-        unknown = set(self.cluster_by) - set(bounded_paths(self.schema))
+        known = bounded_paths(self.schema)
+        unknown = set(self.cluster_by) - set(known)
         if exists and unknown:
             raise TableError(
                 f"cluster_by names {min(unknown)}, by which the table at {self.path} cannot be clustered; it can be by "
-                f"{', '.join(bounded_paths(self.schema))}"
+                f"{', '.join(known)}"
             )
         return exists
 

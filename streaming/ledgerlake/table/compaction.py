@@ -410,12 +410,26 @@ class _Reader:
         step = max(1, count // _MOST_SAMPLED)
         samples: list[pa.Table] = []
         for file in group:
-            for rows in self._rows_of(file.name):
-                samples.append(_columns_at(to_file(rows.take(pa.array(np.arange(0, rows.num_rows, step)))), cluster_by))
+            samples += self._sample_of(file.name, cluster_by, step)
             if sum(sample.nbytes for sample in samples) > _MOST_SAMPLE_BYTES:
                 step *= 2
                 samples = [sample.take(pa.array(np.arange(0, sample.num_rows, 2))) for sample in samples]
-        return split_of(pa.concat_tables(samples, promote_options="permissive"), parts)
+        return split_of(pa.concat_tables(samples, promote_options="permissive"), parts) if samples else None
+
+    def _sample_of(self, name: str, paths: list[str], step: int) -> Iterator[pa.Table]:
+        """Yield the values of some columns in each ``step``-th row of a file; none if it has none of
+        them.
+        """
+        try:
+            with pq.ParquetFile(f"{self._folder.root}/{name}", filesystem=self._folder.filesystem) as file:
+                present = [path for path in paths if path.partition(".")[0] in file.schema_arrow.names]
+                for index in range(file.num_row_groups if present else 0):
+                    if self._is_stopped():
+                        raise _StoppedError
+                    content = file.read_row_group(index, columns=present, use_threads=False)
+                    yield _columns_at(content.take(pa.array(np.arange(0, content.num_rows, step))), paths)
+        except (FileNotFoundError, ValueError, pa.ArrowException):
+            raise _UnfitFileError(name) from None
 
     def _fitting(
         self, group: Sequence[TableFile], size_of: Callable[[list[int]], int], most_bytes: int

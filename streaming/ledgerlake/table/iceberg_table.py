@@ -95,7 +95,7 @@ class IcebergTable:
         None if it has nothing new or does not exist.
 
         Raises:
-            SetupError: ``pyiceberg`` is missing.
+            SetupError: a secret cannot be read.
             TableError: a table cannot be read or written, or the Delta table has what Iceberg has
                 not.
         """
@@ -174,10 +174,8 @@ class IcebergTable:
 
     def _opened_catalog(self) -> Catalog:
         if self._catalog is None:
-            try:
-                from pyiceberg.catalog import load_catalog
-            except ImportError:
-                raise SetupError('Iceberg tables need pyiceberg; install "ledgerlake[iceberg]"') from None
+            from pyiceberg.catalog import load_catalog
+
             settings = {name: read_variable(value) for name, value in self._settings.items()}
             self._catalog = load_catalog(self._catalog_name, **_store_settings(self.place) | settings)
         return self._catalog
