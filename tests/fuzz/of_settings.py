@@ -1,18 +1,20 @@
-"""Targets of what people write: configuration, options, bounds, times, names; and of cancels, which
-producers write.
+"""Targets of what people write: configuration, options, bounds, times, names; and of cancels and
+repetitions, which producers write.
 """
 
 from __future__ import annotations
 
 import json
 import warnings
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ledgerlake.client.auth import parse_authentication, tls_files
 from ledgerlake.client.topics import TopicSelection, full_name, full_pattern, join_partition, split_partition
 from ledgerlake.client.transport import parse_service_url
 from ledgerlake.delay.cancels import parse_cancel
-from ledgerlake.errors import OffsetError, UsageError
+from ledgerlake.delay.repetition import occurrences, parse_repetition
+from ledgerlake.errors import CorruptEntryError, OffsetError, UsageError
 from ledgerlake.options.bounds import parse_bound, parse_end, parse_index, parse_start, parse_time_ms
 from ledgerlake.options.config import Config, read_config
 from ledgerlake.options.kinds import duration_ms
@@ -216,10 +218,43 @@ def _judge_cancel(data: bytes) -> int:
     return 0 if cancel is None else 1
 
 
+_REPETITIONS = [
+    {"ledgerlake.cron": "*/5 1-3,7 1,L * MON-FRI", "ledgerlake.timezone": "Europe/Berlin", "ledgerlake.count": "9"},
+    {"ledgerlake.cron": "0 30 2 LW 2/3 5L,MON#5", "ledgerlake.until": "1777626000123", "ledgerlake.jitter": "P1D"},
+    {"ledgerlake.every": "R5/2026-05-02T09:00:00+02:00/P1Y2M3W4DT5H6M7.8S", "ledgerlake.catchup": "last"},
+    {"ledgerlake.every": "PT15M", "ledgerlake.until": "2027-01-01T00:00:00Z", "ledgerlake.jitter": "PT1.5S"},
+]
+_CRON_WORDS = ["*", "*/", "/", ",", "-", "#", "L", "LW", "W", "SUN", "mon", "FEB", "0", "1", "2", "7", "29", "30", "31", "59", "60", "9" * 30]  # fmt: skip
+
+
+def _a_repetition(rng: Rng) -> bytes:
+    """Changed properties, or a cron expression of any words."""
+    properties = rng.choice(_REPETITIONS)
+    if rng.random() < 0.6:
+        return mutate.json_text(rng, json.dumps(properties)).encode("utf-8", "surrogatepass")
+    fields = ["".join(rng.choices(_CRON_WORDS, k=rng.choice([1, 1, 1, 2, 3, 8]))) for _ in range(rng.choice([5, 6]))]
+    return json.dumps({"ledgerlake.timezone": "Europe/Berlin", "ledgerlake.cron": " ".join(fields)}).encode()
+
+
+def _judge_repetition(data: bytes) -> int:
+    try:
+        properties = json.loads(_text(data))
+    except (ValueError, RecursionError):
+        return 0
+    repetition = parse_repetition(properties) if isinstance(properties, dict) else None
+    if repetition is None:
+        return 0
+    starts_ms = (1_325_000_000_000, 1_798_761_599_999, 221_876_927_000_000)
+    found = [occurrence for start_ms in starts_ms for occurrence in islice(occurrences(repetition, "a", start_ms), 3)]
+    assert all(0 <= occurrence.due_ms - occurrence.nominal_ms <= repetition.jitter_ms for occurrence in found)
+    return len(found)
+
+
 TARGETS = [
     Target("configuration", "options.config: TOML", _a_configuration, _judge_configuration, (UsageError,)),
     Target("options", "source.options, compat_options", _some_options, _judge_options, (UsageError, OffsetError)),
     Target("bounds", "source.options: bounds, times, indexes, durations", _texts(_BOUNDS), _judge_bound, (UsageError,)),
     Target("names", "client.topics, transport, auth: names, patterns, urls, credentials", _texts(_NAMES), _judge_name, (UsageError,)),
     Target("cancel", "state.delay.cancels: the property of a message", _texts(["id=7:3", "key=k", "id=7:1;7:3", "id=080710031800", "id=[8, 7]", "none"]), _judge_cancel),
+    Target("repetition", "delay.repetition: the properties of a message", _a_repetition, _judge_repetition, (CorruptEntryError,)),
 ]  # fmt: skip

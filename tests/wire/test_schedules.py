@@ -8,7 +8,13 @@ from ledgerlake.errors import CorruptEntryError
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.chunks import encode_marker, parse_marker
 from ledgerlake.wire.message_id import Position
-from ledgerlake.wire.schedules import ScheduleProperties, parse_schedule, schedule_of
+from ledgerlake.wire.schedules import (
+    PauseRequest,
+    ScheduleProperties,
+    parse_schedule,
+    properties_of,
+    schedule_id_of_large,
+)
 
 
 @pytest.mark.parametrize(
@@ -48,11 +54,11 @@ def test_any_other_id_is_refused(schedule_id: object, why: str) -> None:
 
 def test_a_message_without_the_properties_has_no_schedule_and_a_batch_has_none_of_its_own() -> None:
     metadata = pb.MessageMetadata(properties=[pb.KeyValue(key="a", value="b")])
-    assert schedule_of(metadata) == ScheduleProperties()
+    assert parse_schedule(properties_of(metadata)) == ScheduleProperties()
     metadata.properties.add(key="ledgerlake.schedule", value="a")
-    assert schedule_of(metadata).schedule_id == "a"
+    assert parse_schedule(properties_of(metadata)).schedule_id == "a"
     metadata.num_messages_in_batch = 1
-    assert schedule_of(metadata) == ScheduleProperties()
+    assert parse_schedule(properties_of(metadata)) == ScheduleProperties()
 
 
 def test_a_marker_names_the_schedule_of_its_message() -> None:
@@ -60,3 +66,43 @@ def test_a_marker_names_the_schedule_of_its_message() -> None:
     metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1, properties=properties)
     marker = encode_marker(metadata, 2, [Position(1, 0), Position(1, 1)])
     assert parse_marker(marker).schedule_id == "a"
+
+
+@pytest.mark.parametrize(
+    ("properties", "pause"),
+    [
+        ({"ledgerlake.pause": "all"}, PauseRequest(None, resumes=False)),
+        ({"ledgerlake.resume": "all"}, PauseRequest(None, resumes=True)),
+        ({"ledgerlake.pause": "schedule=a=b"}, PauseRequest("a=b", resumes=False)),
+    ],
+)
+def test_a_pause_is_of_one_schedule_or_of_all(properties: dict[str, object], pause: PauseRequest) -> None:
+    assert parse_schedule(properties).pause == pause
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"ledgerlake.pause": "a"},
+        {"ledgerlake.pause": "schedule="},
+        {"ledgerlake.pause": b"\xff"},
+        {"ledgerlake.pause": "all", "ledgerlake.resume": "all"},
+        {"ledgerlake.pause": "all", "ledgerlake.schedule": "a"},
+    ],
+)
+def test_any_other_pause_is_refused(properties: dict[str, object]) -> None:
+    with pytest.raises(CorruptEntryError) as refused:
+        parse_schedule(properties)
+    assert refused.value.reason == "bad_schedule"
+
+
+def test_a_message_with_the_number_of_an_occurrence_is_no_schedule() -> None:
+    properties = {"ledgerlake.schedule": "", "ledgerlake.cron": "?", "ledgerlake.occurrence": "1"}
+    assert parse_schedule(properties) == ScheduleProperties()
+
+
+@pytest.mark.parametrize("name", ["cron", "jitter", "pause", "resume"])
+def test_a_message_in_chunks_does_not_repeat_or_pause(name: str) -> None:
+    metadata = pb.MessageMetadata(properties=[pb.KeyValue(key=f"ledgerlake.{name}", value="all")])
+    with pytest.raises(CorruptEntryError, match="not sent in chunks"):
+        schedule_id_of_large(metadata)

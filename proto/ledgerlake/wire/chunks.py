@@ -36,7 +36,7 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import broker_time_ms, delivery_time_ms, encode_entry, parse_entry, text_of
 from ledgerlake.wire.limits import MAX_CHUNK_NAME_BYTES, MAX_CHUNKS
 from ledgerlake.wire.message_id import MessageId, Position, parse_message_id
-from ledgerlake.wire.schedules import SCHEDULE_PROPERTY, schedule_of
+from ledgerlake.wire.schedules import SCHEDULE_PROPERTY, schedule_id_of_large
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -183,7 +183,7 @@ def parse_marker(raw: bytes | memoryview) -> Marker:
     if len(set(positions)) != len(positions) or len(positions) < 2:
         raise CorruptEntryError("a marker lists two chunks at least, each once", reason="malformed_marker")
     producer_name, uuid = chunk_names(metadata, "malformed_marker")
-    schedule_id = schedule_of(metadata).schedule_id
+    schedule_id = schedule_id_of_large(metadata)
     return Marker(producer_name, uuid, positions, broker_time_ms(entry), delivery_time_ms(entry), schedule_id)
 
 

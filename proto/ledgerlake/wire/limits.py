@@ -56,6 +56,10 @@ MAX_TASK_CANCEL_BYTES = 4 * 1024 * 1024
 # The longest id of a schedule.
 MAX_SCHEDULE_CHARACTERS = 200
 
+# The longest cron expression, and the most occurrences that a repeating message may ask for.
+MAX_CRON_CHARACTERS = 200
+MAX_OCCURRENCES = 1_000_000_000
+
 
 def message_limit_bytes(announced: int | None) -> int:
     """Return the largest message of a peer by the size that it announced; the default if that is

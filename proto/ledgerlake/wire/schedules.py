@@ -3,6 +3,14 @@
     ledgerlake.schedule   an id, 1 to 200 characters: the message replaces the one that waits under the id
     ledgerlake.expires    milliseconds since 1970, or ISO-8601 with a zone: a delayed message that is released later is not
                           delivered
+    ledgerlake.cron, ledgerlake.every and five more say that the message is delivered again and again; ``delay.repetition``
+                          has their values
+    ledgerlake.pause, ledgerlake.resume
+                          ``schedule=ID`` or ``all``: from the time of the message on, repetitions are not delivered, or
+                          delivered again
+
+A repetition that is delivered has the number of its occurrence in ``ledgerlake.occurrence``. Such a
+message is no schedule, wherever it is sent to.
 
 A value that cannot be understood makes the message a reject; no value stands for another one.
 """
@@ -22,16 +30,62 @@ if TYPE_CHECKING:
 
 SCHEDULE_PROPERTY = "ledgerlake.schedule"
 EXPIRES_PROPERTY = "ledgerlake.expires"
+CRON_PROPERTY = "ledgerlake.cron"
+EVERY_PROPERTY = "ledgerlake.every"
+TIMEZONE_PROPERTY = "ledgerlake.timezone"
+UNTIL_PROPERTY = "ledgerlake.until"
+COUNT_PROPERTY = "ledgerlake.count"
+JITTER_PROPERTY = "ledgerlake.jitter"
+CATCH_UP_PROPERTY = "ledgerlake.catchup"
+PAUSE_PROPERTY = "ledgerlake.pause"
+RESUME_PROPERTY = "ledgerlake.resume"
+
+# Of a delivered repetition.
+OCCURRENCE_PROPERTY = "ledgerlake.occurrence"
+NOMINAL_PROPERTY = "ledgerlake.occurrence_time"
+TIMEZONE_DATA_PROPERTY = "ledgerlake.timezone_data"
+
+REPETITION_PROPERTIES = (
+    CRON_PROPERTY,
+    EVERY_PROPERTY,
+    TIMEZONE_PROPERTY,
+    UNTIL_PROPERTY,
+    COUNT_PROPERTY,
+    JITTER_PROPERTY,
+    CATCH_UP_PROPERTY,
+)
+# All that a sender may set.
+SENDER_PROPERTIES = (
+    SCHEDULE_PROPERTY,
+    EXPIRES_PROPERTY,
+    PAUSE_PROPERTY,
+    RESUME_PROPERTY,
+    *REPETITION_PROPERTIES,
+)
 
 BAD_SCHEDULE = "bad_schedule"
 
 
 @dataclass(frozen=True, slots=True)
+class PauseRequest:
+    """A request to pause the repetitions of a schedule, or of all schedules if there is no id, or to
+    resume them.
+    """
+
+    schedule_id: str | None
+    resumes: bool
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduleProperties:
-    """What the properties of a message say; None if a property is missing."""
+    """What the properties of a message say; None if a property is missing. ``repeats`` says whether
+    one of ``REPETITION_PROPERTIES`` is there, whatever its value.
+    """
 
     schedule_id: str | None = None
     expires_ms: int | None = None
+    repeats: bool = False
+    pause: PauseRequest | None = None
 
 
 def parse_schedule(properties: Mapping[str, object]) -> ScheduleProperties:
@@ -40,23 +94,34 @@ def parse_schedule(properties: Mapping[str, object]) -> ScheduleProperties:
     Raises:
         CorruptEntryError: ``bad_schedule``, and why.
     """
+    if OCCURRENCE_PROPERTY in properties:
+        return ScheduleProperties()
     schedule_id, expires = properties.get(SCHEDULE_PROPERTY), properties.get(EXPIRES_PROPERTY)
     return ScheduleProperties(
         None if schedule_id is None else checked_schedule_id(schedule_id),
-        None if expires is None else _expires_ms(expires),
+        None if expires is None else checked_time_ms(EXPIRES_PROPERTY, expires),
+        any(name in properties for name in REPETITION_PROPERTIES),
+        _pause(properties),
     )
 
 
-def schedule_of(metadata: pb.MessageMetadata) -> ScheduleProperties:
-    """Return what the properties of an entry say; of a batch, nothing, because its messages have the
-    properties.
+def properties_of(metadata: pb.MessageMetadata) -> dict[str, object]:
+    """Return the properties of an entry; of a batch, none, because its messages have them."""
+    if metadata.HasField("num_messages_in_batch"):
+        return {}
+    return {entry.key: entry.value for entry in metadata.properties}
+
+
+def schedule_id_of_large(metadata: pb.MessageMetadata) -> str | None:
+    """Return the id of the schedule of a large message, by the metadata of its chunk or marker.
 
     Raises:
         CorruptEntryError: ``bad_schedule``, and why.
     """
-    if metadata.HasField("num_messages_in_batch"):
-        return ScheduleProperties()
-    return parse_schedule({entry.key: entry.value for entry in metadata.properties})
+    schedule = parse_schedule(properties_of(metadata))
+    if schedule.repeats or schedule.pause:
+        raise bad_schedule("a message that repeats, pauses or resumes is not sent in chunks; send a smaller one")
+    return schedule.schedule_id
 
 
 def checked_schedule_id(schedule_id: object) -> str:
@@ -66,16 +131,40 @@ def checked_schedule_id(schedule_id: object) -> str:
         CorruptEntryError: it is not text, is empty, or is too long.
     """
     if not isinstance(schedule_id, str):
-        raise _bad(f"{SCHEDULE_PROPERTY} is not UTF-8 text")
+        raise bad_schedule(f"{SCHEDULE_PROPERTY} is not UTF-8 text")
     if not 1 <= len(schedule_id) <= MAX_SCHEDULE_CHARACTERS:
-        raise _bad(f"{SCHEDULE_PROPERTY} has {len(schedule_id):,} characters; an id has 1 to {MAX_SCHEDULE_CHARACTERS}")
+        raise bad_schedule(
+            f"{SCHEDULE_PROPERTY} has {len(schedule_id):,} characters; an id has 1 to {MAX_SCHEDULE_CHARACTERS}"
+        )
     return schedule_id
 
 
-def _expires_ms(text: object) -> int:
+def _pause(properties: Mapping[str, object]) -> PauseRequest | None:
+    found = [name for name in (PAUSE_PROPERTY, RESUME_PROPERTY) if name in properties]
+    if not found:
+        return None
+    if len(found) > 1 or SCHEDULE_PROPERTY in properties:
+        raise bad_schedule(f"{found[0]} is sent alone, without {SCHEDULE_PROPERTY} and not with its opposite")
+    target = properties[found[0]]
+    if target == "all":
+        return PauseRequest(None, found[0] == RESUME_PROPERTY)
+    if not isinstance(target, str) or not target.startswith("schedule="):
+        raise bad_schedule(f"{found[0]} is neither schedule=ID nor all")
+    return PauseRequest(checked_schedule_id(target.removeprefix("schedule=")), found[0] == RESUME_PROPERTY)
+
+
+def checked_time_ms(name: str, text: object) -> int:
+    """Return a time.
+
+    Args:
+        name: what has the time, for the error.
+
+    Raises:
+        CorruptEntryError: it is neither milliseconds since 1970 nor ISO-8601 with a zone.
+    """
     time_ms = _time_ms(text) if isinstance(text, str) else None
     if time_ms is None or not 0 < time_ms <= MAX_TIME_MS:
-        raise _bad(f"{EXPIRES_PROPERTY} is neither milliseconds since 1970 nor an ISO-8601 time with a zone")
+        raise bad_schedule(f"{name} is neither milliseconds since 1970 nor an ISO-8601 time with a zone")
     return time_ms
 
 
@@ -90,5 +179,6 @@ def _time_ms(text: str) -> int | None:
         return None
 
 
-def _bad(detail: str) -> CorruptEntryError:
+def bad_schedule(detail: str) -> CorruptEntryError:
+    """Return the error of a property that cannot be used."""
     return CorruptEntryError(detail, reason=BAD_SCHEDULE)

@@ -9,7 +9,7 @@ from ledgerlake.errors import CorruptEntryError
 from ledgerlake.wire.chunks import Marker, chunk_names, has_promise, parse_marker
 from ledgerlake.wire.entry import broker_time_ms, delivery_time_ms, parse_entry
 from ledgerlake.wire.message_id import Position
-from ledgerlake.wire.schedules import schedule_of
+from ledgerlake.wire.schedules import schedule_id_of_large
 
 
 def read_alone(kind: PieceKind, raw: bytes | memoryview, position: Position) -> Chunk | Marker:
@@ -48,7 +48,7 @@ def read_chunk(raw: bytes | memoryview, position: Position) -> Chunk:
         publish_ms=_signed(metadata.publish_time),
         has_marker=has_promise(metadata),
         deliver_ms=delivery_time_ms(entry),
-        schedule_id=schedule_of(metadata).schedule_id,
+        schedule_id=schedule_id_of_large(metadata),
     )
 
 
