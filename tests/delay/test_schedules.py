@@ -5,17 +5,22 @@ stored.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from ledgerlake.delay.cancels import cancels_from_json, cancels_to_json, parse_cancel
+from ledgerlake.delay.repetition import Occurrence, Repetition, parse_repetition
 from ledgerlake.delay.schedules import (
     CANCELLED,
+    REPEATING,
     REPLACED,
     SCHEDULED,
     MarkedPositions,
+    Repeating,
     Schedules,
+    Step,
     WaitingMessage,
     waiting_from_json,
     waiting_to_json,
@@ -94,24 +99,153 @@ def test_marks_are_found_among_positions_of_many_ledgers() -> None:
 
 
 def test_what_waits_under_an_id_is_readable_by_later_releases_and_newer_ones_are_refused() -> None:
-    golden = '{"version": 1, "messages": [{"position": {"ledger_id": 7, "entry_id": 4}, "time_ms": 20, "deliver_ms": 500}]}'  # fmt: skip
-    assert waiting_from_json(golden) == [waiting(4, 20, 500)]
-    assert json.loads(waiting_to_json([waiting(4, 20, 500)])) == json.loads(golden)
+    first = '{"version": 1, "messages": [{"position": {"ledger_id": 7, "entry_id": 4}, "time_ms": 20, "deliver_ms": 500}]}'  # fmt: skip
+    assert waiting_from_json(first) == [waiting(4, 20, 500)]
+    golden = (
+        '{"version": 2, "messages": [{"position": {"ledger_id": 7, "entry_id": 4}, "time_ms": 20, "deliver_ms": 500,'
+        ' "repeating": {"start_ms": 30, "occurrence": {"number": 3, "nominal_ms": 499, "due_ms": 500}, "ends_ms": 800,'
+        ' "ends_by": "replaced", "paused_ms": 70}}]}'
+    )
+    repeating = Repeating(30, Occurrence(3, 499, 500), 800, REPLACED, 70)
+    assert waiting_from_json(golden) == [replace(waiting(4, 20, 500), repeating=repeating)]
+    assert json.loads(waiting_to_json(waiting_from_json(golden))) == json.loads(golden)
     with pytest.raises(OffsetError, match="newer Ledgerlake"):
-        waiting_from_json('{"version": 2}')
+        waiting_from_json('{"version": 3}')
 
 
 def test_marks_in_state_are_readable_by_later_releases() -> None:
     golden = '{"version": 3, "cancels": [], "marked": {"replaced": {"7": "OjAAAAEAAAAAAAEAEAAAAAQACQA="}}}'
-    cancels, marked = cancels_from_json(golden)
-    assert len(cancels) == 0
+    cancels, marked, paused_ms = cancels_from_json(golden)
+    assert (len(cancels), paused_ms) == (0, None)
     assert marked.take(Position(7, 9)) == REPLACED
     assert marked.take(Position(7, 9)) is None
     assert marked.take(Position(7, 4)) == REPLACED
     assert not marked
     marked.mark(Position(7, 4), REPLACED)
     marked.mark(Position(7, 9), REPLACED)
-    assert json.loads(cancels_to_json([], marked)) == json.loads(golden)
+    assert json.loads(cancels_to_json([], marked, 70)) == json.loads(golden) | {"version": 4, "paused_ms": 70}
+    assert cancels_from_json(cancels_to_json([], marked, 70))[2] == 70
+
+
+def every_second(**more: str) -> Repetition:
+    properties = {"ledgerlake.every": "PT1S"} | {f"ledgerlake.{name}": value for name, value in more.items()}
+    rule = parse_repetition(properties)
+    assert rule is not None
+    return rule
+
+
+def repeating(schedules: Schedules, entry_id: int = 1, start_ms: int = 5_000) -> Position:
+    """Put a message that repeats from a time on, and let it start; the first occurrence is due then."""
+    message = WaitingMessage(Position(7, entry_id), start_ms, start_ms, Repeating(start_ms))
+    schedules.put("a", message)
+    assert schedules.advance("a", message.position, every_second(), start_ms) == Step(None, start_ms)
+    return message.position
+
+
+def numbers(schedules: Schedules, position: Position, rule: Repetition, cutoff_ms: int) -> list[int]:
+    """The occurrences that are delivered until the message is due after a time, or has ended."""
+    delivered: list[int] = []
+    while schedules.repeats(position):
+        step = schedules.advance("a", position, rule, cutoff_ms)
+        delivered += [] if step.delivered is None else [step.delivered.number]
+        if step.next_ms is None or step.next_ms > cutoff_ms:
+            break
+    return delivered
+
+
+def test_a_message_that_repeats_waits_for_one_occurrence_after_the_other() -> None:
+    schedules = Schedules(store := Store(), MarkedPositions())
+    position = repeating(schedules)
+    assert schedules.advance("a", position, every_second(), 5_000) == Step(Occurrence(1, 5_000, 5_000), 6_000)
+    assert schedules.advance("a", position, every_second(), 6_000) == Step(Occurrence(2, 6_000, 6_000), 7_000)
+    (waits,) = store.messages["a"]
+    assert (waits.deliver_ms, waits.repeating and waits.repeating.occurrence) == (7_000, Occurrence(3, 7_000, 7_000))
+
+
+def test_after_its_last_occurrence_nothing_is_left_of_it() -> None:
+    schedules = Schedules(store := Store(), MarkedPositions())
+    position = repeating(schedules)
+    assert numbers(schedules, position, every_second(count="3"), 10**9) == [1, 2, 3]
+    assert (store.messages, bool(schedules.marked)) == ({}, False)
+
+
+def test_what_was_due_before_a_replacement_is_delivered_and_the_next_one_is_a_reject() -> None:
+    schedules = Schedules(store := Store(), MarkedPositions())
+    position = repeating(schedules)
+    schedules.end("a", Position(7, 9), 6_500, REPLACED)
+    schedules.end("a", Position(7, 10), 6_600, CANCELLED)
+    assert numbers(schedules, position, every_second(), 10_000) == [1, 2]
+    assert schedules.release(position) == REPLACED
+    assert (store.messages, bool(schedules.marked)) == ({}, False)
+
+
+def test_a_replacement_before_the_next_occurrence_hits_that_one() -> None:
+    schedules = Schedules(Store(), MarkedPositions())
+    position = repeating(schedules)
+    schedules.put("a", waiting(9, 4_000, 9_000))
+    assert not schedules.repeats(position)
+    assert schedules.release(position) == REPLACED
+
+
+def test_a_pause_holds_back_what_is_due_while_it_lasts() -> None:
+    schedules = Schedules(Store(), MarkedPositions())
+    position = repeating(schedules)
+    schedules.pause("a", Position(7, 5), 6_000)
+    schedules.pause("a", Position(7, 6), 6_500)
+    schedules.resume("a", Position(7, 7), 8_000)
+    schedules.pause(None, Position(7, 8), 9_500)
+    schedules.resume(None, Position(7, 9), 10_000)
+    assert numbers(schedules, position, every_second(), 12_000) == [1, 2, 5, 7, 8]
+
+
+def test_a_pause_lasts_over_micro_batches_and_is_of_the_messages_before_it() -> None:
+    store = Store()
+    schedules = Schedules(store, MarkedPositions())
+    position = repeating(schedules, entry_id=6)
+    schedules.pause("a", Position(7, 5), 5_500)
+    assert numbers(schedules, position, every_second(), 6_000) == [1, 2]
+    schedules.pause("a", Position(7, 8), 6_500)
+    later = Schedules(store, schedules.marked)
+    assert numbers(later, position, every_second(), 8_000) == []
+    all_paused = Schedules(store, schedules.marked, 8_100)
+    all_paused.resume("a", Position(7, 9), 8_200)
+    assert numbers(all_paused, position, every_second(), 9_000) == []
+    all_paused.resume(None, Position(7, 10), 9_500)
+    assert all_paused.all_paused.since_ms is None
+    assert numbers(all_paused, position, every_second(), 10_000) == [6]
+
+
+@pytest.mark.parametrize(
+    ("policy", "soon", "late"), [("all", [1, 2, 3], [1, 2, 3]), ("last", [3], [3]), ("none", [3], [])]
+)
+def test_what_was_missed_for_more_than_a_minute_is_delivered_by_the_policy(
+    policy: str, soon: list[int], late: list[int]
+) -> None:
+    rule = every_second(every="PT1M", catchup=policy, count="3")
+    for cutoff_ms, delivered in ((180_001, soon), (240_001, late)):
+        schedules = Schedules(Store(), MarkedPositions())
+        position = repeating(schedules, start_ms=60_000)
+        assert numbers(schedules, position, rule, cutoff_ms) == delivered
+
+
+def test_jitter_does_not_change_the_order_of_occurrences() -> None:
+    schedules = Schedules(Store(), MarkedPositions())
+    position = repeating(schedules)
+    rule = every_second(jitter="PT1M", count="50")
+    due_ms = []
+    while schedules.repeats(position):
+        step = schedules.advance("a", position, rule, 10**9)
+        due_ms += [] if step.delivered is None else [step.delivered.due_ms]
+    assert due_ms == sorted(due_ms)
+    assert len(due_ms) == 50
+
+
+def test_a_message_whose_rule_can_no_longer_be_used_is_forgotten() -> None:
+    schedules = Schedules(store := Store(), MarkedPositions())
+    position = repeating(schedules)
+    assert schedules.marked.has(position, REPEATING)
+    schedules.end_repetition("a", position)
+    assert (store.messages, bool(schedules.marked)) == ({}, False)
 
 
 @pytest.mark.parametrize("marks", ['{"lost": {}}', '{"replaced": {"7": "!"}}', '{"replaced": {"x": ""}}', "[]"])

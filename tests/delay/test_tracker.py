@@ -279,3 +279,38 @@ def test_the_last_ledger_that_there_can_be_leaves_a_record_that_is_read() -> Non
     add(tracker, (1_000, 2**63 - 1, 1))
     record = tracker.save()
     assert record_from_json(record_to_json(record)) == record
+
+
+def test_a_message_that_was_taken_may_be_added_with_another_time_and_is_taken_again_after_the_next_save() -> None:
+    storage = MemoryStorage()
+    tracker = DelayedTracker(storage, SMALL)
+    add(tracker, (10, 1, 1), (20, 1, 2), (90, 1, 3))
+    record = tracker.save()
+    tracker = DelayedTracker(storage, SMALL, record)
+    for batch in tracker.take_due(20):
+        keys = [key_at(batch, row) for row in range(batch.num_rows)]
+        again = [(key[0] + 5, *key[1:]) for key in keys]
+        tracker.add_again(index_rows(again, [frame_of(key) for key in again]))
+    record = tracker.save()
+    assert (tracker.count, tracker.next_due_ms) == (3, 15)
+    tracker = DelayedTracker(storage, SMALL, record)
+    assert take(tracker, 100) == [(15, 1, 1), (25, 1, 2), (90, 1, 3)]
+    assert tracker.save().buckets == []
+
+
+def test_many_messages_that_are_added_again_are_stored_before_the_next_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ledgerlake.delay.tracker.FRESH_BYTES", 100)
+    storage = MemoryStorage()
+    tracker = DelayedTracker(storage, SMALL)
+    keys = [(10, 1, number) for number in range(40)]
+    add(tracker, *keys)
+    tracker = DelayedTracker(storage, SMALL, tracker.save())
+    taken: list[Key] = []
+    for batch in tracker.take_due(30):
+        taken += [key_at(batch, row) for row in range(batch.num_rows)]
+        again = [(30, *key_at(batch, row)[1:]) for row in range(batch.num_rows)]
+        tracker.add_again(index_rows(again, [frame_of(key) for key in again]))
+        assert sum(rows.nbytes for rows in tracker._again) <= 100
+    assert taken == keys
+    tracker = DelayedTracker(storage, SMALL, tracker.save())
+    assert take(tracker, 30) == [(30, 1, number) for number in range(40)]

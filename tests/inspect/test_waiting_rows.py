@@ -23,7 +23,7 @@ def test_of_messages_whose_bytes_are_elsewhere_the_positions_are_listed_but_for_
     segment = segment_to_bytes(pa.RecordBatch.from_arrays(columns, schema=INDEX_SCHEMA))
     cancels = Cancels([Cancel("id", "1:1", Position(1, 9), 100, 10**9)])
     decoding = parse_options({"service.url": "pulsar://h:1", "topic": "t"}).decoding
-    decoder = _Decoder({SOURCE: Record([bucket])}, {SOURCE: (cancels, MarkedPositions())}, decoding, 7000)
+    decoder = _Decoder({SOURCE: Record([bucket])}, {SOURCE: (cancels, MarkedPositions(), None)}, decoding, 7000)
     listed = [row for batch in decoder._of_segment(SOURCE, bucket, 1, segment) for row in batch.to_pylist()]
     assert [row["message_id"] for row in listed] == ["1:2"]
     assert listed[0]["deliver_at"].timestamp() == 6.0
@@ -36,6 +36,6 @@ def test_a_message_that_was_replaced_is_left_out() -> None:
     marked = MarkedPositions()
     marked.mark(Position(1, 1), REPLACED)
     decoding = parse_options({"service.url": "pulsar://h:1", "topic": "t"}).decoding
-    decoder = _Decoder({SOURCE: Record([bucket])}, {SOURCE: (Cancels(), marked)}, decoding, 7000)
+    decoder = _Decoder({SOURCE: Record([bucket])}, {SOURCE: (Cancels(), marked, None)}, decoding, 7000)
     listed = [row for batch in decoder._of_segment(SOURCE, bucket, 1, segment) for row in batch.to_pylist()]
     assert [row["message_id"] for row in listed] == ["1:2"]

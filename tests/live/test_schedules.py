@@ -8,8 +8,9 @@ import json
 import time
 from collections import Counter
 from datetime import datetime, timedelta, timezone
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pulsar
 import pytest
 
 from ledgerlake.api import Schedules
@@ -128,3 +129,76 @@ def test_schedules_of_any_client_fire_once_over_a_restart_in_their_last_version(
     (bad,) = [row for row in rejects_rows(tmp_path) if row["reason"] == "bad_schedule"]
     assert "ISO-8601" in bad["detail"]
     assert verify(config).rejects == len(rejects_rows(tmp_path))
+
+
+def test_repetitions_fire_once_each_over_restarts_on_the_table_and_the_topic(
+    runtime: Runtime, spark: SparkSession, tmp_path: Path
+) -> None:
+    runtime = runtime.deduplicating()
+    topic, target = runtime.topic(partitions=2), runtime.topic()
+    data = small_buckets(runtime, tmp_path, topic)
+    data["deliver"] = {"topic": target}
+    config = parse_config(data)
+    with Schedules(runtime.service_url, topic) as schedules:
+        for number in range(20):
+            schedules.put(f"second-{number}", b"s%d" % number, cron="* * * * * *", count=1_000)
+            schedules.put(f"pair-{number}", b"p%d" % number, every=timedelta(seconds=2), timezone="Asia/Kolkata")
+        started_ms = now_ms()
+        with running(spark, data):
+            wait_for_rows(tmp_path, 150)
+            (shown,) = waiting(spark, config, schedule_id="second-3").collect()
+            assert shown.deliver_at.timestamp() * 1000 > started_ms
+        listed = ledgerlake("waiting", config_file(tmp_path, data), "--schedule", "pair-3", "--json")
+        assert json.loads(listed.stdout)["properties"]["ledgerlake.every"] == "PT2.000S"
+        schedules.pause("second-1")
+        paused_ms = now_ms()
+        schedules.put("second-2", b"changed", cron="*/3 * * * * *", until=paused_ms + 60_000)
+        time.sleep(4)
+        with running(spark, data):
+            rows_before = len(table_rows(tmp_path))
+            wait_for_rows(tmp_path, rows_before + 300)
+            schedules.resume()
+        for number in range(20):
+            schedules.cancel(f"second-{number}")
+            schedules.cancel(f"pair-{number}")
+        ended_ms = now_ms()
+    time.sleep(3)
+    verdict = run_and_verify(spark, data)
+    assert verdict.clean, verdict.sentence()
+    rows = [row for row in table_rows(tmp_path) if "ledgerlake.occurrence" in row["properties"]]
+    numbers: dict[bytes, list[int]] = {}
+    for row in rows:
+        nominal = datetime.fromisoformat(row["properties"]["ledgerlake.occurrence_time"].replace("Z", "+00:00"))
+        assert row["delivered_at"] >= nominal
+        assert nominal.timestamp() * 1000 <= ended_ms + 100
+        assert row["properties"]["ledgerlake.timezone_data"]
+        numbers.setdefault(row["value"], []).append(int(row["properties"]["ledgerlake.occurrence"]))
+    seconds = (ended_ms - started_ms) // 1000
+    for number in (0, *range(3, 20)):
+        fired = sorted(numbers[b"s%d" % number])
+        assert fired == list(range(1, len(fired) + 1))
+        assert len(fired) >= seconds - 2
+    for number in range(20):
+        fired = sorted(numbers[b"p%d" % number])
+        assert fired == list(range(1, len(fired) + 1))
+        assert len(fired) >= seconds // 2 - 2
+    assert len(numbers[b"s1"]) <= (paused_ms - started_ms) // 1000 + 3
+    assert sorted(numbers[b"changed"]) == list(range(1, len(numbers[b"changed"]) + 1))
+    on_topic = Counter(occurrence_of(message) for message in delivered_on(runtime, target, len(rows)))
+    assert on_topic == Counter((row["value"], row["properties"]["ledgerlake.occurrence"]) for row in rows)
+    reasons = Counter(row["reason"] for row in rejects_rows(tmp_path))
+    assert reasons == {"replaced": 1, "cancelled": 40}
+    assert waiting(spark, config).count() == 0
+
+
+def occurrence_of(message: Any) -> tuple[bytes, str]:
+    return message.data(), message.properties()["ledgerlake.occurrence"]
+
+
+def delivered_on(runtime: Runtime, target: str, count: int) -> list[Any]:
+    """The messages on a topic: so many, and no more."""
+    reader = runtime.client().create_reader(target, pulsar.MessageId.earliest)
+    messages = [reader.read_next(timeout_millis=30_000) for _ in range(count)]
+    assert not reader.has_message_available()
+    reader.close()
+    return messages

@@ -1,9 +1,9 @@
 """Random lives of schedules against a dict and a clock, one seed one life.
 
-A life: messages with and without an id are stored, delayed or not, small or large; ids are cancelled.
-The topic is cut into micro-batches and these into tasks, rows come shuffled, any micro-batch may be
-killed and run again, and idle ones come between. Only expiry depends on the micro-batches: on the
-time of the one that releases the message.
+A life: messages with and without an id are stored, delayed or not, small or large; some repeat; ids
+are cancelled, paused and resumed. The topic is cut into micro-batches and these into tasks, rows come
+shuffled, any micro-batch may be killed and run again, and idle ones come between. Only expiry and
+what is caught up with depend on the micro-batches: on the time of the one that releases the message.
 """
 
 from __future__ import annotations
@@ -62,6 +62,13 @@ class Message:
     cancels: str | None = None
     expires_ms: int | None = None
     chunks: int = 1
+    every_s: int | None = None
+    by_cron: bool = False
+    count: int | None = None
+    until_ms: int | None = None
+    catch_up: str | None = None
+    pauses: str | None = None
+    resumes: str | None = None
 
     @property
     def value(self) -> bytes:
@@ -70,6 +77,11 @@ class Message:
     def entries(self) -> list[bytes]:
         names = {"ledgerlake.schedule": self.schedule_id, "ledgerlake.expires": self.expires_ms}
         names["ledgerlake.cancel"] = None if self.cancels is None else f"schedule={self.cancels}"
+        names["ledgerlake.every"] = f"PT{self.every_s}S" if self.every_s and not self.by_cron else None
+        names["ledgerlake.cron"] = f"*/{self.every_s} * * * * *" if self.every_s and self.by_cron else None
+        names |= {"ledgerlake.count": self.count, "ledgerlake.until": self.until_ms}
+        names["ledgerlake.catchup"] = self.catch_up
+        names |= {"ledgerlake.pause": self.pauses, "ledgerlake.resume": self.resumes}
         properties = [pb.KeyValue(key=name, value=str(text)) for name, text in names.items() if text is not None]
         metadata = pb.MessageMetadata(
             producer_name="p", sequence_id=self.number, publish_time=self.time_ms, properties=properties
@@ -85,6 +97,15 @@ class Message:
     def released_from_ms(self) -> int:
         """The time from which a micro-batch may release it."""
         return max(self.due_ms or 0, self.time_ms)
+
+    def occurrences_ms(self) -> list[int]:
+        """The times at which it is due, by its rule alone."""
+        assert self.every_s is not None
+        start_ms, step_ms = self.released_from_ms(), self.every_s * 1000
+        # BEGIN_MS and minutes are multiples of the steps that a cron expression has.
+        first_ms = -(-start_ms // step_ms) * step_ms if self.by_cron else start_ms
+        times_ms = [first_ms + number * step_ms for number in range(self.count or 40)]
+        return [time_ms for time_ms in times_ms if self.until_ms is None or time_ms <= self.until_ms]
 
 
 def _stamp(time_ms: int) -> pb.BrokerEntryMetadata:
@@ -102,11 +123,13 @@ def life(rng: random.Random) -> list[Message]:
     for number in range(rng.randint(3, 40)):
         time_ms += rng.choice([0, 1, 10, 500, 3_000])
         schedule_id = rng.choice(["a", "b", "c", "ü" * 200, None])
-        kind = rng.choices(["delayed", "large", "late", "plain", "cancel"], [10, 2, 2, 2, 3])[0]
+        kinds = {"delayed": 10, "large": 2, "late": 2, "plain": 2, "cancel": 3, "repeats": 6, "pause": 2, "resume": 2}
+        kind = rng.choices(list(kinds), list(kinds.values()))[0]
         due_ms = {
             "delayed": time_ms + rng.choice([1, 400, 2_000, 9_000]),
             "large": time_ms + rng.choice([1, 2_000, 9_000]),
             "late": time_ms - rng.choice([0, 5_000]),
+            "repeats": time_ms + rng.choice([-5_000, 0, 1, 700, 4_000]),
         }.get(kind)
         expires_ms = None if due_ms is None or rng.random() < 0.7 else due_ms + rng.choice([-1, 0, 100, 5_000])
         chunks = rng.choice([2, 3]) if kind == "large" else 1
@@ -114,8 +137,27 @@ def life(rng: random.Random) -> list[Message]:
         message = Message(number, time_ms, entry_id, due_ms, schedule_id, None, expires_ms, chunks)
         if kind == "cancel":
             message = replace(message, schedule_id=None, cancels=schedule_id or "a")
+        elif kind in ("pause", "resume"):
+            target = "all" if rng.random() < 0.3 else f"schedule={schedule_id or 'a'}"
+            pauses, resumes = (target, None) if kind == "pause" else (None, target)
+            message = replace(message, schedule_id=None, pauses=pauses, resumes=resumes)
+        elif kind == "repeats":
+            message = _repeating(rng, replace(message, schedule_id=schedule_id or "a"))
         messages.append(message)
     return messages
+
+
+def _repeating(rng: random.Random, message: Message) -> Message:
+    has_end = rng.random() < 0.3
+    return replace(
+        message,
+        every_s=rng.choice([1, 2, 5]),
+        by_cron=rng.random() < 0.4,
+        count=rng.choice([1, 3, 25]),
+        until_ms=message.time_ms + rng.choice([-1, 4_000, 9_999]) if has_end else None,
+        catch_up=rng.choice([None, "all", "last", "none"]),
+        expires_ms=message.time_ms + rng.choice([2_000, 20_000]) if rng.random() < 0.1 else None,
+    )
 
 
 @dataclass
@@ -140,37 +182,89 @@ def cut(rng: random.Random, messages: list[Message]) -> list[Batch]:
     return [*batches, Batch([], batches[-1].clock_ms + rng.choice([1_000, 3_000])), Batch([], BEGIN_MS + 10**9)]
 
 
-def expected(batches: list[Batch]) -> tuple[list[list[bytes]], set[tuple[bytes, str]]]:
+@dataclass
+class Lapse:
+    """A message at a time when it is due: its number among the occurrences, None if it does not
+    repeat, and the reason if it is not delivered.
+    """
+
+    message: Message
+    due_ms: int
+    number: int | None = None
+    reason: str | None = None
+
+
+def expected(batches: list[Batch]) -> tuple[list[list[bytes]], list[tuple[bytes, str]]]:
     """The values that each micro-batch delivers in order, plain ones first, and all rejects."""
-    waits: dict[str, list[Message]] = defaultdict(list)
-    ended: dict[int, str] = {}
-    for message in (message for batch in batches for message in batch.messages):
-        for schedule_id, reason in ((message.schedule_id, "replaced"), (message.cancels, "cancelled")):
-            if schedule_id is None:
-                continue
-            for other in waits[schedule_id]:
-                if other.released_from_ms() > message.time_ms:
-                    ended.setdefault(other.number, reason)
-        if message.schedule_id is not None and message.due_ms is not None:
-            waits[message.schedule_id].append(message)
+    messages = [message for batch in batches for message in batch.messages]
+    lapses = [lapse for message in messages if message.due_ms is not None for lapse in lapses_of(message, messages)]
     delivered: list[list[bytes]] = []
-    rejected: set[tuple[bytes, str]] = set()
-    pending: list[Message] = []
+    rejected: list[tuple[bytes, str]] = []
+    arrived: set[int] = set()
     for batch in batches:
         values = [message.value for message in batch.messages if message.due_ms is None]
-        pending += [message for message in batch.messages if message.due_ms is not None]
-        due = [message for message in pending if message.released_from_ms() <= batch.clock_ms]
-        pending = [message for message in pending if message not in due]
-        for message in sorted(due, key=lambda message: (message.released_from_ms(), message.entry_id)):
-            if message.number in ended:
-                rejected.add((message.value, ended[message.number]))
+        arrived |= {message.number for message in batch.messages}
+        due = [lapse for lapse in lapses if lapse.due_ms <= batch.clock_ms and lapse.message.number in arrived]
+        lapses = [lapse for lapse in lapses if lapse not in due]
+        for lapse in sorted(due, key=lambda lapse: (lapse.due_ms, lapse.message.entry_id)):
+            message = lapse.message
+            if lapse.reason is not None:
+                rejected.append((message.value, lapse.reason))
+            elif lapse.number is not None and (is_held_back(lapse, messages) or is_missed(lapse, due, batch.clock_ms)):
+                continue
             elif message.expires_ms is not None and batch.clock_ms > message.expires_ms:
-                rejected.add((message.value, "expired"))
+                rejected.append((message.value, "expired"))
             else:
-                values.append(message.value)
+                values.append(message.value + (b"" if lapse.number is None else b"#%d" % lapse.number))
         delivered.append(values)
-    assert not pending
+    assert not lapses
     return delivered, rejected
+
+
+def lapses_of(message: Message, messages: list[Message]) -> list[Lapse]:
+    """When a delayed message is due, up to the one at which it has been replaced or cancelled."""
+    ends = [
+        (other.time_ms, "replaced" if other.schedule_id else "cancelled")
+        for other in messages[message.number + 1 :]
+        if message.schedule_id is not None and message.schedule_id in (other.schedule_id, other.cancels)
+    ]
+    start_ms = message.released_from_ms()
+    if message.every_s is None:
+        reason = next((reason for end_ms, reason in ends if start_ms > end_ms), None)
+        return [Lapse(message, start_ms, None, reason)]
+    end_ms, reason = ends[0] if ends else (10**18, "")
+    if start_ms > end_ms:
+        return [Lapse(message, start_ms, None, reason)]
+    lapses: list[Lapse] = []
+    for number, due_ms in enumerate(message.occurrences_ms(), 1):
+        if due_ms > end_ms:
+            return [*lapses, Lapse(message, due_ms, None, reason)]
+        lapses.append(Lapse(message, due_ms, number))
+    return lapses
+
+
+def is_held_back(lapse: Lapse, messages: list[Message]) -> bool:
+    """Whether the last word before it was due was a pause, of its id or of all."""
+    own = f"schedule={lapse.message.schedule_id}"
+    for target, behind in ((own, lapse.message.number), ("all", -1)):
+        words = [
+            message.pauses is not None
+            for message in messages[behind + 1 :]
+            if target in (message.pauses, message.resumes) and message.time_ms < lapse.due_ms
+        ]
+        if words and words[-1]:
+            return True
+    return False
+
+
+def is_missed(lapse: Lapse, due: list[Lapse], clock_ms: int) -> bool:
+    if lapse.message.catch_up in (None, "all") or clock_ms - lapse.due_ms <= 60_000:
+        return False
+    has_later = any(
+        other.message == lapse.message and other.number is not None and other.number > (lapse.number or 0)
+        for other in due
+    )
+    return lapse.message.catch_up == "none" or has_later
 
 
 def bundles(messages: list[Message], clock_ms: int) -> Iterator[pa.RecordBatch]:
@@ -206,7 +300,7 @@ class Results:
     """What the last stage made of the micro-batches."""
 
     delivered: list[list[bytes]] = field(default_factory=list)
-    rejected: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    rejected: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
 
 
 def run_batch(stage: Stage, batch: Batch, rng: random.Random, results: Results) -> None:
@@ -230,10 +324,10 @@ def run_batch(stage: Stage, batch: Batch, rng: random.Random, results: Results) 
             for decoded in decoder.decode(outcome):
                 if isinstance(decoded, list):
                     for reject in decoded:
-                        results.rejected[reject.reason].add(str(reject.position))
+                        results.rejected[reject.reason].append(str(reject.position))
                         assert reject.entry is not None
                 else:
-                    values += decoded["value"].to_pylist()
+                    values += map(_numbered, decoded["value"].to_pylist(), decoded["properties"].to_pylist())
     results.delivered.append(sorted(plain) + values)
 
 
@@ -249,15 +343,33 @@ def play(seed: int) -> Results:
     delivered, rejected = expected(batches)
     assert results.delivered == delivered, seed
     places = {message.value: message for batch in batches for message in batch.messages}
-    expected_rejects: dict[str, set[str]] = defaultdict(set)
+    expected_rejects: dict[str, list[str]] = defaultdict(list)
     for value, reason in rejected:
         message = places[value]
-        for chunk in range(message.chunks):
-            expected_rejects[reason].add(f"{LEDGER_ID}:{message.entry_id - chunk}")
-    assert results.rejected == expected_rejects, seed
-    for name in ("schedules", "schedule_ids", "large", "parts", "cancels"):
+        expected_rejects[reason] += [f"{LEDGER_ID}:{message.entry_id - chunk}" for chunk in range(message.chunks)]
+    assert {reason: sorted(places) for reason, places in results.rejected.items()} == {
+        reason: sorted(places) for reason, places in expected_rejects.items()
+    }, seed
+    for name in ("schedules", "schedule_ids", "large", "parts"):
         assert not stage.states[name].values, (seed, name)
+    assert set(stage.states["cancels"].values) == ({()} if is_paused(batches) else set()), seed
     return results
+
+
+def is_paused(batches: list[Batch]) -> bool:
+    """Whether all schedules are paused at the end."""
+    words = [
+        message.pauses is not None
+        for batch in batches
+        for message in batch.messages
+        if "all" in (message.pauses, message.resumes)
+    ]
+    return bool(words) and words[-1]
+
+
+def _numbered(value: bytes, properties: list[tuple[str, str]]) -> bytes:
+    number = dict(properties).get("ledgerlake.occurrence")
+    return value if number is None else value + b"#" + number.encode()
 
 
 @pytest.mark.parametrize("start", range(0, SEEDS, _AT_ONCE))

@@ -497,21 +497,22 @@ def test_a_cancel_names_an_id_or_a_key(text: str, target: tuple[str, str] | None
 
 def test_cancels_in_state_are_readable_by_later_releases_and_newer_ones_are_refused() -> None:
     golden = '{"version": 1, "cancels": [{"by": "key", "target": "a", "position": {"ledger_id": 1, "entry_id": 5}, "time_ms": 7, "until_ms": 9}]}'  # fmt: skip
-    cancels, marked = cancels_from_json(golden)
+    cancels, marked, _ = cancels_from_json(golden)
     assert not marked
     assert json.loads(cancels_to_json(cancels.all))["cancels"] == json.loads(golden)["cancels"]
     assert cancels.is_cancelled(Position(1, 4), -1, "a", 8)
     written = cancels_to_json([Cancel("id", "1:2:3", Position(1, 5), 7, 9)])
     assert json.loads(written) == {
-        "version": 3,
+        "version": 4,
         "cancels": [
             {"by": "id", "target": "1:2:3", "position": {"ledger_id": 1, "entry_id": 5}, "time_ms": 7, "until_ms": 9}
         ],
         "marked": {},
+        "paused_ms": None,
     }
     assert cancels_from_json(written)[0].is_cancelled(Position(1, 2), 3, None, 8)
     with pytest.raises(OffsetError, match="newer Ledgerlake"):
-        cancels_from_json('{"version": 4}')
+        cancels_from_json('{"version": 5}')
 
 
 @pytest.fixture

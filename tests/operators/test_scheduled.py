@@ -11,7 +11,7 @@ from ledgerlake.decode.messages import WHOLE_BATCH, BatchRange, decode_bundle
 from ledgerlake.decode.split import entries_of
 from ledgerlake.operators import in_task
 from ledgerlake.operators.in_task import EventBudget
-from ledgerlake.operators.rows import DelayedLargeMessage, Scheduled, TaskEvent
+from ledgerlake.operators.rows import DelayedLargeMessage, PauseChanged, Scheduled, TaskEvent
 from ledgerlake.operators.scheduled import find_in_due, find_in_frames, find_in_messages
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
@@ -22,6 +22,10 @@ from tests.operators.test_delayed import Play
 from tests.operators.test_delayed import frame as delayed_frame
 
 STORED_MS = 1_700_000_000_000
+
+
+def scheduled_frame(deliver_ms: int | None, names: dict[str, str]) -> bytes:
+    return frame(0, deliver_ms, None, **names)
 
 
 def properties(names: dict[str, str]) -> list[pb.KeyValue]:
@@ -86,7 +90,7 @@ def test_the_names_in_a_value_mean_nothing() -> None:
 
 def test_messages_that_are_delivered_at_once_have_schedules_too_also_in_a_batch() -> None:
     frames = frame(0) + frame(1, schedule="a") + frame(2, batch=[{}, {"schedule": "b"}, {"schedule": "x" * 201}])
-    messages, events, rejects = find_in_messages(decoded(frames), frames, EventBudget())
+    messages, events, rejects = find_in_messages(decoded(frames), frames, EventBudget(), delays_messages=True)
     assert messages["message_id"].to_pylist() == ["7:0", "7:1", "7:2:0", "7:2:1"]
     assert events == [
         Scheduled("a", Position(7, 1), STORED_MS + 1),
@@ -121,7 +125,7 @@ def test_schedules_beyond_the_room_in_a_report_are_rejected_in_words(monkeypatch
     assert len(found.events) == 2
     assert [(reject.position.entry_id, reject.reason) for reject in found.rejects] == [(2, "schedule_refused")]
     frames = frame(0, schedule="a")
-    messages, events, (reject,) = find_in_messages(decoded(frames), frames, budget)
+    messages, events, (reject,) = find_in_messages(decoded(frames), frames, budget, delays_messages=True)
     assert (messages.num_rows, events, reject.reason) == (0, [], "schedule_refused")
     assert "more schedules" in reject.detail
 
@@ -154,3 +158,54 @@ def test_a_message_that_was_not_added_to_the_index_replaces_nothing_and_leaves_n
     assert [reject.reason for reject in play.rejects] == ["delayed_known"]
     assert play(at_s=10) == [b"1:0"]
     assert not any(play.state(name) for name in ("schedules", "schedule_ids", "cancels"))
+
+
+def test_a_delayed_message_with_a_rule_is_the_schedule_of_a_message_that_repeats() -> None:
+    frames = memoryview(frame(0, STORED_MS + 9_000, schedule="a", cron="0 9 * * *"))
+    found = find_in_frames(frames, WHOLE_BATCH, EventBudget())
+    assert found.frames is frames
+    assert found.events == [Scheduled("a", Position(7, 0), STORED_MS, STORED_MS + 9_000, repeats=True)]
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        ({"cron": "0 9 * * *"}, "needs an id"),
+        ({"schedule": "a", "cron": "0 25 * * *"}, "hour"),
+        ({"schedule": "a", "timezone": "Europe/Berlin"}, "neither"),
+        ({"pause": "all"}, "without a delivery time"),
+        ({"resume": "schedule=a"}, "without a delivery time"),
+    ],
+)
+def test_a_delayed_message_with_a_rule_that_cannot_be_used_is_a_reject(names: dict[str, str], why: str) -> None:
+    found = find_in_frames(memoryview(scheduled_frame(STORED_MS + 9_000, names)), WHOLE_BATCH, EventBudget())
+    ((reject,), events) = (found.rejects, found.events)
+    assert (reject.reason, events) == ("bad_schedule", [])
+    assert why in reject.detail
+
+
+@pytest.mark.parametrize("deliver_ms", [None, -5])
+def test_a_message_with_a_rule_and_without_a_delivery_time_is_a_reject(deliver_ms: int | None) -> None:
+    frames = frame(0, deliver_ms, schedule="a", cron="0 9 * * *")
+    kept, events, (reject,) = find_in_messages(decoded(frames), memoryview(frames), EventBudget(), delays_messages=True)
+    assert (kept.num_rows, events, reject.reason) == (0, [], "bad_schedule")
+    assert "needs a delivery time" in reject.detail
+
+
+def test_pauses_are_found_in_the_order_of_their_messages_and_stay_rows() -> None:
+    frames = frame(0, batch=[{"pause": "schedule=a"}, {"resume": "all"}, {}]) + frame(1, pause="all")
+    kept, events, rejects = find_in_messages(decoded(frames), memoryview(frames), EventBudget(), delays_messages=True)
+    assert (kept.num_rows, rejects) == (4, [])
+    assert events == [
+        PauseChanged("a", Position(7, 0), STORED_MS, resumes=False),
+        PauseChanged(None, Position(7, 0), STORED_MS, resumes=True),
+        PauseChanged(None, Position(7, 1), STORED_MS + 1, resumes=False),
+    ]
+
+
+def test_a_repetition_that_is_sent_to_a_topic_is_an_ordinary_message_there() -> None:
+    names = {"schedule": "a", "cron": "0 9 * * *", "occurrence": "3"}
+    frames = scheduled_frame(None, names)
+    kept, events, rejects = find_in_messages(decoded(frames), memoryview(frames), EventBudget(), delays_messages=True)
+    assert (kept.num_rows, events, rejects) == (1, [], [])
+    assert find_in_frames(memoryview(scheduled_frame(STORED_MS + 1, names)), WHOLE_BATCH, EventBudget()).events == []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timezone
+import time
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -88,3 +89,84 @@ def test_the_command_schedules_by_time_or_by_span() -> None:
         assert [value for value, *_ in sent(peer)] == [b"x", b"y"]
         assert ledgerlake("schedule", *where, "--in", "soon", "z").returncode == 2
         assert len(peer.received) == 2
+
+
+def test_a_schedule_that_repeats_has_its_rule_and_a_start_and_is_paused_by_its_id() -> None:
+    with Peer() as peer, Schedules(peer.url, TOPIC) as schedules:
+        before_ms = int(time.time() * 1000)
+        schedules.put("a", b"one", cron="0 9 * * MON", timezone="Europe/Berlin", catch_up="last")
+        schedules.put(
+            "a", b"two", every=timedelta(hours=1), at=1_800_000_000_000, count=3, jitter=timedelta(seconds=90)
+        )
+        schedules.pause("a")
+        schedules.resume("a")
+        (first, start_ms, rule), *others = sent(peer)
+    assert before_ms <= start_ms <= int(time.time() * 1000)
+    assert (first, rule) == (
+        b"one",
+        {
+            "ledgerlake.schedule": "a",
+            "ledgerlake.cron": "0 9 * * MON",
+            "ledgerlake.timezone": "Europe/Berlin",
+            "ledgerlake.catchup": "last",
+        },
+    )
+    every = {
+        "ledgerlake.schedule": "a",
+        "ledgerlake.every": "PT3600.000S",
+        "ledgerlake.count": "3",
+        "ledgerlake.jitter": "PT90.000S",
+    }
+    assert others == [
+        (b"two", 1_800_000_000_000, every),
+        (b"", 0, {"ledgerlake.pause": "schedule=a"}),
+        (b"", 0, {"ledgerlake.resume": "schedule=a"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"cron": "0 25 * * *"}, "hour"),
+        ({"every": "soon"}, "ISO-8601"),
+        ({"every": timedelta(milliseconds=10)}, "second"),
+        ({"cron": "* * * * *", "every": "PT1H"}, "one of them"),
+        ({"count": 3}, "neither"),
+        ({"cron": "* * * * *", "catch_up": "some"}, "all, last"),
+        ({"cron": "* * * * *", "timezone": "Mars/Base"}, "time zone"),
+    ],
+)
+def test_a_rule_that_cannot_be_used_is_refused_before_it_is_sent(arguments: dict[str, Any], why: str) -> None:
+    with Peer() as peer, Schedules(peer.url, TOPIC) as schedules:
+        with pytest.raises(UsageError, match=why):
+            schedules.put("a", b"", **arguments)
+        assert peer.received == []
+
+
+def test_all_schedules_are_paused_on_each_topic_partition() -> None:
+    with Peer() as peer, Schedules(peer.url, TOPIC) as schedules:
+        schedules._partitions = [TOPIC, TOPIC]
+        assert len(schedules.pause()) == 2
+        assert [properties for _, _, properties in sent(peer)] == [{"ledgerlake.pause": "all"}] * 2
+
+
+def test_the_commands_repeat_pause_and_resume() -> None:
+    with Peer() as peer:
+        where = (TOPIC, "--service-url", peer.url)
+        rule = ("--cron", "0 9 * * *", "--timezone", "Asia/Tokyo", "--from", "2026-05-02T12:00:00Z", "--until", "2027-01-01T00:00:00Z")  # fmt: skip
+        said = ledgerlake("schedule", *where, "--id", "a", *rule, "x")
+        assert said.returncode == 0, said.stderr
+        assert said.stdout.startswith("schedule a repeats from 2026-05-02T12:00:00.000+00:00 on, stored in ")
+        for command in ("pause", "resume"):
+            said = ledgerlake(command, *where, "--id", "a")
+            assert said.stdout.startswith(f"{command} of schedule a stored as ")
+        assert json.loads(ledgerlake("pause", *where, "--all", "--json").stdout)["id"] is None
+        assert [properties.get("ledgerlake.until") for _, _, properties in sent(peer)] == [
+            "1798761600000",
+            None,
+            None,
+            None,
+        ]
+        refused = ledgerlake("schedule", *where, "--id", "a", "--in", "1 hour", "--from", "2026-05-02T12:00:00Z", "x")
+        assert refused.returncode == 2
+        assert "--at" in refused.stderr

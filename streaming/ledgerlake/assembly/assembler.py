@@ -6,7 +6,7 @@ The entries are kept in a task's memory or in Spark's state, behind the interfac
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -95,7 +95,9 @@ class DueEntries:
 
     ``outputs`` are the outputs beside the table, with their mark-delete positions: an output does
     not get messages up to its position. ``first_entry`` says which messages of the first entry are
-    due. ``clock_ms`` is the time of the micro-batch, None if it has none.
+    due. ``clock_ms`` is the time of the micro-batch, None if it has none. ``added_properties`` are, for
+    each entry of repetitions, the properties that its message gets beside its own; positions are
+    distinct then. Empty if no entry is a repetition.
     """
 
     frames: Entry
@@ -103,6 +105,7 @@ class DueEntries:
     outputs: Mapping[str, Position]
     first_entry: BatchRange = WHOLE_BATCH
     clock_ms: int | None = None
+    added_properties: Sequence[Mapping[str, str]] = ()
 
 
 @dataclass(frozen=True)

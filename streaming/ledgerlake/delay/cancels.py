@@ -14,7 +14,8 @@ Rules kept here:
     several have one target, those are kept that hit a message that the others do not; if the broker
     gives the time, that is the last one.
 
-Version 1 had no ``BATCH``, version 2 no marked positions (``delay.schedules``).
+Version 1 had no ``BATCH``, version 2 no marked positions (``delay.schedules``), version 3 no time when
+all schedules were paused.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from ledgerlake.wire.message_id import ChunkMessageId, MessageId, Position, pars
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-VERSION = 3
+VERSION = 4
 CANCEL_PROPERTY = "ledgerlake.cancel"
 
 # Of one topic partition: the number of cancels, and the bytes of their targets.
@@ -138,13 +139,17 @@ def _needed(cancels: list[Cancel], now_ms: int) -> list[Cancel]:
     return needed
 
 
-def cancels_to_json(cancels: Iterable[Cancel], marked: MarkedPositions | None = None) -> str:
+def cancels_to_json(
+    cancels: Iterable[Cancel], marked: MarkedPositions | None = None, paused_ms: int | None = None
+) -> str:
     fields = {} if marked is None else marked.to_fields()
-    return json.dumps({"version": VERSION, "cancels": [asdict(cancel) for cancel in cancels], "marked": fields})
+    listed = [asdict(cancel) for cancel in cancels]
+    return json.dumps({"version": VERSION, "cancels": listed, "marked": fields, "paused_ms": paused_ms})
 
 
-def cancels_from_json(text: str) -> tuple[Cancels, MarkedPositions]:
-    """Read cancels, and the marked positions that are stored with them.
+def cancels_from_json(text: str) -> tuple[Cancels, MarkedPositions, int | None]:
+    """Read cancels, and what is stored with them: marked positions, and when all schedules were
+    paused.
 
     Raises:
         OffsetError: a newer release wrote it, or it is damaged.
@@ -152,6 +157,7 @@ def cancels_from_json(text: str) -> tuple[Cancels, MarkedPositions]:
     return parse_stored(text, "cancels", _from_fields, VERSION)
 
 
-def _from_fields(fields: dict[str, Any], version: int) -> tuple[Cancels, MarkedPositions]:
+def _from_fields(fields: dict[str, Any], version: int) -> tuple[Cancels, MarkedPositions, int | None]:
     marked = MarkedPositions.from_fields(fields["marked"]) if version > 2 else MarkedPositions()
-    return Cancels(stored(list[Cancel], fields["cancels"])), marked
+    paused_ms = stored(int | None, fields["paused_ms"]) if version > 3 else None
+    return Cancels(stored(list[Cancel], fields["cancels"])), marked, paused_ms

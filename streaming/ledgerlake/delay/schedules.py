@@ -1,5 +1,5 @@
-"""Schedules by id: which delayed message waits under an id, and which ones are no longer to be
-delivered.
+"""Schedules by id: which delayed message waits under an id, which ones are no longer to be delivered,
+and which occurrences a message has that repeats.
 
 Rules kept here:
   - A message with an id, or a cancel of the id, hits the messages of that id that stand before it
@@ -7,8 +7,14 @@ Rules kept here:
     not depend on how the stream was cut into micro-batches.
   - A message that was hit stays in the index. Its position is marked with the reason, and it becomes
     a reject when it would have been due.
-  - A position has one mark: ``SCHEDULED`` while its message waits under its id, or the reason.
-    ``release`` removes the mark, and the id if nothing waits under it any more.
+  - A position has one mark: ``SCHEDULED`` or ``REPEATING`` while its message waits under its id, or
+    the reason. ``release`` removes the mark, and the id if nothing waits under it any more.
+  - A message that repeats waits in the index for its start, and then for one occurrence at a time.
+    ``advance`` says what becomes of that one, and which one follows.
+  - If a message that repeats is hit while an occurrence waits that was due before, that occurrence is
+    delivered, with all others up to the time of the hit.
+  - A pause holds back the occurrences that are due after the time when it was stored, up to the time
+    when its end was stored. They are not delivered later.
 
 A large message that its marker completes may come after a message that stands behind its chunks.
 ``put`` compares both ways, so the later one still replaces it.
@@ -18,29 +24,53 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from pyroaring import BitMap
 
+from ledgerlake.delay.repetition import CatchUp, Occurrence, occurrences
 from ledgerlake.stored.fields import parse_stored, stored
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from numpy.typing import NDArray
 
-VERSION = 1
+    from ledgerlake.delay.repetition import Repetition
+
+# Version 1 had no ``repeating``.
+VERSION = 2
 
 SCHEDULED = "scheduled"
+REPEATING = "repeating"
 
 # Reasons of rejects.
 REPLACED = "replaced"
 CANCELLED = "cancelled"
 
-_MARKS = (SCHEDULED, REPLACED, CANCELLED)
+_MARKS = (SCHEDULED, REPEATING, REPLACED, CANCELLED)
+
+# An occurrence that is released later than this after it was due was missed (``CatchUp``).
+MISSED_AFTER_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Repeating:
+    """How far a message that repeats has come.
+
+    ``start_ms`` is the time from which its rule counts, ``occurrence`` the one that waits in the
+    index, None until the start. Occurrences that are due after ``ends_ms`` are not delivered, for
+    the reason ``ends_by``; those due after ``paused_ms`` neither, until the pause ends.
+    """
+
+    start_ms: int
+    occurrence: Occurrence | None = None
+    ends_ms: int | None = None
+    ends_by: str | None = None
+    paused_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +80,17 @@ class WaitingMessage:
     position: Position
     time_ms: int
     deliver_ms: int
+    repeating: Repeating | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What becomes of a message that repeats when it is due: the occurrence to deliver, if any, and
+    when the message is due again, None if it has ended.
+    """
+
+    delivered: Occurrence | None
+    next_ms: int | None
 
 
 class ScheduleStore(Protocol):
@@ -81,6 +122,10 @@ class MarkedPositions:
         """Give a position a mark in place of the one that it has."""
         self.take(position)
         self._bitmaps.setdefault(mark, {}).setdefault(position.ledger_id, BitMap()).add(position.entry_id)
+
+    def has(self, position: Position, mark: str) -> bool:
+        """Return whether a position has a mark."""
+        return position.entry_id in self._bitmaps.get(mark, {}).get(position.ledger_id, ())
 
     def take(self, position: Position) -> str | None:
         """Remove the mark of a position, and return it."""
@@ -141,11 +186,37 @@ def _bitmap(text: str) -> BitMap:
         raise ValueError("a damaged bitmap") from None
 
 
-class Schedules:
-    """The schedules of one topic partition."""
+@dataclass
+class Pause:
+    """The pauses of a micro-batch: those that have ended, and when the one began that has not."""
 
-    def __init__(self, store: ScheduleStore, marked: MarkedPositions) -> None:
+    since_ms: int | None = None
+    ended: list[tuple[int, int]] = field(default_factory=list)
+
+    def begin(self, time_ms: int) -> None:
+        self.since_ms = time_ms if self.since_ms is None else self.since_ms
+
+    def end(self, time_ms: int) -> None:
+        if self.since_ms is not None:
+            self.ended.append((self.since_ms, time_ms))
+        self.since_ms = None
+
+    def holds_back(self, due_ms: int) -> bool:
+        is_within = any(since_ms < due_ms <= until_ms for since_ms, until_ms in self.ended)
+        return is_within or (self.since_ms is not None and self.since_ms < due_ms)
+
+
+class Schedules:
+    """The schedules of one topic partition in one micro-batch.
+
+    Args:
+        paused_ms: when all schedules were paused, None if they are not.
+    """
+
+    def __init__(self, store: ScheduleStore, marked: MarkedPositions, paused_ms: int | None = None) -> None:
         self.marked = marked
+        self.all_paused = Pause(paused_ms)
+        self._paused: dict[Position, Pause] = {}
         self._store = store
 
     def put(self, schedule_id: str, message: WaitingMessage) -> None:
@@ -153,6 +224,9 @@ class Schedules:
         waiting = self._hit(schedule_id, message.position, message.time_ms, REPLACED)
         if any(message.position < later.position and message.deliver_ms > later.time_ms for later in waiting):
             self.marked.mark(message.position, REPLACED)
+        elif message.repeating is not None:
+            waiting.append(message)
+            self.marked.mark(message.position, REPEATING)
         else:
             waiting.append(message)
             self.marked.mark(message.position, SCHEDULED)
@@ -162,6 +236,52 @@ class Schedules:
     def end(self, schedule_id: str, position: Position, time_ms: int, reason: str) -> None:
         """End a schedule: by a message with its id that was delivered at once, or by a cancel."""
         self._store.store(schedule_id, self._hit(schedule_id, position, time_ms, reason))
+
+    def pause(self, schedule_id: str | None, position: Position, time_ms: int) -> None:
+        """Pause the message that repeats under an id, or all that repeat."""
+        self._change_pause(schedule_id, position, lambda pause: pause.begin(time_ms))
+
+    def resume(self, schedule_id: str | None, position: Position, time_ms: int) -> None:
+        """End a pause."""
+        self._change_pause(schedule_id, position, lambda pause: pause.end(time_ms))
+
+    def advance(self, schedule_id: str, position: Position, rule: Repetition, cutoff_ms: int) -> Step:
+        """Return what becomes of a message that repeats and is due."""
+        message = next(message for message in self._store.load(schedule_id) if message.position == position)
+        repeating = message.repeating
+        assert repeating is not None
+        current = repeating.occurrence
+        following = next(occurrences(rule, schedule_id, repeating.start_ms, current), None)
+        if following is not None:
+            # Jitter does not change the order of occurrences.
+            following = replace(following, due_ms=max(following.due_ms, message.deliver_ms))
+        is_over = following is None or (repeating.ends_ms is not None and following.due_ms > repeating.ends_ms)
+        next_due_ms = None if following is None or is_over else following.due_ms
+        is_delivered = (
+            current is not None
+            and not self._is_paused(message, current.due_ms)
+            and not _is_skipped(current, rule.catch_up, next_due_ms, cutoff_ms)
+        )
+        if following is None or is_over:
+            self.marked.take(position)
+            if following is not None and repeating.ends_by is not None:
+                self.marked.mark(position, repeating.ends_by)
+            self._change(schedule_id, message, None)
+        else:
+            later = replace(repeating, occurrence=following)
+            self._change(schedule_id, message, replace(message, deliver_ms=following.due_ms, repeating=later))
+        return Step(current if is_delivered else None, None if following is None else following.due_ms)
+
+    def repeats(self, position: Position) -> bool:
+        """Return whether a message repeats, and was not hit."""
+        return self.marked.has(position, REPEATING)
+
+    def end_repetition(self, schedule_id: str, position: Position) -> None:
+        """Forget a message whose rule can no longer be used."""
+        self.marked.take(position)
+        for message in self._store.load(schedule_id):
+            if message.position == position:
+                self._change(schedule_id, message, None)
 
     def release(self, position: Position) -> str | None:
         """Forget a message that is due; return the reason if it is not to be delivered."""
@@ -178,12 +298,49 @@ class Schedules:
         """Mark the messages of an id that are hit; return the others."""
         others: list[WaitingMessage] = []
         for message in self._store.load(schedule_id):
-            if message.position < position and message.deliver_ms > time_ms:
+            if message.position >= position:
+                others.append(message)
+            elif message.deliver_ms > time_ms:
                 self.marked.mark(message.position, reason)
-                self._store.take_id(message.position)
+                if message.repeating is None:
+                    self._store.take_id(message.position)
+            elif message.repeating is not None and message.repeating.ends_ms is None:
+                ended = replace(message.repeating, ends_ms=time_ms, ends_by=reason)
+                others.append(replace(message, repeating=ended))
             else:
                 others.append(message)
         return others
+
+    def _change_pause(self, schedule_id: str | None, position: Position, change: Callable[[Pause], None]) -> None:
+        if schedule_id is None:
+            change(self.all_paused)
+            return
+        messages: list[WaitingMessage] = []
+        for message in self._store.load(schedule_id):
+            if message.repeating is None or message.position >= position:
+                messages.append(message)
+                continue
+            pause = self._paused.setdefault(message.position, Pause(message.repeating.paused_ms))
+            change(pause)
+            messages.append(replace(message, repeating=replace(message.repeating, paused_ms=pause.since_ms)))
+        self._store.store(schedule_id, messages)
+
+    def _is_paused(self, message: WaitingMessage, due_ms: int) -> bool:
+        assert message.repeating is not None
+        own = self._paused.get(message.position, Pause(message.repeating.paused_ms))
+        return self.all_paused.holds_back(due_ms) or own.holds_back(due_ms)
+
+    def _change(self, schedule_id: str, old: WaitingMessage, new: WaitingMessage | None) -> None:
+        """Put a message that waits in the place of another; None: forget it."""
+        messages = [message for message in self._store.load(schedule_id) if message != old]
+        self._store.store(schedule_id, messages if new is None else [*messages, new])
+
+
+def _is_skipped(occurrence: Occurrence, catch_up: CatchUp, next_due_ms: int | None, cutoff_ms: int) -> bool:
+    """Return whether an occurrence was missed and is not to be delivered late."""
+    if catch_up == CatchUp.ALL or cutoff_ms - occurrence.due_ms <= MISSED_AFTER_MS:
+        return False
+    return catch_up == CatchUp.NONE or (next_due_ms is not None and next_due_ms <= cutoff_ms)
 
 
 def waiting_to_json(messages: list[WaitingMessage]) -> str:
@@ -196,6 +353,12 @@ def waiting_from_json(text: str) -> list[WaitingMessage]:
     Raises:
         OffsetError: a newer release wrote it, or it is damaged.
     """
-    return parse_stored(
-        text, "schedules", lambda fields, _version: stored(list[WaitingMessage], fields["messages"]), VERSION
-    )
+    return parse_stored(text, "schedules", _from_fields, VERSION)
+
+
+def _from_fields(fields: dict[str, Any], version: int) -> list[WaitingMessage]:
+    messages = stored(list[dict[str, Any]], fields["messages"])
+    if version == 1:
+        messages = [message | {"repeating": None} for message in messages]
+    waiting: list[WaitingMessage] = stored(list[WaitingMessage], messages)
+    return waiting

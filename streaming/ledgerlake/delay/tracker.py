@@ -100,6 +100,7 @@ class DelayedTracker:
         self._saved = self._reached = record.reached
         self._doomed: list[int] = []
         self._fresh: list[pa.RecordBatch] = []
+        self._again: list[pa.RecordBatch] = []
         self._segments: dict[int, tuple[int, pa.RecordBatch]] = {}
         self._metadata: dict[int, list[SegmentMetadata]] = {}
         self.outputs = dict(record.outputs)
@@ -155,11 +156,20 @@ class DelayedTracker:
 
     def take_due(self, cutoff_ms: int) -> Iterator[pa.RecordBatch]:
         """Yield all messages due at a time or before, in order. Use them up before you call another
-        method.
+        method but ``add_again``.
         """
         due = [bucket for bucket in self._buckets if bucket.waiting and bucket.next_ms <= cutoff_ms]
         sources = (self._take_from(bucket, cutoff_ms) for bucket in due)
         yield from shared_queue([self._take_fresh(cutoff_ms), *sources])
+
+    def add_again(self, batch: pa.RecordBatch) -> None:
+        """Add messages that were taken, with another time; ``take_due`` yields them after the next
+        ``save``.
+        """
+        self._again.append(batch)
+        if sum(rows.nbytes for rows in self._again) > FRESH_BYTES:
+            rows, self._again = sort_rows(self._again), []
+            self._buckets += self._write([iter([rows])], sealed=False)
 
     def add_output(self, output: str, mark_delete: Position) -> None:
         """Add an output that gets the messages after a position; an output that was added before
@@ -183,6 +193,7 @@ class DelayedTracker:
         """Store fresh messages and drop empty buckets; return the record of the buckets."""
         if self.outputs:
             self.trim(min(self.outputs.values()))
+        self._fresh, self._again = self._fresh + self._again, []
         self._store_fresh()
         self._replace([bucket for bucket in self._buckets if not bucket.waiting], [])
         if self._mutable_count >= _OVERFULL * self._settings.min_indexes_per_bucket:

@@ -21,12 +21,14 @@ from ledgerlake.decode.large import large_message
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.decode.rejects import read_reject
 from ledgerlake.decode.split import PieceKind, only_entry
+from ledgerlake.delay.cancel_messages import rows_with_property
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.inspect.table_rows import Keys, entries_of, keys_of
 from ledgerlake.operators.in_task import LocalAssembly
 from ledgerlake.source.loss import DATA_LOSS
 from ledgerlake.source.pieces import read_pieces
 from ledgerlake.wire.message_id import Position
+from ledgerlake.wire.schedules import CRON_PROPERTY, EVERY_PROPERTY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,6 +104,9 @@ def read_topic(
                 is_delayed = decoded.messages["deliver_at"].cast(pa.int64()).to_numpy() > reached_ms * 1000
             for table in counting:
                 table.take(decoded.messages.filter(pa.array(~is_delayed)), were_delayed=were_delayed)
+            if were_delayed:
+                # When they are due is known to their rule alone.
+                is_delayed[rows_with_property(decoded.messages["properties"], [CRON_PROPERTY, EVERY_PROPERTY])] = True
             message_keys = keys_of(decoded.messages)
             keys.append(message_keys[~is_delayed])
             delayed.append(message_keys[is_delayed])

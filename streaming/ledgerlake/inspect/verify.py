@@ -17,12 +17,13 @@ of a key are ``duplicate``, and rows of keys that the topic does not have are ``
 
     missing        in the topic, neither in the table nor in rejects
     left_out       in the topic, and in no table, because a query or a function makes the rows
-    duplicate      rows beyond the first of one position in a table
+    duplicate      rows beyond the first of one position in a table, but for the occurrences of a message that repeats
     out_of_order   rows that come after a later one, inside a file, or in a file whose range overlaps another's
                    (rows marked ``late`` are not counted)
     not_checked    rows of positions that the topic no longer has
     open_chunks    chunks of incomplete large messages
-    waiting        delayed messages that were not due when the last micro-batch was planned
+    waiting        delayed messages that were not due when the last micro-batch was planned, and messages that repeat of
+                   which no occurrence is in the table
     early          rows that were delivered before they were due
     outdated       rows of a table with the latest messages that are not the latest of their key, or whose key was deleted
     undecided      keys of such a table that nothing can decide: a large message, or one of an entry in rejects, may be the
@@ -277,7 +278,9 @@ def _judge_rows(verdict: Verdict, table: TableRows, span: EntryRange, first: Pos
     files = [file for partition in partitions for file in partition]
     rows: Keys = np.concatenate([np.empty((0, 4), dtype=np.int64), *map(keys_of, files)])
     verdict.messages += len(rows)
-    verdict.duplicate += len(rows) - len(np.unique(packed(rows)))
+    duplicate = len(rows) - len(np.unique(packed(rows)))
+    # Most tables have no repetitions, and to find them costs a second look into the files.
+    verdict.duplicate += duplicate - table.repeated(span.topic_partition, span.end) if duplicate else 0
     verdict.out_of_order += sum(map(out_of_order, partitions))
     verdict.late += sum(int(pc.sum(file["late"]).as_py() or 0) for file in files)
     verdict.not_checked += _before(rows, first)

@@ -4,7 +4,8 @@ They are read from the checkpoint, and the pipeline may run meanwhile. Tasks dec
 the buckets (see ``operators.bucket_storage``), so memory is bounded however many messages wait.
 Messages that were cancelled or replaced are left out.
 
-Rows have the columns of messages, without those that are known only at delivery. If the bytes of a
+Rows have the columns of messages, without those that are known only at delivery. A message that
+repeats has the time of its next occurrence in ``deliver_at``. If the bytes of a
 message are not in its bucket, because it is large, was cut in two by a range, or stays in the topic
 (``payloads = "reread"``), only its position and its time are known; of a large message it is the
 position of the last chunk. A cancel by key of such a message cannot be seen here.
@@ -23,7 +24,7 @@ from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
 from ledgerlake.delay.bucket import Record, record_from_json
 from ledgerlake.delay.cancels import Cancels, cancels_from_json
-from ledgerlake.delay.schedules import CANCELLED, REPLACED, MarkedPositions
+from ledgerlake.delay.schedules import CANCELLED, REPEATING, REPLACED, MarkedPositions
 from ledgerlake.delay.segment import key_columns
 from ledgerlake.delay.snapshot import segment_from_bytes
 from ledgerlake.delay.storage import METADATA
@@ -117,7 +118,7 @@ class _Decoder:
     """
 
     records: dict[TopicPartition, Record]
-    cancels: dict[TopicPartition, tuple[Cancels, MarkedPositions]]
+    cancels: dict[TopicPartition, tuple[Cancels, MarkedPositions, int | None]]
     decoding: Decoding
     until_ms: int
 
@@ -158,16 +159,38 @@ class _Decoder:
             return
         segment = segment_from_bytes(content).slice(bucket.offset if number == bucket.segment else 0)
         segment = segment.slice(0, int(np.searchsorted(key_columns(segment)[0], self.until_ms)))
-        cancels, marked = self.cancels.get(source, (Cancels(), MarkedPositions()))
+        cancels, marked, _ = self.cancels.get(source, (Cancels(), MarkedPositions(), None))
         is_ended = marked.are_marked(*key_columns(segment)[1:], (REPLACED, CANCELLED))
         segment = segment.filter(pa.array(~is_ended))
+        next_ms = _next_ms(segment, marked)
         has_frame = segment.column(3).is_valid()
         yield from _positions(source, segment.filter(pc.invert(has_frame)), cancels)
         frames = b"".join(segment.column(3).drop_null().to_pylist())
         for decoded in decode_bundle(frames, source, **self.decoding) if frames else ():
-            messages = decoded.messages.filter(pa.array(~cancelled_rows(decoded.messages, cancels)))
-            if messages.num_rows:
-                yield messages.select(WAITING.names)
+            messages, repeating = _apart(decoded.messages.select(WAITING.names), next_ms)
+            messages = messages.filter(pa.array(~cancelled_rows(messages, cancels)))
+            yield from (rows for rows in (messages, repeating) if rows.num_rows)
+
+
+def _next_ms(segment: pa.RecordBatch, marked: MarkedPositions) -> dict[tuple[int, int], int]:
+    """Return when the messages of a segment that repeat are due next, by ledger and entry."""
+    due_ms, ledger_ids, entry_ids = key_columns(segment)
+    rows = np.flatnonzero(marked.are_marked(ledger_ids, entry_ids, (REPEATING,))).tolist()
+    return {(int(ledger_ids[row]), int(entry_ids[row])): int(due_ms[row]) for row in rows}
+
+
+def _apart(messages: pa.RecordBatch, next_ms: dict[tuple[int, int], int]) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+    """Return the messages that do not repeat, and those that do, with the time of the next
+    occurrence.
+    """
+    places = zip(messages["ledger_id"].to_pylist(), messages["entry_id"].to_pylist(), strict=True)
+    due_ms = [next_ms.get(place) for place in places] if next_ms else [None] * messages.num_rows
+    repeats = pa.array([time_ms is not None for time_ms in due_ms], pa.bool_())
+    repeating = messages.filter(repeats)
+    number = WAITING.get_field_index("deliver_at")
+    times = pa.array([time_ms * 1000 for time_ms in due_ms if time_ms is not None], pa.int64())
+    repeating = repeating.set_column(number, WAITING.field(number), times.cast(WAITING.field(number).type))
+    return messages.filter(pc.invert(repeats)), repeating
 
 
 def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[dict[str, Any]]:

@@ -53,14 +53,16 @@ from ledgerlake.delay.cancels import (
     cancels_from_json,
     cancels_to_json,
 )
-from ledgerlake.delay.schedules import CANCELLED, REPLACED, MarkedPositions, Schedules, WaitingMessage
+from ledgerlake.delay.schedules import CANCELLED, REPLACED, MarkedPositions, Repeating, Schedules, WaitingMessage
 from ledgerlake.delay.segment import INDEX_SCHEMA, frame_sizes, index_rows, key_columns
 from ledgerlake.delay.tracker import DelayedTracker
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.bucket_folders import open_folder, query_id_of_task
 from ledgerlake.operators.bucket_storage import FolderStorage, StateStorage
-from ledgerlake.operators.rows import Scheduled
+from ledgerlake.operators.repeating import RepeatingMessages, Repetition
+from ledgerlake.operators.rows import PauseChanged, Scheduled
 from ledgerlake.operators.schedule_state import ScheduleState, StoredSchedules
+from ledgerlake.operators.scheduled import may_repeat
 from ledgerlake.operators.separately_stored import (
     SeparatelyStored,
     separately_stored_from_json,
@@ -156,7 +158,7 @@ class DelayedMessages:
         self._read_chunks = read_chunks
         self._tracker: DelayedTracker | None = None
         self._new_cancels: list[Cancel] = []
-        self._schedule_events: list[Scheduled | Cancel] = []
+        self._schedule_events: list[Scheduled | Cancel | PauseChanged] = []
         self._due_partial: list[tuple[Position, BatchRange]] = []
         self._repeated: list[tuple[Position, Entry | None]] = []
         self._large_to_read: list[DelayedLargeMessage] = []
@@ -170,8 +172,9 @@ class DelayedMessages:
     def add(self, frames: bytes) -> None:
         """Add the entries of a ``delayed`` piece (see ``decode.split``)."""
         delayed = read_delayed(frames)
-        no_frames = pa.nulls(len(delayed.due_ms), pa.binary())
-        frame_column = no_frames if self._options.reread else _frames(frames, delayed.frame_ends)
+        frame_column = _frames(frames, delayed.frame_ends)
+        if self._options.reread:
+            frame_column = _of_repeating(frame_column)
         keys = [pa.array(column) for column in (delayed.due_ms, delayed.ledger_ids, delayed.entry_ids)]
         repeated = self._open().add(pa.RecordBatch.from_arrays([*keys, frame_column], schema=INDEX_SCHEMA))
         if repeated.num_rows:
@@ -267,9 +270,11 @@ class DelayedMessages:
         else:
             self._new_cancels.append(cancel)
 
-    def schedule(self, scheduled: Scheduled) -> None:
-        """Add the schedule of a message, which was delivered at once or is added to the index."""
-        self._schedule_events.append(scheduled)
+    def schedule(self, event: Scheduled | PauseChanged) -> None:
+        """Add the schedule of a message, which was delivered at once or is added to the index, or a
+        pause.
+        """
+        self._schedule_events.append(event)
 
     def release(self, due_ms: int | None) -> Iterator[Outcome | Cancels]:
         """Yield the messages that are due by ``due_ms``, in order. If something is due and cancels
@@ -281,15 +286,20 @@ class DelayedMessages:
         cutoff_ms = due_ms or 0
         self._add_large_to_read(cutoff_ms)
         yield from self._rejected
-        if self._tracker is None and self._stored_record is None:
+        pauses_all = any(
+            isinstance(event, PauseChanged) and event.schedule_id is None for event in self._schedule_events
+        )
+        if self._tracker is None and self._stored_record is None and not pauses_all:
             return
         tracker = self._open()
         if self._repeated:
             yield Rejected(DELAYED_KNOWN, self._repeated)
         stored_cancels = _read_value(self._state.cancels)
-        cancels, marked = cancels_from_json(stored_cancels) if stored_cancels else (Cancels(), MarkedPositions())
+        cancels, marked, paused_ms = (
+            cancels_from_json(stored_cancels) if stored_cancels else (Cancels(), MarkedPositions(), None)
+        )
         store = StoredSchedules(self._state.schedules)
-        schedules = Schedules(store, marked)
+        schedules = Schedules(store, marked, paused_ms)
         self._apply_schedule_events(schedules)
         refused = self._add_cancels(cancels, tracker.last_due_ms)
         if refused:
@@ -303,12 +313,30 @@ class DelayedMessages:
             release = _Release(delivered_ms, _outputs(tracker), due_ms)
             for position, batch_range in self._due_partial:
                 yield from self._take_partial(position, batch_range, release)
-            for batch in _combine(tracker.take_due(cutoff_ms)):
-                messages, rejects = self._without_withheld(batch, schedules)
+            yield from self._due_outcomes(tracker, schedules, cutoff_ms, release)
+        store.save()
+        self._store_cancels(cancels.needed_after(cutoff_ms), schedules, stored_cancels)
+
+    def _due_outcomes(
+        self, tracker: DelayedTracker, schedules: Schedules, cutoff_ms: int, release: _Release
+    ) -> Iterator[Outcome]:
+        repeating = RepeatingMessages(schedules, cutoff_ms, tracker.add_again)
+        repetitions: dict[Position, Repetition] = {}
+        size = 0
+        for part in repeating.in_order(_combine(tracker.take_due(cutoff_ms))):
+            if not isinstance(part, Repetition) or part.position in repetitions or size >= _ROW_BYTES:
+                yield from _delivered_repetitions(repetitions, release)
+                repetitions, size = {}, 0
+            if isinstance(part, Repetition):
+                repetitions[part.position] = part
+                size += len(part.frame)
+            elif isinstance(part, Rejected):
+                yield part
+            else:
+                messages, rejects = self._without_withheld(part, schedules)
                 yield from rejects
                 yield from self._outcomes(messages, release)
-        store.save()
-        self._store_cancels(cancels.needed_after(cutoff_ms), marked, stored_cancels)
+        yield from _delivered_repetitions(repetitions, release)
 
     def save(self) -> DelayedSummary:
         """Store the messages that have arrived as parts of buckets, and the record of all buckets;
@@ -370,12 +398,17 @@ class DelayedMessages:
         the others.
         """
         for event in sorted(self._schedule_events, key=lambda event: event.position):
-            if isinstance(event, Cancel):
+            if isinstance(event, PauseChanged):
+                change = schedules.resume if event.resumes else schedules.pause
+                change(event.schedule_id, event.position, event.time_ms)
+            elif isinstance(event, Cancel):
                 schedules.end(event.target, event.position, event.time_ms, CANCELLED)
             elif event.deliver_ms is None:
                 schedules.end(event.schedule_id, event.position, event.time_ms, REPLACED)
             elif event.position not in self._not_added:
-                schedules.put(event.schedule_id, WaitingMessage(event.position, event.time_ms, event.deliver_ms))
+                repeating = Repeating(event.deliver_ms) if event.repeats else None
+                message = WaitingMessage(event.position, event.time_ms, event.deliver_ms, repeating)
+                schedules.put(event.schedule_id, message)
 
     def _without_withheld(self, batch: pa.RecordBatch, schedules: Schedules) -> tuple[pa.RecordBatch, list[Outcome]]:
         """Return due messages without those that are not to be delivered, and the rejects of these."""
@@ -406,8 +439,10 @@ class DelayedMessages:
             return Rejected(reason, [(position, None)] if kept_frame is None else [*entries_of(kept_frame).items()])
         return Rejected(reason, [(chunk, self._kept_entries.take(chunk)) for chunk in message.positions])
 
-    def _store_cancels(self, cancels: list[Cancel], marked: MarkedPositions, stored: str | None) -> None:
-        text = cancels_to_json(cancels, marked) if cancels or marked else None
+    def _store_cancels(self, cancels: list[Cancel], schedules: Schedules, stored: str | None) -> None:
+        marked, paused_ms = schedules.marked, schedules.all_paused.since_ms
+        is_needed = cancels or marked or paused_ms is not None
+        text = cancels_to_json(cancels, marked, paused_ms) if is_needed else None
         if text == stored:
             return
         if text is None:
@@ -490,6 +525,24 @@ def _frames(frames: bytes, ends: np.ndarray[Any, np.dtype[np.int64]]) -> pa.Arra
     offsets = np.zeros(len(ends) + 1, dtype=np.int32)
     offsets[1:] = ends
     return pa.Array.from_buffers(pa.binary(), len(ends), [None, pa.py_buffer(offsets), pa.py_buffer(frames)])
+
+
+def _of_repeating(frames: pa.Array) -> pa.Array:
+    """Return the frames of messages that repeat, null for others."""
+    if not len(frames) or not may_repeat(frames.buffers()[2]):
+        return pa.nulls(len(frames), pa.binary())
+    return pa.array([frame if may_repeat(frame) else None for frame in frames.to_pylist()], pa.binary())
+
+
+def _delivered_repetitions(repetitions: dict[Position, Repetition], release: _Release) -> Iterator[DueEntries]:
+    if repetitions:
+        yield DueEntries(
+            b"".join(repetition.frame for repetition in repetitions.values()),
+            release.delivered_ms,
+            release.outputs,
+            clock_ms=release.clock_ms,
+            added_properties=[repetition.properties for repetition in repetitions.values()],
+        )
 
 
 def _combine(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

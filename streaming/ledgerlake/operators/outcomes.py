@@ -17,6 +17,7 @@ from ledgerlake.decode import schema
 from ledgerlake.decode.large import decode_large, read_chunks
 from ledgerlake.decode.messages import Decoded, TopicPartition, decode_bundle, decode_entries
 from ledgerlake.decode.rejects import RejectedEntry, reject_rows
+from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.cancels import Cancels
 from ledgerlake.delay.schedules import CANCELLED
 from ledgerlake.errors import CorruptEntryError
@@ -117,17 +118,20 @@ class OutcomeDecoder:
     def _due(
         self, bundles: Iterable[Decoded], outcome: DueEntries | DuePositions
     ) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
+        added = _added_properties(outcome)
         for decoded in bundles:
             messages = _with_delivery(decoded.messages.select(schema.MESSAGES.names), outcome.delivered_ms)
             frames = outcome.frames if isinstance(outcome, DueEntries) else None
-            is_cancelled = cancelled_rows(messages, self.cancels)
-            if is_cancelled.any():
-                yield cancelled_entries(messages.filter(pa.array(is_cancelled)), frames)
-                messages = messages.filter(pa.array(~is_cancelled))
+            # Only its id ends a message that repeats.
+            if not added:
+                is_cancelled = cancelled_rows(messages, self.cancels)
+                if is_cancelled.any():
+                    yield cancelled_entries(messages.filter(pa.array(is_cancelled)), frames)
+                    messages = messages.filter(pa.array(~is_cancelled))
             messages, rejects = find_in_due(messages, frames, outcome.clock_ms)
             if rejects:
                 yield rejects
-            yield messages
+            yield _with_properties(messages, added) if added else messages
             if decoded.rejects.num_rows:
                 yield [_rejected(row) for row in decoded.rejects.to_pylist()]
 
@@ -192,6 +196,29 @@ def _rejected_large(
 def _with_delivery(messages: pa.RecordBatch, delivered_ms: int) -> pa.RecordBatch:
     delivered_at = pa.repeat(pa.scalar(delivered_ms * 1000, pa.int64()), messages.num_rows).cast(schema.TIMESTAMP)
     return messages.set_column(messages.schema.get_field_index("delivered_at"), "delivered_at", delivered_at)
+
+
+def _added_properties(outcome: DueEntries | DuePositions) -> dict[Position, dict[str, str]]:
+    if isinstance(outcome, DuePositions) or not outcome.added_properties:
+        return {}
+    return {
+        position: dict(more)
+        for position, more in zip(entries_of(outcome.frames), outcome.added_properties, strict=True)
+    }
+
+
+def _with_properties(messages: pa.RecordBatch, added: dict[Position, dict[str, str]]) -> pa.RecordBatch:
+    """Return the messages with the properties that are added to each, in place of its own of the same
+    name.
+    """
+    positions = zip(messages["ledger_id"].to_pylist(), messages["entry_id"].to_pylist(), strict=True)
+    own = messages["properties"].to_pylist()
+    properties = [
+        list((dict(pairs) | added[Position(*ids)]).items()) for ids, pairs in zip(positions, own, strict=True)
+    ]
+    number = messages.schema.get_field_index("properties")
+    column = pa.array(properties, messages.schema.field(number).type)
+    return messages.set_column(number, messages.schema.field(number), column)
 
 
 def _rejected(row: dict[str, Any]) -> RejectedEntry:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ledgerlake.decode.messages import BatchRange
     from ledgerlake.delay.cancels import Cancel
     from ledgerlake.operators.in_task import EventBudget
-    from ledgerlake.operators.rows import Scheduled
+    from ledgerlake.operators.rows import PauseChanged, Scheduled
 
 
 _MAX_TO_REREAD = 10_000
@@ -94,6 +94,7 @@ class PartitionWriter:
         self.decoder = OutcomeDecoder(
             topic_partition, settings.options, settings.limits.max_message_bytes, delays_messages=settings.delay.enabled
         )
+        self._delays_messages = settings.delay.enabled
         self._cancels = TaskCancels()
         self._rejects_to_reread: list[RejectedEntry] = []
         self._reasons: Counter[str] = Counter()
@@ -101,9 +102,9 @@ class PartitionWriter:
 
     def write_entries(
         self, frames: memoryview, first_entry: BatchRange, budget: EventBudget
-    ) -> list[Cancel | Scheduled]:
+    ) -> list[Cancel | Scheduled | PauseChanged]:
         """Write plain entries; return the cancels and schedules among them that the task accepts."""
-        events: list[Cancel | Scheduled] = []
+        events: list[Cancel | Scheduled | PauseChanged] = []
         decoded_bundles = decode_bundle(
             frames,
             self.topic_partition,
@@ -112,7 +113,7 @@ class PartitionWriter:
         )
         for decoded in decoded_bundles:
             messages, scheduled, rejects = find_in_messages(
-                decoded.messages.select(schema.MESSAGES.names), frames, budget
+                decoded.messages.select(schema.MESSAGES.names), frames, budget, delays_messages=self._delays_messages
             )
             self._write_messages(messages)
             self.write_rejects(rejects)

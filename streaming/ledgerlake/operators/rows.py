@@ -26,7 +26,8 @@ From the stage, in order but for ``rows``, which pass as they come:
     reread_rejects  chunks of a rejected message, which only the topic  reason, positions
                     has
     cancels         the cancels for everything due that follows         ``Cancels``
-    due             delayed entries that are due                        delivery, ``BatchRange`` of the first entry
+    due             delayed entries that are due                        delivery, ``BatchRange`` of the first entry,
+                                                                        properties that delivery adds, by entry
     reread          due entries whose bytes only the topic has          delivery, positions
     summary         once for a topic partition, last: the results of    ``StateSummary``
                     its tasks, and the state in numbers
@@ -122,16 +123,31 @@ class DelayedLargeMessage:
 @dataclass(frozen=True, slots=True)
 class Scheduled:
     """The event of a message with the id of a schedule, stored at ``time_ms``; ``deliver_ms`` is when
-    it is due, None if it was delivered at once.
+    it is due, or when it starts to repeat, None if it was delivered at once.
     """
 
     schedule_id: str
     position: Position
     time_ms: int
     deliver_ms: int | None = None
+    repeats: bool = False
 
 
-TaskEvent = Chunk | MessageStarted | IncompleteMessage | Marker | DelayedLargeMessage | Cancel | Scheduled
+@dataclass(frozen=True, slots=True)
+class PauseChanged:
+    """The event of a message, stored at ``time_ms``, that pauses the repetitions of a schedule, or of
+    all if there is no id, or that resumes them.
+    """
+
+    schedule_id: str | None
+    position: Position
+    time_ms: int
+    resumes: bool
+
+
+TaskEvent = (
+    Chunk | MessageStarted | IncompleteMessage | Marker | DelayedLargeMessage | Cancel | Scheduled | PauseChanged
+)
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,21 @@ from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.single_entry import single_entries
 from ledgerlake.decode.split import entries_of, read_delayed
 from ledgerlake.delay.cancel_messages import rows_with_property, stored_ms
+from ledgerlake.delay.repetition import parse_repetition
 from ledgerlake.errors import CorruptEntryError
-from ledgerlake.operators.rows import Scheduled
+from ledgerlake.operators.rows import PauseChanged, Scheduled
 from ledgerlake.wire.entry import peek_metadata, read_stamp
 from ledgerlake.wire.message_id import Position
-from ledgerlake.wire.schedules import BAD_SCHEDULE, EXPIRES_PROPERTY, SCHEDULE_PROPERTY, parse_schedule, schedule_of
+from ledgerlake.wire.schedules import (
+    BAD_SCHEDULE,
+    CRON_PROPERTY,
+    EVERY_PROPERTY,
+    SCHEDULE_PROPERTY,
+    SENDER_PROPERTIES,
+    bad_schedule,
+    parse_schedule,
+    properties_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +43,7 @@ if TYPE_CHECKING:
     from ledgerlake.assembly.assembler import Assembled, Entry
     from ledgerlake.decode.messages import BatchRange
     from ledgerlake.operators.in_task import EventBudget
+    from ledgerlake.pb import pulsar_pb2 as pb
 
 # The reason of a message with an id for which the task's report has no room.
 SCHEDULE_REFUSED = "schedule_refused"
@@ -41,9 +52,17 @@ REFUSED_DETAIL = "the micro-batch has more schedules than a task can pass on; re
 # The reason of a message that was released later than it said.
 EXPIRED = "expired"
 
-_NAMES = re.compile(re.escape(SCHEDULE_PROPERTY.encode()) + b"|" + re.escape(EXPIRES_PROPERTY.encode()))
-_PROPERTIES = [SCHEDULE_PROPERTY, EXPIRES_PROPERTY]
-_BATCHED = "a delayed message with an id or an expiry must be sent alone, and this one is part of a batch"
+_NAMES = re.compile(b"|".join(re.escape(name.encode()) for name in SENDER_PROPERTIES))
+_RULES = re.compile(b"|".join(re.escape(name.encode()) for name in (CRON_PROPERTY, EVERY_PROPERTY)))
+_PROPERTIES = list(SENDER_PROPERTIES)
+_BATCHED = "a delayed message with a property of schedules must be sent alone, and this one is part of a batch"
+_NO_START = "a message that repeats needs a delivery time: the time from which it counts, for example now"
+_DELAYED_PAUSE = "a message that pauses or resumes is sent without a delivery time"
+
+
+def may_repeat(frames: bytes | memoryview | pa.Buffer) -> bool:
+    """Return whether frames may hold a message that repeats."""
+    return _RULES.search(frames) is not None
 
 
 @dataclass(frozen=True)
@@ -68,7 +87,7 @@ def find_in_frames(frames: memoryview, first_entry: BatchRange, budget: EventBud
         if _NAMES.search(entry) is None:
             continue
         try:
-            schedule_id = schedule_of(peek_metadata(memoryview(entry))).schedule_id
+            schedule_id, repeats = _schedule_of_delayed(peek_metadata(memoryview(entry)))
             time_ms = read_stamp(memoryview(entry)).time_ms
         except CorruptEntryError as error:
             refused.add(row)
@@ -80,7 +99,7 @@ def find_in_frames(frames: memoryview, first_entry: BatchRange, budget: EventBud
             refused.add(row)
             found.rejects.append(RejectedEntry(position, entry, SCHEDULE_REFUSED, REFUSED_DETAIL))
             continue
-        found.events.append(Scheduled(schedule_id, position, time_ms, due_ms[row]))
+        found.events.append(Scheduled(schedule_id, position, time_ms, due_ms[row], repeats))
     if not refused:
         return found
     spans = zip([0, *ends], ends, strict=False)
@@ -90,20 +109,27 @@ def find_in_frames(frames: memoryview, first_entry: BatchRange, budget: EventBud
 
 
 def find_in_messages(
-    messages: pa.RecordBatch, frames: Entry, budget: EventBudget
-) -> tuple[pa.RecordBatch, list[Scheduled], list[RejectedEntry]]:
+    messages: pa.RecordBatch, frames: Entry, budget: EventBudget, *, delays_messages: bool
+) -> tuple[pa.RecordBatch, list[Scheduled | PauseChanged], list[RejectedEntry]]:
     """Return messages that are delivered at once, without those that were rejected, and their
-    schedules.
+    schedules. Without ``delays_messages`` those that repeat are among them.
     """
-    events: list[Scheduled] = []
+    events: list[Scheduled | PauseChanged] = []
 
     def take(row: int, properties: dict[str, str]) -> tuple[str, str] | None:
-        schedule_id = parse_schedule(properties).schedule_id
-        if schedule_id is None:
+        schedule = parse_schedule(properties)
+        if schedule.repeats and delays_messages:
+            return BAD_SCHEDULE, _NO_START
+        if schedule.schedule_id is None and schedule.pause is None:
             return None
-        if not budget.take_schedule(schedule_id):
+        target = schedule.schedule_id if schedule.pause is None else schedule.pause.schedule_id
+        if not budget.take_schedule(target or ""):
             return SCHEDULE_REFUSED, REFUSED_DETAIL
-        events.append(Scheduled(schedule_id, _position(messages, row), stored_ms(messages, row)))
+        position, time_ms = _position(messages, row), stored_ms(messages, row)
+        if schedule.pause is not None:
+            events.append(PauseChanged(target, position, time_ms, schedule.pause.resumes))
+        elif schedule.schedule_id is not None:
+            events.append(Scheduled(schedule.schedule_id, position, time_ms))
         return None
 
     kept, rejects = _without_rejects(messages, frames, take)
@@ -136,7 +162,7 @@ def expired_chunk(chunk: Entry | None, clock_ms: int | None) -> tuple[str, str] 
     """
     if chunk is None:
         return None
-    return _expired(schedule_of(peek_metadata(memoryview(chunk))).expires_ms, clock_ms)
+    return _expired(parse_schedule(properties_of(peek_metadata(memoryview(chunk)))).expires_ms, clock_ms)
 
 
 def schedule_of_large(message: Assembled) -> Scheduled | None:
@@ -144,6 +170,24 @@ def schedule_of_large(message: Assembled) -> Scheduled | None:
     if message.schedule_id is None:
         return None
     return Scheduled(message.schedule_id, message.positions[-1], message.stored_ms, message.deliver_ms)
+
+
+def _schedule_of_delayed(metadata: pb.MessageMetadata) -> tuple[str | None, bool]:
+    """Return the id of a delayed message, and whether it repeats.
+
+    Raises:
+        CorruptEntryError: ``bad_schedule``, and why.
+    """
+    properties = properties_of(metadata)
+    schedule = parse_schedule(properties)
+    if schedule.pause is not None:
+        raise bad_schedule(_DELAYED_PAUSE)
+    if not schedule.repeats:
+        return schedule.schedule_id, False
+    parse_repetition(properties)
+    if schedule.schedule_id is None:
+        raise bad_schedule(f"a message that repeats needs an id, by which it can be ended: {SCHEDULE_PROPERTY}")
+    return schedule.schedule_id, True
 
 
 def _expired(expires_ms: int | None, clock_ms: int | None) -> tuple[str, str] | None:

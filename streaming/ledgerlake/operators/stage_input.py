@@ -84,7 +84,9 @@ class _DecodedRange:
 
     def _decode(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         for decoded in piece_as_view(piece, self._topic_partition, self._options):
-            messages, scheduled, rejects = find_in_messages(decoded, piece.frames, self._budget)
+            messages, scheduled, rejects = find_in_messages(
+                decoded, piece.frames, self._budget, delays_messages=self._delays_messages
+            )
             self._events += scheduled
             yield from map(self._reject, rejects)
             accepted, refused = self._cancels.take(messages)

@@ -53,10 +53,16 @@ def read_stage_rows(
             yield topic_partition, cancels_from_json(row["header"])[0]
         elif row["kind"] == RowKind.DUE:
             header = json.loads(row["header"])
-            first_entry = BatchRange(*header["first_entry"])
             yield (
                 topic_partition,
-                DueEntries(row["entry"], header["delivered_ms"], _outputs(header), first_entry, header["clock_ms"]),
+                DueEntries(
+                    row["entry"],
+                    header["delivered_ms"],
+                    _outputs(header),
+                    BatchRange(*header["first_entry"]),
+                    header["clock_ms"],
+                    header["added_properties"],
+                ),
             )
         elif row["kind"] == RowKind.REREAD:
             header = json.loads(row["header"])

@@ -45,6 +45,7 @@ from ledgerlake.operators.rows import (
     STAGE_ROWS_DDL,
     DelayedLargeMessage,
     MessageStarted,
+    PauseChanged,
     RowKind,
     Scheduled,
     StateSummary,
@@ -276,7 +277,7 @@ def _apply_reports(assembly: Assembly, delayed: DelayedMessages, reports: list[T
                 _add_large(assembly, delayed, event)
             elif isinstance(event, Cancel):
                 delayed.cancel(event)
-            elif isinstance(event, Scheduled):
+            elif isinstance(event, Scheduled | PauseChanged):
                 delayed.schedule(event)
             else:
                 yield from _delay_large_messages(_apply(assembly, event), delayed)
@@ -347,7 +348,7 @@ def _outcome_rows(topic_partition: TopicPartition, outcome: Outcome | Cancels) -
         yield _row(topic_partition, RowKind.CANCELS, None, cancels_to_json(outcome.all), None)
     elif isinstance(outcome, DueEntries):
         first_entry = astuple(outcome.first_entry)
-        header = _due_header(outcome, first_entry=first_entry)
+        header = _due_header(outcome, first_entry=first_entry, added_properties=outcome.added_properties)
         yield _row(topic_partition, RowKind.DUE, None, header, outcome.frames)
     elif isinstance(outcome, DuePositions):
         header = _due_header(outcome, positions=positions_to_json(outcome.positions))

@@ -1,5 +1,5 @@
-"""Publishes schedules by id (``docs/schedules.md``): messages with a time, of which the last one with
-an id counts.
+"""Publishes schedules by id (``docs/schedules.md``): messages with a time or a rule, of which the last
+one with an id counts.
 
 An id goes to one topic partition always: the one that Java's string hash of the id selects, as
 Pulsar's clients route a message with that key. So the id decides, and the message's own key may be
@@ -9,24 +9,40 @@ sent before is not replaced any more.
 
 from __future__ import annotations
 
-from datetime import datetime
+import time
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.topics import full_name
 from ledgerlake.delay.cancels import CANCEL_PROPERTY
+from ledgerlake.delay.repetition import parse_repetition
 from ledgerlake.errors import CorruptEntryError, LedgerlakeError, UsageError
 from ledgerlake.publish.large_messages import LargeMessageProducer
 from ledgerlake.publish.republisher import java_hash
 from ledgerlake.wire.limits import MAX_TIME_MS
-from ledgerlake.wire.schedules import EXPIRES_PROPERTY, SCHEDULE_PROPERTY, checked_schedule_id
+from ledgerlake.wire.schedules import (
+    CATCH_UP_PROPERTY,
+    COUNT_PROPERTY,
+    CRON_PROPERTY,
+    EVERY_PROPERTY,
+    EXPIRES_PROPERTY,
+    JITTER_PROPERTY,
+    PAUSE_PROPERTY,
+    RESUME_PROPERTY,
+    SCHEDULE_PROPERTY,
+    SENDER_PROPERTIES,
+    TIMEZONE_PROPERTY,
+    UNTIL_PROPERTY,
+    checked_schedule_id,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ledgerlake.wire.message_id import AnyMessageId
 
-_RESERVED = (SCHEDULE_PROPERTY, EXPIRES_PROPERTY, CANCEL_PROPERTY)
+_RESERVED = (CANCEL_PROPERTY, *SENDER_PROPERTIES)
 
 
 class Schedules:
@@ -57,12 +73,23 @@ class Schedules:
         key: str | None = None,
         properties: Mapping[str, str] | None = None,
         expires: datetime | int | None = None,
+        cron: str | None = None,
+        every: str | timedelta | None = None,
+        timezone: str | None = None,
+        until: datetime | int | None = None,
+        count: int | None = None,
+        jitter: str | timedelta | None = None,
+        catch_up: str | None = None,
     ) -> AnyMessageId:
         """Schedule a message, in place of the one that waits under the id.
 
         Args:
-            at: when it is to be delivered; at once by default.
+            at: when it is to be delivered; at once by default. If it repeats, the time from which it
+                counts; now by default.
             expires: if it is released later than this, it is not delivered.
+            cron, every: it repeats, by a cron expression, or by a duration or an ISO-8601 repeating
+                interval.
+            timezone, until, count, jitter, catch_up: see ``docs/schedules.md``.
 
         Raises:
             UsageError: the id, a time or a property cannot be used.
@@ -74,8 +101,23 @@ class Schedules:
         own = {SCHEDULE_PROPERTY: _checked(schedule_id)}
         if expires is not None:
             own[EXPIRES_PROPERTY] = str(_time_ms(expires, "expires"))
+        rule = {
+            CRON_PROPERTY: cron,
+            EVERY_PROPERTY: _span(every),
+            TIMEZONE_PROPERTY: timezone,
+            UNTIL_PROPERTY: None if until is None else str(_time_ms(until, "until")),
+            COUNT_PROPERTY: None if count is None else str(count),
+            JITTER_PROPERTY: _span(jitter),
+            CATCH_UP_PROPERTY: catch_up,
+        }
+        own |= {name: text for name, text in rule.items() if text is not None}
+        try:
+            repeats = parse_repetition(own) is not None
+        except CorruptEntryError as error:
+            raise UsageError(error.message) from None
+        at = int(time.time() * 1000) if at is None and repeats else at
         deliver_at_ms = None if at is None else _time_ms(at, "at")
-        return self._send(schedule_id, value, {**(properties or {}), **own}, key, deliver_at_ms)
+        return self._send(self.partition_of(schedule_id), value, {**(properties or {}), **own}, key, deliver_at_ms)
 
     def cancel(self, schedule_id: str) -> AnyMessageId:
         """Cancel the message that waits under an id.
@@ -83,7 +125,25 @@ class Schedules:
         Raises:
             As ``put``.
         """
-        return self._send(schedule_id, b"", {CANCEL_PROPERTY: f"schedule={_checked(schedule_id)}"})
+        topic_partition = self.partition_of(_checked(schedule_id))
+        return self._send(topic_partition, b"", {CANCEL_PROPERTY: f"schedule={schedule_id}"})
+
+    def pause(self, schedule_id: str | None = None) -> list[AnyMessageId]:
+        """Hold back the repetitions of a schedule, or of all schedules of the topic; return one message
+        id for each topic partition that was told so.
+
+        Raises:
+            As ``put``.
+        """
+        return self._tell(PAUSE_PROPERTY, schedule_id)
+
+    def resume(self, schedule_id: str | None = None) -> list[AnyMessageId]:
+        """End a pause.
+
+        Raises:
+            As ``put``.
+        """
+        return self._tell(RESUME_PROPERTY, schedule_id)
 
     def partition_of(self, schedule_id: str) -> str:
         """Return the topic partition of an id."""
@@ -103,15 +163,20 @@ class Schedules:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _tell(self, name: str, schedule_id: str | None) -> list[AnyMessageId]:
+        if schedule_id is not None:
+            topic_partition = self.partition_of(_checked(schedule_id))
+            return [self._send(topic_partition, b"", {name: f"schedule={schedule_id}"})]
+        return [self._send(topic_partition, b"", {name: "all"}) for topic_partition in self._partitions]
+
     def _send(
         self,
-        schedule_id: str,
+        name: str,
         value: bytes,
         properties: Mapping[str, str],
         key: str | None = None,
         deliver_at_ms: int | None = None,
     ) -> AnyMessageId:
-        name = self.partition_of(schedule_id)
         if name not in self._producers:
             self._producers[name] = LargeMessageProducer(self._cluster, name)
         try:
@@ -129,6 +194,11 @@ def _checked(schedule_id: str) -> str:
         return checked_schedule_id(schedule_id)
     except CorruptEntryError as error:
         raise UsageError(error.message) from None
+
+
+def _span(span: str | timedelta | None) -> str | None:
+    """Return a duration as ISO-8601 text."""
+    return f"PT{span.total_seconds():.3f}S" if isinstance(span, timedelta) else span
 
 
 def _time_ms(moment: datetime | int, name: str) -> int:

@@ -1,0 +1,177 @@
+"""Messages that repeat, in one micro-batch of one topic partition: their occurrences among the other
+messages that are due.
+
+Rules kept here:
+  - A message that repeats has one row in the index, for its next occurrence. When the row is taken,
+    ``Schedules.advance`` says what is delivered and when the message is due again. It goes back into
+    the index, or, if it is due in this micro-batch already, comes again.
+  - Messages and occurrences leave in the order of (time, ledger, entry).
+  - A micro-batch delivers or skips at most ``MOST_OVERDUE`` occurrences of messages that are due more
+    than once in it. The others stay due, and the next micro-batches take them.
+  - Only the metadata of a message is read: it holds the properties, and is neither compressed nor
+    encrypted.
+"""
+
+from __future__ import annotations
+
+import heapq
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from ledgerlake.assembly.assembler import Rejected
+from ledgerlake.decode.split import entries_of
+from ledgerlake.delay.repetition import TIMEZONE_DATA_VERSION, parse_repetition
+from ledgerlake.delay.schedules import REPEATING
+from ledgerlake.delay.segment import index_rows, key_columns
+from ledgerlake.errors import CorruptEntryError
+from ledgerlake.wire.entry import peek_metadata
+from ledgerlake.wire.message_id import Position
+from ledgerlake.wire.schedules import (
+    NOMINAL_PROPERTY,
+    OCCURRENCE_PROPERTY,
+    SCHEDULE_PROPERTY,
+    TIMEZONE_DATA_PROPERTY,
+    properties_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import pyarrow as pa
+
+    from ledgerlake.delay.repetition import Occurrence
+    from ledgerlake.delay.schedules import Schedules
+
+# The most occurrences of a micro-batch beyond the first one of each message.
+MOST_OVERDUE = 100_000
+
+# Rows for the index are passed on in groups of this many.
+_GROUP_ROWS = 1_000
+
+
+class Repetition(NamedTuple):
+    """An occurrence that is delivered: the message's position and frame, and the properties that it
+    gets.
+    """
+
+    position: Position
+    frame: bytes
+    properties: dict[str, str]
+
+
+class _Row(NamedTuple):
+    """A row of the index; in order of (time, ledger, entry)."""
+
+    due_ms: int
+    position: Position
+    frame: bytes
+
+
+class RepeatingMessages:
+    """The messages that repeat; see the module.
+
+    Args:
+        add_again: adds rows of ``INDEX_SCHEMA`` to the index.
+    """
+
+    def __init__(self, schedules: Schedules, cutoff_ms: int, add_again: Callable[[pa.RecordBatch], None]) -> None:
+        self._schedules = schedules
+        self._cutoff_ms = cutoff_ms
+        self._add_again = add_again
+        self._overdue: list[_Row] = []
+        self._left = MOST_OVERDUE
+        self._later: list[_Row] = []
+
+    def in_order(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch | Repetition | Rejected]:
+        """Yield the rows of other messages, and occurrences, in order. Use it up."""
+        for batch in batches:
+            yield from self._merge(batch)
+        while self._overdue:
+            yield from self._take_overdue()
+        self._pass_on()
+
+    def _merge(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch | Repetition | Rejected]:
+        due_ms, ledger_ids, entry_ids = key_columns(batch)
+        repeats = self._schedules.marked.are_marked(ledger_ids, entry_ids, [REPEATING])
+        start = 0
+        for row in [*np.flatnonzero(repeats).tolist(), batch.num_rows]:
+            while start < row or (row < batch.num_rows and self._comes_before(batch, row)):
+                end = self._rows_before_overdue(batch, start, row)
+                if end > start:
+                    yield batch.slice(start, end - start)
+                    start = end
+                elif self._overdue:
+                    yield from self._take_overdue()
+            if row < batch.num_rows:
+                position = Position(int(ledger_ids[row]), int(entry_ids[row]))
+                yield from self._take(_Row(int(due_ms[row]), position, batch.column(3)[row].as_py()))
+                start = row + 1
+
+    def _comes_before(self, batch: pa.RecordBatch, row: int) -> bool:
+        """Return whether an overdue occurrence comes before a row."""
+        return bool(self._overdue) and self._overdue[0][:2] < _key(batch, row)
+
+    def _rows_before_overdue(self, batch: pa.RecordBatch, start: int, end: int) -> int:
+        """Return the end of the rows that come before the first overdue occurrence."""
+        if not self._overdue:
+            return end
+        while start < end and not self._comes_before(batch, start):
+            start += 1
+        return start
+
+    def _take_overdue(self) -> Iterator[Repetition | Rejected]:
+        self._left -= 1
+        yield from self._take(heapq.heappop(self._overdue))
+
+    def _take(self, row: _Row) -> Iterator[Repetition | Rejected]:
+        """Yield the occurrence of a row, if it is delivered, and keep the row for the next one. If the
+        message was replaced or cancelled before that one, yield it as a reject.
+        """
+        ((_, entry),) = entries_of(row.frame).items()
+        if not self._schedules.repeats(row.position):
+            yield Rejected(str(self._schedules.release(row.position)), [(row.position, entry)])
+            return
+        properties = properties_of(peek_metadata(memoryview(entry)))
+        schedule_id = str(properties[SCHEDULE_PROPERTY])
+        try:
+            rule = parse_repetition(properties)
+        except CorruptEntryError as error:
+            # The rule was checked when the message arrived, by another version of the libraries.
+            self._schedules.end_repetition(schedule_id, row.position)
+            yield Rejected(error.reason, [(row.position, entry)])
+            return
+        assert rule is not None
+        step = self._schedules.advance(schedule_id, row.position, rule, self._cutoff_ms)
+        if step.delivered is not None:
+            yield Repetition(row.position, row.frame, _properties(step.delivered))
+        if step.next_ms is None:
+            return
+        again = row._replace(due_ms=step.next_ms)
+        if step.next_ms <= self._cutoff_ms and len(self._overdue) < self._left:
+            heapq.heappush(self._overdue, again)
+            return
+        self._later.append(again)
+        if len(self._later) >= _GROUP_ROWS:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        if self._later:
+            keys = [(row.due_ms, row.position.ledger_id, row.position.entry_id) for row in self._later]
+            self._add_again(index_rows(keys, [row.frame for row in self._later]))
+        self._later = []
+
+
+def _key(batch: pa.RecordBatch, row: int) -> tuple[int, Position]:
+    due_ms, ledger_id, entry_id = (batch.column(number)[row].as_py() for number in range(3))
+    return due_ms, Position(ledger_id, entry_id)
+
+
+def _properties(occurrence: Occurrence) -> dict[str, str]:
+    nominal = datetime.fromtimestamp(occurrence.nominal_ms / 1000, timezone.utc)
+    return {
+        OCCURRENCE_PROPERTY: str(occurrence.number),
+        NOMINAL_PROPERTY: nominal.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        TIMEZONE_DATA_PROPERTY: TIMEZONE_DATA_VERSION,
+    }

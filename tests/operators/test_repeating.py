@@ -1,0 +1,122 @@
+"""Occurrences among the other messages that are due: their order, and what a micro-batch delivers at
+most.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from ledgerlake.delay.repetition import TIMEZONE_DATA_VERSION
+from ledgerlake.delay.schedules import MarkedPositions, Repeating, Schedules, WaitingMessage
+from ledgerlake.delay.segment import Key, index_rows, key_at
+from ledgerlake.operators import repeating
+from ledgerlake.operators.repeating import RepeatingMessages, Repetition
+from ledgerlake.wire.message_id import Position
+from tests.delay.test_schedules import Store, every_second
+from tests.operators.test_scheduled import frame
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ledgerlake.assembly.assembler import Rejected
+
+
+class Index:
+    """Schedules of two messages that repeat, and the rows that are added to the index."""
+
+    def __init__(self, **rules: str) -> None:
+        self.schedules = Schedules(Store(), MarkedPositions())
+        self.frames: dict[Position, bytes] = {}
+        self.again: list[Key] = []
+        for entry_id, (schedule_id, every) in enumerate(rules.items(), 100):
+            position = Position(7, entry_id)
+            self.schedules.put(schedule_id, WaitingMessage(position, 1_000, 1_000, Repeating(1_000)))
+            self.frames[position] = frame(entry_id, 1_000, schedule=schedule_id, every=every)
+
+    def rows(self, *keys: tuple[int, int]) -> pa.RecordBatch:
+        """Rows of the index: due time and entry."""
+        frames = [self.frames.get(Position(7, entry_id), b"plain") for _, entry_id in keys]
+        return index_rows([(due_ms, 7, entry_id) for due_ms, entry_id in keys], frames)
+
+    def add_again(self, batch: pa.RecordBatch) -> None:
+        self.again += [key_at(batch, row) for row in range(batch.num_rows)]
+
+    def released(self, cutoff_ms: int, *batches: pa.RecordBatch) -> list[tuple[int, str]]:
+        """What leaves, in order: entry, and the number of the occurrence, or the reason of a reject."""
+        messages = RepeatingMessages(self.schedules, cutoff_ms, self.add_again)
+        return [entry for part in messages.in_order(batches) for entry in shown(part)]
+
+
+def shown(part: pa.RecordBatch | Repetition | Rejected) -> Iterable[tuple[int, str]]:
+    if isinstance(part, pa.RecordBatch):
+        return [(key_at(part, row)[2], "") for row in range(part.num_rows)]
+    if isinstance(part, Repetition):
+        return [(part.position.entry_id, part.properties["ledgerlake.occurrence"])]
+    return [(position.entry_id, part.reason) for position, _ in part.entries]
+
+
+def test_occurrences_leave_among_the_other_messages_in_the_order_of_their_times() -> None:
+    index = Index(a="PT1S", b="PT2S")
+    first = index.rows((900, 1), (1_000, 100), (1_000, 101), (1_500, 2))
+    second = index.rows((2_000, 99), (2_000, 102), (2_500, 3), (9_000, 4))
+    assert index.released(4_000, first, second) == [
+        (1, ""),
+        (100, "1"),
+        (101, "1"),
+        (2, ""),
+        (99, ""),
+        (100, "2"),
+        (102, ""),
+        (3, ""),
+        (100, "3"),
+        (101, "2"),
+        (100, "4"),
+        (4, ""),
+    ]
+    assert sorted(index.again) == [(5_000, 7, 100), (5_000, 7, 101)]
+
+
+def test_a_micro_batch_delivers_a_limited_number_of_overdue_occurrences_and_the_next_one_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(repeating, "MOST_OVERDUE", 4)
+    index = Index(a="PT1S", b="PT1S")
+    rows = [(1_000, 100), (1_000, 101)]
+    delivered: list[tuple[int, str]] = []
+    for _ in count():
+        released = index.released(10_000, index.rows(*rows))
+        assert len(released) <= 4 + len(rows)
+        delivered += released
+        rows, index.again = sorted((due_ms, entry_id) for due_ms, _, entry_id in index.again), []
+        if rows[0][0] > 10_000:
+            break
+    for entry_id in (100, 101):
+        assert [number for entry, number in delivered if entry == entry_id] == [str(number) for number in range(1, 11)]
+
+
+def test_a_message_that_was_cancelled_among_overdue_occurrences_leaves_as_a_reject() -> None:
+    index = Index(a="PT1S")
+    index.schedules.advance("a", Position(7, 100), every_second(), 1_000)
+    index.schedules.end("a", Position(7, 500), 2_400, "cancelled")
+    assert index.released(9_000, index.rows((1_000, 100))) == [(100, "1"), (100, "2"), (100, "cancelled")]
+    assert index.again == []
+
+
+def test_a_rule_that_this_release_refuses_makes_the_message_a_reject() -> None:
+    index = Index(a="PT1S", b="PT1S")
+    index.frames[Position(7, 100)] = frame(100, 1_000, schedule="a", cron="not any more")
+    released = index.released(1_500, index.rows((1_000, 100), (1_000, 101)))
+    assert released == [(100, "bad_schedule"), (101, "1")]
+    assert not index.schedules.repeats(Position(7, 100))
+
+
+def test_an_occurrence_says_its_time_and_which_time_zones_decided_it() -> None:
+    index = Index(a="PT1.5S")
+    (part,) = RepeatingMessages(index.schedules, 1_000, index.add_again).in_order([index.rows((1_000, 100))])
+    assert isinstance(part, Repetition)
+    assert part.properties["ledgerlake.occurrence_time"] == "1970-01-01T00:00:01.000Z"
+    assert part.properties["ledgerlake.timezone_data"] == TIMEZONE_DATA_VERSION
