@@ -5,14 +5,16 @@ from __future__ import annotations
 import pyarrow as pa
 
 from ledgerlake.decode.messages import TopicPartition
+from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.bucket import Bucket, Record
 from ledgerlake.delay.cancels import Cancel, Cancels
-from ledgerlake.delay.schedules import REPLACED, MarkedPositions
-from ledgerlake.delay.segment import INDEX_SCHEMA
+from ledgerlake.delay.schedules import REPEATING, REPLACED, MarkedPositions
+from ledgerlake.delay.segment import INDEX_SCHEMA, index_rows
 from ledgerlake.delay.snapshot import segment_to_bytes
 from ledgerlake.inspect.waiting_rows import _Decoder
 from ledgerlake.options.source_options import parse_options
 from ledgerlake.wire.message_id import Position
+from tests.operators.test_scheduled import frame
 
 SOURCE = TopicPartition("persistent://public/default/t", 0)
 
@@ -24,7 +26,8 @@ def test_of_messages_whose_bytes_are_elsewhere_the_positions_are_listed_but_for_
     cancels = Cancels([Cancel("id", "1:1", Position(1, 9), 100, 10**9)])
     decoding = parse_options({"service.url": "pulsar://h:1", "topic": "t"}).decoding
     decoder = _Decoder({SOURCE: Record([bucket])}, {SOURCE: (cancels, MarkedPositions(), None)}, decoding, 7000)
-    listed = [row for batch in decoder._of_segment(SOURCE, bucket, 1, segment) for row in batch.to_pylist()]
+    rows = decoder.waiting_rows(SOURCE, bucket, 1, segment)
+    listed = [row for batch in decoder.messages(SOURCE, rows) for row in batch.to_pylist()]
     assert [row["message_id"] for row in listed] == ["1:2"]
     assert listed[0]["deliver_at"].timestamp() == 6.0
 
@@ -37,5 +40,23 @@ def test_a_message_that_was_replaced_is_left_out() -> None:
     marked.mark(Position(1, 1), REPLACED)
     decoding = parse_options({"service.url": "pulsar://h:1", "topic": "t"}).decoding
     decoder = _Decoder({SOURCE: Record([bucket])}, {SOURCE: (Cancels(), marked, None)}, decoding, 7000)
-    listed = [row for batch in decoder._of_segment(SOURCE, bucket, 1, segment) for row in batch.to_pylist()]
+    rows = decoder.waiting_rows(SOURCE, bucket, 1, segment)
+    listed = [row for batch in decoder.messages(SOURCE, rows) for row in batch.to_pylist()]
     assert [row["message_id"] for row in listed] == ["1:2"]
+
+
+def test_of_a_message_that_repeats_the_next_occurrence_is_listed_and_its_entry_is_found_by_the_id() -> None:
+    bucket = Bucket(7, Position(7, 1), Position(7, 2), 1, 2, 5000, 6000, True)
+    frames = [frame(1, 4000, schedule="a", every="PT1S"), frame(2, 4000, schedule="b")]
+    segment = segment_to_bytes(index_rows([(5000, 7, 1), (6000, 7, 2)], frames))
+    marked = MarkedPositions()
+    marked.mark(Position(7, 1), REPEATING)
+    # A cancel by the message id does not end it.
+    cancels = Cancels([Cancel("id", "7:1", Position(7, 9), 100, 10**9)])
+    decoding = parse_options({"service.url": "pulsar://h:1", "topic": "t"}).decoding
+    decoder = _Decoder({SOURCE: Record([bucket])}, {SOURCE: (cancels, marked, None)}, decoding, 7000)
+    rows = decoder.waiting_rows(SOURCE, bucket, 1, segment)
+    listed = [row for batch in decoder.messages(SOURCE, rows) for row in batch.to_pylist()]
+    assert sorted((row["deliver_at"].timestamp(), row["value"]) for row in listed) == [(4.0, b"2"), (5.0, b"1")]
+    (found,) = decoder.entries(SOURCE, rows, "a")
+    assert found["entry"].to_pylist() == list(entries_of(frames[0]).values())

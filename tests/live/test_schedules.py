@@ -154,6 +154,11 @@ def test_repetitions_fire_once_each_over_restarts_on_the_table_and_the_topic(
         paused_ms = now_ms()
         schedules.put("second-2", b"changed", cron="*/3 * * * * *", until=paused_ms + 60_000)
         time.sleep(4)
+        schedules.put("once", b"once", at=now_ms() + 3_600_000, properties={"a": "b"})
+        with running(spark, data) as pipeline:
+            wait_until(lambda: pipeline.waiting >= 41)
+        moved = ledgerlake("reschedule", config_file(tmp_path, data), "--id", "once", "--in", "5 seconds")
+        assert moved.returncode == 0, moved.stderr
         with running(spark, data):
             rows_before = len(table_rows(tmp_path))
             wait_for_rows(tmp_path, rows_before + 300)
@@ -183,16 +188,18 @@ def test_repetitions_fire_once_each_over_restarts_on_the_table_and_the_topic(
         assert fired == list(range(1, len(fired) + 1))
         assert len(fired) >= seconds // 2 - 2
     assert len(numbers[b"s1"]) <= (paused_ms - started_ms) // 1000 + 3
+    assert [row["properties"]["a"] for row in table_rows(tmp_path) if row["value"] == b"once"] == ["b"]
     assert sorted(numbers[b"changed"]) == list(range(1, len(numbers[b"changed"]) + 1))
-    on_topic = Counter(occurrence_of(message) for message in delivered_on(runtime, target, len(rows)))
+    on_topic = Counter(occurrence_of(message) for message in delivered_on(runtime, target, len(rows) + 1))
+    assert on_topic.pop((b"once", None)) == 1
     assert on_topic == Counter((row["value"], row["properties"]["ledgerlake.occurrence"]) for row in rows)
     reasons = Counter(row["reason"] for row in rejects_rows(tmp_path))
-    assert reasons == {"replaced": 1, "cancelled": 40}
+    assert reasons == {"replaced": 2, "cancelled": 40}
     assert waiting(spark, config).count() == 0
 
 
-def occurrence_of(message: Any) -> tuple[bytes, str]:
-    return message.data(), message.properties()["ledgerlake.occurrence"]
+def occurrence_of(message: Any) -> tuple[bytes, str | None]:
+    return message.data(), message.properties().get("ledgerlake.occurrence")
 
 
 def delivered_on(runtime: Runtime, target: str, count: int) -> list[Any]:

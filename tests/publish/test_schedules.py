@@ -11,7 +11,9 @@ import pytest
 
 from ledgerlake.api import Schedules
 from ledgerlake.errors import UsageError
-from ledgerlake.wire.entry import parse_entry
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.publish.schedules import moved
+from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.limits import MAX_TIME_MS
 from tests.live.pipelines import ledgerlake
 from tests.peer import TOPIC, Peer
@@ -170,3 +172,25 @@ def test_the_commands_repeat_pause_and_resume() -> None:
         refused = ledgerlake("schedule", *where, "--id", "a", "--in", "1 hour", "--from", "2026-05-02T12:00:00Z", "x")
         assert refused.returncode == 2
         assert "--at" in refused.stderr
+
+
+def test_a_message_that_is_moved_keeps_what_was_stored_of_it() -> None:
+    metadata = pb.MessageMetadata(
+        producer_name="p", sequence_id=7, publish_time=5, deliver_at_time=9, compression=pb.LZ4, uncompressed_size=40
+    )
+    metadata.properties.add(key="ledgerlake.schedule", value="a")
+    metadata.schema_version, metadata.partition_key = b"\0\1", "k"
+    stored = encode_entry(metadata, b"compressed", pb.BrokerEntryMetadata(broker_timestamp=3))
+    entry = parse_entry(moved(stored, 1_800_000_000_000, 2, "q"))
+    assert bytes(entry.payload) == b"compressed"
+    changed = {"producer_name": "q", "sequence_id": 2, "deliver_at_time": 1_800_000_000_000}
+    assert {name: getattr(entry.metadata, name) for name in changed} == changed
+    for name in ("compression", "uncompressed_size", "schema_version", "partition_key", "properties"):
+        assert getattr(entry.metadata, name) == getattr(metadata, name)
+
+
+def test_a_message_is_not_moved_behind_its_expiry() -> None:
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=7, publish_time=5, deliver_at_time=9)
+    metadata.properties.add(key="ledgerlake.expires", value="100")
+    with pytest.raises(UsageError, match="expires before"):
+        moved(encode_entry(metadata, b""), 101, 2, "q")

@@ -1,5 +1,6 @@
 """``ledgerlake schedule`` publishes a message that is due later, once or again and again, or moves it;
-``ledgerlake pause`` and ``ledgerlake resume`` hold repetitions back.
+``ledgerlake reschedule`` moves what waits; ``ledgerlake pause`` and ``ledgerlake resume`` hold
+repetitions back.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ import time
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
-from ledgerlake.cli.command import add_command, add_service_url, client_settings
+from ledgerlake.cli.command import add_command, add_service_url, add_spark, client_settings, start_spark
 from ledgerlake.errors import UsageError
+from ledgerlake.wire.entry import read_stamp
 
 if TYPE_CHECKING:
     import argparse
@@ -46,8 +48,50 @@ def add(commands: Commands) -> None:
     command.add_argument("--key", help="the key of the message")
     command.add_argument("--expires", metavar="TIME", help="if it is released later than this, it is not delivered")
     add_service_url(command)
+    _add_reschedule(commands)
     for name, text in (("pause", "hold back the repetitions of a schedule"), ("resume", "end a pause")):
         _add_pause(commands, name, text)
+
+
+def _add_reschedule(commands: Commands) -> None:
+    command = add_command(
+        commands,
+        "reschedule",
+        _reschedule,
+        "give the message that waits under an id another time; its content stays",
+        "ledgerlake reschedule orders.toml --id visit-17 --in '2 hours'",
+    )
+    command.add_argument("config", metavar="CONFIG")
+    command.add_argument("--id", required=True, help="the id of the schedule")
+    due = command.add_mutually_exclusive_group(required=True)
+    due.add_argument("--at", metavar="TIME", help="when it is due, or from when it repeats, as ISO time with a zone")
+    due.add_argument("--in", metavar="SPAN", dest="span", help="the same from now, such as '90 minutes'")
+    add_spark(command)
+
+
+def _reschedule(options: argparse.Namespace) -> int:
+    from ledgerlake.client.topics import join_partition
+    from ledgerlake.inspect.waiting_rows import scheduled_entries
+    from ledgerlake.options.config import load_config
+    from ledgerlake.publish.schedules import move
+
+    at_ms = _due_ms(options)
+    config = load_config(options.config)
+    spark = start_spark(f"ledgerlake reschedule {config.stream.name}", config, options)
+    entries = scheduled_entries(spark, config, options.id)
+    if not entries:
+        raise UsageError(
+            f"no message with the id {options.id} waits in the checkpoint whose content is known there; "
+            "ledgerlake schedule sends it anew"
+        )
+    source, entry = max(entries, key=lambda found: read_stamp(memoryview(found[1])).time_ms)
+    message_id = move(config.source.client, source, entry, at_ms)
+    due, topic_partition = _time_text(at_ms), join_partition(source.topic, source.partition)
+    if options.json:
+        print(json.dumps({"id": options.id, "topic": topic_partition, "message_id": str(message_id), "due": due}))
+    else:
+        print(f"schedule {options.id} is due {due}, stored in {topic_partition} as {message_id}")
+    return 0
 
 
 def _add_pause(commands: Commands, name: str, text: str) -> None:
@@ -95,7 +139,7 @@ def _schedule(options: argparse.Namespace) -> int:
             catch_up=options.catch_up,
         )
         topic_partition = schedules.partition_of(options.id)
-    due = datetime.fromtimestamp(at_ms / 1000, timezone.utc).isoformat(timespec="milliseconds")
+    due = _time_text(at_ms)
     if options.json:
         result = {"id": options.id, "topic": topic_partition, "message_id": str(message_id)}
         print(json.dumps(result | ({"repeats_from": due} if repeats else {"due": due})))
@@ -108,16 +152,25 @@ def _schedule(options: argparse.Namespace) -> int:
 def _at_ms(options: argparse.Namespace) -> int:
     """Return when a message is due, or from when it repeats."""
     from ledgerlake.options.bounds import parse_time_ms
-    from ledgerlake.options.kinds import duration_ms
 
-    now_ms = int(time.time() * 1000)
     if options.start is not None:
         if options.cron is None and options.every is None:
             raise UsageError("--from is the start of --cron or --every; give --at instead")
         return parse_time_ms(options.start, "--from")
+    return int(time.time() * 1000) if options.cron or options.every else _due_ms(options)
+
+
+def _due_ms(options: argparse.Namespace) -> int:
+    from ledgerlake.options.bounds import parse_time_ms
+    from ledgerlake.options.kinds import duration_ms
+
     if options.at is not None:
         return parse_time_ms(options.at, "--at")
-    return now_ms if options.span is None else now_ms + duration_ms("--in", options.span)
+    return int(time.time() * 1000) + duration_ms("--in", options.span)
+
+
+def _time_text(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, timezone.utc).isoformat(timespec="milliseconds")
 
 
 def _optional_ms(text: str | None, option: str) -> int | None:

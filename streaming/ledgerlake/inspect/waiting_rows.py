@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import TopicPartition, decode_bundle
+from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.bucket import Record, record_from_json
 from ledgerlake.delay.cancels import Cancels, cancels_from_json
 from ledgerlake.delay.schedules import CANCELLED, REPEATING, REPLACED, MarkedPositions
@@ -33,11 +34,12 @@ from ledgerlake.operators.bucket_folders import open_folder
 from ledgerlake.operators.bucket_storage import segments_of_block
 from ledgerlake.operators.cancelled import cancelled_rows
 from ledgerlake.pipeline.checkpoint import Checkpoint
+from ledgerlake.wire.entry import peek_metadata
 from ledgerlake.wire.message_id import Position
-from ledgerlake.wire.schedules import SCHEDULE_PROPERTY
+from ledgerlake.wire.schedules import SCHEDULE_PROPERTY, properties_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -48,6 +50,8 @@ if TYPE_CHECKING:
 
 _UNKNOWN_YET = ("late", "delivered_at")
 WAITING = pa.schema([field for field in schema.MESSAGES if field.name not in _UNKNOWN_YET])
+
+_ENTRIES = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("entry", pa.binary())])
 
 _LARGEST_MS = 2**62
 
@@ -65,6 +69,34 @@ def waiting(
         SetupError: there is no checkpoint of a pipeline that has run.
         OffsetError: a newer release wrote it.
     """
+    until_ms = _LARGEST_MS if due_before_ms is None else due_before_ms
+    messages = _of_state(spark, config, until_ms, _Decoder.messages, WAITING)
+    return messages if schedule_id is None else messages.where(messages.properties[SCHEDULE_PROPERTY] == schedule_id)
+
+
+def scheduled_entries(spark: SparkSession, config: Config, schedule_id: str) -> list[tuple[TopicPartition, bytes]]:
+    """Return the entries that wait under an id, as they were stored, each with its topic partition;
+    without those whose bytes are not in a bucket.
+
+    Raises:
+        As ``waiting``.
+    """
+
+    def find(decoder: _Decoder, source: TopicPartition, segment: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        return decoder.entries(source, segment, schedule_id)
+
+    rows = _of_state(spark, config, _LARGEST_MS, find, _ENTRIES).collect()
+    return [(TopicPartition(row.topic, row.partition), bytes(row.entry)) for row in rows]
+
+
+def _of_state(
+    spark: SparkSession,
+    config: Config,
+    until_ms: int,
+    read: Callable[[_Decoder, TopicPartition, pa.RecordBatch], Iterator[pa.RecordBatch]],
+    columns: pa.Schema,
+) -> DataFrame:
+    """Return what ``read`` makes of the segments in the state, in tasks."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     batch_id = last_batch(config)
@@ -76,17 +108,20 @@ def waiting(
         _source(row): cancels_from_json(row.value["cancels"])
         for row in read_state(spark, config, "cancels", batch_id).collect()
     }
-    until_ms = _LARGEST_MS if due_before_ms is None else due_before_ms
     decoder = _Decoder(records, cancels, config.source.decoding, until_ms)
-    columns = from_arrow_schema(WAITING)
     folder = config.delay_options.folder
     if folder is None:
-        messages = _blocks(spark, config, batch_id).mapInArrow(decoder.of_blocks, columns)
-    else:
-        query_id = str(Checkpoint(config.checkpoint_place).log.query_id())
-        buckets = spark.createDataFrame(decoder.buckets, "topic string, partition int, bucket_id bigint")
-        messages = buckets.mapInArrow(lambda rows: decoder.of_folder(rows, folder, query_id), columns)
-    return messages if schedule_id is None else messages.where(messages.properties[SCHEDULE_PROPERTY] == schedule_id)
+        blocks = _blocks(spark, config, batch_id)
+        return blocks.mapInArrow(
+            lambda rows: (batch for found in decoder.of_blocks(rows) for batch in read(decoder, *found)),
+            from_arrow_schema(columns),
+        )
+    query_id = str(Checkpoint(config.checkpoint_place).log.query_id())
+    buckets = spark.createDataFrame(decoder.buckets, "topic string, partition int, bucket_id bigint")
+    return buckets.mapInArrow(
+        lambda rows: (batch for found in decoder.of_folder(rows, folder, query_id) for batch in read(decoder, *found)),
+        from_arrow_schema(columns),
+    )
 
 
 def _source(row: Any) -> TopicPartition:
@@ -127,8 +162,8 @@ class _Decoder:
         """Return the buckets that have messages: topic, partition and id."""
         return [(source.topic, source.partition, bucket.bucket_id) for source, bucket in self._used()]
 
-    def of_blocks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of blocks, as ``_blocks`` has them."""
+    def of_blocks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[TopicPartition, pa.RecordBatch]]:
+        """Yield what waits in the segments of blocks, as ``_blocks`` has them."""
         used = {(source, bucket.bucket_id): bucket for source, bucket in self._used()}
         for row in _rows(batches):
             source = TopicPartition(row["topic"], row["partition"])
@@ -136,33 +171,37 @@ class _Decoder:
             if bucket is None:
                 continue
             for number, segment in enumerate(segments_of_block(row["block"]), row["number"]):
-                yield from self._of_segment(source, bucket, number, segment)
+                if number >= bucket.segment:
+                    yield source, self.waiting_rows(source, bucket, number, segment)
 
-    def of_folder(self, batches: Iterable[pa.RecordBatch], folder: Place, query_id: str) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of buckets in a folder."""
+    def of_folder(
+        self, batches: Iterable[pa.RecordBatch], folder: Place, query_id: str
+    ) -> Iterator[tuple[TopicPartition, pa.RecordBatch]]:
+        """Yield what waits in the segments of buckets in a folder."""
         used = {(source, bucket.bucket_id): bucket for source, bucket in self._used()}
         for row in _rows(batches):
             source = TopicPartition(row["topic"], row["partition"])
             bucket = used[source, row["bucket_id"]]
             storage = open_folder(folder, source, query_id, [bucket.bucket_id])
             for number in range(bucket.segment, bucket.segments + 1):
-                yield from self._of_segment(source, bucket, number, storage.get_segment(bucket.bucket_id, number))
+                segment = storage.get_segment(bucket.bucket_id, number)
+                yield source, self.waiting_rows(source, bucket, number, segment)
 
     def _used(self) -> Iterator[tuple[TopicPartition, Bucket]]:
         for source, record in self.records.items():
             yield from ((source, bucket) for bucket in record.buckets if bucket.waiting)
 
-    def _of_segment(
-        self, source: TopicPartition, bucket: Bucket, number: int, content: bytes
-    ) -> Iterator[pa.RecordBatch]:
-        if number < bucket.segment:
-            return
+    def waiting_rows(self, source: TopicPartition, bucket: Bucket, number: int, content: bytes) -> pa.RecordBatch:
+        """Return the rows of a segment that wait and were neither replaced nor cancelled by their id."""
         segment = segment_from_bytes(content).slice(bucket.offset if number == bucket.segment else 0)
         segment = segment.slice(0, int(np.searchsorted(key_columns(segment)[0], self.until_ms)))
-        cancels, marked, _ = self.cancels.get(source, (Cancels(), MarkedPositions(), None))
-        is_ended = marked.are_marked(*key_columns(segment)[1:], (REPLACED, CANCELLED))
-        segment = segment.filter(pa.array(~is_ended))
-        next_ms = _next_ms(segment, marked)
+        is_ended = self._marked(source).are_marked(*key_columns(segment)[1:], (REPLACED, CANCELLED))
+        return segment.filter(pa.array(~is_ended))
+
+    def messages(self, source: TopicPartition, segment: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of ``WAITING`` of a segment."""
+        cancels = self.cancels[source][0] if source in self.cancels else Cancels()
+        next_ms = _next_ms(segment, self._marked(source))
         has_frame = segment.column(3).is_valid()
         yield from _positions(source, segment.filter(pc.invert(has_frame)), cancels)
         frames = b"".join(segment.column(3).drop_null().to_pylist())
@@ -170,6 +209,19 @@ class _Decoder:
             messages, repeating = _apart(decoded.messages.select(WAITING.names), next_ms)
             messages = messages.filter(pa.array(~cancelled_rows(messages, cancels)))
             yield from (rows for rows in (messages, repeating) if rows.num_rows)
+
+    def entries(self, source: TopicPartition, segment: pa.RecordBatch, schedule_id: str) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of ``_ENTRIES`` of a segment whose entries have an id."""
+        for frame in segment.column(3).drop_null().to_pylist():
+            if schedule_id.encode() not in frame:
+                continue
+            for entry in entries_of(frame).values():
+                if properties_of(peek_metadata(memoryview(entry))).get(SCHEDULE_PROPERTY) == schedule_id:
+                    row = {"topic": source.topic, "partition": source.partition, "entry": entry}
+                    yield pa.RecordBatch.from_pylist([row], schema=_ENTRIES)
+
+    def _marked(self, source: TopicPartition) -> MarkedPositions:
+        return self.cancels[source][1] if source in self.cancels else MarkedPositions()
 
 
 def _next_ms(segment: pa.RecordBatch, marked: MarkedPositions) -> dict[tuple[int, int], int]:

@@ -97,17 +97,20 @@ class RepeatingMessages:
         repeats = self._schedules.marked.are_marked(ledger_ids, entry_ids, [REPEATING])
         start = 0
         for row in [*np.flatnonzero(repeats).tolist(), batch.num_rows]:
-            while start < row or (row < batch.num_rows and self._comes_before(batch, row)):
+            while start < row:
                 end = self._rows_before_overdue(batch, start, row)
                 if end > start:
                     yield batch.slice(start, end - start)
                     start = end
-                elif self._overdue:
+                else:
                     yield from self._take_overdue()
-            if row < batch.num_rows:
-                position = Position(int(ledger_ids[row]), int(entry_ids[row]))
-                yield from self._take(_Row(int(due_ms[row]), position, batch.column(3)[row].as_py()))
-                start = row + 1
+            if row == batch.num_rows:
+                return
+            while self._comes_before(batch, row):
+                yield from self._take_overdue()
+            position = Position(int(ledger_ids[row]), int(entry_ids[row]))
+            yield from self._take(_Row(int(due_ms[row]), position, batch.column(3)[row].as_py()))
+            start = row + 1
 
     def _comes_before(self, batch: pa.RecordBatch, row: int) -> bool:
         """Return whether an overdue occurrence comes before a row."""
@@ -117,6 +120,7 @@ class RepeatingMessages:
         """Return the end of the rows that come before the first overdue occurrence."""
         if not self._overdue:
             return end
+        start += int(np.searchsorted(key_columns(batch)[0][start:end], self._overdue[0].due_ms))
         while start < end and not self._comes_before(batch, start):
             start += 1
         return start

@@ -14,13 +14,17 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import ClientSettings, Cluster
-from ledgerlake.client.topics import full_name
+from ledgerlake.client.producer import EntryProducer
+from ledgerlake.client.topics import full_name, join_partition
 from ledgerlake.delay.cancels import CANCEL_PROPERTY
 from ledgerlake.delay.repetition import parse_repetition
 from ledgerlake.errors import CorruptEntryError, LedgerlakeError, UsageError
+from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.publish.large_messages import LargeMessageProducer
 from ledgerlake.publish.republisher import java_hash
+from ledgerlake.wire.entry import encode_entry, parse_entry
 from ledgerlake.wire.limits import MAX_TIME_MS
+from ledgerlake.wire.message_id import MessageId
 from ledgerlake.wire.schedules import (
     CATCH_UP_PROPERTY,
     COUNT_PROPERTY,
@@ -35,14 +39,54 @@ from ledgerlake.wire.schedules import (
     TIMEZONE_PROPERTY,
     UNTIL_PROPERTY,
     checked_schedule_id,
+    parse_schedule,
+    properties_of,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ledgerlake.decode.messages import TopicPartition
     from ledgerlake.wire.message_id import AnyMessageId
 
 _RESERVED = (CANCEL_PROPERTY, *SENDER_PROPERTIES)
+
+
+def moved(entry: bytes, at_ms: int, sequence_id: int, producer_name: str) -> bytes:
+    """Return a stored entry with another delivery time. Its content stays as it was stored, also if it
+    is compressed or encrypted.
+
+    Raises:
+        UsageError: it expires before it would be due.
+    """
+    parsed = parse_entry(entry)
+    expires_ms = parse_schedule(properties_of(parsed.metadata)).expires_ms
+    if expires_ms is not None and expires_ms < at_ms:
+        raise UsageError("it expires before that time; schedule it anew, with another expiry")
+    metadata = pb.MessageMetadata()
+    metadata.CopyFrom(parsed.metadata)
+    metadata.deliver_at_time = at_ms
+    metadata.producer_name, metadata.sequence_id = producer_name, sequence_id
+    metadata.publish_time = int(time.time() * 1000)
+    return encode_entry(metadata, bytes(parsed.payload))
+
+
+def move(settings: ClientSettings, waiting: TopicPartition, entry: bytes, at_ms: int) -> MessageId:
+    """Publish an entry that waits with another delivery time, on its topic partition: it replaces the
+    one that waits.
+
+    Raises:
+        As ``moved``.
+        BrokerError, TransportError, DeadlineError: it may or may not be stored.
+    """
+    cluster = Cluster(settings)
+    try:
+        producer = EntryProducer(cluster, join_partition(waiting.topic, waiting.partition))
+        (position,) = producer.send_and_wait([moved(entry, at_ms, 0, producer.name)])
+        producer.close()
+    finally:
+        cluster.close()
+    return MessageId(position.ledger_id, position.entry_id)
 
 
 class Schedules:
