@@ -14,7 +14,7 @@ from ledgerlake.delay.repetition import TIMEZONE_DATA_VERSION
 from ledgerlake.delay.schedules import MarkedPositions, Repeating, Schedules, WaitingMessage
 from ledgerlake.delay.segment import Key, index_rows, key_at
 from ledgerlake.operators import repeating
-from ledgerlake.operators.repeating import RepeatingMessages, Repetition
+from ledgerlake.operators.repeating import Repeated, RepeatingMessages
 from ledgerlake.wire.message_id import Position
 from tests.delay.test_schedules import Store, every_second
 from tests.operators.test_scheduled import frame
@@ -51,11 +51,11 @@ class Index:
         return [entry for part in messages.in_order(batches) for entry in shown(part)]
 
 
-def shown(part: pa.RecordBatch | Repetition | Rejected) -> Iterable[tuple[int, str]]:
+def shown(part: pa.RecordBatch | Repeated | Rejected) -> Iterable[tuple[int, str]]:
     if isinstance(part, pa.RecordBatch):
         return [(key_at(part, row)[2], "") for row in range(part.num_rows)]
-    if isinstance(part, Repetition):
-        return [(part.position.entry_id, part.properties["ledgerlake.occurrence"])]
+    if isinstance(part, Repeated):
+        return [(part.position.entry_id, part.repetition.properties["ledgerlake.occurrence"])]
     return [(position.entry_id, part.reason) for position, _ in part.entries]
 
 
@@ -117,6 +117,6 @@ def test_a_rule_that_this_release_refuses_makes_the_message_a_reject() -> None:
 def test_an_occurrence_says_its_time_and_which_time_zones_decided_it() -> None:
     index = Index(a="PT1.5S")
     (part,) = RepeatingMessages(index.schedules, 1_000, index.add_again).in_order([index.rows((1_000, 100))])
-    assert isinstance(part, Repetition)
-    assert part.properties["ledgerlake.occurrence_time"] == "1970-01-01T00:00:01.000Z"
-    assert part.properties["ledgerlake.timezone_data"] == TIMEZONE_DATA_VERSION
+    assert isinstance(part, Repeated)
+    assert part.repetition.properties["ledgerlake.occurrence_time"] == "1970-01-01T00:00:01.000Z"
+    assert part.repetition.properties["ledgerlake.timezone_data"] == TIMEZONE_DATA_VERSION

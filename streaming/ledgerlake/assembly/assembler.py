@@ -90,14 +90,24 @@ class RejectedPositions:
 
 
 @dataclass(frozen=True)
+class Repetition:
+    """One delivery of a message that repeats: when it was due, and the properties that the message
+    gets beside its own.
+    """
+
+    due_ms: int
+    properties: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class DueEntries:
     """Delayed entries, in the order in which they are due: complete MESSAGE frames.
 
     ``outputs`` are the outputs beside the table, with their mark-delete positions: an output does
     not get messages up to its position. ``first_entry`` says which messages of the first entry are
-    due. ``clock_ms`` is the time of the micro-batch, None if it has none. ``added_properties`` are, for
-    each entry of repetitions, the properties that its message gets beside its own; positions are
-    distinct then. Empty if no entry is a repetition.
+    due. ``clock_ms`` is the time of the micro-batch, None if it has none. ``repetitions`` has
+    one for each entry if the messages repeat, and their positions are distinct then; else it is
+    empty.
     """
 
     frames: Entry
@@ -105,7 +115,7 @@ class DueEntries:
     outputs: Mapping[str, Position]
     first_entry: BatchRange = WHOLE_BATCH
     clock_ms: int | None = None
-    added_properties: Sequence[Mapping[str, str]] = ()
+    repetitions: Sequence[Repetition] = ()
 
 
 @dataclass(frozen=True)

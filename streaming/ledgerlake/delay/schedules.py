@@ -253,8 +253,9 @@ class Schedules:
         current = repeating.occurrence
         following = next(occurrences(rule, schedule_id, repeating.start_ms, current), None)
         if following is not None:
-            # Jitter does not change the order of occurrences.
-            following = replace(following, due_ms=max(following.due_ms, message.deliver_ms))
+            # Jitter does not change the order of occurrences, and each has a time of its own.
+            earliest_ms = message.deliver_ms + (current is not None)
+            following = replace(following, due_ms=max(following.due_ms, earliest_ms))
         is_over = following is None or (repeating.ends_ms is not None and following.due_ms > repeating.ends_ms)
         next_due_ms = None if following is None or is_over else following.due_ms
         is_delivered = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.record_columns import PULSAR_COLUMN
-from ledgerlake.delay.cancel_messages import rows_with_property
 from ledgerlake.errors import TableError
 from ledgerlake.options.spark_options import LOCAL_MASTER, SparkConfig
 from ledgerlake.runtime.hadoop import connect_store
@@ -25,10 +23,6 @@ from ledgerlake.table.delta_table import PARTITIONED, open_delta, special_featur
 from ledgerlake.table.ordered_files import sort_keys
 from ledgerlake.table.vacuum import is_own_file
 from ledgerlake.wire.message_id import Position
-from ledgerlake.wire.schedules import OCCURRENCE_PROPERTY
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 Keys = NDArray[np.int64]
 
@@ -47,10 +41,6 @@ _ORDER_COLUMNS = [
     "deliver_at",
     "delivered_at",
 ]
-_OCCURRENCE_COLUMNS = ["topic", "partition", "ledger_id", "entry_id", "batch_index", "occurrence"]
-_NO_OCCURRENCES = pa.schema(
-    [*(_TYPES.field(name) for name in _OCCURRENCE_COLUMNS[:-1]), pa.field("occurrence", pa.string())]
-).empty_table()
 
 
 class TableRows:
@@ -115,66 +105,16 @@ class TableRows:
                 found.setdefault(place, []).append(rows)
         return list(found.values())
 
-    def repeated(self, name: str, end: Position) -> int:
-        """Return how many rows of one topic partition up to ``end`` are further occurrences of a
-        message that repeats.
+    def _read_by_spark(self) -> tuple[list[pa.Table], list[str]]:
+        """Return the rows of each file and of each partition of the table in it, and those
+        partitions.
         """
-        topic, partition = split_partition(name)
-        pairs = self._occurrences_by_spark() if self._needs_spark else list(map(self._occurrences, self._files))
-        occurrences = {
-            (*ids, number)
-            for table in pairs
-            for *source, ledger_id, entry_id, batch_index, number in zip(
-                *(table[column].to_pylist() for column in _OCCURRENCE_COLUMNS), strict=True
-            )
-            if source == [topic, partition]
-            and (ids := (ledger_id, entry_id, batch_index))[:2] <= (end.ledger_id, end.entry_id)
-        }
-        return len(occurrences) - len({occurrence[:3] for occurrence in occurrences})
-
-    def _occurrences(self, name: str) -> pa.Table:
-        """Return the positions and numbers of the occurrences in a file."""
-        columns = [*_OCCURRENCE_COLUMNS[:-1], "properties"]
-        found = [_NO_OCCURRENCES]
-        with pq.ParquetFile((self._path / name).root, filesystem=self._path.filesystem()) as file:
-            is_record = PULSAR_COLUMN in file.schema_arrow.names
-            for batch in file.iter_batches(
-                columns=[f"{PULSAR_COLUMN}.{name}" for name in columns] if is_record else columns
-            ):
-                rows = pa.RecordBatch.from_struct_array(batch[PULSAR_COLUMN]) if is_record else batch
-                if "properties" not in rows.schema.names:
-                    break
-                places = rows_with_property(rows["properties"], [OCCURRENCE_PROPERTY])
-                numbers = [dict(rows["properties"][place].as_py())[OCCURRENCE_PROPERTY] for place in places]
-                taken = rows.take(pa.array(places, pa.int64())).drop_columns(["properties"])
-                with_numbers = taken.append_column("occurrence", pa.array(numbers, pa.string()))
-                found.append(
-                    pa.Table.from_batches([with_numbers]).select(_OCCURRENCE_COLUMNS).cast(_NO_OCCURRENCES.schema)
-                )
-        return pa.concat_tables(found)
-
-    def _occurrences_by_spark(self) -> list[pa.Table]:
-        rows = self._spark_rows()
-        inside = f"{PULSAR_COLUMN}." if PULSAR_COLUMN in rows.columns else ""
-        if "properties" not in (rows.select(f"{PULSAR_COLUMN}.*").columns if inside else rows.columns):
-            return []
-        number = f"{inside}properties['{OCCURRENCE_PROPERTY}'] as occurrence"
-        ids = [f"{inside}{name}" for name in _OCCURRENCE_COLUMNS[:-1]]
-        return [rows.selectExpr(*ids, number).where("occurrence is not null").toArrow()]
-
-    def _spark_rows(self) -> DataFrame:
         from ledgerlake.runtime.session import start_session
 
         spark = replace(self._spark, master=LOCAL_MASTER)
         session = start_session("ledgerlake verify", spark.master, spark.session_settings)
         connect_store(session, self._path)
-        return session.read.format("delta").load(self._path.hadoop_uri)
-
-    def _read_by_spark(self) -> tuple[list[pa.Table], list[str]]:
-        """Return the rows of each file and of each partition of the table in it, and those
-        partitions.
-        """
-        rows = self._spark_rows()
+        rows = session.read.format("delta").load(self._path.hadoop_uri)
         inside = f"{PULSAR_COLUMN}." if PULSAR_COLUMN in rows.columns else ""
         columns = rows.select(f"{PULSAR_COLUMN}.*").columns if inside else rows.columns
         names = [name for name in _ORDER_COLUMNS if name in columns]

@@ -59,7 +59,7 @@ from ledgerlake.delay.tracker import DelayedTracker
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.bucket_folders import open_folder, query_id_of_task
 from ledgerlake.operators.bucket_storage import FolderStorage, StateStorage
-from ledgerlake.operators.repeating import RepeatingMessages, Repetition
+from ledgerlake.operators.repeating import Repeated, RepeatingMessages
 from ledgerlake.operators.rows import PauseChanged, Scheduled
 from ledgerlake.operators.schedule_state import ScheduleState, StoredSchedules
 from ledgerlake.operators.scheduled import may_repeat
@@ -321,14 +321,14 @@ class DelayedMessages:
         self, tracker: DelayedTracker, schedules: Schedules, cutoff_ms: int, release: _Release
     ) -> Iterator[Outcome]:
         repeating = RepeatingMessages(schedules, cutoff_ms, tracker.add_again)
-        repetitions: dict[Position, Repetition] = {}
+        repeated: dict[Position, Repeated] = {}
         size = 0
         for part in repeating.in_order(_combine(tracker.take_due(cutoff_ms))):
-            if not isinstance(part, Repetition) or part.position in repetitions or size >= _ROW_BYTES:
-                yield from _delivered_repetitions(repetitions, release)
-                repetitions, size = {}, 0
-            if isinstance(part, Repetition):
-                repetitions[part.position] = part
+            if not isinstance(part, Repeated) or part.position in repeated or size >= _ROW_BYTES:
+                yield from _repeated_entries(repeated, release)
+                repeated, size = {}, 0
+            if isinstance(part, Repeated):
+                repeated[part.position] = part
                 size += len(part.frame)
             elif isinstance(part, Rejected):
                 yield part
@@ -336,7 +336,7 @@ class DelayedMessages:
                 messages, rejects = self._without_withheld(part, schedules)
                 yield from rejects
                 yield from self._outcomes(messages, release)
-        yield from _delivered_repetitions(repetitions, release)
+        yield from _repeated_entries(repeated, release)
 
     def save(self) -> DelayedSummary:
         """Store the messages that have arrived as parts of buckets, and the record of all buckets;
@@ -534,14 +534,14 @@ def _of_repeating(frames: pa.Array) -> pa.Array:
     return pa.array([frame if may_repeat(frame) else None for frame in frames.to_pylist()], pa.binary())
 
 
-def _delivered_repetitions(repetitions: dict[Position, Repetition], release: _Release) -> Iterator[DueEntries]:
-    if repetitions:
+def _repeated_entries(repeated: dict[Position, Repeated], release: _Release) -> Iterator[DueEntries]:
+    if repeated:
         yield DueEntries(
-            b"".join(repetition.frame for repetition in repetitions.values()),
+            b"".join(message.frame for message in repeated.values()),
             release.delivered_ms,
             release.outputs,
             clock_ms=release.clock_ms,
-            added_properties=[repetition.properties for repetition in repetitions.values()],
+            repetitions=[message.repetition for message in repeated.values()],
         )
 
 

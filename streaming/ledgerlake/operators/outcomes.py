@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from ledgerlake.assembly.assembler import Assembled, DueEntries, DuePositions, Entry, Outcome, RejectedPositions
+from ledgerlake.assembly.assembler import (
+    Assembled,
+    DueEntries,
+    DuePositions,
+    Entry,
+    Outcome,
+    RejectedPositions,
+    Repetition,
+)
 from ledgerlake.client.topics import join_partition
 from ledgerlake.decode import schema
 from ledgerlake.decode.large import decode_large, read_chunks
@@ -118,12 +126,12 @@ class OutcomeDecoder:
     def _due(
         self, bundles: Iterable[Decoded], outcome: DueEntries | DuePositions
     ) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
-        added = _added_properties(outcome)
+        repetitions = _repetitions(outcome)
         for decoded in bundles:
             messages = _with_delivery(decoded.messages.select(schema.MESSAGES.names), outcome.delivered_ms)
             frames = outcome.frames if isinstance(outcome, DueEntries) else None
             # Only its id ends a message that repeats.
-            if not added:
+            if not repetitions:
                 is_cancelled = cancelled_rows(messages, self.cancels)
                 if is_cancelled.any():
                     yield cancelled_entries(messages.filter(pa.array(is_cancelled)), frames)
@@ -131,7 +139,7 @@ class OutcomeDecoder:
             messages, rejects = find_in_due(messages, frames, outcome.clock_ms)
             if rejects:
                 yield rejects
-            yield _with_properties(messages, added) if added else messages
+            yield _repeated(messages, repetitions) if repetitions else messages
             if decoded.rejects.num_rows:
                 yield [_rejected(row) for row in decoded.rejects.to_pylist()]
 
@@ -198,27 +206,29 @@ def _with_delivery(messages: pa.RecordBatch, delivered_ms: int) -> pa.RecordBatc
     return messages.set_column(messages.schema.get_field_index("delivered_at"), "delivered_at", delivered_at)
 
 
-def _added_properties(outcome: DueEntries | DuePositions) -> dict[Position, dict[str, str]]:
-    if isinstance(outcome, DuePositions) or not outcome.added_properties:
+def _repetitions(outcome: DueEntries | DuePositions) -> dict[Position, Repetition]:
+    if isinstance(outcome, DuePositions) or not outcome.repetitions:
         return {}
-    return {
-        position: dict(more)
-        for position, more in zip(entries_of(outcome.frames), outcome.added_properties, strict=True)
-    }
+    return dict(zip(entries_of(outcome.frames), outcome.repetitions, strict=True))
 
 
-def _with_properties(messages: pa.RecordBatch, added: dict[Position, dict[str, str]]) -> pa.RecordBatch:
-    """Return the messages with the properties that are added to each, in place of its own of the same
-    name.
+def _repeated(messages: pa.RecordBatch, repetitions: dict[Position, Repetition]) -> pa.RecordBatch:
+    """Return messages with the time at which each was due this time, and with the properties of the
+    repetition in place of their own of the same name.
     """
-    positions = zip(messages["ledger_id"].to_pylist(), messages["entry_id"].to_pylist(), strict=True)
+    places = zip(messages["ledger_id"].to_pylist(), messages["entry_id"].to_pylist(), strict=True)
+    of_rows = [repetitions[Position(*place)] for place in places]
     own = messages["properties"].to_pylist()
     properties = [
-        list((dict(pairs) | added[Position(*ids)]).items()) for ids, pairs in zip(positions, own, strict=True)
+        list({**dict(pairs), **repetition.properties}.items()) for pairs, repetition in zip(own, of_rows, strict=True)
     ]
-    number = messages.schema.get_field_index("properties")
-    column = pa.array(properties, messages.schema.field(number).type)
-    return messages.set_column(number, messages.schema.field(number), column)
+    due_us = pa.array([repetition.due_ms * 1000 for repetition in of_rows], pa.int64())
+    for name, values in (
+        ("deliver_at", due_us.cast(schema.TIMESTAMP)),
+        ("properties", pa.array(properties, schema.PROPERTIES)),
+    ):
+        messages = messages.set_column(messages.schema.get_field_index(name), name, values)
+    return messages
 
 
 def _rejected(row: dict[str, Any]) -> RejectedEntry:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ledgerlake.assembly.assembler import Rejected
+from ledgerlake.assembly.assembler import Rejected, Repetition
 from ledgerlake.decode.split import entries_of
 from ledgerlake.delay.repetition import TIMEZONE_DATA_VERSION, parse_repetition
 from ledgerlake.delay.schedules import REPEATING
@@ -51,14 +51,12 @@ MOST_OVERDUE = 100_000
 _GROUP_ROWS = 1_000
 
 
-class Repetition(NamedTuple):
-    """An occurrence that is delivered: the message's position and frame, and the properties that it
-    gets.
-    """
+class Repeated(NamedTuple):
+    """A message that is delivered again: its position and frame, and what is said of this delivery."""
 
     position: Position
     frame: bytes
-    properties: dict[str, str]
+    repetition: Repetition
 
 
 class _Row(NamedTuple):
@@ -84,7 +82,7 @@ class RepeatingMessages:
         self._left = MOST_OVERDUE
         self._later: list[_Row] = []
 
-    def in_order(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch | Repetition | Rejected]:
+    def in_order(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch | Repeated | Rejected]:
         """Yield the rows of other messages, and occurrences, in order. Use it up."""
         for batch in batches:
             yield from self._merge(batch)
@@ -92,7 +90,7 @@ class RepeatingMessages:
             yield from self._take_overdue()
         self._pass_on()
 
-    def _merge(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch | Repetition | Rejected]:
+    def _merge(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch | Repeated | Rejected]:
         due_ms, ledger_ids, entry_ids = key_columns(batch)
         repeats = self._schedules.marked.are_marked(ledger_ids, entry_ids, [REPEATING])
         start = 0
@@ -125,11 +123,11 @@ class RepeatingMessages:
             start += 1
         return start
 
-    def _take_overdue(self) -> Iterator[Repetition | Rejected]:
+    def _take_overdue(self) -> Iterator[Repeated | Rejected]:
         self._left -= 1
         yield from self._take(heapq.heappop(self._overdue))
 
-    def _take(self, row: _Row) -> Iterator[Repetition | Rejected]:
+    def _take(self, row: _Row) -> Iterator[Repeated | Rejected]:
         """Yield the occurrence of a row, if it is delivered, and keep the row for the next one. If the
         message was replaced or cancelled before that one, yield it as a reject.
         """
@@ -149,7 +147,7 @@ class RepeatingMessages:
         assert rule is not None
         step = self._schedules.advance(schedule_id, row.position, rule, self._cutoff_ms)
         if step.delivered is not None:
-            yield Repetition(row.position, row.frame, _properties(step.delivered))
+            yield Repeated(row.position, row.frame, _repetition(step.delivered))
         if step.next_ms is None:
             return
         again = row._replace(due_ms=step.next_ms)
@@ -172,10 +170,11 @@ def _key(batch: pa.RecordBatch, row: int) -> tuple[int, Position]:
     return due_ms, Position(ledger_id, entry_id)
 
 
-def _properties(occurrence: Occurrence) -> dict[str, str]:
+def _repetition(occurrence: Occurrence) -> Repetition:
     nominal = datetime.fromtimestamp(occurrence.nominal_ms / 1000, timezone.utc)
-    return {
+    properties = {
         OCCURRENCE_PROPERTY: str(occurrence.number),
         NOMINAL_PROPERTY: nominal.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         TIMEZONE_DATA_PROPERTY: TIMEZONE_DATA_VERSION,
     }
+    return Repetition(occurrence.due_ms, properties)

@@ -18,6 +18,7 @@ from ledgerlake.assembly.assembler import (
     Outcome,
     Rejected,
     RejectedPositions,
+    Repetition,
 )
 from ledgerlake.assembly.rules import ChunkedMessageKey
 from ledgerlake.decode.messages import BatchRange, TopicPartition
@@ -61,7 +62,7 @@ def read_stage_rows(
                     _outputs(header),
                     BatchRange(*header["first_entry"]),
                     header["clock_ms"],
-                    header["added_properties"],
+                    [Repetition(**fields) for fields in header["repetitions"]],
                 ),
             )
         elif row["kind"] == RowKind.REREAD:

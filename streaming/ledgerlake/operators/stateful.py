@@ -59,7 +59,7 @@ from ledgerlake.operators.rows import (
 )
 from ledgerlake.operators.scheduled import schedule_of_large
 from ledgerlake.source.reread import read_again
-from ledgerlake.stored.fields import parse_stored
+from ledgerlake.stored.fields import fields_of, parse_stored
 from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import Position
 
@@ -348,7 +348,7 @@ def _outcome_rows(topic_partition: TopicPartition, outcome: Outcome | Cancels) -
         yield _row(topic_partition, RowKind.CANCELS, None, cancels_to_json(outcome.all), None)
     elif isinstance(outcome, DueEntries):
         first_entry = astuple(outcome.first_entry)
-        header = _due_header(outcome, first_entry=first_entry, added_properties=outcome.added_properties)
+        header = _due_header(outcome, first_entry=first_entry, repetitions=[*map(fields_of, outcome.repetitions)])
         yield _row(topic_partition, RowKind.DUE, None, header, outcome.frames)
     elif isinstance(outcome, DuePositions):
         header = _due_header(outcome, positions=positions_to_json(outcome.positions))
