@@ -8,6 +8,7 @@ what is caught up with depend on the micro-batches: on the time of the one that 
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 from collections import defaultdict
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-SEEDS = 5_000 if os.environ.get("LEDGERLAKE_CAMPAIGN") == "long" else 150
+SEEDS = 10_000 if os.environ.get("LEDGERLAKE_CAMPAIGN") == "long" else 150
 _AT_ONCE = 50
 
 BEGIN_MS = 1_700_000_000_000
@@ -66,6 +67,7 @@ class Message:
     by_cron: bool = False
     count: int | None = None
     until_ms: int | None = None
+    jitter_ms: int = 0
     catch_up: str | None = None
     pauses: str | None = None
     resumes: str | None = None
@@ -81,6 +83,7 @@ class Message:
         names["ledgerlake.cron"] = f"*/{self.every_s} * * * * *" if self.every_s and self.by_cron else None
         names |= {"ledgerlake.count": self.count, "ledgerlake.until": self.until_ms}
         names["ledgerlake.catchup"] = self.catch_up
+        names["ledgerlake.jitter"] = f"PT{self.jitter_ms / 1000:.3f}S" if self.jitter_ms else None
         names |= {"ledgerlake.pause": self.pauses, "ledgerlake.resume": self.resumes}
         properties = [pb.KeyValue(key=name, value=str(text)) for name, text in names.items() if text is not None]
         metadata = pb.MessageMetadata(
@@ -105,7 +108,14 @@ class Message:
         # BEGIN_MS and minutes are multiples of the steps that a cron expression has.
         first_ms = -(-start_ms // step_ms) * step_ms if self.by_cron else start_ms
         times_ms = [first_ms + number * step_ms for number in range(self.count or 40)]
-        return [time_ms for time_ms in times_ms if self.until_ms is None or time_ms <= self.until_ms]
+        due_ms = [start_ms - 1]
+        for time_ms in times_ms:
+            if self.until_ms is None or time_ms <= self.until_ms:
+                # Some number from the id and the time, and the order of occurrences stays.
+                text = f"{time_ms} {self.schedule_id}".encode()
+                number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+                due_ms.append(max(time_ms + number % (self.jitter_ms + 1), due_ms[-1] + 1))
+        return due_ms[1:]
 
 
 def _stamp(time_ms: int) -> pb.BrokerEntryMetadata:
@@ -155,6 +165,7 @@ def _repeating(rng: random.Random, message: Message) -> Message:
         by_cron=rng.random() < 0.4,
         count=rng.choice([1, 3, 25]),
         until_ms=message.time_ms + rng.choice([-1, 4_000, 9_999]) if has_end else None,
+        jitter_ms=rng.choice([0, 0, 700, 9_000]),
         catch_up=rng.choice([None, "all", "last", "none"]),
         expires_ms=message.time_ms + rng.choice([2_000, 20_000]) if rng.random() < 0.1 else None,
     )
@@ -179,7 +190,10 @@ def cut(rng: random.Random, messages: list[Message]) -> list[Batch]:
         next_ms = remaining[0].time_ms if remaining else taken[-1].time_ms + 1
         if next_ms > taken[-1].time_ms and rng.random() < 0.4:
             batches.append(Batch([], rng.randrange(taken[-1].time_ms, next_ms)))
-    return [*batches, Batch([], batches[-1].clock_ms + rng.choice([1_000, 3_000])), Batch([], BEGIN_MS + 10**9)]
+        if rng.random() < 0.1:
+            # The planner's clock jumps back.
+            batches.append(Batch([], BEGIN_MS - rng.choice([1, 3_600_000])))
+    return [*batches, Batch([], messages[-1].time_ms + rng.choice([1_000, 3_000])), Batch([], BEGIN_MS + 10**9)]
 
 
 @dataclass
