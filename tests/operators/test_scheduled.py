@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import WHOLE_BATCH, BatchRange, decode_bundle
 from ledgerlake.decode.split import entries_of
+from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.operators import in_task
 from ledgerlake.operators.in_task import EventBudget
 from ledgerlake.operators.rows import DelayedLargeMessage, PauseChanged, Scheduled, TaskEvent
@@ -148,6 +150,17 @@ def test_a_replaced_message_of_which_only_the_topic_has_the_bytes_is_rejected_by
     ]
     assert play.values == []
     assert not any(play.state(name) for name in ("schedules", "schedule_ids", "cancels", "large", "parts"))
+
+
+def test_messages_that_were_replaced_leave_the_stage_together_in_frames_of_bounded_size() -> None:
+    play = Play(settings=DelaySettings())
+    large = commands.message(1, 1, 999, encode_entry(pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=5, deliver_at_time=STORED_MS + 10_000), b"x" * 2_000_000))  # fmt: skip
+    ids: list[TaskEvent] = [Scheduled(f"{number}", Position(1, number), STORED_MS, STORED_MS + 10_000) for number in [*range(500), 999]]  # fmt: skip
+    play(*(delayed_frame(number, 10) for number in range(500)), large, at_s=0, events=ids)
+    play(at_s=5, events=[Scheduled(f"{number}", Position(2, 0), STORED_MS) for number in [*range(500), 999]])
+    play(at_s=10)
+    assert Counter(reject.reason for reject in play.rejects) == {"replaced": 501}
+    assert play.stage.frames <= 4
 
 
 def test_a_message_that_was_not_added_to_the_index_replaces_nothing_and_leaves_nothing() -> None:

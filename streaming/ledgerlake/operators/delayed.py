@@ -416,18 +416,23 @@ class DelayedMessages:
         marked = np.flatnonzero(schedules.marked.are_marked(ledger_ids, entry_ids)).tolist()
         is_kept = np.ones(batch.num_rows, dtype=bool)
         rejects: list[Outcome] = []
+        frames: dict[str, list[bytes]] = {}
         for row in marked:
             position = Position(int(ledger_ids[row]), int(entry_ids[row]))
             reason = schedules.release(position)
-            if reason is not None:
-                is_kept[row] = False
-                rejects.append(self._reject_due(reason, position, batch.column(3)[row].as_py()))
+            if reason is None:
+                continue
+            is_kept[row] = False
+            frame = batch.column(3)[row].as_py()
+            if frame is None:
+                rejects.append(self._reject_separate(reason, position))
+            else:
+                frames.setdefault(reason, []).append(frame)
+        rejects += [Rejected(reason, list(entries_of(b"".join(group)).items())) for reason, group in frames.items()]
         return batch.filter(pa.array(is_kept)) if rejects else batch, rejects
 
-    def _reject_due(self, reason: str, position: Position, frame: bytes | None) -> Outcome:
-        """Return the reject of a due message; ``frame`` is None if it is not in its segment."""
-        if frame is not None:
-            return Rejected(reason, list(entries_of(frame).items()))
+    def _reject_separate(self, reason: str, position: Position) -> Outcome:
+        """Return the reject of a due message whose bytes are not in its segment."""
         message = self._load_separate(position.ledger_id, position.entry_id)
         if message is None:
             return Rejected(reason, [(position, None)])

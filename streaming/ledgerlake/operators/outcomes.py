@@ -22,6 +22,7 @@ from ledgerlake.delay.cancels import Cancels
 from ledgerlake.delay.schedules import CANCELLED
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.cancelled import cancelled_entries, cancelled_rows, is_chunk_cancelled
+from ledgerlake.operators.rows import in_groups
 from ledgerlake.operators.scheduled import expired_chunk, find_in_due
 from ledgerlake.operators.stage_output import pop_each
 from ledgerlake.source.range_reader import BUNDLE_BYTES
@@ -161,17 +162,19 @@ class OutcomeDecoder:
         return decode_entries(raw, ledger_ids, entry_ids, self._topic_partition, **self._options.decoding)
 
     def reject_tables(self, rejected: list[RejectedEntry]) -> Iterator[pa.Table]:
-        """Yield rows of ``schema.REJECTS`` one by one, in the order of positions. Entries without
-        bytes are read from the topic.
+        """Yield rows of ``schema.REJECTS``, in the order of positions. Entries without bytes are read
+        from the topic.
 
         Raises:
             As ``decode``.
         """
         in_order = sorted(rejected, key=lambda reject: reject.position)
         reread_entries = self._read_again([reject.position for reject in in_order if reject.entry is None])
-        for reject in in_order:
-            complete = replace(reject, entry=next(reread_entries)) if reject.entry is None else reject
-            yield reject_rows([complete], self._topic_partition)
+        complete = (
+            replace(reject, entry=next(reread_entries)) if reject.entry is None else reject for reject in in_order
+        )
+        for group in in_groups(complete, lambda reject: reject.entry):
+            yield reject_rows(group, self._topic_partition)
 
     def _read_again(self, positions: Iterable[Position]) -> Iterator[bytes | None]:
         return read_again(

@@ -42,7 +42,7 @@ from __future__ import annotations
 import json
 from dataclasses import astuple, dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import pyarrow as pa
 
@@ -55,7 +55,7 @@ from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from ledgerlake.decode.messages import BatchRange, TopicPartition
 
@@ -94,6 +94,13 @@ _BUG = "this is a bug, please report it"
 STAGE_ROWS_DDL = (
     "topic string, partition int, kind string, ledger_id bigint, entry_id bigint, header string, entry binary"
 )
+
+
+# The most bytes, and the most rows, of rejects that pass together.
+_GROUP_BYTES = 1024 * 1024
+_GROUP_ROWS = 10_000
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
@@ -244,6 +251,20 @@ def latest(times_ms: Iterable[int | None]) -> int | None:
 def positions_to_json(positions: Iterable[Position]) -> list[list[int]]:
     """Return positions as lists of ledger id and entry id, for JSON."""
     return [[position.ledger_id, position.entry_id] for position in positions]
+
+
+def in_groups(items: Iterable[_Item], entry_of: Callable[[_Item], bytes | memoryview | None]) -> Iterator[list[_Item]]:
+    """Yield items in lists of bounded size, by the entry that each has."""
+    group: list[_Item] = []
+    size = 0
+    for item in items:
+        group.append(item)
+        size += len(entry_of(item) or b"")
+        if size >= _GROUP_BYTES or len(group) >= _GROUP_ROWS:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def delayed_rows(

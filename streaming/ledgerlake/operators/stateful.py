@@ -50,6 +50,7 @@ from ledgerlake.operators.rows import (
     Scheduled,
     StateSummary,
     TaskReport,
+    in_groups,
     incomplete_from_dict,
     latest,
     positions_to_json,
@@ -368,8 +369,13 @@ def _outcome_rows(topic_partition: TopicPartition, outcome: Outcome | Cancels) -
         header = json.dumps({"reason": outcome.reason, "positions": positions_to_json(outcome.positions)})
         yield _row(topic_partition, RowKind.REREAD_REJECTS, None, header, None)
     else:
-        for position, entry in outcome.entries:
-            yield _row(topic_partition, RowKind.REJECT, position, outcome.reason, entry)
+        for group in in_groups(outcome.entries, lambda entry: entry[1]):
+            yield _frame(
+                *(
+                    stage_values(topic_partition, RowKind.REJECT, position, outcome.reason, entry)
+                    for position, entry in group
+                )
+            )
 
 
 def _due_header(outcome: DueEntries | DuePositions | Assembled, **more: Any) -> str:
@@ -391,9 +397,9 @@ def _row(
     return _frame(stage_values(topic_partition, kind, position, header, entry))
 
 
-def _frame(row: Sequence[Any]) -> pd.DataFrame:
+def _frame(*rows: Sequence[Any]) -> pd.DataFrame:
     # Spark starts a query with a process that only asks for the names of the state variables. That
     # process needs no pandas.
     import pandas as pd
 
-    return pd.DataFrame([row], columns=STAGE_ROWS.names)
+    return pd.DataFrame(rows, columns=STAGE_ROWS.names)
