@@ -1,5 +1,5 @@
-"""Finds cancels among decoded messages (see ``delay.cancels``). The messages that hold them are
-written like any other.
+"""Finds cancels by key and message id among decoded messages (see ``delay.cancels``). The messages
+that hold them are written like any other. ``operators.scheduled`` finds those of schedules.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ CANCEL_REFUSED = "cancel_refused"
 
 
 def find_cancels(messages: pa.RecordBatch) -> Iterator[Cancel]:
-    """Yield the cancels that messages ask for; a property that names no target is an ordinary
-    property.
+    """Yield the cancels by key and message id that messages ask for; a property that names no target
+    is an ordinary property.
 
     The cancel of a message without a known time has the time 0 (1970).
     """
     properties = messages["properties"]
     for row in rows_with_property(properties, [CANCEL_PROPERTY]):
         cancel = _cancel(messages, row, dict(properties[row].as_py()))
-        if cancel is not None:
+        if cancel is not None and cancel.by != "schedule":
             yield cancel
 
 

@@ -9,6 +9,8 @@ To the stage, of each task and topic partition, in any order (a shuffle lies bet
     delayed  entries to deliver later (see ``decode.split``); if only   the entry's ``BatchRange``, if it is alone
              some messages of an entry belong to the range, it is
              alone in its row, by position
+    schedules events of schedules, many in one row, as Arrow            none
+             (``operators.schedule_events``)
     report   once: the task's result, and the events that need the      ``TaskReport``
              incomplete messages, in order
     summary  instead of a report, if the topic partition has nothing    ``StateSummary``
@@ -66,6 +68,7 @@ class RowKind(str, Enum):
     ROWS = "rows"
     CHUNK = "chunk"
     DELAYED = "delayed"
+    SCHEDULES = "schedules"
     REPORT = "report"
     MESSAGE = "message"
     MESSAGE_CHUNK = "message_chunk"
@@ -127,34 +130,7 @@ class DelayedLargeMessage:
     known: tuple[Position, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduled:
-    """The event of a message with the id of a schedule, stored at ``time_ms``; ``deliver_ms`` is when
-    it is due, or when it starts to repeat, None if it was delivered at once.
-    """
-
-    schedule_id: str
-    position: Position
-    time_ms: int
-    deliver_ms: int | None = None
-    repeats: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PauseChanged:
-    """The event of a message, stored at ``time_ms``, that pauses the repetitions of a schedule, or of
-    all if there is no id, or that resumes them.
-    """
-
-    schedule_id: str | None
-    position: Position
-    time_ms: int
-    resumes: bool
-
-
-TaskEvent = (
-    Chunk | MessageStarted | IncompleteMessage | Marker | DelayedLargeMessage | Cancel | Scheduled | PauseChanged
-)
+TaskEvent = Chunk | MessageStarted | IncompleteMessage | Marker | DelayedLargeMessage | Cancel
 
 
 @dataclass(frozen=True)

@@ -45,9 +45,7 @@ from ledgerlake.operators.rows import (
     STAGE_ROWS_DDL,
     DelayedLargeMessage,
     MessageStarted,
-    PauseChanged,
     RowKind,
-    Scheduled,
     StateSummary,
     TaskReport,
     in_groups,
@@ -145,6 +143,8 @@ class Processor(StatefulProcessor):  # type: ignore[misc]
                     delayed.add_partial(position, row.entry, BatchRange(*json.loads(row.header)))
                 elif row.kind == RowKind.DELAYED:
                     delayed.add(row.entry)
+                elif row.kind == RowKind.SCHEDULES:
+                    delayed.schedules.add_row(row.entry)
                 elif row.kind == RowKind.REPORT:
                     reports.append(report_from_json(row.header))
                 else:
@@ -278,8 +278,6 @@ def _apply_reports(assembly: Assembly, delayed: DelayedMessages, reports: list[T
                 _add_large(assembly, delayed, event)
             elif isinstance(event, Cancel):
                 delayed.cancel(event)
-            elif isinstance(event, Scheduled | PauseChanged):
-                delayed.schedule(event)
             else:
                 yield from _delay_large_messages(_apply(assembly, event), delayed)
     now_ms = latest(report.now_ms for report in reports)
@@ -306,7 +304,7 @@ def _delay_large_messages(outcomes: Iterator[Outcome], delayed: DelayedMessages)
     for outcome in outcomes:
         scheduled = schedule_of_large(outcome) if isinstance(outcome, Assembled) else None
         if scheduled is not None:
-            delayed.schedule(scheduled)
+            delayed.schedules.add(scheduled)
         if isinstance(outcome, Assembled) and outcome.deliver_ms is not None:
             bytes_kept = outcome.entries is not None
             delayed.add_large(
