@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from collections import defaultdict
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ledgerlake.api import Schedules
 from ledgerlake.errors import UsageError
+from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire.entry import parse_entry
 from ledgerlake.wire.limits import MAX_TIME_MS
 from tests.live.pipelines import ledgerlake
-from tests.peer import TOPIC, Peer
+from tests.peer import TOPIC, Peer, _encode
 
 
 def sent(peer: Peer) -> list[tuple[bytes, int, dict[str, str]]]:
@@ -141,6 +145,49 @@ def test_a_rule_that_cannot_be_used_is_refused_before_it_is_sent(arguments: dict
         with pytest.raises(UsageError, match=why):
             schedules.put("a", b"", **arguments)
         assert peer.received == []
+
+
+class PartitionedPeer(Peer):
+    """A peer whose topic has three partitions, which notes to which one each id was sent."""
+
+    def __enter__(self) -> Peer:
+        self.routes: dict[str, list[str]] = defaultdict(list)
+        self._topics_of: dict[tuple[int, int], str] = {}
+        return super().__enter__()
+
+    def _answer(self, connection: Any, consumers: Any, event: Any) -> None:
+        if isinstance(event, pb.CommandPartitionedTopicMetadata):
+            answer: dict[str, Any] = {"request_id": event.request_id, "partitions": 3, "response": 0}
+            connection.send(_encode("PARTITIONED_METADATA_RESPONSE", **answer))
+            return
+        if isinstance(event, pb.CommandProducer):
+            self._topics_of[id(connection), event.producer_id] = event.topic
+            event.producer_name = event.producer_name or "named"
+        if isinstance(event, pb.CommandSend):
+            properties = {pair.key: pair.value for pair in parse_entry(connection.payload).metadata.properties}
+            partition = self._topics_of[id(connection), event.producer_id].rpartition("-")[2]
+            self.routes[properties.get("ledgerlake.schedule", "other")].append(partition)
+        super()._answer(connection, consumers, event)
+
+
+def test_the_documents_python_client_sends_an_id_where_put_sends_it_and_a_cancel_goes_everywhere() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text()
+    (example,) = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "import pulsar" in code]
+    names = ["visit-17", *(f"call-{number}" for number in range(20)), "rendez-vous-é", "\U0001f600"]
+    partitioned = PartitionedPeer()
+    with partitioned as peer, Schedules(peer.url, TOPIC) as schedules:
+        example = example.replace("pulsar://localhost:6650", peer.url).replace('"reminders"', f'"{TOPIC}"')
+        found: dict[str, Any] = {"due_ms": 2**40}
+        exec(example, found)
+        for name in names[1:]:
+            found["producer"].send(b"", partition_key=name, properties={"ledgerlake.schedule": name})
+        found["client"].close()
+        for name in names:
+            schedules.put(name, b"")
+        assert {name: len(set(routes)) for name, routes in partitioned.routes.items()} == dict.fromkeys(names, 1)
+        assert {len(routes) for routes in partitioned.routes.values()} == {2}
+        assert len(schedules.cancel("a")) == 3
+        assert partitioned.routes["other"] == ["0", "1", "2"]
 
 
 def test_all_schedules_are_paused_on_each_topic_partition() -> None:

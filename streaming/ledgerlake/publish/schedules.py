@@ -1,10 +1,12 @@
 """Publishes schedules by id (``docs/schedules.md``): messages with a time or a rule, of which the last
 one with an id counts.
 
-An id goes to one topic partition always: the one that Java's string hash of the id selects, as
-Pulsar's clients route a message with that key. So the id decides, and the message's own key may be
-any other. If the topic gets more partitions, an id may go to another one, and a message that was
+A schedule goes to one topic partition always: the one that Java's string hash of the id selects, as
+Pulsar's Java client routes a message with that key. So the id decides, and the message's own key may
+be any other. If the topic gets more partitions, an id may go to another one, and a message that was
 sent before is not replaced any more.
+
+Other clients route by other hashes. So cancels and pauses go to all topic partitions.
 """
 
 from __future__ import annotations
@@ -119,18 +121,17 @@ class Schedules:
         deliver_at_ms = None if at is None else _time_ms(at, "at")
         return self._send(self.partition_of(schedule_id), value, {**(properties or {}), **own}, key, deliver_at_ms)
 
-    def cancel(self, schedule_id: str) -> AnyMessageId:
-        """Cancel the message that waits under an id.
+    def cancel(self, schedule_id: str) -> list[AnyMessageId]:
+        """Cancel the message that waits under an id; return one message id for each topic partition.
 
         Raises:
             As ``put``.
         """
-        topic_partition = self.partition_of(_checked(schedule_id))
-        return self._send(topic_partition, b"", {CANCEL_PROPERTY: f"schedule={schedule_id}"})
+        return self._tell(CANCEL_PROPERTY, schedule_id)
 
     def pause(self, schedule_id: str | None = None) -> list[AnyMessageId]:
         """Hold back the repetitions of a schedule, or of all schedules of the topic; return one message
-        id for each topic partition that was told so.
+        id for each topic partition.
 
         Raises:
             As ``put``.
@@ -146,7 +147,7 @@ class Schedules:
         return self._tell(RESUME_PROPERTY, schedule_id)
 
     def partition_of(self, schedule_id: str) -> str:
-        """Return the topic partition of an id."""
+        """Return the topic partition to which ``put`` sends an id."""
         return self._partitions[java_hash(schedule_id) % len(self._partitions)]
 
     def close(self) -> None:
@@ -164,10 +165,8 @@ class Schedules:
         self.close()
 
     def _tell(self, name: str, schedule_id: str | None) -> list[AnyMessageId]:
-        if schedule_id is not None:
-            topic_partition = self.partition_of(_checked(schedule_id))
-            return [self._send(topic_partition, b"", {name: f"schedule={schedule_id}"})]
-        return [self._send(topic_partition, b"", {name: "all"}) for topic_partition in self._partitions]
+        target = "all" if schedule_id is None else f"schedule={_checked(schedule_id)}"
+        return [self._send(topic_partition, b"", {name: target}) for topic_partition in self._partitions]
 
     def _send(
         self,
