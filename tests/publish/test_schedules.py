@@ -37,12 +37,12 @@ def sent(peer: Peer) -> list[tuple[bytes, int, dict[str, str]]]:
 def test_a_schedule_is_a_delayed_message_with_its_id_and_a_cancel_names_it() -> None:
     noon = datetime(2026, 5, 2, 12, tzinfo=timezone.utc)
     with Peer() as peer, Schedules(peer.url, TOPIC) as schedules:
-        schedules.put("a", b"one", at=1_800_000_000_000, key="k", properties={"x": "y"}, expires=noon)
+        schedules.put("a", b"one", at=1_777_000_000_000, key="k", properties={"x": "y"}, expires=noon)
         schedules.put("a", b"two", at=noon)
         schedules.put("a", b"now")
         schedules.cancel("a")
         assert sent(peer) == [
-            (b"one", 1_800_000_000_000, {"x": "y", "ledgerlake.schedule": "a", "ledgerlake.expires": "1777723200000"}),
+            (b"one", 1_777_000_000_000, {"x": "y", "ledgerlake.schedule": "a", "ledgerlake.expires": "1777723200000"}),
             (b"two", 1_777_723_200_000, {"ledgerlake.schedule": "a"}),
             (b"now", 0, {"ledgerlake.schedule": "a"}),
             (b"", 0, {"ledgerlake.cancel": "schedule=a"}),
@@ -55,8 +55,14 @@ def test_a_schedule_is_a_delayed_message_with_its_id_and_a_cancel_names_it() -> 
         ("", {}, "1 to 200"),
         ("x" * 201, {}, "1 to 200"),
         ("a", {"at": datetime(2026, 5, 2)}, "at has no zone"),
-        ("a", {"at": 0}, "at must be from 1"),
-        ("a", {"expires": MAX_TIME_MS + 1}, "expires must be from 1"),
+        ("a", {"at": 0}, "at must be a datetime, or whole milliseconds"),
+        ("a", {"at": 1_777_723_200}, "the year 2000"),
+        ("a", {"at": 1_777_723_200_000.0}, "whole milliseconds .* not 1777723200000.0"),
+        ("a", {"at": "2026-05-02T12:00:00Z"}, "must be a datetime"),
+        ("a", {"expires": MAX_TIME_MS + 1}, "expires must be"),
+        ("a", {"expires": 1_777_723_200_000.5}, "expires must be"),
+        ("a", {"cron": "* * * * *", "until": 1_777_723_200}, "until must be"),
+        ("a", {"at": 1_777_723_200_001, "expires": 1_777_723_200_000}, "expires is before the message is due"),
         ("a", {"properties": {"ledgerlake.schedule": "b"}}, "set by its own argument"),
     ],
 )
@@ -92,6 +98,8 @@ def test_the_command_schedules_by_time_or_by_span() -> None:
         )
         assert [value for value, *_ in sent(peer)] == [b"x", b"y"]
         assert ledgerlake("schedule", *where, "--in", "soon", "z").returncode == 2
+        assert ledgerlake("schedule", *where, "--at", "1777723200", "z").returncode == 2
+        assert ledgerlake("schedule", *where, "--in", "1 hour", "--expires", "1777723200000", "z").returncode == 2
         assert len(peer.received) == 2
 
 

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
     from ledgerlake.wire.message_id import AnyMessageId
 
+# Earlier times are seconds that were taken for milliseconds.
+_FIRST_MS = 946_684_800_000
+
 _RESERVED = (CANCEL_PROPERTY, *SENDER_PROPERTIES)
 
 
@@ -101,8 +104,9 @@ class Schedules:
         if taken:
             raise UsageError(f"the property {taken[0]} is set by its own argument")
         own = {SCHEDULE_PROPERTY: _checked(schedule_id)}
-        if expires is not None:
-            own[EXPIRES_PROPERTY] = str(_time_ms(expires, "expires"))
+        expires_ms = None if expires is None else _time_ms(expires, "expires")
+        if expires_ms is not None:
+            own[EXPIRES_PROPERTY] = str(expires_ms)
         rule = {
             CRON_PROPERTY: cron,
             EVERY_PROPERTY: _span(every),
@@ -119,6 +123,8 @@ class Schedules:
             raise UsageError(error.message) from None
         at = int(time.time() * 1000) if at is None and repeats else at
         deliver_at_ms = None if at is None else _time_ms(at, "at")
+        if deliver_at_ms is not None and expires_ms is not None and expires_ms < deliver_at_ms:
+            raise UsageError("expires is before the message is due, so it would never be delivered")
         return self._send(self.partition_of(schedule_id), value, {**(properties or {}), **own}, key, deliver_at_ms)
 
     def cancel(self, schedule_id: str) -> list[AnyMessageId]:
@@ -205,6 +211,9 @@ def _time_ms(moment: datetime | int, name: str) -> int:
         if moment.tzinfo is None:
             raise UsageError(f"{name} has no zone; pass for example datetime.now(timezone.utc)")
         moment = round(moment.timestamp() * 1000)
-    if not 0 < moment <= MAX_TIME_MS:
-        raise UsageError(f"{name} must be from 1 to {MAX_TIME_MS} milliseconds since 1970, not {moment}")
+    if not isinstance(moment, int) or not _FIRST_MS <= moment <= MAX_TIME_MS:
+        raise UsageError(
+            f"{name} must be a datetime, or whole milliseconds since 1970 from {_FIRST_MS} (the year 2000) to "
+            f"{MAX_TIME_MS}, not {moment!r}"
+        )
     return moment
