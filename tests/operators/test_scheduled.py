@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from ledgerlake.assembly.rules import ChunkedMessageKey
+from ledgerlake.client.cluster import ClientSettings
 from ledgerlake.decode import schema
 from ledgerlake.decode.messages import WHOLE_BATCH, BatchRange, decode_bundle
 from ledgerlake.decode.split import entries_of
@@ -20,9 +22,11 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
 from ledgerlake.wire.entry import encode_batch, encode_entry
 from ledgerlake.wire.message_id import Position
+from tests.chunks import chunk_entries
 from tests.operators.stage import SOURCE
 from tests.operators.test_delayed import Play
 from tests.operators.test_delayed import frame as delayed_frame
+from tests.peer import Peer
 
 STORED_MS = 1_700_000_000_000
 
@@ -178,11 +182,10 @@ def test_cancels_of_schedules_are_found_beside_the_schedules_and_have_no_limit_o
 def test_a_replaced_message_of_which_only_the_topic_has_the_bytes_is_rejected_by_its_position() -> None:
     play = Play(reread=True)
     chunks = (Position(1, 1), Position(1, 2))
-    large = DelayedLargeMessage(chunks, STORED_MS + 10_000, bytes_kept=True)
+    large = DelayedLargeMessage(chunks, STORED_MS + 10_000, bytes_kept=True, schedule_id="large", stored_ms=STORED_MS)
     events: list[Any] = [
         large,
         Scheduled("small", Position(1, 0), STORED_MS, STORED_MS + 10_000),
-        Scheduled("large", Position(1, 2), STORED_MS, STORED_MS + 10_000),
     ]
     play(delayed_frame(0, 10), at_s=0, events=events, parts=[(position, b"chunk") for position in chunks])
     play(at_s=5, events=[Scheduled("small", Position(1, 5), STORED_MS), Scheduled("large", Position(1, 6), STORED_MS)])
@@ -214,6 +217,19 @@ def test_a_message_that_was_not_added_to_the_index_replaces_nothing_and_leaves_n
     assert [reject.reason for reject in play.rejects] == ["delayed_known"]
     assert play(at_s=10) == [b"1:0"]
     assert not any(play.state(name) for name in ("schedules", "schedule_ids", "cancels"))
+
+
+@pytest.mark.parametrize("is_forged", [False, True])
+def test_a_marker_that_lists_the_entry_of_another_sender_changes_nothing_for_its_schedule(is_forged: bool) -> None:
+    play = Play()
+    play(delayed_frame(0, 100), at_s=0, events=[Scheduled("visit", Position(1, 0), STORED_MS, STORED_MS + 100_000)])
+    chunks = (Position(1, 1), Position(1, 2))
+    forged = DelayedLargeMessage(chunks, STORED_MS + 50_000, False, ChunkedMessageKey("evil", "evil-1"), chunks[:1], "visit", STORED_MS)  # fmt: skip
+    with Peer([(Position(1, 1), chunk_entries(b"large message", 3)[0]), (Position(1, 2), b"x")]) as peer:
+        play.stage.client = ClientSettings(peer.url)
+        moved = Scheduled("visit", Position(1, 2), STORED_MS + 1000, STORED_MS + 60_000)
+        play(delayed_frame(2, 60), at_s=2, events=[*([forged] if is_forged else []), moved])
+    assert (play(at_s=60), play(at_s=100)) == ([b"1:2"], [])
 
 
 def test_a_delayed_message_with_a_rule_is_the_schedule_of_a_message_that_repeats() -> None:

@@ -61,7 +61,7 @@ from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.bucket_folders import open_folder, query_id_of_task
 from ledgerlake.operators.bucket_storage import FolderStorage, StateStorage
 from ledgerlake.operators.repeating import RepeatingMessages, Repetition
-from ledgerlake.operators.schedule_events import PauseChanged, ScheduleEvents
+from ledgerlake.operators.schedule_events import PauseChanged, Scheduled, ScheduleEvents
 from ledgerlake.operators.schedule_state import ScheduleState, StoredSchedules
 from ledgerlake.operators.scheduled import may_repeat
 from ledgerlake.operators.separately_stored import (
@@ -199,8 +199,9 @@ class DelayedMessages:
         is_known = self._load_separate(last.ledger_id, last.entry_id) is not None
         if is_known or self._open().add(index_rows([(message.deliver_ms, last.ledger_id, last.entry_id)])).num_rows:
             self._repeated += [(position, self._kept_entries.take(position)) for position in message.positions]
-            self._not_added.add(last)
             return
+        if message.schedule_id is not None:
+            self.schedules.add(Scheduled(message.schedule_id, last, message.stored_ms, message.deliver_ms))
         if self._options.reread:
             for position in message.positions:
                 self._kept_entries.drop(position)
@@ -240,7 +241,6 @@ class DelayedMessages:
 
     def reject_large(self, message: DelayedLargeMessage, reason: str) -> None:
         """Reject a complete large message whose chunks must be read again."""
-        self._not_added.add(message.positions[-1])
         self._rejected.append(RejectedPositions(reason, message.known))
 
     def add_partial(self, position: Position, frame: bytes, batch_range: BatchRange) -> None:

@@ -125,10 +125,9 @@ class LocalAssembly:
         bytes left for it.
         """
         assert message.deliver_ms is not None
-        if not self.budget.take(message.key, len(message.positions) + len(message.known)):
+        if not self.budget.take(message.key, len(message.positions) + len(message.known), message.schedule_id):
             return None
-        bytes_kept = message.entries is not None
-        return DelayedLargeMessage(message.positions, message.deliver_ms, bytes_kept, message.key, message.known)
+        return DelayedLargeMessage.of(message, message.deliver_ms)
 
     def drain_pending(self) -> Iterator[tuple[Position, Entry]]:
         """At the end, make events of the incomplete messages, and yield their chunks."""

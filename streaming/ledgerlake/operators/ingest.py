@@ -33,7 +33,7 @@ from ledgerlake.operators.rows import (
     summary_to_json,
 )
 from ledgerlake.operators.schedule_events import ScheduleEvents
-from ledgerlake.operators.scheduled import REFUSED_DETAIL, SCHEDULE_REFUSED, find_in_frames, schedule_of_large
+from ledgerlake.operators.scheduled import REFUSED_DETAIL, SCHEDULE_REFUSED, find_in_frames, schedule_at_once
 from ledgerlake.runtime.memory import give_back, keep_freed_blocks
 from ledgerlake.source.pieces import read_single
 from ledgerlake.source.range_reader import BUNDLE_BYTES
@@ -163,9 +163,8 @@ class _IngestedRange:
         stage.
         """
         for outcome in outcomes:
-            scheduled = schedule_of_large(outcome) if isinstance(outcome, Assembled) else None
-            if self._delays_messages and scheduled is not None and not self._schedules.add(scheduled):
-                assert isinstance(outcome, Assembled)
+            scheduled = schedule_at_once(outcome) if self._delays_messages else None
+            if isinstance(outcome, Assembled) and scheduled is not None and not self._schedules.add(scheduled):
                 self._writer.write_rejects(_rejected_large(outcome, SCHEDULE_REFUSED, REFUSED_DETAIL))
                 continue
             if not isinstance(outcome, Assembled) or outcome.deliver_ms is None:

@@ -59,6 +59,7 @@ from ledgerlake.wire.message_id import BEFORE_ALL, Position
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from ledgerlake.assembly.assembler import Assembled
     from ledgerlake.decode.messages import BatchRange, TopicPartition
 
 
@@ -120,7 +121,8 @@ class DelayedLargeMessage:
     """The event of a complete large message that is to be delivered later.
 
     ``positions`` are its chunks in order, ``key`` the key that they must have. If ``bytes_kept``,
-    the stage has their bytes; if not, they are read from the topic. ``known``: see ``Assembled``.
+    the stage has their bytes; if not, they are read from the topic. ``known``, ``schedule_id``,
+    ``stored_ms``: see ``Assembled``.
     """
 
     positions: tuple[Position, ...]
@@ -128,6 +130,21 @@ class DelayedLargeMessage:
     bytes_kept: bool
     key: ChunkedMessageKey | None = None
     known: tuple[Position, ...] = ()
+    schedule_id: str | None = None
+    stored_ms: int = 0
+
+    @classmethod
+    def of(cls, message: Assembled, deliver_ms: int) -> DelayedLargeMessage:
+        """Return the event of a message that is to be delivered at ``deliver_ms``."""
+        return cls(
+            message.positions,
+            deliver_ms,
+            message.entries is not None,
+            message.key,
+            message.known,
+            message.schedule_id,
+            message.stored_ms,
+        )
 
 
 TaskEvent = Chunk | MessageStarted | IncompleteMessage | Marker | DelayedLargeMessage | Cancel

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from ledgerlake.assembly.assembler import Assembled
 from ledgerlake.decode.messages import WHOLE_BATCH
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.single_entry import single_entries
@@ -42,7 +43,7 @@ from ledgerlake.wire.schedules import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ledgerlake.assembly.assembler import Assembled, Entry
+    from ledgerlake.assembly.assembler import Entry, Outcome
     from ledgerlake.decode.messages import BatchRange
     from ledgerlake.operators.schedule_events import ScheduleEvent, ScheduleEvents
     from ledgerlake.pb import pulsar_pb2 as pb
@@ -174,11 +175,11 @@ def expired_chunk(chunk: Entry | None, clock_ms: int | None) -> tuple[str, str] 
     return _expired(parse_schedule(properties_of(peek_metadata(memoryview(chunk)))).expires_ms, clock_ms)
 
 
-def schedule_of_large(message: Assembled) -> Scheduled | None:
-    """Return the schedule of a complete large message; None if it has no id."""
-    if message.schedule_id is None:
+def schedule_at_once(outcome: Outcome) -> Scheduled | None:
+    """Return the schedule of a large message with an id that is delivered at once; None for others."""
+    if not isinstance(outcome, Assembled) or outcome.schedule_id is None or outcome.deliver_ms is not None:
         return None
-    return Scheduled(message.schedule_id, message.positions[-1], message.stored_ms, message.deliver_ms)
+    return Scheduled(outcome.schedule_id, outcome.positions[-1], outcome.stored_ms)
 
 
 def _schedule_of_delayed(metadata: pb.MessageMetadata) -> tuple[str | None, bool]:

@@ -56,7 +56,7 @@ from ledgerlake.operators.rows import (
     stage_values,
     summary_to_json,
 )
-from ledgerlake.operators.scheduled import schedule_of_large
+from ledgerlake.operators.scheduled import schedule_at_once
 from ledgerlake.source.reread import read_again
 from ledgerlake.stored.fields import parse_stored
 from ledgerlake.wire.chunks import Marker
@@ -302,14 +302,11 @@ def _delay_large_messages(outcomes: Iterator[Outcome], delayed: DelayedMessages)
     entries.
     """
     for outcome in outcomes:
-        scheduled = schedule_of_large(outcome) if isinstance(outcome, Assembled) else None
+        scheduled = schedule_at_once(outcome)
         if scheduled is not None:
             delayed.schedules.add(scheduled)
         if isinstance(outcome, Assembled) and outcome.deliver_ms is not None:
-            bytes_kept = outcome.entries is not None
-            delayed.add_large(
-                DelayedLargeMessage(outcome.positions, outcome.deliver_ms, bytes_kept, outcome.key, outcome.known)
-            )
+            delayed.add_large(DelayedLargeMessage.of(outcome, outcome.deliver_ms))
         else:
             yield outcome
 
