@@ -17,7 +17,13 @@ from ledgerlake.delay.cancels import Cancel
 from ledgerlake.delay.tracker import DelaySettings
 from ledgerlake.operators.rows import DelayedLargeMessage
 from ledgerlake.operators.schedule_events import PauseChanged, Scheduled, ScheduleEvent, ScheduleEvents
-from ledgerlake.operators.scheduled import DelayedFrames, find_in_due, find_in_frames, find_in_messages
+from ledgerlake.operators.scheduled import (
+    DelayedFrames,
+    find_in_due,
+    find_in_frames,
+    find_in_messages,
+    with_occurrences,
+)
 from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
 from ledgerlake.wire.entry import encode_batch, encode_entry
@@ -273,6 +279,31 @@ def test_pauses_are_found_in_the_order_of_their_messages_and_stay_rows() -> None
         PauseChanged(None, Position(7, 0), STORED_MS, resumes=True),
         PauseChanged(None, Position(7, 1), STORED_MS + 1, resumes=False),
     ]
+
+
+def test_a_message_that_was_due_says_that_it_was_delivered_if_a_copy_could_be_a_schedule_or_a_cancel() -> None:
+    frames = frame(0, STORED_MS + 9_001, schedule="a") + frame(1, STORED_MS, cancel="key=a") + frame(2, 9, expires="10")
+    due = with_occurrences(decoded(frames + frame(3, 9, schedule="a", occurrence="7")))
+    assert [dict(pairs) for pairs in due["properties"].to_pylist()] == [
+        {
+            "ledgerlake.schedule": "a",
+            "ledgerlake.occurrence": "1",
+            "ledgerlake.occurrence_time": "2023-11-14T22:13:29.001Z",
+        },
+        {
+            "ledgerlake.cancel": "key=a",
+            "ledgerlake.occurrence": "1",
+            "ledgerlake.occurrence_time": "2023-11-14T22:13:20.000Z",
+        },
+        {"ledgerlake.expires": "10"},
+        {"ledgerlake.schedule": "a", "ledgerlake.occurrence": "7"},
+    ]
+
+
+def test_the_copy_of_a_message_that_was_delivered_cancels_nothing() -> None:
+    frames = frame(0, batch=[{"cancel": "schedule=a", "occurrence": "1"}, {"cancel": "key=a", "occurrence": "1"}])
+    assert in_messages(frames)[1:] == ([], [])
+    assert TaskCancels().take(decoded(frames)) == ([], [])
 
 
 def test_a_repetition_that_is_sent_to_a_topic_is_an_ordinary_message_there() -> None:

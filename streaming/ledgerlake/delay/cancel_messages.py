@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledgerlake.delay.cancels import CANCEL_PROPERTY, Cancel, parse_cancel
+from ledgerlake.delay.cancels import CANCEL_PROPERTY, Cancel, cancel_of
 from ledgerlake.wire.limits import MAX_TASK_CANCEL_BYTES, MAX_TASK_CANCELS
 from ledgerlake.wire.message_id import Position
 
@@ -67,7 +67,7 @@ def key_text(key: str | None, key_bytes: bytes | None) -> str | None:
 
 def _cancel(messages: pa.RecordBatch, row: int, properties: dict[str, str]) -> Cancel | None:
     position = Position(messages["ledger_id"][row].as_py(), messages["entry_id"][row].as_py())
-    return parse_cancel(properties[CANCEL_PROPERTY], position, stored_ms(messages, row))
+    return cancel_of(properties, position, stored_ms(messages, row))
 
 
 class TaskCancels:

@@ -23,7 +23,7 @@ from ledgerlake.delay.schedules import CANCELLED
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.cancelled import cancelled_entries, cancelled_rows, is_chunk_cancelled
 from ledgerlake.operators.rows import in_groups
-from ledgerlake.operators.scheduled import expired_chunk, find_in_due
+from ledgerlake.operators.scheduled import expired_chunk, find_in_due, with_occurrences, with_properties
 from ledgerlake.operators.stage_output import pop_each
 from ledgerlake.source.range_reader import BUNDLE_BYTES
 from ledgerlake.source.reread import read_again
@@ -104,7 +104,7 @@ class OutcomeDecoder:
             # any number of missing ones. Those are not rejected.
             positions = message.known if message.entries is None else message.positions
             return [RejectedEntry(position, None, error.reason, error.message) for position in positions]
-        return row if message.delivered_ms is None else _with_delivery(row, message.delivered_ms)
+        return row if message.delivered_ms is None else with_occurrences(_with_delivery(row, message.delivered_ms))
 
     def _check_delivery(self, row: pa.RecordBatch, delivered_ms: int | None) -> None:
         """Check that a large message is not delivered before the time in its chunks. The stateful
@@ -119,12 +119,12 @@ class OutcomeDecoder:
     def _due(
         self, bundles: Iterable[Decoded], outcome: DueEntries | DuePositions
     ) -> Iterator[pa.RecordBatch | list[RejectedEntry]]:
-        added = _added_properties(outcome)
+        repetitions = _repetitions(outcome)
         for decoded in bundles:
             messages = _with_delivery(decoded.messages.select(schema.MESSAGES.names), outcome.delivered_ms)
             frames = outcome.frames if isinstance(outcome, DueEntries) else None
             # Only its id ends a message that repeats.
-            if not added:
+            if not repetitions:
                 is_cancelled = cancelled_rows(messages, self.cancels)
                 if is_cancelled.any():
                     yield cancelled_entries(messages.filter(pa.array(is_cancelled)), frames)
@@ -132,7 +132,7 @@ class OutcomeDecoder:
             messages, rejects = find_in_due(messages, frames, outcome.clock_ms)
             if rejects:
                 yield rejects
-            yield _with_properties(messages, added) if added else messages
+            yield _with_repetitions(messages, repetitions) if repetitions else with_occurrences(messages)
             if decoded.rejects.num_rows:
                 yield [_rejected(row) for row in decoded.rejects.to_pylist()]
 
@@ -201,7 +201,8 @@ def _with_delivery(messages: pa.RecordBatch, delivered_ms: int) -> pa.RecordBatc
     return messages.set_column(messages.schema.get_field_index("delivered_at"), "delivered_at", delivered_at)
 
 
-def _added_properties(outcome: DueEntries | DuePositions) -> dict[Position, dict[str, str]]:
+def _repetitions(outcome: DueEntries | DuePositions) -> dict[Position, dict[str, str]]:
+    """Return the properties that repetitions get, by position."""
     if isinstance(outcome, DuePositions) or not outcome.added_properties:
         return {}
     return {
@@ -210,18 +211,9 @@ def _added_properties(outcome: DueEntries | DuePositions) -> dict[Position, dict
     }
 
 
-def _with_properties(messages: pa.RecordBatch, added: dict[Position, dict[str, str]]) -> pa.RecordBatch:
-    """Return the messages with the properties that are added to each, in place of its own of the same
-    name.
-    """
+def _with_repetitions(messages: pa.RecordBatch, repetitions: dict[Position, dict[str, str]]) -> pa.RecordBatch:
     positions = zip(messages["ledger_id"].to_pylist(), messages["entry_id"].to_pylist(), strict=True)
-    own = messages["properties"].to_pylist()
-    properties = [
-        list((dict(pairs) | added[Position(*ids)]).items()) for ids, pairs in zip(positions, own, strict=True)
-    ]
-    number = messages.schema.get_field_index("properties")
-    column = pa.array(properties, messages.schema.field(number).type)
-    return messages.set_column(number, messages.schema.field(number), column)
+    return with_properties(messages, {row: repetitions[Position(*ids)] for row, ids in enumerate(positions)})
 
 
 def _rejected(row: dict[str, Any]) -> RejectedEntry:

@@ -22,7 +22,7 @@ from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.single_entry import single_entries
 from ledgerlake.decode.split import entries_of, read_delayed
 from ledgerlake.delay.cancel_messages import rows_with_property, stored_ms
-from ledgerlake.delay.cancels import CANCEL_PROPERTY, parse_cancel
+from ledgerlake.delay.cancels import CANCEL_PROPERTY, cancel_of
 from ledgerlake.delay.repetition import parse_repetition
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.cancelled import of_batch
@@ -33,15 +33,17 @@ from ledgerlake.wire.schedules import (
     BAD_SCHEDULE,
     CRON_PROPERTY,
     EVERY_PROPERTY,
+    OCCURRENCE_PROPERTY,
     SCHEDULE_PROPERTY,
     SENDER_PROPERTIES,
     bad_schedule,
+    occurrence_properties,
     parse_schedule,
     properties_of,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ledgerlake.assembly.assembler import Entry, Outcome
     from ledgerlake.decode.messages import BatchRange
@@ -140,7 +142,7 @@ def _events(properties: dict[str, str], position: Position, time_ms: int) -> lis
         events.append(PauseChanged(schedule.pause.schedule_id, position, time_ms, schedule.pause.resumes))
     if schedule.schedule_id is not None:
         events.append(Scheduled(schedule.schedule_id, position, time_ms))
-    cancel = parse_cancel(properties.get(CANCEL_PROPERTY, ""), position, time_ms)
+    cancel = cancel_of(properties, position, time_ms)
     if cancel is not None and cancel.by == "schedule":
         events.append(cancel)
     return events
@@ -173,6 +175,33 @@ def expired_chunk(chunk: Entry | None, clock_ms: int | None) -> tuple[str, str] 
     if chunk is None:
         return None
     return _expired(parse_schedule(properties_of(peek_metadata(memoryview(chunk)))).expires_ms, clock_ms)
+
+
+def with_occurrences(messages: pa.RecordBatch) -> pa.RecordBatch:
+    """Return messages that were due, those with an id or a cancel with the properties of a delivered
+    message: a copy of one on another topic must not be a schedule or a cancel there.
+    """
+    added: dict[int, dict[str, str]] = {}
+    for row in rows_with_property(messages["properties"], [SCHEDULE_PROPERTY, CANCEL_PROPERTY]):
+        deliver_at = messages["deliver_at"][row]
+        time_ms = deliver_at.value // 1000 if deliver_at.is_valid else stored_ms(messages, row)
+        if OCCURRENCE_PROPERTY not in dict(messages["properties"][row].as_py()):
+            added[row] = occurrence_properties(1, time_ms)
+    return with_properties(messages, added) if added else messages
+
+
+def with_properties(messages: pa.RecordBatch, added: Mapping[int, Mapping[str, str]]) -> pa.RecordBatch:
+    """Return messages with more properties.
+
+    Args:
+        added: by row, properties in place of the message's own of the same name.
+    """
+    number = messages.schema.get_field_index("properties")
+    properties = messages["properties"].to_pylist()
+    for row, more in added.items():
+        properties[row] = list((dict(properties[row]) | dict(more)).items())
+    column = pa.array(properties, messages.schema.field(number).type)
+    return messages.set_column(number, messages.schema.field(number), column)
 
 
 def schedule_at_once(outcome: Outcome) -> Scheduled | None:
