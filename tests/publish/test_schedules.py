@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from collections import defaultdict
 from datetime import datetime, timedelta, timezone
@@ -14,7 +15,9 @@ import pytest
 
 from ledgerlake.api import Schedules
 from ledgerlake.errors import UsageError
+from ledgerlake.options.config import parse_config
 from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.publish.cancel import cancel
 from ledgerlake.wire.entry import parse_entry
 from ledgerlake.wire.limits import MAX_TIME_MS
 from tests.live.pipelines import ledgerlake
@@ -73,6 +76,40 @@ def test_what_cannot_be_a_schedule_is_refused_before_it_is_sent(
         with pytest.raises(UsageError, match=why):
             schedules.put(schedule_id, b"", **arguments)
         assert peer.received == []
+
+
+def test_text_that_is_no_unicode_is_refused_in_words() -> None:
+    with Peer() as peer, Schedules(peer.url, TOPIC) as schedules:
+        with pytest.raises(UsageError, match="no Unicode text"):
+            schedules.put("\ud800", b"")
+        with pytest.raises(UsageError, match="no Unicode text"):
+            schedules.put("a", b"", key="\udce9")
+        with pytest.raises(UsageError, match="no Unicode text"):
+            schedules.cancel("\ud800")
+        assert peer.received == []
+        said = ledgerlake("schedule", TOPIC, "--service-url", peer.url, "--id", "a", "--in", "1 hour", "\udce9")
+    assert (said.returncode, "VALUE is not UTF-8 text" in said.stderr) == (2, True)
+
+
+def test_threads_share_schedules() -> None:
+    failed: list[Exception] = []
+    with Peer() as peer, Schedules(peer.url, TOPIC) as schedules:
+
+        def put(name: int) -> None:
+            try:
+                for number in range(20):
+                    schedules.put(f"{name}-{number}", b"x")
+            except Exception as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=put, args=(name,), daemon=True) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert not any(thread.is_alive() for thread in threads)
+        ids = {properties["ledgerlake.schedule"] for _, _, properties in sent(peer)}
+    assert (failed, len(ids)) == ([], 80)
 
 
 def test_an_id_decides_the_topic_partition_as_javas_hash_of_it_does() -> None:
@@ -196,6 +233,23 @@ def test_the_documents_python_client_sends_an_id_where_put_sends_it_and_a_cancel
         assert {len(routes) for routes in partitioned.routes.values()} == {2}
         assert len(schedules.cancel("a")) == 3
         assert partitioned.routes["other"] == ["0", "1", "2"]
+
+
+def test_a_cancel_goes_to_all_topics_of_a_configuration_or_to_one() -> None:
+    other = "persistent://public/default/other"
+    with Peer() as peer:
+        config = parse_config(
+            {
+                "source": {"service_url": peer.url, "topics": [TOPIC, other]},
+                "stream": {"name": "s", "checkpoint": "c"},
+                "delta": {"path": "d"},
+            }
+        )
+        assert cancel(config, "schedule", "a") == [TOPIC, other]
+        assert cancel(config, "schedule", "a", "other") == [other]
+        assert len(peer.received) == 3
+        with pytest.raises(UsageError, match="does not read the topic third"):
+            cancel(config, "schedule", "a", "third")
 
 
 def test_all_schedules_are_paused_on_each_topic_partition() -> None:

@@ -11,6 +11,7 @@ Other clients route by other hashes. So cancels and pauses go to all topic parti
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -51,9 +52,12 @@ _RESERVED = (CANCEL_PROPERTY, *SENDER_PROPERTIES)
 
 
 class Schedules:
-    """The schedules of one topic. Times are datetimes with a zone, or milliseconds since 1970.
+    """The schedules of one topic. Times are datetimes with a zone, or milliseconds since 1970. Threads
+    may share it; they send one after another.
 
-    If a method raises an error, the message may or may not be stored; calling it again is harmless.
+    If a method raises an error, the message may or may not be stored. Calling it again is harmless as
+    long as the message waits: it takes its own place. A message that is delivered at once, or is due
+    meanwhile, may be delivered twice.
 
     Raises:
         TopicNotFoundError, BrokerError, TransportError: the broker does not know the topic, or cannot
@@ -63,6 +67,7 @@ class Schedules:
     def __init__(self, settings: ClientSettings | str, topic: str) -> None:
         self._cluster = Cluster(ClientSettings(settings) if isinstance(settings, str) else settings)
         self._producers: dict[str, LargeMessageProducer] = {}
+        self._lock = threading.Lock()
         try:
             self._partitions = self._cluster.topic_partitions(full_name(topic))
         except LedgerlakeError:
@@ -157,12 +162,13 @@ class Schedules:
         return self._partitions[java_hash(schedule_id) % len(self._partitions)]
 
     def close(self) -> None:
-        producers, self._producers = self._producers, {}
-        try:
-            for producer in producers.values():
-                producer.close()
-        finally:
-            self._cluster.close()
+        with self._lock:
+            producers, self._producers = self._producers, {}
+            try:
+                for producer in producers.values():
+                    producer.close()
+            finally:
+                self._cluster.close()
 
     def __enter__(self) -> Schedules:
         return self
@@ -182,16 +188,17 @@ class Schedules:
         key: str | None = None,
         deliver_at_ms: int | None = None,
     ) -> AnyMessageId:
-        if name not in self._producers:
-            self._producers[name] = LargeMessageProducer(self._cluster, name)
-        try:
-            return self._producers[name].send(value, key=key, properties=properties, deliver_at_ms=deliver_at_ms)
-        except UsageError:
-            raise
-        except LedgerlakeError:
-            # The next call opens another producer: this one may have lost its connection.
-            del self._producers[name]
-            raise
+        with self._lock:
+            if name not in self._producers:
+                self._producers[name] = LargeMessageProducer(self._cluster, name)
+            try:
+                return self._producers[name].send(value, key=key, properties=properties, deliver_at_ms=deliver_at_ms)
+            except UsageError:
+                raise
+            except LedgerlakeError:
+                # The next call opens another producer: this one may have lost its connection.
+                del self._producers[name]
+                raise
 
 
 def _checked(schedule_id: str) -> str:
