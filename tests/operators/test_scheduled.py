@@ -270,6 +270,17 @@ def test_a_message_with_a_rule_and_without_a_delivery_time_is_a_reject(deliver_m
     assert "needs a delivery time" in reject.detail
 
 
+def test_a_delayed_message_that_cannot_be_delivered_replaces_nothing() -> None:
+    # Properties are UTF-8 text.
+    metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=5, deliver_at_time=STORED_MS + 9_000)
+    metadata.properties.add(key="ledgerlake.schedule", value="a")
+    metadata.properties.add(key="x", value="yy")
+    raw = metadata.SerializeToString().replace(b"yy", b"\xff\xfe")
+    entry = len(raw).to_bytes(4, "big") + raw + b"v"
+    found, events = in_frames(commands.message(1, 7, 0, entry))
+    assert (len(entries_of(found.frames)), events, found.rejects) == (1, [], [])
+
+
 def test_pauses_are_found_in_the_order_of_their_messages_and_stay_rows() -> None:
     frames = frame(0, batch=[{"pause": "schedule=a"}, {"resume": "all"}, {}]) + frame(1, pause="all")
     kept, events, rejects = in_messages(frames)

@@ -219,6 +219,9 @@ def _schedule_of_delayed(metadata: pb.MessageMetadata) -> tuple[str | None, bool
     """
     properties = properties_of(metadata)
     schedule = parse_schedule(properties)
+    if any(not isinstance(text, str) for pair in properties.items() for text in pair):
+        # It will be a reject when it is due, so it must not replace a message that can be delivered.
+        return None, False
     if schedule.pause is not None:
         raise bad_schedule(_DELAYED_PAUSE)
     if not schedule.repeats:
