@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,9 @@ from ledgerlake.delay.schedules import (
 from ledgerlake.errors import OffsetError
 from ledgerlake.wire.message_id import Position
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 class Store:
     """Messages by id and ids by position, in dicts."""
@@ -37,7 +41,7 @@ class Store:
         self.ids: dict[Position, str] = {}
 
     def load(self, schedule_id: str) -> list[WaitingMessage]:
-        return self.messages.get(schedule_id, [])
+        return self.messages.setdefault(schedule_id, [])
 
     def store(self, schedule_id: str, messages: list[WaitingMessage]) -> None:
         self.messages[schedule_id] = messages
@@ -87,6 +91,33 @@ def test_a_message_that_comes_after_one_that_stands_behind_it_is_replaced_by_it(
     schedules.put("a", waiting(5, 50, 200))
     schedules.put("a", waiting(3, 30, 300))
     assert [schedules.release(Position(7, entry)) for entry in (5, 3)] == [None, REPLACED]
+
+
+class ReadList(list[WaitingMessage]):
+    """A list that counts the messages that are read."""
+
+    reads = 0
+
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        self.reads += len(found) if isinstance(place, slice) else 1
+        return found
+
+    def __iter__(self) -> Iterator[WaitingMessage]:
+        for message in super().__iter__():
+            self.reads += 1
+            yield message
+
+
+def test_each_of_many_messages_of_an_id_that_do_not_hit_each_other_reads_a_few(store: Store, schedules: Schedules) -> None:  # fmt: skip
+    store.messages["a"] = messages = ReadList()
+    for number in range(1, 1000):
+        schedules.put("a", waiting(number, 10 * number, 10 * number + 10))
+        schedules.pause("a", Position(7, number), 10 * number)
+    schedules.end("a", Position(7, 1000), 10_000, CANCELLED)
+    assert len(messages) == 999
+    assert [schedules.release(Position(7, number)) for number in range(1, 1000)] == [None] * 999
+    assert messages.reads < 10 * 1000
 
 
 def test_marks_are_found_among_positions_of_many_ledgers() -> None:

@@ -229,7 +229,8 @@ def expected(batches: list[Batch]) -> tuple[list[list[bytes]], list[tuple[bytes,
             elif message.expires_ms is not None and batch.clock_ms > message.expires_ms:
                 rejected.append((message.value, "expired"))
             else:
-                values.append(message.value + (b"" if lapse.number is None else b"#%d" % lapse.number))
+                number = 1 if lapse.number is None and message.schedule_id is not None else lapse.number
+                values.append(message.value + (b"" if number is None else b"#%d" % number))
         delivered.append(values)
     assert not lapses
     return delivered, rejected

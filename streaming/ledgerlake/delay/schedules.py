@@ -18,6 +18,10 @@ Rules kept here:
 
 A large message that its marker completes may come after a message that stands behind its chunks.
 ``put`` compares both ways, so the later one still replaces it.
+
+The messages of an id are in the order of the topic. Of two that wait, neither hits the other: the
+earlier one is due when the later one was stored, or before. So an event that goes back from the end
+can stop at the first message that was stored before it, however many wait.
 """
 
 from __future__ import annotations
@@ -35,7 +39,7 @@ from ledgerlake.stored.fields import parse_stored, stored
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -97,7 +101,7 @@ class ScheduleStore(Protocol):
     """The messages that wait, by id, and the ids by position."""
 
     def load(self, schedule_id: str) -> list[WaitingMessage]:
-        """Return the messages that wait under an id."""
+        """Return the messages that wait under an id, as a list that may be changed."""
 
     def store(self, schedule_id: str, messages: list[WaitingMessage]) -> None:
         """Keep the messages that wait under an id; if there are none, forget the id."""
@@ -222,15 +226,16 @@ class Schedules:
     def put(self, schedule_id: str, message: WaitingMessage) -> None:
         """Add a delayed message: it replaces those that wait under its id."""
         waiting = self._hit(schedule_id, message.position, message.time_ms, REPLACED)
-        if any(message.position < later.position and message.deliver_ms > later.time_ms for later in waiting):
+        place = len(waiting)
+        while place and waiting[place - 1].position >= message.position:
+            place -= 1
+        if any(message.deliver_ms > later.time_ms for later in waiting[place:]):
             self.marked.mark(message.position, REPLACED)
-        elif message.repeating is not None:
-            waiting.append(message)
-            self.marked.mark(message.position, REPEATING)
         else:
-            waiting.append(message)
-            self.marked.mark(message.position, SCHEDULED)
-            self._store.set_id(message.position, schedule_id)
+            waiting.insert(place, message)
+            self.marked.mark(message.position, SCHEDULED if message.repeating is None else REPEATING)
+            if message.repeating is None:
+                self._store.set_id(message.position, schedule_id)
         self._store.store(schedule_id, waiting)
 
     def end(self, schedule_id: str, position: Position, time_ms: int, reason: str) -> None:
@@ -239,15 +244,18 @@ class Schedules:
 
     def pause(self, schedule_id: str | None, position: Position, time_ms: int) -> None:
         """Pause the message that repeats under an id, or all that repeat."""
-        self._change_pause(schedule_id, position, lambda pause: pause.begin(time_ms))
+        self._change_pause(schedule_id, position, time_ms, Pause.begin)
 
     def resume(self, schedule_id: str | None, position: Position, time_ms: int) -> None:
         """End a pause."""
-        self._change_pause(schedule_id, position, lambda pause: pause.end(time_ms))
+        self._change_pause(schedule_id, position, time_ms, Pause.end)
 
     def advance(self, schedule_id: str, position: Position, rule: Repetition, cutoff_ms: int) -> Step:
         """Return what becomes of a message that repeats and is due."""
-        message = next(message for message in self._store.load(schedule_id) if message.position == position)
+        waiting = self._store.load(schedule_id)
+        place = _place(waiting, position)
+        assert place is not None
+        message = waiting[place]
         repeating = message.repeating
         assert repeating is not None
         current = repeating.occurrence
@@ -267,10 +275,11 @@ class Schedules:
             self.marked.take(position)
             if following is not None and repeating.ends_by is not None:
                 self.marked.mark(position, repeating.ends_by)
-            self._change(schedule_id, message, None)
+            del waiting[place]
         else:
             later = replace(repeating, occurrence=following)
-            self._change(schedule_id, message, replace(message, deliver_ms=following.due_ms, repeating=later))
+            waiting[place] = replace(message, deliver_ms=following.due_ms, repeating=later)
+        self._store.store(schedule_id, waiting)
         return Step(current if is_delivered else None, None if following is None else following.due_ms)
 
     def repeats(self, position: Position) -> bool:
@@ -280,9 +289,7 @@ class Schedules:
     def end_repetition(self, schedule_id: str, position: Position) -> None:
         """Forget a message whose rule can no longer be used."""
         self.marked.take(position)
-        for message in self._store.load(schedule_id):
-            if message.position == position:
-                self._change(schedule_id, message, None)
+        self._forget(schedule_id, position)
 
     def release(self, position: Position) -> str | None:
         """Forget a message that is due; return the reason if it is not to be delivered."""
@@ -291,50 +298,67 @@ class Schedules:
             return mark
         schedule_id = self._store.take_id(position)
         if schedule_id is not None:
-            waiting = [message for message in self._store.load(schedule_id) if message.position != position]
-            self._store.store(schedule_id, waiting)
+            self._forget(schedule_id, position)
         return None
 
     def _hit(self, schedule_id: str, position: Position, time_ms: int, reason: str) -> list[WaitingMessage]:
         """Mark the messages of an id that are hit; return the others."""
-        others: list[WaitingMessage] = []
-        for message in self._store.load(schedule_id):
-            if message.position >= position:
-                others.append(message)
-            elif message.deliver_ms > time_ms:
+        waiting = self._store.load(schedule_id)
+        for place, message in _within_reach(waiting, position, time_ms):
+            if message.deliver_ms > time_ms:
+                del waiting[place]
                 self.marked.mark(message.position, reason)
                 if message.repeating is None:
                     self._store.take_id(message.position)
             elif message.repeating is not None and message.repeating.ends_ms is None:
                 ended = replace(message.repeating, ends_ms=time_ms, ends_by=reason)
-                others.append(replace(message, repeating=ended))
-            else:
-                others.append(message)
-        return others
+                waiting[place] = replace(message, repeating=ended)
+        return waiting
 
-    def _change_pause(self, schedule_id: str | None, position: Position, change: Callable[[Pause], None]) -> None:
+    def _change_pause(
+        self, schedule_id: str | None, position: Position, time_ms: int, change: Callable[[Pause, int], None]
+    ) -> None:
         if schedule_id is None:
-            change(self.all_paused)
+            change(self.all_paused, time_ms)
             return
-        messages: list[WaitingMessage] = []
-        for message in self._store.load(schedule_id):
-            if message.repeating is None or message.position >= position:
-                messages.append(message)
-                continue
-            pause = self._paused.setdefault(message.position, Pause(message.repeating.paused_ms))
-            change(pause)
-            messages.append(replace(message, repeating=replace(message.repeating, paused_ms=pause.since_ms)))
-        self._store.store(schedule_id, messages)
+        waiting = self._store.load(schedule_id)
+        for place, message in _within_reach(waiting, position, time_ms):
+            if message.repeating is not None:
+                pause = self._paused.setdefault(message.position, Pause(message.repeating.paused_ms))
+                change(pause, time_ms)
+                waiting[place] = replace(message, repeating=replace(message.repeating, paused_ms=pause.since_ms))
+        self._store.store(schedule_id, waiting)
 
     def _is_paused(self, message: WaitingMessage, due_ms: int) -> bool:
         assert message.repeating is not None
         own = self._paused.get(message.position, Pause(message.repeating.paused_ms))
         return self.all_paused.holds_back(due_ms) or own.holds_back(due_ms)
 
-    def _change(self, schedule_id: str, old: WaitingMessage, new: WaitingMessage | None) -> None:
-        """Put a message that waits in the place of another; None: forget it."""
-        messages = [message for message in self._store.load(schedule_id) if message != old]
-        self._store.store(schedule_id, messages if new is None else [*messages, new])
+    def _forget(self, schedule_id: str, position: Position) -> None:
+        waiting = self._store.load(schedule_id)
+        place = _place(waiting, position)
+        if place is not None:
+            del waiting[place]
+        self._store.store(schedule_id, waiting)
+
+
+def _within_reach(
+    waiting: list[WaitingMessage], position: Position, time_ms: int
+) -> Iterator[tuple[int, WaitingMessage]]:
+    """Yield the messages that an event may change, with their places, the last first; each may be
+    deleted or replaced.
+    """
+    for place in range(len(waiting) - 1, -1, -1):
+        message = waiting[place]
+        if message.position < position:
+            yield place, message
+            if message.time_ms <= time_ms:
+                return
+
+
+def _place(waiting: list[WaitingMessage], position: Position) -> int | None:
+    """Return the place of a message; the first ones are due first."""
+    return next((place for place, message in enumerate(waiting) if message.position == position), None)
 
 
 def _is_skipped(occurrence: Occurrence, catch_up: CatchUp, next_due_ms: int | None, cutoff_ms: int) -> bool:

@@ -24,6 +24,7 @@ long its producer delays it.
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -60,7 +61,7 @@ from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.bucket_folders import open_folder, query_id_of_task
 from ledgerlake.operators.bucket_storage import FolderStorage, StateStorage
 from ledgerlake.operators.repeating import Repeated, RepeatingMessages
-from ledgerlake.operators.rows import PauseChanged, Scheduled
+from ledgerlake.operators.schedule_events import PauseChanged, Scheduled, ScheduleEvents
 from ledgerlake.operators.schedule_state import ScheduleState, StoredSchedules
 from ledgerlake.operators.scheduled import may_repeat
 from ledgerlake.operators.separately_stored import (
@@ -156,9 +157,9 @@ class DelayedMessages:
         self._options = options
         self._kept_entries = kept_entries
         self._read_chunks = read_chunks
+        self.schedules = ScheduleEvents(sys.maxsize)
         self._tracker: DelayedTracker | None = None
         self._new_cancels: list[Cancel] = []
-        self._schedule_events: list[Scheduled | Cancel | PauseChanged] = []
         self._due_partial: list[tuple[Position, BatchRange]] = []
         self._repeated: list[tuple[Position, Entry | None]] = []
         self._large_to_read: list[DelayedLargeMessage] = []
@@ -198,8 +199,9 @@ class DelayedMessages:
         is_known = self._load_separate(last.ledger_id, last.entry_id) is not None
         if is_known or self._open().add(index_rows([(message.deliver_ms, last.ledger_id, last.entry_id)])).num_rows:
             self._repeated += [(position, self._kept_entries.take(position)) for position in message.positions]
-            self._not_added.add(last)
             return
+        if message.schedule_id is not None:
+            self.schedules.add(Scheduled(message.schedule_id, last, message.stored_ms, message.deliver_ms))
         if self._options.reread:
             for position in message.positions:
                 self._kept_entries.drop(position)
@@ -239,7 +241,6 @@ class DelayedMessages:
 
     def reject_large(self, message: DelayedLargeMessage, reason: str) -> None:
         """Reject a complete large message whose chunks must be read again."""
-        self._not_added.add(message.positions[-1])
         self._rejected.append(RejectedPositions(reason, message.known))
 
     def add_partial(self, position: Position, frame: bytes, batch_range: BatchRange) -> None:
@@ -265,16 +266,7 @@ class DelayedMessages:
         self._store_separate(position, SeparatelyStored((position,), True, joined))
 
     def cancel(self, cancel: Cancel) -> None:
-        if cancel.by == "schedule":
-            self._schedule_events.append(cancel)
-        else:
-            self._new_cancels.append(cancel)
-
-    def schedule(self, event: Scheduled | PauseChanged) -> None:
-        """Add the schedule of a message, which was delivered at once or is added to the index, or a
-        pause.
-        """
-        self._schedule_events.append(event)
+        self._new_cancels.append(cancel)
 
     def release(self, due_ms: int | None) -> Iterator[Outcome | Cancels]:
         """Yield the messages that are due by ``due_ms``, in order. If something is due and cancels
@@ -286,10 +278,7 @@ class DelayedMessages:
         cutoff_ms = due_ms or 0
         self._add_large_to_read(cutoff_ms)
         yield from self._rejected
-        pauses_all = any(
-            isinstance(event, PauseChanged) and event.schedule_id is None for event in self._schedule_events
-        )
-        if self._tracker is None and self._stored_record is None and not pauses_all:
+        if self._tracker is None and self._stored_record is None and not self.schedules.pauses_all:
             return
         tracker = self._open()
         if self._repeated:
@@ -394,10 +383,7 @@ class DelayedMessages:
         return refused
 
     def _apply_schedule_events(self, schedules: Schedules) -> None:
-        """Apply the events in the order of their messages: a piece has its delayed entries apart from
-        the others.
-        """
-        for event in sorted(self._schedule_events, key=lambda event: event.position):
+        for event in self.schedules.in_order():
             if isinstance(event, PauseChanged):
                 change = schedules.resume if event.resumes else schedules.pause
                 change(event.schedule_id, event.position, event.time_ms)
@@ -416,18 +402,23 @@ class DelayedMessages:
         marked = np.flatnonzero(schedules.marked.are_marked(ledger_ids, entry_ids)).tolist()
         is_kept = np.ones(batch.num_rows, dtype=bool)
         rejects: list[Outcome] = []
+        frames: dict[str, list[bytes]] = {}
         for row in marked:
             position = Position(int(ledger_ids[row]), int(entry_ids[row]))
             reason = schedules.release(position)
-            if reason is not None:
-                is_kept[row] = False
-                rejects.append(self._reject_due(reason, position, batch.column(3)[row].as_py()))
+            if reason is None:
+                continue
+            is_kept[row] = False
+            frame = batch.column(3)[row].as_py()
+            if frame is None:
+                rejects.append(self._reject_separate(reason, position))
+            else:
+                frames.setdefault(reason, []).append(frame)
+        rejects += [Rejected(reason, list(entries_of(b"".join(group)).items())) for reason, group in frames.items()]
         return batch.filter(pa.array(is_kept)) if rejects else batch, rejects
 
-    def _reject_due(self, reason: str, position: Position, frame: bytes | None) -> Outcome:
-        """Return the reject of a due message; ``frame`` is None if it is not in its segment."""
-        if frame is not None:
-            return Rejected(reason, list(entries_of(frame).items()))
+    def _reject_separate(self, reason: str, position: Position) -> Outcome:
+        """Return the reject of a due message whose bytes are not in its segment."""
         message = self._load_separate(position.ledger_id, position.entry_id)
         if message is None:
             return Rejected(reason, [(position, None)])

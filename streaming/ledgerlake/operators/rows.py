@@ -9,6 +9,8 @@ To the stage, of each task and topic partition, in any order (a shuffle lies bet
     delayed  entries to deliver later (see ``decode.split``); if only   the entry's ``BatchRange``, if it is alone
              some messages of an entry belong to the range, it is
              alone in its row, by position
+    schedules events of schedules, many in one row, as Arrow            none
+             (``operators.schedule_events``)
     report   once: the task's result, and the events that need the      ``TaskReport``
              incomplete messages, in order
     summary  instead of a report, if the topic partition has nothing    ``StateSummary``
@@ -42,7 +44,7 @@ from __future__ import annotations
 import json
 from dataclasses import astuple, dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import pyarrow as pa
 
@@ -55,8 +57,9 @@ from ledgerlake.wire.chunks import Marker
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
+    from ledgerlake.assembly.assembler import Assembled
     from ledgerlake.decode.messages import BatchRange, TopicPartition
 
 
@@ -66,6 +69,7 @@ class RowKind(str, Enum):
     ROWS = "rows"
     CHUNK = "chunk"
     DELAYED = "delayed"
+    SCHEDULES = "schedules"
     REPORT = "report"
     MESSAGE = "message"
     MESSAGE_CHUNK = "message_chunk"
@@ -96,6 +100,13 @@ STAGE_ROWS_DDL = (
 )
 
 
+# The most bytes, and the most rows, of rejects that pass together.
+_GROUP_BYTES = 1024 * 1024
+_GROUP_ROWS = 10_000
+
+_Item = TypeVar("_Item")
+
+
 @dataclass(frozen=True)
 class MessageStarted:
     """The event of a message that began in the task's range. It supersedes an incomplete message of
@@ -110,7 +121,8 @@ class DelayedLargeMessage:
     """The event of a complete large message that is to be delivered later.
 
     ``positions`` are its chunks in order, ``key`` the key that they must have. If ``bytes_kept``,
-    the stage has their bytes; if not, they are read from the topic. ``known``: see ``Assembled``.
+    the stage has their bytes; if not, they are read from the topic. ``known``, ``schedule_id``,
+    ``stored_ms``: see ``Assembled``.
     """
 
     positions: tuple[Position, ...]
@@ -118,36 +130,24 @@ class DelayedLargeMessage:
     bytes_kept: bool
     key: ChunkedMessageKey | None = None
     known: tuple[Position, ...] = ()
+    schedule_id: str | None = None
+    stored_ms: int = 0
+
+    @classmethod
+    def of(cls, message: Assembled, deliver_ms: int) -> DelayedLargeMessage:
+        """Return the event of a message that is to be delivered at ``deliver_ms``."""
+        return cls(
+            message.positions,
+            deliver_ms,
+            message.entries is not None,
+            message.key,
+            message.known,
+            message.schedule_id,
+            message.stored_ms,
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduled:
-    """The event of a message with the id of a schedule, stored at ``time_ms``; ``deliver_ms`` is when
-    it is due, or when it starts to repeat, None if it was delivered at once.
-    """
-
-    schedule_id: str
-    position: Position
-    time_ms: int
-    deliver_ms: int | None = None
-    repeats: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PauseChanged:
-    """The event of a message, stored at ``time_ms``, that pauses the repetitions of a schedule, or of
-    all if there is no id, or that resumes them.
-    """
-
-    schedule_id: str | None
-    position: Position
-    time_ms: int
-    resumes: bool
-
-
-TaskEvent = (
-    Chunk | MessageStarted | IncompleteMessage | Marker | DelayedLargeMessage | Cancel | Scheduled | PauseChanged
-)
+TaskEvent = Chunk | MessageStarted | IncompleteMessage | Marker | DelayedLargeMessage | Cancel
 
 
 @dataclass(frozen=True)
@@ -244,6 +244,20 @@ def latest(times_ms: Iterable[int | None]) -> int | None:
 def positions_to_json(positions: Iterable[Position]) -> list[list[int]]:
     """Return positions as lists of ledger id and entry id, for JSON."""
     return [[position.ledger_id, position.entry_id] for position in positions]
+
+
+def in_groups(items: Iterable[_Item], entry_of: Callable[[_Item], bytes | memoryview | None]) -> Iterator[list[_Item]]:
+    """Yield items in lists of bounded size, by the entry that each has."""
+    group: list[_Item] = []
+    size = 0
+    for item in items:
+        group.append(item)
+        size += len(entry_of(item) or b"")
+        if size >= _GROUP_BYTES or len(group) >= _GROUP_ROWS:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 def delayed_rows(

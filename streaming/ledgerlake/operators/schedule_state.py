@@ -46,7 +46,7 @@ class StoredSchedules:
         if schedule_id not in self._messages:
             row = self._state.schedules.getValue((schedule_id,))
             self._stored[schedule_id] = [] if row is None else waiting_from_json(row[0])
-            self._messages[schedule_id] = self._stored[schedule_id]
+            self._messages[schedule_id] = list(self._stored[schedule_id])
         return self._messages[schedule_id]
 
     def store(self, schedule_id: str, messages: list[WaitingMessage]) -> None:
