@@ -5,6 +5,7 @@ tells no time.
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -43,10 +44,14 @@ class Planning:
     def __init__(self, peer: Peer, wakes: str, monkeypatch: pytest.MonkeyPatch, **more: str) -> None:
         self.clock_ms = NOW_MS
         monkeypatch.setattr(planner, "_clock_ms", lambda: self.clock_ms)
+        monkeypatch.setattr(planner, "time", SimpleNamespace(sleep=self._sleep))
         options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest", "wakes": wakes} | more
         self.reader = LedgerlakeStreamReader(parse_options(options))
         _readers.append(self.reader)
         self.offset: dict[str, Any] = self.reader.initialOffset()
+
+    def _sleep(self, seconds: float) -> None:
+        self.clock_ms += round(seconds * 1000)
 
     def plan(self) -> int | None:
         """Plan a batch; the clock that it carries, if there is anything to do."""
@@ -421,6 +426,46 @@ def test_what_is_due_does_not_wait_for_more(peer: Peer, tmp_path: Path, monkeypa
     planning.clock_ms += 5001
     planning.plan()
     assert from_json(planning.offset)[TOPIC].position > from_json(before)[TOPIC].position
+
+
+def test_what_is_due_does_not_wait_for_the_trigger(peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peer.add(single(b"a"))
+    path = str(tmp_path / "wakes")
+    planning = Planning(peer, path, monkeypatch, trigger="10 s")
+    planning.plan()
+    assert planning.clock_ms == NOW_MS, "the first batch is planned at once"
+    save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS + 2500})
+    assert [planning.plan() for _ in range(3)] == [None, None, NOW_MS + 2501]
+
+
+def test_messages_that_are_not_delayed_wait_for_the_trigger_but_no_call_waits_for_long(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer.add(single(b"a"))
+    planning = Planning(peer, str(tmp_path / "wakes"), monkeypatch, trigger="2500 ms")
+    planning.plan()
+    peer.add(single(b"b", index=1), first=1)
+    clocks_ms, before = [], planning.offset
+    while planning.offset == before:
+        time.sleep(0.1)
+        planning.plan()
+        clocks_ms.append(planning.clock_ms)
+    assert clocks_ms == [NOW_MS + 1000, NOW_MS + 2000, NOW_MS + 2500]
+
+
+def test_a_run_with_a_fixed_end_waits_for_no_trigger(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer.add(single(b"a"))
+    planning = Planning(peer, str(tmp_path / "wakes"), monkeypatch, trigger="10 s")
+    planning.plan()
+    peer.add(single(b"b", index=1), first=1)
+    time.sleep(0.15)
+    planning.reader.prepareForTriggerAvailableNow()
+    before = planning.offset
+    planning.plan()
+    assert planning.offset != before
+    assert planning.clock_ms == NOW_MS
 
 
 def pin_of(peer: Peer, start: Position, index: int | None = None, **options: str) -> Position | None:

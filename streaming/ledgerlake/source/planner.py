@@ -9,6 +9,8 @@ Rules kept here:
     gives none, or there are no entries, it is the planner's clock, in the offset.
   - A batch of fewer messages than the minimum may be deferred (``admission``), unless messages are
     due.
+  - The planner of a pipeline keeps the times of the trigger itself, and does not wait for them if
+    messages are due (``trigger_times``).
   - A topic partition that comes later is read from its beginning. While it is empty, the offset has
     the position of its beginning, so that a removal before its first read is noticed.
   - A position that did not move keeps its JSON unchanged, because Spark takes a changed offset for
@@ -32,6 +34,7 @@ from ledgerlake.source.planning import share
 from ledgerlake.source.positions import BacklogCounts, LatestOffset, LimitPlanner, refresh_all
 from ledgerlake.source.source_cursors import SourceCursors
 from ledgerlake.source.topic_list import TopicList
+from ledgerlake.source.trigger_times import TriggerTimes
 from ledgerlake.source.wakeup_files import load_wakeup_times
 from ledgerlake.stored.offsets import Offset, PartitionOffset
 from ledgerlake.wire.message_id import BEFORE_ALL
@@ -45,6 +48,9 @@ if TYPE_CHECKING:
 
 # The pause before a broker that seems to have another topic is asked again.
 _ASK_AGAIN_S = 0.5
+
+# The longest wait for a trigger in one call: Spark ends a query between two calls.
+_MOST_WAIT_MS = 1000
 
 # How often a batch of an idle topic is planned if no wake-up times are known.
 _TICK_MS = 1000
@@ -70,6 +76,8 @@ class Planner:
         self._cursors = SourceCursors(self._cluster, options)
         self._fixed_end: Offset | None = None
         self._fixed_clock_ms: int | None = None
+        self._trigger = None if options.trigger_ms is None else TriggerTimes(options.trigger_ms)
+        self._awaited_ms: dict[str, int] | None = None
         self._admission: BatchAdmission | None = None
         if options.min_rows_per_trigger:
             self._admission = BatchAdmission(options.min_rows_per_trigger, options.max_trigger_delay_ms)
@@ -209,7 +217,7 @@ class Planner:
 
     def plan_end(self, start: Offset, limited: bool) -> Offset:
         """Return the end of the micro-batch that begins at ``start``; ``start`` itself if no batch
-        is needed.
+        is needed. Wait for the trigger, or until messages are due.
 
         Raises:
             DataLossError: another topic has taken the name of one that was read.
@@ -224,7 +232,12 @@ class Planner:
         # Spark asks for the next batch only after a batch was committed, and calls ``commit`` only
         # with the next one.
         self._cursors.advance(start)
-        wakeup_times_ms = self._wakeup_times_ms(start)
+        wakeup_times_ms = self._wakeup_times_ms(start) if self._awaited_ms is None else self._awaited_ms
+        is_time = self._await_trigger(start, wakeup_times_ms)
+        # The times stay as they are until a batch has been planned.
+        self._awaited_ms = None if is_time else wakeup_times_ms
+        if not is_time:
+            return start
         clock_ms, to_wake = self._to_wake(start, wakeup_times_ms)
         ends = dict(self._fixed_end or self.latest_offsets())
         start = self._restart_replaced(self._forget_deleted(start, ends, wakeup_times_ms), ends)
@@ -295,6 +308,25 @@ class Planner:
             return False
         return self._admission.should_defer(self._backlog.total(start, ends), _clock_ms())
 
+    def _await_trigger(self, start: Offset, wakeup_times_ms: dict[str, int]) -> bool:
+        """Wait for the trigger, or until messages are due, for ``_MOST_WAIT_MS`` at most; return
+        whether it is time to plan.
+        """
+        if self._trigger is None or self._fixed_end is not None:
+            return True
+        ahead_ms = [time_ms for name, time_ms in wakeup_times_ms.items() if self._needs_batch(start, name, time_ms)]
+        pause_ms = self._trigger.pause_ms(_clock_ms(), min(ahead_ms, default=None))
+        time.sleep(min(pause_ms, _MOST_WAIT_MS) / 1000)
+        if pause_ms > _MOST_WAIT_MS:
+            return False
+        self._trigger.plan(_clock_ms())
+        return True
+
+    @staticmethod
+    def _needs_batch(start: Offset, name: str, wakeup_time_ms: int) -> bool:
+        """Return whether a topic partition has had no micro-batch at its wake-up time or later."""
+        return name in start and wakeup_time_ms > (start[name].clock_ms or 0)
+
     def _wakeup_times_ms(self, start: Offset) -> dict[str, int]:
         """Return when topic partitions need a batch without new entries."""
         if self._options.wakes_always:
@@ -310,7 +342,9 @@ class Planner:
         """
         clock_ms = self._fixed_clock_ms or _clock_ms()
         to_wake = [
-            name for name in start if clock_ms > wakeup_times_ms.get(name, clock_ms) > (start[name].clock_ms or 0)
+            name
+            for name, time_ms in wakeup_times_ms.items()
+            if clock_ms > time_ms and self._needs_batch(start, name, time_ms)
         ]
         for name in to_wake:
             if name in self._latest:
