@@ -255,7 +255,7 @@ def play(seed: int) -> Results:
         for chunk in range(message.chunks):
             expected_rejects[reason].add(f"{LEDGER_ID}:{message.entry_id - chunk}")
     assert results.rejected == expected_rejects, seed
-    for name in ("schedules", "schedule_ids", "large", "parts", "cancels"):
+    for name in ("schedule_blocks", "large", "parts", "cancels"):
         assert not stage.states[name].values, (seed, name)
     return results
 

@@ -143,7 +143,7 @@ def test_a_replaced_message_of_which_only_the_topic_has_the_bytes_is_rejected_by
         ("replaced", position, None) for position in (Position(1, 0), *chunks)
     ]
     assert play.values == []
-    assert not any(play.state(name) for name in ("schedules", "schedule_ids", "cancels", "large", "parts"))
+    assert not any(play.state(name) for name in ("schedule_blocks", "cancels", "large", "parts"))
 
 
 def test_a_message_that_was_not_added_to_the_index_replaces_nothing_and_leaves_nothing() -> None:
@@ -153,4 +153,4 @@ def test_a_message_that_was_not_added_to_the_index_replaces_nothing_and_leaves_n
     assert play(delayed_frame(0, 10), at_s=5, events=known) == []
     assert [reject.reason for reject in play.rejects] == ["delayed_known"]
     assert play(at_s=10) == [b"1:0"]
-    assert not any(play.state(name) for name in ("schedules", "schedule_ids", "cancels"))
+    assert not any(play.state(name) for name in ("schedule_blocks", "cancels"))

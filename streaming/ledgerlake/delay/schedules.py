@@ -8,7 +8,8 @@ Rules kept here:
   - A message that was hit stays in the index. Its position is marked with the reason, and it becomes
     a reject when it would have been due.
   - A position has one mark: ``SCHEDULED`` while its message waits under its id, or the reason.
-    ``release`` removes the mark, and the id if nothing waits under it any more.
+    ``release`` removes the mark. The store may still have the message then: a message without the
+    mark does not wait any more, and a release costs no call into the state store.
 
 A large message that its marker completes may come after a message that stands behind its chunks.
 ``put`` compares both ways, so the later one still replaces it.
@@ -17,8 +18,7 @@ A large message that its marker completes may come after a message that stands b
 from __future__ import annotations
 
 import base64
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -53,19 +53,13 @@ class WaitingMessage:
 
 
 class ScheduleStore(Protocol):
-    """The messages that wait, by id, and the ids by position."""
+    """The messages that wait, by id."""
 
     def load(self, schedule_id: str) -> list[WaitingMessage]:
-        """Return the messages that wait under an id."""
+        """Return the messages that wait under an id, and maybe some that have left."""
 
     def store(self, schedule_id: str, messages: list[WaitingMessage]) -> None:
         """Keep the messages that wait under an id; if there are none, forget the id."""
-
-    def set_id(self, position: Position, schedule_id: str) -> None:
-        """Keep the id of a message."""
-
-    def take_id(self, position: Position) -> str | None:
-        """Remove the id of a message, and return it."""
 
 
 class MarkedPositions:
@@ -81,6 +75,10 @@ class MarkedPositions:
         """Give a position a mark in place of the one that it has."""
         self.take(position)
         self._bitmaps.setdefault(mark, {}).setdefault(position.ledger_id, BitMap()).add(position.entry_id)
+
+    def is_waiting(self, position: Position) -> bool:
+        """Return whether a message waits under its id."""
+        return position.entry_id in self._bitmaps.get(SCHEDULED, {}).get(position.ledger_id, ())
 
     def take(self, position: Position) -> str | None:
         """Remove the mark of a position, and return it."""
@@ -156,7 +154,6 @@ class Schedules:
         else:
             waiting.append(message)
             self.marked.mark(message.position, SCHEDULED)
-            self._store.set_id(message.position, schedule_id)
         self._store.store(schedule_id, waiting)
 
     def end(self, schedule_id: str, position: Position, time_ms: int, reason: str) -> None:
@@ -166,32 +163,23 @@ class Schedules:
     def release(self, position: Position) -> str | None:
         """Forget a message that is due; return the reason if it is not to be delivered."""
         mark = self.marked.take(position)
-        if mark != SCHEDULED:
-            return mark
-        schedule_id = self._store.take_id(position)
-        if schedule_id is not None:
-            waiting = [message for message in self._store.load(schedule_id) if message.position != position]
-            self._store.store(schedule_id, waiting)
-        return None
+        return None if mark == SCHEDULED else mark
 
     def _hit(self, schedule_id: str, position: Position, time_ms: int, reason: str) -> list[WaitingMessage]:
         """Mark the messages of an id that are hit; return the others."""
         others: list[WaitingMessage] = []
         for message in self._store.load(schedule_id):
+            if not self.marked.is_waiting(message.position):
+                continue
             if message.position < position and message.deliver_ms > time_ms:
                 self.marked.mark(message.position, reason)
-                self._store.take_id(message.position)
             else:
                 others.append(message)
         return others
 
 
-def waiting_to_json(messages: list[WaitingMessage]) -> str:
-    return json.dumps({"version": VERSION, "messages": [asdict(message) for message in messages]})
-
-
 def waiting_from_json(text: str) -> list[WaitingMessage]:
-    """Read the messages that wait under an id.
+    """Read the messages that wait under an id as earlier builds stored them.
 
     Raises:
         OffsetError: a newer release wrote it, or it is damaged.

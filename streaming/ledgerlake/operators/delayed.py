@@ -28,7 +28,7 @@ import time
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 import numpy as np
 import pyarrow as pa
@@ -288,9 +288,10 @@ class DelayedMessages:
             yield Rejected(DELAYED_KNOWN, self._repeated)
         stored_cancels = _read_value(self._state.cancels)
         cancels, marked = cancels_from_json(stored_cancels) if stored_cancels else (Cancels(), MarkedPositions())
-        store = StoredSchedules(self._state.schedules)
+        had_schedules = bool(marked or self._schedule_events)
+        store = StoredSchedules(self._state.schedules, marked)
         schedules = Schedules(store, marked)
-        self._apply_schedule_events(schedules)
+        self._apply_schedule_events(store, schedules)
         refused = self._add_cancels(cancels, tracker.last_due_ms)
         if refused:
             positions = dict.fromkeys(cancel.position for cancel in refused)
@@ -307,7 +308,8 @@ class DelayedMessages:
                 messages, rejects = self._without_withheld(batch, schedules)
                 yield from rejects
                 yield from self._outcomes(messages, release)
-        store.save()
+        if had_schedules and not marked:
+            self._state.schedules.clear()
         self._store_cancels(cancels.needed_after(cutoff_ms), marked, stored_cancels)
 
     def save(self) -> DelayedSummary:
@@ -365,17 +367,24 @@ class DelayedMessages:
                 cancels.add(replace(cancel, until_ms=until_ms))
         return refused
 
-    def _apply_schedule_events(self, schedules: Schedules) -> None:
-        """Apply the events in the order of their messages: a piece has its delayed entries apart from
-        the others.
+    def _apply_schedule_events(self, store: StoredSchedules, schedules: Schedules) -> None:
+        """Apply the events: those of an id in the order of their messages, since a piece has its delayed
+        entries apart from the others; and block by block, so that each is loaded once.
         """
-        for event in sorted(self._schedule_events, key=lambda event: event.position):
+        added = [event.schedule_id for event in self._schedule_events if _is_delayed(event)]
+        if not added and not schedules.marked:
+            return
+        store.begin(added)
+        for event in sorted(
+            self._schedule_events, key=lambda event: (store.block_of(_schedule_id(event)), event.position)
+        ):
             if isinstance(event, Cancel):
                 schedules.end(event.target, event.position, event.time_ms, CANCELLED)
             elif event.deliver_ms is None:
                 schedules.end(event.schedule_id, event.position, event.time_ms, REPLACED)
             elif event.position not in self._not_added:
                 schedules.put(event.schedule_id, WaitingMessage(event.position, event.time_ms, event.deliver_ms))
+        store.save()
 
     def _without_withheld(self, batch: pa.RecordBatch, schedules: Schedules) -> tuple[pa.RecordBatch, list[Outcome]]:
         """Return due messages without those that are not to be delivered, and the rejects of these."""
@@ -473,6 +482,14 @@ class DelayedMessages:
 
     def _store_separate(self, position: Position, message: SeparatelyStored) -> None:
         self._state.large.updateValue((position.ledger_id, position.entry_id), (separately_stored_to_json(message),))
+
+
+def _schedule_id(event: Scheduled | Cancel) -> str:
+    return event.target if isinstance(event, Cancel) else event.schedule_id
+
+
+def _is_delayed(event: Scheduled | Cancel) -> TypeGuard[Scheduled]:
+    return isinstance(event, Scheduled) and event.deliver_ms is not None
 
 
 def _read_value(state: ValueState) -> str | None:
