@@ -25,7 +25,7 @@ long its producer delays it.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
@@ -59,7 +59,7 @@ from ledgerlake.delay.tracker import DelayedTracker
 from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.bucket_folders import open_folder, query_id_of_task
 from ledgerlake.operators.bucket_storage import FolderStorage, StateStorage
-from ledgerlake.operators.rows import Scheduled
+from ledgerlake.operators.rows import Released, Scheduled
 from ledgerlake.operators.schedule_state import ScheduleState, StoredSchedules
 from ledgerlake.operators.separately_stored import (
     SeparatelyStored,
@@ -100,6 +100,7 @@ class DelayedSummary:
     count: int = 0
     next_due_ms: int | None = None
     oldest_to_reread: Position | None = None
+    released: Released = field(default_factory=Released)
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,7 @@ class DelayedMessages:
         self._large_to_read: list[DelayedLargeMessage] = []
         self._rejected: list[RejectedPositions] = []
         self._not_added: set[Position] = set()
+        self._released = Released()
 
     @cached_property
     def _stored_record(self) -> str | None:
@@ -306,6 +308,7 @@ class DelayedMessages:
                 yield from self._take_partial(position, batch_range, release)
             for batch in _combine(tracker.take_due(cutoff_ms)):
                 messages, rejects = self._without_withheld(batch, schedules)
+                self._released = self._released.and_more(_released(messages))
                 yield from rejects
                 yield from self._outcomes(messages, release)
         if had_schedules and not marked:
@@ -321,7 +324,8 @@ class DelayedMessages:
         record = record_to_json(self._tracker.save())
         if record != self._stored_record:
             self._state.index.update((record,))
-        return DelayedSummary(self._tracker.count, self._tracker.next_due_ms, self._oldest_to_reread(self._tracker))
+        oldest_to_reread = self._oldest_to_reread(self._tracker)
+        return DelayedSummary(self._tracker.count, self._tracker.next_due_ms, oldest_to_reread, self._released)
 
     def _oldest_to_reread(self, tracker: DelayedTracker) -> Position | None:
         """Return the first entry that must be read again when it is due; of a large message, that
@@ -490,6 +494,13 @@ def _schedule_id(event: Scheduled | Cancel) -> str:
 
 def _is_delayed(event: Scheduled | Cancel) -> TypeGuard[Scheduled]:
     return isinstance(event, Scheduled) and event.deliver_ms is not None
+
+
+def _released(messages: pa.RecordBatch) -> Released:
+    if not messages.num_rows:
+        return Released()
+    due_ms, _, _ = key_columns(messages)
+    return Released(len(due_ms), int(due_ms.mean()), int(due_ms[0]))
 
 
 def _read_value(state: ValueState) -> str | None:

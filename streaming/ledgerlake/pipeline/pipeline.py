@@ -278,6 +278,6 @@ class Pipeline:
         if self._republisher is not None:
             self._republisher.notify()
         if self.metrics is not None:
-            self.metrics.add_batch(self.config.stream.name, result, time.monotonic())
+            self.metrics.add_batch(self.config.stream.name, result, time.monotonic(), int(time.time() * 1000))
         if self._on_batch is not None:
             self._on_batch(result)
