@@ -97,6 +97,13 @@ def test_marks_are_found_among_positions_of_many_ledgers() -> None:
     assert marked.are_marked(ledger_ids, entry_ids, [REPLACED]).tolist() == [False, False, True, False]
 
 
+def test_the_marks_of_neighbours_are_small_in_state() -> None:
+    marked = MarkedPositions()
+    for entry_id in range(50_000):
+        marked.mark(Position(7, entry_id), SCHEDULED)
+    assert len(cancels_to_json([], marked)) < 200
+
+
 def test_what_earlier_builds_stored_under_an_id_is_readable() -> None:
     golden = '{"version": 1, "messages": [{"position": {"ledger_id": 7, "entry_id": 4}, "time_ms": 20, "deliver_ms": 500}]}'  # fmt: skip
     assert waiting_from_json(golden) == [waiting(4, 20, 500)]

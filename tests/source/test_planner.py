@@ -43,6 +43,9 @@ class Planning:
 
     def __init__(self, peer: Peer, wakes: str, monkeypatch: pytest.MonkeyPatch, **more: str) -> None:
         self.clock_ms = NOW_MS
+        self.peer = peer
+        # Entries that come while the planner waits.
+        self.arriving: list[bytes] = []
         monkeypatch.setattr(planner, "_clock_ms", lambda: self.clock_ms)
         monkeypatch.setattr(planner, "time", SimpleNamespace(sleep=self._sleep))
         options = {"service.url": peer.url, "topic": TOPIC, "startingOffsets": "earliest", "wakes": wakes} | more
@@ -52,6 +55,8 @@ class Planning:
 
     def _sleep(self, seconds: float) -> None:
         self.clock_ms += round(seconds * 1000)
+        if self.arriving:
+            self.peer.add(self.arriving.pop(0), first=len(self.peer.entries))
 
     def plan(self) -> int | None:
         """Plan a batch; the clock that it carries, if there is anything to do."""
@@ -94,9 +99,40 @@ def test_while_entries_come_the_broker_tells_the_time(
     planning.plan()
     save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS - 1})
     peer.add(single(b"b"), first=1)
-    before = planning.offset
+    planning.arriving = [single(b"c"), single(b"d", index=100_000)]
     assert planning.plan() is None
-    assert planning.offset != before, "the new entry is taken, although the last question was just now"
+    assert from_json(planning.offset)[TOPIC].position == peer.entries[3][0], "the first entry that is late enough"
+
+
+def test_a_topic_to_which_nothing_comes_when_a_message_is_due_is_idle(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer.add(single(b"a"))
+    path = str(tmp_path / "wakes")
+    planning = Planning(peer, path, monkeypatch)
+    planning.plan()
+    save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS - 1})
+    peer.add(single(b"b"), first=1)
+    assert planning.plan() == NOW_MS
+    assert from_json(planning.offset)[TOPIC].position == peer.entries[1][0]
+
+
+def test_a_message_whose_time_the_broker_has_not_reached_cuts_the_trigger_short_once(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer.add(single(b"a"))
+    path = str(tmp_path / "wakes")
+    planning = Planning(peer, path, monkeypatch, trigger="10 s")
+    planning.plan()
+    save_wakeup_times(Place(path), 1, {TOPIC: NOW_MS - 1})
+    before = planning.offset
+    peer.add(single(b"b"), first=1)
+    planning.arriving = [single(b"c") for _ in range(20)]
+    assert planning.plan() is None
+    assert planning.offset != before, "the entries are read"
+    before, begun_ms = planning.offset, planning.clock_ms
+    assert planning.plan() is None
+    assert (planning.offset, planning.clock_ms) == (before, begun_ms + 1000), "the next batch waits for the trigger"
 
 
 def test_where_the_broker_tells_no_time_the_clock_does_also_while_entries_come(

@@ -113,7 +113,7 @@ class MarkedPositions:
     def to_fields(self) -> dict[str, dict[str, str]]:
         """Return the bitmaps for JSON."""
         return {
-            mark: {str(ledger): base64.b64encode(entries.serialize()).decode() for ledger, entries in ledgers.items()}
+            mark: {str(ledger): _text(entries) for ledger, entries in ledgers.items()}
             for mark, ledgers in self._bitmaps.items()
         }
 
@@ -130,6 +130,12 @@ class MarkedPositions:
                 raise ValueError(f"the mark {mark}")
             marked._bitmaps[mark] = {int(ledger): _bitmap(text) for ledger, text in ledgers.items()}
         return marked
+
+
+def _text(entries: BitMap) -> str:
+    # Neighbours often have an id each.
+    entries.run_optimize()
+    return base64.b64encode(entries.serialize()).decode()
 
 
 def _bitmap(text: str) -> BitMap:

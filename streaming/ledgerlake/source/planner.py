@@ -6,7 +6,9 @@ Rules kept here:
     end never reads past it.
   - If a topic partition's wake-up time has passed, a batch is planned also without new entries
     (``wakeup_files``). The clock of a batch is the broker's time of its entries; if the broker
-    gives none, or there are no entries, it is the planner's clock, in the offset.
+    gives none, or there are no entries, it is the planner's clock, in the offset. If the last entry
+    is older than a message that is due, the planner waits for a later one for a moment; if none
+    comes, the topic partition is quiet, and the planner's clock counts.
   - A batch of fewer messages than the minimum may be deferred (``admission``), unless messages are
     due.
   - The planner of a pipeline keeps the times of the trigger itself, and does not wait for them if
@@ -52,6 +54,11 @@ _ASK_AGAIN_S = 0.5
 # The longest wait for a trigger in one call: Spark ends a query between two calls.
 _MOST_WAIT_MS = 1000
 
+# How often, and after which pause, the end of a topic partition is asked for again whose last entry
+# is older than a message that is due.
+_LATER_TRIES = 5
+_LATER_PAUSE_S = 0.01
+
 # How often a batch of an idle topic is planned if no wake-up times are known.
 _TICK_MS = 1000
 
@@ -78,6 +85,7 @@ class Planner:
         self._fixed_clock_ms: int | None = None
         self._trigger = None if options.trigger_ms is None else TriggerTimes(options.trigger_ms)
         self._awaited_ms: dict[str, int] | None = None
+        self._woken_ms: dict[str, int] = {}
         self._admission: BatchAdmission | None = None
         if options.min_rows_per_trigger:
             self._admission = BatchAdmission(options.min_rows_per_trigger, options.max_trigger_delay_ms)
@@ -240,6 +248,7 @@ class Planner:
             return start
         clock_ms, to_wake = self._to_wake(start, wakeup_times_ms)
         ends = dict(self._fixed_end or self.latest_offsets())
+        quiet = self._await_later(start, ends, {name: wakeup_times_ms[name] for name in to_wake})
         start = self._restart_replaced(self._forget_deleted(start, ends, wakeup_times_ms), ends)
         start = self._with_empty(start, ends)
         unread = PartitionOffset(BEFORE_ALL)
@@ -254,12 +263,13 @@ class Planner:
                 result[name] = self._limited(name, start.get(name, unread), ends[name], max_rows, max_bytes)
             else:
                 result[name] = ends[name]
-        # The offset carries the planner's clock if a wake-up is due and no entry came, the broker
-        # gives no index, or a fixed end is reached. Without an index, every batch of a pipeline
-        # carries it.
+        # The offset carries the planner's clock if a wake-up is due and no entry came lately, the
+        # broker gives no index, or a fixed end is reached. Without an index, every batch of a
+        # pipeline carries it.
         for name in to_wake:
             is_at_fixed_end = self._fixed_end is not None and result[name] == ends.get(name)
-            if name not in moved or result[name].index is None or is_at_fixed_end:
+            is_quiet = name in quiet and result[name] == ends.get(name)
+            if name not in moved or result[name].index is None or is_at_fixed_end or is_quiet:
                 result[name] = replace(result[name], clock_ms=clock_ms)
         if self._options.needs_wakeups:
             for name in moved:
@@ -311,15 +321,24 @@ class Planner:
     def _await_trigger(self, start: Offset, wakeup_times_ms: dict[str, int]) -> bool:
         """Wait for the trigger, or until messages are due, for ``_MOST_WAIT_MS`` at most; return
         whether it is time to plan.
+
+        A message cuts a wait short once. If the batch does not release it, the broker's time of the
+        entries is behind the planner's clock, as in a backlog, and further batches keep the trigger.
         """
         if self._trigger is None or self._fixed_end is not None:
             return True
-        ahead_ms = [time_ms for name, time_ms in wakeup_times_ms.items() if self._needs_batch(start, name, time_ms)]
-        pause_ms = self._trigger.pause_ms(_clock_ms(), min(ahead_ms, default=None))
+        ahead_ms = {
+            name: time_ms
+            for name, time_ms in wakeup_times_ms.items()
+            if self._needs_batch(start, name, time_ms) and self._woken_ms.get(name) != time_ms
+        }
+        pause_ms = self._trigger.pause_ms(_clock_ms(), min(ahead_ms.values(), default=None))
         time.sleep(min(pause_ms, _MOST_WAIT_MS) / 1000)
         if pause_ms > _MOST_WAIT_MS:
             return False
-        self._trigger.plan(_clock_ms())
+        clock_ms = _clock_ms()
+        self._trigger.plan(clock_ms)
+        self._woken_ms |= {name: time_ms for name, time_ms in ahead_ms.items() if time_ms < clock_ms}
         return True
 
     @staticmethod
@@ -350,6 +369,33 @@ class Planner:
             if name in self._latest:
                 self._latest[name].expire()
         return clock_ms, to_wake
+
+    def _await_later(self, start: Offset, ends: Offset, due_ms: dict[str, int]) -> list[str]:
+        """Wait a moment for entries that are later than the messages that are due: without one, a
+        batch would read the earlier entries and release nothing. Return the topic partitions to
+        which no entry came meanwhile.
+
+        Args:
+            ends: the ends of the topic partitions; those that have moved are replaced.
+        """
+        if self._fixed_end is not None:
+            return []
+        asked: Offset = {}
+        for _ in range(_LATER_TRIES):
+            behind = [name for name, time_ms in due_ms.items() if self._is_behind(start[name], ends.get(name), time_ms)]
+            if not behind:
+                break
+            asked = {name: asked.get(name, ends[name]) for name in behind}
+            time.sleep(_LATER_PAUSE_S)
+            for name in behind:
+                self._latest[name].expire()
+            ends |= self.latest_offsets()
+        return [name for name, end in asked.items() if ends.get(name) == end]
+
+    @staticmethod
+    def _is_behind(begin: PartitionOffset, end: PartitionOffset | None, due_ms: int) -> bool:
+        """Return whether there are new entries, and all are older than a message that is due."""
+        return end is not None and end.is_beyond(begin) and end.time_ms is not None and end.time_ms < due_ms
 
     def with_pins(self, spans: list[EntryRange]) -> list[EntryRange]:
         """Return the ranges, each with the position from which a durable cursor has retained its
