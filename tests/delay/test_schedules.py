@@ -42,6 +42,12 @@ def waiting(entry_id: int, time_ms: int, deliver_ms: int) -> WaitingMessage:
     return WaitingMessage(Position(7, entry_id), time_ms, deliver_ms)
 
 
+def release(schedules: Schedules, *entry_ids: int) -> list[str | None]:
+    """Release messages together; why each is not to be delivered."""
+    withheld = schedules.release(np.full(len(entry_ids), 7), np.array(entry_ids))
+    return [withheld.get(row) for row in range(len(entry_ids))]
+
+
 @pytest.fixture
 def store() -> Store:
     return Store()
@@ -58,7 +64,7 @@ def test_the_last_message_of_an_id_waits_and_the_others_are_replaced(store: Stor
     schedules.put("a", waiting(3, 10, 50))
     schedules.put("a", waiting(4, 20, 500))
     assert store.messages == {"a": [waiting(4, 20, 500)], "b": [waiting(2, 0, 100)]}
-    assert [schedules.release(Position(7, entry)) for entry in (3, 1, 2, 4)] == [REPLACED, REPLACED, None, None]
+    assert release(schedules, 3, 1, 2, 4) == [REPLACED, REPLACED, None, None]
     assert not schedules.marked
 
 
@@ -66,26 +72,26 @@ def test_a_message_that_has_left_is_neither_hit_nor_hits_another_though_the_stor
     store: Store, schedules: Schedules
 ) -> None:
     schedules.put("a", waiting(5, 50, 200))
-    assert schedules.release(Position(7, 5)) is None
+    assert release(schedules, 5) == [None]
     assert store.messages == {"a": [waiting(5, 50, 200)]}
     schedules.end("a", Position(7, 6), 100, CANCELLED)
     assert not schedules.marked
     schedules.put("a", waiting(3, 30, 300))
-    assert schedules.release(Position(7, 3)) is None
+    assert release(schedules, 3) == [None]
 
 
 def test_a_message_that_was_due_when_the_next_one_was_stored_is_delivered(schedules: Schedules) -> None:
     schedules.put("a", waiting(1, 0, 100))
     schedules.put("a", waiting(2, 100, 200))
     schedules.end("a", Position(7, 3), 199, CANCELLED)
-    assert schedules.release(Position(7, 1)) is None
-    assert schedules.release(Position(7, 2)) == CANCELLED
+    assert release(schedules, 1) == [None]
+    assert release(schedules, 2) == [CANCELLED]
 
 
 def test_a_message_that_comes_after_one_that_stands_behind_it_is_replaced_by_it(schedules: Schedules) -> None:
     schedules.put("a", waiting(5, 50, 200))
     schedules.put("a", waiting(3, 30, 300))
-    assert [schedules.release(Position(7, entry)) for entry in (5, 3)] == [None, REPLACED]
+    assert release(schedules, 5, 3) == [None, REPLACED]
 
 
 def test_marks_are_found_among_positions_of_many_ledgers() -> None:

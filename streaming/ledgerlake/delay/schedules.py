@@ -94,6 +94,16 @@ class MarkedPositions:
             return mark
         return None
 
+    def discard(self, mark: str, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> None:
+        """Remove a mark of many positions."""
+        ledgers = self._bitmaps.get(mark, {})
+        for ledger_id in list(ledgers):
+            ledgers[ledger_id] -= BitMap(entry_ids[ledger_ids == ledger_id].astype(np.uint32))
+            if not ledgers[ledger_id]:
+                del ledgers[ledger_id]
+        if not ledgers:
+            self._bitmaps.pop(mark, None)
+
     def are_marked(
         self,
         ledger_ids: NDArray[np.int64],
@@ -166,10 +176,17 @@ class Schedules:
         """End a schedule: by a message with its id that was delivered at once, or by a cancel."""
         self._store.store(schedule_id, self._hit(schedule_id, position, time_ms, reason))
 
-    def release(self, position: Position) -> str | None:
-        """Forget a message that is due; return the reason if it is not to be delivered."""
-        mark = self.marked.take(position)
-        return None if mark == SCHEDULED else mark
+    def release(self, ledger_ids: NDArray[np.int64], entry_ids: NDArray[np.int64]) -> dict[int, str]:
+        """Forget messages that are due; return the numbers of those that are not to be delivered, each
+        with the reason.
+        """
+        self.marked.discard(SCHEDULED, ledger_ids, entry_ids)
+        withheld: dict[int, str] = {}
+        for row in np.flatnonzero(self.marked.are_marked(ledger_ids, entry_ids)).tolist():
+            reason = self.marked.take(Position(int(ledger_ids[row]), int(entry_ids[row])))
+            if reason is not None:
+                withheld[row] = reason
+        return withheld
 
     def _hit(self, schedule_id: str, position: Position, time_ms: int, reason: str) -> list[WaitingMessage]:
         """Mark the messages of an id that are hit; return the others."""

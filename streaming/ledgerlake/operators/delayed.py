@@ -393,15 +393,12 @@ class DelayedMessages:
     def _without_withheld(self, batch: pa.RecordBatch, schedules: Schedules) -> tuple[pa.RecordBatch, list[Outcome]]:
         """Return due messages without those that are not to be delivered, and the rejects of these."""
         _, ledger_ids, entry_ids = key_columns(batch)
-        marked = np.flatnonzero(schedules.marked.are_marked(ledger_ids, entry_ids)).tolist()
         is_kept = np.ones(batch.num_rows, dtype=bool)
         rejects: list[Outcome] = []
-        for row in marked:
+        for row, reason in schedules.release(ledger_ids, entry_ids).items():
+            is_kept[row] = False
             position = Position(int(ledger_ids[row]), int(entry_ids[row]))
-            reason = schedules.release(position)
-            if reason is not None:
-                is_kept[row] = False
-                rejects.append(self._reject_due(reason, position, batch.column(3)[row].as_py()))
+            rejects.append(self._reject_due(reason, position, batch.column(3)[row].as_py()))
         return batch.filter(pa.array(is_kept)) if rejects else batch, rejects
 
     def _reject_due(self, reason: str, position: Position, frame: bytes | None) -> Outcome:
