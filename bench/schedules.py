@@ -53,7 +53,7 @@ _POLL_S = 0.02
 
 # A second of messages that is read, stored and due takes the publisher a quarter of a millisecond each.
 _PUBLISH_RATE = 4000
-_PATIENCE_S = 600
+_PATIENCE_S = 300
 
 
 def main() -> None:
@@ -109,7 +109,7 @@ def _fires(runtime: Runtime, folder: Path, trigger: str, rate: float, seconds: i
         _await_table(run_folder, running)
         time.sleep(_WARM_UP_S)
         began_s, visible = watch(run_folder, seconds)
-        time.sleep(2 * _DELAY_S)
+        _await_received(received, began_s + seconds)
     finally:
         enough.set()
         publisher.join()
@@ -124,8 +124,17 @@ def _fires(runtime: Runtime, folder: Path, trigger: str, rate: float, seconds: i
         yield {"block": block, "label": label, **_show(label, late_s)}
 
 
+def _await_received(received: list[Seen], due_s: float) -> None:
+    """Wait until a message that is due then, or later, has been received."""
+    until_s = time.time() + _PATIENCE_S
+    while max(received, default=(0.0, 0.0))[0] < due_s:
+        if time.time() > until_s:
+            raise SystemExit(f"{len(received):,} messages were received, and none that was due {_PATIENCE_S} s ago")
+        time.sleep(_POLL_S)
+
+
 def _show(label: str, late_s: list[float]) -> dict[str, int]:
-    cuts = quantiles(late_s, n=100)
+    cuts = quantiles(late_s, n=100, method="inclusive")
     row = {"p50_ms": round(cuts[49] * 1000), "p99_ms": round(cuts[98] * 1000), "least_ms": round(min(late_s) * 1000)}
     print(f"{label:<40}{row['p50_ms']:>8}{row['p99_ms']:>8}{row['least_ms']:>10}   of {len(late_s):,}", flush=True)
     return row

@@ -378,7 +378,7 @@ class Planner:
         Args:
             ends: the ends of the topic partitions; those that have moved are replaced.
         """
-        if self._fixed_end is not None:
+        if self._fixed_end is not None or self._options.wakes_always:
             return []
         asked: Offset = {}
         for _ in range(_LATER_TRIES):
