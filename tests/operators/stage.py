@@ -50,6 +50,9 @@ class DictState:
     def removeKey(self, key: tuple[Any, ...]) -> None:
         self.values.pop(key, None)
 
+    def clear(self) -> None:
+        self.values.clear()
+
     def iterator(self) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
         return iter(list(self.values.items()))
 

@@ -25,6 +25,7 @@ from ledgerlake.operators.outcomes import OutcomeDecoder
 from ledgerlake.operators.rows import (
     STAGE_ROWS,
     DelayedLargeMessage,
+    Released,
     RowKind,
     StateSummary,
     TaskReport,
@@ -149,7 +150,9 @@ def test_messages_wait_and_come_out_in_order_when_they_are_due() -> None:
     assert play(at_s=29) == []
     assert play(at_s=30) == [b"1:0"]
     assert (play.summary.delayed_count, play.summary.next_due_ms) == (0, None)
+    assert play.summary.released == Released(1, STORED_MS + 30_000, STORED_MS + 30_000)
     play(at_s=31)
+    assert play.summary.released == Released()
     assert play.state("snapshots") == {}
 
 

@@ -64,14 +64,14 @@ def in_frames(frames: bytes | memoryview, first: BatchRange = WHOLE_BATCH) -> tu
     """What a task finds in delayed entries: the piece that is left, and the events."""
     schedules = ScheduleEvents()
     found = find_in_frames(memoryview(frames), first, schedules)
-    return found, list(schedules.in_order())
+    return found, list(schedules.in_order(lambda _: 0))
 
 
 def in_messages(frames: bytes, *, delays_messages: bool = True) -> tuple[Any, list[ScheduleEvent], list[Any]]:
     """What a task finds in messages: those that are kept, the events, and the rejects."""
     schedules = ScheduleEvents()
     kept, rejects = find_in_messages(decoded(frames), frames, schedules, delays_messages=delays_messages)
-    return kept, list(schedules.in_order()), rejects
+    return kept, list(schedules.in_order(lambda _: 0)), rejects
 
 
 def decoded(frames: bytes) -> Any:
@@ -149,7 +149,7 @@ def test_schedules_beyond_the_room_in_a_task_are_rejected_in_words() -> None:
     schedules = ScheduleEvents(max_bytes=100)
     frames = b"".join(frame(number, 9, schedule="a") for number in range(3))
     found = find_in_frames(memoryview(frames), WHOLE_BATCH, schedules)
-    assert [event.position.entry_id for event in schedules.in_order()] == [0, 1]
+    assert [event.position.entry_id for event in schedules.in_order(lambda _: 0)] == [0, 1]
     assert [(reject.position.entry_id, reject.reason) for reject in found.rejects] == [(2, "schedule_refused")]
     frames = frame(0, schedule="a")
     messages, (reject,) = find_in_messages(decoded(frames), frames, schedules, delays_messages=True)
@@ -201,7 +201,7 @@ def test_a_replaced_message_of_which_only_the_topic_has_the_bytes_is_rejected_by
         ("replaced", position, None) for position in (Position(1, 0), *chunks)
     ]
     assert play.values == []
-    assert not any(play.state(name) for name in ("schedules", "schedule_ids", "cancels", "large", "parts"))
+    assert not any(play.state(name) for name in ("schedule_blocks", "cancels", "large", "parts"))
 
 
 def test_messages_that_were_replaced_leave_the_stage_together_in_frames_of_bounded_size() -> None:
@@ -222,7 +222,7 @@ def test_a_message_that_was_not_added_to_the_index_replaces_nothing_and_leaves_n
     assert play(delayed_frame(0, 10), at_s=5, events=known) == []
     assert [reject.reason for reject in play.rejects] == ["delayed_known"]
     assert play(at_s=10) == [b"1:0"]
-    assert not any(play.state(name) for name in ("schedules", "schedule_ids", "cancels"))
+    assert not any(play.state(name) for name in ("schedule_blocks", "cancels"))
 
 
 @pytest.mark.parametrize("is_forged", [False, True])
@@ -286,9 +286,9 @@ def test_pauses_are_found_in_the_order_of_their_messages_and_stay_rows() -> None
     kept, events, rejects = in_messages(frames)
     assert (kept.num_rows, rejects) == (4, [])
     assert events == [
-        PauseChanged("a", Position(7, 0), STORED_MS, resumes=False),
         PauseChanged(None, Position(7, 0), STORED_MS, resumes=True),
         PauseChanged(None, Position(7, 1), STORED_MS + 1, resumes=False),
+        PauseChanged("a", Position(7, 0), STORED_MS, resumes=False),
     ]
 
 

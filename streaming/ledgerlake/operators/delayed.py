@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
@@ -61,6 +61,7 @@ from ledgerlake.errors import CorruptEntryError
 from ledgerlake.operators.bucket_folders import open_folder, query_id_of_task
 from ledgerlake.operators.bucket_storage import FolderStorage, StateStorage
 from ledgerlake.operators.repeating import Repeated, RepeatingMessages
+from ledgerlake.operators.rows import Released
 from ledgerlake.operators.schedule_events import PauseChanged, Scheduled, ScheduleEvents
 from ledgerlake.operators.schedule_state import ScheduleState, StoredSchedules
 from ledgerlake.operators.scheduled import may_repeat
@@ -75,6 +76,7 @@ from ledgerlake.wire.message_id import BEFORE_ALL, Position
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from numpy.typing import NDArray
     from pyspark.sql.streaming.stateful_processor import MapState, StatefulProcessorHandle, ValueState
 
     from ledgerlake.assembly.assembler import Entry, Outcome
@@ -103,6 +105,7 @@ class DelayedSummary:
     count: int = 0
     next_due_ms: int | None = None
     oldest_to_reread: Position | None = None
+    released: Released = field(default_factory=Released)
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,7 @@ class DelayedMessages:
         self._large_to_read: list[DelayedLargeMessage] = []
         self._rejected: list[RejectedPositions] = []
         self._not_added: set[Position] = set()
+        self._released = Released()
 
     @cached_property
     def _stored_record(self) -> str | None:
@@ -287,9 +291,9 @@ class DelayedMessages:
         cancels, marked, paused_ms = (
             cancels_from_json(stored_cancels) if stored_cancels else (Cancels(), MarkedPositions(), None)
         )
-        store = StoredSchedules(self._state.schedules)
+        store = StoredSchedules(self._state.schedules, marked)
         schedules = Schedules(store, marked, paused_ms)
-        self._apply_schedule_events(schedules)
+        has_schedules = self._apply_schedule_events(store, schedules)
         refused = self._add_cancels(cancels, tracker.last_due_ms)
         if refused:
             positions = dict.fromkeys(cancel.position for cancel in refused)
@@ -303,7 +307,10 @@ class DelayedMessages:
             for position, batch_range in self._due_partial:
                 yield from self._take_partial(position, batch_range, release)
             yield from self._due_outcomes(tracker, schedules, cutoff_ms, release)
-        store.save()
+        if has_schedules and not marked:
+            self._state.schedules.clear()
+        elif has_schedules:
+            store.save_repeating()
         self._store_cancels(cancels.needed_after(cutoff_ms), schedules, stored_cancels)
 
     def _due_outcomes(
@@ -317,12 +324,14 @@ class DelayedMessages:
                 yield from _repeated_entries(repeated, release)
                 repeated, size = {}, 0
             if isinstance(part, Repeated):
+                self._released = self._released.and_more(_released(np.array([part.repetition.due_ms])))
                 repeated[part.position] = part
                 size += len(part.frame)
             elif isinstance(part, Rejected):
                 yield part
             else:
                 messages, rejects = self._without_withheld(part, schedules)
+                self._released = self._released.and_more(_released(key_columns(messages)[0]))
                 yield from rejects
                 yield from self._outcomes(messages, release)
         yield from _repeated_entries(repeated, release)
@@ -336,7 +345,8 @@ class DelayedMessages:
         record = record_to_json(self._tracker.save())
         if record != self._stored_record:
             self._state.index.update((record,))
-        return DelayedSummary(self._tracker.count, self._tracker.next_due_ms, self._oldest_to_reread(self._tracker))
+        oldest_to_reread = self._oldest_to_reread(self._tracker)
+        return DelayedSummary(self._tracker.count, self._tracker.next_due_ms, oldest_to_reread, self._released)
 
     def _oldest_to_reread(self, tracker: DelayedTracker) -> Position | None:
         """Return the first entry that must be read again when it is due; of a large message, that
@@ -382,11 +392,21 @@ class DelayedMessages:
                 cancels.add(replace(cancel, until_ms=until_ms))
         return refused
 
-    def _apply_schedule_events(self, schedules: Schedules) -> None:
-        for event in self.schedules.in_order():
+    def _apply_schedule_events(self, store: StoredSchedules, schedules: Schedules) -> bool:
+        """Apply the events: those of an id in the order of their messages; and block by block, so that
+        each is loaded once. Return whether a message waits under an id, or did so before.
+        """
+        added = self.schedules.delayed_ids
+        has_schedules = added > 0 or bool(schedules.marked)
+        if has_schedules:
+            store.begin(added)
+        for event in self.schedules.in_order(store.block_of):
             if isinstance(event, PauseChanged):
-                change = schedules.resume if event.resumes else schedules.pause
-                change(event.schedule_id, event.position, event.time_ms)
+                if has_schedules or event.schedule_id is None:
+                    change = schedules.resume if event.resumes else schedules.pause
+                    change(event.schedule_id, event.position, event.time_ms)
+            elif not has_schedules:
+                continue
             elif isinstance(event, Cancel):
                 schedules.end(event.target, event.position, event.time_ms, CANCELLED)
             elif event.deliver_ms is None:
@@ -395,22 +415,21 @@ class DelayedMessages:
                 repeating = Repeating(event.deliver_ms) if event.repeats else None
                 message = WaitingMessage(event.position, event.time_ms, event.deliver_ms, repeating)
                 schedules.put(event.schedule_id, message)
+        if has_schedules:
+            store.save()
+        return has_schedules
 
     def _without_withheld(self, batch: pa.RecordBatch, schedules: Schedules) -> tuple[pa.RecordBatch, list[Outcome]]:
         """Return due messages without those that are not to be delivered, and the rejects of these."""
         _, ledger_ids, entry_ids = key_columns(batch)
-        marked = np.flatnonzero(schedules.marked.are_marked(ledger_ids, entry_ids)).tolist()
         is_kept = np.ones(batch.num_rows, dtype=bool)
         rejects: list[Outcome] = []
         frames: dict[str, list[bytes]] = {}
-        for row in marked:
-            position = Position(int(ledger_ids[row]), int(entry_ids[row]))
-            reason = schedules.release(position)
-            if reason is None:
-                continue
+        for row, reason in schedules.release(ledger_ids, entry_ids).items():
             is_kept[row] = False
             frame = batch.column(3)[row].as_py()
             if frame is None:
+                position = Position(int(ledger_ids[row]), int(entry_ids[row]))
                 rejects.append(self._reject_separate(reason, position))
             else:
                 frames.setdefault(reason, []).append(frame)
@@ -499,6 +518,10 @@ class DelayedMessages:
 
     def _store_separate(self, position: Position, message: SeparatelyStored) -> None:
         self._state.large.updateValue((position.ledger_id, position.entry_id), (separately_stored_to_json(message),))
+
+
+def _released(due_ms: NDArray[np.int64]) -> Released:
+    return Released(len(due_ms), int(due_ms.mean()), int(due_ms[0])) if len(due_ms) else Released()
 
 
 def _read_value(state: ValueState) -> str | None:

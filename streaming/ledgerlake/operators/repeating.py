@@ -131,7 +131,7 @@ class RepeatingMessages:
         """
         ((_, entry),) = entries_of(row.frame).items()
         if not self._schedules.repeats(row.position):
-            yield Rejected(str(self._schedules.release(row.position)), [(row.position, entry)])
+            yield Rejected(str(self._schedules.marked.take(row.position)), [(row.position, entry)])
             return
         properties = properties_of(peek_metadata(memoryview(entry)))
         schedule_id = str(properties[SCHEDULE_PROPERTY])

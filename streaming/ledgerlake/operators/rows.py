@@ -165,6 +165,24 @@ class TaskReport:
 
 
 @dataclass(frozen=True)
+class Released:
+    """When the delayed messages were due that a micro-batch has released: on average, and the first
+    of them.
+    """
+
+    count: int = 0
+    mean_due_ms: int = 0
+    first_due_ms: int | None = None
+
+    def and_more(self, other: Released) -> Released:
+        """Return both together."""
+        firsts_ms = [time_ms for time_ms in (self.first_due_ms, other.first_due_ms) if time_ms is not None]
+        count = self.count + other.count
+        due_ms = self.count * self.mean_due_ms + other.count * other.mean_due_ms
+        return Released(count, due_ms // max(count, 1), min(firsts_ms, default=None))
+
+
+@dataclass(frozen=True)
 class StateSummary:
     """A topic partition after the stage: the results of its tasks, and its incomplete and
     delayed messages in numbers.
@@ -183,6 +201,7 @@ class StateSummary:
     delayed_count: int = 0
     next_due_ms: int | None = None
     oldest_to_reread: Position | None = None
+    released: Released = field(default_factory=Released)
 
 
 def report_to_json(report: TaskReport) -> str:

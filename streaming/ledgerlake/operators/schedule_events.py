@@ -4,8 +4,8 @@ A backlog may have a million of them, so they pass as Arrow, many in one row (``
 ``operators.rows``), and the stage keeps them so until it applies them.
 
 Rules kept here:
-  - Events are applied in the order of their messages, of the messages of a batch too, in whatever
-    order the rows come.
+  - Events of an id are applied in the order of their messages, of the messages of a batch too, in
+    whatever order the rows come.
   - A batch of messages that say the same passes as one event.
   - A task passes on ``MAX_TASK_SCHEDULE_BYTES`` at most.
 """
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ledgerlake.delay.cancels import Cancel
 from ledgerlake.operators.rows import RowKind, stage_row
@@ -24,7 +25,7 @@ from ledgerlake.wire.limits import MAX_TASK_SCHEDULE_BYTES
 from ledgerlake.wire.message_id import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ledgerlake.decode.messages import TopicPartition
 
@@ -140,12 +141,24 @@ class ScheduleEvents:
         self._pack()
         return any(batch["schedule_id"].null_count for batch in self._batches)
 
-    def in_order(self) -> Iterator[ScheduleEvent]:
-        """Yield the events in the order of their messages."""
+    @property
+    def delayed_ids(self) -> int:
+        """Return how many ids have a message that waits."""
         self._pack()
         events = pa.Table.from_batches(self._batches, _EVENTS)
+        waits = events.filter(pc.is_in(events["kind"], pa.array([_DELAYED, _REPEATING], pa.int8())))
+        return int(pc.count_distinct(waits["schedule_id"]).as_py())
+
+    def in_order(self, block_of: Callable[[str], int]) -> Iterator[ScheduleEvent]:
+        """Yield the events by the blocks of their ids, those of all ids first, and within a block in the
+        order of their messages.
+        """
+        self._pack()
+        events = pa.Table.from_batches(self._batches, _EVENTS)
+        ids = events["schedule_id"].to_pylist()
+        blocks = np.array([-1 if name is None else block_of(name) for name in ids], dtype=np.int64)
         keys = [events[name].to_numpy() for name in ("kind", "batch_index", "entry_id", "ledger_id")]
-        order = np.lexsort(keys)
+        order = np.lexsort([*keys, blocks])
         for start in range(0, len(order), _ROW_EVENTS):
             columns = events.take(order[start : start + _ROW_EVENTS]).to_pydict().values()
             yield from (_event(*values) for values in zip(*columns, strict=True))

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ledgerlake.client.topics import split_partition
 from ledgerlake.operators.results import BATCH_PROPERTY, BatchSettings, PartitionResult, result_from_json
+from ledgerlake.operators.rows import Released
 from ledgerlake.pipeline.tables import REJECTS_TABLE
 from ledgerlake.table.additions import add_losses, add_missing
 from ledgerlake.table.batch_record import SeenBatch
@@ -71,6 +72,8 @@ class BatchResult:
     ``delayed_counts`` counts the delayed messages, and ``next_due_ms`` is when the next of them is
     due.
 
+    ``released`` has the times of the delayed messages that were released (see ``operators.rows``).
+
     ``incomplete_count`` and ``kept_bytes`` are the incomplete large messages and the bytes kept of
     them. ``tables`` has the tables that contain the batch, by name.
     """
@@ -87,6 +90,7 @@ class BatchResult:
     delayed_counts: dict[str, int] = field(default_factory=dict)
     next_due_ms: dict[str, int | None] = field(default_factory=dict)
     stored_bytes: int = 0
+    released: Released = field(default_factory=Released)
     tables: dict[str, SeenBatch] = field(default_factory=dict)
 
 
@@ -178,6 +182,7 @@ class DeltaSink:
             result.delayed_counts[partition.topic_partition] = partition.summary.delayed_count
             result.next_due_ms[partition.topic_partition] = partition.summary.next_due_ms
             result.stored_bytes += partition.written.stored_bytes
+            result.released = result.released.and_more(partition.summary.released)
             result.reasons.update(partition.written.reasons)
         return result
 

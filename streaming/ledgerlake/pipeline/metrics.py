@@ -14,6 +14,9 @@ from a pipeline's own batches.
 | ``ledgerlake_batches_total`` | query | micro-batches committed since the start |
 | ``ledgerlake_open_sets`` | query | incomplete large messages after the last micro-batch |
 | ``ledgerlake_held_bytes`` | query | bytes kept of incomplete large messages |
+| ``ledgerlake_released_messages_total`` | query | delayed messages that were due and committed since the start |
+| ``ledgerlake_late_seconds_total`` | query | the time from due to committed of those, together |
+| ``ledgerlake_most_late_seconds`` | query | the longest such time in the last micro-batch that released some |
 | ``ledgerlake_waiting_messages`` | query, topic_partition | delayed messages |
 | ``ledgerlake_next_due_timestamp_seconds`` | query, topic_partition | when the next delayed message is due |
 
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from ledgerlake.operators.rows import Released
     from ledgerlake.pipeline.commit import BatchResult
 
 # A collector's sample: name, text, label values, number.
@@ -61,7 +65,17 @@ class _Query:
     held_bytes: int = 0
     delayed_counts: dict[str, int] = field(default_factory=dict)
     next_due_ms: dict[str, int | None] = field(default_factory=dict)
+    released_messages: int = 0
+    late_seconds: float = 0.0
+    most_late_seconds: float | None = None
     batch_ended_s: float | None = None
+
+    def add_released(self, released: Released, clock_ms: int) -> None:
+        """Count the delayed messages of a micro-batch."""
+        self.released_messages += released.count
+        self.late_seconds += released.count * (clock_ms - released.mean_due_ms) / 1000
+        if released.first_due_ms is not None:
+            self.most_late_seconds = (clock_ms - released.first_due_ms) / 1000
 
     @property
     def bytes_per_message(self) -> float | None:
@@ -81,8 +95,13 @@ class Metrics:
             numbers = self._of(query)
             numbers.lags, numbers.rows_per_second = lags, rows_per_second
 
-    def add_batch(self, query: str, result: BatchResult, now_s: float) -> None:
-        """Take the result of a pipeline's micro-batch; ``now_s`` by a clock that does not jump."""
+    def add_batch(self, query: str, result: BatchResult, now_s: float, clock_ms: int) -> None:
+        """Take the result of a pipeline's micro-batch.
+
+        Args:
+            now_s: the time by a clock that does not jump.
+            clock_ms: the time in milliseconds since 1970.
+        """
         with self._lock:
             numbers = self._of(query)
             numbers.batches += 1
@@ -91,6 +110,7 @@ class Metrics:
                 numbers.rejects += result.rejects
                 numbers.reasons.update(result.reasons)
                 numbers.stored_bytes += result.stored_bytes
+                numbers.add_released(result.released, clock_ms)
             if numbers.batch_ended_s is not None:
                 numbers.messages_per_second = result.messages / max(now_s - numbers.batch_ended_s, 0.001)
             numbers.batch_ended_s = now_s
@@ -161,6 +181,9 @@ _QUERY_METRICS: dict[str, tuple[str, type[_Family]]] = {
     "messages": ("Messages committed.", CounterMetricFamily),
     "rejects": ("Rejects committed.", CounterMetricFamily),
     "batches": ("Micro-batches committed.", CounterMetricFamily),
+    "released_messages": ("Delayed messages released and committed.", CounterMetricFamily),
+    "late_seconds": ("Time from due to committed of the released messages, together.", CounterMetricFamily),
+    "most_late_seconds": ("Longest time from due to committed in the last release.", GaugeMetricFamily),
     "open_sets": ("Large messages that are not whole.", GaugeMetricFamily),
     "held_bytes": ("Bytes held for large messages that are not whole.", GaugeMetricFamily),
 }
