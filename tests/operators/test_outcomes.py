@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ledgerlake.assembly.assembler import Assembled, DuePositions, Rejected, RejectedPositions
+from ledgerlake.assembly.assembler import Assembled, DueEntries, DuePositions, Rejected, RejectedPositions, Repetition
 from ledgerlake.assembly.rules import ChunkedMessageKey
 from ledgerlake.client.topics import split_partition
 from ledgerlake.decode.messages import TopicPartition
@@ -19,6 +19,7 @@ from ledgerlake.wire.message_id import Position
 from tests.chunks import chunk_entries
 from tests.entries import single
 from tests.operators.stage import SOURCE
+from tests.operators.test_scheduled import frame
 from tests.peer import TOPIC, Peer
 
 ENTRIES = chunk_entries(b"large message", 3)
@@ -143,3 +144,22 @@ def test_an_entry_that_is_read_again_and_is_not_delayed_any_more_is_delivered_an
         (decoded,) = judge.decode(DuePositions([Position(7, 0)], 10**12, {}))
         assert not isinstance(decoded, list)
         assert decoded["value"].to_pylist() == [b"of a topic that was created anew"]
+
+
+def test_an_occurrence_has_the_time_when_it_was_due_and_the_properties_of_its_number() -> None:
+    due = DueEntries(
+        frame(1, 1_000, schedule="a", every="PT1S"),
+        delivered_ms=9_000,
+        outputs={},
+        repetitions=[Repetition(3_000, {"ledgerlake.occurrence": "3"})],
+    )
+    with Peer() as peer:
+        (messages,) = decoder(peer).decode(due)
+    assert not isinstance(messages, list)
+    (row,) = messages.to_pylist(maps_as_pydicts="strict")
+    assert [row[name].timestamp() for name in ("deliver_at", "delivered_at")] == [3, 9]
+    assert row["properties"] == {
+        "ledgerlake.schedule": "a",
+        "ledgerlake.every": "PT1S",
+        "ledgerlake.occurrence": "3",
+    }

@@ -154,10 +154,12 @@ def _repeats_after_a_cancel(edges: Edges) -> None:
     advance = Schedules.advance
 
     def without_end(self: Schedules, schedule_id: str, position: Any, *args: Any) -> Any:
-        for message in self._store.load(schedule_id):
+        messages = self._store.load_repeating(schedule_id)
+        for place, message in enumerate(messages):
             if message.position == position and message.repeating is not None:
                 endless = replace(message.repeating, ends_ms=None, ends_by=None)
-                self._change(schedule_id, message, replace(message, repeating=endless))
+                messages[place] = replace(message, repeating=endless)
+        self._store.store_repeating(schedule_id, messages)
         return advance(self, schedule_id, position, *args)
 
     edges.replace(Schedules, "advance", without_end)
