@@ -19,7 +19,7 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
 from ledgerlake.wire.connection import LastMessageIdReceived
 from ledgerlake.wire.lookup import refused
-from ledgerlake.wire.message_id import BEFORE_ALL, Position, from_wire, to_wire
+from ledgerlake.wire.message_id import BEFORE_ALL, Position, from_wire, start_after, to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,6 +65,34 @@ class DurableCursor:
         """
         self._retrying(lambda: self._opened(from_earliest), busy_for_s=0.0)
         self.close()
+
+    def exists(self) -> bool:
+        """Return whether the subscription exists, without creating it: the broker refuses a
+        non-durable one of that name.
+
+        Raises:
+            TopicNotFoundError, BrokerError, TransportError: as for a reader.
+        """
+        return self._retrying(self._exists)
+
+    def _exists(self) -> bool:
+        session = self._cluster.session_for(self.topic_partition)
+        try:
+            consumer = subscribe(
+                session,
+                f"look for the subscription {self.name} on {self.topic_partition}",
+                lambda consumer_id, request_id: commands.subscribe_reader(
+                    self.topic_partition, self.name, consumer_id, request_id, start_after(BEFORE_ALL), False
+                ),
+            )
+        except ConsumerBusyError:
+            return True
+        except BrokerError as error:
+            if error.code == "NotAllowedError":
+                return True
+            raise
+        close_consumer(session, consumer)
+        return False
 
     @property
     def is_open(self) -> bool:

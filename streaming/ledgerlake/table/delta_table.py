@@ -127,21 +127,43 @@ class Table:
         self._modified_ms: int | None = None
         self._cleaned_in: int | None = None
 
-    def check(self, spark: SparkSession) -> bool:
-        """Return whether the table exists, with the contract's columns; if not, its folder is
-        created.
+    def examine(self) -> bool:
+        """Return whether the table exists, with the contract's columns; nothing is changed.
 
         Raises:
             TableError: another schema (the difference is named) or a feature that this writer
                 cannot write.
-            SetupError: the path cannot be written.
         """
         existing = existing_table(self.path)
-        if existing is None:
+        if existing is not None:
+            self._compare(existing)
+        return existing is not None
+
+    def check(self, spark: SparkSession) -> bool:
+        """Return as ``examine``; the folder of a table that does not exist is created.
+
+        Raises:
+            TableError: as ``examine``.
+            SetupError: the path cannot be written.
+        """
+        exists = self.examine()
+        if not exists:
             self._make_folder()
-            return False
-        self._compare(existing)
-        return True
+        if self.path.is_local:
+            # A store would be asked twice more, and its first commit tells the same.
+            self.check_writable()
+        return exists
+
+    def check_writable(self) -> None:
+        """Check that files can be written into the folder, or that it can be made.
+
+        Raises:
+            SetupError: they cannot.
+        """
+        try:
+            self.path.check_writable()
+        except OSError as error:
+            raise SetupError(f"the table folder {self.path} cannot be written ({self.path.refusal(error)})") from None
 
     def create(self, properties: dict[str, str] | None = None) -> None:
         """Create the table, unless another process has just done so.
