@@ -21,9 +21,11 @@ from ledgerlake.cli import (
     broker,
     bundle,
     cancel,
+    check,
     completion,
     demo,
     forget,
+    init,
     lag,
     peek,
     positions,
@@ -40,6 +42,8 @@ from ledgerlake.errors import LedgerlakeError, SetupError
 
 # In the order in which help lists them.
 _COMMANDS = (
+    init,
+    check,
     run,
     demo,
     peek,
