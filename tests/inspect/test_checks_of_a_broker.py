@@ -12,6 +12,7 @@ import pytest
 from ledgerlake.client.cluster import ClientSettings, Cluster
 from ledgerlake.client.cursor import DurableCursor
 from ledgerlake.devbroker.security import make_security
+from ledgerlake.errors import ConsumerBusyError
 from ledgerlake.inspect.checks import Finding, check_config
 from ledgerlake.inspect.new_config import look_at
 from ledgerlake.options.config import load_config, parse_config
@@ -177,6 +178,15 @@ def test_a_subscription_is_seen_without_being_made(peer: Peer) -> None:
 def test_a_second_process_on_the_stream(peer: Peer, tmp_path: Path) -> None:
     peer.subscriptions["ledgerlake-orders"] = True
     assert "another consumer holds this subscription" in problem(found(peer, tmp_path), "checkpoint")
+
+
+def test_a_run_that_waits_for_another_one_says_so_once(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
+    peer.subscriptions["ledgerlake-orders"] = True
+    cursor = DurableCursor(Cluster(ClientSettings(peer.url, give_up_after_s=0.5)), TOPIC, "ledgerlake-orders")
+    with pytest.raises(ConsumerBusyError):
+        cursor.ensure(from_earliest=True)
+    (message,) = [record.message for record in caplog.records]
+    assert message.startswith(f"another consumer holds the subscription ledgerlake-orders of {TOPIC}; waiting up to")
 
 
 def test_a_subscription_of_a_checkpoint_that_is_lost(peer: Peer, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ moved by cumulative acknowledgement when no entry before it is needed again, and
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 # The broker notices by its keep-alive that a consumer has disappeared: within two intervals of 30
 # seconds.
 _BUSY_FOR_S = 75.0
+
+_log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -206,11 +209,21 @@ class DurableCursor:
         busy_s = min(_BUSY_FOR_S if busy_for_s is None else busy_for_s, self._cluster.settings.give_up_after_s)
         backoff = Backoff(give_up_after_s=self._cluster.settings.give_up_after_s)
         busy = Backoff(give_up_after_s=busy_s, most_s=1.0)
+        is_told = busy_s == 0.0
         while True:
             try:
                 return call()
             except LedgerlakeError as error:
                 self.close()
+                if isinstance(error, ConsumerBusyError) and not is_told:
+                    # A person sees nothing else meanwhile.
+                    _log.warning(
+                        "another consumer holds the subscription %s of %s; waiting up to %.0f s for its end",
+                        self.name,
+                        self.topic_partition,
+                        busy_s,
+                    )
+                    is_told = True
                 policy = busy if isinstance(error, ConsumerBusyError) else backoff
                 can_retry = isinstance(error, ConsumerBusyError) or is_retryable(error)
                 pause_s = policy.failed(time.monotonic(), error) if can_retry else None
