@@ -238,12 +238,19 @@ class Place:
             SetupError: a secret cannot be read.
             OSError: they cannot.
         """
-        filesystem = self.filesystem()
         # Spark and Delta pass over a file of such a name.
-        probe = f"{self.nearest_folder() if self.is_local else self.root}/_probe-{uuid.uuid4().hex}"
-        with filesystem.open_output_stream(probe):
+        name = f"_probe-{uuid.uuid4().hex}"
+        if self.is_local:
+            # pyarrow's errors name the file.
+            probe = os.path.join(self.nearest_folder(), name)
+            with open(probe, "xb"):
+                pass
+            os.remove(probe)
+            return
+        filesystem = self.filesystem()
+        with filesystem.open_output_stream(f"{self.root}/{name}"):
             pass
-        filesystem.delete_file(probe)
+        filesystem.delete_file(f"{self.root}/{name}")
 
     def refusal(self, error: OSError) -> str:
         """Return why the folder cannot be read or written, and what to do."""

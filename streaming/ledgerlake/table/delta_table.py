@@ -87,6 +87,9 @@ _IDENTITY_VERSION = 6
 # The property of a table whose rows are the latest messages of their keys (see ``latest_table``).
 MODE, LATEST = "ledgerlake.mode", "latest"
 
+# How many columns of a kind an error names.
+_DIFFERENCES_MOST = 3
+
 # The features of a table with liquid clustering.
 CLUSTERED = frozenset({"clustering", "domainMetadata"})
 
@@ -599,7 +602,7 @@ class Table:
         missing, extra, changed = column_differences(self.schema, existing)
         if missing or extra or changed:
             raise TableError(
-                f"the table at {self.path} has another schema ({'; '.join(missing + extra + changed)}); use another path"
+                f"the table at {self.path} has another schema ({listed(missing, extra, changed)}); use another path"
             )
         self._check_partitions(existing)
         reasons = self._reasons(existing, self.schema)
@@ -815,6 +818,15 @@ def column_differences(schema: pa.Schema, table: DeltaTable) -> tuple[list[str],
     extra = [f"it has {name}" for name in actual if name not in expected]
     changed = [name for name in expected if name in actual and expected[name] != actual[name]]
     return missing, extra, [f"{name} is {actual[name]} instead of {expected[name]}" for name in changed]
+
+
+def listed(*differences: list[str]) -> str:
+    """Return the first differences of each kind as one phrase, and how many there are more."""
+    phrases = []
+    for kind in differences:
+        more = len(kind) - _DIFFERENCES_MOST
+        phrases += [*kind[:_DIFFERENCES_MOST], *([f"and {more} more"] if more > 0 else [])]
+    return "; ".join(phrases)
 
 
 def _range_of(query: str) -> str:

@@ -82,7 +82,10 @@ def open_entry(entry: RawEntry, settings: CryptoSettings) -> RawEntry:
         return _opener(settings).open(entry)
     except CorruptEntryError as error:
         if settings.failure_action == "fail":
-            raise DecryptionError(f"{error.message}; see cryptoKeyFolder and cryptoFailureAction") from None
+            raise DecryptionError(
+                f"{error.message}; see cryptoKeyFolder and cryptoFailureAction, in a configuration file crypto_key_folder and "
+                "crypto_failure_action"
+            ) from None
         raise
 
 
