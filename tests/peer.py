@@ -75,7 +75,9 @@ class Peer:
         largest_stored_bytes: a larger entry that is no
         chunk is refused, and those behind it are stored, as by a topic's policy. tells_of_topics: clients may watch the
         namespace, and are told by ``tell_of_topics``. unloads_at: commands of consumers that the
-        broker answers by ending the consumer, each once, as while it unloads the topic.
+        broker answers by ending the consumer, each once, as while it unloads the topic. missing_topics:
+        the broker knows no topics of these names. subscriptions: the durable ones, whether a consumer holds each
+        of them or not. schema: the only version of the topics' schema.
     """
 
     entries: list[tuple[Position, bytes]] = field(default_factory=list)
@@ -112,6 +114,9 @@ class Peer:
     topics: list[str] | None = None
     tells_of_topics: bool = False
     unloads_at: list[type] = field(default_factory=list)
+    missing_topics: set[str] = field(default_factory=set)
+    subscriptions: dict[str, bool] = field(default_factory=dict)
+    schema: pb.Schema | None = None
 
     def __enter__(self) -> Peer:
         self._listener = socket.create_server((self.host, 0))
@@ -227,9 +232,15 @@ class Peer:
                 or commands.connected("peer", self.max_message_bytes, version, watches_topics=self.tells_of_topics)
             )
         elif isinstance(event, pb.CommandPartitionedTopicMetadata):
-            connection.send(
-                _encode("PARTITIONED_METADATA_RESPONSE", request_id=event.request_id, partitions=0, response=0)
-            )
+            found: dict[str, Any] = {"partitions": 0, "response": 0}
+            if event.topic in self.missing_topics:
+                found = {"response": 1, "error": pb.TopicNotFound, "message": "the test says no"}
+            connection.send(_encode("PARTITIONED_METADATA_RESPONSE", request_id=event.request_id, **found))
+        elif isinstance(event, pb.CommandGetSchema):
+            registered: dict[str, Any] = {"error_code": pb.TopicNotFound, "error_message": "no schema"}
+            if self.schema is not None:
+                registered = {"schema": self.schema, "schema_version": bytes(8)}
+            connection.send(_encode("GET_SCHEMA_RESPONSE", request_id=event.request_id, **registered))
         elif isinstance(event, pb.CommandGetTopicsOfNamespace):
             answer: dict[str, Any] = {"request_id": event.request_id, "topics": self._topics()}
             connection.send(_encode("GET_TOPICS_OF_NAMESPACE_RESPONSE", **answer))
@@ -333,6 +344,15 @@ class Peer:
             code = self.refuse_subscribe.pop(0)
             connection.send(commands.error(event.request_id, cast(pb.ServerError, code), "the test says no"))
             return
+        if event.subscription in self.subscriptions and not event.durable:
+            words = "Durable subscription with the same name already exists."
+            connection.send(commands.error(event.request_id, pb.NotAllowedError, words))
+            return
+        if self.subscriptions.get(event.subscription):
+            connection.send(commands.error(event.request_id, pb.ConsumerBusy, "the test says no"))
+            return
+        if event.durable:
+            self.subscriptions.setdefault(event.subscription, False)
         start = from_wire(event.start_message_id).position
         after = start if start == Position(-1, -1) else Position(start.ledger_id, start.entry_id - 1)
         consumers[event.consumer_id] = _Consumer(

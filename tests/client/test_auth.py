@@ -96,10 +96,13 @@ def token(claims: dict[str, Any]) -> Authentication:
 
 
 def test_a_refused_token_is_looked_at_for_when_it_expired() -> None:
-    assert hint(token({"exp": 1_700_000_000}), 1_800_000_000) == "; the token expired at 2023-11-14T22:13:20Z"
+    assert (
+        hint(token({"exp": 1_700_000_000}), 1_800_000_000)
+        == "; the token expired at 2023-11-14T22:13:20Z; get a new one"
+    )
     for authentication in (token({"exp": 1_900_000_000}), token({"sub": "x"}), parsed("token", "token:garbage")):
         assert hint(authentication, 1_800_000_000).startswith("; check the token")
-    assert hint(NO_AUTHENTICATION, 0) == "; no authentication is configured"
+    assert hint(NO_AUTHENTICATION, 0).startswith("; no authentication is configured; set one")
 
 
 class Issuer(BaseHTTPRequestHandler):

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import re
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+import ledgerlake as ledgerlake_package
 from ledgerlake.decode import schema
+from ledgerlake.decode.rejects import REASONS
 from ledgerlake.inspect.reject_counts import count_rejects
 from ledgerlake.options.config import Config, parse_config
 from tests.live.pipelines import config_file, ledgerlake, sentence
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def data_of(folder: Path) -> dict[str, Any]:
@@ -73,6 +74,26 @@ def test_the_command_prints_a_line_for_each(tmp_path: Path, config: Config) -> N
     assert result.stdout == "1 bad_checksum of t (1:4)\n"
     result = ledgerlake("rejects", config_file(tmp_path, data_of(tmp_path)), "--json")
     assert json.loads(result.stdout)["rejects"] == 1
+
+
+def test_one_reason_is_asked_for(tmp_path: Path, config: Config) -> None:
+    write(config, reject(1, "encrypted"), reject(2, "too_large"), reject(3, "no_key"))
+    file = config_file(tmp_path, data_of(tmp_path))
+    result = ledgerlake("rejects", file, "--reason", "encrypted", "--reason", "no_key", "--json")
+    assert sorted(json.loads(line)["reason"] for line in result.stdout.splitlines()) == ["encrypted", "no_key"]
+    assert ledgerlake("rejects", file, "--reason", "chunk_gap").stdout == "there are no rejects of chunk_gap\n"
+
+
+@pytest.mark.parametrize("replay", [[], ["--replay"]])
+def test_a_misspelt_reason(tmp_path: Path, replay: list[str]) -> None:
+    result = ledgerlake("rejects", config_file(tmp_path, data_of(tmp_path)), "--reason", "encrpyted", *replay)
+    assert sentence(result, 2) == "ledgerlake: there is no reason 'encrpyted'; did you mean 'encrypted'?"
+
+
+def test_every_reason_in_the_code_is_known() -> None:
+    roots = [Path(str(root)) for root in ledgerlake_package.__path__]
+    code = "".join(file.read_text() for root in roots for file in root.rglob("*.py"))
+    assert set(re.findall(r'reason="([a-z_]+)"', code)) <= set(REASONS)
 
 
 def test_a_table_that_is_missing_is_one_sentence(tmp_path: Path) -> None:

@@ -225,6 +225,7 @@ def test_what_cannot_be_said_of_delays_is_refused(section: str, values: dict[str
     ("content", "expected"),
     [
         pytest.param("name = 'Gr\xfc\xdfe'".encode("latin-1"), "is not UTF-8 from byte 10 on", id="another encoding"),
+        pytest.param(b"a = pulsar://host", "line 1, column 5.; texts stand in quotes", id="a text without quotes"),
         pytest.param(b"a = " + b"9" * 5000, "is not TOML", id="a number without end"),
         pytest.param(b"a = " + b"[" * 5000, "is not TOML", id="an array in an array in an array"),
     ],

@@ -24,14 +24,16 @@ if TYPE_CHECKING:
 def begin(checkpoint: Path) -> Outbox:
     """Begin the outbox of a pipeline that has never committed anything."""
     outbox = Outbox(Place(str(checkpoint / "ledgerlake/outbox")))
-    start: Any = SimpleNamespace(
-        _checkpoint=Checkpoint(Place(str(checkpoint))),
-        _tables=SimpleNamespace(
-            main=SimpleNamespace(table=SimpleNamespace(path="table", outbox_messages=lambda _name: None))
-        ),
-    )
-    Start.open_outbox(start, outbox)
+    start_of(checkpoint).open_outbox(outbox)
     return outbox
+
+
+def start_of(checkpoint: Path) -> Start:
+    config: Any = SimpleNamespace(source=None)
+    nothing: Any = None
+    table = SimpleNamespace(path="table", outbox_messages=lambda _name: None)
+    tables: Any = SimpleNamespace(main=SimpleNamespace(table=table))
+    return Start(config, nothing, Checkpoint(Place(str(checkpoint))), nothing, tables)
 
 
 def test_an_outbox_that_is_gone_is_refused_and_the_way_on_is_said(tmp_path: Path) -> None:
@@ -76,3 +78,19 @@ def test_a_record_of_the_outbox_that_is_damaged_or_newer_is_one_sentence(tmp_pat
     (tmp_path / "ledgerlake/outbox.json").write_text(text)
     with pytest.raises(OffsetError, match=r"damaged outbox's name|newer Ledgerlake \(outbox's name of version 2"):
         begin(tmp_path)
+
+
+def test_a_look_at_an_outbox_refuses_what_a_start_refuses_and_changes_nothing(tmp_path: Path) -> None:
+    outbox = begin(tmp_path)
+    name = Checkpoint(Place(str(tmp_path))).outbox()
+    before = sorted(tmp_path.rglob("*"))
+    Outbox(outbox.folder).examine(name)
+    Outbox(outbox.folder).examine(None)
+    with pytest.raises(CheckpointError, match="another one"):
+        Outbox(outbox.folder).examine("of another checkpoint")
+    assert sorted(tmp_path.rglob("*")) == before
+    shutil.rmtree(outbox.folder.root)
+    with pytest.raises(CheckpointError, match="is gone"):
+        Outbox(outbox.folder).examine(name)
+    Outbox(outbox.folder).examine(None)
+    assert not (tmp_path / "ledgerlake/outbox").exists()

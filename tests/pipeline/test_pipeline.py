@@ -250,6 +250,13 @@ def test_an_error_of_python_in_a_task_is_told_by_its_own_sentence() -> None:
     assert cause_of(RuntimeError(text)).message == "the query failed: OSError: AWS Error ACCESS_DENIED during PutObject"
 
 
+def test_a_full_disk_is_told_with_what_to_do() -> None:
+    text = "Traceback (most recent call last):\n  File x\nOSError: [Errno 28] No space left on device: '/lake/part'"
+    message = cause_of(RuntimeError(text)).message
+    assert "[Errno 28] No space left on device" in message
+    assert "make room on the disks" in message
+
+
 @pytest.mark.parametrize(
     "closed", ["java.io.IOException: Broken pipe", "java.net.SocketException: Connection reset", "java.io.EOFException"]
 )

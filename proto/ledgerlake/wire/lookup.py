@@ -61,4 +61,9 @@ def refused(attempt: str, code: int, text: str) -> BrokerError:
         return TopicNotFoundError(
             f"the broker could not {attempt}: the topic does not exist; create it or correct its name", code=name
         )
-    return BrokerError(f"the broker could not {attempt}: {name}: {detail}", code=name)
+    mend = (
+        "; the role of the credentials needs the permission to consume, or to produce"
+        if name == "AuthorizationError"
+        else ""
+    )
+    return BrokerError(f"the broker could not {attempt}: {name}: {detail}{mend}", code=name)

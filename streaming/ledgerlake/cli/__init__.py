@@ -21,8 +21,11 @@ from ledgerlake.cli import (
     broker,
     bundle,
     cancel,
+    check,
+    completion,
     demo,
     forget,
+    init,
     lag,
     peek,
     positions,
@@ -35,10 +38,12 @@ from ledgerlake.cli import (
     verify,
     waiting,
 )
-from ledgerlake.errors import LedgerlakeError
+from ledgerlake.errors import LedgerlakeError, SetupError
 
 # In the order in which help lists them.
 _COMMANDS = (
+    init,
+    check,
     run,
     demo,
     peek,
@@ -55,12 +60,13 @@ _COMMANDS = (
     vacuum,
     bundle,
     broker,
+    completion,
 )
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; its exit code."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
         return int(options.command(options))
     except LedgerlakeError as error:
@@ -70,6 +76,9 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except ModuleNotFoundError as error:
+        package, install = (error.name or "").partition(".")[0], "pip install 'ledgerlake[spark]'"
+        return _report(SetupError(f"the package {package} is missing; install it with: {install}"), options.debug)
     except Exception as error:
         from ledgerlake.pipeline.failures import cause_of
 
@@ -93,9 +102,26 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="ledgerlake", description="Apache Pulsar ledgers in, ordered Delta tables out.")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Parser)
+class _Version(argparse.Action):
+    """Prints the version; finding it takes time that other commands need not wait for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"ledgerlake {version('ledgerlake')}")
+        except PackageNotFoundError:
+            print("ledgerlake, not installed as a package")
+        parser.exit()
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    whole = _Parser(prog="ledgerlake", description="Apache Pulsar ledgers in, ordered Delta tables out.")
+    whole.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    # For the command that prints completions.
+    whole.set_defaults(parser=whole)
+    commands = whole.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Parser)
     for command in _COMMANDS:
         command.add(commands)
-    return parser
+    return whole

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SERVICE_URL = "pulsar://localhost:6650"
 # A person waits for the answer.
-_GIVE_UP_AFTER_S = 5.0
+GIVE_UP_AFTER_S = 5.0
 
 
 def add_command(
@@ -69,13 +69,11 @@ def start_spark(
         UsageError: an option is wrong.
         SetupError: the session cannot be started.
     """
-    from ledgerlake.errors import SetupError
     from ledgerlake.options.spark_options import with_command_line
     from ledgerlake.runtime.session import start_session
 
     spark = with_command_line(config.spark, options.master, options.conf)
-    if spark.needs_bundle and "://" not in spark.bundle and not os.path.isfile(spark.bundle):
-        raise SetupError(f"the bundle {spark.bundle} does not exist; make it with: ledgerlake bundle {spark.bundle}")
+    spark.check_bundle()
     return start_session(name, spark.master, spark.session_settings, archives_classes=archives_classes)
 
 
@@ -111,4 +109,4 @@ def client_settings(options: argparse.Namespace) -> ClientSettings:
     from ledgerlake.options.config import load_config
 
     settings = load_config(options.config).source.client if options.config else ClientSettings(options.service_url)
-    return replace(settings, give_up_after_s=_GIVE_UP_AFTER_S)
+    return replace(settings, give_up_after_s=GIVE_UP_AFTER_S)

@@ -27,19 +27,26 @@ def add(commands: Commands) -> None:
     )
     command.add_argument("config", metavar="CONFIG")
     command.add_argument("--replay", action="store_true", help="put those through again that fit by now, once each")
-    command.add_argument("--reason", action="append", default=[], help="with --replay: only this one; may be repeated")
+    command.add_argument("--reason", action="append", default=[], help="only this one; may be repeated")
 
 
 def _rejects(options: argparse.Namespace) -> int:
+    from ledgerlake.decode.rejects import REASONS
+    from ledgerlake.errors import UsageError
+    from ledgerlake.options.declared import nearest
+
+    for reason in options.reason:
+        if reason not in REASONS:
+            raise UsageError(f"there is no reason '{reason}'{nearest(reason, REASONS)}")
     if options.replay:
         return _replay(options)
     from ledgerlake.inspect.reject_counts import count_rejects
 
-    counts = count_rejects(load_config_with_paths(options.config))
+    counts = count_rejects(load_config_with_paths(options.config), options.reason)
     for count in counts:
         print(json.dumps(asdict(count), default=str) if options.json else count.sentence())
     if not counts and not options.json:
-        print("there are no rejects")
+        print(f"there are no rejects{' of ' + ', '.join(options.reason) if options.reason else ''}")
     return 0
 
 

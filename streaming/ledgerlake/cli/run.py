@@ -38,6 +38,7 @@ def add(commands: Commands) -> None:
 def _run(options: argparse.Namespace) -> int:
     from ledgerlake.decode.warm_up import warm_up
     from ledgerlake.options.config import load_config
+    from ledgerlake.pipeline.metrics import check_port
     from ledgerlake.pipeline.pipeline import Pipeline
     from ledgerlake.pipeline.progress import ProgressScreen
     from ledgerlake.pipeline.start import check_reachable
@@ -45,6 +46,8 @@ def _run(options: argparse.Namespace) -> int:
 
     config = load_config(options.config)
     check_reachable(config)
+    if config.metrics is not None:
+        check_port(config.metrics.port)
     # Where nothing was ever compiled this takes many seconds; the first batch finds it done.
     threading.Thread(target=warm_up, daemon=True).start()
     screen = ProgressScreen()
@@ -71,6 +74,8 @@ def _run(options: argparse.Namespace) -> int:
             screen.stop()
     finally:
         pipeline.close()
+    if screen.totals.rejects:
+        print(f"to see why entries were rejected: ledgerlake rejects {options.config}", file=sys.stderr)
     if options.archive_classes:
         archive = end_and_archive(spark)
         print(f"classes are archived in {archive} ({archive.stat().st_size / 1e6:,.0f} MB)", file=sys.stderr)

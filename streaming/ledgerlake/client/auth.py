@@ -116,13 +116,13 @@ def parse_authentication(plugin: str | None, parameters: str | None, where: str)
 def hint(authentication: Authentication, now_s: float) -> str:
     """Return the likely reason why a broker refused the credentials, as the end of a sentence."""
     if authentication == NO_AUTHENTICATION:
-        return "; no authentication is configured"
+        return "; no authentication is configured; set one, in a configuration file by [auth]"
     if authentication.method != "token":
         return "; check the credentials"
     until_s = _expires_s((authentication.data() or b"").decode())
     if until_s is not None and until_s <= now_s:
         moment = datetime.fromtimestamp(until_s, tz=timezone.utc)
-        return f"; the token expired at {moment.isoformat().replace('+00:00', 'Z')}"
+        return f"; the token expired at {moment.isoformat().replace('+00:00', 'Z')}; get a new one"
     return "; check the token, and that it is signed with a key that this broker knows"
 
 

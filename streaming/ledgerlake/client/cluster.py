@@ -70,6 +70,15 @@ class Cluster:
         self._addresses = parse_service_url(settings.service_url)
         self._sessions: dict[tuple[str, str | None], Session] = {}
 
+    def connect(self) -> None:
+        """Open a session with the service address, unless there is one.
+
+        Raises:
+            BrokerError, TransportError, ProtocolError, SetupError: the broker is not there, or refuses
+                us.
+        """
+        self._session(self.settings.service_url)
+
     def topic_partitions(self, topic: str, creates: bool = False) -> list[str]:
         """Return the full names of a topic's partitions; the topic itself if it has none.
 
@@ -132,13 +141,22 @@ class Cluster:
             partition for name, answer in zip(names, answers, strict=True) for partition in _partitions_of(name, answer)
         ]
 
+    def topics_of(self, namespace: str, *, is_persistent: bool) -> list[str]:
+        """Return the topic partitions of a namespace.
+
+        Raises:
+            BrokerError, TransportError, ProtocolError: see ``Session.request``.
+        """
+        answer = self._session(self.settings.service_url).request(
+            pb.CommandGetTopicsOfNamespaceResponse,
+            f"list the topics of {namespace}",
+            partial(commands.topics_of_namespace, namespace, is_persistent),
+        )
+        return list(answer.topics)
+
     def _matching(self, selection: TopicSelection) -> list[str]:
         try:
-            answer = self._session(self.settings.service_url).request(
-                pb.CommandGetTopicsOfNamespaceResponse,
-                f"list the topics of {selection.namespace}",
-                partial(commands.topics_of_namespace, selection.namespace, selection.is_persistent),
-            )
+            topics = self.topics_of(selection.namespace, is_persistent=selection.is_persistent)
         except FrameTooLargeError as error:
             if not error.is_command:
                 raise
@@ -146,7 +164,7 @@ class Cluster:
                 f"the list of the topics of {selection.namespace} is too long: {error.message}; name topics in place of a "
                 "pattern, or split the namespace"
             ) from None
-        return sorted(name for name in set(answer.topics) if selection.matches(name))
+        return sorted(name for name in set(topics) if selection.matches(name))
 
     def schema(self, topic: str, version: bytes | None = None) -> ValueSchema | None:
         """Return one version of a topic's schema, the newest by default; None if there is none.

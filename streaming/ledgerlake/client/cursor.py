@@ -8,6 +8,7 @@ moved by cumulative acknowledgement when no entry before it is needed again, and
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -19,7 +20,7 @@ from ledgerlake.pb import pulsar_pb2 as pb
 from ledgerlake.wire import commands
 from ledgerlake.wire.connection import LastMessageIdReceived
 from ledgerlake.wire.lookup import refused
-from ledgerlake.wire.message_id import BEFORE_ALL, Position, from_wire, to_wire
+from ledgerlake.wire.message_id import BEFORE_ALL, Position, from_wire, start_after, to_wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 # The broker notices by its keep-alive that a consumer has disappeared: within two intervals of 30
 # seconds.
 _BUSY_FOR_S = 75.0
+
+_log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -65,6 +68,34 @@ class DurableCursor:
         """
         self._retrying(lambda: self._opened(from_earliest), busy_for_s=0.0)
         self.close()
+
+    def exists(self) -> bool:
+        """Return whether the subscription exists, without creating it: the broker refuses a
+        non-durable one of that name.
+
+        Raises:
+            TopicNotFoundError, BrokerError, TransportError: as for a reader.
+        """
+        return self._retrying(self._exists)
+
+    def _exists(self) -> bool:
+        session = self._cluster.session_for(self.topic_partition)
+        try:
+            consumer = subscribe(
+                session,
+                f"look for the subscription {self.name} on {self.topic_partition}",
+                lambda consumer_id, request_id: commands.subscribe_reader(
+                    self.topic_partition, self.name, consumer_id, request_id, start_after(BEFORE_ALL), False
+                ),
+            )
+        except ConsumerBusyError:
+            return True
+        except BrokerError as error:
+            if error.code == "NotAllowedError":
+                return True
+            raise
+        close_consumer(session, consumer)
+        return False
 
     @property
     def is_open(self) -> bool:
@@ -178,11 +209,21 @@ class DurableCursor:
         busy_s = min(_BUSY_FOR_S if busy_for_s is None else busy_for_s, self._cluster.settings.give_up_after_s)
         backoff = Backoff(give_up_after_s=self._cluster.settings.give_up_after_s)
         busy = Backoff(give_up_after_s=busy_s, most_s=1.0)
+        is_told = busy_s == 0.0
         while True:
             try:
                 return call()
             except LedgerlakeError as error:
                 self.close()
+                if isinstance(error, ConsumerBusyError) and not is_told:
+                    # A person sees nothing else meanwhile.
+                    _log.warning(
+                        "another consumer holds the subscription %s of %s; waiting up to %.0f s for its end",
+                        self.name,
+                        self.topic_partition,
+                        busy_s,
+                    )
+                    is_told = True
                 policy = busy if isinstance(error, ConsumerBusyError) else backoff
                 can_retry = isinstance(error, ConsumerBusyError) or is_retryable(error)
                 pause_s = policy.failed(time.monotonic(), error) if can_retry else None

@@ -278,7 +278,13 @@ class Session:
                     self._answer_challenge()
         except ProtocolError:
             raise ProtocolError(
-                f"the peer at {self.url} does not speak Pulsar's binary protocol; check the port"
+                f"the peer at {self.url} does not speak Pulsar's binary protocol; check the port{self._tls_hint}"
+            ) from None
+        except DeadlineError:
+            raise
+        except TransportError as failure:
+            raise TransportError(
+                f"{failure.message} before it answered; try again, and check the port{self._tls_hint}"
             ) from None
         if isinstance(event, pb.CommandError):
             error = refused(f"let us connect at {self.url}", event.error, event.message)
@@ -291,6 +297,11 @@ class Session:
             )
         self._can_watch = event.feature_flags.supports_topic_watchers
         self.max_message_bytes = limits.message_limit_bytes(event.max_message_size)
+
+    @property
+    def _tls_hint(self) -> str:
+        """Return what to do if the port is the one for TLS, as the end of a sentence."""
+        return "" if self.url.startswith("pulsar+ssl") else ", and write pulsar+ssl:// for a port with TLS"
 
     def _answer_challenge(self) -> None:
         """Send the credentials again, because they are about to expire.

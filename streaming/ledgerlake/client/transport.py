@@ -153,9 +153,10 @@ def _in_tls(connected: socket.socket, address: Address, tls: TlsSettings) -> ssl
         raise
     except ssl.SSLCertVerificationError as error:
         connected.close()
+        is_of_clock = "expired" in error.verify_message or "not yet valid" in error.verify_message
         raise SetupError(
             f"the certificate of {address.url} is not accepted: {error.verify_message}; check tlsTrustCertsFilePath "
-            "and the host name"
+            f"([tls] ca_file) and the host name{', and the clock of this machine' if is_of_clock else ''}"
         ) from None
     except OSError as error:
         connected.close()
@@ -171,7 +172,7 @@ def _context(tls: TlsSettings) -> ssl.SSLContext:
             context.load_cert_chain(tls.cert_file, tls.key_file)
     except (OSError, ssl.SSLError) as error:
         files = ", ".join(file for file in (tls.ca_file, tls.cert_file, tls.key_file) if file)
-        raise SetupError(f"the TLS files {files} cannot be used ({error})") from None
+        raise SetupError(f"the TLS files {files} cannot be used ({error}); check their paths and contents") from None
     context.check_hostname = tls.checks_hostname and not tls.allows_insecure
     if tls.allows_insecure:
         context.verify_mode = ssl.CERT_NONE

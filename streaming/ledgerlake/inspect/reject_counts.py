@@ -16,6 +16,7 @@ from ledgerlake.errors import TableError
 from ledgerlake.table.delta_table import open_delta
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from datetime import datetime
 
     from ledgerlake.options.config import Config
@@ -57,8 +58,11 @@ class RejectCount:
         return f"{self.rejects:,} {self.reason} of {self.topic}{when} ({self.message_id}{what})"
 
 
-def count_rejects(config: Config) -> list[RejectCount]:
+def count_rejects(config: Config, reasons: Collection[str] = ()) -> list[RejectCount]:
     """Return the counts, the largest first.
+
+    Args:
+        reasons: only those; all of them if there are none.
 
     Raises:
         TableError: the table cannot be read.
@@ -72,4 +76,4 @@ def count_rejects(config: Config) -> list[RejectCount]:
     # Errors while the answer comes have no type of their own.
     except Exception as error:
         raise TableError(f"the table at {place} cannot be read: {place.reason(error)}") from None
-    return [RejectCount(**row) for row in rows]
+    return [RejectCount(**row) for row in rows if not reasons or row["reason"] in reasons]

@@ -622,7 +622,8 @@ def read_config(content: bytes, path: str) -> Config:
     except (ValueError, RecursionError) as error:
         # Beside TOML's own error, which is a ValueError: a number without end, an array in an array
         # in an array.
-        raise UsageError(f"the configuration {path} is not TOML: {error}") from None
+        hint = "; texts stand in quotes" if str(error).startswith("Invalid value") else ""
+        raise UsageError(f"the configuration {path} is not TOML: {error}{hint}") from None
     try:
         return parse_config(data)
     except UsageError as error:

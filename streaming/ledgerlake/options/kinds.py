@@ -116,7 +116,7 @@ def _parse_list(text: str, _where: str) -> tuple[str, ...]:
 
 def _check_list(value: Any, where: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(part, str) for part in value):
-        raise UsageError(f"{where} must be a list of texts")
+        raise UsageError(f'{where} must be a list of texts, such as ["a", "b"]')
     return tuple(value)
 
 

@@ -6,10 +6,11 @@ lists of things that Spark needs at once (see ``runtime.spark_settings``).
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass, replace
 
-from ledgerlake.errors import UsageError
+from ledgerlake.errors import SetupError, UsageError
 from ledgerlake.options.declared import option
 from ledgerlake.options.kinds import LIST, SETTINGS, TEXT
 from ledgerlake.runtime.spark_settings import join_settings
@@ -56,6 +57,15 @@ class SparkConfig:
     def needs_bundle(self) -> bool:
         """Return whether Spark brings the bundle to executors: those of a local master are here."""
         return bool(self.bundle) and not self.master.startswith("local")
+
+    def check_bundle(self) -> None:
+        """Check that the bundle is there, if it is needed.
+
+        Raises:
+            SetupError: it is not.
+        """
+        if self.needs_bundle and "://" not in self.bundle and not os.path.isfile(self.bundle):
+            raise SetupError(f"the bundle {self.bundle} does not exist; make it with: ledgerlake bundle {self.bundle}")
 
     @property
     def _bundle_settings(self) -> dict[str, str]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import uuid
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,13 +74,8 @@ class Checkpoint:
         Raises:
             SetupError: the folder cannot be written.
         """
-        folder = self.folder / "ledgerlake"
-        filesystem, probe = folder.filesystem(), f"{folder.root}/probe-{uuid.uuid4().hex}"
         try:
-            folder.make()
-            with filesystem.open_output_stream(probe):
-                pass
-            filesystem.delete_file(probe)
+            (self.folder / "ledgerlake").check_writable()
         except OSError as error:
             raise not_writable(self.folder, error) from None
 

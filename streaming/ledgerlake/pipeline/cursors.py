@@ -112,6 +112,15 @@ class CursorKeeper:
             self._cursors[name] = cursor
             cursor.ensure(from_earliest)
 
+    def acquire_existing(self, topic_partitions: Iterable[str]) -> None:
+        """Acquire the subscriptions that exist, and create none.
+
+        Raises:
+            As ``acquire``.
+        """
+        existing = [name for name in topic_partitions if DurableCursor(self._cluster, name, self.subscription).exists()]
+        self.acquire(existing, from_earliest=True)
+
     def positions(self, topic_partitions: Iterable[str] | None = None) -> Ends:
         """Return the mark-delete position of each cursor.
 

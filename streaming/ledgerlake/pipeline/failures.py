@@ -11,6 +11,9 @@ from ledgerlake.runtime.java_errors import root_cause
 # Spark's errors if a process no longer answers.
 _CLOSED = re.compile(r"java\.io\.EOFException|Broken pipe|Connection reset")
 
+# The operating system's words.
+_NO_SPACE = "No space left on device"
+
 
 def own_error(error: BaseException) -> LedgerlakeError | None:
     """Return an error if it is Ledgerlake's, or else the one in its text; None if there is none."""
@@ -36,4 +39,7 @@ def cause_of(error: BaseException) -> LedgerlakeError:
             "the Python process that plans the micro-batches was ended from outside, by hand or because memory ran out; start "
             "the pipeline again, and it goes on where it was"
         )
-    return SetupError(f"the query failed: {root_cause(error)}")
+    cause = root_cause(error)
+    if _NO_SPACE in str(error):
+        cause += "; make room on the disks of tables, checkpoint and Spark's temporary files, and start again: it goes on where it was"
+    return SetupError(f"the query failed: {cause}")

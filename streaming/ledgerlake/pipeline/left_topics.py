@@ -51,9 +51,7 @@ def warn_of_left_topics(config: Config, cluster: Cluster, checkpoint: Checkpoint
             _some(back),
         )
         checkpoint.save_forgotten_topics(forgotten - back)
-    known = known_topic_partitions(checkpoint) - forgotten
-    left = {split_partition(name)[0] for name in known if not config.source.topics.includes(name)}
-    there = {topic for topic in left if _is_there(cluster, topic)}
+    there = {topic for topic in left_topics(config, checkpoint) if _is_there(cluster, topic)}
     if there:
         _log.warning(
             "the stream %s no longer reads %s, and its subscription %s stays there, so that the broker keeps what is unread; "
@@ -63,6 +61,17 @@ def warn_of_left_topics(config: Config, cluster: Cluster, checkpoint: Checkpoint
             config.subscription,
             min(there),
         )
+
+
+def left_topics(config: Config, checkpoint: Checkpoint) -> set[str]:
+    """Return the topics that the stream has read and that the configuration no longer selects, without
+    those whose subscriptions the user has removed.
+
+    Raises:
+        OffsetError, CheckpointError, SetupError: as the checkpoint.
+    """
+    known = known_topic_partitions(checkpoint) - checkpoint.forgotten_topics()
+    return {split_partition(name)[0] for name in known if not config.source.topics.includes(name)}
 
 
 def _is_there(cluster: Cluster, topic: str) -> bool:

@@ -227,10 +227,7 @@ class ServedMetrics(Metrics):
         super().__init__()
         registry = CollectorRegistry()
         registry.register(self)
-        try:
-            self._server, _ = start_http_server(port, registry=registry)
-        except OSError as error:
-            raise SetupError(f"metrics cannot be served on port {port} ({error.strerror}); choose another") from None
+        self._server = _serve(port, registry)
         self.port: int = self._server.server_port
         self._streams = spark.streams
         self._listener = MetricsListener(self)
@@ -240,3 +237,23 @@ class ServedMetrics(Metrics):
         self._streams.removeListener(self._listener)
         self._server.shutdown()
         self._server.server_close()
+
+
+def check_port(port: int) -> None:
+    """Check that metrics can be served on a port.
+
+    Raises:
+        SetupError: the port is taken.
+    """
+    server = _serve(port, CollectorRegistry())
+    server.shutdown()
+    server.server_close()
+
+
+def _serve(port: int, registry: CollectorRegistry) -> Any:
+    try:
+        return start_http_server(port, registry=registry)[0]
+    except OSError as error:
+        raise SetupError(
+            f"metrics cannot be served on port {port} ({error.strerror}); set another [metrics] port"
+        ) from None

@@ -34,11 +34,14 @@ _MOST_VERSIONS = 1000
 class RecordSchemas:
     """The known versions of the topics' schemas.
 
+    ``misfits`` are the topics whose newest schema no table of records can have, and why.
+
     Args:
         tables: those of records get the columns.
     """
 
     def __init__(self, cluster: Cluster, tables: Tables) -> None:
+        self.misfits: dict[str, str] = {}
         self._cluster = cluster
         self._tables = tables
         self._newest: dict[str, tuple[bytes, ValueSchema]] = {}
@@ -103,7 +106,9 @@ class RecordSchemas:
                 continue
             try:
                 table.learn(record_of(table.options.value_schema(registered)))
+                self.misfits.pop(topic, None)
             except SetupError as error:
+                self.misfits[topic] = error.message
                 _log.warning("messages by a schema of %s do not fit a table of records: %s", topic, error.message)
 
     def _tables_with_schemas(self, topic: str) -> list[MessagesTable]:

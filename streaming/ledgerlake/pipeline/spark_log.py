@@ -167,17 +167,12 @@ def damaged(folder: Place, name: str) -> CheckpointError:
 
 def not_readable(folder: Place, error: OSError) -> SetupError:
     """Return the error for a checkpoint that cannot be read."""
-    return SetupError(f"the checkpoint folder {folder} cannot be read ({_reason(folder, error)})")
+    return SetupError(f"the checkpoint folder {folder} cannot be read ({folder.refusal(error)})")
 
 
 def not_writable(folder: Place, error: OSError) -> SetupError:
     """Return the error for a checkpoint that cannot be written."""
-    return SetupError(f"the checkpoint folder {folder} cannot be written ({_reason(folder, error)})")
-
-
-def _reason(folder: Place, error: OSError) -> str:
-    """Return what went wrong, and what to do."""
-    return f"{error.strerror or error}; choose another path" if folder.is_local else folder.reason(error)
+    return SetupError(f"the checkpoint folder {folder} cannot be written ({folder.refusal(error)})")
 
 
 def _ranges(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:

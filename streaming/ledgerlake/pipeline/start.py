@@ -15,9 +15,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ledgerlake.client.cluster import Cluster
-from ledgerlake.errors import CheckpointError, SetupError
+from ledgerlake.client.missing_topics import missing_topic_hint
+from ledgerlake.errors import CheckpointError, SetupError, TopicNotFoundError
 from ledgerlake.pipeline.left_topics import warn_of_left_topics
-from ledgerlake.pipeline.moved_state import adopt_state
+from ledgerlake.pipeline.moved_state import adopt_state, former_place
 from ledgerlake.pipeline.row_settings import PAYLOADS, STORAGE, changed, row_settings
 from ledgerlake.pipeline.wakeups import known_wakeup_times
 from ledgerlake.source.bounds import end_position, first_available, resolve_start
@@ -28,6 +29,7 @@ from ledgerlake.table.batch_record import number_of
 from ledgerlake.wire.message_id import BEFORE_ALL
 
 if TYPE_CHECKING:
+    from ledgerlake.client.topics import TopicSelection
     from ledgerlake.options.bounds import Bound
     from ledgerlake.options.config import Config
     from ledgerlake.pipeline.checkpoint import Checkpoint
@@ -76,18 +78,12 @@ class Start:
         """
         bound = self._config.starting
         start = self._checkpoint.start()
-        ends = {}
-        if start is None:
-            self._check_first_start(names, bound, tables)
-            ends = {name: end_position(self._cluster, name) for name in names} if bound == "latest" else {}
+        ends = self._check_first_start(names, bound, tables) if start is None else {}
         self._cursors.acquire(names, from_earliest=bound != "latest" or start is not None)
         # Another process may have run until it closed the cursors.
         start = self._checkpoint.start()
-        self.compare_with_tables(tables)
-        self.check_tables_are_newest(tables)
-        self.compare_settings(tables)
+        self._compare(start, tables)
         if start is not None:
-            self._compare_with_cursors(start)
             warn_of_left_topics(self._config, self._cluster, self._checkpoint)
             adopt_state(self._checkpoint.folder)
             self._checkpoint.save_stream(self._config.stream.name)
@@ -100,8 +96,39 @@ class Start:
         self._cursors.advance({name: offset.position for name, offset in start.items()})
         return start
 
-    def _check_first_start(self, names: list[str], bound: Bound, tables: list[Table]) -> None:
-        """Check a start without a checkpoint before a cursor is created.
+    def examine(self, names: list[str], tables: list[Table], outbox: Outbox | None) -> None:
+        """Check what ``acquire`` and ``open_outbox`` check, and change nothing: only subscriptions that
+        exist are acquired.
+
+        Raises:
+            As ``acquire`` and ``open_outbox``.
+        """
+        bound = self._config.starting
+        start = self._checkpoint.start()
+        ends = self._check_first_start(names, bound, tables) if start is None else {}
+        self._cursors.acquire_existing(names)
+        self._compare(start, tables)
+        if start is None:
+            self._check_cursors_are_new(self._cursors.positions(), bound, ends)
+        else:
+            former_place(self._checkpoint.folder)
+        if outbox is not None:
+            name, table = self._checkpoint.outbox(), self._tables.main.table
+            outbox.examine(name)
+            is_there = table in tables
+            in_table = table.outbox_messages(name) if is_there and name is not None else None
+            self._compare_with_outbox(outbox, self._committed() if is_there else None, in_table)
+
+    def _compare(self, start: Offset | None, tables: list[Table]) -> None:
+        self.compare_with_tables(tables)
+        self.check_tables_are_newest(tables)
+        self.compare_settings(tables)
+        if start is not None:
+            self._compare_with_cursors(start)
+
+    def _check_first_start(self, names: list[str], bound: Bound, tables: list[Table]) -> dict[str, Position]:
+        """Check a start without a checkpoint before a cursor is created. Return the ends of the topic
+        partitions for a start at the latest message.
 
         Raises:
             SetupError: the tables have messages of this stream, so that its checkpoint is lost.
@@ -113,6 +140,7 @@ class Start:
         if bound not in ("cursor", "latest", "earliest"):
             for name in names:
                 resolve_start(self._cluster, name, bound)
+        return {name: end_position(self._cluster, name) for name in names} if bound == "latest" else {}
 
     def _last_writers(self, tables: list[Table]) -> dict[str, int | None]:
         stream = self._config.stream.name
@@ -123,15 +151,27 @@ class Start:
     def _first_start(self, bound: Bound, ends: dict[str, Position]) -> Offset:
         """Return the start of a pipeline without a checkpoint.
 
+        Raises:
+            SetupError: as ``_check_cursors_are_new``.
+        """
+        positions = self._cursors.positions()
+        self._check_cursors_are_new(positions, bound, ends)
+        if bound in ("latest", "cursor"):
+            # Start at the cursor, so that there is no gap between the pinned and the read entries.
+            return {name: describe(self._cluster, name, position) for name, position in positions.items()}
+        return {name: resolve_start(self._cluster, name, bound, is_pinned=True) for name in positions}
+
+    def _check_cursors_are_new(self, positions: dict[str, Position], bound: Bound, ends: dict[str, Position]) -> None:
+        """Check that the cursors are not older than a start without a checkpoint.
+
         Args:
             ends: the ends of the topic partitions before the cursors were created, for a start at
                 the latest message.
 
         Raises:
-            SetupError: the cursors are older than this start, and have unread or read messages. So
-                the checkpoint is lost, and the user must choose how to go on.
+            SetupError: they are, and have unread or read messages. So the checkpoint is lost, and the
+                user must choose how to go on.
         """
-        positions = self._cursors.positions()
         if bound == "latest":
             for name, end in ends.items():
                 if positions[name] < end:
@@ -144,9 +184,6 @@ class Start:
                     raise self._lost_checkpoint(
                         f"the subscription {self._config.subscription} has read {name} up to {position}"
                     )
-            return {name: resolve_start(self._cluster, name, bound, is_pinned=True) for name in positions}
-        # Start at the cursor, so that there is no gap between the pinned and the read entries.
-        return {name: describe(self._cluster, name, position) for name, position in positions.items()}
 
     def _lost_checkpoint(self, sign: str) -> SetupError:
         return SetupError(
@@ -333,25 +370,40 @@ class Start:
         Raises:
             CheckpointError: it is missing, older than the table, or newer than the checkpoint.
         """
-        table = self._tables.main.table
-        query_id = self._checkpoint.log.query_id()
-        recorded = None if query_id is None else table.recorded(self._query_name(query_id))
-        committed = None if recorded is None else recorded.batch_id
+        committed = self._committed()
         outbox.begin(committed, self._checkpoint.outbox())
+        self._compare_with_outbox(outbox, committed, self._tables.main.table.outbox_messages(outbox.name))
+        self._checkpoint.save_outbox(outbox.name)
+
+    def _committed(self) -> int | None:
+        """Return the last micro-batch of this query in the main table, which exists."""
+        query_id = self._checkpoint.log.query_id()
+        recorded = None if query_id is None else self._tables.main.table.recorded(self._query_name(query_id))
+        return None if recorded is None else recorded.batch_id
+
+    def _compare_with_outbox(self, outbox: Outbox, committed: int | None, in_table: int | None) -> None:
+        """Compare an outbox with checkpoint and main table.
+
+        Args:
+            committed: the last micro-batch that the table has.
+            in_table: how many messages the outbox has had by the table.
+
+        Raises:
+            CheckpointError: as ``open_outbox``.
+        """
         planned = self._checkpoint.log.last_planned()
         if outbox.last_sent > (-1 if planned is None else planned):
             raise CheckpointError(
                 f"the outbox {outbox.folder} has sent batch {outbox.last_sent}, which the checkpoint does not "
                 "have: it belongs to another one; restore both from one copy"
             )
-        in_table = table.outbox_messages(outbox.name)
         outbox_messages = -1 if committed is None else outbox.messages_up_to(committed)
         if in_table is not None and outbox_messages < in_table:
             raise CheckpointError(
-                f"the outbox {outbox.folder} has held {outbox_messages} messages, and the table at {table.path} says {in_table}: "
+                f"the outbox {outbox.folder} has held {outbox_messages} messages, and the table at {self._tables.main.table.path} says "
+                f"{in_table}: "
                 "it is an older copy; restore the newest one"
             )
-        self._checkpoint.save_outbox(outbox.name)
 
     def _query_name(self, query_id: str) -> str:
         return query_name(self._config.stream.name, query_id)
@@ -374,9 +426,22 @@ def check_reachable(config: Config) -> None:
     Raises:
         TransportError, BrokerError, TopicNotFoundError.
     """
-    options = config.source
-    cluster = Cluster(replace(options.client, give_up_after_s=0.0))
+    cluster = Cluster(replace(config.source.client, give_up_after_s=0.0))
     try:
-        cluster.all_partitions(options.topics)
+        find_topic_partitions(cluster, config.source.topics)
     finally:
         cluster.close()
+
+
+def find_topic_partitions(cluster: Cluster, selection: TopicSelection) -> list[str]:
+    """Return the topic partitions to read; the error about a topic that does not exist names those
+    with a similar name.
+
+    Raises:
+        As ``Cluster.all_partitions``.
+    """
+    try:
+        return cluster.all_partitions(selection)
+    except TopicNotFoundError as error:
+        hints = (missing_topic_hint(cluster, topic) for topic in selection.names)
+        raise TopicNotFoundError(error.message + next(filter(None, hints), "")) from None

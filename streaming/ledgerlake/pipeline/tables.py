@@ -282,6 +282,14 @@ class Tables:
             self._checked.add(name)
         return [table for name, table in self.by_name.items() if name in self._existing]
 
+    def examine(self) -> list[Table]:
+        """Check as ``check``, but change nothing; return all that exist.
+
+        Raises:
+            TableError: as ``Table.examine``.
+        """
+        return [table for table in self.by_name.values() if table.examine()]
+
     def exists(self, name: str) -> bool:
         """Return whether a table exists."""
         return name in self._existing

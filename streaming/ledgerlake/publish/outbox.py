@@ -126,11 +126,31 @@ class Outbox:
         try:
             self._open(name)
         except OSError as error:
-            raise SetupError(
-                f"the outbox {self.folder} cannot be opened ({error.strerror or error}); look at its disk and its rights"
-            ) from None
+            raise self._not_opened(error) from None
 
-    def _open(self, name: str | None) -> None:
+    def examine(self, name: str | None) -> None:
+        """Read the outbox as ``begin`` does, and change nothing.
+
+        Raises:
+            As ``begin``.
+        """
+        try:
+            if not isinstance(self._record(name), _Version1):
+                self._read()
+        except OSError as error:
+            raise self._not_opened(error) from None
+
+    def _not_opened(self, error: OSError) -> SetupError:
+        return SetupError(
+            f"the outbox {self.folder} cannot be opened ({error.strerror or error}); look at its disk and its rights"
+        )
+
+    def _record(self, name: str | None) -> _Version1 | _Version2 | None:
+        """Return what ``outbox.json`` has; None if there is none.
+
+        Raises:
+            CheckpointError: this is not the outbox that the checkpoint knows.
+        """
         self._filesystem, self._root = self.folder.filesystem(), self.folder.root
         record = load_stored(self.folder / "outbox.json", "outbox", _outbox, VERSION)
         if name is not None and (record is None or record.name != name):
@@ -140,6 +160,10 @@ class Outbox:
                 "to go on without them: the table has them",
                 lost="unknown",
             )
+        return record
+
+    def _open(self, name: str | None) -> None:
+        record = self._record(name)
         self.folder.make()
         self.name = record.name if record is not None else secrets.token_hex(4)
         if isinstance(record, _Version1):
@@ -292,9 +316,12 @@ class Outbox:
     def _has_all_files(self, batch: OutboxBatch) -> bool:
         return {file.name for file in batch.files} <= self._names()
 
-    def _load(self) -> None:
+    def _read(self) -> None:
         self._sent = _newest_sent(self._names())
         self._batches |= {number: batch for number in self._recorded() if (batch := self._stored(number)) is not None}
+
+    def _load(self) -> None:
+        self._read()
         self._tidy()
         for batch_id in self._batches:
             self._begun(batch_id)

@@ -17,8 +17,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from ledgerlake.stored.places import Place
+    from ledgerlake.stored.stores import Store
 
 _NO_CONNECTOR = ("ClassNotFoundException", "UnsupportedFileSystemException")
+
+
+def no_connector(place: Place, store: Store, version: str) -> SetupError:
+    """Return the error of a session without the connector to a place, which Hadoop has in this
+    version.
+    """
+    return SetupError(
+        f"Spark needs the package org.apache.hadoop:{store.connector}:{version} to reach {place}; name it in [spark] packages, in "
+        "--packages of spark-submit, or in spark.jars.packages of a session of your own"
+    )
 
 
 def connect_store(spark: SparkSession, place: Place) -> None:
@@ -45,9 +56,5 @@ def connect_store(spark: SparkSession, place: Place) -> None:
         path.getFileSystem(state.newHadoopConf()).exists(path)
     except Py4JJavaError as error:
         if any(name in str(error.java_exception) for name in _NO_CONNECTOR):
-            package = f"org.apache.hadoop:{place.store.connector}:{hadoop.util.VersionInfo.getVersion()}"
-            raise SetupError(
-                f"Spark needs the package {package} to reach {place}; name it in [spark] packages, in --packages of "
-                "spark-submit, or in spark.jars.packages of a session of your own"
-            ) from None
+            raise no_connector(place, place.store, hadoop.util.VersionInfo.getVersion()) from None
         raise SetupError(f"Spark cannot reach {place}: {place.reason(Exception(root_cause(error)))}") from None

@@ -47,12 +47,19 @@ def find_java() -> str:
         raise SetupError(
             f"Java is missing ({where}); install it, on Debian or Ubuntu: apt-get install openjdk-17-jre-headless"
         )
+    version = java_version(java)
+    if version is None or version < OLDEST_JAVA:
+        raise SetupError(
+            f"{java} is Java {version or 'an unknown version'}, but 17 or newer is needed; install it or set JAVA_HOME to one"
+        )
+    return java
+
+
+def java_version(java: str) -> int | None:
+    """Return the version of a Java launcher; None if it does not tell."""
     banner = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     matched = re.search(r'version "(\d+)', banner)
-    if matched is None or int(matched.group(1)) < OLDEST_JAVA:
-        version = matched.group(1) if matched else "an unknown version"
-        raise SetupError(f"{java} is Java {version}, but 17 or newer is needed; install it or set JAVA_HOME to one")
-    return java
+    return int(matched.group(1)) if matched else None
 
 
 @contextmanager

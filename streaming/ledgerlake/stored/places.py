@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import re
+import uuid
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -221,6 +222,39 @@ class Place:
         """
         if self.is_local:
             self.filesystem().create_dir(self.root, recursive=True)
+
+    def nearest_folder(self) -> str:
+        """Return the path of the folder on this machine, or of the first one above it that exists."""
+        folder = os.path.abspath(self.root)
+        while not os.path.exists(folder):
+            folder = os.path.dirname(folder)
+        return folder
+
+    def check_writable(self) -> None:
+        """Check that files can be written into the folder, or, if it does not exist, that it can be
+        made; the file of the check is removed.
+
+        Raises:
+            SetupError: a secret cannot be read.
+            OSError: they cannot.
+        """
+        # Spark and Delta pass over a file of such a name.
+        name = f"_probe-{uuid.uuid4().hex}"
+        if self.is_local:
+            # pyarrow's errors name the file.
+            probe = os.path.join(self.nearest_folder(), name)
+            with open(probe, "xb"):
+                pass
+            os.remove(probe)
+            return
+        filesystem = self.filesystem()
+        with filesystem.open_output_stream(f"{self.root}/{name}"):
+            pass
+        filesystem.delete_file(f"{self.root}/{name}")
+
+    def refusal(self, error: OSError) -> str:
+        """Return why the folder cannot be read or written, and what to do."""
+        return f"{error.strerror or error}; choose another path" if self.is_local else self.reason(error)
 
     def reason(self, error: Exception) -> str:
         """Return what went wrong at this place, and what to look at."""

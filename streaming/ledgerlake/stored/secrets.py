@@ -23,7 +23,7 @@ def resolve_secret(text: str) -> str:
     if text.startswith("env:"):
         name = text.removeprefix("env:")
         if not os.environ.get(name, "").strip():
-            raise SetupError(f"the variable {name}, which should hold a secret, is not set in this process")
+            raise SetupError(f"the variable {name}, which should hold a secret, is not set in this process; set it")
         return os.environ[name].strip()
     if text.startswith("file:"):
         secret = read_text(text).strip()
@@ -53,6 +53,8 @@ def read_text(url: str) -> str:
         with open(path, encoding="utf-8") as file:
             return file.read()
     except OSError as error:
-        raise SetupError(f"the file {path}, which should hold a secret, cannot be read ({error.strerror})") from None
+        raise SetupError(
+            f"the file {path}, which should hold a secret, cannot be read ({error.strerror}); check its path and its rights"
+        ) from None
     except (UnicodeDecodeError, ValueError):
         raise SetupError(f"the file {path}, which should hold a secret, is not text") from None

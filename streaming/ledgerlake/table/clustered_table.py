@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from deltalake import DeltaTable
-    from pyspark.sql import SparkSession
 
     from ledgerlake.stored.places import Place
     from ledgerlake.table.log_commit import Action
@@ -53,8 +52,8 @@ class _ClusteredCommits(OwnCommits):
     cluster_by: Sequence[str] = ()
     own_features = CLUSTERED
 
-    def check(self, spark: SparkSession) -> bool:
-        exists = super().check(spark)
+    def examine(self) -> bool:
+        exists = super().examine()
         known = bounded_paths(self.schema)
         unknown = set(self.cluster_by) - set(known)
         if exists and unknown:

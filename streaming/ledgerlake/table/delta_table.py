@@ -87,6 +87,9 @@ _IDENTITY_VERSION = 6
 # The property of a table whose rows are the latest messages of their keys (see ``latest_table``).
 MODE, LATEST = "ledgerlake.mode", "latest"
 
+# How many columns of a kind an error names.
+_DIFFERENCES_MOST = 3
+
 # The features of a table with liquid clustering.
 CLUSTERED = frozenset({"clustering", "domainMetadata"})
 
@@ -127,21 +130,43 @@ class Table:
         self._modified_ms: int | None = None
         self._cleaned_in: int | None = None
 
-    def check(self, spark: SparkSession) -> bool:
-        """Return whether the table exists, with the contract's columns; if not, its folder is
-        created.
+    def examine(self) -> bool:
+        """Return whether the table exists, with the contract's columns; nothing is changed.
 
         Raises:
             TableError: another schema (the difference is named) or a feature that this writer
                 cannot write.
-            SetupError: the path cannot be written.
         """
         existing = existing_table(self.path)
-        if existing is None:
+        if existing is not None:
+            self._compare(existing)
+        return existing is not None
+
+    def check(self, spark: SparkSession) -> bool:
+        """Return as ``examine``; the folder of a table that does not exist is created.
+
+        Raises:
+            TableError: as ``examine``.
+            SetupError: the path cannot be written.
+        """
+        exists = self.examine()
+        if not exists:
             self._make_folder()
-            return False
-        self._compare(existing)
-        return True
+        if self.path.is_local:
+            # A store would be asked twice more, and its first commit tells the same.
+            self.check_writable()
+        return exists
+
+    def check_writable(self) -> None:
+        """Check that files can be written into the folder, or that it can be made.
+
+        Raises:
+            SetupError: they cannot.
+        """
+        try:
+            self.path.check_writable()
+        except OSError as error:
+            raise SetupError(f"the table folder {self.path} cannot be written ({self.path.refusal(error)})") from None
 
     def create(self, properties: dict[str, str] | None = None) -> None:
         """Create the table, unless another process has just done so.
@@ -577,7 +602,7 @@ class Table:
         missing, extra, changed = column_differences(self.schema, existing)
         if missing or extra or changed:
             raise TableError(
-                f"the table at {self.path} has another schema ({'; '.join(missing + extra + changed)}); use another path"
+                f"the table at {self.path} has another schema ({listed(missing, extra, changed)}); use another path"
             )
         self._check_partitions(existing)
         reasons = self._reasons(existing, self.schema)
@@ -793,6 +818,15 @@ def column_differences(schema: pa.Schema, table: DeltaTable) -> tuple[list[str],
     extra = [f"it has {name}" for name in actual if name not in expected]
     changed = [name for name in expected if name in actual and expected[name] != actual[name]]
     return missing, extra, [f"{name} is {actual[name]} instead of {expected[name]}" for name in changed]
+
+
+def listed(*differences: list[str]) -> str:
+    """Return the first differences of each kind as one phrase, and how many there are more."""
+    phrases = []
+    for kind in differences:
+        more = len(kind) - _DIFFERENCES_MOST
+        phrases += [*kind[:_DIFFERENCES_MOST], *([f"and {more} more"] if more > 0 else [])]
+    return "; ".join(phrases)
 
 
 def _range_of(query: str) -> str:

@@ -55,11 +55,17 @@ class RecordTable(Table):
         """Return the columns of the record."""
         return record_of(self.schema)
 
-    def check(self, spark: SparkSession) -> bool:
-        """Check as ``Table.check``; the table's columns become this object's."""
-        self._exists = super().check(spark)
-        if self._exists:
+    def examine(self) -> bool:
+        """Examine as ``Table.examine``; the table's columns become this object's. Columns that are
+        added after it, without ``check``, are noted and not written.
+        """
+        exists = super().examine()
+        if exists:
             self._adopt(self._current())
+        return exists
+
+    def check(self, spark: SparkSession) -> bool:
+        self._exists = super().check(spark)
         return self._exists
 
     def add_columns(self, record: pa.StructType, learned: pa.StructType | None = None) -> None:

@@ -35,6 +35,7 @@ from ledgerlake.table.delta_table import (
     Table,
     column_differences,
     existing_table,
+    listed,
     null_constraints,
     special_features,
 )
@@ -71,7 +72,7 @@ class SparkTable(Table):
         missing, _, changed = column_differences(self.schema, existing)
         if missing or changed:
             raise TableError(
-                f"the table at {self.path} has another schema ({'; '.join(missing + changed)}); use another path"
+                f"the table at {self.path} has another schema ({listed(missing, changed)}); use another path"
             )
 
     def begin(self, previous_writer: int | None) -> None:

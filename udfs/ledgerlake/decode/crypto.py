@@ -42,6 +42,9 @@ _DATA_KEYS_MOST = 1000
 # producer may add any number of recipients.
 _RECIPIENTS_MOST = 100
 
+# So many of them an error names.
+_NAMED_MOST = 10
+
 # Returns the PEM of the private key with this name (and the metadata that the producer gave it);
 # None if there is no such key.
 CryptoKeyReader = Callable[[str, Mapping[str, str]], "bytes | None"]
@@ -79,8 +82,27 @@ def open_entry(entry: RawEntry, settings: CryptoSettings) -> RawEntry:
         return _opener(settings).open(entry)
     except CorruptEntryError as error:
         if settings.failure_action == "fail":
-            raise DecryptionError(f"{error.message}; see cryptoKeyFolder and cryptoFailureAction") from None
+            raise DecryptionError(
+                f"{error.message}; see cryptoKeyFolder and cryptoFailureAction, in a configuration file crypto_key_folder and "
+                "crypto_failure_action"
+            ) from None
         raise
+
+
+def unreadable_keys(folder: Path) -> str:
+    """Return what is wrong with a folder of private keys; empty if there is a key, and each can be
+    read.
+    """
+    try:
+        files = sorted(file for file in folder.iterdir() if file.suffix == ".pem")
+        for file in files:
+            if _private_key(file.read_bytes()) is None:
+                return f"{file} is no RSA key"
+    except OSError as error:
+        return f"{error.filename or folder} cannot be read ({error.strerror})"
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        return f"{file} is no private key, or needs a password"
+    return "" if files else f"the folder {folder} has no file NAME.pem"
 
 
 class _Opener:
@@ -103,7 +125,10 @@ class _Opener:
 
     def _decrypt(self, entry: RawEntry) -> bytes:
         if self._read_key is None:
-            raise CorruptEntryError("the entry is encrypted", reason="encrypted")
+            names = [str(wrapped.key) for wrapped in entry.metadata.encryption_keys[:_NAMED_MOST]]
+            raise CorruptEntryError(
+                f"the entry is encrypted for {', '.join(names)}, and no key is configured", reason="encrypted"
+            )
         names = []
         for wrapped in entry.metadata.encryption_keys[:_RECIPIENTS_MOST]:
             names.append(str(wrapped.key))

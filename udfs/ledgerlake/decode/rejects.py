@@ -23,6 +23,46 @@ if TYPE_CHECKING:
 
 _U32 = struct.Struct(">I")
 
+# What the column ``reason`` may say.
+REASONS = (
+    "bad_checksum",
+    "malformed_entry",
+    "truncated_batch",
+    "batch_count",
+    "unknown_codec",
+    "bad_compression",
+    "too_large",
+    "encrypted",
+    "undecryptable",
+    "payload_processor",
+    "chunk_orphan",
+    "chunk_gap",
+    "chunk_resent",
+    "chunk_duplicate",
+    "chunk_mismatch",
+    "chunk_size",
+    "chunk_invalid",
+    "chunk_expired",
+    "chunk_evicted",
+    "chunk_trimmed",
+    "malformed_marker",
+    "cancelled",
+    "replaced",
+    "expired",
+    "entry_trimmed",
+    "delayed_trimmed",
+    "delayed_known",
+    "schema_mismatch",
+    "unknown_schema",
+    "transform_failed",
+    "no_table",
+    "no_key",
+    "bad_schedule",
+    "schedule_refused",
+    "cancel_refused",
+    "data_loss",
+)
+
 
 @dataclass(frozen=True)
 class RejectedEntry:

@@ -1,0 +1,226 @@
+"""A first configuration for a topic: what ``ledgerlake init`` finds out about the topic, and the file
+that it writes.
+
+``run`` takes the file as it is: its text is parsed as a configuration before it is returned.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.client.topics import TopicSelection, full_name, split_partition
+from ledgerlake.decode.record_columns import VALUE_COLUMN, record_of
+from ledgerlake.errors import LedgerlakeError
+from ledgerlake.inspect.last_entries import last_entries, message_count
+from ledgerlake.options.config import read_config
+from ledgerlake.pipeline.start import find_topic_partitions
+
+if TYPE_CHECKING:
+    from ledgerlake.wire.value_schema import ValueSchema
+
+# So many topic partitions are looked into, at so many entries of each.
+_MOST_PARTITIONS = 100
+_MOST_ENTRIES = 100
+
+# From so many messages on, the first micro-batches are limited, so that there is progress to see.
+_LARGE_BACKLOG = 1_000_000
+
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
+_MOST_FIELDS = 8
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the user says. ``token`` and ``ca_file`` may be empty; a token is ``file:PATH`` or
+    ``env:NAME``.
+    """
+
+    service_url: str
+    topic: str
+    table: str
+    token: str = ""
+    ca_file: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return the name of the stream."""
+        return stream_name(self.topic)
+
+
+@dataclass(frozen=True)
+class TopicFacts:
+    """What the broker tells of a topic.
+
+    Args:
+        partitions: 0 if it is not partitioned.
+        messages: how many it has, by the broker's index; None if that is not known.
+        schema: the kind of its newest schema; empty if it has none.
+        fields: the columns of its records; none if its values are no records.
+        has_broker_metadata: whether the last entries have the broker's timestamp; None if there are
+            no entries.
+        encrypted_for: the names of the keys of the last entries.
+        has_delayed: whether one of the last entries has a delivery time.
+    """
+
+    topic: str
+    partitions: int = 0
+    messages: int | None = 0
+    schema: str = ""
+    fields: tuple[str, ...] = ()
+    has_broker_metadata: bool | None = None
+    encrypted_for: tuple[str, ...] = ()
+    has_delayed: bool = False
+
+
+def stream_name(topic: str) -> str:
+    """Return a name for the stream of a topic: its local name, without what a name cannot have."""
+    name = _NOT_IN_A_NAME.sub("-", full_name(topic).rpartition("/")[2]).lstrip("_.-")
+    return name[:100] or "stream"
+
+
+def look_at(settings: ClientSettings, topic: str) -> TopicFacts:
+    """Ask the broker about a topic.
+
+    Raises:
+        UsageError, TopicNotFoundError, BrokerError, TransportError, SetupError.
+    """
+    topic = full_name(topic)
+    cluster = Cluster(settings)
+    try:
+        names = find_topic_partitions(cluster, TopicSelection((topic,)))
+        last = [last_entries(cluster, name, _MOST_ENTRIES) for name in names[:_MOST_PARTITIONS]]
+        counts = [message_count(cluster, found) for found in last]
+        schema = cluster.schema(topic)
+    finally:
+        cluster.close()
+    entries = [entry for found in last for entry in found.entries]
+    keys = {str(key.key) for entry in entries for key in entry.metadata.encryption_keys}
+    is_known = len(names) == len(last) and None not in counts
+    return TopicFacts(
+        topic,
+        partitions=len(names) if split_partition(names[0])[1] >= 0 else 0,
+        messages=sum(count or 0 for count in counts) if is_known else None,
+        schema="" if schema is None else schema.kind_name,
+        fields=() if schema is None else _fields(schema),
+        has_broker_metadata=not any(found.without_broker_metadata for found in last) if entries else None,
+        encrypted_for=tuple(sorted(keys)),
+        has_delayed=any(found.has_delayed for found in last),
+    )
+
+
+def _fields(schema: ValueSchema) -> tuple[str, ...]:
+    """Return the columns of a schema's record; none if its values have no columns of their own."""
+    try:
+        names = tuple(field.name for field in record_of(schema))
+    except LedgerlakeError:
+        return ()
+    return () if names == (VALUE_COLUMN,) else names
+
+
+def config_text(answers: Answers, facts: TopicFacts, file: str) -> str:
+    """Return a configuration with comments.
+
+    Args:
+        file: where it will be, for a comment.
+
+    Raises:
+        UsageError: an answer cannot be.
+    """
+    sections = [
+        _head(facts, file),
+        _source(answers, facts),
+        _credentials(answers),
+        [
+            "[stream]",
+            f"name = {_text(answers.name)}   # names the query, and its subscription on the broker",
+            'trigger = "1 second"',
+            f"checkpoint = {_text(f'checkpoints/{answers.name}')}",
+        ],
+        _delta(answers, facts),
+        _delay(facts),
+    ]
+    text = "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"
+    read_config(text.encode(), file)
+    return text
+
+
+def _head(facts: TopicFacts, file: str) -> list[str]:
+    partitions = f"{facts.partitions} partitions" if facts.partitions else "no partitions"
+    messages = "an unknown number of messages" if facts.messages is None else f"{facts.messages:,} messages"
+    schema = f"a schema of the kind {facts.schema}" if facts.schema else "no schema"
+    return [
+        f"# {_comment(facts.topic)} into a Delta table. When this file was made, the topic had {partitions},",
+        f"# {messages} and {schema}.",
+        f"# Try it: ledgerlake check {_comment(file)}; run it: ledgerlake run {_comment(file)}",
+        "# All keys: docs/options.md. Relative paths begin in the folder in which a command is started.",
+    ]
+
+
+def _source(answers: Answers, facts: TopicFacts) -> list[str]:
+    lines = ["[source]", f"service_url = {_text(answers.service_url)}", f"topics = [{_text(facts.topic)}]"]
+    lines.append('starting = "earliest"   # or "latest", a message id, or a time such as "2026-05-01T08:00:00Z"')
+    if facts.messages is not None and facts.messages >= _LARGE_BACKLOG:
+        lines.append("max_bytes_per_trigger = 1000000000   # the first micro-batches are not larger than a gigabyte")
+    if facts.has_broker_metadata:
+        lines.append(
+            "# The broker adds its timestamp and an index to entries. With this, an entry without them is an error:"
+        )
+        lines.append("# require_broker_metadata = true")
+    elif facts.has_broker_metadata is False:
+        lines.append(
+            "# Entries have no timestamp of the broker's, so rows are ordered by publish_time. To change that, set"
+        )
+        lines.append(
+            "# brokerEntryMetadataInterceptors and exposingBrokerEntryMetadataToClientEnabled in the broker's configuration."
+        )
+    if facts.encrypted_for:
+        names = ", ".join(f"{_comment(name)}.pem" for name in facts.encrypted_for)
+        lines.append(f'crypto_key_folder = "keys"   # put the private keys there that open the messages: {names}')
+    return lines
+
+
+def _credentials(answers: Answers) -> list[str]:
+    lines = []
+    if answers.token:
+        lines += ["[auth]", 'method = "token"', f"token = {_text(answers.token)}"]
+    if answers.ca_file:
+        lines += ["[tls]", f"ca_file = {_text(answers.ca_file)}"]
+    return lines
+
+
+def _delta(answers: Answers, facts: TopicFacts) -> list[str]:
+    lines = [
+        "[delta]",
+        f"path = {_text(answers.table)}   # entries that cannot be messages go to {_comment(answers.table)}_rejects",
+    ]
+    if facts.fields:
+        shown = ", ".join(map(_comment, facts.fields[:_MOST_FIELDS])) + (
+            ", ..." if len(facts.fields) > _MOST_FIELDS else ""
+        )
+        lines.append(f'shape = "record"   # the columns {shown}, and pulsar; "messages" keeps values as bytes')
+    else:
+        lines.append('shape = "messages"   # values are bytes; "record" has a column for each field of a schema')
+    return lines
+
+
+def _delay(facts: TopicFacts) -> list[str]:
+    if not facts.has_delayed:
+        return []
+    return [
+        "[delay]",
+        "enabled = true   # the topic has delayed messages, which wait until they are due; false writes them at once",
+    ]
+
+
+def _text(value: str) -> str:
+    """Return a text as TOML has it."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _comment(value: str) -> str:
+    """Return a text as a comment can have it."""
+    return "".join(character if character.isprintable() else "?" for character in value)

@@ -1,0 +1,252 @@
+"""What ``check`` and ``init`` find at a broker; here one of our own, which does what the test says."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ledgerlake.client.cluster import ClientSettings, Cluster
+from ledgerlake.client.cursor import DurableCursor
+from ledgerlake.devbroker.security import make_security
+from ledgerlake.errors import ConsumerBusyError
+from ledgerlake.inspect.checks import Finding, check_config
+from ledgerlake.inspect.new_config import look_at
+from ledgerlake.options.config import load_config, parse_config
+from ledgerlake.pb import pulsar_pb2 as pb
+from ledgerlake.wire.entry import encode_entry
+from tests.encryption import encrypted, key_folder
+from tests.live.pipelines import config_file, ledgerlake, sentence
+from tests.peer import TOPIC, Peer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ORDER = pb.Schema(
+    name="Order",
+    type=pb.Schema.Avro,
+    schema_data=json.dumps(
+        {
+            "type": "record",
+            "name": "Order",
+            "fields": [{"name": "id", "type": "int"}, {"name": "item", "type": "string"}],
+        }
+    ).encode(),
+)
+
+
+def stored(index: int, *, ahead_ms: int = 0, **metadata: Any) -> bytes:
+    """An entry as a broker with PIP-70 stores it now, by a clock that is ``ahead_ms`` ahead."""
+    now_ms = int(time.time() * 1000)
+    broker = pb.BrokerEntryMetadata(broker_timestamp=now_ms + ahead_ms, index=index)
+    entry = pb.MessageMetadata(producer_name="p", sequence_id=index, publish_time=now_ms, **metadata)
+    return encode_entry(entry, b"value", broker)
+
+
+def plain() -> bytes:
+    return encode_entry(pb.MessageMetadata(producer_name="p", sequence_id=0, publish_time=1000), b"value")
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    with Peer() as peer:
+        yield peer
+
+
+def data_of(peer: Peer, folder: Path, **sections: Any) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "source": {"service_url": peer.url, "topics": [TOPIC], "retry_timeout_s": 1},
+        "stream": {"name": "orders", "checkpoint": str(folder / "checkpoint")},
+        "delta": {"path": str(folder / "messages")},
+    }
+    for name, changes in sections.items():
+        data[name] = {**data.get(name, {}), **changes}
+    return data
+
+
+def found(peer: Peer, folder: Path, **sections: Any) -> dict[str, Finding]:
+    return {finding.check: finding for finding in check_config(parse_config(data_of(peer, folder, **sections)))}
+
+
+def problem(findings: dict[str, Finding], check: str) -> str:
+    """The sentence of the only check with a problem."""
+    assert [name for name, finding in findings.items() if finding.state == "problem"] == [check]
+    return findings[check].text
+
+
+def test_nothing_is_wrong_and_nothing_is_left_behind(peer: Peer, tmp_path: Path) -> None:
+    peer.add(stored(0), stored(1))
+    states = {name: finding.state for name, finding in found(peer, tmp_path).items() if name != "disk"}
+    assert set(states.values()) == {"ok"}
+    assert set(states) >= {
+        "broker",
+        "topics",
+        "reading",
+        "broker metadata",
+        "clock",
+        "decryption",
+        "checkpoint",
+        "schema",
+    }
+    assert peer.subscriptions == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_misspelt_topic_is_answered_with_similar_ones(peer: Peer, tmp_path: Path) -> None:
+    peer.topics = [
+        f"persistent://public/default/{name}" for name in ("orders-partition-0", "visits", "__change_events")
+    ]
+    peer.missing_topics = {"persistent://public/default/order"}
+    text = problem(found(peer, tmp_path, source={"topics": ["order"]}), "topics")
+    assert text.endswith("create it or correct its name; there is persistent://public/default/orders")
+    config = config_file(tmp_path, data_of(peer, tmp_path, source={"topics": ["order"]}))
+    assert "; there is persistent://public/default/orders" in sentence(ledgerlake("run", config), 3)
+
+
+def test_a_namespace_without_topics_is_told(peer: Peer, tmp_path: Path) -> None:
+    peer.topics = []
+    peer.missing_topics = {"persistent://public/nowhere/orders"}
+    text = problem(found(peer, tmp_path, source={"topics": ["public/nowhere/orders"]}), "topics")
+    assert text.endswith("; the namespace public/nowhere has no topics, or does not exist")
+
+
+def test_a_pattern_that_matches_nothing(peer: Peer, tmp_path: Path) -> None:
+    data = data_of(peer, tmp_path)
+    del data["source"]["topics"]
+    data["source"]["topics_pattern"] = "no-.*"
+    findings = {finding.check: finding for finding in check_config(parse_config(data))}
+    assert findings["topics"].state == "warning"
+
+
+def test_a_topic_that_may_not_be_read(peer: Peer, tmp_path: Path) -> None:
+    peer.lookup = {"response": pb.CommandLookupTopicResponse.Failed, "error": pb.AuthorizationError, "message": "no"}
+    text = problem(found(peer, tmp_path), "reading")
+    assert "the role of the credentials needs the permission to consume" in text
+
+
+def test_a_port_with_tls_that_is_reached_without(tmp_path: Path) -> None:
+    security = make_security(tmp_path / "security")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(security.folder / "broker.pem", security.folder / "broker.key.pem")
+    with Peer(tls=context) as peer:
+        peer_url = peer.url.replace("pulsar+ssl://", "pulsar://")
+        text = problem(found(peer, tmp_path, source={"service_url": peer_url}), "broker")
+    assert "write pulsar+ssl:// for a port with TLS" in text
+
+
+@pytest.mark.parametrize(("required", "state"), [(False, "warning"), (True, "problem")])
+def test_entries_without_the_brokers_metadata(peer: Peer, tmp_path: Path, required: bool, state: str) -> None:
+    peer.add(plain())
+    findings = found(peer, tmp_path, source={"require_broker_metadata": required})
+    assert findings["broker metadata"].state == state
+    assert "brokerEntryMetadataInterceptors" in findings["broker metadata"].text
+    assert findings["clock"].state == "skipped"
+
+
+def test_a_broker_whose_clock_is_ahead(peer: Peer, tmp_path: Path) -> None:
+    peer.add(stored(0, ahead_ms=3_600_000))
+    clock = found(peer, tmp_path)["clock"]
+    assert clock.state == "warning"
+    assert "set the clocks of both machines by NTP" in clock.text
+
+
+def test_an_encrypted_topic(peer: Peer, tmp_path: Path) -> None:
+    peer.add(encrypted(stored(0), "first"))
+    text = problem(found(peer, tmp_path), "decryption")
+    assert "are encrypted for first, and no key here opens them" in text
+    other = key_folder(tmp_path / "other", "second")
+    assert "no key here opens them" in problem(found(peer, tmp_path, source={"crypto_key_folder": other}), "decryption")
+    ours = key_folder(tmp_path / "ours", "first")
+    assert found(peer, tmp_path, source={"crypto_key_folder": ours})["decryption"].state == "ok"
+    assert found(peer, tmp_path, source={"crypto_failure_action": "pass"})["decryption"].state == "warning"
+
+
+def test_a_subscription_is_seen_without_being_made(peer: Peer) -> None:
+    cluster = Cluster(ClientSettings(peer.url, give_up_after_s=0.0))
+    cursor = DurableCursor(cluster, TOPIC, "ledgerlake-orders")
+    assert not cursor.exists()
+    assert peer.subscriptions == {}
+    for is_held in (False, True):
+        peer.subscriptions["ledgerlake-orders"] = is_held
+        assert cursor.exists()
+
+
+def test_a_second_process_on_the_stream(peer: Peer, tmp_path: Path) -> None:
+    peer.subscriptions["ledgerlake-orders"] = True
+    assert "another consumer holds this subscription" in problem(found(peer, tmp_path), "checkpoint")
+
+
+def test_a_run_that_waits_for_another_one_says_so_once(peer: Peer, caplog: pytest.LogCaptureFixture) -> None:
+    peer.subscriptions["ledgerlake-orders"] = True
+    cursor = DurableCursor(Cluster(ClientSettings(peer.url, give_up_after_s=0.5)), TOPIC, "ledgerlake-orders")
+    with pytest.raises(ConsumerBusyError):
+        cursor.ensure(from_earliest=True)
+    (message,) = [record.message for record in caplog.records]
+    assert message.startswith(f"another consumer holds the subscription ledgerlake-orders of {TOPIC}; waiting up to")
+
+
+def test_a_subscription_of_a_checkpoint_that_is_lost(peer: Peer, tmp_path: Path) -> None:
+    peer.add(stored(0), stored(1))
+    peer.subscriptions["ledgerlake-orders"] = False
+    assert found(peer, tmp_path)["checkpoint"].state == "ok"
+    peer.acknowledged = peer.entries[0][0]
+    text = problem(found(peer, tmp_path), "checkpoint")
+    assert "there is no checkpoint at" in text
+    assert "ledgerlake forget CONFIG" in text
+
+
+def test_a_schema_gives_columns_and_the_table_is_not_made(peer: Peer, tmp_path: Path) -> None:
+    peer.schema = ORDER
+    assert "the columns are id, item, and pulsar" in found(peer, tmp_path, delta={"shape": "record"})["schema"].text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_schema_that_no_table_of_records_can_have(peer: Peer, tmp_path: Path) -> None:
+    fields = [{"name": "pulsar", "type": "int"}]
+    definition = json.dumps({"type": "record", "name": "Order", "fields": fields})
+    peer.schema = pb.Schema(name="Order", type=pb.Schema.Avro, schema_data=definition.encode())
+    text = problem(found(peer, tmp_path, delta={"shape": "record"}), "schema")
+    assert text.startswith(f"messages of {TOPIC} would be rejects: a schema has a field pulsar")
+    assert 'set [delta] shape = "messages"' in text
+
+
+def test_a_query_that_does_not_fit_the_schema(peer: Peer, tmp_path: Path) -> None:
+    peer.schema = ORDER
+    query = "select price from messages"
+    assert "price" in problem(found(peer, tmp_path, delta={"shape": "record", "sql": query}), "schema")
+
+
+def test_a_topic_of_due_messages(peer: Peer, tmp_path: Path) -> None:
+    assert found(peer, tmp_path, deliver={"topic": "due"})["deliver"].state == "ok"
+    peer.missing_topics = {"persistent://public/default/due"}
+    assert found(peer, tmp_path, deliver={"topic": "due"})["deliver"].state == "warning"
+
+
+def test_init_looks_at_the_topic(peer: Peer, tmp_path: Path) -> None:
+    peer.schema = ORDER
+    peer.add(*(stored(number) for number in range(150)))
+    peer.add(encrypted(stored(150, deliver_at_time=int(time.time() * 1000) + 60_000), "first"), first=150)
+    facts = look_at(ClientSettings(peer.url), TOPIC)
+    assert (facts.partitions, facts.messages, facts.has_broker_metadata) == (0, 151, True)
+    assert (facts.schema, facts.fields) == ("Avro", ("id", "item"))
+    assert (facts.encrypted_for, facts.has_delayed) == (("first",), True)
+    file = tmp_path / "orders.toml"
+    result = ledgerlake("init", str(file), "--topic", TOPIC, "--service-url", peer.url, "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["messages"] == 151
+    assert load_config(file).delta.shape == "record"
+
+
+def test_init_looks_at_a_topic_without_messages(peer: Peer) -> None:
+    facts = look_at(ClientSettings(peer.url), TOPIC)
+    assert (facts.messages, facts.has_broker_metadata, facts.schema, facts.fields) == (0, None, "", ())
+
+
+def test_init_knows_no_number_of_messages_without_the_brokers_index(peer: Peer) -> None:
+    peer.add(plain())
+    facts = look_at(ClientSettings(peer.url), TOPIC)
+    assert (facts.messages, facts.has_broker_metadata) == (None, False)
