@@ -489,6 +489,23 @@ def test_messages_that_are_not_delayed_wait_for_the_trigger_but_no_call_waits_fo
     assert clocks_ms == [NOW_MS + 1000, NOW_MS + 2000, NOW_MS + 2500]
 
 
+def test_an_idle_pipeline_asks_the_broker_no_more_often_than_its_trigger_says(
+    peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer.add(single(b"a"))
+    planning = Planning(peer, str(tmp_path / "wakes"), monkeypatch, trigger="5 s")
+    planning.plan()
+    asked = len(peer.requests)
+    for _ in range(4):
+        # The end is asked for again when an answer is this old.
+        time.sleep(0.15)
+        planning.plan()
+        assert planning.reader.reportLatestOffset() == planning.offset
+    assert len(peer.requests) == asked
+    planning.plan()
+    assert len(peer.requests) > asked
+
+
 def test_a_run_with_a_fixed_end_waits_for_no_trigger(
     peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

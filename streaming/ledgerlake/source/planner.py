@@ -86,6 +86,7 @@ class Planner:
         self._trigger = None if options.trigger_ms is None else TriggerTimes(options.trigger_ms)
         self._awaited_ms: dict[str, int] | None = None
         self._woken_ms: dict[str, int] = {}
+        self._answered: Offset = {}
         self._admission: BatchAdmission | None = None
         if options.min_rows_per_trigger:
             self._admission = BatchAdmission(options.min_rows_per_trigger, options.max_trigger_delay_ms)
@@ -216,7 +217,14 @@ class Planner:
         refresh_all(self._latest.values())
         offsets = {name: latest.get() for name, latest in self._latest.items()}
         self._warn_without_broker_metadata(offsets)
-        return {name: self._end_bounds[name].cap(offset) for name, offset in offsets.items()}
+        self._answered = {name: self._end_bounds[name].cap(offset) for name, offset in offsets.items()}
+        return dict(self._answered)
+
+    def reported_offsets(self) -> Offset:
+        """Return the current ends for Spark's progress; the last known ones while the planner waits
+        for the trigger, so that an idle pipeline asks no more often than its trigger says.
+        """
+        return self.latest_offsets() if self._awaited_ms is None else self._answered
 
     def fix_end(self) -> None:
         """Fix the end of the stream at the current ends of the topic partitions."""

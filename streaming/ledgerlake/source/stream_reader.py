@@ -60,7 +60,7 @@ class LedgerlakeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         return ReadAllAvailable()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return to_json(self._open_planner().latest_offsets())
+        return to_json(self._open_planner().reported_offsets())
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._open_planner().fix_end()
