@@ -33,6 +33,7 @@ from ledgerlake.wire.schedules import (
     BAD_SCHEDULE,
     CRON_PROPERTY,
     EVERY_PROPERTY,
+    EXPIRES_PROPERTY,
     OCCURRENCE_PROPERTY,
     SCHEDULE_PROPERTY,
     SENDER_PROPERTIES,
@@ -59,7 +60,6 @@ EXPIRED = "expired"
 
 _NAMES = re.compile(b"|".join(re.escape(name.encode()) for name in SENDER_PROPERTIES))
 _RULES = re.compile(b"|".join(re.escape(name.encode()) for name in (CRON_PROPERTY, EVERY_PROPERTY)))
-_PROPERTIES = [*SENDER_PROPERTIES, CANCEL_PROPERTY]
 _BATCHED = "a delayed message with a property of schedules must be sent alone, and this one is part of a batch"
 _NO_START = "a message that repeats needs a delivery time: the time from which it counts, for example now"
 _DELAYED_PAUSE = "a message that pauses or resumes is sent without a delivery time"
@@ -125,7 +125,7 @@ def find_in_messages(
         is_full = any(not schedules.add(event, batch_index) for event in events)
         return (SCHEDULE_REFUSED, REFUSED_DETAIL) if is_full else None
 
-    return _without_rejects(messages, frames, take)
+    return _without_rejects(messages, frames, [*SENDER_PROPERTIES, CANCEL_PROPERTY], take)
 
 
 def _events(properties: dict[str, str], position: Position, time_ms: int) -> list[ScheduleEvent]:
@@ -158,12 +158,16 @@ def find_in_due(
         clock_ms: the time of the micro-batch.
     """
 
+    has_batches = any(index >= 0 for index in messages["batch_index"].to_pylist())
+
     def take(row: int, properties: dict[str, str]) -> tuple[str, str] | None:
-        if messages["batch_index"][row].as_py() >= 0:
+        if has_batches and messages["batch_index"][row].as_py() >= 0:
             return BAD_SCHEDULE, _BATCHED
         return _expired(parse_schedule(properties).expires_ms, clock_ms)
 
-    return _without_rejects(messages, frames, take)
+    # The other properties of a message that was sent alone were checked when it arrived.
+    names = SENDER_PROPERTIES if has_batches else [EXPIRES_PROPERTY]
+    return _without_rejects(messages, frames, list(names), take)
 
 
 def expired_chunk(chunk: Entry | None, clock_ms: int | None) -> tuple[str, str] | None:
@@ -181,25 +185,29 @@ def with_occurrences(messages: pa.RecordBatch) -> pa.RecordBatch:
     """Return messages that were due, those with an id or a cancel with the properties of a delivered
     message: a copy of one on another topic must not be a schedule or a cancel there.
     """
-    added: dict[int, dict[str, str]] = {}
-    for row in rows_with_property(messages["properties"], [SCHEDULE_PROPERTY, CANCEL_PROPERTY]):
-        deliver_at = messages["deliver_at"][row]
-        time_ms = deliver_at.value // 1000 if deliver_at.is_valid else stored_ms(messages, row)
-        if OCCURRENCE_PROPERTY not in dict(messages["properties"][row].as_py()):
-            added[row] = occurrence_properties(1, time_ms)
-    return with_properties(messages, added) if added else messages
+    own = messages["properties"]
+    rows = rows_with_property(own, [SCHEDULE_PROPERTY, CANCEL_PROPERTY])
+    rows = sorted(set(rows).difference(rows_with_property(own, [OCCURRENCE_PROPERTY])))
+    if not rows:
+        return messages
+    deliver_us = messages["deliver_at"].take(rows).cast(pa.int64()).to_pylist()
+    added = {
+        row: occurrence_properties(1, stored_ms(messages, row) if time_us is None else time_us // 1000)
+        for row, time_us in zip(rows, deliver_us, strict=True)
+    }
+    return with_properties(messages, added)
 
 
 def with_properties(messages: pa.RecordBatch, added: Mapping[int, Mapping[str, str]]) -> pa.RecordBatch:
-    """Return messages with more properties.
+    """Return messages with more properties, in place of their own of the same names.
 
     Args:
-        added: by row, properties in place of the message's own of the same name.
+        added: by row.
     """
     number = messages.schema.get_field_index("properties")
-    properties = messages["properties"].to_pylist()
+    properties: list[list[tuple[str, str]]] = messages["properties"].to_pylist()
     for row, more in added.items():
-        properties[row] = list((dict(properties[row]) | dict(more)).items())
+        properties[row] = [pair for pair in properties[row] if pair[0] not in more] + list(more.items())
     column = pa.array(properties, messages.schema.field(number).type)
     return messages.set_column(number, messages.schema.field(number), column)
 
@@ -241,13 +249,14 @@ def _expired(expires_ms: int | None, clock_ms: int | None) -> tuple[str, str] | 
 def _without_rejects(
     messages: pa.RecordBatch,
     frames: Entry | None,
+    names: list[str],
     take: Callable[[int, dict[str, str]], tuple[str, str] | None],
 ) -> tuple[pa.RecordBatch, list[RejectedEntry]]:
     """Return the messages without those for which ``take`` returns the reason and detail of a
-    reject, or finds a bad schedule.
+    reject, or finds a bad schedule. It is asked about those with a property of one of some names.
     """
     refused: dict[int, tuple[str, str]] = {}
-    for row in rows_with_property(messages["properties"], _PROPERTIES):
+    for row in rows_with_property(messages["properties"], names):
         try:
             refusal = take(row, dict(messages["properties"][row].as_py()))
         except CorruptEntryError as error:
