@@ -111,6 +111,21 @@ def test_a_message_that_comes_after_one_that_stands_behind_it_is_replaced_by_it(
     assert release(schedules, 5, 3) == [None, REPLACED]
 
 
+@pytest.mark.parametrize("end", [None, REPLACED, CANCELLED])
+def test_what_waits_from_a_topic_that_was_created_again_with_lower_ids_is_hit_and_swallows_nothing(
+    store: Store, schedules: Schedules, end: str | None
+) -> None:
+    former = WaitingMessage(Position(900, 0), 10, 1000)
+    schedules.put("a", former)
+    new = WaitingMessage(Position(3, 5), 20, 500)
+    if end is None:
+        schedules.put("a", new)
+    else:
+        schedules.end("a", new.position, new.time_ms, end)
+    assert store.messages == ({"a": [new]} if end is None else {})
+    assert schedules.release(np.array([900]), np.array([0])) == {0: end or REPLACED}
+
+
 class ReadList(list[WaitingMessage]):
     """A list that counts the messages that are read."""
 
@@ -258,7 +273,7 @@ def test_a_pause_lasts_over_micro_batches_and_is_of_the_messages_before_it() -> 
     store = Store()
     schedules = Schedules(store, MarkedPositions())
     position = repeating(schedules, entry_id=6)
-    schedules.pause("a", Position(7, 5), 5_500)
+    schedules.pause("a", Position(7, 5), 4_500)
     assert numbers(schedules, position, every_second(), 6_000) == [1, 2]
     schedules.pause("a", Position(7, 8), 6_500)
     later = Schedules(store, schedules.marked)

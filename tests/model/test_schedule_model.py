@@ -1,9 +1,10 @@
 """Random lives of schedules against a dict and a clock, one seed one life.
 
 A life: messages with and without an id are stored, delayed or not, small or large; some repeat; ids
-are cancelled, paused and resumed. The topic is cut into micro-batches and these into tasks, rows come
-shuffled, any micro-batch may be killed and run again, and idle ones come between. Only expiry and
-what is caught up with depend on the micro-batches: on the time of the one that releases the message.
+are cancelled, paused and resumed. The topic may be created again, with lower ledger ids. It is cut
+into micro-batches and these into tasks, rows come shuffled, any micro-batch may be killed and run
+again, and idle ones come between. Only expiry and what is caught up with depend on the
+micro-batches: on the time of the one that releases the message.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ _AT_ONCE = 50
 
 BEGIN_MS = 1_700_000_000_000
 LEDGER_ID = 7
+# Of the topic after it was created again in another cluster.
+LOWER_LEDGER_ID = 3
 SMALL = DelaySettings(min_indexes_per_bucket=3, ledger_step_per_bucket=1, max_indexes_per_segment=2, max_buckets=2)
 OPTIONS = parse_options({"service.url": "pulsar://nowhere:1", "topic": "t"})
 
@@ -71,6 +74,7 @@ class Message:
     catch_up: str | None = None
     pauses: str | None = None
     resumes: str | None = None
+    ledger_id: int = LEDGER_ID
 
     @property
     def value(self) -> bytes:
@@ -129,9 +133,12 @@ def _stamped(entry: bytes, time_ms: int) -> bytes:
 
 def life(rng: random.Random) -> list[Message]:
     messages: list[Message] = []
-    time_ms, entry_id = BEGIN_MS, -1
+    time_ms, entry_id, ledger_id = BEGIN_MS, -1, LEDGER_ID
+    again_at = rng.randint(1, 20) if rng.random() < 0.3 else None
     for number in range(rng.randint(3, 40)):
         time_ms += rng.choice([0, 1, 10, 500, 3_000])
+        if number == again_at:
+            time_ms, entry_id, ledger_id = time_ms + 1, -1, LOWER_LEDGER_ID
         schedule_id = rng.choice(["a", "b", "c", "ü" * 200, None])
         kinds = {"delayed": 10, "large": 2, "late": 2, "plain": 2, "cancel": 3, "repeats": 6, "pause": 2, "resume": 2}
         kind = rng.choices(list(kinds), list(kinds.values()))[0]
@@ -144,7 +151,7 @@ def life(rng: random.Random) -> list[Message]:
         expires_ms = None if due_ms is None or rng.random() < 0.7 else due_ms + rng.choice([-1, 0, 100, 5_000])
         chunks = rng.choice([2, 3]) if kind == "large" else 1
         entry_id += chunks
-        message = Message(number, time_ms, entry_id, due_ms, schedule_id, None, expires_ms, chunks)
+        message = Message(number, time_ms, entry_id, due_ms, schedule_id, None, expires_ms, chunks, ledger_id=ledger_id)
         if kind == "cancel":
             message = replace(message, schedule_id=None, cancels=schedule_id or "a")
         elif kind in ("pause", "resume"):
@@ -184,7 +191,7 @@ def cut(rng: random.Random, messages: list[Message]) -> list[Batch]:
     batches: list[Batch] = []
     remaining = list(messages)
     while remaining:
-        count = rng.randint(1, len(remaining))
+        count = rng.randint(1, sum(message.ledger_id == remaining[0].ledger_id for message in remaining))
         taken, remaining = remaining[:count], remaining[count:]
         batches.append(Batch(taken, taken[-1].time_ms))
         next_ms = remaining[0].time_ms if remaining else taken[-1].time_ms + 1
@@ -220,7 +227,7 @@ def expected(batches: list[Batch]) -> tuple[list[list[bytes]], list[tuple[bytes,
         arrived |= {message.number for message in batch.messages}
         due = [lapse for lapse in lapses if lapse.due_ms <= batch.clock_ms and lapse.message.number in arrived]
         lapses = [lapse for lapse in lapses if lapse not in due]
-        for lapse in sorted(due, key=lambda lapse: (lapse.due_ms, lapse.message.entry_id)):
+        for lapse in sorted(due, key=lambda lapse: (lapse.due_ms, lapse.message.ledger_id, lapse.message.entry_id)):
             message = lapse.message
             if lapse.reason is not None:
                 rejected.append((message.value, lapse.reason))
@@ -289,7 +296,7 @@ def bundles(messages: list[Message], clock_ms: int) -> Iterator[pa.RecordBatch]:
         entries = message.entries()
         first = message.entry_id - len(entries) + 1
         frames += b"".join(
-            commands.message(1, LEDGER_ID, first + offset, entry) for offset, entry in enumerate(entries)
+            commands.message(1, message.ledger_id, first + offset, entry) for offset, entry in enumerate(entries)
         )
     end = messages[-1].entry_id if messages else -1
     pieces: list[Any] = list(split_bundle(frames)) if frames else []
@@ -303,7 +310,7 @@ def bundles(messages: list[Message], clock_ms: int) -> Iterator[pa.RecordBatch]:
             "after_batch_index": WHOLE_BATCH.after,
             "until_batch_index": WHOLE_BATCH.until,
             "broker_ms": broker_ms,
-            "end_ledger_id": LEDGER_ID,
+            "end_ledger_id": messages[-1].ledger_id if messages else -1,
             "end_entry_id": end,
             "clock_ms": clock_ms if not messages else None,
         }
@@ -361,7 +368,9 @@ def play(seed: int) -> Results:
     expected_rejects: dict[str, list[str]] = defaultdict(list)
     for value, reason in rejected:
         message = places[value]
-        expected_rejects[reason] += [f"{LEDGER_ID}:{message.entry_id - chunk}" for chunk in range(message.chunks)]
+        expected_rejects[reason] += [
+            f"{message.ledger_id}:{message.entry_id - chunk}" for chunk in range(message.chunks)
+        ]
     assert {reason: sorted(places) for reason, places in results.rejected.items()} == {
         reason: sorted(places) for reason, places in expected_rejects.items()
     }, seed

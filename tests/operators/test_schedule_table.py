@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ledgerlake.delay.schedules import SCHEDULED, MarkedPositions, Repeating, WaitingMessage
+from ledgerlake.delay.schedules import REPEATING, SCHEDULED, MarkedPositions, Repeating, WaitingMessage
 from ledgerlake.errors import OffsetError
 from ledgerlake.operators.schedule_state import (
     BLOCK_MESSAGES,
@@ -90,6 +90,21 @@ def test_a_larger_table_leaves_most_ids_in_their_blocks() -> None:
 def test_a_thousand_messages_cost_a_call_for_each_block_and_not_for_each_message(table: Table) -> None:
     table.add(*range(1000))
     assert table.states["schedule_blocks"].writes <= 1000 / BLOCK_MESSAGES + 2
+
+
+@pytest.mark.parametrize("repeating", [None, Repeating(5)])
+def test_an_event_does_not_copy_the_messages_that_wait_under_its_id(table: Table, repeating: Repeating | None) -> None:
+    store = table.open("a")
+    store.store("a", [])
+    waiting = store.load("a")
+    for number in range(3):
+        table.marked.mark(Position(7, number), SCHEDULED if repeating is None else REPEATING)
+        waiting.append(WaitingMessage(Position(7, number), number, 10**6, repeating))
+        store.store("a", waiting)
+        assert store.load("a") is waiting
+    store.save()
+    store.save_repeating()
+    assert table.open().load("a") == waiting
 
 
 def test_messages_that_have_left_are_removed_with_the_next_change_of_their_block(table: Table) -> None:

@@ -129,7 +129,7 @@ def test_messages_that_are_delivered_at_once_have_schedules_too_also_in_a_batch(
 
 
 def test_a_delayed_batch_is_opened_when_it_is_due_and_its_messages_with_an_id_are_rejected() -> None:
-    frames = frame(0, 9, batch=[{}, {"schedule": "a"}, {"expires": "5"}])
+    frames = frame(0, 9, batch=[{"cancel": "key=a"}, {"schedule": "a"}, {"expires": "5"}])
     assert in_frames(frames)[1] == []
     messages, (reject,) = find_in_due(decoded(frames), frames, 10)
     assert messages["message_id"].to_pylist() == ["7:0:0"]

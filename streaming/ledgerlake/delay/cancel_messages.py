@@ -27,9 +27,11 @@ def find_cancels(messages: pa.RecordBatch) -> Iterator[Cancel]:
 
     The cancel of a message without a known time has the time 0 (1970).
     """
-    properties = messages["properties"]
-    for row in rows_with_property(properties, [CANCEL_PROPERTY]):
-        cancel = _cancel(messages, row, dict(properties[row].as_py()))
+    rows = rows_with_property(messages["properties"], [CANCEL_PROPERTY])
+    taken = messages.take(pa.array(rows, pa.int64()))
+    columns = [taken[name].to_pylist() for name in ("ledger_id", "entry_id", "properties")]
+    for time_ms, ledger_id, entry_id, pairs in zip(stored_times_ms(taken), *columns, strict=True):
+        cancel = cancel_of(dict(pairs), Position(ledger_id, entry_id), time_ms)
         if cancel is not None and cancel.by != "schedule":
             yield cancel
 
@@ -44,11 +46,10 @@ def rows_with_property(properties: pa.MapArray, names: list[str]) -> list[int]:
     return kept
 
 
-def stored_ms(messages: pa.RecordBatch, row: int) -> int:
-    """Return the time when a message was stored: the broker's, else the producer's, else 0 (1970)."""
-    times = [messages[name][row] for name in ("broker_timestamp", "publish_time")]
-    time_us: int = next((time.value for time in times if time.is_valid), 0)
-    return time_us // 1000
+def stored_times_ms(messages: pa.RecordBatch) -> list[int]:
+    """Return the time when each message was stored: the broker's, else the producer's, else 0 (1970)."""
+    times = pc.coalesce(messages["broker_timestamp"], messages["publish_time"]).cast(pa.int64())
+    return [(time_us or 0) // 1000 for time_us in times.to_pylist()]
 
 
 def key_texts(messages: pa.RecordBatch) -> pa.Array:
@@ -63,11 +64,6 @@ def key_texts(messages: pa.RecordBatch) -> pa.Array:
 
 def key_text(key: str | None, key_bytes: bytes | None) -> str | None:
     return key if key_bytes is None else base64.b64encode(key_bytes).decode()
-
-
-def _cancel(messages: pa.RecordBatch, row: int, properties: dict[str, str]) -> Cancel | None:
-    position = Position(messages["ledger_id"][row].as_py(), messages["entry_id"][row].as_py())
-    return cancel_of(properties, position, stored_ms(messages, row))
 
 
 class TaskCancels:

@@ -20,6 +20,10 @@ Rules kept here:
 A large message that its marker completes may come after a message that stands behind its chunks.
 ``put`` compares both ways, so the later one still replaces it.
 
+A topic that was created again in another cluster may have lower ledger ids than what waits from the
+former one. So what waits stands before a message that comes, unless it is behind it by position and
+was not stored earlier.
+
 The messages of an id are in the order of the topic. Of two that wait, neither hits the other: the
 earlier one is due when the later one was stored, or before. So an event that goes back from the end
 can stop at the first message that was stored before it, however many wait.
@@ -87,6 +91,12 @@ class WaitingMessage:
     time_ms: int
     deliver_ms: int
     repeating: Repeating | None = None
+
+    def stands_before(self, position: Position, time_ms: int) -> bool:
+        """Return whether a message that waits stands before one that comes and was stored at ``time_ms``;
+        see the module.
+        """
+        return self.position < position or self.time_ms < time_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +261,7 @@ class Schedules:
         """Add a delayed message: it replaces those that wait under its id."""
         waiting = self._hit(schedule_id, message.position, message.time_ms, REPLACED)
         place = len(waiting)
-        while place and waiting[place - 1].position >= message.position:
+        while place and not waiting[place - 1].stands_before(message.position, message.time_ms):
             place -= 1
         behind = (later for later in waiting[place:] if self.marked.is_waiting(later.position))
         if any(message.deliver_ms > later.time_ms for later in behind):
@@ -369,7 +379,7 @@ def _within_reach(
     """
     for place in range(len(waiting) - 1, -1, -1):
         message = waiting[place]
-        if message.position < position:
+        if message.stands_before(position, time_ms):
             yield place, message
             if message.time_ms <= time_ms:
                 return

@@ -74,7 +74,8 @@ class ScheduleState:
 class StoredSchedules:
     """The schedules of one topic partition in one micro-batch; ``begin`` comes first.
 
-    One block is in memory, so ask for the ids in the order of ``block_of``.
+    One block is in memory, so ask for the ids in the order of ``block_of``. The messages of an id are
+    put together once while its block is open, however many events change them.
     """
 
     def __init__(self, state: ScheduleState, marked: MarkedPositions) -> None:
@@ -84,6 +85,7 @@ class StoredSchedules:
         self._blocks = self._messages = 0
         self._number: int | None = None
         self._block: Block = {}
+        self._loaded: set[str] = set()
         self._stored = b""
         self._repeating: dict[str, list[WaitingMessage]] = {}
         self._stored_repeating: dict[str, str | None] = {}
@@ -104,19 +106,20 @@ class StoredSchedules:
 
     def load(self, schedule_id: str) -> list[WaitingMessage]:
         self._open(self.block_of(schedule_id))
-        messages = self._block.get(schedule_id, [])
-        if not any(message.repeating for message in messages):
-            return messages
-        repeating = {message.position: message for message in self.load_repeating(schedule_id)}
-        current = [repeating.get(message.position) if message.repeating else message for message in messages]
-        return [message for message in current if message is not None]
+        if schedule_id not in self._loaded:
+            self._loaded.add(schedule_id)
+            messages = self._block.get(schedule_id, [])
+            if any(message.repeating for message in messages):
+                repeating = {message.position: message for message in self.load_repeating(schedule_id)}
+                current = [repeating.get(message.position) if message.repeating else message for message in messages]
+                messages = [message for message in current if message is not None]
+            self._block[schedule_id] = messages
+        return self._block[schedule_id]
 
     def store(self, schedule_id: str, messages: list[WaitingMessage]) -> None:
         self._open(self.block_of(schedule_id))
+        self._loaded.add(schedule_id)
         self._block[schedule_id] = messages
-        repeating = [message for message in messages if message.repeating]
-        if repeating or self._repeating.get(schedule_id):
-            self.store_repeating(schedule_id, repeating)
 
     def load_repeating(self, schedule_id: str) -> list[WaitingMessage]:
         if schedule_id not in self._repeating:
@@ -188,6 +191,11 @@ class StoredSchedules:
         """Store the block that is in memory, without the messages that have left."""
         if self._number is None:
             return
+        for schedule_id in self._loaded:
+            repeating = [message for message in self._block[schedule_id] if message.repeating]
+            if repeating or self._repeating.get(schedule_id):
+                self.store_repeating(schedule_id, repeating)
+        self._loaded = set()
         waiting = [
             (schedule_id, message)
             for schedule_id, messages in self._block.items()

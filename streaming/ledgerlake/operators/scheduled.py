@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ from ledgerlake.decode.messages import WHOLE_BATCH
 from ledgerlake.decode.rejects import RejectedEntry
 from ledgerlake.decode.single_entry import single_entries
 from ledgerlake.decode.split import entries_of, read_delayed
-from ledgerlake.delay.cancel_messages import rows_with_property, stored_ms
+from ledgerlake.delay.cancel_messages import rows_with_property, stored_times_ms
 from ledgerlake.delay.cancels import CANCEL_PROPERTY, cancel_of
 from ledgerlake.delay.repetition import parse_repetition
 from ledgerlake.errors import CorruptEntryError
@@ -33,6 +33,7 @@ from ledgerlake.wire.schedules import (
     BAD_SCHEDULE,
     CRON_PROPERTY,
     EVERY_PROPERTY,
+    EXPIRES_PROPERTY,
     OCCURRENCE_PROPERTY,
     SCHEDULE_PROPERTY,
     SENDER_PROPERTIES,
@@ -43,7 +44,7 @@ from ledgerlake.wire.schedules import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from ledgerlake.assembly.assembler import Entry, Outcome
     from ledgerlake.decode.messages import BatchRange
@@ -59,7 +60,6 @@ EXPIRED = "expired"
 
 _NAMES = re.compile(b"|".join(re.escape(name.encode()) for name in SENDER_PROPERTIES))
 _RULES = re.compile(b"|".join(re.escape(name.encode()) for name in (CRON_PROPERTY, EVERY_PROPERTY)))
-_PROPERTIES = [*SENDER_PROPERTIES, CANCEL_PROPERTY]
 _BATCHED = "a delayed message with a property of schedules must be sent alone, and this one is part of a batch"
 _NO_START = "a message that repeats needs a delivery time: the time from which it counts, for example now"
 _DELAYED_PAUSE = "a message that pauses or resumes is sent without a delivery time"
@@ -68,6 +68,16 @@ _DELAYED_PAUSE = "a message that pauses or resumes is sent without a delivery ti
 def may_repeat(frames: bytes | memoryview | pa.Buffer) -> bool:
     """Return whether frames may hold a message that repeats."""
     return _RULES.search(frames) is not None
+
+
+class _Message(NamedTuple):
+    """A decoded message with one of the properties, and its row."""
+
+    row: int
+    position: Position
+    batch_index: int
+    time_ms: int
+    properties: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -119,22 +129,21 @@ def find_in_messages(
     if not delays_messages:
         return messages, []
 
-    def take(row: int, properties: dict[str, str]) -> tuple[str, str] | None:
-        events = _events(properties, _position(messages, row), stored_ms(messages, row))
-        batch_index = messages["batch_index"][row].as_py()
-        is_full = any(not schedules.add(event, batch_index) for event in events)
+    def take(message: _Message) -> tuple[str, str] | None:
+        is_full = any(not schedules.add(event, message.batch_index) for event in _events(message))
         return (SCHEDULE_REFUSED, REFUSED_DETAIL) if is_full else None
 
-    return _without_rejects(messages, frames, take)
+    return _without_rejects(messages, frames, [*SENDER_PROPERTIES, CANCEL_PROPERTY], take)
 
 
-def _events(properties: dict[str, str], position: Position, time_ms: int) -> list[ScheduleEvent]:
+def _events(message: _Message) -> list[ScheduleEvent]:
     """Return the events of a message that is delivered at once.
 
     Raises:
         CorruptEntryError: ``bad_schedule``, and why.
     """
-    schedule = parse_schedule(properties)
+    position, time_ms = message.position, message.time_ms
+    schedule = parse_schedule(message.properties)
     if schedule.repeats:
         raise bad_schedule(_NO_START)
     events: list[ScheduleEvent] = []
@@ -142,7 +151,7 @@ def _events(properties: dict[str, str], position: Position, time_ms: int) -> lis
         events.append(PauseChanged(schedule.pause.schedule_id, position, time_ms, schedule.pause.resumes))
     if schedule.schedule_id is not None:
         events.append(Scheduled(schedule.schedule_id, position, time_ms))
-    cancel = cancel_of(properties, position, time_ms)
+    cancel = cancel_of(message.properties, position, time_ms)
     if cancel is not None and cancel.by == "schedule":
         events.append(cancel)
     return events
@@ -157,13 +166,16 @@ def find_in_due(
         frames: the ``MESSAGE`` frames that they came in; None if only the topic has the bytes.
         clock_ms: the time of the micro-batch.
     """
+    has_batches = any(index >= 0 for index in messages["batch_index"].to_pylist())
 
-    def take(row: int, properties: dict[str, str]) -> tuple[str, str] | None:
-        if messages["batch_index"][row].as_py() >= 0:
+    def take(message: _Message) -> tuple[str, str] | None:
+        if message.batch_index >= 0:
             return BAD_SCHEDULE, _BATCHED
-        return _expired(parse_schedule(properties).expires_ms, clock_ms)
+        return _expired(parse_schedule(message.properties).expires_ms, clock_ms)
 
-    return _without_rejects(messages, frames, take)
+    # The other properties of a message that was sent alone were checked when it arrived.
+    names = SENDER_PROPERTIES if has_batches else [EXPIRES_PROPERTY]
+    return _without_rejects(messages, frames, list(names), take)
 
 
 def expired_chunk(chunk: Entry | None, clock_ms: int | None) -> tuple[str, str] | None:
@@ -181,25 +193,30 @@ def with_occurrences(messages: pa.RecordBatch) -> pa.RecordBatch:
     """Return messages that were due, those with an id or a cancel with the properties of a delivered
     message: a copy of one on another topic must not be a schedule or a cancel there.
     """
-    added: dict[int, dict[str, str]] = {}
-    for row in rows_with_property(messages["properties"], [SCHEDULE_PROPERTY, CANCEL_PROPERTY]):
-        deliver_at = messages["deliver_at"][row]
-        time_ms = deliver_at.value // 1000 if deliver_at.is_valid else stored_ms(messages, row)
-        if OCCURRENCE_PROPERTY not in dict(messages["properties"][row].as_py()):
-            added[row] = occurrence_properties(1, time_ms)
-    return with_properties(messages, added) if added else messages
+    own = messages["properties"]
+    rows = rows_with_property(own, [SCHEDULE_PROPERTY, CANCEL_PROPERTY])
+    rows = sorted(set(rows).difference(rows_with_property(own, [OCCURRENCE_PROPERTY])))
+    if not rows:
+        return messages
+    taken = messages.take(pa.array(rows))
+    deliver_us = taken["deliver_at"].cast(pa.int64()).to_pylist()
+    added = {
+        row: occurrence_properties(1, stored_ms if time_us is None else time_us // 1000)
+        for row, time_us, stored_ms in zip(rows, deliver_us, stored_times_ms(taken), strict=True)
+    }
+    return with_properties(messages, added)
 
 
 def with_properties(messages: pa.RecordBatch, added: Mapping[int, Mapping[str, str]]) -> pa.RecordBatch:
-    """Return messages with more properties.
+    """Return messages with more properties, in place of their own of the same names.
 
     Args:
-        added: by row, properties in place of the message's own of the same name.
+        added: by row.
     """
     number = messages.schema.get_field_index("properties")
-    properties = messages["properties"].to_pylist()
+    properties: list[list[tuple[str, str]]] = messages["properties"].to_pylist()
     for row, more in added.items():
-        properties[row] = list((dict(properties[row]) | dict(more)).items())
+        properties[row] = [pair for pair in properties[row] if pair[0] not in more] + list(more.items())
     column = pa.array(properties, messages.schema.field(number).type)
     return messages.set_column(number, messages.schema.field(number), column)
 
@@ -241,52 +258,58 @@ def _expired(expires_ms: int | None, clock_ms: int | None) -> tuple[str, str] | 
 def _without_rejects(
     messages: pa.RecordBatch,
     frames: Entry | None,
-    take: Callable[[int, dict[str, str]], tuple[str, str] | None],
+    names: list[str],
+    take: Callable[[_Message], tuple[str, str] | None],
 ) -> tuple[pa.RecordBatch, list[RejectedEntry]]:
     """Return the messages without those for which ``take`` returns the reason and detail of a
-    reject, or finds a bad schedule.
+    reject, or finds a bad schedule. It is asked about those with a property of one of some names.
     """
-    refused: dict[int, tuple[str, str]] = {}
-    for row in rows_with_property(messages["properties"], _PROPERTIES):
+    refused: dict[tuple[Position, str], list[tuple[_Message, str]]] = {}
+    for message in _with_property(messages, names):
         try:
-            refusal = take(row, dict(messages["properties"][row].as_py()))
+            refusal = take(message)
         except CorruptEntryError as error:
             refusal = error.reason, error.message
         if refusal is not None:
-            refused[row] = refusal
+            reason, detail = refusal
+            refused.setdefault((message.position, reason), []).append((message, detail))
     if not refused:
         return messages, []
     is_kept = np.ones(messages.num_rows, dtype=bool)
-    is_kept[list(refused)] = False
+    is_kept[[message.row for together in refused.values() for message, _ in together]] = False
     return messages.filter(pa.array(is_kept)), _rejects(messages, frames, refused)
 
 
+def _with_property(messages: pa.RecordBatch, names: list[str]) -> Iterator[_Message]:
+    """Yield the messages that have a property of one of some names."""
+    rows = rows_with_property(messages["properties"], names)
+    # A batch may have a million of them, and a value of Arrow costs more than the message.
+    taken = messages.take(pa.array(rows, pa.int64()))
+    columns = [taken[name].to_pylist() for name in ("ledger_id", "entry_id", "batch_index", "properties")]
+    for row, time_ms, ledger_id, entry_id, batch_index, pairs in zip(
+        rows, stored_times_ms(taken), *columns, strict=True
+    ):
+        yield _Message(row, Position(ledger_id, entry_id), batch_index, time_ms, dict(pairs))
+
+
 def _rejects(
-    messages: pa.RecordBatch, frames: Entry | None, refused: dict[int, tuple[str, str]]
+    messages: pa.RecordBatch, frames: Entry | None, refused: dict[tuple[Position, str], list[tuple[_Message, str]]]
 ) -> list[RejectedEntry]:
-    """Return the rejects of messages, one for each entry and reason. If that is one message of a batch, the
-    reject has it alone; else it lists them.
+    """Return one reject for each entry and reason. If that is one message of a batch, the reject has it
+    alone; else it lists them.
 
     Args:
-        refused: by row, the reason and the detail.
+        refused: by entry and reason, the messages with the detail of each.
     """
-    rows_of: dict[tuple[Position, str], list[int]] = {}
-    for row, (reason, _) in refused.items():
-        rows_of.setdefault((_position(messages, row), reason), []).append(row)
-    batch_indexes = messages["batch_index"].to_pylist()
     stored = {} if frames is None else entries_of(frames)
     rejects: list[RejectedEntry] = []
-    for (position, reason), rows in rows_of.items():
-        detail, indexes = refused[rows[0]][1], [batch_indexes[row] for row in rows]
-        if len(rows) > 1:
+    for (position, reason), together in refused.items():
+        (first, detail), indexes = together[0], [message.batch_index for message, _ in together]
+        if len(together) > 1:
             rejects.append(RejectedEntry(position, stored.get(position), reason, f"{of_batch(indexes)}: {detail}"))
-        elif indexes[0] >= 0:
-            (entry,) = single_entries(messages.slice(rows[0], 1))
-            rejects.append(RejectedEntry(position, entry, reason, detail, indexes[0]))
+        elif first.batch_index >= 0:
+            (entry,) = single_entries(messages.slice(first.row, 1))
+            rejects.append(RejectedEntry(position, entry, reason, detail, first.batch_index))
         else:
             rejects.append(RejectedEntry(position, stored.get(position), reason, detail))
     return rejects
-
-
-def _position(messages: pa.RecordBatch, row: int) -> Position:
-    return Position(messages["ledger_id"][row].as_py(), messages["entry_id"][row].as_py())
