@@ -47,7 +47,7 @@ _FOUND_BY = {
     "outbox-before-ownership": 203,
     "one-table-for-all": 7,
     "replaced-is-delivered": 6,
-    "repeats-after-a-cancel": 6,
+    "repeats-after-a-cancel": 120,
 }
 
 
@@ -70,7 +70,7 @@ def test_no_history_loses_doubles_reorders_or_stops() -> None:
     assert sum(verdict.messages for verdict in verdicts) > 10 * len(verdicts)
 
 
-@pytest.mark.parametrize("seed", [36586, 110885, 114963, 128830, 129265, 146987, 1043914, 2063878])
+@pytest.mark.parametrize("seed", [906, 36586, 110885, 114963, 128830, 129265, 146987, 1043914, 2063878])
 def test_a_history_that_failed_once_does_not_fail_again(seed: int, edges: Edges) -> None:
     assert play(write_script(seed), edges).violations == []
 

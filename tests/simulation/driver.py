@@ -118,7 +118,7 @@ class Edges:
         self.replace(pieces, "prefetched", lambda source, _most: source)
         self.replace(cluster, "os", SimpleNamespace(getpid=lambda: self.world.current.context.pid))
         self.replace(pyspark.TaskContext, "get", lambda: self.world.current.process.root.session.sparkContext)  # type: ignore[attr-defined]
-        self.replace(stateful, "_frame", lambda row: Rows([tuple(row)]))
+        self.replace(stateful, "_frame", lambda *rows: Rows([tuple(row) for row in rows]))
         self.replace(kernels, "is_kept", lambda: True)
         # Compression takes a fifth of a history's time, and none of what is judged.
         new_file = FileWriter._new_file

@@ -153,12 +153,13 @@ def _repeats_after_a_cancel(edges: Edges) -> None:
     """The end of a message that repeats is forgotten with its next occurrence."""
     advance = Schedules.advance
 
-    def without_end(self: Schedules, schedule_id: str, position: Any, *args: Any) -> Any:
-        for message in self._store.load(schedule_id):
-            if message.position == position and message.repeating is not None:
-                endless = replace(message.repeating, ends_ms=None, ends_by=None)
-                self._change(schedule_id, message, replace(message, repeating=endless))
-        return advance(self, schedule_id, position, *args)
+    def without_end(self: Schedules, schedule_id: str, *args: Any) -> Any:
+        for message in (waiting := self._store.load_repeating(schedule_id)):
+            assert message.repeating is not None
+            endless = replace(message.repeating, ends_ms=None, ends_by=None)
+            waiting[waiting.index(message)] = replace(message, repeating=endless)
+        self._store.store_repeating(schedule_id, waiting)
+        return advance(self, schedule_id, *args)
 
     edges.replace(Schedules, "advance", without_end)
 

@@ -219,6 +219,8 @@ class Oracle:
         if one.repeats and occurrence not in one.may:
             self.complain(f"once: the occurrence {occurrence} of {one} must not be, it has {one.may}")
         due_ms = one.may.get(occurrence, one.deliver_ms)
+        if occurrence and row["deliver_at"] != due_ms * 1000:
+            self.complain(f"in order: {one}, due at {due_ms}, says {row['deliver_at']}")
         if one.deliver_ms:
             if row["delivered_at"] is None or int(str(row["delivered_at"])) // 1000 < due_ms:
                 self.complain(f"never early: {one}, due at {due_ms}, says {row['delivered_at']}")
