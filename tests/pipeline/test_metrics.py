@@ -9,9 +9,11 @@ from types import SimpleNamespace
 from prometheus_client import CollectorRegistry, generate_latest
 
 from ledgerlake.pipeline.commit import BatchResult
-from ledgerlake.pipeline.metrics import Metrics, MetricsListener
+from ledgerlake.pipeline.metrics import Metrics, MetricsListener, PipelineState
 from ledgerlake.pipeline.progress import Behind, lags_of
+from ledgerlake.pipeline.upkeep import TableUpkeep, UpkeepReport
 from ledgerlake.stored.offsets import PartitionOffset, to_json
+from ledgerlake.table.delta_table import TableSize
 from ledgerlake.wire.message_id import BEFORE_ALL, Position
 
 NAME = "persistent://public/default/t"
@@ -69,9 +71,11 @@ def test_a_pipeline_shows_what_its_batches_brought() -> None:
         delayed_counts={NAME: 3},
         next_due_ms={NAME: 2500},
         incomplete_count=1,
+        commit_s=0.2,
     )
-    metrics.add_batch("orders", first, 10.0)
-    metrics.add_batch("orders", BatchResult(1, 50, repeated=True, kept_bytes=7, next_due_ms={NAME: None}), 10.5)
+    metrics.add_batch("orders", first, 10.0, 1_500)
+    repeated = BatchResult(1, 50, repeated=True, kept_bytes=7, next_due_ms={NAME: None}, commit_s=100)
+    metrics.add_batch("orders", repeated, 10.5, 2_000)
     metrics.add_progress("orders", {NAME: Behind(20, 1500)}, 3.0)
     samples = dict(line.rsplit(" ", 1) for line in text(metrics))
     labels = f'{{query="orders",topic_partition="{NAME}"}}'
@@ -85,6 +89,39 @@ def test_a_pipeline_shows_what_its_batches_brought() -> None:
         'ledgerlake_rejects_total{query="orders"}': "2.0",
         'ledgerlake_rejects_by_reason_total{query="orders",reason="no_table"}': "2.0",
         'ledgerlake_batches_total{query="orders"}': "2.0",
+        'ledgerlake_last_batch_timestamp_seconds{query="orders"}': "2.0",
+        **{f'ledgerlake_commit_seconds_bucket{{le="{bound}",query="orders"}}': "0.0" for bound in ("0.05", "0.1")},
+        **{
+            f'ledgerlake_commit_seconds_bucket{{le="{bound}",query="orders"}}': "1.0"
+            for bound in ("0.25", "0.5", "1.0", "2.5", "5.0", "10.0", "30.0", "60.0")
+        },
+        'ledgerlake_commit_seconds_bucket{le="+Inf",query="orders"}': "2.0",
+        'ledgerlake_commit_seconds_count{query="orders"}': "2.0",
+        'ledgerlake_commit_seconds_sum{query="orders"}': "100.2",
         'ledgerlake_open_sets{query="orders"}': "0.0",
         'ledgerlake_held_bytes{query="orders"}': "7.0",
     }
+
+
+def test_a_pipeline_shows_whether_it_owns_the_stream_and_what_upkeep_did() -> None:
+    metrics = Metrics()
+    tables = [TableUpkeep("messages", "lake/orders", TableSize(7, 900), 24, 3), TableUpkeep("rejects", "lake/rejects")]
+    reports = iter([UpkeepReport(), UpkeepReport(tables, 2, 5_000)])
+    metrics.watch("orders", lambda: PipelineState(True, next(reports)))
+    assert text(metrics) == [
+        'ledgerlake_is_owner{query="orders"} 1.0',
+        'ledgerlake_upkeep_failures_total{query="orders"} 0.0',
+    ]
+    assert text(metrics) == [
+        'ledgerlake_is_owner{query="orders"} 1.0',
+        'ledgerlake_upkeep_failures_total{query="orders"} 2.0',
+        'ledgerlake_upkeep_last_success_timestamp_seconds{query="orders"} 5.0',
+        'ledgerlake_table_files{query="orders",table="messages"} 7.0',
+        'ledgerlake_table_bytes{query="orders",table="messages"} 900.0',
+        'ledgerlake_upkeep_merged_files_total{query="orders",table="messages"} 24.0',
+        'ledgerlake_upkeep_merged_files_total{query="orders",table="rejects"} 0.0',
+        'ledgerlake_upkeep_removed_files_total{query="orders",table="messages"} 3.0',
+        'ledgerlake_upkeep_removed_files_total{query="orders",table="rejects"} 0.0',
+    ]
+    metrics.forget("orders")
+    assert text(metrics) == []

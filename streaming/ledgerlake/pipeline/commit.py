@@ -72,7 +72,8 @@ class BatchResult:
     due.
 
     ``incomplete_count`` and ``kept_bytes`` are the incomplete large messages and the bytes kept of
-    them. ``tables`` has the tables that contain the batch, by name.
+    them. ``tables`` has the tables that contain the batch, by name. ``commit_s`` is what the
+    commits to all tables took together.
     """
 
     batch_id: int
@@ -87,6 +88,7 @@ class BatchResult:
     delayed_counts: dict[str, int] = field(default_factory=dict)
     next_due_ms: dict[str, int | None] = field(default_factory=dict)
     stored_bytes: int = 0
+    commit_s: float = 0.0
     tables: dict[str, SeenBatch] = field(default_factory=dict)
 
 
@@ -128,7 +130,10 @@ class DeltaSink:
         partitions = [result_from_json(row.result) for row in written.collect()]
         refreshing.join()
         check_owner()
-        return self.commit(batch, partitions)
+        begun_s = time.monotonic()
+        result = self.commit(batch, partitions)
+        result.commit_s = time.monotonic() - begun_s
+        return result
 
     def commit(self, batch: BatchRecord, partitions: list[PartitionResult]) -> BatchResult:
         """Commit what the tasks of a micro-batch wrote; see ``write``."""

@@ -16,33 +16,76 @@ from a pipeline's own batches.
 | ``ledgerlake_held_bytes`` | query | bytes kept of incomplete large messages |
 | ``ledgerlake_waiting_messages`` | query, topic_partition | delayed messages |
 | ``ledgerlake_next_due_timestamp_seconds`` | query, topic_partition | when the next delayed message is due |
+| ``ledgerlake_commit_seconds`` | query | histogram of what the commits of a micro-batch to all tables took together |
+| ``ledgerlake_last_batch_timestamp_seconds`` | query | when the last micro-batch was committed |
+| ``ledgerlake_is_owner`` | query | 1 if this process owns the stream, 0 if it has lost a subscription or its connection |
+| ``ledgerlake_table_files`` | query, table | files of the table when upkeep last looked, as all that follow |
+| ``ledgerlake_table_bytes`` | query, table | their bytes |
+| ``ledgerlake_upkeep_merged_files_total`` | query, table | small files that were merged since the start |
+| ``ledgerlake_upkeep_removed_files_total`` | query, table | unused files that were removed since the start |
+| ``ledgerlake_upkeep_failures_total`` | query | attempts of upkeep that failed |
+| ``ledgerlake_upkeep_last_success_timestamp_seconds`` | query | when upkeep last went through all tables without a failure |
 
-If the broker adds no entry metadata, the lag is unknown and not shown.
+If the broker adds no entry metadata, the lag is unknown and not shown. ``deploy/grafana.json`` and
+``deploy/alerts.yaml`` use these names.
 """
 
 from __future__ import annotations
 
+import bisect
 import threading
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from ledgerlake.errors import SetupError
+from ledgerlake.options.config import MetricsConfig
+from ledgerlake.pipeline.http_server import HttpServer
 from ledgerlake.pipeline.progress import Behind, lags_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
     from ledgerlake.pipeline.commit import BatchResult
+    from ledgerlake.pipeline.upkeep import TableUpkeep, UpkeepReport
 
-# A collector's sample: name, text, label values, number.
 _Family = GaugeMetricFamily | CounterMetricFamily
+
+
+@dataclass(frozen=True)
+class PipelineState:
+    """What a pipeline says of itself when its metrics are fetched."""
+
+    is_owner: bool
+    upkeep: UpkeepReport
+
+
+class Histogram:
+    """Counts durations by the upper bounds of Prometheus' buckets, each the more precise the
+    smaller.
+    """
+
+    BOUNDS_S = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(self.BOUNDS_S) + 1)
+        self.sum_s = 0.0
+
+    def add(self, taken_s: float) -> None:
+        self.counts[bisect.bisect_left(self.BOUNDS_S, taken_s)] += 1
+        self.sum_s += taken_s
+
+    @property
+    def buckets(self) -> list[tuple[str, float]]:
+        """Return each upper bound, and how many durations are at or below it."""
+        bounds = [str(bound) for bound in self.BOUNDS_S] + ["+Inf"]
+        return list(zip(bounds, accumulate(self.counts), strict=True))
 
 
 @dataclass
@@ -62,6 +105,8 @@ class _Query:
     delayed_counts: dict[str, int] = field(default_factory=dict)
     next_due_ms: dict[str, int | None] = field(default_factory=dict)
     batch_ended_s: float | None = None
+    last_batch_timestamp_seconds: float | None = None
+    commits: Histogram = field(default_factory=Histogram)
 
     @property
     def bytes_per_message(self) -> float | None:
@@ -73,6 +118,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._queries: dict[str, _Query] = {}
+        self._pipelines: dict[str, Callable[[], PipelineState]] = {}
         self._lock = threading.Lock()
 
     def add_progress(self, query: str, lags: dict[str, Behind], rows_per_second: float) -> None:
@@ -81,8 +127,18 @@ class Metrics:
             numbers = self._of(query)
             numbers.lags, numbers.rows_per_second = lags, rows_per_second
 
-    def add_batch(self, query: str, result: BatchResult, now_s: float) -> None:
-        """Take the result of a pipeline's micro-batch; ``now_s`` by a clock that does not jump."""
+    def watch(self, query: str, state: Callable[[], PipelineState]) -> None:
+        """Ask a pipeline for its state whenever metrics are fetched."""
+        with self._lock:
+            self._pipelines[query] = state
+
+    def add_batch(self, query: str, result: BatchResult, now_s: float, clock_ms: int) -> None:
+        """Take the result of a pipeline's micro-batch.
+
+        Args:
+            now_s: the time by a clock that does not jump.
+            clock_ms: the time in milliseconds since 1970.
+        """
         with self._lock:
             numbers = self._of(query)
             numbers.batches += 1
@@ -94,6 +150,8 @@ class Metrics:
             if numbers.batch_ended_s is not None:
                 numbers.messages_per_second = result.messages / max(now_s - numbers.batch_ended_s, 0.001)
             numbers.batch_ended_s = now_s
+            numbers.last_batch_timestamp_seconds = clock_ms / 1000
+            numbers.commits.add(result.commit_s)
             numbers.open_sets, numbers.held_bytes = result.incomplete_count, result.kept_bytes
             numbers.delayed_counts |= result.delayed_counts
             numbers.next_due_ms |= result.next_due_ms
@@ -102,17 +160,19 @@ class Metrics:
         """Remove a query that has ended."""
         with self._lock:
             self._queries.pop(query, None)
+            self._pipelines.pop(query, None)
 
-    def collect(self) -> Iterator[_Family]:
+    def collect(self) -> Iterator[Metric]:
         """Yield every metric with its current values."""
         with self._lock:
             yield from self._by_partition()
             yield from self._by_query()
+            yield from self._of_pipelines()
 
     def _of(self, query: str) -> _Query:
         return self._queries.setdefault(query, _Query())
 
-    def _by_partition(self) -> Iterator[_Family]:
+    def _by_partition(self) -> Iterator[Metric]:
         samples: dict[str, list[tuple[str, str, float | None]]] = {name: [] for name in _PARTITION_GAUGES}
         for query, numbers in self._queries.items():
             for name, lag in numbers.lags.items():
@@ -131,7 +191,7 @@ class Metrics:
                     family.add_metric([query, name], value)
             yield family
 
-    def _by_query(self) -> Iterator[_Family]:
+    def _by_query(self) -> Iterator[Metric]:
         for metric, (text, kind) in _QUERY_METRICS.items():
             family = kind(f"ledgerlake_{metric}", text, labels=["query"])
             is_pipelines = metric != "rows_per_second"
@@ -145,8 +205,32 @@ class Metrics:
             for reason, count in sorted(numbers.reasons.items()):
                 by_reason.add_metric([query, reason], count)
         yield by_reason
+        commits = HistogramMetricFamily("ledgerlake_commit_seconds", _COMMITS, labels=["query"])
+        for query, numbers in self._queries.items():
+            if numbers.batches:
+                commits.add_metric([query], numbers.commits.buckets, numbers.commits.sum_s)
+        yield commits
+
+    def _of_pipelines(self) -> Iterator[Metric]:
+        states = {query: state() for query, state in self._pipelines.items()}
+        for metric, (text, kind, value_of) in _PIPELINE_METRICS.items():
+            family = kind(f"ledgerlake_{metric}", text, labels=["query"])
+            for query, state in states.items():
+                value = value_of(state)
+                if value is not None:
+                    family.add_metric([query], value)
+            yield family
+        for metric, (text, kind, value_of_table) in _TABLE_METRICS.items():
+            family = kind(f"ledgerlake_{metric}", text, labels=["query", "table"])
+            for query, state in states.items():
+                for table in state.upkeep.tables:
+                    value = value_of_table(table)
+                    if value is not None:
+                        family.add_metric([query, table.table], value)
+            yield family
 
 
+_COMMITS = "What the commits of a micro-batch to all tables took together."
 _BY_REASON = "Rejects committed, by reason."
 _PARTITION_GAUGES = {
     "lag_messages": "Messages behind the last entry of the topic partition.",
@@ -161,8 +245,36 @@ _QUERY_METRICS: dict[str, tuple[str, type[_Family]]] = {
     "messages": ("Messages committed.", CounterMetricFamily),
     "rejects": ("Rejects committed.", CounterMetricFamily),
     "batches": ("Micro-batches committed.", CounterMetricFamily),
+    "last_batch_timestamp_seconds": ("When the last micro-batch was committed.", GaugeMetricFamily),
     "open_sets": ("Large messages that are not whole.", GaugeMetricFamily),
     "held_bytes": ("Bytes held for large messages that are not whole.", GaugeMetricFamily),
+}
+_PIPELINE_METRICS: dict[str, tuple[str, type[_Family], Callable[[PipelineState], float | None]]] = {
+    "is_owner": ("Whether this process owns the stream.", GaugeMetricFamily, lambda state: state.is_owner),
+    "upkeep_failures": (
+        "Attempts of upkeep that failed.",
+        CounterMetricFamily,
+        lambda state: state.upkeep.failed_attempts,
+    ),
+    "upkeep_last_success_timestamp_seconds": (
+        "When upkeep last went through all tables without a failure.",
+        GaugeMetricFamily,
+        lambda state: None if state.upkeep.last_round_ms is None else state.upkeep.last_round_ms / 1000,
+    ),
+}
+_TABLE_METRICS: dict[str, tuple[str, type[_Family], Callable[[TableUpkeep], float | None]]] = {
+    "table_files": (
+        "Files of the table when upkeep last looked.",
+        GaugeMetricFamily,
+        lambda table: None if table.size is None else table.size.files,
+    ),
+    "table_bytes": (
+        "Bytes of the table's files when upkeep last looked.",
+        GaugeMetricFamily,
+        lambda table: None if table.size is None else table.size.size_bytes,
+    ),
+    "upkeep_merged_files": ("Small files merged.", CounterMetricFamily, lambda table: table.merged_files),
+    "upkeep_removed_files": ("Unused files removed.", CounterMetricFamily, lambda table: table.removed_files),
 }
 
 
@@ -193,27 +305,23 @@ class MetricsListener(StreamingQueryListener):  # type: ignore[misc]
 
 
 class ServedMetrics(Metrics):
-    """Metrics of a session's queries at ``/metrics`` of a port, 0 for a free one; ``port`` says
-    which.
+    """Metrics of a session's queries, served by HTTP (see ``pipeline.http_server``); port 0 is a free
+    one, and ``port`` says which.
 
     Raises:
-        SetupError: the port is taken.
+        UsageError, SetupError: as ``HttpServer``.
     """
 
-    def __init__(self, spark: SparkSession, port: int) -> None:
+    def __init__(self, spark: SparkSession, port: int, address: str = MetricsConfig.address, token: str = "") -> None:
         super().__init__()
         registry = CollectorRegistry()
         registry.register(self)
-        try:
-            self._server, _ = start_http_server(port, registry=registry)
-        except OSError as error:
-            raise SetupError(f"metrics cannot be served on port {port} ({error.strerror}); choose another") from None
-        self.port: int = self._server.server_port
+        self._server = HttpServer(port, address, token, {"/metrics": make_wsgi_app(registry)})
+        self.port = self._server.port
         self._streams = spark.streams
         self._listener = MetricsListener(self)
         self._streams.addListener(self._listener)
 
     def close(self) -> None:
         self._streams.removeListener(self._listener)
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.close()
